@@ -1,0 +1,1 @@
+"""shardio's own converters, one module per kind of source. They only read; the driver writes."""

@@ -1,0 +1,128 @@
+"""Folders of video and arrays become memory-mapped shards that feed training loops.
+
+This is the front door: every public name, loaded from its module when it is first used, so that
+`import shardio` costs next to nothing and imports neither numpy nor tinygrad nor av.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from shardio.version import __version__
+
+if sys.platform == "win32":
+    from shardio.errors import EnvironmentUnsuitable
+
+    raise EnvironmentUnsuitable("shardio needs Linux or macOS; on Windows, run it inside WSL 2")
+
+if TYPE_CHECKING:
+    from shardio.batch import Batch
+    from shardio.conversion import ConversionReport, Input, Outcome, Source, convert
+    from shardio.dataset import DatasetWriter, ShardDataset
+    from shardio.dataset import open_dataset as open
+    from shardio.errors import (
+        ChecksumMismatch,
+        DataError,
+        DatasetConflict,
+        DatasetCorrupt,
+        DatasetExists,
+        DatasetNotFound,
+        EnvironmentUnsuitable,
+        InvalidArgument,
+        LoaderClosed,
+        MediaError,
+        MemoryShort,
+        SchemaError,
+        ShardCorrupt,
+        ShardIncomplete,
+        ShardioError,
+        ShardNotFound,
+        ShardUnsupported,
+        TransformError,
+        WorkerDied,
+    )
+    from shardio.format.schema import Array, Bytes, Json, Schema, Text
+    from shardio.loader import ShardLoader
+    from shardio.reader import ShardReader
+    from shardio.writer import ShardWriter
+
+
+__all__ = [
+    "Array",
+    "Batch",
+    "Bytes",
+    "ChecksumMismatch",
+    "ConversionReport",
+    "DataError",
+    "DatasetConflict",
+    "DatasetCorrupt",
+    "DatasetExists",
+    "DatasetNotFound",
+    "DatasetWriter",
+    "EnvironmentUnsuitable",
+    "Input",
+    "InvalidArgument",
+    "Json",
+    "LoaderClosed",
+    "MediaError",
+    "MemoryShort",
+    "Outcome",
+    "Schema",
+    "SchemaError",
+    "ShardCorrupt",
+    "ShardDataset",
+    "ShardIncomplete",
+    "ShardLoader",
+    "ShardNotFound",
+    "ShardReader",
+    "ShardUnsupported",
+    "ShardWriter",
+    "ShardioError",
+    "Source",
+    "Text",
+    "TransformError",
+    "WorkerDied",
+    "__version__",
+    "convert",
+    "open",
+]
+
+# Where each name lives; every other public name is an error.
+_HOMES = {
+    "Array": "shardio.format.schema",
+    "Batch": "shardio.batch",
+    "Bytes": "shardio.format.schema",
+    "ConversionReport": "shardio.conversion",
+    "DatasetWriter": "shardio.dataset",
+    "Input": "shardio.conversion",
+    "Json": "shardio.format.schema",
+    "Outcome": "shardio.conversion",
+    "Schema": "shardio.format.schema",
+    "ShardDataset": "shardio.dataset",
+    "ShardLoader": "shardio.loader",
+    "ShardReader": "shardio.reader",
+    "ShardWriter": "shardio.writer",
+    "Source": "shardio.conversion",
+    "Text": "shardio.format.schema",
+    "convert": "shardio.conversion",
+    "open": "shardio.dataset",
+}
+# Called so here only: inside the package `open` is the builtin.
+_NAMES_AT_HOME = {"open": "open_dataset"}
+
+
+def __getattr__(name: str) -> object:
+    """Load a public name from its module, once (PEP 562)."""
+    if name not in __all__:
+        raise AttributeError(f"module 'shardio' has no attribute {name!r}")
+    from importlib import import_module
+
+    home = import_module(_HOMES.get(name, "shardio.errors"))
+    value: object = getattr(home, _NAMES_AT_HOME.get(name, name))
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

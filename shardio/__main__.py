@@ -1,0 +1,5 @@
+"""Runs the command line: `python -m shardio`."""
+
+from shardio_tools.cli import main
+
+raise SystemExit(main())

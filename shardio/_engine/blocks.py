@@ -1,0 +1,260 @@
+"""The pool of blocks: shared memory that batches are filled into, and the leases on it.
+
+A block is an anonymous memory file: no name, nothing to leak, passed by descriptor. Main creates
+and owns all of them. A batch that the user holds is a *lease*: a ctypes array over the block that
+every NumPy array and tensor of the batch keeps alive. When the last of them is gone, its finalizer
+appends the block's number to a deque, and does nothing else: it may run in any thread, in the
+middle of anything.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import fcntl
+import mmap
+import os
+import resource
+import weakref
+from collections import deque
+from collections.abc import Iterator
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from shardio._engine.memory import require
+from shardio.errors import MemoryShort
+
+_F_ADD_SEALS: Final = 1033
+_F_SEAL_SHRINK: Final = 2
+_MFD_NOEXEC_SEAL: Final = 8
+
+Bytes = npt.NDArray[np.uint8]
+
+
+def memory_file(n_bytes: int, what: str) -> int:
+    """Create an anonymous memory file of n_bytes, reserved; the caller owns the descriptor.
+
+    It is sealed against shrinking: nobody can take mapped pages away.
+
+    Raises:
+        MemoryShort: there is not that much memory; nothing was reserved.
+    """
+    require(n_bytes, what)  # before the reservation: over a cgroup's limit that kills, not fails
+    flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
+    try:
+        fd = os.memfd_create("shardio", flags | _MFD_NOEXEC_SEAL)
+    except OSError:  # kernels before 6.3 do not know this flag
+        fd = os.memfd_create("shardio", flags)
+    try:
+        os.ftruncate(fd, n_bytes)
+        with _refusals_explained(n_bytes, what):
+            os.posix_fallocate(fd, 0, n_bytes)
+        fcntl.fcntl(fd, _F_ADD_SEALS, _F_SEAL_SHRINK)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+@contextlib.contextmanager
+def _refusals_explained(n_bytes: int, what: str) -> Iterator[None]:
+    """Raise MemoryShort where the kernel has no memory although it said so when it was asked."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOMEM, errno.ENOSPC):
+            raise
+        refused = f"the kernel refused {n_bytes} bytes for {what}: {error.strerror}"
+        raise MemoryShort(refused) from error
+
+
+class BlockMap:
+    """A mapping of one block's memory file, in main or in a worker; follows the file's growth.
+
+    Borrows the descriptor. Views of an earlier, smaller mapping stay valid: the pages are the same.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._map()
+
+    def _map(self) -> None:
+        with _refusals_explained(os.fstat(self._fd).st_size, "the map of a block"):
+            self.map = mmap.mmap(self._fd, 0)
+        self.bytes: Bytes = np.frombuffer(self.map, np.uint8)
+        self.carrier_type = ctypes.c_ubyte * len(self.bytes)
+
+    def see_growth(self, n_bytes: int | None = None) -> None:
+        """Map again if the file is longer than what is mapped: it must hold n_bytes, or ask it."""
+        if (os.fstat(self._fd).st_size if n_bytes is None else n_bytes) > len(self.bytes):
+            self._map()
+
+    def grow(self, n_bytes: int) -> None:
+        """Make the file at least n_bytes long.
+
+        Raises:
+            MemoryShort: there is not that much memory.
+        """
+        size = os.fstat(self._fd).st_size
+        if n_bytes > size:
+            page = mmap.PAGESIZE
+            wanted = -(-n_bytes // page) * page
+            what = "a batch's values of varying size"
+            require(wanted - size, what)
+            with _refusals_explained(wanted - size, what):
+                os.posix_fallocate(self._fd, 0, wanted)
+        self.see_growth(n_bytes)
+
+
+class Block(BlockMap):
+    """One block of main's pool; owns its descriptor until the pool closes it."""
+
+    def __init__(self, number: int, n_bytes: int) -> None:
+        self.number = number
+        self.fd = memory_file(n_bytes, "a block for batches")
+        try:
+            super().__init__(self.fd)
+        except BaseException:
+            os.close(self.fd)
+            raise
+        self.use = 0
+        self.known_to: set[int] = set()
+        """Workers that have been sent its descriptor."""
+
+
+class _Lease(weakref.ref[Any]):
+    """Notices the end of a lease; a third of the cost of `weakref.finalize`."""
+
+    __slots__ = ("memory", "number")
+
+    number: int
+    """The block; below 0 for a copy."""
+    memory: mmap.mmap
+    """What a copy lies in: kept until it is given back."""
+
+
+class BlockPool:
+    """All blocks of one loader; owns them.
+
+    Args:
+        block_bytes: how large a new block is.
+        budget: how many bytes all blocks together may have when they are made.
+    """
+
+    def __init__(self, block_bytes: int, budget: int) -> None:
+        self.block_bytes = block_bytes
+        self._budget = budget
+        self._most = max(2, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 8)
+        # A block takes two descriptors, here and in every worker: its own, and its map's.
+        self._blocks: list[Block] = []
+        self._idle: list[int] = []
+        self._returned: deque[int] = deque()
+        returned = self._returned  # not self: a lease must not keep the pool
+
+        def end_lease(lease: Any) -> None:
+            returned.append(lease.number)
+
+        self._end_lease = end_lease
+        self._leases: dict[int, _Lease] = {}
+        self.n_copies = 0
+        """How many batches have been copied out of their blocks."""
+
+    def __getitem__(self, number: int) -> Block:
+        return self._blocks[number]
+
+    def __len__(self) -> int:
+        return len(self._blocks)
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of all blocks."""
+        return sum(len(block.bytes) for block in self._blocks)
+
+    def take_idle(self) -> int | None:
+        """A block that nobody uses, or None."""
+        return self._idle.pop() if self._idle else None
+
+    def make(self) -> int | None:
+        """A new block, or None where budget or memory are used up.
+
+        Raises:
+            MemoryShort: there is no memory for even the first.
+        """
+        if not self._blocks:
+            return self.make_extra()
+        if not self._has_budget:
+            return None
+        try:
+            return self.make_extra()
+        except MemoryShort:
+            return None
+
+    def make_extra(self) -> int:
+        """A new block, whatever the budget.
+
+        Raises:
+            MemoryShort: there is no memory for it.
+        """
+        block = Block(len(self._blocks), self.block_bytes)
+        self._blocks.append(block)
+        return block.number
+
+    @property
+    def has_room(self) -> bool:
+        """Whether there is a block that nobody uses, or one can be made within the budget."""
+        return bool(self._idle) or self._has_budget
+
+    @property
+    def _has_budget(self) -> bool:
+        return self.n_bytes + self.block_bytes <= self._budget and len(self._blocks) < self._most
+
+    def give_back(self, number: int) -> None:
+        """A block, or a copy, is not needed any more."""
+        if number < 0:
+            del self._leases[number]
+        else:
+            self._idle.append(number)
+
+    def lease(self, number: int) -> Bytes:
+        """Memory over the whole block; when the last view of it is gone, the block is returned."""
+        block = self._blocks[number]
+        carrier = block.carrier_type.from_buffer(block.map)
+        return self._leased(carrier, _Lease(carrier, self._end_lease), number)
+
+    def copy(self, number: int, n_bytes: int) -> Bytes:
+        """The first n_bytes of a block in memory of their own, leased like a block.
+
+        Raises:
+            MemoryShort: there is not that much memory.
+        """
+        require(n_bytes, "copies of batches, because all blocks are held by batches still in use")
+        memory = mmap.mmap(-1, n_bytes)
+        np.frombuffer(memory, np.uint8)[:] = self._blocks[number].bytes[:n_bytes]
+        carrier = (ctypes.c_ubyte * n_bytes).from_buffer(memory)
+        lease = _Lease(carrier, self._end_lease)
+        lease.memory = memory
+        self.n_copies += 1
+        return self._leased(carrier, lease, -self.n_copies)
+
+    def _leased(self, carrier: Any, lease: _Lease, number: int) -> Bytes:
+        lease.number = number
+        self._leases[number] = lease
+        leased: Bytes = np.frombuffer(carrier, np.uint8)
+        return leased
+
+    def returned(self) -> list[int]:
+        """The blocks and copies whose leases have ended since the last call."""
+        # Only this end takes from the deque, under the engine's lock; the other end only adds.
+        found = []
+        while self._returned:
+            found.append(self._returned.popleft())
+        return found
+
+    def close(self) -> None:
+        """Close every descriptor. Memory that is still leased lives on until it is let go."""
+        for block in self._blocks:
+            os.close(block.fd)
+        self._blocks = []

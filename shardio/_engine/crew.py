@@ -1,0 +1,189 @@
+"""A crew of worker processes: start, watch, replace and stop them.
+
+`watch.py` is what `wait` does, `holdings.py` what `close` does; workers come from `launch.py`.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import weakref
+from collections.abc import Callable, Sequence
+from types import TracebackType
+
+from shardio._engine.channel import (
+    MAX_FDS,
+    MAX_MESSAGE_BYTES,
+    Channel,
+    check_message,
+)
+from shardio._engine.holdings import Died, Holdings, Worker, end_all
+from shardio._engine.launch import acquire
+from shardio._engine.watch import Event, Failed, Message, Watch
+from shardio._engine.zygote import REQUEST
+from shardio.errors import InvalidArgument, LoaderClosed, WorkerDied
+
+__all__ = ["Channel", "Crew", "Died", "Event", "Failed", "Message"]
+
+
+class Crew:
+    """Owns `n_workers` processes that each run `target(channel)`; ends them on `close`.
+
+    `target` travels by cloudpickle. `fds` are duplicated and arrive as `channel.fds` in every
+    worker; `preload` names modules that the zygote imports before it forks. Messages may be sent at
+    once: they wait in the socket until the worker is there. `send`, `wait` and `restart` are for
+    one thread at a time, `close` is for any. A crew that is collected without `close`, or is open
+    when the interpreter ends, is closed then.
+
+    Raises InvalidArgument when `target` cannot be pickled and EnvironmentUnsuitable when processes
+    cannot be started here.
+    """
+
+    def __init__(
+        self,
+        n_workers: int,
+        target: Callable[[Channel], object],
+        *,
+        fds: Sequence[int] = (),
+        preload: Sequence[str] = (),
+    ) -> None:
+        if n_workers < 1:
+            raise InvalidArgument(f"n_workers is {n_workers}; a crew has at least 1 worker")
+        if len(fds) > MAX_FDS - 2:
+            raise InvalidArgument(f"{len(fds)} fds; a crew can be given at most {MAX_FDS - 2}")
+        self._preload = tuple(preload)
+        self._held = Holdings()
+        self._watch = Watch(self._held)
+        self._finalizer = weakref.finalize(self, end_all, self._held)
+        try:
+            self._meet_zygote()
+            # Late: the zygote imports what it needs while this process imports cloudpickle.
+            from shardio._engine.cargo import pack
+
+            self._held.own_fds.append(pack(target))
+            self._held.own_fds.extend(map(os.dup, fds))
+            for index in range(n_workers):
+                self._held.workers.append(self._start(index))
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Crew:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __len__(self) -> int:
+        """Give the number of places, whether or not a worker lives there."""
+        return len(self._held.workers)
+
+    def pids(self) -> list[int | None]:
+        """Give each place's process id; None for one that `wait` has not yet seen started."""
+        return [worker.pid for worker in self._held.workers]
+
+    def send(self, index: int, message: bytes, fds: Sequence[int] = ()) -> None:
+        """Send a message of 1 to MAX_MESSAGE_BYTES bytes to worker `index`, without ever waiting.
+
+        What the socket does not take is kept and sent by later calls of `wait`. `fds` stay the
+        caller's. A message to a worker whose death is still to be told by `wait` goes nowhere; once
+        it has been told, WorkerDied is raised.
+        """
+        held = self._held
+        self._check_usable()
+        worker = held.workers[index]
+        if fds or not 0 < len(message) <= MAX_MESSAGE_BYTES:
+            check_message(message, fds)
+        if worker.ended is not None:
+            if worker in held.gone:
+                return
+            raise WorkerDied(f"worker {index} has died and was not restarted")
+        if worker.outgoing:
+            self._watch.queue(worker, message, fds)
+            return
+        try:
+            if fds:
+                socket.send_fds(worker.end, [message], list(fds))
+            else:
+                worker.end.send(message)
+        except BlockingIOError:
+            self._watch.queue(worker, message, fds)
+        except (BrokenPipeError, ConnectionResetError):
+            return  # `wait` tells of its death
+
+    def wait(self, timeout_s: float | None = None) -> list[Event]:
+        """Wait for events and return at least one, or none when `timeout_s` has passed.
+
+        All that a worker has sent comes before its Died. Raises LoaderClosed when the crew is, or
+        meanwhile gets, closed, and EnvironmentUnsuitable when no worker can be started here.
+        """
+        held = self._held
+        self._check_usable()
+        with held.lock:
+            events = [] if held.is_closing else self._watch.gather(timeout_s)
+        if not events:
+            self._check_usable()  # closed by another thread, or by a signal handler in this one
+        # From here to the caller there is no call, after which Ctrl-C could strike.
+        held.intake, held.gone = [], []
+        return events
+
+    def restart(self, index: int) -> None:
+        """Start a new worker in the place of one whose Died was returned by `wait`."""
+        held = self._held
+        self._check_usable()
+        worker = held.workers[index]
+        if worker.ended is None or worker in held.gone:
+            raise InvalidArgument(f"worker {index} was not reported dead; it cannot be restarted")
+        with held.lock:
+            worker.close()
+            if held.zygote is None:
+                self._meet_zygote()
+            held.workers[index] = self._start(index)
+
+    def close(self) -> None:
+        """End all workers, in the middle of whatever they do; they are gone when this returns.
+
+        May be called again, and from any thread. Workers get GRACE_S to leave by themselves.
+        """
+        end_all(self._held)  # waits for another thread that may be at it
+        self._finalizer.detach()
+
+    def _check_usable(self) -> None:
+        held = self._held
+        if os.getpid() != held.owner_pid:
+            raise LoaderClosed(
+                f"these workers belong to process {held.owner_pid}; this is process "
+                f"{os.getpid()}, a fork of it, which has to make a loader of its own"
+            )
+        if held.is_closing:
+            raise LoaderClosed("the workers were stopped by close()")
+
+    def _meet_zygote(self) -> None:
+        held = self._held
+        held.zygote = acquire()
+        if held.session is not None:
+            held.session.close()
+        held.session = held.zygote.open_session(self._preload)
+        self._watch.add_zygote()
+
+    def _start(self, index: int) -> Worker:
+        """Ask for a worker; it is there when a letter says so."""
+        held = self._held
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.setblocking(False)
+        cargo_fd, *given = held.own_fds
+        with theirs:
+            if held.session is not None:
+                request = [theirs.fileno(), cargo_fd, *given]
+                try:
+                    socket.send_fds(held.session, [REQUEST.pack(index)], request)
+                except (BrokenPipeError, ConnectionResetError):
+                    pass  # the zygote has ended; `wait` hears that from its pidfd
+        worker = Worker(index, ours)
+        self._watch.add(worker)
+        return worker

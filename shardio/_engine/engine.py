@@ -1,0 +1,352 @@
+"""Main's side: give tasks out, take answers in, hand filled blocks over in order.
+
+One Engine belongs to one loader and lives as long. Every pass over an epoch is an `Iteration`
+with a Schedule of its own; several may go on at the same time over the same workers and blocks.
+"""
+
+from __future__ import annotations
+
+import gc
+import mmap
+import os
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from shardio._engine.blocks import BlockPool
+from shardio._engine.claims import describe_claims
+from shardio._engine.fill import Recipe
+from shardio._engine.inquiry import Inquiry
+from shardio._engine.iteration import Delivered, Iteration
+from shardio._engine.linux import memory_file
+from shardio._engine.memory import require
+from shardio._engine.schedule import Schedule
+from shardio._engine.sizing import block_bytes
+from shardio._engine.staff import Answer, Local, Loss, Workers
+from shardio._engine.wire import Ask, Status, Task
+from shardio.collate import BlockLayout, lay_out
+from shardio.dataset import ShardDataset
+from shardio.errors import LoaderClosed, MemoryShort, TransformError, WorkerDied
+from shardio.format.schema import Schema
+
+# Plain numbers: members of an enum are slow to look up and to compare.
+_FILL, _FILLED = int(Ask.FILL), int(Status.FILLED)
+
+N_SLOTS: Final = 4096
+"""How many passes of one loader can be under way at the same time."""
+
+
+class Engine:
+    """Owns the workers, the blocks, and what they share; all of it ends with `close`.
+
+    Args:
+        recipe: what is in a batch.
+        n_workers: processes; 0 fills blocks in this process.
+        prefetch: blocks beyond one per worker.
+        memory_bytes: budget of all blocks.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        *,
+        n_workers: int,
+        prefetch: int,
+        memory_bytes: int,
+    ) -> None:
+        self._recipe, self._memory_bytes = recipe, memory_bytes
+        self.settle: Callable[[], None] = lambda: None
+        """Called before the memory of batches that were let go is used again."""
+        self._owner_pid = os.getpid()
+        # Workers first: they start up while the dataset opens here.
+        self._staff = Workers(recipe, n_workers) if n_workers else Local(recipe)
+        # One more, for the batch in the loop's hands; without workers nothing is filled ahead.
+        self._n_blocks = n_workers + prefetch + 1 if n_workers else 2
+        self._lock = threading.RLock()
+        self._iterations: dict[int, Iteration] = {}
+        self._ended: deque[Iteration] = deque()
+        self._free_slots = list(range(N_SLOTS))
+        self._pool: BlockPool | None = None
+        self._layout: BlockLayout | None = None
+        self._fds: list[int] = []
+        self._is_closed = False
+        self.dataset: ShardDataset
+
+    def open(self, dataset: ShardDataset) -> None:
+        """Share the dataset's marks with the workers; from now on the engine owns the dataset."""
+        self.dataset = dataset
+        marks_fd, cancelled_fd = memory_file(), memory_file()
+        self._fds = [marks_fd, cancelled_fd]
+        os.ftruncate(marks_fd, max(1, dataset.n_marks))
+        os.ftruncate(cancelled_fd, N_SLOTS)
+        marks = np.frombuffer(mmap.mmap(marks_fd, 0), np.uint8)
+        self._cancelled: npt.NDArray[np.uint8] = np.frombuffer(mmap.mmap(cancelled_fd, 0), np.uint8)
+        dataset.share_marks(marks)
+        self._staff.introduce(dataset, marks_fd, cancelled_fd)
+        self._inquiry = Inquiry(self._recipe, dataset, self._staff)
+        schema = self._inquiry.ask()  # now; the answer is awaited when it is needed
+        if schema is not None:
+            self._lay_out(schema)
+
+    def layout(self) -> BlockLayout:
+        """How batches lie in blocks; waits for the first sample to have been transformed.
+
+        Raises:
+            TransformError: it could not be.
+        """
+        with self._lock:
+            self._check_usable()
+            return self._layout or self._lay_out(self._inquiry.schema())
+
+    def _lay_out(self, schema: Schema) -> BlockLayout:
+        layout = lay_out(schema, self._recipe.batch_size)
+        n_bytes = block_bytes(layout, self._recipe, self.dataset, self._memory_bytes)
+        self._n_blocks = min(self._n_blocks, self._memory_bytes // n_bytes)
+        require(self._n_blocks * n_bytes, f"{self._n_blocks} blocks for batches")
+        self._pool = BlockPool(n_bytes, self._memory_bytes)
+        self._staff.use_layout(layout)
+        self._layout = layout
+        return layout
+
+    def iterate(self, epoch: int, first: int, last: int) -> Iteration:
+        """Start a pass over steps first..last-1 of an epoch."""
+        self.layout()
+        with self._lock:
+            self._reap()
+            while not self._free_slots and self._n_coming_back():
+                self._take_answers()
+            if not self._free_slots:
+                raise LoaderClosed(f"{N_SLOTS} passes over one loader are under way; end some")
+            slot = self._free_slots.pop()
+            self._cancelled[slot] = 0
+            schedule = Schedule(first, last, self._staff.n_workers, self._staff.depth)
+            iteration = Iteration(slot, epoch, schedule, self.layout())
+            self._iterations[slot] = iteration
+            try:
+                self._feed(iteration)
+            except BaseException:  # the caller has nothing to end
+                self.cancel(iteration)
+                raise
+            return iteration
+
+    def next(self, iteration: Iteration) -> Delivered | None:
+        """The next filled block of a pass, or None at its end; waits for it.
+
+        Raises:
+            what failed when the block was filled; LoaderClosed; WorkerDied.
+        """
+        with self._lock:
+            if self._is_closed or os.getpid() != self._owner_pid:
+                self._check_usable()
+            schedule = iteration.schedule
+            if iteration.held is not None:
+                self._take_back(iteration)
+            if schedule.is_over or iteration.is_cancelled:
+                return None
+            step = schedule.next_step
+            self._reap()
+            if schedule.wants_blocks or schedule.can_assign:
+                self._feed(iteration)
+            while (block := schedule.deliver()) is None:
+                if not schedule.n_in_flight and not self._n_coming_back():
+                    self._insist(iteration)
+                self._take_answers()
+                if schedule.can_assign or not schedule.n_in_flight:
+                    self._reap()
+                    self._feed(iteration)
+            iteration.held = block
+            return Delivered(block, step, *iteration.sizes.pop(step))
+
+    def _feed(self, iteration: Iteration) -> None:
+        """Put free blocks to work, and give out tasks."""
+        schedule, pool = iteration.schedule, self.pool
+        while True:
+            self._assign(iteration)
+            if not schedule.wants_blocks:
+                break
+            block = pool.take_idle()
+            if block is None:
+                if len(self._iterations) == 1 and self._has_enough(schedule):
+                    break  # as nearly always
+                n_to_come = schedule.n_circulating + self._n_coming_back()
+                n_live = sum(not each.is_cancelled for each in self._iterations.values())
+                is_starving = n_to_come < self._staff.n_workers
+                if not is_starving and len(pool) >= self._n_blocks * n_live:
+                    break
+                block = pool.make()
+            if block is None:
+                break
+            schedule.free(block)
+
+    def _has_enough(self, schedule: Schedule) -> bool:
+        """Whether the only pass has all the blocks that it should, and keeps every worker busy."""
+        return len(self.pool) >= self._n_blocks and schedule.n_circulating >= self._staff.n_workers
+
+    def _n_coming_back(self) -> int:
+        """How many blocks workers still have for passes that are cancelled."""
+        return sum(
+            each.schedule.n_in_flight for each in self._iterations.values() if each.is_cancelled
+        )
+
+    def _insist(self, iteration: Iteration) -> None:
+        """Find a block for a pass that has none: one beyond the budget if need be.
+
+        Raises:
+            MemoryShort: the program or other passes hold all, and there is no memory for another.
+        """
+        gc.collect()  # batches in reference cycles are held by nobody
+        self._reap()
+        self._feed(iteration)
+        if iteration.schedule.n_in_flight:
+            return
+        n, n_bytes = len(self.pool), self.pool.n_bytes
+        try:
+            iteration.schedule.free(self.pool.make_extra())
+        except MemoryShort as error:
+            raise MemoryShort(
+                f"all {n} blocks ({n_bytes} bytes of a budget of {self._memory_bytes}) are held by "
+                "batches that the program still refers to, or by other loops over this loader; "
+                f"let go of batches, or copy what you keep: {error}"
+            ) from error
+        self._feed(iteration)
+
+    def _assign(self, iteration: Iteration) -> None:
+        for worker, step, number in iteration.schedule.assign():
+            block = self.pool[number]
+            block.use = (block.use + 1) & 0xFFFFFFFF
+            task = Task(_FILL, iteration.slot, number, iteration.epoch, step, block.use, 0)
+            self._staff.give(worker, task, block)
+
+    def _take_answers(self) -> None:
+        """Wait for answers, and tell the passes that they belong to."""
+        for answer in self._staff.wait():
+            self._route(answer)
+
+    def _route(self, answer: Answer | Loss) -> None:
+        """Tell the pass that an answer belongs to."""
+        if isinstance(answer, Loss):
+            for iteration in list(self._iterations.values()):
+                self._lose(iteration, answer)
+            return
+        worker, done = answer.worker, answer.done
+        iteration = self._iterations[done.slot]
+        if done.status == _FILLED:
+            if done.heap_bytes and self._layout:
+                self.pool[done.block].see_growth(self._layout.heap + done.heap_bytes)
+            iteration.sizes[done.step] = done.n_rows, done.heap_bytes
+            iteration.schedule.done(worker, done.step)
+        elif done.status == Status.FAILED:
+            error = answer.error or TransformError("a worker failed without saying why")
+            iteration.schedule.failed(worker, done.step, error)
+        elif done.status == Status.CANCELLED:
+            iteration.schedule.cancelled(worker, done.step)
+        if iteration.is_cancelled:
+            self._finish(iteration)
+
+    def _lose(self, iteration: Iteration, loss: Loss) -> None:
+        """Report the tasks that a dead worker had; it worked on the first of them."""
+        for i, (step, block) in enumerate(iteration.schedule.tasks_of(loss.worker).items()):
+            doing = "before it began with"
+            if i == 0:
+                doing = describe_claims(
+                    self.layout(), self.pool[block], self.dataset, self._recipe.fields
+                )
+            where = f"batch {step} of epoch {iteration.epoch}"
+            error = WorkerDied(f"{loss.how}, {doing} {where} of {self._recipe.path}")
+            iteration.schedule.failed(loss.worker, step, error)
+        if iteration.is_cancelled:
+            self._finish(iteration)
+
+    def cancel(self, iteration: Iteration) -> None:
+        """End a pass early; its blocks come back as its tasks are answered.
+
+        May be called by a finalizer: in any thread, in the middle of anything.
+        """
+        self._ended.append(iteration)
+
+    def _reap(self) -> None:
+        """Do what finalizers asked for: end passes, take back blocks that were let go."""
+        while self._ended:
+            iteration = self._ended.popleft()
+            if not iteration.is_cancelled:
+                iteration.is_cancelled = True
+                self._cancelled[iteration.slot] = 1
+                self._finish(iteration)
+        if self._pool is not None and (returned := self._pool.returned()):
+            self.settle()
+            for block in returned:
+                self._pool.give_back(block)
+
+    def _finish(self, iteration: Iteration) -> None:
+        """Take back what a cancelled pass has; forget it when its last task is answered."""
+        for block in iteration.schedule.surrender():
+            self.pool.give_back(block)
+        self._take_back(iteration)
+        if not iteration.schedule.n_in_flight:
+            del self._iterations[iteration.slot]
+            self._free_slots.append(iteration.slot)
+
+    def _take_back(self, iteration: Iteration) -> None:
+        """The block delivered last, unless it was leased, may be filled again."""
+        block = iteration.held
+        if block is not None:
+            iteration.held = None
+            self.settle()
+            self.pool.give_back(block)
+
+    def lease(self, iteration: Iteration) -> npt.NDArray[np.uint8] | None:
+        """The block delivered last, for as long as anything refers to it.
+
+        None if this pass, or the next one, could not go on without it: copy what is in it.
+        """
+        block = iteration.held
+        if block is None or not (iteration.schedule.n_circulating or self._can_spare(iteration)):
+            return None
+        iteration.held = None  # first: Ctrl-C may cost a block, never give one to two owners
+        return self.pool.lease(block)
+
+    def _can_spare(self, iteration: Iteration) -> bool:
+        with self._lock:
+            self._reap()
+            if iteration.schedule.is_over:
+                return self.pool.has_room
+            self._feed(iteration)
+            return iteration.schedule.n_circulating + self._n_coming_back() > 0
+
+    @property
+    def pool(self) -> BlockPool:
+        """The blocks."""
+        if self._pool is None:
+            raise LoaderClosed("the loader is closed")
+        return self._pool
+
+    def _check_usable(self) -> None:
+        if self._is_closed:
+            raise LoaderClosed("the loader is closed")
+        if os.getpid() != self._owner_pid:
+            raise LoaderClosed(
+                f"this loader belongs to process {self._owner_pid}; this is process "
+                f"{os.getpid()}, a fork of it, which has to make a loader of its own"
+            )
+
+    def close(self) -> None:
+        """End the workers and let go of everything; batches that are held stay valid. Idempotent.
+
+        In a fork of the process that made the engine nothing is done: nothing is its own.
+        """
+        if self._is_closed or os.getpid() != self._owner_pid:
+            return
+        self._is_closed = True
+        self._staff.close()
+        with self._lock:
+            if self._pool is not None:
+                self._pool.close()
+                self._pool = None
+            for fd in self._fds:
+                os.close(fd)
+            if hasattr(self, "dataset"):
+                self.dataset.close()

@@ -1,0 +1,33 @@
+"""One pass over an epoch, as main keeps it; what to do with it is the engine's business."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from shardio._engine.schedule import Schedule
+from shardio.collate import BlockLayout
+
+
+class Delivered(NamedTuple):
+    """A filled block, until it is given back: n_rows rows, heap_bytes of varying values."""
+
+    block: int
+    step: int
+    n_rows: int
+    heap_bytes: int
+
+
+@dataclass(slots=True, eq=False)
+class Iteration:
+    """A pass under way: `slot` tells it apart from others, also in the workers."""
+
+    slot: int
+    epoch: int
+    schedule: Schedule
+    layout: BlockLayout
+    sizes: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """Rows, and bytes of varying values, of the steps that are ready."""
+    held: int | None = None
+    """The block delivered last, until it is leased, or taken back before the next."""
+    is_cancelled: bool = False

@@ -1,0 +1,128 @@
+"""The calls that only Linux has: process file descriptors, memory files, prctl.
+
+A kernel or sandbox without one of them is reported as EnvironmentUnsuitable, with the call's name.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import select
+import signal
+import sys
+
+from shardio.errors import EnvironmentUnsuitable
+
+__all__ = [
+    "die_with_parent",
+    "end_process",
+    "has_ended",
+    "memory_file",
+    "name_process",
+    "open_pidfd",
+    "read_umask",
+    "yield_to_main",
+]
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_NAME = 15
+
+# Loaded at import: a forked worker calls prctl before anything else.
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def open_pidfd(pid: int) -> int:
+    """Open a file descriptor on a process; it is readable once the process has ended.
+
+    The caller owns the descriptor, which is closed on exec. Raises ProcessLookupError when there is
+    no such process, EnvironmentUnsuitable where the kernel has no pidfds.
+    """
+    if not hasattr(os, "pidfd_open"):
+        raise _lacking("pidfd_open", f"this is {sys.platform}")
+    try:
+        return os.pidfd_open(pid)
+    except ProcessLookupError:
+        raise
+    except OSError as error:
+        raise _lacking("pidfd_open", str(error)) from error
+
+
+def has_ended(pidfd: int, timeout_s: float = 0.0) -> bool:
+    """Tell whether the process behind `pidfd` has ended, waiting up to `timeout_s` for it."""
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    return bool(poll.poll(max(0.0, timeout_s) * 1000))
+
+
+def end_process(pidfd: int) -> None:
+    """Send SIGKILL to the process behind `pidfd`; one that has ended already is left alone."""
+    try:
+        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+    except ProcessLookupError:
+        return
+
+
+def memory_file(*parts: bytes) -> int:
+    """Make an anonymous file in memory that holds `parts` one after the other.
+
+    The caller owns the descriptor, which is closed on exec. Its offset is at the end: read with
+    `os.pread`, because whoever receives the descriptor shares the offset.
+    """
+    if not hasattr(os, "memfd_create"):
+        raise _lacking("memfd_create", f"this is {sys.platform}")
+    try:
+        fd = os.memfd_create("shardio", os.MFD_CLOEXEC)
+    except OSError as error:
+        raise _lacking("memfd_create", str(error)) from error
+    try:
+        for part in parts:
+            view = memoryview(part)
+            while view:
+                view = view[os.write(fd, view) :]
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def die_with_parent(parent_pid: int) -> None:
+    """Have the kernel kill this process when its parent ends; end now if the parent has already.
+
+    The signal is tied to the parent's *thread* that forked, so this is for children of a process
+    with a single thread.
+    """
+    _libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+    if os.getppid() != parent_pid:  # it ended between fork and prctl: no signal will come
+        os._exit(1)
+
+
+def name_process(name: str) -> None:
+    """Set the name that `ps` and `top` show for this process, at most 15 bytes."""
+    _libc.prctl(_PR_SET_NAME, name.encode()[:15], 0, 0, 0)
+
+
+def yield_to_main() -> None:
+    """Let no wake-up of this process interrupt another one on its CPU.
+
+    A task that main sends must not stop main in the middle of a step, where there are as many
+    workers as CPUs. How much that gains differs much from run to run.
+    """
+    try:
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+    except OSError:  # a sandbox may refuse it, or main's own policy; it is not needed
+        return
+
+
+def read_umask() -> int:
+    """Read this process's umask without setting it, which would race with other threads."""
+    with open("/proc/self/status", "rb") as status:
+        for line in status:
+            if line.startswith(b"Umask:"):
+                return int(line.split()[1], 8)
+    raise _lacking("/proc/self/status", "it has no Umask line (Linux 4.7 does)")
+
+
+def _lacking(call: str, found: str) -> EnvironmentUnsuitable:
+    return EnvironmentUnsuitable(
+        f"worker processes need {call} (Linux 5.4 or newer): {found}; num_workers=0 works without"
+    )

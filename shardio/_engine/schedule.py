@@ -1,0 +1,134 @@
+"""What is assigned, done, delivered and free: a pure state machine, driven by events.
+
+One Schedule belongs to one pass over an epoch. It knows steps, workers and blocks by number only;
+`engine.py` does what it decides. Steps are assigned in order and delivered in order; a block
+belongs to exactly one of: free, in flight (with its step and worker), ready, delivered.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import NamedTuple
+
+DEPTH = 2
+"""Tasks a worker may have: the one it works on, and the next, so that it never waits for main."""
+
+
+class Assignment(NamedTuple):
+    """Worker `worker` is to fill `block` with batch `step`."""
+
+    worker: int
+    step: int
+    block: int
+
+
+class Schedule:
+    """The bookkeeping of one pass from step `first` to `last` - 1.
+
+    Args:
+        first, last: the steps to deliver.
+        n_workers: numbers 0..n_workers-1.
+        depth: how many tasks a worker may have at a time.
+    """
+
+    def __init__(self, first: int, last: int, n_workers: int, depth: int = DEPTH) -> None:
+        self._next_assigned, self._next_delivered, self._last = first, first, last
+        self._depth = depth
+        self._tasks: list[dict[int, int]] = [{} for _ in range(n_workers)]  # worker: step -> block
+        self._ready: dict[int, int] = {}
+        self._failed: dict[int, BaseException] = {}
+        self._free: deque[int] = deque()
+        self.n_in_flight = 0
+        """How many tasks have been assigned and not answered."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether every step has been delivered."""
+        return self._next_delivered >= self._last
+
+    @property
+    def n_circulating(self) -> int:
+        """How many blocks are free, in flight or ready."""
+        return len(self._free) + self.n_in_flight + len(self._ready)
+
+    @property
+    def wants_blocks(self) -> bool:
+        """Whether there are steps left to assign, and no block for them."""
+        return not self._free and self._next_assigned < self._last and not self._failed
+
+    @property
+    def can_assign(self) -> bool:
+        """Whether there are free blocks and steps to fill them with."""
+        return bool(self._free) and self._next_assigned < self._last
+
+    @property
+    def next_step(self) -> int:
+        """The step that is delivered next."""
+        return self._next_delivered
+
+    def free(self, block: int) -> None:
+        """A block may be filled again."""
+        # Last in, first out: the block that was used last is the one still in the cache.
+        self._free.append(block)
+
+    def assign(self) -> list[Assignment]:
+        """Give the next steps to the workers with the fewest tasks, as far as blocks go."""
+        found: list[Assignment] = []
+        # After a failure nothing behind it will be delivered.
+        while self._free and self._next_assigned < self._last and not self._failed:
+            counts = [len(tasks) for tasks in self._tasks]
+            least = min(counts)
+            if least >= self._depth:
+                break
+            worker = counts.index(least)
+            step, block = self._next_assigned, self._free.pop()
+            self._next_assigned += 1
+            self._tasks[worker][step] = block
+            self.n_in_flight += 1
+            found.append(Assignment(worker, step, block))
+        return found
+
+    def done(self, worker: int, step: int) -> None:
+        """A worker has filled the block of a step."""
+        self._ready[step] = self._answered(worker, step)
+
+    def failed(self, worker: int, step: int, error: BaseException) -> None:
+        """A worker could not fill the block of a step; the error is raised when its turn comes."""
+        self._free.append(self._answered(worker, step))
+        self._failed[step] = error
+
+    def cancelled(self, worker: int, step: int) -> None:
+        """A worker has dropped a step of this pass, which has been cancelled."""
+        self._free.append(self._answered(worker, step))
+
+    def _answered(self, worker: int, step: int) -> int:
+        block = self._tasks[worker].pop(step)
+        self.n_in_flight -= 1
+        return block
+
+    def tasks_of(self, worker: int) -> dict[int, int]:
+        """The unanswered tasks of a worker: step to block, the one that it works on first."""
+        return dict(self._tasks[worker])
+
+    def deliver(self) -> int | None:
+        """The block of the next step, if it is ready; the caller has it until it is freed.
+
+        Raises:
+            BaseException: what `failed` was given for this step, once; the pass is then over.
+        """
+        if self._next_delivered in self._failed:
+            self._last = self._next_delivered
+            # Kept nowhere, not even under a name: its traceback leads to the loop, and so to the
+            # loader, which would live on with it.
+            raise self._failed.pop(self._next_delivered)
+        block = self._ready.pop(self._next_delivered, None)
+        if block is not None:
+            self._next_delivered += 1
+        return block
+
+    def surrender(self) -> list[int]:
+        """Give up every block that no worker has: for when the pass is cancelled."""
+        blocks = [*self._free, *self._ready.values()]
+        self._free.clear()
+        self._ready.clear()
+        return blocks

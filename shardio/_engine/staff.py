@@ -1,0 +1,219 @@
+"""Who fills blocks: worker processes, or this process itself. Both take tasks and give answers."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import mmap
+import random
+from collections import deque
+from typing import NamedTuple
+
+import numpy as np
+
+from shardio._engine.blocks import Block
+from shardio._engine.crew import Crew, Died, Message
+from shardio._engine.fill import Filler, Recipe
+from shardio._engine.schedule import DEPTH
+from shardio._engine.wire import (
+    DESCRIPTOR_BYTES,
+    Ask,
+    Done,
+    Status,
+    Task,
+    unpack_done,
+    unpack_error,
+)
+from shardio._engine.worker import work
+from shardio.collate import BlockLayout
+from shardio.dataset import ShardDataset
+from shardio.errors import EnvironmentUnsuitable, LoaderClosed
+from shardio.format.schema import Schema
+
+
+class Answer(NamedTuple):
+    """What a worker answers to a task: done, and the error or the schema that goes with it."""
+
+    worker: int
+    done: Done
+    error: BaseException | None = None
+    schema: Schema | None = None
+
+
+class Loss(NamedTuple):
+    """A worker has died; another has taken its place, and knows nothing of its tasks."""
+
+    worker: int
+    how: str
+
+
+class Workers:
+    """Worker processes; owns them until `close`."""
+
+    depth = DEPTH
+
+    def __init__(self, recipe: Recipe, n_workers: int) -> None:
+        self.n_workers = n_workers
+        self._crew = Crew(
+            n_workers, functools.partial(work, recipe), preload=("shardio._engine.worker",)
+        )
+        self._hello: tuple[bytes, tuple[int, int]] | None = None
+        self._layout: bytes | None = None
+        self._blocks: dict[int, Block] = {}
+        self._deaths_in_a_row = 0
+        self._last_words: dict[int, str] = {}
+
+    def introduce(self, dataset: ShardDataset, marks_fd: int, cancelled_fd: int) -> None:
+        """Hand over what workers share with main; the descriptors stay the caller's."""
+        hello = _message(Ask.HELLO) + dataset.lineage.encode()
+        self._hello = hello, (marks_fd, cancelled_fd)
+        for worker in range(self.n_workers):
+            self._crew.send(worker, *self._hello)
+
+    def use_layout(self, layout: BlockLayout) -> None:
+        """Lay blocks out so from now on."""
+        self._layout = _message(Ask.LAYOUT) + layout.schema.to_json()
+        for worker in range(self.n_workers):
+            self._crew.send(worker, self._layout)
+
+    def give(self, worker: int, task: Task, block: Block | None) -> None:
+        """Give a task to a worker; it is answered by a later `wait`."""
+        if block is not None and worker not in block.known_to:
+            self._blocks[block.number] = block
+            message = _message(Ask.BLOCK, block=block.number)
+            self._crew.send(worker, message, [block.fd])
+            block.known_to.add(worker)
+        self._crew.send(worker, task.pack())
+
+    def wait(self) -> list[Answer | Loss]:
+        """Wait until there are answers or losses; what a dead worker had answered comes first."""
+        found: list[Answer | Loss] = []
+        for event in self._crew.wait():
+            if isinstance(event, Message):
+                self._deaths_in_a_row = 0
+                found.append(_answer(event.worker, event.data))
+            elif isinstance(event, Died):
+                found.append(Loss(event.worker, self._bury(event)))
+            else:
+                self._last_words[event.worker] = event.text
+        return found
+
+    def _bury(self, died: Died) -> str:
+        """Replace a dead worker; returns how it died, in words."""
+        how = _manner(died)
+        if text := self._last_words.pop(died.worker, ""):
+            how = f"{how}:\n\n{text}"
+        self._deaths_in_a_row += 1
+        if self._deaths_in_a_row > 2 * self.n_workers + 2:
+            raise EnvironmentUnsuitable(f"workers die before they answer anything: {how}")
+        for block in self._blocks.values():
+            block.known_to.discard(died.worker)
+        self._crew.restart(died.worker)
+        if self._hello is not None:
+            self._crew.send(died.worker, *self._hello)
+        if self._layout is not None:
+            self._crew.send(died.worker, self._layout)
+        return how
+
+    def close(self) -> None:
+        """End all workers, whatever they do. Idempotent."""
+        self._crew.close()
+
+
+def _message(ask: Ask, block: int = 0) -> bytes:
+    return Task(ask, 0, block, 0, 0, 0, 0).pack()
+
+
+def _answer(worker: int, data: bytes) -> Answer:
+    done = unpack_done(data)
+    if len(data) == DESCRIPTOR_BYTES:
+        return Answer(worker, done)
+    if done.status == Status.FAILED:
+        return Answer(worker, done, error=unpack_error(data[DESCRIPTOR_BYTES:]))
+    if done.status == Status.SCHEMA:
+        return Answer(worker, done, schema=Schema.from_json(data[DESCRIPTOR_BYTES:]))
+    return Answer(worker, done)
+
+
+def _manner(died: Died) -> str:
+    if died.signal is not None:
+        return f"worker {died.worker} (process {died.pid}) was killed by signal {died.signal}"
+    if died.exit_code is not None:
+        return f"worker {died.worker} (process {died.pid}) ended with exit code {died.exit_code}"
+    return f"worker {died.worker} could not be started"
+
+
+class Local:
+    """This process as its only worker: tasks are done when their answers are waited for.
+
+    Python's and NumPy's global generators are left as they were.
+    """
+
+    depth = 1
+    n_workers = 1
+
+    def __init__(self, recipe: Recipe) -> None:
+        self._recipe = recipe
+        self._filler: Filler | None = None
+        self._layout: BlockLayout | None = None
+        self._cancelled = np.zeros(0, np.uint8)
+        self._tasks: deque[tuple[Task, Block | None]] = deque()
+
+    def introduce(self, dataset: ShardDataset, marks_fd: int, cancelled_fd: int) -> None:
+        """Use main's own dataset."""
+        # Ctrl-C is meant for this process; in a worker it could only come from user code.
+        self._filler = Filler(self._recipe, dataset, passes=(KeyboardInterrupt,))
+        self._cancelled = np.frombuffer(mmap.mmap(cancelled_fd, 0), np.uint8)
+
+    def use_layout(self, layout: BlockLayout) -> None:
+        """Lay blocks out so from now on."""
+        self._layout = layout
+
+    def give(self, worker: int, task: Task, block: Block | None) -> None:
+        """Keep a task for the next `wait`."""
+        self._tasks.append((task, block))
+
+    def wait(self) -> list[Answer | Loss]:
+        """Do the oldest task."""
+        if not self._tasks:
+            raise LoaderClosed("the loader is closed")
+        task, block = self._tasks[0]  # stays until it is done: Ctrl-C may strike
+        if self._recipe.transform is None:
+            answer = self._do(task, block)
+        else:
+            states = random.getstate(), np.random.get_state()
+            try:
+                answer = self._do(task, block)
+            finally:
+                random.setstate(states[0])
+                np.random.set_state(states[1])
+        with contextlib.suppress(IndexError):  # another thread has closed the loader meanwhile
+            self._tasks.popleft()
+        return [answer]
+
+    def _do(self, task: Task, block: Block | None) -> Answer:
+        n_rows = heap_bytes = 0
+        status = Status.CANCELLED
+        error: BaseException | None = None
+        schema: Schema | None = None
+        if self._filler is None:
+            raise AssertionError("introduce() comes first")
+        try:
+            if block is None or self._layout is None:
+                schema = self._filler.batch_schema()
+                status = Status.SCHEMA
+            elif not self._cancelled[task.slot]:
+                filled = self._filler.fill(self._layout, block, task.epoch, task.step)
+                n_rows, heap_bytes = filled
+                status = Status.FILLED
+        except Exception as failure:  # noqa: BLE001  # raised when the batch's turn comes
+            status, error = Status.FAILED, failure
+        done = Done(status, task.slot, task.block, task.step, heap_bytes, task.use, n_rows)
+        return Answer(0, done, error, schema)
+
+    def close(self) -> None:
+        """Forget all tasks."""
+        self._tasks.clear()
+
+
+Staff = Workers | Local

@@ -1,0 +1,133 @@
+"""What crosses a process boundary: descriptors of 32 bytes. Pixels never do.
+
+Main sends a `Task` (fill this block with that batch); the worker answers with a `Done`. Behind a
+Done that reports a failure, or the schema that was asked for, follow its bytes, in the same
+message. The other messages of main hand over what tasks refer to: a block's memory, and the schema
+that blocks are laid out from.
+"""
+
+from __future__ import annotations
+
+import pickle
+import struct
+import traceback
+from enum import IntEnum
+from typing import NamedTuple
+
+import cloudpickle  # type: ignore[import-untyped]  # it has no annotations
+
+from shardio._engine.channel import MAX_MESSAGE_BYTES
+from shardio.errors import TransformError
+
+_TASK = struct.Struct("<HHIQQII")
+_DONE = struct.Struct("<HHIQQII")
+DESCRIPTOR_BYTES = _TASK.size
+
+
+class Ask(IntEnum):
+    """What a message of main asks for."""
+
+    FILL = 1
+    SCHEMA = 2  # run the transform on the first sample, and say what comes out
+    BLOCK = 3  # here is a block: its descriptor comes along
+    LAYOUT = 4  # lay blocks out for the schema that follows
+    HELLO = 5  # here are the marks of checked units, and the words that say what is cancelled
+
+
+class Status(IntEnum):
+    """What became of a task."""
+
+    FILLED = 1
+    FAILED = 2  # a pickled exception follows
+    CANCELLED = 3
+    SCHEMA = 4  # canonical JSON of a schema follows
+
+
+class Task(NamedTuple):
+    """Fill `block` with batch number `step` of `epoch`.
+
+    `slot` is the iteration it belongs to: a word of shared memory says whether it is cancelled.
+    `use` counts how often the block has been given out; the answer repeats it.
+    """
+
+    ask: int
+    slot: int
+    block: int
+    epoch: int
+    step: int
+    use: int
+    n_rows: int
+
+    def pack(self) -> bytes:
+        """The message."""
+        return _TASK.pack(*self)
+
+
+class Done(NamedTuple):
+    """The answer to a task: n_rows rows and heap_bytes of varying values are in the block."""
+
+    status: int
+    slot: int
+    block: int
+    step: int
+    heap_bytes: int
+    use: int
+    n_rows: int
+
+    def pack(self) -> bytes:
+        """The message, without what may follow."""
+        return _DONE.pack(*self)
+
+
+def unpack_task(message: bytes) -> Task:
+    """Read a task from the first bytes of a message."""
+    return Task._make(_TASK.unpack_from(message))
+
+
+def unpack_done(message: bytes) -> Done:
+    """Read an answer from the first bytes of a message."""
+    return Done._make(_DONE.unpack_from(message))
+
+
+def pack_error(error: BaseException) -> bytes:
+    """An exception and its cause, for the bytes behind a Done.
+
+    What cannot be pickled, or is too large, travels as the text that it has.
+    """
+    limit = MAX_MESSAGE_BYTES - DESCRIPTOR_BYTES
+    for cause in (error.__cause__, None):
+        packed = _pack(error, cause)
+        if packed is not None and len(packed) <= limit:
+            return packed
+    text = _text_of(error)
+    if len(text) > limit // 8:
+        text = f"{text[: limit // 16]}\n[…]\n{text[-limit // 16 :]}"
+    return pickle.dumps((TransformError(text), None))
+
+
+def _pack(error: BaseException, cause: BaseException | None) -> bytes | None:
+    """Both, pickled; None where main could not make exceptions of it again."""
+    try:
+        packed: bytes = cloudpickle.dumps((error, cause))
+        found, found_cause = pickle.loads(packed)
+    except BaseException:  # noqa: BLE001  # user classes fail in any way they like, or exit
+        return None
+    are_errors = isinstance(found, BaseException) and isinstance(found_cause, BaseException | None)
+    return packed if are_errors else None
+
+
+def _text_of(error: BaseException) -> str:
+    """What an exception says, and what it is unless it is ours anyway."""
+    if isinstance(error, TransformError):
+        return str(error)
+    return "".join(traceback.format_exception_only(type(error), error)).strip()
+
+
+def unpack_error(packed: bytes) -> BaseException:
+    """The exception that a worker sent, with its cause."""
+    try:
+        found: BaseException
+        found, found.__cause__ = pickle.loads(packed)  # from our own worker, never from data
+    except Exception as failure:  # noqa: BLE001  # user classes fail in any way they like
+        return TransformError(f"a worker failed, and its exception cannot be unpickled: {failure}")
+    return found

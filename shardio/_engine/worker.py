@@ -1,0 +1,97 @@
+"""A worker's loop: take a task, fill the block, answer. Imports neither tinygrad nor `__main__`.
+
+Runs in a process that the zygote forked (`zygote.py`), as the function of a crew (`crew.py`).
+"""
+
+from __future__ import annotations
+
+import mmap
+
+import numpy as np
+
+from shardio._engine.blocks import BlockMap
+from shardio._engine.channel import Channel
+from shardio._engine.fill import Filler, Recipe
+from shardio._engine.linux import yield_to_main
+from shardio._engine.wire import (
+    DESCRIPTOR_BYTES,
+    Ask,
+    Done,
+    Status,
+    Task,
+    pack_error,
+    unpack_task,
+)
+from shardio.collate import BlockLayout, lay_out
+from shardio.dataset import ShardDataset
+from shardio.errors import DatasetCorrupt
+from shardio.format.schema import Schema
+
+
+def work(recipe: Recipe, channel: Channel) -> None:
+    """Answer main's tasks until it closes the channel."""
+    yield_to_main()
+    worker = _Worker(recipe)
+    while (received := channel.recv_fds()) is not None:
+        message, fds = received
+        answer = worker.answer(message, fds)
+        if answer is not None:
+            channel.send(answer)
+
+
+class _Worker:
+    """What one worker process holds: dataset, layout and the blocks it has met."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        self._recipe = recipe
+        self._dataset = ShardDataset(recipe.path, verify=recipe.verify)
+        self._filler = Filler(recipe, self._dataset)
+        self._cancelled = np.zeros(0, np.uint8)
+        self._blocks: dict[int, BlockMap] = {}
+        self._layout: BlockLayout | None = None
+
+    def answer(self, message: bytes, fds: tuple[int, ...]) -> bytes | None:
+        """Do what a message asks for; the answer, where one is due."""
+        task = unpack_task(message)
+        if task.ask <= Ask.SCHEMA:
+            return self._do(task)
+        if task.ask == Ask.BLOCK:
+            self._blocks[task.block] = BlockMap(fds[0])
+        elif task.ask == Ask.LAYOUT:
+            schema = Schema.from_json(message[DESCRIPTOR_BYTES:])
+            self._layout = lay_out(schema, self._recipe.batch_size)
+        elif task.ask == Ask.HELLO:
+            self._compare(message[DESCRIPTOR_BYTES:].decode())
+            marks, self._cancelled = (np.frombuffer(mmap.mmap(fd, 0), np.uint8) for fd in fds)
+            self._dataset.share_marks(marks)
+        return None
+
+    def _compare(self, lineage: str) -> None:
+        """Make sure that main has opened the dataset that stands here now."""
+        if lineage != self._dataset.lineage:
+            raise DatasetCorrupt(
+                f"{self._dataset.path}: another dataset has taken the place of the one that the "
+                f"loader opened: expected lineage {lineage}, found {self._dataset.lineage}"
+            )
+
+    def _do(self, task: Task) -> bytes:
+        n_rows = heap_bytes = 0
+        status, rest = Status.CANCELLED, b""
+        try:
+            if task.ask == Ask.SCHEMA:
+                status, rest = Status.SCHEMA, self._filler.batch_schema().to_json()
+            elif not self._cancelled[task.slot]:
+                n_rows, heap_bytes = self._fill(task)
+                status = Status.FILLED
+        except Exception as error:  # noqa: BLE001  # main gets it, and raises it there
+            status, rest = Status.FAILED, pack_error(error)
+        done = Done(status, task.slot, task.block, task.step, heap_bytes, task.use, n_rows)
+        return done.pack() + rest
+
+    def _fill(self, task: Task) -> tuple[int, int]:
+        if self._layout is None:
+            raise AssertionError("main sends the layout before the first batch")
+        memory = self._blocks[task.block]
+        if self._layout.varying:  # only they make blocks grow
+            memory.see_growth()
+        return self._filler.fill(self._layout, memory, task.epoch, task.step)

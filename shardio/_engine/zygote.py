@@ -1,0 +1,268 @@
+"""The zygote: a small process with one thread that forks workers for main.
+
+It is exec'd, so it has none of main's threads, locks or memory, and it has NumPy and the codecs
+imported, so that a fork of it is a worker in a few milliseconds. It never imports the user's
+`__main__` and never tinygrad. `launch.py` is main's side of it.
+
+Every crew has a *session*: a socket on which main asks for workers and hears of their ends.
+
+    main -> zygote   control   names of modules to import         + the zygote's end of a session
+    main -> zygote   session   REQUEST (place)                    + channel, cargo, the crew's fds
+    zygote -> main   session   REPLY STARTED (place, pid)         + pidfd of the worker
+    zygote -> main   session   REPLY EXITED (place, pid, how, status)
+    zygote -> main   session   REPLY NOT_STARTED (place, errno)
+
+The end of main's half of a session means that the crew is closed: its workers have GRACE_S to leave
+by themselves, then they are killed; with the last of them gone the zygote ends its half too.
+When main ends, however it ends, the zygote ends, and the kernel kills the workers with it.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import os
+import resource
+import select
+import signal
+import socket
+import struct
+import sys
+import time
+import traceback
+from collections import deque
+from typing import NoReturn
+
+from shardio._engine.channel import RECEIVE, Channel, unpack_fds
+from shardio._engine.linux import (
+    die_with_parent,
+    end_process,
+    name_process,
+    open_pidfd,
+)
+
+__all__ = ["EXITED", "GRACE_S", "NOT_STARTED", "REPLY", "REQUEST", "STARTED", "serve"]
+
+REQUEST = struct.Struct("<I")  # place of the worker in its crew
+REPLY = struct.Struct("<BIiii")  # kind, place, pid, how (CLD_*), status
+STARTED, EXITED, NOT_STARTED = 1, 2, 3
+
+GRACE_S = 0.1
+
+
+def serve(control_fd: int, main_pidfd: int, modules: tuple[str, ...]) -> NoReturn:
+    """Be the zygote until main ends or ends its half of the control socket."""
+    # Nothing of main's but these descriptors: a pipe held open here would never report its end.
+    os.closerange(max(control_fd, main_pidfd) + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+    # Ctrl-C reaches the whole group; main decides what it means. SIGCHLD may be inherited as
+    # ignored, and then no exit status would be left to read.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    os.set_inheritable(control_fd, False)
+    os.set_inheritable(main_pidfd, False)
+    name_process("shardio-zygote")
+    gc.disable()
+    _import_all(modules)
+    _Zygote(socket.socket(fileno=control_fd), main_pidfd).run()
+
+
+def _import_all(names: tuple[str, ...]) -> None:
+    """Import what workers will need; of what is missing, the worker that needs it tells."""
+    for name in names:
+        try:
+            importlib.import_module(name)
+        except ImportError:
+            continue
+    gc.collect()
+    gc.freeze()  # collections in workers would write to, and so copy, every page of these objects
+
+
+class _Session:
+    """What the zygote holds for one crew."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self.socket = end
+        self.workers: dict[int, tuple[int, int]] = {}  # pidfd: (place, pid)
+        self.replies: deque[tuple[bytes, list[int]]] = deque()  # main is behind in reading these
+        self.is_ending = False  # main has ended its half
+        self.kill_at_s: float | None = None  # monotonic; while ending, until it is done
+
+
+class _Zygote:
+    """One epoll over main's pidfd, the control socket, the sessions and the workers' pidfds."""
+
+    def __init__(self, control: socket.socket, main_pidfd: int) -> None:
+        self.pid = os.getpid()
+        self.control = control
+        self.main_pidfd = main_pidfd
+        self.sessions: dict[int, _Session] = {}  # by descriptor
+        self.crew_of: dict[int, _Session] = {}  # by a worker's pidfd
+        self.epoll = select.epoll()
+        self.epoll.register(main_pidfd, select.EPOLLIN)
+        self.epoll.register(control, select.EPOLLIN)
+
+    def run(self) -> NoReturn:
+        while True:
+            # One event at a time: a second one could be about a descriptor that the first closed.
+            for fd, mask in self.epoll.poll(self._pause_s(), 1):
+                if fd == self.main_pidfd:
+                    os._exit(0)
+                elif fd == self.control.fileno():
+                    self._open_session()
+                elif fd in self.crew_of:
+                    self._report_exit(fd)
+                else:
+                    self._serve_session(self.sessions[fd], mask)
+            self._end_late_workers()
+
+    def _pause_s(self) -> float | None:
+        due = [s.kill_at_s for s in self.sessions.values() if s.kill_at_s is not None]
+        return max(0.0, min(due) - time.monotonic()) if due else None
+
+    def _open_session(self) -> None:
+        data, ancillary, flags, _ = self.control.recvmsg(*RECEIVE)
+        if not data:  # main has let go of the zygote
+            os._exit(0)
+        (fd,) = unpack_fds(ancillary, flags)
+        self.sessions[fd] = _Session(socket.socket(fileno=fd))
+        self.epoll.register(fd, select.EPOLLIN)
+        names = tuple(data.decode().split())
+        if any(name not in sys.modules for name in names):
+            _import_all(names)
+
+    def _serve_session(self, session: _Session, mask: int) -> None:
+        if session.is_ending:
+            if mask & (select.EPOLLHUP | select.EPOLLERR):  # main waits for nothing any more
+                session.replies.clear()
+            self._flush(session)
+            self._close_if_over(session)
+            return
+        if mask & select.EPOLLOUT:
+            self._flush(session)
+        if mask & ~select.EPOLLOUT:
+            data, ancillary, flags, _ = session.socket.recvmsg(*RECEIVE)
+            if data:
+                self._start_worker(session, data, unpack_fds(ancillary, flags))
+            else:
+                session.is_ending = True
+                session.kill_at_s = time.monotonic() + GRACE_S
+                self._listen(session)
+                self._close_if_over(session)
+
+    def _start_worker(self, session: _Session, data: bytes, fds: tuple[int, ...]) -> None:
+        (place,) = REQUEST.unpack(data)
+        try:
+            pid = os.fork()
+        except OSError as error:
+            self._reply(session, REPLY.pack(NOT_STARTED, place, 0, 0, error.errno or 0))
+        else:
+            if pid == 0:
+                self._become_worker(place, fds)
+            pidfd = open_pidfd(pid)
+            session.workers[pidfd] = (place, pid)
+            self.crew_of[pidfd] = session
+            self.epoll.register(pidfd, select.EPOLLIN)
+            self._reply(session, REPLY.pack(STARTED, place, pid, 0, 0), pidfd)
+        for fd in fds:
+            os.close(fd)
+
+    def _become_worker(self, place: int, fds: tuple[int, ...]) -> NoReturn:
+        try:
+            die_with_parent(self.pid)
+            # A worker that held the zygote's sockets would keep their ends from being seen.
+            self.epoll.close()
+            self.control.close()
+            for session in self.sessions.values():
+                session.socket.close()
+            for fd in (self.main_pidfd, *self.crew_of):
+                os.close(fd)
+            channel_fd, cargo_fd, *given = fds
+            _work(Channel(place, socket.socket(fileno=channel_fd), tuple(given)), cargo_fd)
+        finally:
+            os._exit(1)  # whatever happens, a worker never goes on as a second zygote
+
+    def _report_exit(self, pidfd: int) -> None:
+        ended = os.waitid(os.P_PIDFD, pidfd, os.WEXITED)
+        session = self.crew_of.pop(pidfd)
+        place, pid = session.workers.pop(pidfd)
+        self.epoll.unregister(pidfd)
+        os.close(pidfd)
+        how, status = (ended.si_code, ended.si_status) if ended else (0, 0)
+        self._reply(session, REPLY.pack(EXITED, place, pid, how, status))
+        self._close_if_over(session)
+
+    def _reply(self, session: _Session, data: bytes, pidfd: int | None = None) -> None:
+        # Duplicated: the worker may have ended, and its pidfd be closed, before main reads.
+        session.replies.append((data, [] if pidfd is None else [os.dup(pidfd)]))
+        self._flush(session)
+
+    def _flush(self, session: _Session) -> None:
+        """Send what main can take now; the rest when it has read some."""
+        while session.replies:
+            data, fds = session.replies[0]
+            try:
+                socket.send_fds(session.socket, [data], fds, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                break
+            except (BrokenPipeError, ConnectionResetError):
+                pass  # main has closed its end: nobody is left to tell
+            session.replies.popleft()
+            for fd in fds:
+                os.close(fd)
+        self._listen(session)
+
+    def _listen(self, session: _Session) -> None:
+        # Of an ending session only the edge: level-triggered, its end would wake us for ever.
+        mask = select.EPOLLET if session.is_ending else select.EPOLLIN
+        self.epoll.modify(session.socket, mask | (select.EPOLLOUT if session.replies else 0))
+
+    def _close_if_over(self, session: _Session) -> None:
+        """Tell main that the last worker of a closed crew is gone."""
+        if session.is_ending and not session.workers and not session.replies:
+            self.epoll.unregister(session.socket)
+            del self.sessions[session.socket.fileno()]
+            # Not by close alone: a fork of main may hold a copy of this end.
+            session.socket.shutdown(socket.SHUT_RDWR)
+            session.socket.close()
+
+    def _end_late_workers(self) -> None:
+        now = time.monotonic()
+        for session in self.sessions.values():
+            if session.kill_at_s is not None and session.kill_at_s <= now:
+                session.kill_at_s = None
+                for pidfd in session.workers:
+                    end_process(pidfd)
+
+
+def _work(channel: Channel, cargo_fd: int) -> NoReturn:
+    """Run the crew's function in this new worker, tell main if it raises, and end the process."""
+    name_process("shardio-worker")
+    gc.enable()
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        numpy.random.seed()  # forked workers would all draw the same numbers
+    code = 0
+    try:
+        # Late, for main: it reads this module's constants before it needs cloudpickle.
+        from shardio._engine.cargo import unpack
+
+        target = unpack(cargo_fd)
+        os.close(cargo_fd)
+        target(channel)
+    except BaseException as error:  # noqa: BLE001  # sys.exit and all: main gets it as text
+        code = 1
+        _report(channel, error)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def _report(channel: Channel, error: BaseException) -> None:
+    frames = error.__traceback__.tb_next if error.__traceback__ else None  # without _work itself
+    text = "".join(traceback.format_exception(type(error), error, frames))
+    try:
+        channel.report_failure(text)
+    except (BrokenPipeError, ConnectionResetError):
+        return  # main has closed the crew, which is most often why `error` was raised

@@ -1,0 +1,129 @@
+"""A batch: a mapping from fields to what arrived for them, and where each row came from."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from shardio.collate import FILLED, BlockLayout, VaryingSlot
+from shardio.errors import ShardCorrupt
+from shardio.format.schema import Array, Json, Text
+
+
+class Batch(Mapping[str, Any]):
+    """What one step of a loop gets: fields by name, in the schema's order.
+
+    Fixed numeric fields are arrays or tensors; text, bytes, JSON and arrays of varying shape are
+    lists, made when they are first asked for. Everything stays valid for as long as it, or the
+    batch, is held (with reuse=True: until the next batch).
+    """
+
+    __slots__ = ("_block", "_layout", "_lists", "_n_rows", "_values", "epoch", "step")
+
+    def __init__(
+        self,
+        layout: BlockLayout,
+        block: npt.NDArray[np.uint8],
+        n_rows: int,
+        values: dict[str, Any],
+        *,
+        epoch: int,
+        step: int,
+    ) -> None:
+        self._layout, self._block, self._n_rows, self._values = layout, block, n_rows, values
+        self._lists: dict[str, list[Any]] = {}
+        self.epoch = epoch
+        """The epoch it belongs to."""
+        self.step = step
+        """Its number in the epoch."""
+
+    def __getitem__(self, name: str) -> Any:
+        found = self._values.get(name)
+        if found is not None:
+            return found
+        for slot in self._layout.varying:
+            if slot.name == name:
+                values = self._lists.get(name)
+                if values is None:
+                    values = self._lists[name] = self._decode(slot)
+                return values
+        raise KeyError(f"{name!r}: this batch has {', '.join(self)}")
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._layout.schema)
+
+    def __len__(self) -> int:
+        return len(self._layout.schema)
+
+    def __repr__(self) -> str:
+        return f"Batch(step {self.step} of epoch {self.epoch}: {self.n_rows} × {list(self)})"
+
+    @property
+    def n_rows(self) -> int:
+        """How many samples it has."""
+        return self._n_rows
+
+    @property
+    def indices(self) -> npt.NDArray[np.int64]:
+        """The number of each row's sample in the dataset; a copy."""
+        return self._origins()["position"].copy()
+
+    @property
+    def origins(self) -> npt.NDArray[np.int64]:
+        """(shard, row in the shard) of each row, shape (n_rows, 2); a copy."""
+        origins = self._origins()
+        return np.stack([origins["shard"].astype(np.int64), origins["row"]], axis=1)
+
+    @property
+    def valid(self) -> npt.NDArray[np.bool_]:
+        """Which rows hold the sample that stands there; a copy."""
+        found: npt.NDArray[np.bool_] = self._origins()["status"] == FILLED
+        return found
+
+    def _origins(self) -> npt.NDArray[np.void]:
+        return self._layout.origins(self._block)[: self._n_rows]
+
+    def _decode(self, slot: VaryingSlot) -> list[Any]:
+        """The values of a varying field; arrays are views of the block."""
+        layout, field = self._layout, self._layout.schema[slot.name]
+        extents = layout.extents(self._block, slot)[: self._n_rows]
+        places, sizes = extents["place"].tolist(), extents["n_bytes"].tolist()
+        heap = self._block[layout.heap :]
+        if isinstance(field, Array):
+            shapes = layout.shapes(self._block, slot)[: self._n_rows].tolist()
+            return [
+                heap[p : p + n].view(field.numpy).reshape(shape)
+                for p, n, shape in zip(places, sizes, shapes, strict=True)
+            ]
+        records = [bytes(heap[p : p + n].data) for p, n in zip(places, sizes, strict=True)]
+        if not isinstance(field, Text | Json):
+            return records
+        try:
+            texts = [record.decode("utf-8") for record in records]
+            return texts if isinstance(field, Text) else [json.loads(text) for text in texts]
+        except (ValueError, RecursionError) as error:  # not UTF-8, not JSON, nested too deep
+            raise self._refuse(slot.name, records, error) from error
+
+    def _refuse(
+        self, name: str, records: list[bytes], error: ValueError | RecursionError
+    ) -> ShardCorrupt:
+        """Name the first sample whose text or JSON is none."""
+        is_json = isinstance(self._layout.schema[name], Json)
+        for i, record in enumerate(records):
+            try:
+                text = record.decode("utf-8")  # first: json.loads would take UTF-16 bytes, too
+                if is_json:
+                    json.loads(text)
+            except (ValueError, RecursionError):
+                shard, row = self.origins[i].tolist()
+                return ShardCorrupt(
+                    f"a record cannot be decoded: {error} (shard number {shard})",
+                    code="value",
+                    field=name,
+                    sample=row,
+                )
+        return ShardCorrupt(f"a record cannot be decoded: {error}", code="value", field=name)

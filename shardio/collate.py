@@ -1,0 +1,130 @@
+"""Where each field of a batch lies in one block. Pure: numbers in, offsets out.
+
+    block: | origins | extents and shapes, by varying field | fixed fields | heap |
+
+A fixed field of a batch is one dense array. Values that vary (text, bytes, JSON, arrays of varying
+shape) lie in the heap, and their extents say where. The origin table says for every row where in
+which shard it came from: it names samples in errors, it is what a worker was doing when it died,
+and it is `batch.indices`, `batch.origins` and `batch.valid`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from shardio.format.schema import Array, Schema
+
+ORIGIN: Final = np.dtype(
+    [("position", "<i8"), ("row", "<i8"), ("shard", "<i4"), ("field", "<i2"), ("status", "<i2")]
+)
+"""One row of a batch: its position in the view, its row in its shard, the shard's number, the
+field being read (-1 for none), and what became of it."""
+EXTENT: Final = np.dtype([("offset", "<u8"), ("n_bytes", "<u8"), ("place", "<u8")])
+"""A value in the heap: where it came from in its shard (0 if it was computed), its size, and where
+in the heap it lies."""
+
+ALIGNMENT: Final = 64
+PAGE: Final = 4096
+NO_FIELD: Final = -1
+
+EMPTY, CLAIMED, FILLED = 0, 1, 2
+"""States of a row: nothing there, being read, valid."""
+
+
+def pack_state(field: int, status: int) -> int:
+    """What, added to a shard's number, makes the last 8 bytes of an origin."""
+    return (field & 0xFFFF) << 32 | status << 48
+
+
+@dataclass(frozen=True, slots=True)
+class FixedSlot:
+    """A dense array: (rows, *shape) of dtype, from `offset` on."""
+
+    name: str
+    offset: int
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    row_bytes: int
+    special: str | None
+    """The name of a dtype that NumPy does not have (bfloat16, held as uint16)."""
+
+
+@dataclass(frozen=True, slots=True)
+class VaryingSlot:
+    """Extents of `rows` values from `offset` on; the full shapes of arrays from `shapes` on."""
+
+    name: str
+    offset: int
+    shapes: int
+    n_dims: int
+
+
+@dataclass(frozen=True, slots=True)
+class BlockLayout:
+    """How a batch of up to n_rows samples of `schema` lies in a block."""
+
+    schema: Schema
+    n_rows: int
+    fixed: tuple[FixedSlot, ...]
+    varying: tuple[VaryingSlot, ...]
+    heap: int
+    """Where the heap begins: all before it has this size."""
+
+    def origins(self, block: npt.NDArray[np.uint8]) -> npt.NDArray[np.void]:
+        """The origin table of a block."""
+        return block[: self.n_rows * ORIGIN.itemsize].view(ORIGIN)
+
+    def packed_origins(self, block: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:
+        """The origin table as (n_rows, 3) numbers: position, row, and shard with `pack_state`."""
+        return np.ndarray((self.n_rows, 3), "<i8", block.data)
+
+    def fixed_rows(self, block: npt.NDArray[np.uint8], slot: FixedSlot, n: int) -> npt.NDArray[Any]:
+        """The first n rows of a fixed field, as an array over the block."""
+        return np.ndarray((n, *slot.shape), slot.dtype, block.data, slot.offset)
+
+    def extents(self, block: npt.NDArray[np.uint8], slot: VaryingSlot) -> npt.NDArray[np.void]:
+        """Where the values of a varying field lie."""
+        end = slot.offset + self.n_rows * EXTENT.itemsize
+        return block[slot.offset : end].view(EXTENT)
+
+    def shapes(self, block: npt.NDArray[np.uint8], slot: VaryingSlot) -> npt.NDArray[np.uint64]:
+        """The shapes of a varying array field, (rows, dims)."""
+        end = slot.shapes + self.n_rows * slot.n_dims * 8
+        return block[slot.shapes : end].view(np.uint64).reshape(self.n_rows, slot.n_dims)
+
+
+def is_fixed(schema: Schema, name: str) -> bool:
+    """Whether a field arrives as one array rather than as a list."""
+    field = schema[name]
+    return isinstance(field, Array) and field.is_fixed
+
+
+def lay_out(schema: Schema, n_rows: int) -> BlockLayout:
+    """Place every field of a batch; all starts are 64-byte aligned, as tinygrad needs them."""
+    place = _aligned(n_rows * ORIGIN.itemsize)
+    varying = []
+    for name, field in schema.items():
+        if is_fixed(schema, name):
+            continue
+        n_dims = len(field.shape) if isinstance(field, Array) else 0
+        shapes = _aligned(place + n_rows * EXTENT.itemsize)
+        varying.append(VaryingSlot(name, place, shapes, n_dims))
+        place = _aligned(shapes + n_rows * n_dims * 8)
+    fixed = []
+    for name, field in schema.items():
+        if isinstance(field, Array) and field.is_fixed:
+            shape = tuple(d for d in field.shape if d is not None)
+            row_bytes = field.row_bytes or 0
+            special = field.dtype if field.dtype == "bfloat16" else None
+            fixed.append(FixedSlot(name, place, field.numpy, shape, row_bytes, special))
+            place = _aligned(place + n_rows * row_bytes)
+    heap = -(-place // PAGE) * PAGE
+    return BlockLayout(schema, n_rows, tuple(fixed), tuple(varying), heap)
+
+
+def _aligned(n_bytes: int) -> int:
+    return -(-n_bytes // ALIGNMENT) * ALIGNMENT

@@ -1,0 +1,21 @@
+"""Sources of any kind become datasets: the Source protocol, how converters are found, the driver.
+
+`source` says what a converter offers, `plan` which inputs there are and how they are cut into
+units, `unit` what a worker does with one, `staging` where shards lie until all is done, and
+`driver` holds `convert`, which runs the plan and publishes. A converter only reads; everything
+that is written, discarded or reported is decided here, once for all kinds.
+"""
+
+from shardio.conversion.driver import convert
+from shardio.conversion.report import ConversionReport, InputReport, Progress
+from shardio.conversion.source import Input, Outcome, Source
+
+__all__ = [
+    "ConversionReport",
+    "Input",
+    "InputReport",
+    "Outcome",
+    "Progress",
+    "Source",
+    "convert",
+]

@@ -1,0 +1,115 @@
+"""What is known of a running conversion: which units are done, and what became of every input."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from shardio.conversion.plan import Listing
+from shardio.conversion.report import InputReport, Progress
+from shardio.conversion.source import Outcome
+from shardio.conversion.unit import InputDone, ShardDone, UnitEvent
+from shardio.writer import ShardSummary
+
+
+class Ledger:
+    """What is known of every unit so far, and which is to be done next. Pure bookkeeping.
+
+    Once a unit has stopped at a broken input, only the units before it count: whatever later
+    ones did, in whatever order, is forgotten. So the result does not depend on the workers.
+    """
+
+    def __init__(
+        self, listing: Listing, n_units: int, progress: Callable[[Progress], None] | None
+    ) -> None:
+        self._listing, self._progress = listing, progress
+        self._n_units, self._n_begun = n_units, 0
+        self._running: set[int] = set()
+        self._done: dict[int, InputDone] = {}
+        self._shards: dict[int, list[ShardSummary]] = {}
+        self._n_bytes_done = self._n_samples = self._n_broken = 0
+        self.stopped_at: int | None = None
+
+    def next_unit(self) -> int | None:
+        """Give the number of a unit to start; None when no more are to be started."""
+        if self.stopped_at is not None or self._n_begun == self._n_units:
+            return None
+        number = self._n_begun
+        self._n_begun += 1
+        self._running.add(number)
+        return number
+
+    def is_finished(self) -> bool:
+        """Whether everything that counts has been done."""
+        if self.stopped_at is None:
+            return not self._running and self._n_begun == self._n_units
+        return not any(number <= self.stopped_at for number in self._running)
+
+    def take(self, event: UnitEvent) -> None:
+        """Note what a unit says."""
+        if isinstance(event, InputDone):
+            self._done[event.position] = event
+            self._tell(event)
+        elif isinstance(event, ShardDone):
+            self._shards.setdefault(event.unit, []).append(event.shard)
+        else:
+            self._running.discard(event.unit)
+            if event.stopped and (self.stopped_at is None or event.unit < self.stopped_at):
+                self.stopped_at = event.unit
+
+    def shards(self) -> list[ShardSummary]:
+        """The shards that count, in order of the plan."""
+        return [
+            shard
+            for unit in sorted(self._shards)
+            if self.stopped_at is None or unit <= self.stopped_at
+            for shard in self._shards[unit]
+        ]
+
+    def reports(self) -> list[InputReport]:
+        """What became of every input, in order."""
+        reports = []
+        for position, source in enumerate(self._listing.inputs):
+            done = self._done.get(position)
+            if done is None or (self.stopped_at is not None and done.unit > self.stopped_at):
+                done = InputDone(-1, position, Outcome("not_reached"), 0)
+            outcome = done.outcome
+            reports.append(
+                InputReport(
+                    source.name,
+                    outcome.kind,
+                    outcome.reason,
+                    done.n_samples,
+                    source.n_bytes,
+                    outcome.detail,
+                )
+            )
+        return reports
+
+    def tell_start(self) -> None:
+        """Report the size of what is to be done."""
+        self._tell(None)
+
+    def _tell(self, done: InputDone | None) -> None:
+        name = reason = ""
+        kind = None
+        if done is not None:
+            source = self._listing.inputs[done.position]
+            self._n_bytes_done += source.n_bytes
+            self._n_samples += done.n_samples
+            self._n_broken += done.outcome.kind == "broken"
+            name, kind, reason = source.name, done.outcome.kind, done.outcome.reason
+        if self._progress is None:
+            return
+        self._progress(
+            Progress(
+                n_inputs_done=len(self._done),
+                n_inputs=len(self._listing.inputs),
+                n_bytes_done=self._n_bytes_done,
+                n_bytes=self._listing.n_bytes,
+                n_samples=self._n_samples,
+                n_broken=self._n_broken,
+                name=name,
+                outcome=kind,
+                reason=reason,
+            )
+        )

@@ -1,0 +1,81 @@
+"""What a conversion says while it runs (`Progress`) and when it is done (`ConversionReport`)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from shardio.conversion.source import OutcomeKind
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a conversion is. Bytes are those of the inputs that are done with.
+
+    `name` is the input that was finished last, `outcome` and `reason` what became of it; all
+    empty at the start.
+    """
+
+    n_inputs_done: int
+    n_inputs: int
+    n_bytes_done: int
+    n_bytes: int
+    n_samples: int
+    n_broken: int
+    name: str = ""
+    outcome: OutcomeKind | None = None
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class InputReport:
+    """What became of one input; `detail` is what its converter recorded."""
+
+    name: str
+    outcome: OutcomeKind
+    reason: str
+    n_samples: int
+    n_bytes: int
+    detail: Mapping[str, Any] = field(default_factory=dict)
+
+    def as_json(self) -> dict[str, Any]:
+        """Give what a generation keeps: nothing that depends on the machine or the moment."""
+        entry: dict[str, Any] = {"path": self.name, "outcome": self.outcome}
+        if self.n_samples:
+            entry["samples"] = self.n_samples
+        if self.reason:
+            entry["reason"] = self.reason
+        if self.detail:
+            entry["detail"] = dict(self.detail)
+        return entry
+
+
+@dataclass(frozen=True, slots=True)
+class ConversionReport:
+    """What a finished conversion did.
+
+    `n_bytes` are those of the shards, `inputs` all files in order of their names (none for samples
+    from an iterable), `stopped` says that the conversion ended at a broken input.
+    """
+
+    dataset: Path
+    kind: str
+    n_samples: int
+    n_bytes: int
+    elapsed_s: float
+    inputs: tuple[InputReport, ...] = ()
+    classes: tuple[str, ...] = ()
+    stopped: bool = False
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """The number of inputs by outcome, of those that occurred."""
+        return dict(Counter(source.outcome for source in self.inputs))
+
+    @property
+    def broken(self) -> tuple[InputReport, ...]:
+        """The inputs that could not be read: where there are any, the exit code is 1."""
+        return tuple(source for source in self.inputs if source.outcome == "broken")

@@ -1,0 +1,142 @@
+"""What a converter offers (`Source`), and how it is found.
+
+Third-party converters are found as ours are, through the entry-point group `shardio.converters`,
+and are loaded when they are asked for. In a checkout that is not installed, ours lie beside the
+package.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from typing import Any, ClassVar, Final, Literal, Protocol
+
+from shardio.errors import EnvironmentUnsuitable, InvalidArgument
+from shardio.format.schema import Schema
+
+GROUP: Final = "shardio.converters"
+_OURS: Final = {"videos": "shardio_converters.videos:Videos"}
+
+OutcomeKind = Literal["converted", "too_short", "broken", "not_video", "not_reached"]
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """One file to convert.
+
+    `name` is its path below the source, with `/` between the parts: what reports and datasets
+    hold. `path` is where it is on this machine, for opening only. `label` is the position of its
+    folder among the classes, -1 for a file that lies directly in the source.
+    """
+
+    name: str
+    path: str
+    n_bytes: int
+    label: int
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of an input.
+
+    `"converted"`; `"too_short"`: fine, but it gives no sample; `"not_video"`: not of the
+    converter's kind; `"broken"`: of its kind and unreadable, which is what exit code 1 means. The
+    driver adds `"not_reached"`, for inputs after the one at which a conversion stopped.
+    `detail` is what is worth recording beside that, in JSON's terms.
+    """
+
+    kind: OutcomeKind
+    reason: str = ""
+    detail: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Source(Protocol):
+    """A converter: a frozen dataclass whose fields are its options.
+
+    The constructor validates them (InvalidArgument); their values are recorded in the dataset, so
+    they must be JSON values and name neither machines nor places. Instances travel to the workers.
+    """
+
+    kind: ClassVar[str]  # the name it is found by
+    version: ClassVar[str]  # changes when the same input and options give other samples
+
+    def schema(self) -> Schema:
+        """Give the schema of the samples."""
+        ...
+
+    def samples(self, source: Input) -> Generator[Mapping[str, Any], None, Outcome]:
+        """Yield the samples of one input and return its outcome. Reads only, writes nothing.
+
+        Samples are kept by the driver until the outcome is known: those of a broken input are
+        discarded unless the user asked for them.
+
+        Raises:
+            MediaError: the input breaks; its text becomes the reason.
+        """
+        ...
+
+    def libraries(self) -> Mapping[str, str]:
+        """Give the versions of the libraries that decide over the samples' bytes."""
+        ...
+
+
+def make_source(kind: str, options: Mapping[str, Any]) -> Source:
+    """Find the converter for `kind` and make it with `options`.
+
+    Raises:
+        InvalidArgument: there is none of this kind, or it has no such option.
+        EnvironmentUnsuitable: it needs a package that is missing.
+    """
+    found = _entry(kind)
+    try:
+        maker = _load(found)
+    except ModuleNotFoundError as error:
+        raise EnvironmentUnsuitable(
+            f"the converter {kind!r} needs the package {error.name!r}, which is not installed"
+        ) from error
+    known = [f.name for f in dataclasses.fields(maker) if f.init]
+    if unknown := sorted(options.keys() - known):
+        raise InvalidArgument(
+            f"{', '.join(unknown)}: not an option of the converter {kind!r}, which has "
+            f"{', '.join(known)}"
+        )
+    source: Source = maker(**options)
+    return source
+
+
+def options_of(source: Source) -> dict[str, Any]:
+    """Give the options of a source as they are recorded."""
+    return {f.name: getattr(source, f.name) for f in dataclasses.fields(source)}  # type: ignore[arg-type]
+
+
+def _entry(kind: str) -> EntryPoint:
+    installed = {entry.name: entry for entry in entry_points(group=GROUP)}
+    ours = {name: EntryPoint(name, place, GROUP) for name, place in _OURS.items()}
+    known = ours | installed
+    if kind not in known:
+        raise InvalidArgument(
+            f"{kind!r}: there is no such converter; there are {', '.join(sorted(known))}"
+        )
+    return known[kind]
+
+
+def _load(entry: EntryPoint) -> Any:
+    if entry.value in _OURS.values():
+        _find_checkout(entry.module)
+    return entry.load()
+
+
+def _find_checkout(module: str) -> None:
+    """Make our own converters importable where shardio is a checkout that is not installed."""
+    package = module.partition(".")[0]
+    try:
+        import_module(package)
+    except ModuleNotFoundError:
+        beside = Path(__file__).resolve().parents[2] / "converters"
+        if (beside / package).is_dir():
+            sys.path.append(str(beside))

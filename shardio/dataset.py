@@ -1,0 +1,312 @@
+"""A dataset: a folder of shards as one sequence of samples, and the writer that makes one."""
+
+from __future__ import annotations
+
+import operator
+import os
+import types
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from shardio.errors import DatasetConflict, DatasetCorrupt, InvalidArgument, LoaderClosed
+from shardio.format.schema import Schema
+from shardio.gather import ColumnGather
+from shardio.manifest import Generation, load, publish, refuse_existing
+from shardio.reader import ShardReader
+from shardio.units import VERIFY, Rows, Verify
+from shardio.writer import ShardSummary, ShardWriter
+
+
+class ShardDataset(Sequence[dict[str, Any]]):
+    """All samples of a dataset, by number; owns its shards' maps until `close()`.
+
+    A shard is opened when it is first needed. The object is for one thread at a time.
+
+    Raises:
+        DatasetNotFound, DatasetCorrupt, ShardUnsupported: from the folder itself.
+        ShardNotFound, ShardCorrupt, …: (also later) from a shard.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, verify: Verify = "first") -> None:
+        if verify not in VERIFY:
+            raise InvalidArgument(f"verify must be one of {', '.join(VERIFY)}; found {verify!r}")
+        self.path = os.fspath(path)
+        self._generation: Generation = load(path)
+        self._verify = verify
+        counts = [shard.n_samples for shard in self._generation.shards]
+        self._starts: Rows = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
+        # As most datasets are written; a division finds the shard in a tenth of a search's time.
+        is_even = counts and len({*counts[:-1]}) <= 1 and counts[-1] <= counts[0]
+        self._rows_per_shard = max(1, counts[0]) if is_even else 0
+        self._readers: list[ShardReader | None] = [None] * len(counts)
+        self._gathers: dict[str, ColumnGather] = {}
+        self._marks: npt.NDArray[np.uint8] | None = None
+        self._first_marks: Rows | None = None
+        self._closed = False
+
+    @property
+    def schema(self) -> Schema:
+        """The fields of its samples."""
+        return self._generation.schema
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Class names; a label is a position in them."""
+        return self._generation.classes
+
+    @property
+    def lineage(self) -> str:
+        """What stays the same whatever is appended: an id of the first generation."""
+        return self._generation.lineage
+
+    @property
+    def generation(self) -> int:
+        """The number of the state that was opened."""
+        return self._generation.number
+
+    @property
+    def shards(self) -> tuple[ShardSummary, ...]:
+        """Its shards in order: name, samples, bytes, id."""
+        return self._generation.shards
+
+    @property
+    def inputs(self) -> tuple[Mapping[str, Any], ...]:
+        """What a conversion looked at, and what became of it."""
+        return self._generation.inputs
+
+    @property
+    def converter(self) -> Mapping[str, Any]:
+        """Which converter made it, with which options."""
+        return self._generation.converter
+
+    @property
+    def versions(self) -> Mapping[str, str]:
+        """The versions of what its bytes depend on."""
+        return self._generation.versions
+
+    def __len__(self) -> int:
+        return int(self._starts[-1])
+
+    def __repr__(self) -> str:
+        return (
+            f"ShardDataset({self.path!r}: {len(self)} samples in {len(self.shards)} shards, "
+            f"generation {self.generation})"
+        )
+
+    def __getitem__(self, index: Any) -> Any:
+        """One sample as a dict, or a list of them for a slice; raw arrays are read-only views."""
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        row, n = operator.index(index), len(self)
+        if not -n <= row < n:
+            raise IndexError(f"{self.path}: sample {row} of {n}")
+        row += n if row < 0 else 0
+        shard = int(np.searchsorted(self._starts, row, side="right")) - 1
+        return self.reader(shard)[row - int(self._starts[shard])]
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return (sample for shard in range(len(self.shards)) for sample in self.reader(shard))
+
+    @property
+    def starts(self) -> Rows:
+        """The number of each shard's first sample, and of all samples at the end."""
+        return self._starts
+
+    def locate(self, rows: Rows) -> Rows:
+        """The number of the shard that each of `rows` lies in."""
+        if self._rows_per_shard:
+            return rows // self._rows_per_shard
+        return np.searchsorted(self._starts, rows, side="right") - 1
+
+    def reader(self, shard: int) -> ShardReader:
+        """The reader of one shard, opened if need be; it belongs to the dataset.
+
+        Raises:
+            DatasetCorrupt: the file is another one than the generation names.
+        """
+        if self._closed:
+            raise LoaderClosed(f"{self.path}: the dataset is closed")
+        reader = self._readers[shard]
+        if reader is None:
+            reader = self._open(self.shards[shard])
+            self._readers[shard] = reader
+        return reader
+
+    def _open(self, summary: ShardSummary) -> ShardReader:
+        reader = ShardReader(os.path.join(self.path, summary.name), verify=self._verify)
+        found = (reader.id, len(reader), reader.header.file_size)
+        expected = (summary.id, summary.n_samples, summary.n_bytes)
+        if found != expected:
+            raise DatasetCorrupt(
+                f"{reader.path}: not the shard that the generation names: expected (id, samples, "
+                f"bytes) {expected}, found {found}"
+            )
+        if reader.schema != self.schema:
+            raise DatasetCorrupt(f"{reader.path}: its schema is not the dataset's")
+        return reader
+
+    @property
+    def n_marks(self) -> int:
+        """How many units all shards have together; opens every shard."""
+        return int(self._place_marks()[-1])
+
+    def _place_marks(self) -> Rows:
+        if self._first_marks is None:
+            counts = [self.reader(i).units.n_marks for i in range(len(self.shards))]
+            self._first_marks = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
+        return self._first_marks
+
+    def share_marks(self, marks: npt.NDArray[np.uint8]) -> None:
+        """Remember what has been checked in `marks`, n_marks bytes; opens every shard."""
+        first = self._place_marks().tolist()
+        for i in range(len(self.shards)):
+            self.reader(i).units.marks = marks[first[i] : first[i + 1]]
+        self._marks = marks
+
+    def gather(self, name: str) -> ColumnGather:
+        """What copies rows of a column of all shards at once; made on first use."""
+        if self._closed:
+            raise LoaderClosed(f"{self.path}: the dataset is closed")
+        found = self._gathers.get(name)
+        if found is None:
+            if self._marks is None:
+                self.share_marks(np.zeros(self.n_marks, np.uint8))
+            readers = [self.reader(i) for i in range(len(self.shards))]
+            found = ColumnGather(
+                name,
+                self.schema.columns[name],
+                readers,
+                self._starts[:-1],
+                self._marks if self._marks is not None else np.zeros(0, np.uint8),
+                self._place_marks()[:-1],
+                self._verify,
+            )
+            self._gathers[name] = found
+        return found
+
+    def close(self) -> None:
+        """Let go of all shards. Samples that were handed out stay valid. Idempotent."""
+        self._closed = True
+        for gather in self._gathers.values():
+            gather.close()
+        for reader in self._readers:
+            if reader is not None:
+                reader.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: types.TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def open_dataset(path: str | os.PathLike[str], *, verify: Verify = "first") -> ShardDataset:
+    """Open the dataset in a folder; see ShardDataset."""
+    return ShardDataset(path, verify=verify)
+
+
+class DatasetWriter:
+    """Writes samples to a new dataset, shard after shard; publishes it at `close()`.
+
+    Args:
+        path: a folder that is missing or empty.
+        schema: of all samples.
+        shard_bytes: how much data goes into one shard.
+        classes: names that the labels stand for.
+
+    Raises:
+        DatasetExists: the folder holds something already.
+        DatasetConflict: (also from `append`) another writer works in this folder.
+        SchemaError: (from `append`) the sample does not fit; the writer stays usable.
+        OSError: the disk refuses; nothing is published.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        schema: Schema,
+        *,
+        shard_bytes: int = 256 << 20,
+        classes: Sequence[str] = (),
+    ) -> None:
+        if shard_bytes < 1:
+            raise InvalidArgument(f"shard_bytes must be at least 1; found {shard_bytes}")
+        self.path = os.fspath(path)
+        self.schema = schema
+        self._shard_bytes, self._classes = shard_bytes, tuple(classes)
+        refuse_existing(path)
+        Path(path).mkdir(parents=True, exist_ok=True)
+        self._done: list[ShardSummary] = []
+        self._shard: ShardWriter | None = None
+        self._closed = False
+
+    def append(self, sample: Mapping[str, Any]) -> None:
+        """Add one sample: a value for every field of the schema, and nothing else."""
+        if self._closed:
+            raise LoaderClosed(f"{self.path}: the writer is closed")
+        if self._shard is None:
+            self._shard = self._next()
+        self._shard.append(sample)
+        if self._shard.n_bytes >= self._shard_bytes:
+            self._finish(self._shard)
+            self._shard = None
+
+    def _next(self) -> ShardWriter:
+        name = f"000000-{len(self._done):03d}.shard"
+        try:
+            return ShardWriter(os.path.join(self.path, name), self.schema)
+        except FileExistsError as error:
+            raise self._conflict(error) from error
+
+    def _finish(self, shard: ShardWriter) -> None:
+        try:
+            self._done.append(shard.close())
+        except FileExistsError as error:
+            raise self._conflict(error) from error
+
+    def _conflict(self, error: FileExistsError) -> DatasetConflict:
+        return DatasetConflict(f"another writer is at work in this folder: {error}")
+
+    def close(self) -> Generation:
+        """Finish the last shard and publish the dataset."""
+        if self._closed:
+            raise LoaderClosed(f"{self.path}: the writer is closed")
+        self._closed = True
+        if self._shard is None and not self._done:
+            self._shard = self._next()  # an empty dataset has one empty shard, with its schema
+        if self._shard is not None:
+            self._finish(self._shard)
+        return publish(self.path, schema=self.schema, shards=self._done, classes=self._classes)
+
+    def abort(self) -> None:
+        """Remove what was written; nothing is published. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._shard is not None:
+            self._shard.abort()
+        for summary in self._done:
+            os.unlink(os.path.join(self.path, summary.name))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: types.TracebackType | None,
+    ) -> None:
+        if kind is not None:
+            self.abort()
+        elif not self._closed:
+            self.close()

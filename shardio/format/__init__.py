@@ -1,0 +1,1 @@
+"""Bytes to values and back: the shard format, without files, maps or processes."""

@@ -1,0 +1,111 @@
+"""The index of the payload: one fixed-stride entry per (row, record field), and shapes.
+
+Addressing is arithmetic: the entry of row r and record field k of m is number r * m + k. Nothing
+here loops over samples; bounds of any number of entries are proved in one vectorised pass.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from shardio.errors import ShardCorrupt
+from shardio.format.codec import Codec
+from shardio.format.schema import MAX_RECORD_BYTES, Array, Field
+
+ENTRY: Final = struct.Struct("<QQQQ")
+"""offset in the payload, stored bytes | codec << 48, raw bytes, hash of the stored bytes."""
+ENTRY_DTYPE: Final = np.dtype(
+    [("offset", "<u8"), ("stored", "<u8"), ("n_bytes", "<u8"), ("hash", "<u8")]
+)
+DIMENSION: Final = struct.Struct("<Q")
+
+_SIZE_BITS: Final = 48
+_SIZE_MASK: Final = np.uint64((1 << _SIZE_BITS) - 1)
+RECORD_ALIGNMENT: Final = 64
+"""Raw array records start on this many bytes, so that they can be used where they lie."""
+_ZSTD_MOST: Final = 1 << 15
+"""A zstd block needs 4 bytes to yield its most, 128 KiB: no frame holds more than 2^15 times its
+own size. So no index entry can make a reader reserve more than the file justifies."""
+
+Entries = npt.NDArray[np.void]
+
+
+def pack_entry(offset: int, n_stored: int, codec: Codec, n_bytes: int, hash_: int) -> bytes:
+    """The 32 bytes of one entry."""
+    return ENTRY.pack(offset, n_stored | codec << _SIZE_BITS, n_bytes, hash_)
+
+
+def stored_bytes(entries: Entries) -> npt.NDArray[np.uint64]:
+    """How many bytes each record takes in the payload."""
+    found: npt.NDArray[np.uint64] = np.bitwise_and(entries["stored"], _SIZE_MASK)
+    return found
+
+
+def codecs(entries: Entries) -> npt.NDArray[np.uint64]:
+    """The codec of each record."""
+    found: npt.NDArray[np.uint64] = np.right_shift(entries["stored"], np.uint64(_SIZE_BITS))
+    return found
+
+
+def alignment(field: Field, codec: int) -> int:
+    """Where a record of this field may start: on multiples of this."""
+    return RECORD_ALIGNMENT if isinstance(field, Array) and codec == Codec.RAW else 1
+
+
+def broken(entries: Entries, field: Field, payload_bytes: int) -> npt.NDArray[np.bool_]:
+    """Which entries have numbers that cannot be right.
+
+    Checked without a possible overflow: known codec, record inside the payload, equal sizes for a
+    raw record, a compressed one smaller than its content and not smaller than zstd can make it,
+    the size that a fixed-shape array must have, alignment of raw arrays.
+    """
+    stored, kinds, offsets = stored_bytes(entries), codecs(entries), entries["offset"]
+    bad = kinds > (Codec.ZSTD if field.codec == "zstd" else Codec.RAW)
+    bad |= stored > payload_bytes
+    bad |= offsets > np.uint64(payload_bytes) - np.minimum(stored, np.uint64(payload_bytes))
+    bad |= entries["n_bytes"] > MAX_RECORD_BYTES
+    raw = kinds == Codec.RAW
+    bad |= raw & (entries["n_bytes"] != stored)
+    bad |= ~raw & (entries["n_bytes"] <= stored)
+    bad |= ~raw & (entries["n_bytes"] > stored * np.uint64(_ZSTD_MOST))
+    if isinstance(field, Array):
+        bad |= raw & (offsets % np.uint64(RECORD_ALIGNMENT) != 0)
+        if field.row_bytes is not None:
+            bad |= entries["n_bytes"] != field.row_bytes
+    found: npt.NDArray[np.bool_] = bad
+    return found
+
+
+def first_broken(entries: Entries, field: Field, payload_bytes: int) -> int | None:
+    """The position of the first entry whose numbers cannot be right, or None."""
+    bad = broken(entries, field, payload_bytes)
+    return int(np.argmax(bad)) if bad.any() else None
+
+
+def extent(itemsize: int, shape: tuple[int, ...]) -> int:
+    """The bytes of an array of `shape` if its dimensions of 0 were 1: what NumPy has to address."""
+    return itemsize * math.prod(d or 1 for d in shape)
+
+
+def full_shape(field: Array, varying: npt.NDArray[np.uint64], n_bytes: int) -> tuple[int, ...]:
+    """The shape of one sample's array from its stored varying dimensions.
+
+    Raises:
+        ShardCorrupt: the shape does not account for the record's n_bytes. It names no place.
+    """
+    rest = iter(varying.tolist())
+    shape = tuple(next(rest) if d is None else d for d in field.shape)
+    needed = 0 if 0 in shape else extent(field.numpy.itemsize, shape)
+    if needed != n_bytes or extent(field.numpy.itemsize, shape) > MAX_RECORD_BYTES:
+        raise ShardCorrupt(
+            f"the stored shape {shape} does not account for the record's bytes",
+            code="shape",
+            expected=n_bytes,
+            found=needed,
+        )
+    return shape

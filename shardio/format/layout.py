@@ -1,0 +1,364 @@
+"""The header page and the section table: one struct each, pack, unpack and validate.
+
+A shard is: header page, data and index sections, schema, section table, and the header page
+again. Sections begin on pages, are padded with zeros, and tile the file: no hole, no overlap.
+`docs/reference/format.md` is the specification; a test compares its tables with these structs.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum, IntFlag
+from typing import Final
+
+from shardio.errors import ShardCorrupt, ShardIncomplete, ShardUnsupported
+from shardio.format.checksum import content_id, hash_bytes
+
+PAGE: Final = 4096
+MAGIC: Final = b"\x89SHD\r\n\x1a\n"
+"""A non-ASCII byte, CR LF, ^Z and LF: what text-mode transfers damage, as PNG's does."""
+MAJOR: Final = 1
+MINOR: Final = 0
+
+HEADER: Final = struct.Struct("<8sHHIQQQQQQQ16s")
+"""magic, major, minor, page size, required and optional features, samples, file size, table
+offset, table size, table hash, id; followed by the hash of these bytes."""
+HEADER_HASH: Final = struct.Struct("<Q")
+SECTION: Final = struct.Struct("<HHHHQQQQQ")
+"""kind, field, kind it belongs to, zero, offset, size, count, stride, hash."""
+
+NO_FIELD: Final = 0xFFFF
+MAX_SECTIONS: Final = 1 << 14
+MAX_SCHEMA_BYTES: Final = 4 << 20
+MAX_FILE_BYTES: Final = 1 << 62
+FIRST_OPTIONAL_KIND: Final = 0x8000
+"""Section kinds from here on may be skipped by readers that do not know them."""
+
+
+class Kind(IntEnum):
+    """What a section holds. Codes are stable; those from DICTIONARY on are reserved."""
+
+    SCHEMA = 1
+    COLUMN = 2
+    COLUMN_HASHES = 3
+    PAYLOAD = 4
+    INDEX = 5
+    SHAPES = 6
+    BLOCK_HASHES = 7
+    DICTIONARY = 8
+    VALIDITY = 9
+    LENGTHS = 10
+    PACKETS = 11
+    STREAMS = 12
+
+
+_KIND_NAMES: Final = {int(kind): kind.name.lower() for kind in Kind}
+
+
+class Required(IntFlag):
+    """Features without which a shard cannot be read. Only ZSTD is built."""
+
+    ZSTD = 1 << 0
+    ZSTD_DICTIONARY = 1 << 1
+    OPTIONAL_FIELDS = 1 << 2
+    NESTED_NAMES = 1 << 3
+    LISTS = 1 << 4
+    IMAGES = 1 << 5
+    VIDEOS = 1 << 6
+    AUDIO = 1 << 7
+    FLOAT8 = 1 << 8
+    COMPLEX = 1 << 9
+    SIDE_COLUMNS = 1 << 10
+
+
+BUILT: Final = Required.ZSTD
+"""The required features that this version reads."""
+
+
+def padded(n_bytes: int) -> int:
+    """n_bytes rounded up to whole pages."""
+    return -(-n_bytes // PAGE) * PAGE
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """One entry of the section table.
+
+    `size` counts stored bytes without padding; `count` and `stride` are those of its items;
+    `of_kind` says what a BLOCK_HASHES section covers and is 0 elsewhere.
+    """
+
+    kind: int
+    field: int
+    of_kind: int
+    offset: int
+    size: int
+    count: int
+    stride: int
+    hash: int
+
+    @property
+    def key(self) -> tuple[int, int, int]:
+        """What makes a section unique in its table."""
+        return (self.kind, self.field, self.of_kind)
+
+    @property
+    def end(self) -> int:
+        """Where the next section begins."""
+        return self.offset + padded(self.size)
+
+    @property
+    def name(self) -> str:
+        """Its kind in words, for messages."""
+        word = _KIND_NAMES.get(self.kind, f"kind {self.kind}")
+        return f"{word} of {_KIND_NAMES.get(self.of_kind, self.of_kind)}" if self.of_kind else word
+
+    def pack(self) -> bytes:
+        """Its bytes in the section table."""
+        return SECTION.pack(
+            self.kind,
+            self.field,
+            self.of_kind,
+            0,
+            self.offset,
+            self.size,
+            self.count,
+            self.stride,
+            self.hash,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """The first and last page of a shard."""
+
+    n_samples: int
+    file_size: int
+    table_offset: int
+    table_size: int
+    table_hash: int
+    id: bytes
+    required: int = 0
+    optional: int = 0
+    minor: int = MINOR
+
+    def pack(self) -> bytes:
+        """The whole page: fields, hash, zeros."""
+        fields = HEADER.pack(
+            MAGIC,
+            MAJOR,
+            self.minor,
+            PAGE,
+            self.required,
+            self.optional,
+            self.n_samples,
+            self.file_size,
+            self.table_offset,
+            self.table_size,
+            self.table_hash,
+            self.id,
+        )
+        return (fields + HEADER_HASH.pack(hash_bytes(fields))).ljust(PAGE, b"\0")
+
+
+def unpack_header(page: bytes, path: str, *, offset: int = 0) -> Header:
+    """Read one header page and check everything that it alone can tell.
+
+    Args:
+        page: PAGE bytes.
+        path: for messages.
+        offset: where in the file the page lies.
+
+    Raises:
+        ShardIncomplete: the page was never written.
+        ShardUnsupported: a newer major version or an unknown required feature.
+        ShardCorrupt: anything else that is wrong.
+    """
+
+    def corrupt(what: str, code: str, at: int, expected: object, found: object) -> ShardCorrupt:
+        return ShardCorrupt(
+            what,
+            code=code,
+            path=path,
+            section="header",
+            offset=offset + at,
+            expected=expected,
+            found=found,
+        )
+
+    if not any(page):
+        raise ShardIncomplete(
+            f"{path}: the header was never written: the writer did not finish; "
+            "nothing in it can be read, write the shard again"
+        )
+    fields = HEADER.unpack_from(page)
+    magic, major, minor, page_size, required, optional, n_samples, file_size = fields[:8]
+    table_offset, table_size, table_hash, shard_id = fields[8:]
+    if magic != MAGIC:
+        raise corrupt("this is no shard: wrong magic bytes", "magic", 0, MAGIC, magic)
+    if major != MAJOR:
+        # Checked before the hash: another major version may keep its hash elsewhere.
+        raise ShardUnsupported(
+            f"{path}: format version {major}.{minor}, this shardio reads version {MAJOR}; "
+            "read it with a shardio that knows that version"
+        )
+    (stored,) = HEADER_HASH.unpack_from(page, HEADER.size)
+    found = hash_bytes(page[: HEADER.size])
+    if stored != found:
+        raise corrupt(
+            "the header does not match its hash",
+            "header_hash",
+            HEADER.size,
+            f"{stored:016x}",
+            f"{found:016x}",
+        )
+    padding = HEADER.size + HEADER_HASH.size
+    if page.count(0, padding) != PAGE - padding:
+        at = next(i for i in range(padding, PAGE) if page[i])
+        raise corrupt("the header's padding is not zero", "padding", at, 0, page[at])
+    if page_size != PAGE:
+        raise corrupt("unknown page size", "page_size", 12, PAGE, page_size)
+    check_required(required, path)
+    return Header(
+        n_samples,
+        file_size,
+        table_offset,
+        table_size,
+        table_hash,
+        shard_id,
+        required,
+        optional,
+        minor,
+    )
+
+
+def check_required(required: int, path: str) -> None:
+    """Refuse, by name, features that this version does not read.
+
+    Raises:
+        ShardUnsupported: naming all of them.
+    """
+    missing = required & ~int(BUILT)
+    if not missing:
+        return
+    known = {int(f): f.name or "" for f in Required}
+    names = [known.get(1 << i, f"bit {i}").lower() for i in range(64) if missing >> i & 1]
+    raise ShardUnsupported(
+        f"{path}: needs {', '.join(names)}, which this version of shardio cannot read; "
+        "read it with a newer shardio"
+    )
+
+
+def check_place(header: Header, actual_size: int, path: str) -> None:
+    """Compare the header with the file's real size, and bound the section table.
+
+    Raises:
+        ShardCorrupt: the file is longer or shorter than it was, or the table lies elsewhere.
+    """
+
+    def corrupt(what: str, code: str, expected: object, found: object) -> ShardCorrupt:
+        return ShardCorrupt(
+            what, code=code, path=path, section="header", expected=expected, found=found
+        )
+
+    if header.file_size != actual_size:
+        cut = actual_size < header.file_size
+        what = "the file is truncated" if cut else "the file has bytes after its end"
+        raise corrupt(what, "file_size", header.file_size, actual_size)
+    table_end = header.table_offset + padded(header.table_size) + PAGE
+    fits = (
+        header.table_offset % PAGE == 0
+        and header.table_offset >= 2 * PAGE
+        and 0 < header.table_size <= MAX_SECTIONS * SECTION.size
+        and header.table_size % SECTION.size == 0
+        and table_end == header.file_size <= MAX_FILE_BYTES
+    )
+    if not fits:
+        raise corrupt(
+            "the section table does not end where the last page begins",
+            "table_place",
+            header.file_size,
+            table_end,
+        )
+
+
+def unpack_table(table: bytes, header: Header, path: str) -> tuple[Section, ...]:
+    """Read the section table: hash, id, unique keys, tiling.
+
+    Args:
+        table: header.table_size bytes from header.table_offset.
+        header: of the same file, already checked by `check_place`.
+        path: for messages.
+
+    Raises:
+        ShardCorrupt: with the code of the rule that is broken.
+    """
+
+    def corrupt(what: str, code: str, at: int, expected: object, found: object) -> ShardCorrupt:
+        return ShardCorrupt(
+            what,
+            code=code,
+            path=path,
+            section="section table",
+            offset=at,
+            expected=expected,
+            found=found,
+        )
+
+    found = hash_bytes(table)
+    if found != header.table_hash:
+        raise corrupt(
+            "the section table does not match its hash",
+            "table_hash",
+            header.table_offset,
+            f"{header.table_hash:016x}",
+            f"{found:016x}",
+        )
+    if content_id(table) != header.id:
+        raise corrupt(
+            "the id is not that of the section table",
+            "id",
+            header.table_offset,
+            header.id.hex(),
+            content_id(table).hex(),
+        )
+    sections, seen, place = [], set(), PAGE
+    for i, (kind, field, of_kind, zero, *numbers) in enumerate(SECTION.iter_unpack(table)):
+        at = header.table_offset + i * SECTION.size
+        section = Section(kind, field, of_kind, *numbers)
+        if zero:
+            raise corrupt("a reserved number is not zero", "reserved", at, 0, zero)
+        if section.key in seen:
+            raise corrupt("two sections have the same key", "duplicate", at, None, section.name)
+        if section.offset != place:
+            code = "overlap" if section.offset < place else "hole"
+            raise corrupt(
+                f"section {section.name} leaves a {code}", code, at, place, section.offset
+            )
+        if section.size > header.file_size or section.end > header.table_offset:
+            raise corrupt(
+                f"section {section.name} reaches into the section table",
+                "size",
+                at,
+                header.table_offset,
+                section.end,
+            )
+        seen.add(section.key)
+        sections.append(section)
+        place = section.end
+    if place != header.table_offset:
+        raise corrupt(
+            "bytes between the last section and the table",
+            "hole",
+            header.table_offset,
+            header.table_offset,
+            place,
+        )
+    return tuple(sections)
+
+
+def pack_table(sections: Sequence[Section]) -> bytes:
+    """The section table's bytes."""
+    return b"".join(section.pack() for section in sections)

@@ -1,0 +1,142 @@
+"""Values of a sample to bytes and back, by field type. Values are never changed, only refused."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from shardio.errors import SchemaError
+from shardio.format.index import extent
+from shardio.format.schema import (
+    MAX_RECORD_BYTES,
+    Array,
+    Bytes,
+    Field,
+    Json,
+    Text,
+    canonical_json,
+)
+
+
+def encode_array(name: str, field: Array, value: object) -> npt.NDArray[Any]:
+    """`value` as a C-contiguous little-endian array of the field's dtype and shape.
+
+    Values are never changed: what the dtype cannot hold (in kind and range; Python numbers are
+    rounded to a floating-point field's precision) is refused.
+
+    Raises:
+        SchemaError: dtype or shape do not fit; the message names the field and both.
+    """
+    found = _as_dtype(name, field, value)
+    fits = found.ndim == len(field.shape) and all(
+        d is None or d == n for d, n in zip(field.shape, found.shape, strict=True)
+    )
+    if not fits:
+        raise SchemaError(
+            f"field {name!r}: expected shape {_show(field.shape)}, found {_show(found.shape)}"
+        )
+    return np.ascontiguousarray(found).reshape(found.shape)
+
+
+def _show(shape: tuple[int | None, ...]) -> str:
+    return "(" + ", ".join("any" if d is None else str(d) for d in shape) + ")"
+
+
+def _as_dtype(name: str, field: Array, value: object) -> npt.NDArray[Any]:
+    wanted = field.numpy
+    if isinstance(value, np.ndarray | np.generic):
+        found = np.asarray(value)
+        if field.dtype == "bfloat16":
+            # Bits, not numbers: a wider cast would turn the number 1 into the smallest denormal.
+            if found.dtype.name == "bfloat16":
+                return found.view(wanted)
+            if found.dtype.newbyteorder("<") == wanted:
+                return found.astype(wanted, copy=False)
+        elif np.can_cast(found.dtype, wanted, "safe"):
+            return found.astype(wanted, copy=False)
+        raise SchemaError(f"field {name!r}: expected dtype {field.dtype}, found {found.dtype}")
+    try:
+        return _converted(np.asarray(value), field)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise SchemaError(
+            f"field {name!r}: expected {field.dtype}, found {type(value).__name__}: {error}"
+        ) from error
+
+
+def _converted(found: npt.NDArray[Any], field: Array) -> npt.NDArray[Any]:
+    """Numbers that came as Python objects, in the field's dtype; NumPy itself would wrap some."""
+    wanted = field.numpy
+    if found.size == 0 and found.dtype.kind == "f":
+        return found.astype(wanted)
+    if field.dtype == "bfloat16":
+        raise TypeError("bfloat16 is given as an array of uint16, its bits, or of bfloat16")
+    if found.dtype.kind not in {"b": "b", "i": "biu", "u": "biu", "f": "biuf"}[wanted.kind]:
+        raise TypeError(f"its values are {found.dtype}")
+    if found.size and wanted.kind in "iu" and found.dtype.kind != "b":
+        limits = np.iinfo(wanted)
+        if int(found.min()) < limits.min or int(found.max()) > limits.max:
+            raise OverflowError(f"a value lies outside {limits.min}..{limits.max}")
+    with np.errstate(over="ignore"):
+        cast = found.astype(wanted)
+    if wanted.kind == "f" and (np.isinf(cast) & np.isfinite(found)).any():
+        raise OverflowError(f"a value is too large for {field.dtype}")
+    return cast
+
+
+def encode_record(name: str, field: Field, value: object) -> tuple[memoryview, tuple[int, ...]]:
+    """The bytes of a value that is stored record by record, and its shape (() unless an array).
+
+    Raises:
+        SchemaError: the value does not fit the field.
+    """
+    if isinstance(field, Array):
+        array = encode_array(name, field, value)
+        if extent(field.numpy.itemsize, array.shape) > MAX_RECORD_BYTES:
+            raise SchemaError(f"field {name!r}: shape {array.shape} is beyond 2^48 bytes")
+        return array.reshape(-1).view(np.uint8).data, array.shape
+    if isinstance(field, Json):
+        record = canonical_json(value)  # first: it refuses what refers to itself
+        _refuse_keys(name, value)
+        return memoryview(record), ()
+    if isinstance(field, Bytes):
+        if not isinstance(value, bytes | bytearray | memoryview):
+            raise SchemaError(f"field {name!r}: expected bytes, found {type(value).__name__}")
+        return memoryview(bytes(value)), ()
+    if not isinstance(value, str):
+        raise SchemaError(f"field {name!r}: expected str, found {type(value).__name__}")
+    try:
+        return memoryview(value.encode("utf-8")), ()
+    except UnicodeEncodeError as error:
+        raise SchemaError(f"field {name!r}: the text is not valid Unicode: {error}") from error
+
+
+def _refuse_keys(name: str, value: object) -> None:
+    """Refuse dicts with keys that are no strings: JSON would turn 1 into "1"."""
+    waiting = [value]
+    while waiting:
+        found = waiting.pop()
+        if isinstance(found, dict):
+            for key in found:
+                if not isinstance(key, str):
+                    raise SchemaError(f"field {name!r}: keys must be str, found {key!r}")
+            waiting += found.values()
+        elif isinstance(found, list | tuple):
+            waiting += found
+
+
+def decode_record(field: Field, record: bytes | memoryview, shape: tuple[int, ...]) -> Any:
+    """The value in a record; an array is a view of `record`.
+
+    Raises:
+        ValueError: text or JSON that is not what it should be (UnicodeDecodeError is one).
+    """
+    if isinstance(field, Array):
+        return np.frombuffer(record, field.numpy).reshape(shape)[()]
+    if isinstance(field, Text):
+        return str(record, "utf-8")
+    if isinstance(field, Json):
+        return json.loads(str(record, "utf-8"))
+    return bytes(record)

@@ -1,0 +1,94 @@
+"""Which schema a dict of values has: what transforms return, and samples given without a schema."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import numpy as np
+
+from shardio.errors import SchemaError
+from shardio.format.schema import DTYPES, Array, Bytes, Field, Json, Schema, Text
+
+_NUMBERS: Final = np.ndarray | np.generic | bool | int | float
+
+
+def infer_schema(sample: object, source: Schema | None = None) -> Schema:
+    """The schema of one sample.
+
+    NumPy arrays and scalars, bool, int (int64) and float (float64) become arrays of their shape;
+    str, bytes, and dict, list, tuple or None become Text, Bytes and Json. A field whose shape
+    varies in `source` varies here too; uint16 of a bfloat16 field stays bfloat16; what JSON can say
+    of a Json field stays Json.
+
+    Raises:
+        SchemaError: not a mapping of names to such values.
+    """
+    if not isinstance(sample, Mapping):
+        raise SchemaError(
+            f"a sample must be a dict of fields, found {type(sample).__name__}; "
+            "to leave samples out, select them beforehand"
+        )
+    known = source if source is not None else {}
+    return Schema({name: _infer(name, value, known.get(name)) for name, value in sample.items()})
+
+
+def _infer(name: str, value: object, source: Field | None) -> Field:
+    plain = value is None or isinstance(value, str | bool | int | float | Mapping | list | tuple)
+    if isinstance(source, Json) and plain and not isinstance(value, np.generic):
+        return Json()
+    if isinstance(value, str):
+        return Text()
+    if isinstance(value, bytes | bytearray | memoryview):
+        return Bytes()
+    if value is None or isinstance(value, Mapping | list | tuple):
+        return Json()
+    if isinstance(value, _NUMBERS):
+        return _infer_array(name, np.asarray(value), source)
+    raise SchemaError(
+        f"field {name!r}: a {type(value).__module__}.{type(value).__name__} cannot be put into a "
+        "batch; return NumPy arrays, numbers, str, bytes, or what JSON can say"
+    )
+
+
+def _infer_array(name: str, value: np.ndarray[Any, Any], source: Field | None) -> Array:
+    dtype = value.dtype.name
+    if dtype not in DTYPES:
+        raise SchemaError(f"field {name!r}: dtype {value.dtype} is not one of {', '.join(DTYPES)}")
+    shape: tuple[int | None, ...] = tuple(n if n else None for n in value.shape)
+    if isinstance(source, Array):
+        if dtype == "uint16" and source.dtype == "bfloat16":
+            dtype = "bfloat16"
+        if source.dtype == dtype and len(source.shape) == value.ndim and not source.is_fixed:
+            shape = (None,) * value.ndim
+    return Array(dtype, shape)
+
+
+def check_sample(sample: object, schema: Schema) -> None:
+    """Make sure that a later sample is what the first one was.
+
+    Raises:
+        SchemaError: naming the field, and both.
+    """
+    if not isinstance(sample, Mapping):
+        raise SchemaError(f"a sample must be a dict of fields, found {type(sample).__name__}")
+    if sample.keys() != schema.keys():
+        raise SchemaError(f"the first sample had fields {list(schema)}, this has {list(sample)}")
+    for name, field in schema.items():
+        if not isinstance(field, Array):
+            continue
+        if not isinstance(sample[name], _NUMBERS):
+            raise SchemaError(
+                f"field {name!r}: the first sample had {field.dtype} of shape {field.shape}, "
+                f"this has a {type(sample[name]).__name__}"
+            )
+        value = np.asarray(sample[name])
+        # By name: the byte order is no difference, it is changed on the way into the block.
+        same = value.dtype.name == field.numpy.name and len(value.shape) == len(field.shape)
+        if not same or any(
+            d is not None and d != n for d, n in zip(field.shape, value.shape, strict=True)
+        ):
+            raise SchemaError(
+                f"field {name!r}: the first sample had {field.dtype} of shape {field.shape}, "
+                f"this has {value.dtype} of shape {value.shape}"
+            )

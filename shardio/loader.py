@@ -1,0 +1,281 @@
+"""ShardLoader: batches of a dataset, filled by worker processes, as tensors or arrays."""
+
+from __future__ import annotations
+
+import os
+import types
+import warnings
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Protocol, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from shardio._engine.engine import Engine
+from shardio._engine.fill import Recipe
+from shardio._engine.iteration import Delivered, Iteration
+from shardio.batch import Batch
+from shardio.collate import BlockLayout
+from shardio.dataset import ShardDataset
+from shardio.options import Output, Shuffle, Tail, check_options, check_verify
+from shardio.units import Verify
+
+
+class Maker(Protocol):
+    """Makes what the user gets of arrays over a block."""
+
+    aliases: bool
+
+    def wrap(self, array: npt.NDArray[Any], carrier: object, dtype: str | None = None) -> Any:
+        """One field; holds `carrier` for as long as it or a part of it is held."""
+
+    def synchronize(self) -> None:
+        """Wait until nothing reads memory that was let go."""
+
+
+class _Arrays:
+    """output="numpy": the arrays themselves."""
+
+    aliases = True
+
+    def wrap(self, array: npt.NDArray[Any], carrier: object, dtype: str | None = None) -> Any:
+        return array
+
+    def synchronize(self) -> None:
+        return
+
+
+class ShardLoader:
+    """Iterates over the batches of a dataset; every iteration is one epoch.
+
+    The batches are a pure function of dataset, seed and epoch: the same for any number of workers
+    and any prefetch. Workers start in the constructor and live until `close()` (or the end of the
+    `with`, of the loader, or of the process); leaving a loop early leaves nothing behind. One
+    loader is for one process; its iterators may be used from several threads, one at a time each.
+
+    Args:
+        dataset: a folder, or an open ShardDataset (whose files are then opened anew).
+        batch_size: samples per batch.
+        fields: which fields to read; nothing is read of the others. All by default.
+        shuffle: True or "full" for a new permutation of all samples each epoch; False for none.
+        seed: of the order and of the transform's generators, from 0 up.
+        num_workers: worker processes; by default as many as this process may use CPUs. 0 runs
+            everything in this process, with the same batches.
+        transform: `f(sample)` or `f(sample, rng)`, from a dict of fields to a dict of fields, run
+            in the workers. Arrays it is given are read-only. `rng` is a numpy Generator keyed by
+            (seed, epoch, position); Python's and NumPy's global generators are keyed likewise.
+            Every sample must have the fields, dtypes and shapes of the first.
+        output: "tinygrad" or "numpy".
+        device: of the tensors: a name, or a tuple to shard along the batch; tinygrad's default.
+        tail: "short" delivers the last, incomplete batch as it is; "drop" leaves it out.
+        prefetch: how many blocks beyond one per worker are filled ahead.
+        memory_bytes: budget of all blocks; by default half of what is available.
+        verify: "first" checks every hash when its bytes are first read, "always", or "off".
+        reuse: the fast lane: a batch is valid only until the next one.
+
+    Raises:
+        InvalidArgument: an option is not acceptable; the message lists what is.
+        DatasetNotFound, DatasetCorrupt, ShardNotFound, …: from opening the dataset.
+        ShardCorrupt, TransformError, WorkerDied, MemoryShort: (in the loop) naming the sample.
+    """
+
+    def __init__(
+        self,
+        dataset: str | os.PathLike[str] | ShardDataset,
+        batch_size: int,
+        *,
+        fields: Iterable[str] | None = None,
+        shuffle: Shuffle = False,
+        seed: int = 0,
+        num_workers: int | None = None,
+        transform: Callable[..., Any] | None = None,
+        output: Output = "tinygrad",
+        device: str | tuple[str, ...] | None = None,
+        tail: Tail = "short",
+        prefetch: int = 2,
+        memory_bytes: int | None = None,
+        verify: Verify = "first",
+        reuse: bool = False,
+    ) -> None:
+        path = dataset.path if isinstance(dataset, ShardDataset) else os.fspath(dataset)
+        check_verify(verify)
+        opened = ShardDataset(path, verify=verify)
+        self._options = check_options(
+            opened.schema,
+            batch_size=batch_size,
+            fields=fields,
+            shuffle=shuffle,
+            seed=seed,
+            num_workers=num_workers,
+            transform=transform,
+            output=output,
+            device=device,
+            tail=tail,
+            prefetch=prefetch,
+            memory_bytes=memory_bytes,
+            verify=verify,
+            reuse=reuse,
+        )
+        self._n_samples = len(opened)
+        self._epoch = self._next_epoch = 0
+        self._maker: Maker = _Arrays()
+        self._lanes: dict[tuple[int, int], dict[str, Any]] = {}
+        self._engine = Engine(
+            self._recipe(path),
+            n_workers=self._options.num_workers,
+            prefetch=self._options.prefetch,
+            memory_bytes=self._options.memory_bytes,
+        )
+        self._finalizer = weakref.finalize(self, self._engine.close)
+        try:
+            self._engine.open(opened)
+            if self._options.output == "tinygrad":
+                self._maker = _tensor_maker(self._options.device)
+                if self._maker.aliases:
+                    self._engine.settle = self._maker.synchronize
+        except BaseException:
+            self.close()
+            raise
+
+    def _recipe(self, path: str) -> Recipe:
+        options = self._options
+        return Recipe(
+            path=os.path.abspath(path),
+            fields=options.fields,
+            # Blocks are made for so many: no more than there are.
+            batch_size=min(options.batch_size, max(1, self._n_samples)),
+            n_samples=self._n_samples,
+            shuffle=options.shuffle,
+            seed=options.seed,
+            verify=options.verify,
+            transform=options.transform,
+            takes_rng=options.takes_rng,
+        )
+
+    @property
+    def dataset(self) -> ShardDataset:
+        """The dataset it reads; closed with the loader."""
+        return self._engine.dataset
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the latest iteration; 0 before the first."""
+        return self._epoch
+
+    def __len__(self) -> int:
+        """How many batches an epoch has."""
+        size = self._options.batch_size
+        whole, rest = divmod(self._n_samples, size)
+        return whole + (1 if rest and self._options.tail == "short" else 0)
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Start the next epoch."""
+        iteration = self._engine.iterate(self._next_epoch, 0, len(self))
+        self._epoch = self._next_epoch
+        self._next_epoch += 1
+        return _Pass(self, iteration)
+
+    def _hand_over(self, delivered: Delivered, iteration: Iteration) -> Batch:
+        """Make the batch that the loop gets from a filled block."""
+        layout = iteration.layout
+        if self._options.reuse:
+            block = self._engine.pool[delivered.block].bytes
+            values = self._lane(layout, delivered, block)
+        else:
+            leased = self._engine.lease(iteration)
+            block = self._private_copy(layout, delivered) if leased is None else leased
+            values = self._values(layout, delivered, block)
+        return Batch(
+            layout,
+            block,
+            delivered.n_rows,
+            values,
+            epoch=iteration.epoch,
+            step=delivered.step,
+        )
+
+    def _values(
+        self, layout: BlockLayout, delivered: Delivered, block: npt.NDArray[np.uint8]
+    ) -> dict[str, Any]:
+        wrap, n = self._maker.wrap, delivered.n_rows
+        return {
+            slot.name: wrap(layout.fixed_rows(block, slot, n), block, slot.special)
+            for slot in layout.fixed
+        }
+
+    def _lane(
+        self, layout: BlockLayout, delivered: Delivered, block: npt.NDArray[np.uint8]
+    ) -> dict[str, Any]:
+        """reuse=True: arrays or tensors made once per block, where they share its memory."""
+        if not self._maker.aliases:
+            return self._values(layout, delivered, block)
+        key = delivered.block, delivered.n_rows
+        values = self._lanes.get(key)
+        if values is None:
+            values = self._lanes[key] = self._values(layout, delivered, block)
+        return values
+
+    def _private_copy(self, layout: BlockLayout, delivered: Delivered) -> npt.NDArray[np.uint8]:
+        """The batch outside of any block, because all blocks that may be had are held."""
+        pool = self._engine.pool
+        copy = pool.copy(delivered.block, layout.heap + delivered.heap_bytes)
+        if pool.n_copies == 1:
+            warnings.warn(
+                f"batches are copied: the program holds all {len(pool)} blocks that memory_bytes, "
+                "or the limit of open files, allows; let go of batches, or raise that limit",
+                RuntimeWarning,
+                stacklevel=4,
+            )
+        return copy
+
+    def close(self) -> None:
+        """End the workers; batches that are held stay valid. May be called again."""
+        self._finalizer()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: types.TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class _Pass:
+    """One iteration over a loader: an iterator that keeps its loader alive.
+
+    Leaving it, in whatever way, ends its tasks and gives its blocks back.
+    """
+
+    def __init__(self, loader: ShardLoader, iteration: Iteration) -> None:
+        self._loader, self._iteration = loader, iteration
+        self._cancel = weakref.finalize(self, loader._engine.cancel, iteration)
+        self._cancel.atexit = False
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Batch:
+        if not self._cancel.alive:
+            raise StopIteration
+        try:
+            delivered = self._loader._engine.next(self._iteration)
+            if delivered is None:
+                self._cancel()
+                raise StopIteration
+            batch = self._loader._hand_over(delivered, self._iteration)
+        except BaseException:  # after Ctrl-C, too: a batch may have been lost on its way
+            self._cancel()
+            raise
+        return batch
+
+
+def _tensor_maker(device: str | tuple[str, ...] | None) -> Maker:
+    # Late: it imports tinygrad, which workers and output="numpy" do without.
+    from shardio.tensors import TensorMaker
+
+    return TensorMaker(device)

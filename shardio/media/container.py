@@ -1,0 +1,173 @@
+"""What a media file says about itself, read from its bytes: whether it is one, and whole.
+
+Nothing here decodes. `has_media_signature` looks at the first bytes, so that a video without a
+suffix is found and a picture is not taken for one; `missing_bytes` compares the sizes that a
+container declares with the size of the file, which tells a truncated file exactly, without a
+guess from durations.
+"""
+
+from __future__ import annotations
+
+from pathlib import PurePath
+from typing import BinaryIO
+
+__all__ = ["HEAD_BYTES", "has_media_signature", "has_media_suffix", "missing_bytes"]
+
+HEAD_BYTES = 1024  # covers five transport packets, whose only signature is their sync bytes
+
+_SUFFIXES = frozenset(
+    # `.ts` is missing on purpose: it is far more often TypeScript; transport streams are known by
+    # their bytes. `.gif` is here because a GIF is read as a video.
+    ".3g2 .3gp .asf .avi .dv .f4v .flv .gif .ivf .m2ts .m2v .m4v .mkv .mov .mp4 .mpe .mpeg .mpg"
+    " .mts .mxf .nut .ogm .ogv .qt .rm .rmvb .vob .webm .wmv .wtv .y4m"
+    " .aac .ac3 .aif .aifc .aiff .amr .ape .au .caf .flac .m4a .m4b .mka .mp2 .mp3 .oga .ogg .opus"
+    " .ra .wav .wma .wv".split()
+)
+_STILL_BRANDS = frozenset((b"avif", b"heic", b"heix", b"heim", b"heis", b"mif1"))
+_ISO_BOXES = frozenset((b"ftyp", b"moov", b"mdat", b"wide", b"free", b"skip", b"pnot", b"styp"))
+_EBML = bytes.fromhex("1a45dfa3")
+_SEGMENT = bytes.fromhex("18538067")
+_STARTS = (
+    b"GIF87a",
+    b"GIF89a",
+    _EBML,
+    b"FLV\x01",
+    b"DKIF",
+    b"YUV4MPEG2",
+    b".RMF",
+    b"nut/multimedia container\0",
+    bytes.fromhex("3026b2758e66cf11a6d900aa0062ce6c"),  # ASF: WMV, WMA
+    bytes.fromhex("060e2b3402050101"),  # MXF
+    bytes.fromhex("000001ba"),  # MPEG program stream
+    bytes.fromhex("000001b3"),  # MPEG-1 and -2 video
+    bytes.fromhex("0000000167"),  # H.264: a sequence parameter set
+    bytes.fromhex("0000000140"),  # HEVC: a video parameter set
+    b"OggS",
+    b"fLaC",
+    b"ID3",
+    b"#!AMR",
+    b"caff",
+    b"wvpk",
+    b".snd",
+)
+
+
+def has_media_suffix(name: str) -> bool:
+    """Whether the suffix of `name` promises video or audio."""
+    return PurePath(name).suffix.lower() in _SUFFIXES
+
+
+def has_media_signature(head: bytes) -> bool:
+    """Whether a file's first `HEAD_BYTES` bytes (or fewer) are those of video or audio.
+
+    Still pictures are not, in whatever container; GIF is, since it may hold many frames.
+    """
+    if head.startswith(_STARTS):
+        return True
+    if head[4:8] in _ISO_BOXES:
+        # A box that is shorter than its own header is a coincidence of four letters.
+        still = head[4:8] == b"ftyp" and head[8:12] in _STILL_BRANDS
+        return not still and int.from_bytes(head[:4], "big") not in range(2, 8)
+    if head.startswith(b"RIFF"):
+        return head[8:12] in (b"AVI ", b"WAVE")
+    if head.startswith(b"FORM"):
+        return head[8:12] in (b"AIFF", b"AIFC")
+    return _is_transport_stream(head)
+
+
+def missing_bytes(file: BinaryIO) -> int:
+    """Count the bytes by which the file is shorter than its own container declares.
+
+    Knows the containers that declare their size: ISO base media (MP4, MOV), RIFF (AVI), Matroska
+    and WebM, GIF (whose last byte is fixed: without it, the file counts as one byte short). For
+    every other file, and where the size is left open as in live recordings, the answer is 0.
+    """
+    n_bytes = file.seek(0, 2)
+    file.seek(0)
+    head = file.read(12)
+    if head[:4] == _EBML:
+        return _matroska_missing(file, n_bytes)
+    if head[4:8] in _ISO_BOXES:
+        return _iso_missing(file, n_bytes)
+    if head[:4] == b"RIFF":
+        return _riff_missing(file, n_bytes)
+    if head[:4] == b"GIF8":
+        return _gif_missing(file, n_bytes)
+    return 0
+
+
+def _is_transport_stream(head: bytes) -> bool:
+    """Whether a sync byte stands at every packet, of 188 bytes or of 192 (Blu-ray, from 4)."""
+    for first, stride in ((0, 188), (4, 192)):
+        syncs = head[first::stride]
+        if len(syncs) >= 4 and set(syncs) == {0x47}:
+            return True
+    return False
+
+
+def _iso_missing(file: BinaryIO, n_bytes: int) -> int:
+    """Walk the top-level boxes."""
+    offset = 0
+    while offset + 8 <= n_bytes:
+        file.seek(offset)
+        header = file.read(16)
+        size = int.from_bytes(header[:4], "big")
+        if size == 1:  # a 64-bit size follows the type
+            size = int.from_bytes(header[8:16], "big")
+        if size < 8 or not header[4:8].isascii():
+            return (
+                0  # 0: up to the end of the file; or bytes after the last box, which players ignore
+            )
+        offset += size
+    return max(0, offset - n_bytes)
+
+
+def _riff_missing(file: BinaryIO, n_bytes: int) -> int:
+    """Walk the RIFF chunks: an OpenDML file of more than 1 GiB holds several."""
+    offset = 0
+    while offset + 12 <= n_bytes:
+        file.seek(offset)
+        header = file.read(8)
+        size = int.from_bytes(header[4:], "little")
+        if header[:4] != b"RIFF" or size in (0, 0xFFFFFFFF):
+            return 0
+        offset += 8 + size + size % 2
+    # The pad byte after a chunk of odd size is often left out at the end of the file.
+    return offset - n_bytes if offset - n_bytes > 1 else 0
+
+
+def _gif_missing(file: BinaryIO, n_bytes: int) -> int:
+    """Look for the trailer, 0x3B, in the last bytes: some writers add zeros after it."""
+    file.seek(max(0, n_bytes - 16))
+    return 0 if file.read().rstrip(b"\0").endswith(b";") else 1
+
+
+def _matroska_missing(file: BinaryIO, n_bytes: int) -> int:
+    """Skip the EBML header, then walk the segments."""
+    file.seek(4)
+    header_size = _ebml_size(file)
+    if header_size is None:
+        return 0
+    offset = file.tell() + header_size
+    while offset + 4 <= n_bytes:
+        file.seek(offset)
+        if file.read(4) != _SEGMENT:
+            return 0
+        size = _ebml_size(file)
+        if size is None:  # live recordings leave the size open
+            return 0
+        offset = file.tell() + size
+    return max(0, offset - n_bytes)
+
+
+def _ebml_size(file: BinaryIO) -> int | None:
+    """Read a variable-length integer; None where it is "unknown" (all ones) or cut off."""
+    first = file.read(1)
+    if not first or not first[0]:
+        return None
+    n_more = 8 - first[0].bit_length()
+    rest = file.read(n_more)
+    if len(rest) < n_more:
+        return None
+    value = int.from_bytes(bytes([first[0] & (0x7F >> n_more)]) + rest, "big")
+    return None if value == (1 << 7 * (n_more + 1)) - 1 else value

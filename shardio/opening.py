@@ -1,0 +1,184 @@
+"""Open a shard: prove everything that does not depend on the number of samples.
+
+After `open_sections` returns, every section lies inside the file, has the size, count and stride
+that the schema and the sample count demand, and nothing else is in the file. The readers above
+trust that and check only hashes and index entries.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from shardio.errors import SchemaError, ShardCorrupt, ShardIncomplete, ShardUnsupported
+from shardio.format.checksum import hash_bytes, n_blocks, n_units
+from shardio.format.index import DIMENSION, ENTRY
+from shardio.format.layout import (
+    FIRST_OPTIONAL_KIND,
+    MAX_SCHEMA_BYTES,
+    NO_FIELD,
+    PAGE,
+    Header,
+    Kind,
+    Section,
+    check_place,
+    unpack_header,
+    unpack_table,
+)
+from shardio.format.schema import Array, Schema
+
+MAX_SAMPLES: Final = 1 << 48
+
+_schemas: dict[bytes, Schema] = {}
+"""Schemas parsed in this process: the shards of a dataset all have the same one."""
+
+Sections = dict[tuple[int, int, int], Section]
+
+
+def open_sections(content: memoryview, path: str) -> tuple[Header, Schema, Sections]:
+    """Validate header, trailer, section table, schema, and every section's place and size.
+
+    Args:
+        content: the whole file, mapped.
+        path: for messages.
+
+    Raises:
+        ShardIncomplete, ShardUnsupported, ShardCorrupt: see `shardio.errors`.
+    """
+    size = content.nbytes
+    if size < PAGE:
+        if not any(content):
+            raise ShardIncomplete(f"{path}: {size} bytes and no header: its writer did not finish")
+        raise ShardCorrupt(
+            "too short to be a shard", code="file_size", path=path, expected=PAGE, found=size
+        )
+    header = unpack_header(bytes(content[:PAGE]), path)
+    check_place(header, size, path)
+    last = size - PAGE
+    if bytes(content[last:]) != bytes(content[:PAGE]):
+        at = next(i for i in range(PAGE) if content[last + i] != content[i])
+        raise ShardCorrupt(
+            "the first and the last page differ",
+            code="trailer",
+            path=path,
+            section="trailer",
+            offset=last + at,
+            expected=content[at],
+            found=content[last + at],
+        )
+    table = bytes(content[header.table_offset : header.table_offset + header.table_size])
+    sections = {s.key: s for s in unpack_table(table, header, path)}
+    schema = read_schema(content, sections, path)
+    check_sections(header, schema, sections, path)
+    return header, schema, sections
+
+
+def _corrupt(
+    path: str, section: Section, what: str, expected: object, found: object
+) -> ShardCorrupt:
+    return ShardCorrupt(
+        what,
+        code="section",
+        path=path,
+        section=section.name,
+        offset=section.offset,
+        expected=expected,
+        found=found,
+    )
+
+
+def read_schema(content: memoryview, sections: Sections, path: str) -> Schema:
+    """Read the schema that the section table names, and check its hash."""
+    section = sections.get((Kind.SCHEMA, NO_FIELD, 0))
+    if section is None:
+        raise ShardCorrupt("there is no schema", code="section", path=path)
+    if section is not list(sections.values())[-1]:
+        # So that one read of the end of a file is enough to open it.
+        raise _corrupt(path, section, "the schema is not the last section", None, section.name)
+    if section.size > MAX_SCHEMA_BYTES:
+        raise _corrupt(path, section, "the schema is too large", MAX_SCHEMA_BYTES, section.size)
+    raw = bytes(content[section.offset : section.offset + section.size])
+    found = hash_bytes(raw)
+    if found != section.hash:
+        raise ShardCorrupt(
+            "the schema does not match its hash",
+            code="schema_hash",
+            path=path,
+            section="schema",
+            offset=section.offset,
+            expected=f"{section.hash:016x}",
+            found=f"{found:016x}",
+        )
+    if (known := _schemas.get(raw)) is not None:
+        return known
+    try:
+        schema = Schema.from_json(raw)
+    except ShardUnsupported as error:
+        raise ShardUnsupported(f"{path}: {error}") from error
+    except SchemaError as error:
+        raise ShardCorrupt(
+            str(error), code="schema", path=path, section="schema", offset=section.offset
+        ) from error
+    if len(_schemas) < 64:
+        _schemas[raw] = schema
+    return schema
+
+
+def expected_sections(
+    schema: Schema, n_samples: int
+) -> dict[tuple[int, int, int], tuple[int, int]]:
+    """Which sections a shard of n_samples must have: key to (count, stride)."""
+    wanted = {(int(Kind.SCHEMA), NO_FIELD, 0): (1, 0)}
+    for name, field in schema.columns.items():
+        number = schema.field_id(name)
+        units = n_units(n_samples, field.row_bytes or 0, field.stride)
+        wanted[Kind.COLUMN, number, 0] = (n_samples, field.stride)
+        _blocked(wanted, Kind.COLUMN_HASHES, number, units, DIMENSION.size)
+    if schema.records:
+        n_records = n_samples * len(schema.records)
+        wanted[Kind.PAYLOAD, NO_FIELD, 0] = (n_records, 0)
+        _blocked(wanted, Kind.INDEX, NO_FIELD, n_records, ENTRY.size)
+    for name, record in schema.records.items():
+        if isinstance(record, Array) and record.n_varying:
+            stride = DIMENSION.size * record.n_varying
+            _blocked(wanted, Kind.SHAPES, schema.field_id(name), n_samples, stride)
+    return wanted
+
+
+def _blocked(
+    wanted: dict[tuple[int, int, int], tuple[int, int]],
+    kind: Kind,
+    field: int,
+    count: int,
+    stride: int,
+) -> None:
+    wanted[kind, field, 0] = (count, stride)
+    blocks = n_blocks(count * stride)
+    wanted[Kind.BLOCK_HASHES, field, kind] = (blocks, DIMENSION.size)
+
+
+def check_sections(header: Header, schema: Schema, sections: Sections, path: str) -> None:
+    """Compare the section table with what schema and sample count demand."""
+    if header.n_samples > MAX_SAMPLES:
+        raise ShardCorrupt(
+            "too many samples",
+            code="count",
+            path=path,
+            expected=MAX_SAMPLES,
+            found=header.n_samples,
+        )
+    wanted = expected_sections(schema, header.n_samples)
+    for key in sections.keys() | wanted.keys():
+        section = sections.get(key)
+        if section is None:
+            kind = Section(*key, 0, 0, 0, 0, 0).name
+            raise ShardCorrupt(f"section {kind} is missing", code="section", path=path)
+        if key not in wanted:
+            if section.kind >= FIRST_OPTIONAL_KIND:
+                continue
+            raise _corrupt(path, section, "a section that the schema has no place for", None, key)
+        count, stride = wanted[key]
+        if (section.count, section.stride) != (count, stride):
+            found = (section.count, section.stride)
+            raise _corrupt(path, section, "wrong count or stride", (count, stride), found)
+        if stride and section.size != count * stride:
+            raise _corrupt(path, section, "wrong size", count * stride, section.size)

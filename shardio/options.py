@@ -1,0 +1,155 @@
+"""A loader's options: flat for users, one frozen and checked record inside."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Final, Literal, get_args
+
+import numpy as np
+
+from shardio._engine.cpus import usable_cpus
+from shardio._engine.memory import default_budget
+from shardio.errors import InvalidArgument
+from shardio.format.schema import Schema
+from shardio.units import VERIFY, Verify
+
+Shuffle = bool | Literal["full"]
+Output = Literal["tinygrad", "numpy"]
+Tail = Literal["short", "drop"]
+_OUTPUTS: Final = get_args(Output)
+_TAILS: Final = get_args(Tail)
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What a ShardLoader was asked for, checked and with defaults filled in; see there."""
+
+    batch_size: int
+    fields: tuple[str, ...]
+    shuffle: bool
+    seed: int
+    num_workers: int
+    transform: Callable[..., Any] | None
+    takes_rng: bool
+    output: Output
+    device: str | tuple[str, ...] | None
+    tail: Tail
+    prefetch: int
+    memory_bytes: int
+    verify: Verify
+    reuse: bool
+
+
+def check_options(
+    schema: Schema,
+    *,
+    batch_size: int,
+    fields: Iterable[str] | None,
+    shuffle: Shuffle,
+    seed: int,
+    num_workers: int | None,
+    transform: Callable[..., Any] | None,
+    output: Output,
+    device: str | tuple[str, ...] | None,
+    tail: Tail,
+    prefetch: int,
+    memory_bytes: int | None,
+    verify: Verify,
+    reuse: bool,
+) -> Options:
+    """Check every option against what is acceptable, and `fields` against the schema.
+
+    Raises:
+        InvalidArgument: naming the option, what is acceptable, and what was found.
+    """
+    callable_ = _callable(transform)
+    return Options(
+        batch_size=_count("batch_size", batch_size, 1),
+        fields=_fields(fields, schema),
+        shuffle=_one_of("shuffle", shuffle, (True, False, "full")) is not False,
+        seed=_count("seed", seed, 0),
+        num_workers=usable_cpus() if num_workers is None else _count("num_workers", num_workers, 0),
+        transform=callable_,
+        takes_rng=callable_ is not None and _takes_rng(callable_),
+        output=_one_of("output", output, _OUTPUTS),
+        device=_device(device, output),
+        tail=_one_of("tail", tail, _TAILS),
+        prefetch=_count("prefetch", prefetch, 0),
+        memory_bytes=(
+            default_budget() if memory_bytes is None else _count("memory_bytes", memory_bytes, 1)
+        ),
+        verify=check_verify(verify),
+        reuse=bool(_one_of("reuse", reuse, (True, False))),
+    )
+
+
+def check_verify(verify: Verify) -> Verify:
+    """Check the one option that opening a dataset needs."""
+    checked: Verify = _one_of("verify", verify, VERIFY)
+    return checked
+
+
+def _one_of(name: str, value: Any, known: tuple[Any, ...]) -> Any:
+    if not any(value is k or (isinstance(k, str) and value == k) for k in known):
+        raise InvalidArgument(
+            f"{name} must be one of {', '.join(map(repr, known))}; found {value!r}"
+        )
+    return value
+
+
+def _count(name: str, value: Any, least: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
+        raise InvalidArgument(f"{name} must be an integer from {least} up; found {value!r}")
+    return int(value)
+
+
+def _fields(fields: Any, schema: Schema) -> tuple[str, ...]:
+    if fields is None:
+        return tuple(schema)
+    if isinstance(fields, str):
+        raise InvalidArgument(f"fields must be a list of names; found the string {fields!r}")
+    if not isinstance(fields, Iterable):
+        raise InvalidArgument(f"fields must be a list of names; found {fields!r}")
+    wanted = tuple(fields)
+    is_known = all(isinstance(name, str) and name in schema for name in wanted)
+    if not is_known or not wanted or len(set(wanted)) < len(wanted):
+        known = ", ".join(schema)
+        raise InvalidArgument(f"fields must be different ones of {known}; found {wanted!r}")
+    return wanted
+
+
+def _callable(transform: Any) -> Any:
+    if transform is not None and not callable(transform):
+        raise InvalidArgument(f"transform must be callable; found {transform!r}")
+    return transform
+
+
+def _device(device: Any, output: str) -> Any:
+    if device is None:
+        return None
+    if output != "tinygrad":
+        raise InvalidArgument(f"device is for output='tinygrad'; output is {output!r}")
+    names = device if isinstance(device, tuple | list) else (device,)
+    if not names or not all(isinstance(name, str) for name in names):
+        raise InvalidArgument(f"device must be a name or a tuple of names; found {device!r}")
+    return device if isinstance(device, str) else tuple(device)
+
+
+def _takes_rng(transform: Callable[..., Any]) -> bool:
+    """Whether a transform is f(sample, rng) rather than f(sample)."""
+    try:
+        signature = inspect.signature(transform)
+    except (TypeError, ValueError):  # some builtins have no signature
+        return False
+    parameters = signature.parameters.values()
+    places = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    required = [p for p in places if p.default is p.empty]
+    takes_any = any(p.kind is p.VAR_POSITIONAL for p in parameters)
+    by_name = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is p.empty]
+    if len(required) > 2 or by_name or not (places or takes_any):
+        raise InvalidArgument(
+            f"transform must take (sample) or (sample, rng); it takes {signature}"
+        )
+    return len(required) == 2 or (len(places) > 1 and places[1].name == "rng")

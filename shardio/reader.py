@@ -1,0 +1,301 @@
+"""ShardReader: one shard, opened and checked, read from its map.
+
+Paired with `writer`; what both must agree on is in `format/`. Opening validates everything that
+does not depend on the number of samples; a hash is checked when the bytes it covers are first
+met (`units`).
+"""
+
+from __future__ import annotations
+
+import mmap
+import operator
+import os
+import types
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from shardio.errors import InvalidArgument, LoaderClosed, ShardCorrupt
+from shardio.format.codec import decode
+from shardio.format.index import (
+    ENTRY,
+    ENTRY_DTYPE,
+    Entries,
+    codecs,
+    first_broken,
+    full_shape,
+    stored_bytes,
+)
+from shardio.format.layout import NO_FIELD, PAGE, Kind, Section
+from shardio.format.schema import Array
+from shardio.format.values import decode_record
+from shardio.opening import open_sections
+from shardio.storage import map_file
+from shardio.units import VERIFY, Rows, Units, Verify
+
+
+class ShardReader:
+    """Reads one shard; owns its map until `close()` and until the last view of it is gone.
+
+    Args:
+        path: the file.
+        verify: "first" checks every hash when its bytes are first met, "always" each time, "off"
+            never. Structure is checked in any case.
+
+    Raises:
+        ShardNotFound, ShardIncomplete, ShardUnsupported, ShardCorrupt: see `shardio.errors`.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, verify: Verify = "first") -> None:
+        if verify not in VERIFY:
+            raise InvalidArgument(f"verify must be one of {', '.join(VERIFY)}; found {verify!r}")
+        self.path = os.fspath(path)
+        self._map: mmap.mmap | None = map_file(self.path)
+        self._bytes = memoryview(self._map)
+        self.header, self.schema, self._sections = open_sections(self._bytes, self.path)
+        self._verify = verify
+        self._record_ids = {name: k for k, name in enumerate(self.schema.records)}
+        self.units = Units(
+            self._bytes, self.schema, self._sections, len(self), path=self.path, verify=verify
+        )
+        """What has been checked; the dataset's gather uses it too."""
+
+    def __len__(self) -> int:
+        return self.header.n_samples
+
+    @property
+    def id(self) -> str:
+        """The shard's content-derived id, in hex."""
+        return self.header.id.hex()
+
+    @property
+    def sections(self) -> tuple[Section, ...]:
+        """The section table, in file order."""
+        return tuple(self._sections.values())
+
+    def __getitem__(self, row: int) -> dict[str, Any]:
+        """One sample; arrays are read-only views of the map where the data is stored raw."""
+        return self.sample(row, self.schema)
+
+    def sample(self, row: int, names: Iterable[str]) -> dict[str, Any]:
+        """Some fields of one sample; nothing is read of the others."""
+        rows = np.array([self._in_range(operator.index(row))], np.int64)
+        sample: dict[str, Any] = {}
+        for name in names:
+            field = self.schema[name]
+            if isinstance(field, Array) and field.is_column:
+                self.units.check_column(name, rows)
+                sample[name] = self._column(name)[int(rows[0])]
+            else:
+                sample[name] = next(self.values(name, rows))
+        return sample
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return (self[row] for row in range(len(self)))
+
+    def _in_range(self, row: int) -> int:
+        self._check_open()
+        n = len(self)
+        if not -n <= row < n:
+            raise IndexError(f"{self.path}: row {row} of {n}")
+        return row + n if row < 0 else row
+
+    def column(
+        self,
+        name: str,
+        rows: Sequence[int] | npt.NDArray[Any] | None = None,
+        out: npt.NDArray[Any] | None = None,
+    ) -> npt.NDArray[Any]:
+        """A fixed raw field of many samples as one array.
+
+        Without `rows`: the whole column over the map, read-only, **unverified** unless the reader
+        was opened with verify="always"; it keeps the map alive. With `rows`: those rows, verified,
+        copied into `out` or a new array of shape (len(rows), *field.shape).
+
+        Raises:
+            InvalidArgument: no such column, or an `out` that does not fit.
+            IndexError: a row out of range.
+            ChecksumMismatch: the bytes changed since they were written.
+        """
+        field = self.schema.columns.get(name)
+        if field is None:
+            columns = ", ".join(self.schema.columns) or "none"
+            raise InvalidArgument(f"{self.path}: {name!r} is no column; columns are: {columns}")
+        whole = self._column(name)
+        if rows is None:
+            if self._verify == "always":
+                self.units.check_column(name, np.arange(len(self)))
+            return whole
+        places = self._places(rows)
+        if out is not None and (out.shape != (len(places), *whole.shape[1:])):
+            raise InvalidArgument(
+                f"out has shape {out.shape}, expected {(len(places), *whole.shape[1:])}"
+            )
+        if out is not None and out.dtype != whole.dtype:
+            raise InvalidArgument(f"out has dtype {out.dtype}, expected {whole.dtype}")
+        self.units.check_column(name, places)
+        if out is None:
+            return whole[places]
+        out[...] = whole[places]
+        return out
+
+    def _places(self, rows: Sequence[int] | npt.NDArray[Any]) -> Rows:
+        """Row numbers as given by a user, counted from the start."""
+        given = np.asarray(rows)
+        if given.ndim != 1 or (given.size and given.dtype.kind not in "iu"):
+            raise InvalidArgument(
+                f"rows must be integers in one dimension; found {given.dtype}, {given.ndim} "
+                "dimensions"
+            )
+        n = len(self)
+        if given.size and (given.min() < -n or given.max() >= n):
+            raise IndexError(f"{self.path}: a row is out of range of {n}")
+        places = given.astype(np.int64)
+        places[places < 0] += n
+        return places
+
+    def _check_open(self) -> None:
+        if self._map is None:
+            raise LoaderClosed(f"{self.path}: the reader is closed")
+
+    def _column(self, name: str) -> npt.NDArray[Any]:
+        self._check_open()
+        field = self.schema.columns[name]
+        section = self._sections[Kind.COLUMN, self.schema.field_id(name), 0]
+        shape = tuple(d for d in field.shape if d is not None)
+        inner = np.empty(shape, field.numpy).strides
+        return np.ndarray(
+            (len(self), *shape),
+            field.numpy,
+            self._bytes,
+            section.offset if len(self) else 0,
+            (section.stride, *inner),
+        )
+
+    def column_section(self, name: str) -> Section:
+        """Where a column lies in the file."""
+        return self._sections[Kind.COLUMN, self.schema.field_id(name), 0]
+
+    def hashes_section(self, name: str) -> Section:
+        """Where the hashes of a column's units lie in the file."""
+        return self._sections[Kind.COLUMN_HASHES, self.schema.field_id(name), 0]
+
+    def entries(self, name: str, rows: Rows) -> Entries:
+        """The index entries of a record field for `rows`, checked: hashes, bounds, sizes.
+
+        Raises:
+            ShardCorrupt: naming the first sample whose entry cannot be right.
+        """
+        self._check_open()
+        k, n_records = self._record_ids[name], len(self._record_ids)
+        section = self._sections[Kind.INDEX, NO_FIELD, 0]
+        numbers = rows * n_records + k
+        self.units.check_blocks(Kind.INDEX, NO_FIELD, numbers * ENTRY.size, ENTRY.size)
+        whole = np.frombuffer(self._bytes, ENTRY_DTYPE, section.count, section.offset)
+        found: Entries = whole[numbers]
+        payload = self._sections[Kind.PAYLOAD, NO_FIELD, 0]
+        broken = first_broken(found, self.schema[name], payload.size)
+        if broken is not None:
+            raise ShardCorrupt(
+                "an index entry cannot be right (codec, offset, sizes or alignment)",
+                code="index_entry",
+                path=self.path,
+                field=name,
+                sample=int(rows[broken]),
+                offset=section.offset + int(numbers[broken]) * ENTRY.size,
+                found=tuple(found[broken].tolist()),
+            )
+        return found
+
+    def records(self, name: str, rows: Rows, entries: Entries) -> Iterator[bytes | memoryview]:
+        """The decoded record of each row in order, verified; raw ones are views of the map.
+
+        Raises:
+            ShardCorrupt: ChecksumMismatch for changed bytes; otherwise what does not decode.
+        """
+        self._check_open()
+        payload = self._sections[Kind.PAYLOAD, NO_FIELD, 0].offset
+        content = self._bytes  # close() lets go of the map; this iterator goes on
+        k = self._record_ids[name]
+        columns = (
+            rows.tolist(),
+            (entries["offset"] + np.uint64(payload)).tolist(),
+            stored_bytes(entries).tolist(),
+            codecs(entries).tolist(),
+            entries["n_bytes"].tolist(),
+            entries["hash"].tolist(),
+        )
+        for row, offset, n_stored, codec, n_bytes, expected in zip(*columns, strict=True):
+            stored = content[offset : offset + n_stored]
+            self.units.check_record(name, k, row, offset, stored, expected)
+            try:
+                yield decode(stored, codec, n_bytes)
+            except ShardCorrupt as error:
+                raise self._placed(error, name, row, offset) from error
+
+    def shapes(self, name: str, rows: Rows) -> npt.NDArray[np.uint64]:
+        """The varying dimensions of an array field for `rows`: (len(rows), n_varying), checked."""
+        field = self.schema[name]
+        if not isinstance(field, Array) or not field.n_varying:
+            return np.empty((len(rows), 0), np.uint64)
+        self._check_open()
+        number = self.schema.field_id(name)
+        section = self._sections[Kind.SHAPES, number, 0]
+        self.units.check_blocks(Kind.SHAPES, number, rows * section.stride, section.stride)
+        stored = np.frombuffer(self._bytes, "<u8", section.count * field.n_varying, section.offset)
+        return stored.reshape(-1, field.n_varying)[rows]
+
+    def values(self, name: str, rows: Rows) -> Iterator[Any]:
+        """The value of a record field for each row, in order; raw arrays are views of the map.
+
+        Raises:
+            ShardCorrupt: bytes that changed, or a record that is not what its field promises.
+        """
+        field = self.schema[name]
+        entries = self.entries(name, rows)
+        dims = self.shapes(name, rows)
+        payload = self._sections[Kind.PAYLOAD, NO_FIELD, 0].offset
+        for i, record in enumerate(self.records(name, rows, entries)):
+            n_bytes, offset = int(entries["n_bytes"][i]), payload + int(entries["offset"][i])
+            try:
+                shape = full_shape(field, dims[i], n_bytes) if isinstance(field, Array) else ()
+                value = decode_record(field, record, shape)
+            except ShardCorrupt as error:
+                raise self._placed(error, name, int(rows[i]), offset) from error
+            except (ValueError, RecursionError) as error:  # not UTF-8, not JSON, nested too deep
+                broken = ShardCorrupt(f"a record cannot be decoded: {error}", code="value")
+                raise self._placed(broken, name, int(rows[i]), offset) from error
+            if isinstance(value, np.ndarray):
+                value.flags.writeable = False
+            yield value
+
+    def _placed(self, error: ShardCorrupt, field: str, row: int, offset: int) -> ShardCorrupt:
+        return ShardCorrupt(
+            error.what,
+            code=error.code,
+            path=self.path,
+            field=field,
+            sample=row,
+            offset=offset,
+            expected=error.expected,
+            found=error.found,
+        )
+
+    def close(self) -> None:
+        """Let go of the map; it is unmapped when the last view of it is gone. Idempotent."""
+        self._map = None
+        self._bytes = memoryview(bytes(PAGE))
+        self.units.release()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: types.TracebackType | None,
+    ) -> None:
+        self.close()

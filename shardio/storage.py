@@ -1,0 +1,257 @@
+"""Where bytes come from and go to: files of this machine, maps of them, and spools.
+
+Used by `reader` (one file, one map), `dataset` (one column of many files, in one reserved address
+range) and `writer` (sections that wait for their place). Nothing above this opens or maps a shard.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import math
+import mmap
+import os
+import stat
+import weakref
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import IO, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from shardio.errors import (
+    EnvironmentUnsuitable,
+    MemoryShort,
+    ShardCorrupt,
+    ShardIncomplete,
+    ShardNotFound,
+)
+
+_PROT_NONE: Final = 0
+_MAP_FIXED: Final = 0x10
+_MAP_NORESERVE: Final = 0x4000
+_COPY_BYTES: Final = 1 << 20
+_FAILED: Final = ctypes.c_void_p(-1).value
+
+
+def map_file(path: str) -> mmap.mmap:
+    """Map a whole file for reading. The map lives until the last view of it is gone.
+
+    Raises:
+        ShardNotFound: there is no such file.
+        ShardIncomplete: the file is empty.
+        OSError: the system refuses for another reason.
+    """
+    fd = _open_shard(path)
+    try:
+        if os.fstat(fd).st_size == 0:
+            raise ShardIncomplete(f"{path}: the file is empty: its writer did not finish")
+        return mmap.mmap(fd, 0, access=mmap.ACCESS_READ)
+    finally:
+        os.close(fd)
+
+
+def _open_shard(path: str) -> int:
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # do not wait for a pipe
+    except FileNotFoundError as error:
+        raise ShardNotFound(f"{path}: there is no such shard") from error
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise ShardNotFound(f"{path}: is a folder or device; a shard is a file")
+    return fd
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnPlace:
+    """Where one shard keeps a column: n_rows rows of the range's stride from `offset` on."""
+
+    path: str
+    offset: int
+    n_rows: int
+
+
+class ColumnRange:
+    """Owns one reserved address range into which a column of many files is mapped.
+
+    Each file's part lies a whole number of strides from the first, so that one stride addresses
+    every row of every file and a batch over any number of shards is one gather. The gaps between
+    parts are never read. `slots[i]` is the range's own number of the first row of part i.
+
+    The memory is valid until `close()` (or until the object is collected); no view of it may be
+    handed on beyond that.
+
+    Raises:
+        ShardNotFound: one of the files is missing.
+        MemoryShort: the addresses of this process do not suffice.
+        EnvironmentUnsuitable: memory pages are larger than the 4096 bytes that shards are aligned
+            to, or the kernel's limit on the number of maps is reached.
+    """
+
+    def __init__(self, stride: int, places: Sequence[ColumnPlace]) -> None:
+        if mmap.PAGESIZE > 4096:
+            raise EnvironmentUnsuitable(
+                f"this kernel has memory pages of {mmap.PAGESIZE} bytes; "
+                "shardio maps columns on 4096-byte boundaries only"
+            )
+        step = math.lcm(stride, mmap.PAGESIZE)
+        starts, place = [], 0
+        for part in places:
+            starts.append(place)
+            place += max(1, -(-part.n_rows * stride // step)) * step
+        self.slots: npt.NDArray[np.int64] = np.array(starts, np.int64) // stride
+        self.n_bytes = max(place, step)
+        self._address = _mmap(None, self.n_bytes, _PROT_NONE, _anonymous(), -1, 0, "")
+        self._close = weakref.finalize(self, _munmap, self._address, self.n_bytes)
+        for start, part in zip(starts, places, strict=True):
+            self._map_part(self._address + start, part, stride)
+        raw = (ctypes.c_ubyte * self.n_bytes).from_address(self._address)
+        n_slots = self.n_bytes // stride
+        self.rows: npt.NDArray[np.uint8] = np.frombuffer(memoryview(raw), np.uint8)[
+            : n_slots * stride
+        ].reshape(n_slots, stride)
+
+    def _map_part(self, address: int, part: ColumnPlace, stride: int) -> None:
+        if part.n_rows == 0:
+            return
+        fd = _open_shard(part.path)
+        try:
+            flags = mmap.MAP_SHARED | _MAP_FIXED
+            n_bytes = part.n_rows * stride
+            size = os.fstat(fd).st_size
+            if size < part.offset + n_bytes:  # replaced since it was opened: reading it would kill
+                raise ShardCorrupt(
+                    "the file became shorter while it was in use",
+                    code="file_size",
+                    path=part.path,
+                    expected=part.offset + n_bytes,
+                    found=size,
+                )
+            _mmap(address, n_bytes, mmap.PROT_READ, flags, fd, part.offset, part.path)
+        finally:
+            os.close(fd)
+
+    def close(self) -> None:
+        """Unmap everything. Idempotent."""
+        self._close()
+
+
+def _anonymous() -> int:
+    return mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
+
+
+def _libc() -> ctypes.CDLL:
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = [
+        ctypes.c_void_p,
+        ctypes.c_size_t,
+        ctypes.c_int,
+        ctypes.c_int,
+        ctypes.c_int,
+        ctypes.c_long,
+    ]
+    libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+    return libc
+
+
+_LIBC: Final = _libc()
+_RENAME: Final = getattr(_LIBC, "renameat2", None)
+
+
+def _mmap(
+    address: int | None, n_bytes: int, prot: int, flags: int, fd: int, offset: int, path: str
+) -> int:
+    """Call mmap(2): Python's mmap can neither reserve nor map at a fixed address."""
+    found = _LIBC.mmap(address, n_bytes, prot, flags, fd, offset)
+    if found != _FAILED and found is not None:
+        return int(found)
+    code = ctypes.get_errno()
+    if code != errno.ENOMEM:
+        raise OSError(code, os.strerror(code), path or None)
+    if not path:
+        raise MemoryShort(f"no address range of {n_bytes} bytes is left in this process")
+    raise EnvironmentUnsuitable(
+        f"{path}: the kernel's limit on memory maps is reached (sysctl vm.max_map_count); "
+        "raise it, or write fewer, larger shards"
+    )
+
+
+def _munmap(address: int, n_bytes: int) -> None:
+    _LIBC.munmap(address, n_bytes)
+
+
+class Spool:
+    """Bytes on their way into a shard: in memory, in a file, or straight in their place.
+
+    Append only. Owns its temporary file, if `move_to` gave it one, until `close()`.
+    """
+
+    def __init__(self) -> None:
+        self.n_bytes = 0
+        self._memory = bytearray()
+        self._file: IO[bytes] | None = None
+
+    @property
+    def waiting(self) -> int:
+        """Bytes held in memory."""
+        return len(self._memory)
+
+    def write(self, data: bytes | memoryview) -> None:
+        """Append."""
+        if self._file is None:
+            self._memory += data
+        else:
+            self._file.write(data)
+        self.n_bytes += data.nbytes if isinstance(data, memoryview) else len(data)
+
+    def move_to(self, file: IO[bytes]) -> None:
+        """Write what waits, and everything from now on, to `file`."""
+        file.write(self._memory)
+        self._memory = bytearray()
+        self._file = file
+
+    def chunks(self) -> Iterator[memoryview]:
+        """Everything written, in pieces of whole blocks, from memory or the temporary file."""
+        if self._file is None:
+            whole = memoryview(self._memory)
+            for i in range(0, len(whole), _COPY_BYTES):
+                yield whole[i : i + _COPY_BYTES]
+            return
+        self._file.seek(0)
+        while piece := self._file.read(_COPY_BYTES):
+            yield memoryview(piece)
+
+    def close(self) -> None:
+        """Let go of what is held."""
+        self._memory = bytearray()
+        if self._file is not None:
+            self._file.close()
+
+
+def sync_folder(folder: str) -> None:
+    """Make a rename in `folder` durable."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def rename_new(source: str, target: str) -> None:
+    """Rename a file to a name that nobody has taken: at no moment is another file replaced.
+
+    Raises:
+        FileExistsError: the name is taken; the source stays.
+    """
+    if _RENAME is not None:
+        here, no_replace = -100, 1  # AT_FDCWD, RENAME_NOREPLACE
+        if _RENAME(here, os.fsencode(source), here, os.fsencode(target), no_replace) == 0:
+            return
+        code = ctypes.get_errno()
+        if code not in (errno.EINVAL, errno.ENOSYS):  # this file system cannot
+            raise OSError(code, os.strerror(code), target)
+    if os.path.lexists(target):
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), target)
+    os.rename(source, target)

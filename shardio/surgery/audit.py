@@ -1,0 +1,186 @@
+"""Audit: check every byte of a shard, or of all shards of a dataset and what it says of them."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from shardio.errors import DatasetCorrupt, InvalidArgument, ShardUnsupported
+from shardio.manifest import (
+    GENERATIONS,
+    POINTER,
+    Generation,
+    lineage_of,
+    load,
+    load_generation,
+)
+from shardio.surgery.auditors import AuditProgress, examine_all
+from shardio.surgery.finding import Finding, Findings
+from shardio.surgery.shard_audit import Examined, examine
+
+_GENERATION_NAME: Final = re.compile(r"[0-9]{6}\.json")
+
+
+@dataclass(frozen=True, slots=True)
+class AuditReport:
+    """What an audit of a dataset checked and found.
+
+    `unknown` are files and folders that the dataset does not name, relative to its folder: no
+    error, unless they are shards, which are findings too. Where `dataset.json` or its generation
+    cannot be read, `generation` and `lineage` are None and all shards in the folder are checked.
+    """
+
+    path: str
+    generation: int | None
+    lineage: str | None
+    n_shards: int
+    n_samples: int
+    n_bytes: int
+    findings: tuple[Finding, ...]
+    unknown: tuple[str, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        """Itself as JSON can say it."""
+        return {**asdict(self), "findings": [finding.as_json() for finding in self.findings]}
+
+
+def audit_shard(path: str | os.PathLike[str]) -> list[Finding]:
+    """Check every byte of one shard; returns what is wrong with it, nothing if it is sound.
+
+    Raises:
+        ShardNotFound: there is no such file.
+        OSError: the system refuses to open it.
+    """
+    return list(examine(path).findings)
+
+
+def audit_dataset(
+    folder: str | os.PathLike[str],
+    *,
+    workers: int | None = None,
+    progress: Callable[[AuditProgress], None] | None = None,
+) -> AuditReport:
+    """Check every byte of every shard of a dataset, its generations, and that they agree.
+
+    Args:
+        folder: the dataset.
+        workers: processes; by default one per usable CPU, never more than shards. With 0 it is
+            done in this process, which a disk that cannot read a page then kills (SIGBUS).
+        progress: called in this process, at the start and after every shard.
+
+    Raises:
+        DatasetNotFound: there is no dataset in `folder`.
+        InvalidArgument: workers is negative.
+        WorkerDied: a worker was killed, other than by bytes that cannot be read.
+    """
+    if workers is not None and workers < 0:
+        raise InvalidArgument(f"workers is {workers}; it must be 0 or more")
+    root = Path(folder)
+    generations, findings = _audit_generations(root)
+    published = generations[-1] if generations else None
+    unknown = _unknown(root, generations)
+    if published is not None:
+        names = [shard.name for shard in published.shards]
+        findings += [_stray(root / name) for name in unknown if name.endswith(".shard")]
+    else:
+        names = [name for name in unknown if name.endswith(".shard")]
+        unknown = []
+    examined = examine_all(root, names, workers, progress)
+    if published is not None:
+        findings += _disagreements(root, published, examined)
+    return AuditReport(
+        path=os.fspath(folder),
+        generation=published.number if published else None,
+        lineage=published.lineage if published else None,
+        n_shards=len(names),
+        n_samples=sum(found.n_samples or 0 for found in examined.values()),
+        n_bytes=sum(found.n_bytes for found in examined.values()),
+        findings=(*findings, *(f for found in examined.values() for f in found.findings)),
+        unknown=tuple(unknown),
+    )
+
+
+def _audit_generations(root: Path) -> tuple[list[Generation], list[Finding]]:
+    """Check `dataset.json` and all generations up to the published one.
+
+    Returns them, the published one last; none at all if that one cannot be read.
+    """
+    try:
+        published = load(root)
+    except (DatasetCorrupt, ShardUnsupported) as error:
+        return [], [_manifest_finding(root / POINTER, error)]
+    found, findings = [], []
+    for name in sorted(os.listdir(root / GENERATIONS)):
+        number = int(name.removesuffix(".json")) if _GENERATION_NAME.fullmatch(name) else 0
+        if not 0 < number < published.number:
+            continue
+        try:
+            found.append(load_generation(root, number))
+        except (DatasetCorrupt, ShardUnsupported) as error:
+            findings.append(_manifest_finding(root / GENERATIONS / name, error))
+    found.append(published)
+    for generation in found:
+        findings += _check_lineage(root, generation, published)
+    return found, findings
+
+
+def _manifest_finding(path: Path, error: Exception) -> Finding:
+    code = "unsupported" if isinstance(error, ShardUnsupported) else "dataset"
+    return Finding(str(path), code, str(error).removeprefix(f"{path}: "))
+
+
+def _check_lineage(root: Path, generation: Generation, published: Generation) -> list[Finding]:
+    """Compare a generation's lineage with what the first generation founds."""
+    expected: str | None = published.lineage
+    if generation.number == 1:
+        try:
+            expected = lineage_of(generation.schema, generation.shards)
+        except ValueError:
+            expected = None  # an id that is no hex: the shard that has it is a finding as well
+    if generation.lineage == expected:
+        return []
+    path = root / GENERATIONS / f"{generation.number:06d}.json"
+    message = "the lineage is not that of the first generation"
+    return [Finding(str(path), "lineage", message, expected=expected, found=generation.lineage)]
+
+
+def _unknown(root: Path, generations: Sequence[Generation]) -> list[str]:
+    """What lies in the folder and no generation names."""
+    known = {POINTER, GENERATIONS}
+    known |= {shard.name for generation in generations for shard in generation.shards}
+    found = [name for name in sorted(os.listdir(root)) if name not in known]
+    if (root / GENERATIONS).is_dir() and generations:
+        numbers = {f"{generation.number:06d}.json" for generation in generations}
+        inside = sorted(os.listdir(root / GENERATIONS))
+        found += [f"{GENERATIONS}/{name}" for name in inside if name not in numbers]
+    return found
+
+
+def _stray(path: Path) -> Finding:
+    return Finding(str(path), "unknown_shard", "no generation of the dataset names this shard")
+
+
+def _disagreements(
+    root: Path, published: Generation, examined: dict[str, Examined]
+) -> list[Finding]:
+    """Compare the shards with what their generation says of them."""
+    schema = published.schema.to_json().decode()
+    found: list[Finding] = []
+    for shard in published.shards:
+        actual, findings = examined[shard.name], Findings(root / shard.name)
+        pairs = {
+            "bytes": (shard.n_bytes, actual.n_bytes or None),
+            "samples": (shard.n_samples, actual.n_samples),
+            "id": (shard.id, actual.id),
+            "schema": (schema, actual.schema),
+        }
+        for what, (expected, is_so) in pairs.items():
+            if is_so is not None and is_so != expected:
+                message = f"the shard and its generation disagree about its {what}"
+                findings.add("generation", message, field=None, expected=expected, found=is_so)
+        found += findings.close()
+    return found

@@ -1,0 +1,72 @@
+"""The bytes of a shard under audit, read once from front to back without keeping them in memory."""
+
+from __future__ import annotations
+
+import mmap
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from shardio.format.checksum import BLOCK_BYTES, hash_bytes
+from shardio.format.layout import Section
+from shardio.surgery.finding import Findings
+
+CHUNK_BYTES: Final = 16 << 20
+"""Bytes that are looked at between two calls of `forget`, but for longer rows and records."""
+
+
+class Content:
+    """Borrows a shard's bytes, usually its map; no view of them outlives an audit."""
+
+    def __init__(self, whole: memoryview) -> None:
+        self.bytes = whole
+        self.n_bytes = whole.nbytes
+        self._map = whole.obj if isinstance(whole.obj, mmap.mmap) else None
+
+    def forget(self) -> None:
+        """Drop the pages read so far from this process's memory; they stay in the page cache."""
+        if self._map is not None and hasattr(mmap, "MADV_DONTNEED"):
+            self._map.madvise(mmap.MADV_DONTNEED)
+
+    def numbers(self, section: Section) -> npt.NDArray[np.uint64]:
+        """A section of unsigned 64-bit integers, as a view of the map."""
+        return np.frombuffer(self.bytes, "<u8", section.size // 8, section.offset)
+
+    def check_hash(
+        self, offset: int, n_bytes: int, expected: int, findings: Findings, section: str, **w: Any
+    ) -> bool:
+        """Compare bytes with their hash; returns whether they match."""
+        found = hash_bytes(self.bytes[offset : offset + n_bytes])
+        if found != expected:
+            findings.add_hash(section, offset, expected, found, **w)
+        return found == expected
+
+    def check_zeros(
+        self, start: int, end: int, findings: Findings, section: str, **where: Any
+    ) -> None:
+        """Check that bytes which mean nothing are zero."""
+        padding = bytes(self.bytes[start:end])
+        if padding.count(0) != len(padding):
+            at = next(i for i, byte in enumerate(padding) if byte)
+            findings.add(
+                "padding",
+                "padding is not zero",
+                section=section,
+                offset=start + at,
+                expected=0,
+                found=padding[at],
+                **where,
+            )
+
+    def check_blocks(
+        self, target: Section, hashes: Section, findings: Findings, field: str | None
+    ) -> None:
+        """Compare every block of an index section with its hash."""
+        for block, expected in enumerate(self.numbers(hashes).tolist()):
+            start = block * BLOCK_BYTES
+            n_bytes = min(BLOCK_BYTES, target.size - start)
+            offset = target.offset + start
+            self.check_hash(offset, n_bytes, expected, findings, target.name, field=field)
+            if start % CHUNK_BYTES == 0:
+                self.forget()

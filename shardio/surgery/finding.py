@@ -1,0 +1,143 @@
+"""What an audit finds, and the list that it is put on."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+from shardio.errors import ShardCorrupt, ShardIncomplete, ShardUnsupported
+
+MAX_FINDINGS: Final = 100
+"""Findings of one file that are listed; further ones are only counted."""
+_MAX_TEXT: Final = 300
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that is wrong with a file; what does not apply is None.
+
+    `code` is the stable name of the rule that is broken, `sample` a row of the shard, `offset` a
+    byte of the file.
+    """
+
+    path: str
+    code: str
+    message: str
+    section: str | None = None
+    field: str | None = None
+    sample: int | None = None
+    offset: int | None = None
+    expected: int | str | None = None
+    found: int | str | None = None
+
+    def __str__(self) -> str:
+        return str(
+            ShardCorrupt(
+                self.message,
+                code=self.code,
+                path=self.path,
+                section=self.section,
+                field=self.field,
+                sample=self.sample,
+                offset=self.offset,
+                expected=self.expected,
+                found=self.found,
+            )
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        """Itself as JSON can say it."""
+        return asdict(self)
+
+
+class Findings:
+    """The findings of one file, of which `MAX_FINDINGS` are kept and all are counted."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = os.fspath(path)
+        self.n_found = 0
+        self._kept: list[Finding] = []
+
+    def add(
+        self,
+        code: str,
+        message: str,
+        *,
+        section: str | None = None,
+        field: str | None = None,
+        sample: int | None = None,
+        offset: int | None = None,
+        expected: object = None,
+        found: object = None,
+    ) -> None:
+        """Put one on the list."""
+        self.n_found += 1
+        if self.n_found <= MAX_FINDINGS:
+            plain_expected, plain_found = _plain(expected), _plain(found)
+            finding = Finding(
+                self.path,
+                code,
+                _short(message),
+                section,
+                field,
+                sample,
+                offset,
+                plain_expected,
+                plain_found,
+            )
+            self._kept.append(finding)
+
+    def add_hash(self, section: str, offset: int, expected: int, found: int, **where: Any) -> None:
+        """Put bytes that do not match their hash on the list."""
+        self.add(
+            "checksum",
+            "bytes do not match their hash",
+            section=section,
+            offset=offset,
+            expected=f"{expected:016x}",
+            found=f"{found:016x}",
+            **where,
+        )
+
+    @contextmanager
+    def catching(self, **where: Any) -> Iterator[None]:
+        """Turn an error about the shard that ends the block into a finding.
+
+        `where` gives what the error itself leaves open.
+        """
+        try:
+            yield
+        except ShardCorrupt as error:
+            place = {key: getattr(error, key) for key in ("section", "field", "sample", "offset")}
+            known = {key: value for key, value in place.items() if value is not None}
+            numbers = {"expected": error.expected, "found": error.found}
+            self.add(error.code, error.what, **{**where, **known, **numbers})
+        except ShardIncomplete as error:
+            self.add("incomplete", self._without_path(error), **where)
+        except ShardUnsupported as error:
+            self.add("unsupported", self._without_path(error), **where)
+
+    def _without_path(self, error: Exception) -> str:
+        return str(error).removeprefix(f"{self.path}: ")
+
+    def close(self) -> tuple[Finding, ...]:
+        """All that are kept; where there were more, the last one tells how many."""
+        more = self.n_found - len(self._kept)
+        if not more:
+            return tuple(self._kept)
+        last = Finding(self.path, "more", f"{more} more findings are not listed", found=more)
+        return (*self._kept, last)
+
+
+def _plain(value: object) -> int | str | None:
+    """A number or short text that JSON can say."""
+    if value is None or isinstance(value, int):
+        return value if value is None else int(value)
+    return _short(value.hex() if isinstance(value, bytes) else str(value))
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _MAX_TEXT else text[: _MAX_TEXT - 1] + "…"

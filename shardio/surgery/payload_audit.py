@@ -1,0 +1,247 @@
+"""Check every byte of the payload: index entries, that records tile it, their hashes and values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from shardio.errors import SchemaError, ShardCorrupt
+from shardio.format.checksum import Hasher, hash_bytes
+from shardio.format.codec import Codec, decode
+from shardio.format.index import (
+    ENTRY,
+    ENTRY_DTYPE,
+    Entries,
+    alignment,
+    broken,
+    codecs,
+    full_shape,
+    stored_bytes,
+)
+from shardio.format.layout import NO_FIELD, Header, Kind, Required, Section
+from shardio.format.schema import Array, Field, Json, Schema, canonical_json
+from shardio.format.values import decode_record
+from shardio.opening import Sections
+from shardio.surgery.content import CHUNK_BYTES, Content
+from shardio.surgery.finding import Findings
+
+_CHUNK_ENTRIES: Final = 1 << 14
+
+
+@dataclass(frozen=True, slots=True)
+class _Payload:
+    """What the checks below share."""
+
+    content: Content
+    schema: Schema
+    section: Section
+    index: Section
+    shapes: dict[str, npt.NDArray[np.uint64]]
+    findings: Findings
+
+    @property
+    def fields(self) -> list[tuple[str, Field]]:
+        return list(self.schema.records.items())
+
+
+@dataclass(slots=True)
+class _Walk:
+    """Where a walk over the payload has got to."""
+
+    end: int = 0
+    """Where the last record ended; -1 if that is unknown."""
+    uses_zstd: bool = False
+    unforgotten: int = 0
+
+
+def audit_payload(
+    content: Content, schema: Schema, sections: Sections, header: Header, findings: Findings
+) -> None:
+    """Check a payload whose sections have the places and sizes they must have."""
+    shapes = {}
+    for name, field in schema.records.items():
+        if isinstance(field, Array) and field.n_varying:
+            dims = content.numbers(sections[Kind.SHAPES, schema.field_id(name), 0])
+            shapes[name] = dims.reshape(-1, field.n_varying)
+    section, index = sections[Kind.PAYLOAD, NO_FIELD, 0], sections[Kind.INDEX, NO_FIELD, 0]
+    payload = _Payload(content, schema, section, index, shapes, findings)
+    hasher, walk = Hasher(), _Walk()
+    for first_row, entries in _chunks(content, index, len(schema.records)):
+        hasher.update(np.ascontiguousarray(entries["hash"]).data)
+        bad = _broken(payload, first_row, entries)
+        _check_tiling(payload, walk, first_row, entries, bad)
+        _check_records(payload, walk, first_row, entries, bad)
+    if walk.end not in (-1, section.size):
+        findings.add(
+            "tiling",
+            "the payload holds bytes that belong to no record",
+            section=section.name,
+            offset=section.offset + walk.end,
+            expected=walk.end,
+            found=section.size,
+        )
+    if hasher.intdigest() != section.hash:
+        findings.add(
+            "section_hash",
+            "the payload's hash is not that of its records' hashes",
+            section=section.name,
+            expected=f"{section.hash:016x}",
+            found=f"{hasher.intdigest():016x}",
+        )
+    if walk.uses_zstd != bool(header.required & Required.ZSTD):
+        findings.add(
+            "feature",
+            "the zstd feature bit must be set if, and only if, a record is stored so",
+            section="header",
+            expected=int(walk.uses_zstd),
+            found=int(bool(header.required & Required.ZSTD)),
+        )
+
+
+def _chunks(content: Content, index: Section, n_fields: int) -> Iterator[tuple[int, Entries]]:
+    """The index in copies of whole rows, each with its first row's number."""
+    n_rows = max(1, _CHUNK_ENTRIES // n_fields)
+    for first in range(0, index.count, n_rows * n_fields):
+        n_entries = min(n_rows * n_fields, index.count - first)
+        place = index.offset + first * ENTRY.size
+        yield first // n_fields, np.frombuffer(content.bytes, ENTRY_DTYPE, n_entries, place).copy()
+
+
+def _broken(payload: _Payload, first_row: int, entries: Entries) -> npt.NDArray[np.bool_]:
+    """Which entries cannot be right, each with a finding."""
+    fields = payload.fields
+    bad = np.zeros(len(entries), np.bool_)
+    for k, (_, field) in enumerate(fields):
+        bad[k :: len(fields)] = broken(entries[k :: len(fields)], field, payload.section.size)
+    for i in np.flatnonzero(bad).tolist():
+        number = first_row * len(fields) + i
+        payload.findings.add(
+            "index_entry",
+            "an index entry cannot be right (codec, offset, sizes or alignment)",
+            section=payload.index.name,
+            field=fields[i % len(fields)][0],
+            sample=number // len(fields),
+            offset=payload.index.offset + number * ENTRY.size,
+            found=str(tuple(entries[i].tolist())),
+        )
+    return bad
+
+
+def _check_tiling(
+    payload: _Payload,
+    walk: _Walk,
+    first_row: int,
+    entries: Entries,
+    bad: npt.NDArray[np.bool_],
+) -> None:
+    """Check that each record begins where the one before ends, but for alignment by zeros."""
+    fields = payload.fields
+    offsets = entries["offset"].astype(np.int64)
+    ends = offsets + stored_bytes(entries).astype(np.int64)
+    ends[bad] = -1
+    before = np.concatenate([[walk.end], ends[:-1]])
+    kinds = codecs(entries)
+    aligned = np.ones(len(entries), np.int64)
+    for k, (_, field) in enumerate(fields):
+        raw = kinds[k :: len(fields)] == Codec.RAW
+        aligned[k :: len(fields)][raw] = alignment(field, Codec.RAW)
+    starts = before + -before % aligned
+    known = ~bad & (before >= 0)
+    for i in np.flatnonzero(known & (offsets != starts)).tolist():
+        payload.findings.add(
+            "tiling",
+            "a record does not begin where the one before it ends",
+            section=payload.section.name,
+            field=fields[i % len(fields)][0],
+            sample=first_row + i // len(fields),
+            offset=payload.section.offset + int(offsets[i]),
+            expected=int(starts[i]),
+            found=int(offsets[i]),
+        )
+    start = payload.section.offset
+    for i in np.flatnonzero(known & (offsets == starts) & (starts > before)).tolist():
+        payload.content.check_zeros(
+            start + int(before[i]),
+            start + int(starts[i]),
+            payload.findings,
+            payload.section.name,
+            field=fields[i % len(fields)][0],
+            sample=first_row + i // len(fields),
+        )
+    walk.end = int(ends[-1])
+
+
+def _check_records(
+    payload: _Payload,
+    walk: _Walk,
+    first_row: int,
+    entries: Entries,
+    bad: npt.NDArray[np.bool_],
+) -> None:
+    """Check each record's hash, and that it decodes to what its field promises."""
+    fields, content, findings = payload.fields, payload.content, payload.findings
+    kinds = codecs(entries)
+    walk.uses_zstd |= bool((kinds[~bad] == Codec.ZSTD).any())
+    sizes, offsets = stored_bytes(entries).tolist(), entries["offset"].tolist()
+    columns = (kinds.tolist(), entries["n_bytes"].tolist(), entries["hash"].tolist(), bad.tolist())
+    start, name_of = payload.section.offset, payload.section.name
+    for i, (codec, n_bytes, expected, is_bad) in enumerate(zip(*columns, strict=True)):
+        if is_bad:
+            continue
+        name, field = fields[i % len(fields)]
+        row, place = first_row + i // len(fields), start + offsets[i]
+        stored = content.bytes[place : place + sizes[i]]
+        found = hash_bytes(stored)
+        if found != expected:
+            findings.add_hash(name_of, place, expected, found, field=name, sample=row)
+        else:
+            dims = payload.shapes[name][row] if name in payload.shapes else None
+            try:
+                check_value(field, decode(stored, codec, n_bytes), dims, n_bytes)
+            except ShardCorrupt as error:
+                findings.add(
+                    error.code,
+                    error.what,
+                    section=name_of,
+                    field=name,
+                    sample=row,
+                    offset=place,
+                    expected=error.expected,
+                    found=error.found,
+                )
+        walk.unforgotten += sizes[i]
+        if walk.unforgotten >= CHUNK_BYTES:
+            content.forget()
+            walk.unforgotten = 0
+
+
+def check_value(
+    field: Field, record: bytes | memoryview, dims: npt.NDArray[np.uint64] | None, n_bytes: int
+) -> None:
+    """Check that a decoded record is a value of its field, in the only form that is allowed.
+
+    Args:
+        field: its field.
+        record: the decoded bytes.
+        dims: the varying dimensions of an array's sample, if any vary.
+        n_bytes: the record's size as the index has it.
+
+    Raises:
+        ShardCorrupt: it is not. The place is the caller's to add.
+    """
+    if isinstance(field, Array):
+        shape = full_shape(field, np.empty(0, np.uint64) if dims is None else dims, n_bytes)
+        if field.dtype == "bool" and (np.frombuffer(record, np.uint8) > 1).any():
+            raise ShardCorrupt(f"a bool of {shape} is neither 0 nor 1", code="value")
+        return
+    try:
+        value = decode_record(field, record, ())
+        is_canonical = not isinstance(field, Json) or canonical_json(value) == record
+    except (ValueError, RecursionError, SchemaError) as error:
+        raise ShardCorrupt(f"a record cannot be decoded: {error}", code="value") from error
+    if not is_canonical:
+        raise ShardCorrupt("JSON is not in canonical form", code="value")

@@ -1,0 +1,214 @@
+"""What of a shard has been checked: one mark, a byte, per unit that has a hash of its own.
+
+Units are the 4 KiB blocks of index sections, the rows or runs of columns, and records, numbered
+in this order; see `format/checksum` for what each hash covers. A loader keeps the marks of all
+shards in one table that its processes share. A mark lost to a race only means checking twice.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Literal, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from shardio.errors import ChecksumMismatch
+from shardio.format.checksum import (
+    BLOCK_BYTES,
+    blocks_touched,
+    distinct,
+    hash_bytes,
+    n_blocks,
+    rows_per_unit,
+)
+from shardio.format.index import DIMENSION
+from shardio.format.layout import NO_FIELD, Kind, Section
+from shardio.format.schema import Schema
+
+Verify = Literal["off", "first", "always"]
+VERIFY: Final[tuple[str, ...]] = get_args(Verify)
+Rows = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class _Hashed:
+    """A section, the section of its units' hashes, and where their marks begin."""
+
+    section: Section
+    hashes: Section
+    first_mark: int
+
+
+class Units:
+    """The units of one opened shard and their marks. Borrows the shard's map.
+
+    Args:
+        content: the whole file, mapped.
+        schema, sections, n_samples: as `opening.open_sections` proved them.
+        path: for messages.
+        verify: when to check; "off" makes every check return at once.
+    """
+
+    def __init__(
+        self,
+        content: memoryview,
+        schema: Schema,
+        sections: dict[tuple[int, int, int], Section],
+        n_samples: int,
+        *,
+        path: str,
+        verify: str,
+    ) -> None:
+        self._content, self._schema, self._path, self._verify = content, schema, path, verify
+        self._n_samples = n_samples
+        self._hashed: dict[tuple[int, int], _Hashed] = {}
+        self._n_records = len(schema.records)
+        self._records_mark = self._number(sections)
+        self.n_marks = self._records_mark + n_samples * self._n_records
+        """How many units there are."""
+        self.marks: npt.NDArray[np.uint8] = np.zeros(self.n_marks, np.uint8)
+        """Which units are checked; replace it by n_marks bytes that are shared."""
+
+    def _number(self, sections: dict[tuple[int, int, int], Section]) -> int:
+        """Number the units of all hashed sections; returns where those of records begin."""
+        place = 0
+        for (kind, field, of_kind), hashes in sections.items():
+            if kind == Kind.BLOCK_HASHES:
+                target = sections[of_kind, field, 0]
+                self._hashed[of_kind, field] = _Hashed(target, hashes, place)
+                place += 1 + n_blocks(target.size)  # the first mark: the block hashes themselves
+        for name in self._schema.columns:
+            number = self._schema.field_id(name)
+            hashes = sections[Kind.COLUMN_HASHES, number, 0]
+            column = sections[Kind.COLUMN, number, 0]
+            self._hashed[Kind.COLUMN, number] = _Hashed(column, hashes, place)
+            place += hashes.count
+        return place
+
+    def release(self) -> None:
+        """Let go of the shard's map; the units cannot be checked any more."""
+        self._content = memoryview(b"")
+
+    def column_mark(self, name: str) -> int:
+        """The number of the first unit of a column."""
+        return self._hashed[Kind.COLUMN, self._schema.field_id(name)].first_mark
+
+    def hashes_mark(self, name: str) -> int:
+        """The number of the first block of a column's hashes."""
+        return self._hashed[Kind.COLUMN_HASHES, self._schema.field_id(name)].first_mark + 1
+
+    def check_column(self, name: str, rows: Rows) -> None:
+        """Check the units of a column that hold `rows`, as far as `verify` asks for it.
+
+        Raises:
+            ChecksumMismatch: naming field, first sample of the unit, and offset.
+        """
+        if self._verify == "off" or not len(rows):
+            return
+        field = self._schema.columns[name]
+        column = self._hashed[Kind.COLUMN, self._schema.field_id(name)]
+        row_bytes, stride = field.row_bytes or 0, field.stride
+        per_unit = rows_per_unit(row_bytes, stride)
+        units = self._unmarked(column.first_mark, rows // per_unit)
+        if not len(units):
+            return
+        expected = self.column_hashes(name, units)
+        for unit, hash_ in zip(units.tolist(), expected.tolist(), strict=True):
+            first = unit * per_unit
+            last = min(first + per_unit, self._n_samples)
+            n_bytes = row_bytes if per_unit == 1 else (last - first) * stride
+            offset = column.section.offset + first * stride
+            found = hash_bytes(self._content[offset : offset + n_bytes])
+            if found != hash_:
+                raise self.mismatch(name, first, offset, hash_, found)
+            self.marks[column.first_mark + unit] = 1
+
+    def column_hashes(self, name: str, units: Rows) -> npt.NDArray[np.uint64]:
+        """The stored hashes of units of a column, themselves checked."""
+        number = self._schema.field_id(name)
+        hashes = self._hashed[Kind.COLUMN, number].hashes
+        self.check_blocks(Kind.COLUMN_HASHES, number, units * DIMENSION.size, DIMENSION.size)
+        stored = np.frombuffer(self._content, "<u8", hashes.count, hashes.offset)
+        return stored[units]
+
+    def check_record(
+        self, name: str, k: int, row: int, offset: int, stored: memoryview, expected: int
+    ) -> None:
+        """Check the stored bytes (at `offset`) of record field number k of a row, unless done.
+
+        Raises:
+            ChecksumMismatch: naming field, sample and offset.
+        """
+        if self._verify == "off":
+            return
+        mark = self._records_mark + row * self._n_records + k
+        if self._verify == "first" and self.marks[mark]:
+            return
+        found = hash_bytes(stored)
+        if found != expected:
+            raise self.mismatch(name, row, offset, expected, found)
+        self.marks[mark] = 1
+
+    def check_blocks(self, kind: int, field: int, starts: Rows, n_bytes: int) -> None:
+        """Check the blocks of an index section that n_bytes from each of `starts` lie in.
+
+        Raises:
+            ChecksumMismatch: naming section, field and offset.
+        """
+        if self._verify == "off" or not len(starts):
+            return
+        hashed = self._hashed[kind, field]
+        blocks = self._unmarked(hashed.first_mark + 1, blocks_touched(starts, n_bytes))
+        if not len(blocks):
+            return
+        table, section = hashed.hashes, hashed.section
+        if self._verify == "always" or not self.marks[hashed.first_mark]:
+            found = hash_bytes(self._content[table.offset : table.offset + table.size])
+            if found != table.hash:
+                raise self._section_mismatch(table, table.offset, table.hash, found)
+            self.marks[hashed.first_mark] = 1
+        stored = np.frombuffer(self._content, "<u8", table.count, table.offset)[blocks]
+        for block, expected in zip(blocks.tolist(), stored.tolist(), strict=True):
+            start = section.offset + block * BLOCK_BYTES
+            end = min(start + BLOCK_BYTES, section.offset + section.size)
+            found = hash_bytes(self._content[start:end])
+            if found != expected:
+                raise self._section_mismatch(section, start, expected, found)
+            self.marks[hashed.first_mark + 1 + block] = 1
+
+    def _unmarked(self, first_mark: int, units: Rows) -> Rows:
+        """Those of `units` that have to be checked now, each once."""
+        if self._verify == "always":
+            return distinct(units)
+        marks = self.marks[first_mark + units]
+        return units[:0] if marks.all() else distinct(units[marks == 0])
+
+    def _section_mismatch(
+        self, section: Section, offset: int, expected: int, found: int
+    ) -> ChecksumMismatch:
+        return ChecksumMismatch(
+            "the bytes of an index do not match their hash",
+            code="checksum",
+            path=self._path,
+            section=section.name,
+            field=None if section.field == NO_FIELD else list(self._schema)[section.field],
+            offset=offset,
+            expected=f"{expected:016x}",
+            found=f"{found:016x}",
+        )
+
+    def mismatch(
+        self, field: str, row: int, offset: int, expected: int, found: int
+    ) -> ChecksumMismatch:
+        """The error for bytes of a sample that do not match their hash."""
+        return ChecksumMismatch(
+            "the data of a sample does not match its hash",
+            code="checksum",
+            path=self._path,
+            field=field,
+            sample=row,
+            offset=offset,
+            expected=f"{expected:016x}",
+            found=f"{found:016x}",
+        )

@@ -1,0 +1,305 @@
+"""ShardWriter: samples to one immutable file, in one pass, published by rename.
+
+Paired with `reader`; what both must agree on is in `format/`. The section that is the largest when
+`SPOOL_BYTES` have been gathered streams straight into the file; the others wait in memory, from
+`MEMORY_BYTES` on in unlinked temporary files, and are appended at close. So only the small
+sections are written twice, and memory stays bounded.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import tempfile
+import types
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import IO, Any, Final, Self
+
+from shardio.errors import InvalidArgument, LoaderClosed, SchemaError
+from shardio.format.checksum import (
+    ROW_HASH_MIN,
+    Hasher,
+    hash_bytes,
+    rows_per_unit,
+)
+from shardio.format.codec import Codec, encode
+from shardio.format.index import DIMENSION, ENTRY, alignment, pack_entry
+from shardio.format.layout import (
+    NO_FIELD,
+    PAGE,
+    Header,
+    Kind,
+    Required,
+)
+from shardio.format.schema import Array, Field, Schema
+from shardio.format.values import encode_array, encode_record
+from shardio.sections import SectionTable
+from shardio.storage import Spool, rename_new, sync_folder
+
+SPOOL_BYTES: Final = 8 << 20
+"""When this much waits in memory, the largest section becomes the one that streams."""
+MEMORY_BYTES: Final = 64 << 20
+"""When this much waits in memory, the largest waiting section moves to a temporary file."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShardSummary:
+    """What a finished shard is, as a generation records it."""
+
+    name: str
+    n_samples: int
+    n_bytes: int
+    id: str
+
+
+class _Column:
+    """A fixed raw field on its way: rows at their stride, and one hash per unit."""
+
+    def __init__(self, field: Array) -> None:
+        row_bytes = field.row_bytes or 0
+        self.data, self.hashes = Spool(), Spool()
+        self._fill = bytes(field.stride - row_bytes)
+        self._rows_per_unit = rows_per_unit(row_bytes, field.stride)
+        self._by_row = row_bytes >= ROW_HASH_MIN
+        self._run, self._n_in_run = Hasher(), 0
+
+    def append(self, row: memoryview) -> None:
+        self.data.write(row)
+        if self._fill:
+            self.data.write(self._fill)
+        if self._by_row:
+            self._put(hash_bytes(row))
+            return
+        self._run.update(row)
+        self._run.update(self._fill)
+        self._n_in_run += 1
+        if self._n_in_run == self._rows_per_unit:
+            self.finish()
+
+    def finish(self) -> None:
+        """Close the last, incomplete run."""
+        if self._n_in_run:
+            self._put(self._run.intdigest())
+            self._run.reset()
+            self._n_in_run = 0
+
+    def _put(self, hash_: int) -> None:
+        self.hashes.write(DIMENSION.pack(hash_))
+
+
+class ShardWriter:
+    """Writes samples to one shard; owns a hidden temporary file beside it until `close()`.
+
+    The shard appears under its name only when `close()` (or the end of the `with`) has written,
+    synced and renamed it; leaving the `with` by an exception, or `abort()`, removes every trace.
+    A sample that does not fit is refused before any of it is written, so the writer stays usable.
+
+    Raises:
+        FileExistsError: the file is there already: shards are never overwritten.
+        SchemaError: (from `append`) the sample does not fit the schema.
+        OSError: the disk is full or refuses; abort, nothing is published.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], schema: Schema) -> None:
+        self.path = os.fspath(path)
+        self.schema = schema
+        self.n_samples = 0
+        folder, name = os.path.split(self.path)
+        if not name.endswith(".shard"):
+            raise InvalidArgument(f"{self.path}: a shard's file name must end in .shard")
+        self._folder = folder or "."
+        if os.path.lexists(self.path):
+            raise _taken(self.path)
+        self._temporary = os.path.join(self._folder, f".{name}.{secrets.token_hex(6)}.tmp")
+        self._file: IO[bytes] | None = open(self._temporary, "xb")
+        self._file.write(bytes(PAGE))
+        self._columns = {n: _Column(f) for n, f in schema.columns.items()}
+        self._records = list(schema.records.items())
+        self._payload, self._index = Spool(), Spool()
+        self._shapes = {
+            n: Spool() for n, f in self._records if isinstance(f, Array) and f.n_varying
+        }
+        self._payload_hash = Hasher()
+        self._dominant: Spool | None = None
+        self._required = Required(0)
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of samples so far, without indexes and padding of sections."""
+        return self._payload.n_bytes + sum(c.data.n_bytes for c in self._columns.values())
+
+    def append(self, sample: Mapping[str, Any]) -> None:
+        """Add one sample: a value for every field of the schema, and nothing else."""
+        if self._file is None:
+            raise LoaderClosed(f"{self.path}: the writer is closed")
+        if not isinstance(sample, Mapping):
+            raise SchemaError(
+                f"{self.path}, sample {self.n_samples}: expected a mapping of fields, "
+                f"found {type(sample).__name__}"
+            )
+        if sample.keys() != self.schema.keys():
+            missing = [n for n in self.schema if n not in sample]
+            extra = [str(n) for n in sample if n not in self.schema]
+            raise SchemaError(
+                f"{self.path}, sample {self.n_samples}: fields missing: {missing}, "
+                f"not in the schema: {extra}"
+            )
+        try:
+            rows = {n: encode_array(n, f, sample[n]) for n, f in self.schema.columns.items()}
+            records = [(n, f, *encode_record(n, f, sample[n])) for n, f in self._records]
+        except SchemaError as error:
+            raise SchemaError(f"{self.path}, sample {self.n_samples}: {error}") from error
+        try:
+            for name, row in rows.items():
+                self._columns[name].append(row.reshape(-1).view("u1").data)
+            for name, field, record, shape in records:
+                self._append_record(name, field, record, shape)
+            self._place_spools()
+        except BaseException:
+            self.abort()  # half a sample may be written: what follows would be shifted
+            raise
+        self.n_samples += 1
+
+    def _append_record(
+        self, name: str, field: Field, record: memoryview, shape: tuple[int, ...]
+    ) -> None:
+        codec, stored = encode(record, Codec[field.codec.upper()])
+        if codec is Codec.ZSTD:
+            self._required |= Required.ZSTD
+        start = alignment(field, codec)
+        if gap := -self._payload.n_bytes % start:
+            self._payload.write(bytes(gap))
+        hash_ = hash_bytes(stored)
+        entry = pack_entry(self._payload.n_bytes, stored.nbytes, codec, record.nbytes, hash_)
+        self._index.write(entry)
+        self._payload.write(stored)
+        self._payload_hash.update(DIMENSION.pack(hash_))
+        if isinstance(field, Array) and field.n_varying:
+            for d, n in zip(field.shape, shape, strict=True):
+                if d is None:
+                    self._shapes[name].write(DIMENSION.pack(n))
+
+    def _spools(self) -> list[Spool]:
+        columns = [s for c in self._columns.values() for s in (c.data, c.hashes)]
+        return [*columns, self._payload, self._index, *self._shapes.values()]
+
+    def _place_spools(self) -> None:
+        """Keep what waits in memory bounded, by the samples alone: same bytes every time."""
+        waiting = sum(spool.waiting for spool in self._spools())
+        if self._dominant is None and waiting >= SPOOL_BYTES:
+            self._choose_dominant()
+        elif waiting >= MEMORY_BYTES:
+            largest = max(self._spools(), key=lambda spool: spool.waiting)
+            largest.move_to(tempfile.TemporaryFile(dir=self._folder))
+
+    def _choose_dominant(self) -> None:
+        data = [c.data for c in self._columns.values()]
+        self._dominant = max([*data, self._payload], key=lambda spool: spool.n_bytes)
+        if self._file is not None:
+            self._dominant.move_to(self._file)
+
+    def close(self) -> ShardSummary:
+        """Write the rest, sync, and publish under the final name.
+
+        Raises:
+            OSError: the disk refuses; the temporary file is removed, nothing is published.
+        """
+        if self._file is None:
+            raise LoaderClosed(f"{self.path}: the writer is closed")
+        try:
+            header = self._finish(self._file)
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            try:
+                rename_new(self._temporary, self.path)
+            except FileExistsError as error:
+                raise _taken(self.path) from error
+            sync_folder(self._folder)
+        except BaseException:
+            self.abort()
+            raise
+        self._release()
+        name = os.path.basename(self.path)
+        return ShardSummary(name, self.n_samples, header.file_size, header.id.hex())
+
+    def _finish(self, file: IO[bytes]) -> Header:
+        """Append all sections but the dominant one, the table and both header pages."""
+        if self._dominant is None:
+            self._choose_dominant()
+        table = SectionTable(file)
+        ids = self.schema.field_id
+        for column in self._columns.values():
+            column.finish()
+        data = {
+            column.data: (Kind.COLUMN, ids(name), self.schema.columns[name].stride)
+            for name, column in self._columns.items()
+        }
+        if self._records:
+            data[self._payload] = (Kind.PAYLOAD, NO_FIELD, 0)
+        for spool in sorted(data, key=lambda spool: spool is not self._dominant):
+            kind, field, stride = data[spool]
+            hash_ = self._data_hash(kind, field)
+            count = self.n_samples * (len(self._records) if kind == Kind.PAYLOAD else 1)
+            if spool is self._dominant:
+                table.adopt(kind, field, spool.n_bytes, count, stride, hash_)
+            else:
+                table.add(kind, field, spool.chunks(), count, stride, hash_)
+        for name, column in self._columns.items():
+            table.add_blocked(Kind.COLUMN_HASHES, ids(name), column.hashes.chunks(), DIMENSION.size)
+        if self._records:
+            table.add_blocked(Kind.INDEX, NO_FIELD, self._index.chunks(), ENTRY.size)
+        for name, spool in self._shapes.items():
+            varying = self.schema[name]
+            n_varying = varying.n_varying if isinstance(varying, Array) else 0
+            table.add_blocked(Kind.SHAPES, ids(name), spool.chunks(), DIMENSION.size * n_varying)
+        schema = self.schema.to_json()
+        table.add(Kind.SCHEMA, NO_FIELD, [memoryview(schema)], 1, 0, hash_bytes(schema))
+        return table.close(self.n_samples, int(self._required))
+
+    def _data_hash(self, kind: Kind, field: int) -> int:
+        """The hash of the unit hashes."""
+        if kind == Kind.PAYLOAD:
+            return self._payload_hash.intdigest()
+        name = list(self.schema)[field]
+        hasher = Hasher()
+        for chunk in self._columns[name].hashes.chunks():
+            hasher.update(chunk)
+        return hasher.intdigest()
+
+    def abort(self) -> None:
+        """Remove the temporary file; nothing is published. Idempotent."""
+        if self._file is None:
+            return
+        self._release()
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self._temporary)
+
+    def _release(self) -> None:
+        if self._file is not None:
+            with contextlib.suppress(OSError):  # a full disk has been reported already
+                self._file.close()
+        self._file = None
+        for spool in self._spools():
+            if spool is not self._dominant:
+                with contextlib.suppress(OSError):
+                    spool.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: types.TracebackType | None,
+    ) -> None:
+        if kind is not None:
+            self.abort()
+        elif self._file is not None:
+            self.close()
+
+
+def _taken(path: str) -> FileExistsError:
+    return FileExistsError(f"{path}: already exists; shards are never overwritten")

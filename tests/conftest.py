@@ -1,0 +1,60 @@
+"""What every test shares: the real clips, where they are, and tinygrad's device."""
+
+from __future__ import annotations
+
+import functools
+import os
+import platform
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+# A busy machine is no failure: no property is tested against the clock.
+settings.register_profile("shardio", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("shardio")
+
+
+@functools.cache
+def cpu_device_works() -> bool:
+    """Whether tinygrad's CPU device can compile: it runs $CC or clang with a target of clang's."""
+    compiler = os.environ.get("CC", "clang")
+    if shutil.which(compiler) is None:
+        return False
+    target = f"--target={platform.machine()}-none-unknown-elf"
+    command = [compiler, target, "-x", "c", "-c", "-", "-o", os.devnull]
+    return subprocess.run(command, input=b"", capture_output=True, check=False).returncode == 0
+
+
+# Before any test imports tinygrad, which reads DEV once: the tests use no accelerator, and without
+# clang they use the device written in Python.
+os.environ.setdefault("DEV", "CPU" if cpu_device_works() else "PYTHON")
+
+
+@pytest.fixture(scope="session")
+def media_root() -> Path:
+    """The folder of real media (`clips/`, `broken/`, `images/`) that SHARDIO_TEST_MEDIA names."""
+    folder = os.environ.get("SHARDIO_TEST_MEDIA")
+    if not folder:
+        pytest.skip("SHARDIO_TEST_MEDIA names no folder of real media")
+    root = Path(folder)
+    if not root.is_dir():
+        pytest.fail(f"SHARDIO_TEST_MEDIA is not a folder: {root}")
+    return root
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("cpu_device") and not cpu_device_works():
+        pytest.skip("needs tinygrad's CPU device, which needs clang")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    skipped = terminalreporter.getreports("skipped")
+    names = [report.nodeid for report in skipped if "cpu_device" in report.keywords]
+    if not names:
+        return
+    terminalreporter.write_sep("=", f"{len(names)} tests did not run: they need clang", yellow=True)
+    for name in names:
+        terminalreporter.write_line(name)

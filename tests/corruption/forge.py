@@ -1,0 +1,232 @@
+"""The one helper of the corruption tests: a small shard, damaged or forged.
+
+Damage changes bytes and nothing else. A forgery breaks one rule and gets all hashes right, so that
+only the check of that rule can refuse it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from shardio.errors import ShardioError
+from shardio.format.checksum import block_hashes, content_id, hash_bytes, pack_hashes
+from shardio.format.codec import Codec
+from shardio.format.index import ENTRY, ENTRY_DTYPE, pack_entry
+from shardio.format.layout import (
+    NO_FIELD,
+    PAGE,
+    Header,
+    Kind,
+    Section,
+    pack_table,
+    padded,
+    unpack_header,
+    unpack_table,
+)
+from shardio.format.schema import Array, Bytes, Json, Schema, Text
+from shardio.reader import ShardReader
+from shardio.writer import ShardWriter
+
+Key = tuple[int, int, int]
+INDEX: Key = (Kind.INDEX, NO_FIELD, 0)
+PAYLOAD: Key = (Kind.PAYLOAD, NO_FIELD, 0)
+SCHEMA: Key = (Kind.SCHEMA, NO_FIELD, 0)
+
+SMALL = Schema(
+    {
+        "vector": Array("float32", (25,)),  # 100 bytes at a stride of 128
+        "points": Array("int16", (None, 2)),
+        "note": Text(codec="zstd"),
+    }
+)
+"""Every kind of section in as few pages as can be."""
+
+RULES = Schema(
+    {
+        "long": Array("uint8", (2100,)),
+        "flag": Array("bool", (3,)),
+        "grid": Array("int32", (8, 8), codec="zstd"),
+        "cloud": Array("float64", (None, 2, None)),
+        "mask": Array("bool", (None,)),
+        "note": Text(),
+        "meta": Json(),
+        "blob": Bytes(codec="zstd"),
+    }
+)
+"""A field for every rule that a forgery can break."""
+
+
+def small_samples() -> list[dict[str, Any]]:
+    """The samples of the small shard, as a reader returns them."""
+    return [
+        {
+            "vector": np.arange(25, dtype=np.float32) + i,
+            "points": np.arange(6 * i, dtype=np.int16).reshape(-1, 2),
+            "note": f"clip {i} " * 9 * i,
+        }
+        for i in range(3)
+    ]
+
+
+def rules_samples() -> list[dict[str, Any]]:
+    """The samples of the shard that is forged."""
+    return [
+        {
+            "long": np.full(2100, i, np.uint8),
+            "flag": np.array([True, False, True]),
+            "grid": np.full((8, 8), i, np.int32),
+            "cloud": np.zeros((i, 2, 3)) + i,
+            "mask": np.ones(i, np.bool_),
+            "note": f"größer {i}",
+            "meta": {"i": i, "of": [1, 2]},
+            "blob": b"blob" * 50,
+        }
+        for i in range(4)
+    ]
+
+
+def content_of(path: Path, schema: Schema, samples: Iterable[dict[str, Any]]) -> bytearray:
+    """The bytes of a shard of these samples."""
+    with ShardWriter(path, schema) as writer:
+        for sample in samples:
+            writer.append(sample)
+    content = bytearray(path.read_bytes())
+    path.unlink()
+    return content
+
+
+@dataclass
+class Forgery:
+    """A shard taken apart: change `sections`, `contents` and `header_changes`, then `seal`."""
+
+    header: Header
+    sections: dict[Key, Section]
+    contents: dict[Key, bytes]
+    header_changes: dict[str, Any] = field(default_factory=dict)
+    table_changes: dict[Key, dict[str, Any]] = field(default_factory=dict)
+    rehash: bool = True
+
+    @classmethod
+    def of(cls, content: bytes | bytearray) -> Forgery:
+        """Take a sound shard apart."""
+        header = unpack_header(bytes(content[:PAGE]), "shard")
+        end = header.table_offset + header.table_size
+        table = unpack_table(bytes(content[header.table_offset : end]), header, "shard")
+        sections = {s.key: s for s in table}
+        contents = {k: bytes(content[s.offset : s.offset + s.size]) for k, s in sections.items()}
+        return cls(header, sections, contents)
+
+    @property
+    def schema(self) -> Schema:
+        """The shard's schema."""
+        return Schema.from_json(self.contents[SCHEMA])
+
+    def column(self, name: str, kind: Kind = Kind.COLUMN) -> Key:
+        """The key of a section of a field."""
+        return (kind, self.schema.field_id(name), 0)
+
+    def change(self, key: Key, at: int, new: bytes) -> None:
+        """Overwrite bytes of a section."""
+        old = self.contents[key]
+        self.contents[key] = old[:at] + new + old[at + len(new) :]
+
+    def entry(self, name: str, row: int) -> tuple[int, Any]:
+        """Where in the index an entry lies, and what it says."""
+        number = row * len(self.schema.records) + list(self.schema.records).index(name)
+        return number * ENTRY.size, np.frombuffer(self.contents[INDEX], ENTRY_DTYPE)[number]
+
+    def change_entry(self, name: str, row: int, **changes: int) -> None:
+        """Overwrite numbers of an index entry: offset, n_stored, codec, n_bytes, hash_."""
+        at, old = self.entry(name, row)
+        stored = int(old["stored"])
+        numbers = {
+            "offset": int(old["offset"]),
+            "n_stored": stored & (1 << 48) - 1,
+            "codec": stored >> 48,
+            "n_bytes": int(old["n_bytes"]),
+            "hash_": int(old["hash"]),
+            **changes,
+        }
+        codec: Any = numbers.pop("codec")
+        self.change(INDEX, at, pack_entry(codec=codec, **numbers))
+
+    def change_record(self, name: str, row: int, new: bytes, codec: Codec | None = None) -> None:
+        """Overwrite a record by one of the same stored size, with the right hash."""
+        _, entry = self.entry(name, row)
+        n_stored = int(entry["stored"]) & (1 << 48) - 1
+        if len(new) != n_stored:
+            raise ValueError(f"{len(new)} bytes do not fit in the place of {n_stored}")
+        self.change(PAYLOAD, int(entry["offset"]), new)
+        changes = {} if codec is None else {"codec": int(codec)}
+        self.change_entry(name, row, hash_=hash_bytes(new), **changes)
+
+    def seal(self) -> bytes:
+        """Put it together again, with all hashes right but for those that were changed."""
+        if self.rehash:
+            self._hash_columns()
+            self._hash_payload()
+        for key in [k for k in self.sections if k[0] == Kind.BLOCK_HASHES]:
+            target = (key[2], key[1], 0)
+            if target in self.contents:
+                hashes = pack_hashes(block_hashes(memoryview(self.contents[target])))
+                self.contents[key] = hashes
+                self._set(target, hash=hash_bytes(hashes))
+                self._set(key, hash=hash_bytes(hashes), count=len(hashes) // 8)
+        for key, content in self.contents.items():
+            if key[0] == Kind.SCHEMA or key[0] >= 0x8000:
+                self._set(key, hash=hash_bytes(content))
+        return self._laid_out()
+
+    def _set(self, key: Key, **changes: Any) -> None:
+        self.sections[key] = dataclasses.replace(self.sections[key], **changes)
+
+    def _hash_columns(self) -> None:
+        for name in self.schema.columns:
+            hashes = self.contents[self.column(name, Kind.COLUMN_HASHES)]
+            self._set(self.column(name), hash=hash_bytes(hashes))
+
+    def _hash_payload(self) -> None:
+        if INDEX in self.contents:
+            entries = np.frombuffer(self.contents[INDEX], ENTRY_DTYPE)
+            self._set(PAYLOAD, hash=hash_bytes(entries["hash"].tobytes()))
+
+    def _laid_out(self) -> bytes:
+        place, body, table = PAGE, b"", []
+        for key, section in self.sections.items():
+            content = self.contents[key]
+            fitting = dataclasses.replace(section, offset=place, size=len(content))
+            table.append(dataclasses.replace(fitting, **self.table_changes.get(key, {})))
+            body += content.ljust(padded(len(content)), b"\0")
+            place += padded(len(content))
+        packed = pack_table(table)
+        header = dataclasses.replace(
+            self.header,
+            file_size=place + padded(len(packed)) + PAGE,
+            table_offset=place,
+            table_size=len(packed),
+            table_hash=hash_bytes(packed),
+            id=content_id(packed),
+        )
+        page = dataclasses.replace(header, **self.header_changes).pack()
+        return page + body + packed.ljust(padded(len(packed)), b"\0") + page
+
+
+def read_everything(path: Path, verify: Any = "first") -> list[dict[str, Any]] | ShardioError:
+    """All samples, or the error of shardio that reading ends with; no other error is caught."""
+    try:
+        with ShardReader(path, verify=verify) as reader:
+            samples = list(reader)
+            for name in reader.schema.columns:
+                reader.column(name, np.arange(len(reader)))
+            return samples
+    except ShardioError as error:
+        return error
+
+
+Change = Callable[[Forgery], None]

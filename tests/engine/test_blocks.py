@@ -1,0 +1,412 @@
+from __future__ import annotations
+
+import errno
+import gc
+import mmap
+import os
+import threading
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import numpy as np
+import pytest
+
+from shardio._engine import blocks
+from shardio._engine.blocks import Block, BlockMap, BlockPool, memory_file
+from shardio.errors import MemoryShort
+
+KIB = 1024
+MIB = 1024 * KIB
+
+
+def n_descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def n_maps() -> int:
+    """How many maps of blocks this process has."""
+    with open("/proc/self/maps") as maps:
+        return sum("memfd:shardio" in line for line in maps)
+
+
+def refusing(number: int) -> Callable[..., NoReturn]:
+    def refuse(*_: object, **__: object) -> NoReturn:
+        raise OSError(number, os.strerror(number))
+
+    return refuse
+
+
+# Memory files.
+
+
+def test_a_memory_file_is_reserved_and_has_no_name() -> None:
+    fd = memory_file(3 * MIB + 5, "a test")
+    try:
+        found = os.fstat(fd)
+        assert found.st_size == 3 * MIB + 5
+        assert found.st_blocks * 512 >= 3 * MIB
+        assert found.st_nlink == 0
+        assert not os.get_inheritable(fd)
+    finally:
+        os.close(fd)
+
+
+def test_nobody_can_take_mapped_pages_away() -> None:
+    fd = memory_file(MIB, "a test")
+    try:
+        with pytest.raises(PermissionError):
+            os.ftruncate(fd, MIB - 1)
+        os.ftruncate(fd, 2 * MIB)
+        with pytest.raises(PermissionError):
+            os.ftruncate(fd, MIB)
+    finally:
+        os.close(fd)
+
+
+def test_a_memory_file_larger_than_memory_is_refused_before_anything_is_reserved() -> None:
+    before = n_descriptors()
+    with pytest.raises(MemoryShort, match="3 elephants need"):
+        memory_file(1 << 60, "3 elephants")
+    assert n_descriptors() == before
+
+
+@pytest.mark.parametrize("number", [errno.ENOMEM, errno.ENOSPC])
+def test_memory_that_others_took_meanwhile_is_memory_short(
+    monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    before = n_descriptors()
+    monkeypatch.setattr(os, "posix_fallocate", refusing(number))
+    with pytest.raises(MemoryShort, match=f"refused {MIB} bytes for a test"):
+        memory_file(MIB, "a test")
+    assert n_descriptors() == before
+
+
+def test_another_refusal_stays_what_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = n_descriptors()
+    monkeypatch.setattr(os, "posix_fallocate", refusing(errno.EINTR))
+    with pytest.raises(InterruptedError):
+        memory_file(MIB, "a test")
+    assert n_descriptors() == before
+
+
+def test_a_block_that_cannot_be_mapped_leaves_no_descriptor(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    before = n_descriptors()
+    monkeypatch.setattr(mmap, "mmap", refusing(errno.ENOMEM))
+    with pytest.raises(MemoryShort, match="the map of a block"):
+        Block(0, MIB)
+    assert n_descriptors() == before
+
+
+# Maps of one block, as main and a worker have them.
+
+
+@pytest.fixture
+def block() -> Any:
+    made = Block(0, 64 * KIB)
+    yield made
+    os.close(made.fd)
+
+
+def test_all_maps_of_a_block_show_the_same_memory(block: Block) -> None:
+    other = BlockMap(block.fd)
+    other.bytes[100] = 7
+    assert block.bytes[100] == 7
+    assert len(other.bytes) == len(block.bytes) == 64 * KIB
+
+
+def test_a_block_grows_to_whole_pages_and_never_shrinks(block: Block) -> None:
+    block.grow(64 * KIB + 1)
+    assert len(block.bytes) == os.fstat(block.fd).st_size == 68 * KIB
+    block.grow(1)
+    assert len(block.bytes) == 68 * KIB
+
+
+def test_the_other_side_sees_growth_when_it_looks(block: Block) -> None:
+    worker = BlockMap(block.fd)
+    worker.grow(MIB)
+    worker.bytes[-1] = 9
+    assert len(block.bytes) == 64 * KIB
+    block.see_growth(MIB)
+    assert (len(block.bytes), block.bytes[-1]) == (MIB, 9)
+    another = BlockMap(block.fd)
+    worker.grow(2 * MIB)
+    another.see_growth()
+    assert len(another.bytes) == 2 * MIB
+
+
+def test_a_block_that_the_other_side_has_grown_is_large_enough(block: Block) -> None:
+    BlockMap(block.fd).grow(MIB)
+    block.grow(500 * KIB)
+    assert len(block.bytes) == os.fstat(block.fd).st_size == MIB
+
+
+def test_looking_for_growth_where_there_is_none_keeps_the_map(block: Block) -> None:
+    before = block.map
+    block.see_growth()
+    block.see_growth(64 * KIB)
+    assert block.map is before
+
+
+def test_views_from_before_the_growth_stay_views_of_the_same_memory(block: Block) -> None:
+    old = block.bytes[:10]
+    block.grow(MIB)
+    block.bytes[3] = 5
+    old[4] = 6
+    assert old[3] == 5
+    assert block.bytes[4] == 6
+
+
+def test_growth_asks_for_memory_first(block: Block, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(MemoryShort, match="values of varying size need"):
+        block.grow(1 << 60)
+    monkeypatch.setattr(os, "posix_fallocate", refusing(errno.ENOMEM))
+    with pytest.raises(MemoryShort, match="refused"):
+        block.grow(MIB)
+    assert len(block.bytes) == 64 * KIB
+
+
+# The pool.
+
+
+@pytest.fixture
+def pool() -> Any:
+    made = BlockPool(64 * KIB, budget=4 * 64 * KIB)
+    yield made
+    made.close()
+
+
+def test_blocks_are_numbered_and_given_back_to_be_taken_again(pool: BlockPool) -> None:
+    assert pool.take_idle() is None
+    assert [pool.make(), pool.make()] == [0, 1]
+    assert (len(pool), pool.n_bytes) == (2, 128 * KIB)
+    assert pool[1].number == 1
+    pool.give_back(0)
+    pool.give_back(1)
+    assert {pool.take_idle(), pool.take_idle()} == {0, 1}
+    assert pool.take_idle() is None
+
+
+def test_no_block_is_made_beyond_the_budget(pool: BlockPool) -> None:
+    assert [pool.make() for _ in range(6)] == [0, 1, 2, 3, None, None]
+
+
+def test_a_block_that_grew_counts_with_its_size(pool: BlockPool) -> None:
+    assert pool.make() == 0
+    pool[0].grow(3 * 64 * KIB + 1)
+    assert pool.make() is None
+
+
+def test_there_is_always_a_first_block() -> None:
+    pool = BlockPool(64 * KIB, budget=1)
+    assert [pool.make(), pool.make()] == [0, None]
+    pool.close()
+
+
+def test_without_memory_for_the_first_block_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = BlockPool(64 * KIB, budget=MIB)
+    monkeypatch.setattr(os, "posix_fallocate", refusing(errno.ENOMEM))
+    with pytest.raises(MemoryShort):
+        pool.make()
+    monkeypatch.undo()
+    assert pool.make() == 0
+    monkeypatch.setattr(os, "posix_fallocate", refusing(errno.ENOMEM))
+    assert pool.make() is None
+    assert len(pool) == 1
+    pool.close()
+
+
+def test_memory_is_asked_for_with_every_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(blocks, "require", lambda n_bytes, what: asked.append(n_bytes))
+    pool = BlockPool(64 * KIB, budget=MIB)
+    pool.make()
+    pool.make()
+    pool.close()
+    assert asked == [64 * KIB] * 2
+
+
+# Leases.
+
+
+def leased(pool: BlockPool) -> tuple[int, Any]:
+    number = pool.make()
+    assert number is not None
+    return number, pool.lease(number)
+
+
+def test_a_lease_is_memory_over_the_whole_block(pool: BlockPool) -> None:
+    number, memory = leased(pool)
+    memory[-1] = 5
+    assert len(memory) == 64 * KIB
+    assert pool[number].bytes[-1] == 5
+    assert memory.flags.writeable
+
+
+def test_a_block_comes_back_once_when_its_lease_is_dropped(pool: BlockPool) -> None:
+    number, memory = leased(pool)
+    assert pool.returned() == []
+    del memory
+    assert pool.returned() == [number]
+    assert pool.returned() == []
+
+
+VIEWS: dict[str, Callable[[Any], Any]] = {
+    "slice": lambda memory: memory[100:200],
+    "steps": lambda memory: memory[::7],
+    "rows": lambda memory: memory[:64].view(np.float64).reshape(2, 4),
+    "part of a part": lambda memory: memory[:64].view(np.float64)[3:4].T,
+    "new axis": lambda memory: memory[:9].reshape(3, 3)[1][np.newaxis],
+    "memoryview": lambda memory: memoryview(memory[5:10]),
+    "memoryview cast": lambda memory: memory[5:10].data.cast("b"),
+    "frombuffer": lambda memory: np.frombuffer(memory[8:16], np.int64),
+    "base": lambda memory: memory[3:4].base,
+    "inside others": lambda memory: {"batch": [(memory[3:4],)]},
+    "windows": lambda memory: np.lib.stride_tricks.sliding_window_view(memory[:10], 3),
+}
+COPIES: dict[str, Callable[[Any], Any]] = {
+    "copy": lambda memory: memory[:10].copy(),
+    "fancy index": lambda memory: memory[[1, 2, 3]],
+    "sum": lambda memory: memory[:10] + 1,
+    "bytes": lambda memory: bytes(memory[:10]),
+    "element": lambda memory: memory[3],
+}
+
+
+@pytest.mark.parametrize("kind", VIEWS)
+def test_a_view_of_any_kind_keeps_the_lease(pool: BlockPool, kind: str) -> None:
+    number, memory = leased(pool)
+    kept = VIEWS[kind](memory)
+    del memory
+    gc.collect()
+    assert pool.returned() == []
+    del kept
+    assert pool.returned() == [number]
+
+
+@pytest.mark.parametrize("kind", COPIES)
+def test_a_copy_keeps_nothing(pool: BlockPool, kind: str) -> None:
+    number, memory = leased(pool)
+    kept = COPIES[kind](memory)
+    del memory
+    assert pool.returned() == [number]
+    del kept
+
+
+def test_the_last_of_many_views_ends_the_lease(pool: BlockPool) -> None:
+    number, memory = leased(pool)
+    views = [memory[i : i + 10] for i in range(20)]
+    del memory
+    while views:
+        assert pool.returned() == []
+        views.pop()
+    assert pool.returned() == [number]
+
+
+def test_a_lease_in_a_cycle_ends_when_the_cycle_is_collected(pool: BlockPool) -> None:
+    number, memory = leased(pool)
+    cycle: list[Any] = [memory[:10]]
+    cycle.append(cycle)
+    del memory
+    gc.disable()
+    try:
+        del cycle
+        assert pool.returned() == []
+        gc.collect()
+        assert pool.returned() == [number]
+    finally:
+        gc.enable()
+
+
+def test_a_lease_may_end_in_another_thread(pool: BlockPool) -> None:
+    number, memory = leased(pool)
+    held = [memory]
+    del memory
+    thread = threading.Thread(target=held.clear)
+    thread.start()
+    thread.join()
+    assert pool.returned() == [number]
+
+
+def test_a_block_may_be_leased_over_and_over(pool: BlockPool) -> None:
+    number, memory = leased(pool)
+    for i in range(100):
+        memory[0] = i
+        del memory
+        assert pool.returned() == [number]
+        memory = pool.lease(number)
+        assert memory[0] == i
+
+
+def test_leases_of_several_blocks_end_each_for_itself(pool: BlockPool) -> None:
+    held = dict(leased(pool) for _ in range(4))
+    for number in (2, 0, 3, 1):
+        del held[number]
+        assert pool.returned() == [number]
+
+
+def test_a_lease_stays_valid_when_its_block_grows(pool: BlockPool) -> None:
+    number, memory = leased(pool)
+    memory[:] = 3
+    pool[number].grow(MIB)
+    pool[number].bytes[5] = 9
+    assert memory[5] == 9
+    assert len(memory) == 64 * KIB
+    del memory
+    assert pool.returned() == [number]
+    assert len(pool.lease(number)) == MIB
+
+
+# Ends.
+
+
+def test_closing_closes_every_descriptor() -> None:
+    before = n_descriptors()
+    pool = BlockPool(64 * KIB, budget=MIB)
+    for _ in range(8):
+        pool.make()
+    assert n_descriptors() >= before + 8
+    pool.close()
+    pool.close()
+    assert n_descriptors() == before
+    assert len(pool) == 0
+
+
+def test_many_pools_leave_no_descriptor_and_no_map() -> None:
+    descriptors, maps = n_descriptors(), n_maps()
+    for _ in range(50):
+        pool = BlockPool(64 * KIB, budget=MIB)
+        number, memory = leased(pool)
+        pool[number].grow(100 * KIB)
+        pool.close()
+        del pool, memory
+    gc.collect()
+    assert (n_descriptors(), n_maps()) == (descriptors, maps)
+
+
+def test_memory_outlives_the_pool_for_as_long_as_it_is_held() -> None:
+    maps = n_maps()
+    pool = BlockPool(64 * KIB, budget=MIB)
+    _, memory = leased(pool)
+    memory[:] = 7
+    kept = memory[10:20]
+    pool.close()
+    del memory, pool
+    gc.collect()
+    assert kept.tolist() == [7] * 10
+    assert n_maps() == maps + 1
+    del kept
+    assert n_maps() == maps
+
+
+def test_a_lease_does_not_keep_the_pool() -> None:
+    pool = BlockPool(64 * KIB, budget=MIB)
+    others = pool.make(), pool.make()
+    number, memory = leased(pool)
+    maps = n_maps()
+    pool.close()
+    del pool
+    gc.collect()
+    assert n_maps() == maps - len(others)
+    assert (number, memory[0]) == (2, 0)

@@ -1,0 +1,517 @@
+"""Messages, ends and restarts of workers, seen from the crew's owner."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import select
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from types import FrameType
+
+import pytest
+
+from shardio._engine.channel import MAX_MESSAGE_BYTES
+from shardio._engine.crew import Channel, Crew, Died, Event, Failed, Message
+from shardio.errors import InvalidArgument, LoaderClosed, WorkerDied
+
+# Generous: reached only by a test that is about to fail.
+PATIENCE_S = 30.0
+
+
+@pytest.fixture(scope="module", autouse=True)
+def warm_zygote() -> Iterator[None]:
+    """Keep one crew open, so that the others find a zygote that is running."""
+    with Crew(1, lambda channel: channel.recv()):
+        yield
+
+
+def _echo() -> Callable[[Channel], None]:
+    def echo(channel: Channel) -> None:
+        while (message := channel.recv()) is not None:
+            channel.send(message)
+
+    return echo
+
+
+def _events(crew: Crew, n_events: int) -> list[Event]:
+    """Wait for at least `n_events` events."""
+    events: list[Event] = []
+    while len(events) < n_events:
+        some = crew.wait(PATIENCE_S)
+        assert some, f"no event came after {events}"
+        events += some
+    return events
+
+
+def _until_dead(crew: Crew) -> list[Event]:
+    """Wait until every worker of the crew has died; give all events, the deaths among them."""
+    events: list[Event] = []
+    while sum(isinstance(event, Died) for event in events) < len(crew):
+        events += _events(crew, 1)
+    return events
+
+
+def _open_fds() -> set[str]:
+    return set(os.listdir("/proc/self/fd"))
+
+
+# --- messages -------------------------------------------------------------------------------
+
+
+def test_messages_sent_before_the_worker_exists_are_answered() -> None:
+    with Crew(2, _echo()) as crew:
+        crew.send(0, b"a")
+        crew.send(1, b"b")
+        assert set(_events(crew, 2)) == {Message(0, b"a"), Message(1, b"b")}
+
+
+def test_messages_arrive_once_and_in_order() -> None:
+    with Crew(1, _echo()) as crew:
+        sent = [b"%d" % n for n in range(2000)]
+        received = []
+        for message in sent:
+            crew.send(0, message)
+            received += crew.wait(0)
+        received += _events(crew, len(sent) - len(received))
+    assert received == [Message(0, message) for message in sent]
+
+
+def test_send_keeps_what_a_worker_does_not_read_yet_and_wait_sends_it() -> None:
+    def read_when_told(channel: Channel) -> None:
+        (told,) = channel.fds
+        os.read(told, 1)
+        for n in range(3000):
+            message = channel.recv()
+            if message != b"%d" % n + b"." * 1000:
+                channel.send(b"at %d came %r" % (n, message))
+        channel.send(b"all")
+
+    told, tell = os.pipe()
+    with Crew(1, read_when_told, fds=[told]) as crew:
+        for n in range(3000):
+            crew.send(0, b"%d" % n + b"." * 1000)
+        os.write(tell, b"x")
+        assert _until_dead(crew)[:-1] == [Message(0, b"all")]
+    os.close(told)
+    os.close(tell)
+
+
+def test_descriptors_travel_both_ways_and_with_queued_messages() -> None:
+    def give_back(channel: Channel) -> None:
+        for _ in range(600):
+            received = channel.recv_fds()
+            if received is not None:
+                channel.send(received[0], received[1])
+                for fd in received[1]:
+                    os.close(fd)
+
+    before = _open_fds()
+    with Crew(1, give_back) as crew:
+        read_end, write_end = os.pipe()
+        for n in range(600):
+            crew.send(0, b"%d" % n, fds=[write_end])
+        os.close(write_end)
+        for n, event in enumerate(_events(crew, 600)[:600]):
+            assert isinstance(event, Message)
+            assert event.data == b"%d" % n
+            os.write(event.fds[0], b"%d " % n)
+            os.close(event.fds[0])
+        # Every copy of the write end is closed, so the pipe ends.
+        assert os.read(read_end, 100_000).split() == [b"%d" % n for n in range(600)]
+        assert os.read(read_end, 1) == b""
+        os.close(read_end)
+    assert _open_fds() == before
+
+
+def test_descriptors_of_events_that_nobody_waited_for_are_closed() -> None:
+    def give(channel: Channel) -> None:
+        channel.send(b"take", [channel.fileno()])
+        channel.recv()
+
+    before = _open_fds()
+    crew = Crew(1, give)
+    assert select.select([crew._held.workers[0].end], [], [], PATIENCE_S)[0]
+    crew._watch._receive(crew._held.workers[0])
+    crew.close()
+    assert _open_fds() == before
+
+
+def test_recv_refuses_a_message_with_descriptors_instead_of_losing_them() -> None:
+    with Crew(1, _echo()) as crew:
+        crew.send(0, b"x", fds=[0])
+        failure, _ = _until_dead(crew)
+    assert isinstance(failure, Failed)
+    assert "receive messages that carry descriptors with recv_fds()" in failure.text
+
+
+@pytest.mark.parametrize("message", [b"", b"x" * (MAX_MESSAGE_BYTES + 1)])
+def test_a_message_of_the_wrong_size_is_refused(message: bytes) -> None:
+    with Crew(1, _echo()) as crew, pytest.raises(InvalidArgument, match=f"has {len(message)}"):
+        crew.send(0, message)
+
+
+def test_the_largest_message_is_echoed() -> None:
+    with Crew(1, _echo()) as crew:
+        crew.send(0, b"x" * MAX_MESSAGE_BYTES)
+        assert _events(crew, 1) == [Message(0, b"x" * MAX_MESSAGE_BYTES)]
+
+
+def test_wait_gives_nothing_when_its_time_is_up() -> None:
+    with Crew(1, _echo()) as crew:
+        assert crew.wait(0) == []
+        assert crew.wait(0.01) == []
+
+
+# --- deaths ---------------------------------------------------------------------------------
+
+
+def test_all_messages_of_a_worker_come_before_its_death() -> None:
+    def leave_at_once(channel: Channel) -> None:
+        for n in range(200):
+            channel.send(b"%d" % n)
+        os._exit(0)
+
+    with Crew(3, leave_at_once) as crew:
+        for index in range(3):
+            crew.send(index, b"never read: the worker's end is then reset, not closed")
+        events = _until_dead(crew)
+    for index in range(3):
+        own = [event for event in events if event.worker == index]
+        assert own[:-1] == [Message(index, b"%d" % n) for n in range(200)]
+        assert isinstance(own[-1], Died)
+
+
+@pytest.mark.parametrize(
+    ("end", "death"),
+    [
+        ("pass", (None, 0)),
+        ("os._exit(0)", (None, 0)),
+        ("os._exit(7)", (None, 7)),
+        ("os.kill(os.getpid(), 9)", (9, None)),
+        ("os.abort()", (6, None)),
+    ],
+)
+def test_an_end_without_an_exception_is_reported(
+    end: str, death: tuple[int | None, int | None]
+) -> None:
+    with Crew(1, lambda channel: exec(end, {"os": os})) as crew:
+        (died,) = _until_dead(crew)
+        assert isinstance(died, Died)
+        assert (died.signal, died.exit_code) == death
+        assert [died.pid] == crew.pids()
+
+
+@pytest.mark.parametrize(
+    ("end", "last_line"),
+    [
+        ("sys.exit(3)", "SystemExit: 3"),
+        ("raise SystemExit", "SystemExit"),
+        ("raise KeyboardInterrupt", "KeyboardInterrupt"),
+        ("raise StopIteration", "StopIteration"),
+        ("raise ValueError('x' * 500_000)", "ValueError: " + "x" * 500_000),
+        ("raise ValueError(lambda: 0)", "ValueError: <function <lambda> at "),
+        ("raise ValueError('\\udcff')", "ValueError: \\udcff"),
+    ],
+)
+def test_an_exception_is_reported_with_its_traceback_before_the_death(
+    end: str, last_line: str
+) -> None:
+    with Crew(1, lambda channel: exec(end, {"sys": __import__("sys")})) as crew:
+        failed, died = _until_dead(crew)
+    assert isinstance(failed, Failed)
+    assert failed.text.startswith("Traceback (most recent call last):")
+    assert failed.text.splitlines()[-1].startswith(last_line)
+    assert isinstance(died, Died)
+    assert (died.signal, died.exit_code) == (None, 1)
+
+
+def test_a_function_that_cannot_be_unpickled_is_reported() -> None:
+    class Bomb:
+        def __reduce__(self) -> tuple[Callable[..., object], tuple[str]]:
+            return exec, ("raise LookupError('no such thing here')",)
+
+        def __call__(self, channel: Channel) -> None:
+            pass
+
+    with Crew(2, Bomb()) as crew:
+        events = _until_dead(crew)
+    texts = [event.text for event in events if isinstance(event, Failed)]
+    assert len(texts) == 2
+    assert all("LookupError: no such thing here" in text for text in texts)
+
+
+def test_a_function_that_cannot_be_pickled_is_refused_and_nothing_is_left_open() -> None:
+    before = _open_fds()
+    lock = threading.Lock()
+    with pytest.raises(InvalidArgument, match="cannot be sent to worker processes.*lock"):
+        Crew(1, lambda channel: lock.acquire())
+    assert _open_fds() == before
+
+
+def test_a_worker_that_closes_its_channel_is_not_dead_yet() -> None:
+    def close_and_stay(channel: Channel) -> None:
+        os.write(channel.fds[0], b"%d" % os.getpid())
+        channel._socket.close()
+        time.sleep(1000)
+
+    read_end, write_end = os.pipe()
+    with Crew(1, close_and_stay, fds=[write_end]) as crew:
+        pid = int(os.read(read_end, 100))
+        assert crew.wait(0.1) == []
+        os.kill(pid, signal.SIGTERM)
+        assert _until_dead(crew) == [Died(0, pid, signal.SIGTERM, None)]
+    os.close(read_end)
+    os.close(write_end)
+
+
+def test_no_worker_is_no_crew() -> None:
+    with pytest.raises(InvalidArgument, match="n_workers is 0"):
+        Crew(0, _echo())
+
+
+# --- restarts -------------------------------------------------------------------------------
+
+
+def test_a_restarted_worker_has_the_same_place_function_and_descriptors() -> None:
+    def count_up(channel: Channel) -> None:
+        n = int(os.pread(channel.fds[0], 10, 0) or b"0") + 1
+        os.pwrite(channel.fds[0], b"%d" % n, 0)
+        channel.send(b"life %d of worker %d" % (n, channel.index))
+
+    memory = os.memfd_create("lives")
+    with Crew(1, count_up, fds=[memory]) as crew:
+        os.close(memory)
+        pids = set()
+        for n in range(1, 4):
+            message, died = _until_dead(crew)
+            assert message == Message(0, b"life %d of worker 0" % n)
+            assert isinstance(died, Died)
+            pids.add(died.pid)
+            crew.restart(0)
+        assert len(pids) == 3
+
+
+def test_a_message_queued_for_a_dead_worker_does_not_reach_its_successor() -> None:
+    def answer(channel: Channel) -> None:
+        message = channel.recv_fds()
+        channel.send(message[0] if message else b"none")
+
+    with Crew(1, answer) as crew:
+        crew.send(0, b"first")
+        for _ in range(2000):
+            crew.send(0, b"unread" * 100, fds=[0])
+        assert _until_dead(crew)[0] == Message(0, b"first")
+        crew.restart(0)
+        crew.send(0, b"second")
+        assert _until_dead(crew)[0] == Message(0, b"second")
+
+
+def test_only_a_worker_that_was_reported_dead_can_be_restarted() -> None:
+    with Crew(1, _echo()) as crew, pytest.raises(InvalidArgument, match="not reported dead"):
+        crew.restart(0)
+
+
+def test_sending_to_a_worker_that_was_reported_dead_raises() -> None:
+    with Crew(1, lambda channel: None) as crew:
+        _until_dead(crew)
+        with pytest.raises(WorkerDied, match="worker 0 has died and was not restarted"):
+            crew.send(0, b"x")
+
+
+# --- ends -----------------------------------------------------------------------------------
+
+
+def _stuck(kind: str) -> Callable[[Channel], None]:
+    def stuck(channel: Channel) -> None:
+        import collections
+        import itertools
+
+        channel.send(b"up")
+        if kind == "in C":
+            collections.deque(itertools.repeat(0), maxlen=0)
+        elif kind == "sending":
+            while True:
+                with contextlib.suppress(BrokenPipeError):
+                    channel.send(b"x" * 1000)
+        elif kind == "asleep":
+            time.sleep(1000)
+        elif kind == "deaf":
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+            time.sleep(1000)
+
+    return stuck
+
+
+def _pidfds(crew: Crew) -> list[int]:
+    """Take copies of the pidfds of all workers, which have each sent a message."""
+    _events(crew, len(crew))
+    while None in crew.pids():
+        crew.wait(0.01)
+    return [os.dup(worker.pidfd) for worker in crew._held.workers if worker.pidfd is not None]
+
+
+def _all_ended(pidfds: list[int]) -> bool:
+    ended = [bool(select.select([pidfd], [], [], 0)[0]) for pidfd in pidfds]
+    for pidfd in pidfds:
+        os.close(pidfd)
+    return len(ended) > 0 and all(ended)
+
+
+@pytest.mark.parametrize("kind", ["idle", "in C", "sending", "asleep", "deaf"])
+def test_all_workers_are_gone_when_close_returns(kind: str) -> None:
+    crew = Crew(2, _stuck(kind))
+    pidfds = _pidfds(crew)
+    crew.close()
+    assert _all_ended(pidfds)
+    crew.close()
+
+
+@pytest.mark.parametrize("kind", ["idle", "in C"])
+def test_a_crew_that_is_collected_ends_its_workers(kind: str) -> None:
+    crew = Crew(2, _stuck(kind))
+    pidfds = _pidfds(crew)
+    cycle: list[object] = [crew]
+    cycle.append(cycle)
+    del crew, cycle
+    gc.collect()
+    assert _all_ended(pidfds)
+
+
+def test_a_crew_can_be_closed_before_its_workers_exist() -> None:
+    before = _open_fds()
+    for _ in range(20):
+        Crew(3, _echo()).close()
+    assert _open_fds() == before
+
+
+def test_a_closed_crew_says_so() -> None:
+    crew = Crew(1, _echo())
+    crew.close()
+    for use in (lambda: crew.wait(0), lambda: crew.send(0, b"x"), lambda: crew.restart(0)):
+        with pytest.raises(LoaderClosed, match="stopped by close"):
+            use()
+
+
+def test_close_in_another_thread_ends_a_wait() -> None:
+    crew = Crew(1, _stuck("asleep"))
+    _events(crew, 1)
+    inside = threading.Event()
+    errors = []
+
+    def wait() -> None:
+        inside.set()
+        try:
+            crew.wait()
+        except LoaderClosed as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    inside.wait(PATIENCE_S)
+    crew.close()
+    thread.join(PATIENCE_S)
+    assert len(errors) == 1
+
+
+def test_close_in_a_signal_handler_ends_the_wait_that_it_interrupts() -> None:
+    crew = Crew(1, _stuck("asleep"))
+    _events(crew, 1)
+
+    def close(number: int, frame: FrameType | None) -> None:
+        crew.close()
+
+    before = signal.signal(signal.SIGALRM, close)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
+        with pytest.raises(LoaderClosed):
+            crew.wait(PATIENCE_S)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_close_in_several_threads_at_once_returns_when_the_workers_are_gone() -> None:
+    crew = Crew(2, _stuck("asleep"))
+    pidfds = _pidfds(crew)
+    ended = []
+
+    def close() -> None:
+        crew.close()
+        ended.append(all(select.select([pidfd], [], [], 0)[0] for pidfd in pidfds))
+
+    threads = [threading.Thread(target=close) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE_S)
+    assert ended == [True] * 4
+    assert _all_ended(pidfds)
+
+
+def test_two_hundred_crews_one_after_the_other_leak_no_descriptor() -> None:
+    before = _open_fds()
+    for n in range(200):
+        crew = Crew(1, _echo())
+        if n % 2:
+            crew.send(0, b"x")
+            _events(crew, 1)
+        if n % 3:
+            crew.close()
+        del crew
+    assert _open_fds() == before
+
+
+def test_many_crews_live_side_by_side() -> None:
+    crews = [Crew(2, _echo()) for _ in range(20)]
+    for n, crew in enumerate(crews):
+        crew.send(n % 2, b"%d" % n)
+    for n, crew in enumerate(crews):
+        assert _events(crew, 1) == [Message(n % 2, b"%d" % n)]
+    for crew in crews[::2]:
+        crew.close()
+    for n, crew in enumerate(crews):
+        if n % 2:
+            crew.send(0, b"y")
+            assert _events(crew, 1) == [Message(0, b"y")]
+            crew.close()
+
+
+def test_ctrl_c_inside_wait_loses_and_doubles_no_message() -> None:
+    """Interrupts `wait` some hundred times, wherever the timer strikes inside it."""
+
+    def count(channel: Channel) -> None:
+        for n in range(20_000):
+            channel.send(b"%d" % n)
+
+    n_interrupts = 0
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        nonlocal n_interrupts
+        while frame is not None:
+            if frame.f_code is Crew.wait.__code__:
+                n_interrupts += 1
+                raise KeyboardInterrupt
+            frame = frame.f_back
+
+    numbers: list[int] = []
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        with Crew(1, count) as crew:
+            # Far above what one `wait` takes, or none would ever get through.
+            signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)
+            is_dead = False
+            while not is_dead:
+                with contextlib.suppress(KeyboardInterrupt):
+                    events = crew.wait()
+                    numbers += [int(event.data) for event in events if isinstance(event, Message)]
+                    is_dead = any(isinstance(event, Died) for event in events)
+            signal.setitimer(signal.ITIMER_REAL, 0)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert n_interrupts > 0
+    assert numbers == list(range(20_000))

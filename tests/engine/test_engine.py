@@ -1,0 +1,245 @@
+"""The engine under a loader: blocks that move between passes, and what shares them."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import shardio
+from shardio import LoaderClosed, ShardDataset, ShardLoader
+from shardio._engine import engine as module
+from shardio._engine.crew import Crew
+from shardio._engine.engine import Engine
+from shardio._engine.fill import Recipe
+from shardio._engine.iteration import Iteration
+from tests.loading import TWO_FIELDS, bits, two_fields, write_dataset
+
+N, BATCH = 100, 10
+WORKERS = pytest.mark.parametrize("n_workers", [0, 2])
+
+
+@pytest.fixture(scope="module", autouse=True)
+def warm_zygote() -> Iterator[None]:
+    """Keep one crew open, so that engines find a zygote that is running."""
+    with Crew(1, lambda channel: channel.recv()):
+        yield
+    gc.collect()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("engine") / "set"
+    return write_dataset(path, N, 2, TWO_FIELDS, two_fields(N))
+
+
+def _engine(folder: str, n_workers: int, *, prefetch: int = 2, blocks: int = 100) -> Engine:
+    """An engine whose budget is so many blocks."""
+    recipe = Recipe(
+        path=folder,
+        fields=tuple(TWO_FIELDS),
+        batch_size=BATCH,
+        n_samples=N,
+        shuffle=False,
+        seed=0,
+        verify="first",
+        transform=None,
+        takes_rng=False,
+    )
+    made = Engine(recipe, n_workers=n_workers, prefetch=prefetch, memory_bytes=blocks * 65_536)
+    made.open(ShardDataset(folder))
+    return made
+
+
+def _steps(engine: Engine, iteration: Iteration) -> list[int]:
+    """The rest of a pass, by step; no block is kept."""
+    found = []
+    while (delivered := engine.next(iteration)) is not None:
+        found.append(delivered.step)
+    return found
+
+
+@WORKERS
+def test_steps_come_in_order_from_first_to_last(folder: str, n_workers: int) -> None:
+    engine = _engine(folder, n_workers)
+    assert _steps(engine, engine.iterate(0, 0, 10)) == list(range(10))
+    assert _steps(engine, engine.iterate(1, 4, 7)) == [4, 5, 6]
+    assert _steps(engine, engine.iterate(2, 3, 3)) == []
+    engine.close()
+
+
+@WORKERS
+def test_a_block_that_was_not_leased_is_taken_back_before_the_next_batch(
+    folder: str, n_workers: int
+) -> None:
+    engine = _engine(folder, n_workers, blocks=1)
+    assert _steps(engine, engine.iterate(0, 0, 10)) == list(range(10))
+    assert len(engine.pool) == 1
+    engine.close()
+
+
+@WORKERS
+def test_the_last_block_of_the_budget_is_never_leased(folder: str, n_workers: int) -> None:
+    engine = _engine(folder, n_workers, blocks=3)
+    for epoch in range(3):
+        iteration, leases = engine.iterate(epoch, 0, 10), []
+        while engine.next(iteration) is not None:
+            leases.append(engine.lease(iteration))
+        assert sum(lease is not None for lease in leases) == 2
+        assert len(engine.pool) == 3
+        del leases
+    engine.close()
+
+
+@WORKERS
+def test_the_end_of_a_lease_brings_its_block_back_after_the_device_has_settled(
+    folder: str, n_workers: int
+) -> None:
+    engine = _engine(folder, n_workers)
+    n_settled = 0
+
+    def settle() -> None:
+        nonlocal n_settled
+        n_settled += 1
+
+    engine.settle = settle
+    iteration = engine.iterate(0, 0, 10)
+    engine.next(iteration)
+    lease = engine.lease(iteration)
+    engine.next(iteration)
+    engine.lease(iteration)  # and dropped at once
+    assert n_settled == 0
+    engine.next(iteration)
+    assert n_settled == 1
+    del lease
+    engine.next(iteration)
+    assert n_settled == 3  # one block that was not leased, one whose lease has ended
+    engine.close()
+
+
+@WORKERS
+def test_a_pass_that_finds_all_blocks_taken_by_another_gets_one_beyond_the_budget(
+    folder: str, n_workers: int
+) -> None:
+    engine = _engine(folder, n_workers, blocks=2)
+    outer = engine.iterate(0, 0, 10)
+    assert engine.next(outer) is not None
+    assert _steps(engine, engine.iterate(1, 0, 10)) == list(range(10))
+    assert _steps(engine, outer) == list(range(1, 10))
+    assert len(engine.pool) == 3
+    engine.close()
+
+
+@WORKERS
+def test_passes_that_are_cancelled_leave_neither_slot_nor_block(
+    folder: str, n_workers: int
+) -> None:
+    engine = _engine(folder, n_workers, blocks=8)
+    for epoch in range(50):
+        iteration = engine.iterate(epoch, 0, 10)
+        for _ in range(epoch % 5):
+            engine.next(iteration)
+        engine.cancel(iteration)
+    assert _steps(engine, engine.iterate(50, 0, 10)) == list(range(10))
+    assert len(engine.pool) <= 8
+    engine.cancel(engine.iterate(51, 0, 10))
+    assert _steps(engine, engine.iterate(52, 0, 10)) == list(range(10))
+    engine.close()
+
+
+def test_there_is_an_end_to_passes_at_the_same_time(
+    folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "N_SLOTS", 3)
+    engine = _engine(folder, 0)
+    passes = [engine.iterate(epoch, 0, 10) for epoch in range(3)]
+    with pytest.raises(LoaderClosed, match="3 passes over one loader are under way"):
+        engine.iterate(3, 0, 10)
+    engine.cancel(passes[0])
+    assert _steps(engine, engine.iterate(3, 0, 10)) == list(range(10))
+    engine.close()
+
+
+@WORKERS
+def test_a_pass_that_cannot_begin_leaves_nothing(
+    folder: str, n_workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = _engine(folder, n_workers)
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.pool, "make_extra", _no_memory)
+        for epoch in range(3):
+            with pytest.raises(shardio.MemoryShort):
+                engine.iterate(epoch, 0, 10)
+    assert _steps(engine, engine.iterate(3, 0, 10)) == list(range(10))
+    assert len(engine._iterations) <= 1
+    engine.close()
+
+
+def _no_memory() -> int:
+    raise shardio.MemoryShort("none left")
+
+
+FEW_FILES = """
+import resource, sys, warnings
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+from shardio import ShardLoader
+warnings.simplefilter("ignore", RuntimeWarning)
+with ShardLoader(sys.argv[1], 1, output="numpy", num_workers=2) as loader:
+    kept = list(loader) + list(loader)
+print([int(batch["label"][0]) for batch in kept] == 2 * list(range(100)))
+"""
+
+
+def test_batches_can_be_kept_beyond_the_limit_of_open_files(folder: str) -> None:
+    command = [sys.executable, "-c", FEW_FILES, folder]
+    environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run(command, capture_output=True, text=True, env=environ, check=False)
+    assert done.stderr == ""
+    assert done.stdout == "True\n"
+
+
+def test_another_dataset_in_the_place_of_the_opened_one_is_never_read(tmp_path: Path) -> None:
+    write_dataset(tmp_path / "one", N, 2, TWO_FIELDS, two_fields(N))
+    black = [{"image": np.zeros((64, 96), np.uint8), "label": -1}] * N
+    write_dataset(tmp_path / "other", N, 2, TWO_FIELDS, black)
+    path = tmp_path / "set"
+    path.symlink_to(tmp_path / "one")
+    with ShardLoader(path, BATCH, output="numpy", num_workers=1) as loader:
+        assert len(list(loader)) == 10
+        path.unlink()
+        path.symlink_to(tmp_path / "other")
+        (pid,) = loader._engine._staff._crew.pids()  # type: ignore[union-attr]
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        with pytest.raises(shardio.WorkerDied, match="killed by signal 9"):
+            list(loader)
+        with pytest.raises(shardio.WorkerDied, match="another dataset has taken the place"):
+            list(loader)
+
+
+def test_blocks_grow_for_workers_and_main_alike(tmp_path: Path) -> None:
+    def swell(sample: dict[str, Any]) -> dict[str, Any]:
+        return {"text": "x" * int(sample["label"]) ** 3}
+
+    path = write_dataset(tmp_path / "set", N, 1, TWO_FIELDS, two_fields(N))
+    found = []
+    for n_workers in (0, 1, 2):
+        with (
+            warnings.catch_warnings(),
+            ShardLoader(
+                path, BATCH, output="numpy", num_workers=n_workers, transform=swell
+            ) as loader,
+        ):
+            warnings.simplefilter("error")
+            found.append([bits(batch) for _ in range(2) for batch in loader])
+    assert found[0] == found[1] == found[2]
+    assert [len(text) for text in found[0][9][4][0][1]] == [i**3 for i in range(90, 100)]

@@ -1,0 +1,200 @@
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from shardio._engine import memory
+from shardio._engine.memory import Limit, available_bytes, default_budget, limits, require
+from shardio.errors import MemoryShort
+
+MIB = 2**20
+V1_MOUNT = "32 31 0:29 {root} /sys/fs/cgroup/memory rw,relatime shared:7 - cgroup cgroup rw,memory"
+V2_MOUNT = "41 31 0:38 {root} /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate"
+
+
+def write(root: Path, files: dict[str, object]) -> str:
+    for name, content in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{content}\n")
+    return str(root)
+
+
+def machine(available_mib: int = 8000, **more: int) -> dict[str, object]:
+    figures = {"MemTotal": 16000, "MemFree": 10, "MemAvailable": available_mib} | more
+    return {"proc/meminfo": "\n".join(f"{k}: {v * 1024} kB" for k, v in figures.items())}
+
+
+def v1(folder: str, limit: int, usage: int, cache: int = 0) -> dict[str, object]:
+    base = f"sys/fs/cgroup/memory{folder}"
+    stat = (
+        f"cache {usage}\nshmem {usage - cache}\n"
+        f"total_active_file {cache // 4}\ntotal_inactive_file {cache - cache // 4}"
+    )
+    return {
+        f"{base}/memory.limit_in_bytes": limit,
+        f"{base}/memory.usage_in_bytes": usage,
+        f"{base}/memory.stat": stat,
+    }
+
+
+def v2(
+    folder: str, limit: object, usage: int, cache: int = 0, high: object = "max"
+) -> dict[str, object]:
+    base = f"sys/fs/cgroup{folder}"
+    return {
+        f"{base}/memory.max": limit,
+        f"{base}/memory.high": high,
+        f"{base}/memory.current": usage,
+        f"{base}/memory.stat": f"file {usage}\nshmem 5\nactive_file {cache}\ninactive_file 0",
+    }
+
+
+def in_v1(group: str, mounted: str = "/") -> dict[str, object]:
+    return {
+        "proc/self/cgroup": f"9:cpu,cpuacct:/elsewhere\n4:memory:{group}\n0::/",
+        "proc/self/mountinfo": V1_MOUNT.format(root=mounted),
+    }
+
+
+def in_v2(group: str, mounted: str = "/") -> dict[str, object]:
+    return {
+        "proc/self/cgroup": f"0::{group}",
+        "proc/self/mountinfo": V2_MOUNT.format(root=mounted),
+    }
+
+
+def least(root: str) -> int:
+    return min(limits(root)).n_bytes
+
+
+def test_without_control_groups_what_the_machine_has_available_counts(tmp_path: Path) -> None:
+    root = write(tmp_path, machine(available_mib=300))
+    assert limits(root) == [Limit(300 * MIB, "MemAvailable of this machine")]
+
+
+def test_without_proc_nothing_is_known(tmp_path: Path) -> None:
+    assert limits(str(tmp_path)) == []
+
+
+def test_strict_overcommit_caps_at_what_is_not_yet_committed(tmp_path: Path) -> None:
+    figures = machine(available_mib=300, CommitLimit=500, Committed_AS=400)
+    lenient = write(tmp_path / "a", figures | {"proc/sys/vm/overcommit_memory": 0})
+    strict = write(tmp_path / "b", figures | {"proc/sys/vm/overcommit_memory": 2})
+    assert (least(lenient), least(strict)) == (300 * MIB, 100 * MIB)
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_group_leaves_its_limit_less_its_use_plus_its_page_cache(
+    tmp_path: Path, version: int
+) -> None:
+    group = in_v1("/job") if version == 1 else in_v2("/job")
+    figures = (v1 if version == 1 else v2)("/job", 200 * MIB, 150 * MIB, 40 * MIB)
+    assert least(write(tmp_path, machine() | group | figures)) == 90 * MIB
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_the_tightest_level_above_the_process_counts(tmp_path: Path, version: int) -> None:
+    files = in_v1("/a/b/c") if version == 1 else in_v2("/a/b/c")
+    group = v1 if version == 1 else v2
+    files |= group("/a/b/c", 900 * MIB, 0) | group("/a/b", 800 * MIB, 750 * MIB)
+    files |= group("/a", 700 * MIB, 100 * MIB)
+    found = min(limits(write(tmp_path, machine() | files)))
+    assert found.n_bytes == 50 * MIB
+    assert found.name.endswith("/a/b")
+
+
+def test_a_group_beside_the_process_does_not_count(tmp_path: Path) -> None:
+    files = in_v2("/a/mine") | v2("/a/other", MIB, 0) | v2("/b", MIB, 0)
+    assert least(write(tmp_path, machine() | files)) == 8000 * MIB
+
+
+def test_a_group_that_is_over_its_limit_leaves_nothing(tmp_path: Path) -> None:
+    root = write(tmp_path, machine() | in_v2("/job") | v2("/job", 10 * MIB, 12 * MIB))
+    assert least(root) == 0
+
+
+def test_a_group_without_a_limit_does_not_count(tmp_path: Path) -> None:
+    root = write(tmp_path, machine() | in_v2("/job") | v2("/job", "max", 12 * MIB))
+    assert least(root) == 8000 * MIB
+
+
+def test_the_mark_above_which_a_group_is_stalled_counts_as_a_limit(tmp_path: Path) -> None:
+    figures = v2("/job", 500 * MIB, 12 * MIB, high=112 * MIB)
+    assert least(write(tmp_path, machine() | in_v2("/job") | figures)) == 100 * MIB
+
+
+def test_in_a_container_that_sees_only_its_own_group_that_group_counts(tmp_path: Path) -> None:
+    files = in_v1("/docker/1f", mounted="/docker/1f") | v1("", 200 * MIB, 20 * MIB)
+    assert least(write(tmp_path, machine() | files)) == 180 * MIB
+
+
+def test_a_group_out_of_sight_leaves_the_topmost_that_is_seen(tmp_path: Path) -> None:
+    files = in_v2("/../sibling") | v2("", 200 * MIB, 20 * MIB) | v2("/sibling", MIB, 0)
+    assert least(write(tmp_path, machine() | files)) == 180 * MIB
+
+
+def test_a_mount_point_with_a_space_is_found(tmp_path: Path) -> None:
+    files = in_v2("/") | {"sys/c g/memory.max": 7 * MIB, "sys/c g/memory.current": 0}
+    mount = r"41 31 0:38 / /sys/c\040g rw - cgroup2 cgroup2 rw"
+    files |= {"proc/self/mountinfo": f"junk\n{mount}"}
+    assert least(write(tmp_path, machine() | files)) == 7 * MIB
+
+
+def test_both_versions_at_once_are_both_looked_at(tmp_path: Path) -> None:
+    files = in_v1("/old") | v1("/old", 300 * MIB, 0)
+    files["proc/self/mountinfo"] = "\n".join(
+        [
+            V1_MOUNT.format(root="/"),
+            "41 31 0:38 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw",
+        ]
+    )
+    files |= v2("/unified", 250 * MIB, 0)
+    assert least(write(tmp_path, machine() | files)) == 250 * MIB
+
+
+def test_a_demand_within_the_limits_is_granted_and_one_above_names_both_figures(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(memory, "limits", lambda: [Limit(9 * MIB, "a box"), Limit(3 * MIB, "b")])
+    require(3 * MIB, "3 blocks")
+    with pytest.raises(
+        MemoryShort, match=r"4 blocks need 4,194,304 bytes .* 3,145,728 bytes .*\(b\).* batch_size"
+    ):
+        require(4 * MIB, "4 blocks")
+
+
+def test_the_budget_is_half_of_what_is_available(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "limits", lambda: [Limit(9 * MIB, "a box")])
+    assert (available_bytes(), default_budget()) == (9 * MIB, 9 * MIB // 2)
+
+
+def test_where_nothing_is_known_the_size_of_the_machine_is_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(memory, "limits", list[Limit])
+    n_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    assert available_bytes() == n_bytes
+
+
+def test_a_limit_of_the_address_space_counts_with_what_is_mapped_already() -> None:
+    program = (
+        "import mmap, resource\n"
+        "from shardio._engine.memory import available_bytes, require\n"
+        "limit = 2 << 30\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (limit, resource.RLIM_INFINITY))\n"
+        "before = available_bytes()\n"
+        "kept = mmap.mmap(-1, 64 << 20)\n"
+        "print(before < limit, before - available_bytes() >= 64 << 20)\n"
+    )
+    if resource.getrlimit(resource.RLIMIT_AS)[1] != resource.RLIM_INFINITY:
+        pytest.skip("the address space is limited here already")
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == ["True", "True"]

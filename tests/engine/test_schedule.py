@@ -1,0 +1,270 @@
+"""Every sequence of events that workers, loops and pools can bring about, against a model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from shardio._engine.schedule import DEPTH, Assignment, Schedule
+
+
+class Passes(RuleBasedStateMachine):
+    """One pass, driven at random; the model says where every block is."""
+
+    @initialize(
+        first=st.integers(0, 3),
+        n_steps=st.integers(0, 12),
+        n_workers=st.integers(1, 4),
+        depth=st.integers(1, 3),
+        n_blocks=st.integers(1, 6),
+    )
+    def start(self, first: int, n_steps: int, n_workers: int, depth: int, n_blocks: int) -> None:
+        self.schedule = Schedule(first, first + n_steps, n_workers, depth)
+        self.n_workers, self.depth = n_workers, depth
+        self.next_step, self.last = first, first + n_steps
+        self.blocks = set(range(100, 100 + n_blocks))
+        self.outside = set(self.blocks)  # the pool's, or a batch's that the loop holds
+        self.working: dict[int, tuple[int, int]] = {}  # step -> worker, block
+        self.ready: dict[int, int] = {}
+        self.free: set[int] = set()
+        self.errors: dict[int, Exception] = {}
+        self.assigned_to = first
+        self.is_cancelled = False
+
+    @precondition(lambda self: self.outside and not self.is_cancelled)
+    @rule(data=st.data())
+    def a_block_becomes_free(self, data: st.DataObject) -> None:
+        block = data.draw(st.sampled_from(sorted(self.outside)))
+        self.outside.remove(block)
+        self.free.add(block)
+        self.schedule.free(block)
+
+    @precondition(lambda self: not self.is_cancelled)
+    @rule()
+    def tasks_are_given_out(self) -> None:
+        for worker, step, block in self.schedule.assign():
+            assert step == self.assigned_to, "steps are assigned in order, each once"
+            assert step < self.last
+            assert block in self.free
+            counts = self.counts()
+            assert counts[worker] == min(counts) < self.depth
+            self.assigned_to += 1
+            self.free.remove(block)
+            self.working[step] = worker, block
+        if self.free and self.assigned_to < self.last and not self.errors:
+            assert min(self.counts()) == self.depth, "what can be given out is given out"
+
+    def counts(self) -> list[int]:
+        workers = [worker for worker, _ in self.working.values()]
+        return [workers.count(worker) for worker in range(self.n_workers)]
+
+    @precondition(lambda self: self.working)
+    @rule(data=st.data(), outcome=st.sampled_from(["done", "done", "done", "failed"]))
+    def a_worker_answers(self, data: st.DataObject, outcome: str) -> None:
+        # A worker answers its own tasks in order; which worker comes first is open.
+        workers = sorted({worker for worker, _ in self.working.values()})
+        worker = data.draw(st.sampled_from(workers))
+        step = min(step for step, (who, _) in self.working.items() if who == worker)
+        _, block = self.working.pop(step)
+        if self.is_cancelled and data.draw(st.booleans()):
+            self.schedule.cancelled(worker, step)
+            self.free.add(block)
+        elif outcome == "done":
+            self.schedule.done(worker, step)
+            self.ready[step] = block
+        else:
+            self.errors[step] = ValueError(step)
+            self.schedule.failed(worker, step, self.errors[step])
+            self.free.add(block)
+
+    @precondition(lambda self: self.working)
+    @rule(data=st.data())
+    def a_worker_dies(self, data: st.DataObject) -> None:
+        worker = data.draw(st.sampled_from(sorted({who for who, _ in self.working.values()})))
+        tasks = self.schedule.tasks_of(worker)
+        assert list(tasks.items()) == sorted(
+            (step, block) for step, (who, block) in self.working.items() if who == worker
+        ), "the task it worked on comes first"
+        for step, block in tasks.items():
+            del self.working[step]
+            self.errors[step] = ValueError(step)
+            self.schedule.failed(worker, step, self.errors[step])
+            self.free.add(block)
+        assert self.schedule.tasks_of(worker) == {}
+
+    @precondition(lambda self: not self.is_cancelled)
+    @rule()
+    def the_loop_asks_for_a_batch(self) -> None:
+        assert self.schedule.next_step == self.next_step
+        if self.next_step in self.errors and self.next_step < self.last:
+            with pytest.raises(ValueError, match=str(self.next_step)) as caught:
+                self.schedule.deliver()
+            assert caught.value is self.errors[self.next_step]
+            self.last = self.next_step  # raised once; the pass is over
+            return
+        block = self.schedule.deliver()
+        assert block == self.ready.pop(self.next_step, None), "in order, or not at all"
+        if block is not None:
+            self.next_step += 1
+            self.outside.add(block)
+
+    @precondition(lambda self: not self.is_cancelled)
+    @rule()
+    def the_loop_is_left(self) -> None:
+        self.is_cancelled = True
+        self.blocks_come_back()
+
+    @precondition(lambda self: self.is_cancelled)
+    @rule()
+    def blocks_come_back(self) -> None:
+        found = self.schedule.surrender()
+        assert sorted(found) == sorted([*self.free, *self.ready.values()])
+        assert self.schedule.surrender() == [], "none is given up twice"
+        self.outside |= set(found)
+        self.free.clear()
+        self.ready.clear()
+
+    @invariant()
+    def every_block_is_in_one_place(self) -> None:
+        if not hasattr(self, "schedule"):
+            return
+        places = [*self.outside, *self.free, *self.ready.values()]
+        places += [block for _, block in self.working.values()]
+        assert sorted(places) == sorted(self.blocks)
+
+    @invariant()
+    def the_figures_agree_with_the_model(self) -> None:
+        if not hasattr(self, "schedule"):
+            return
+        schedule = self.schedule
+        assert schedule.n_in_flight == len(self.working)
+        assert schedule.n_circulating == len(self.free) + len(self.working) + len(self.ready)
+        assert schedule.is_over == (self.next_step == self.last)
+        left = self.assigned_to < self.last and not self.errors
+        assert schedule.wants_blocks == (left and not self.free)
+
+    def teardown(self) -> None:
+        if not hasattr(self, "schedule"):
+            return
+        if self.is_cancelled:
+            self.end_cancelled()
+        else:
+            self.end_pass()
+
+    def end_cancelled(self) -> None:
+        """Once every task is answered, every block is back."""
+        for step, (worker, block) in list(self.working.items()):
+            del self.working[step]
+            self.schedule.cancelled(worker, step)
+            self.free.add(block)
+        self.blocks_come_back()
+        assert self.outside == self.blocks
+        assert self.schedule.n_circulating == 0
+
+    def end_pass(self) -> None:
+        """From any state a pass comes to its end, or to its first failure: nothing is stuck."""
+        while not self.schedule.is_over and self.next_step not in self.errors:
+            for block in sorted(self.outside):
+                self.schedule.free(block)
+            self.free |= self.outside
+            self.outside.clear()
+            self.tasks_are_given_out()
+            before = self.next_step
+            for step, (worker, block) in sorted(self.working.items()):
+                del self.working[step]
+                self.schedule.done(worker, step)
+                self.ready[step] = block
+            self.the_loop_asks_for_a_batch()
+            assert self.next_step == before + 1, "every round brings a batch"
+
+
+def test_whatever_happens_every_step_comes_once_in_order_and_no_block_is_lost() -> None:
+    run_state_machine_as_test(
+        Passes, settings=settings(max_examples=100, stateful_step_count=40, deadline=None)
+    )
+
+
+def drive(schedule: Schedule, blocks: list[int]) -> list[tuple[int, int]]:
+    """Deliver everything, answering tasks at once; returns (step, block) in order."""
+    for block in blocks:
+        schedule.free(block)
+    found = []
+    while not schedule.is_over:
+        for worker, step, _ in schedule.assign():
+            schedule.done(worker, step)
+        next_step, delivered = schedule.next_step, schedule.deliver()
+        assert delivered is not None
+        found.append((next_step, delivered))
+        schedule.free(delivered)
+    return found
+
+
+def test_one_block_is_enough() -> None:
+    found = drive(Schedule(3, 9, n_workers=4), [7])
+    assert found == [(step, 7) for step in range(3, 9)]
+
+
+def test_the_block_used_last_is_used_next() -> None:
+    schedule = Schedule(0, 9, n_workers=1, depth=1)
+    for block in (1, 2, 3):
+        schedule.free(block)
+    assert schedule.assign() == [Assignment(0, 0, 3)]
+
+
+def test_a_pass_of_no_steps_is_over_and_wants_nothing() -> None:
+    schedule = Schedule(5, 5, n_workers=2)
+    schedule.free(0)
+    assert schedule.is_over
+    assert not schedule.wants_blocks
+    assert schedule.assign() == []
+    assert schedule.deliver() is None
+    assert schedule.surrender() == [0]
+
+
+@pytest.mark.parametrize("depth", [1, DEPTH, 3])
+def test_depth_is_how_many_tasks_a_worker_has_at_most(depth: int) -> None:
+    schedule = Schedule(0, 100, n_workers=2, depth=depth)
+    for block in range(10):
+        schedule.free(block)
+    given = [worker for worker, _, _ in schedule.assign()]
+    assert given == [0, 1] * depth
+
+
+def test_a_failure_waits_for_its_turn_and_stops_what_comes_after() -> None:
+    schedule = Schedule(0, 9, n_workers=2, depth=1)
+    for block in (0, 1, 2):
+        schedule.free(block)
+    first, second = schedule.assign()
+    error = KeyError("mine")
+    schedule.failed(second.worker, second.step, error)
+    assert schedule.assign() == []
+    assert not schedule.wants_blocks
+    assert schedule.deliver() is None
+    schedule.done(first.worker, first.step)
+    assert schedule.deliver() == first.block
+    with pytest.raises(KeyError) as caught:
+        schedule.deliver()
+    assert caught.value is error
+
+
+@pytest.mark.parametrize("answer", ["done", "failed", "cancelled"])
+def test_a_task_is_answered_once(answer: str) -> None:
+    schedule = Schedule(0, 9, n_workers=1)
+    schedule.free(0)
+    schedule.assign()
+    schedule.done(0, 0)
+    arguments: tuple[Any, ...] = (0, 0, ValueError()) if answer == "failed" else (0, 0)
+    with pytest.raises(KeyError):
+        getattr(schedule, answer)(*arguments)
+    assert schedule.n_in_flight == 0

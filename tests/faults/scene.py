@@ -1,0 +1,109 @@
+"""Programs that are run to be ended in some way, and the search for what they leave behind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+_ROOT = Path(__file__).parents[2]
+_MARK = "SHARDIO_TEST_SCENE"
+
+# Generous: a test waits this long only when it is about to fail.
+PATIENCE_S = 20.0
+
+
+class Scene:
+    """Runs programs in a process group of their own and knows every process that comes of them.
+
+    By a mark in the environment, which forks and whatever they execute inherit: parent and group
+    are lost when a parent dies.
+    """
+
+    def __init__(self) -> None:
+        self.mark = uuid.uuid4().hex
+        self.mains: list[subprocess.Popen[bytes]] = []
+
+    def start(
+        self, arguments: list[str], *, stdin: bytes = b"", cwd: Path | None = None
+    ) -> subprocess.Popen[bytes]:
+        """Start Python with `arguments`; its output is read with `line`."""
+        environ = {**os.environ, _MARK: self.mark, "PYTHONPATH": str(_ROOT)}
+        main = subprocess.Popen(
+            [sys.executable, *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=environ,
+            cwd=cwd,
+            start_new_session=True,
+        )
+        self.mains.append(main)
+        if main.stdin is not None:
+            main.stdin.write(stdin)
+            main.stdin.close()
+            main.stdin = None  # or `communicate` would use it again
+        return main
+
+    def processes(self) -> dict[int, str]:
+        """Find all living processes of this scene: their pid and name."""
+        found = {}
+        for folder in Path("/proc").iterdir():
+            if folder.name.isdigit():
+                with contextlib.suppress(OSError):  # it ended while we looked
+                    if self.mark.encode() in (folder / "environ").read_bytes():
+                        found[int(folder.name)] = (folder / "comm").read_text().strip()
+        return found
+
+    def left_after(self, *, but: set[int] | None = None) -> dict[int, str]:
+        """Wait for all processes to be gone, apart from `but`; give those that do not go."""
+        end_s = time.monotonic() + PATIENCE_S
+        left = {}
+        while time.monotonic() < end_s:
+            left = {pid: name for pid, name in self.processes().items() if pid not in (but or ())}
+            if not left:
+                break
+            time.sleep(0.02)
+        return left
+
+    def files_in_dev_shm(self) -> list[str]:
+        """List what the living processes have open or mapped under /dev/shm."""
+        found: list[str] = []
+        for pid in self.processes():
+            with contextlib.suppress(OSError):
+                found += [str(fd.readlink()) for fd in Path(f"/proc/{pid}/fd").iterdir()]
+                found += Path(f"/proc/{pid}/maps").read_text().split()
+        return [name for name in found if name.startswith("/dev/shm")]
+
+    def end(self) -> None:
+        """Kill what is left, so that a failing test leaves nothing to the next."""
+        for pid in self.processes():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        for main in self.mains:
+            with main:  # closes its pipes and waits
+                main.kill()
+
+
+@contextlib.contextmanager
+def scene() -> Iterator[Scene]:
+    """Give a scene and end it."""
+    stage = Scene()
+    try:
+        yield stage
+    finally:
+        stage.end()
+
+
+def line(main: subprocess.Popen[bytes]) -> str:
+    """Read the next line of output; what the program wrote to standard error if there is none."""
+    if main.stdout is None or main.stderr is None:
+        raise ValueError("the program has no pipes")
+    text = main.stdout.readline().decode().strip()
+    return text or f"no output; standard error: {main.stderr.read().decode()}"

@@ -1,0 +1,355 @@
+"""Every way in which a loop over a loader can end leaves no process and no name behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.faults.scene import PATIENCE_S, Scene, line, scene
+from tests.loading import TWO_FIELDS, two_fields, write_dataset
+
+# What the workers do when it ends: wait, since all blocks are full; sleep, or sit in a C call that
+# holds the GIL, in a transform; and with no workers, nothing.
+BUSY = {
+    "ahead": "transform = None",
+    "asleep": "transform = linger",
+    "in C": "transform = spin",
+    "not there": "num_workers = 0",
+}
+
+PROGRAM = """
+import collections, itertools, os, signal, sys, threading, time
+from shardio import ShardLoader
+from shardio._engine import launch
+
+def linger(sample):
+    if sample["label"] >= 8:
+        time.sleep(1000)
+    return sample
+
+def spin(sample):
+    if sample["label"] >= 8:
+        collections.deque(itertools.repeat(0), maxlen=0)
+    return sample
+
+num_workers, transform = 2, None
+{busy}
+
+def load():
+    return ShardLoader({folder!r}, 4, output={output!r}, num_workers=num_workers,
+                       transform=transform)
+
+{then}
+"""
+
+STAY = """
+print('left', flush=True)
+time.sleep(1000)
+"""
+
+LEAVING = {
+    "break": "for batch in load(): break",
+    "exception in the body": """
+try:
+    for batch in load(): raise ValueError('oops')
+except ValueError: pass
+""",
+    "exception in a function": """
+def epoch():
+    loader = load()
+    for batch in loader: raise ValueError('oops')
+try: epoch()
+except ValueError: pass
+""",
+    "return": """
+def first():
+    for batch in load(): return batch
+batch = first()
+""",
+    "end of the with": """
+with load() as loader:
+    for batch in loader: break
+""",
+    "exception in the with": """
+try:
+    with load() as loader:
+        for batch in loader: raise ValueError('oops')
+except ValueError: pass
+""",
+    "close, twice": """
+loader = load()
+for batch in loader: break
+loader.close(); loader.close()
+""",
+    "close in the body": """
+loader = load()
+try:
+    for batch in loader: loader.close()
+except RuntimeError: pass
+""",
+    "del": """
+loader = load()
+steps = iter(loader)
+batch = next(steps)
+del loader, steps
+""",
+    "no loop at all": "load()",
+    "a generator that is dropped": """
+def images():
+    for batch in load(): yield batch['image']
+image = next(images())
+""",
+    "two loaders, one loop in the other": """
+one, other = load(), load()
+for batch in one:
+    for batch in other: break
+    break
+one.close(); del other
+""",
+}
+
+STAYING = """
+loader = load()
+for batch in loader:
+    print('ready', flush=True)
+    time.sleep(1000)
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return write_dataset(tmp_path_factory.mktemp("ends") / "set", 64, 2, TWO_FIELDS, two_fields(64))
+
+
+@pytest.fixture
+def stage() -> Iterator[Scene]:
+    with scene() as made:
+        yield made
+
+
+def _program(folder: str, then: str, busy: str = "ahead", output: str = "numpy") -> list[str]:
+    return ["-c", PROGRAM.format(folder=folder, busy=BUSY[busy], then=then, output=output)]
+
+
+def _assert_gone(stage: Scene, but: set[int] | None = None) -> None:
+    """Make sure that all processes go; says how long it took, for who runs this with -s."""
+    start_s = time.monotonic()
+    assert stage.left_after(but=but) == {}
+    print(f"gone after {time.monotonic() - start_s:.2f} s")
+
+
+@pytest.mark.parametrize("busy", BUSY)
+@pytest.mark.parametrize("how", LEAVING)
+def test_nothing_is_left_once_a_loader_was_left(
+    stage: Scene, folder: str, how: str, busy: str
+) -> None:
+    main = stage.start(_program(folder, LEAVING[how] + STAY, busy))
+    assert line(main) == "left"
+    _assert_gone(stage, but={main.pid})
+    assert stage.files_in_dev_shm() == []
+
+
+@pytest.mark.parametrize("first", [0, 13], ids=["first sample", "later sample"])
+@pytest.mark.parametrize("failure", ["raise ValueError('oops')", "os._exit(3)", "return None"])
+def test_nothing_is_left_after_an_error_of_the_loop(
+    stage: Scene, folder: str, failure: str, first: int
+) -> None:
+    then = f"""
+import gc
+gc.disable()  # the loader goes by itself, not when the garbage collector happens to run
+
+def transform(sample):
+    if sample["label"] == {first}:
+        {failure}
+    return sample
+
+def epoch():
+    loader = load()
+    for batch in loader: pass
+
+try: epoch()
+except RuntimeError as error: print(type(error).__name__, flush=True)
+try:
+    for batch in load(): pass
+except RuntimeError as error: print(type(error).__name__, flush=True)
+"""
+    main = stage.start(_program(folder, then + STAY))
+    expected = "WorkerDied" if "_exit" in failure else "TransformError"
+    assert [line(main), line(main), line(main)] == [expected, expected, "left"]
+    _assert_gone(stage, but={main.pid})
+
+
+@pytest.mark.cpu_device
+@pytest.mark.parametrize("how", ["break", "exception in the with", "return"])
+def test_nothing_is_left_once_a_loader_of_tensors_was_left(
+    stage: Scene, folder: str, how: str
+) -> None:
+    main = stage.start(_program(folder, LEAVING[how] + STAY, output="tinygrad"))
+    assert line(main) == "left"
+    _assert_gone(stage, but={main.pid})
+
+
+@pytest.mark.parametrize("busy", ["ahead", "asleep", "in C"])
+@pytest.mark.parametrize(
+    ("end", "exit_code"),
+    [
+        pytest.param("pass", 0, id="end of the program"),
+        pytest.param("raise ValueError('oops')", 1, id="exception"),
+        pytest.param("sys.exit(3)", 3, id="sys.exit"),
+        pytest.param("os._exit(4)", 4, id="os._exit"),
+        pytest.param("os.abort()", -signal.SIGABRT, id="abort"),
+        pytest.param("os.execv('/bin/true', ['true'])", 0, id="exec of another program"),
+    ],
+)
+def test_nothing_is_left_when_the_program_ends_in_a_loop(
+    stage: Scene, folder: str, end: str, exit_code: int, busy: str
+) -> None:
+    then = f"loader = load()\nfor batch in loader: {end}; break"
+    main = stage.start(_program(folder, then, busy))
+    assert main.wait(PATIENCE_S) == exit_code
+    _assert_gone(stage)
+
+
+@pytest.mark.parametrize("busy", ["ahead", "asleep", "in C"])
+@pytest.mark.parametrize("send", [os.kill, os.killpg], ids=["main", "group"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_nothing_is_left_after_a_signal_in_a_loop(
+    stage: Scene,
+    folder: str,
+    number: signal.Signals,
+    send: Callable[[int, int], None],
+    busy: str,
+) -> None:
+    main = stage.start(_program(folder, STAYING, busy))
+    assert line(main) == "ready"
+    assert len(stage.processes()) == 4
+    assert stage.files_in_dev_shm() == []
+    send(main.pid, number)
+    assert main.wait(PATIENCE_S) != 0
+    _assert_gone(stage)
+
+
+@pytest.mark.parametrize("busy", ["asleep", "in C"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_nothing_is_left_after_a_signal_while_main_waits_for_a_batch(
+    stage: Scene, folder: str, number: signal.Signals, busy: str
+) -> None:
+    then = "loader = load()\nfor batch in loader: print(batch.step, flush=True)"
+    main = stage.start(_program(folder, then, busy))
+    assert [line(main), line(main)] == ["0", "1"]
+    os.killpg(main.pid, number)
+    assert main.wait(PATIENCE_S) != 0
+    _assert_gone(stage)
+
+
+def test_ctrl_c_ends_the_loop_and_the_loader_can_be_used_again(stage: Scene, folder: str) -> None:
+    then = """
+loader = load()
+try:
+    for batch in loader:
+        print('ready', flush=True)
+        time.sleep(1000)
+except KeyboardInterrupt:
+    pass
+print(sum(batch.n_rows for batch in loader), flush=True)
+"""
+    main = stage.start(_program(folder, then))
+    assert line(main) == "ready"
+    os.killpg(main.pid, signal.SIGINT)
+    assert line(main) == "64"
+    assert main.wait(PATIENCE_S) == 0
+    _assert_gone(stage)
+
+
+def test_interrupts_at_any_moment_cost_a_loader_nothing(stage: Scene, folder: str) -> None:
+    then = """
+loader = load()
+list(loader)
+n_interrupts, stop = 0, False
+
+def interrupt():
+    while not stop:
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.003)
+
+def bother():
+    global n_interrupts, stop
+    stop = False
+    thread = threading.Thread(target=interrupt)
+    while True:
+        try:
+            thread.start()
+            for _ in range(10): [batch for batch in loader]
+            break
+        except KeyboardInterrupt:
+            n_interrupts += 1
+            break
+    while thread.is_alive():
+        try:
+            stop = True
+            thread.join()
+        except KeyboardInterrupt: pass
+
+for _ in range(100):
+    try: bother()
+    except KeyboardInterrupt: pass
+while True:
+    try:
+        found = [[i for batch in loader for i in batch.indices.tolist()] for _ in range(5)]
+        break
+    except KeyboardInterrupt: pass
+print(found == [list(range(64))] * 5, n_interrupts > 10, flush=True)
+"""
+    main = stage.start(_program(folder, then))
+    assert line(main) == "True True"
+    assert main.wait(PATIENCE_S) == 0
+    _assert_gone(stage)
+
+
+@pytest.mark.parametrize("busy", ["ahead", "asleep", "in C"])
+def test_the_end_of_the_zygote_is_an_error_in_the_loop_and_leaves_no_worker(
+    stage: Scene, folder: str, busy: str
+) -> None:
+    then = """
+def is_running(pid):
+    try:
+        with open(f'/proc/{pid}/stat') as stat: state = stat.read().rpartition(')')[2].split()[0]
+        return state not in 'ZX'
+    except (FileNotFoundError, ProcessLookupError): return False
+loader = load()
+try:
+    for batch in loader:
+        if batch.step == 0:
+            workers = [pid for pid in loader._engine._staff._crew.pids() if pid]
+            os.kill(launch._current.pid, signal.SIGKILL)
+            while any(is_running(pid) for pid in workers): time.sleep(0.001)
+            print('killed', flush=True)
+    list(loader)  # the first epoch may have been ready; what dead workers are given is lost
+except RuntimeError as error:
+    print(type(error).__name__, 'killed by signal 9' in str(error), flush=True)
+loader.close()
+time.sleep(1000)
+"""
+    main = stage.start(_program(folder, then, busy))
+    assert line(main) == "killed"
+    assert line(main) == "WorkerDied True"
+    _assert_gone(stage, but={main.pid})
+
+
+def test_a_fork_of_main_keeps_no_worker_and_no_batch_alive(stage: Scene, folder: str) -> None:
+    then = """
+loader = load()
+for batch in loader:
+    fork_pid = os.fork()
+    if fork_pid: print(fork_pid, flush=True)
+    time.sleep(1000)
+"""
+    main = stage.start(_program(folder, then, "asleep"))
+    fork_pid = int(line(main))
+    main.kill()
+    _assert_gone(stage, but={fork_pid})
+    assert fork_pid in stage.processes()

@@ -1,0 +1,60 @@
+"""Schemas and samples of every shape that version 1 can store, for property tests."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from hypothesis import strategies as st
+
+from shardio.format.schema import DTYPES, Array, Bytes, Field, Json, Schema, Text
+
+CODECS = st.sampled_from(["raw", "zstd"])
+DIMENSIONS = st.lists(st.one_of(st.none(), st.integers(1, 5)), max_size=3).map(tuple)
+ARRAYS = st.builds(Array, st.sampled_from(sorted(DTYPES)), DIMENSIONS, CODECS)
+FIELDS: st.SearchStrategy[Field] = st.one_of(
+    ARRAYS,
+    st.builds(Array, st.just("uint8"), st.just((2111,))),  # a hash per row, padded to the stride
+    st.builds(Bytes, CODECS),
+    st.builds(Text, CODECS),
+    st.builds(Json, CODECS),
+)
+NAMES = st.text('ab9 _-"\\äß名\U0001f3ac', min_size=1, max_size=9)
+SCHEMAS = st.dictionaries(NAMES, FIELDS, min_size=1, max_size=6).map(Schema)
+TEXTS = st.text('ab9 _-."\\/\0\n\x7fäß名\u2028\uffff\U0001f3ac', max_size=60)
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | TEXTS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXTS, inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@st.composite
+def values(draw: st.DrawFn, field: Field) -> Any:
+    """A value of a field, as a reader returns it."""
+    if isinstance(field, Text):
+        return draw(TEXTS)
+    if isinstance(field, Json):
+        return draw(JSON)
+    if isinstance(field, Bytes):
+        return draw(st.binary(max_size=100)) * draw(st.integers(1, 20))
+    shape = tuple(draw(st.integers(0, 4)) if d is None else d for d in field.shape)
+    n_bytes = math.prod(shape) * field.numpy.itemsize
+    seed = draw(st.integers(0, 1 << 32))
+    raw = np.random.default_rng(seed).integers(0, 256 if seed % 3 else 1, n_bytes, np.uint8)
+    if field.dtype == "bool":
+        raw &= 1
+    return raw.view(field.numpy).reshape(shape)
+
+
+@st.composite
+def shards(draw: st.DrawFn) -> tuple[Schema, list[dict[str, Any]]]:
+    """A schema and samples of it."""
+    schema = draw(SCHEMAS)
+    sample = st.fixed_dictionaries({name: values(field) for name, field in schema.items()})
+    return schema, draw(st.lists(sample, max_size=5))

@@ -1,0 +1,157 @@
+"""Index entries, codecs and hashes: arithmetic that readers and writers share."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import xxhash
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardio.errors import ShardCorrupt
+from shardio.format.checksum import (
+    BLOCK_BYTES,
+    block_hashes,
+    blocks_touched,
+    content_id,
+    distinct,
+    hash_bytes,
+    n_blocks,
+    n_units,
+    pack_hashes,
+    rows_per_unit,
+)
+from shardio.format.codec import Codec, decode, encode
+from shardio.format.index import (
+    ENTRY_DTYPE,
+    Entries,
+    codecs,
+    first_broken,
+    full_shape,
+    pack_entry,
+    stored_bytes,
+)
+from shardio.format.schema import Array, Bytes
+
+U64 = st.integers(0, (1 << 64) - 1)
+
+
+def entries_of(*rows: tuple[int, int, Codec, int]) -> Entries:
+    packed = b"".join(pack_entry(*row, 7) for row in rows)
+    return np.frombuffer(packed, ENTRY_DTYPE)
+
+
+@given(offset=U64, n_stored=st.integers(0, (1 << 48) - 1), codec=st.sampled_from(Codec), n=U64)
+def test_an_entry_that_is_packed_is_read_again(
+    offset: int, n_stored: int, codec: Codec, n: int
+) -> None:
+    found = entries_of((offset, n_stored, codec, n))
+    assert int(stored_bytes(found)[0]) == n_stored
+    assert int(codecs(found)[0]) == codec
+    assert found[0].tolist() == (offset, n_stored | codec << 48, n, 7)
+
+
+@given(payload=st.integers(0, 1 << 62), offset=U64, n_stored=st.integers(0, (1 << 48) - 1))
+def test_a_record_is_accepted_exactly_where_it_lies_inside_the_payload(
+    payload: int, offset: int, n_stored: int
+) -> None:
+    found = first_broken(entries_of((offset, n_stored, Codec.RAW, n_stored)), Bytes(), payload)
+    assert (found is None) == (offset + n_stored <= payload)
+
+
+def test_the_first_of_several_broken_entries_is_named() -> None:
+    good, bad = (0, 4, Codec.RAW, 4), (0, 4, Codec.RAW, 5)
+    assert first_broken(entries_of(good, bad, good, bad), Bytes(), 4) == 1
+
+
+@given(st.lists(st.integers(0, (1 << 64) - 1), min_size=2, max_size=2), U64)
+def test_a_shape_is_accepted_only_if_it_accounts_for_the_bytes(dims: list[int], n: int) -> None:
+    field = Array("int32", (None, 3, None))
+    needed = 12 * dims[0] * dims[1]
+    for n_bytes in {n, needed}:
+        reasonable = 12 * max(dims[0], 1) * max(dims[1], 1) <= 1 << 48
+        if n_bytes == needed and reasonable:
+            assert full_shape(field, np.array(dims, "<u8"), n_bytes) == (dims[0], 3, dims[1])
+        else:
+            with pytest.raises(ShardCorrupt, match="does not account"):
+                full_shape(field, np.array(dims, "<u8"), n_bytes)
+
+
+@given(st.binary(max_size=200), st.integers(1, 40), st.sampled_from([Codec.RAW, Codec.ZSTD]))
+def test_what_is_encoded_is_decoded_again_and_never_grows(
+    record: bytes, n_times: int, codec: Codec
+) -> None:
+    content = memoryview(record * n_times)
+    chosen, stored = encode(content, codec)
+    assert stored.nbytes < content.nbytes if chosen is Codec.ZSTD else stored == content
+    assert bytes(decode(stored, chosen, content.nbytes)) == content
+
+
+@given(st.binary(min_size=1, max_size=100))
+def test_bytes_that_are_no_zstd_frame_are_refused(content: bytes) -> None:
+    with pytest.raises(ShardCorrupt):
+        decode(memoryview(content), Codec.ZSTD, 1 << 20)
+
+
+def test_a_zstd_frame_cut_short_is_refused_at_every_length() -> None:
+    content = np.random.default_rng(0).integers(0, 4, 5000, np.uint8).tobytes()
+    _, stored = encode(memoryview(content), Codec.ZSTD)
+    for length in range(len(stored)):
+        with pytest.raises(ShardCorrupt):
+            decode(stored[:length], Codec.ZSTD, len(content))
+
+
+def test_a_flipped_bit_in_a_zstd_frame_never_raises_a_foreign_error() -> None:
+    content = np.random.default_rng(0).integers(0, 4, 500, np.uint8).tobytes()
+    _, stored = encode(memoryview(content), Codec.ZSTD)
+    damaged, n_refused = bytearray(stored), 0
+    for at in range(len(damaged)):
+        for bit in range(8):
+            damaged[at] ^= 1 << bit
+            try:
+                found = decode(memoryview(damaged), Codec.ZSTD, len(content))
+                assert len(found) == len(content)
+            except ShardCorrupt:
+                n_refused += 1
+            damaged[at] ^= 1 << bit
+    assert n_refused > 0
+
+
+def test_hashes_are_xxh3_with_seed_0() -> None:
+    assert hash_bytes(b"shardio") == xxhash.xxh3_64(b"shardio", seed=0).intdigest()
+    assert content_id(b"shardio") == xxhash.xxh3_128(b"shardio", seed=0).digest()
+
+
+@pytest.mark.parametrize(
+    ("row_bytes", "stride", "n_rows"),
+    [(1, 1, 65536), (63, 63, 1040), (100, 128, 512), (2047, 2048, 32), (2048, 2048, 1)],
+)
+def test_small_rows_share_a_hash_of_up_to_64_kib(row_bytes: int, stride: int, n_rows: int) -> None:
+    assert rows_per_unit(row_bytes, stride) == n_rows
+    assert [n_units(n, row_bytes, stride) for n in (0, 1, n_rows, n_rows + 1)] == [0, 1, 1, 2]
+
+
+@given(st.integers(0, 3 * BLOCK_BYTES))
+def test_every_block_has_a_hash(n_bytes: int) -> None:
+    content = bytes(range(256)) * 48
+    hashes = list(block_hashes(memoryview(content)[:n_bytes]))
+    assert len(hashes) == n_blocks(n_bytes)
+    assert hashes == [
+        hash_bytes(content[i : min(i + BLOCK_BYTES, n_bytes)])
+        for i in range(0, n_bytes, BLOCK_BYTES)
+    ]
+    assert pack_hashes(hashes) == np.array(hashes, "<u8").tobytes()
+
+
+@given(st.lists(st.integers(-(1 << 60), 1 << 60)), st.integers(1, 3))
+def test_distinct_numbers_come_each_once_and_ascending(numbers: list[int], n_times: int) -> None:
+    found = distinct(np.array(numbers * n_times, np.int64))
+    assert found.tolist() == sorted(set(numbers))
+
+
+@given(
+    st.lists(st.integers(0, 100_000), min_size=1, max_size=30), st.sampled_from([8, 24, 32, 128])
+)
+def test_the_blocks_touched_are_those_that_hold_a_byte(starts: list[int], n_bytes: int) -> None:
+    expected = {at // BLOCK_BYTES for start in starts for at in range(start, start + n_bytes)}
+    assert blocks_touched(np.array(starts), n_bytes).tolist() == sorted(expected)

@@ -1,0 +1,129 @@
+"""Header page and section table: what is packed is unpacked, and nothing else is."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardio.errors import ShardCorrupt, ShardIncomplete, ShardUnsupported
+from shardio.format.checksum import content_id, hash_bytes
+from shardio.format.layout import (
+    MAJOR,
+    PAGE,
+    Header,
+    Kind,
+    Required,
+    Section,
+    check_place,
+    check_required,
+    pack_table,
+    padded,
+    unpack_header,
+    unpack_table,
+)
+
+U64 = st.integers(0, (1 << 64) - 1)
+U16 = st.integers(0, (1 << 16) - 1)
+HEADERS = st.builds(
+    Header,
+    n_samples=U64,
+    file_size=U64,
+    table_offset=U64,
+    table_size=U64,
+    table_hash=U64,
+    id=st.binary(min_size=16, max_size=16),
+    required=st.sampled_from([0, int(Required.ZSTD)]),
+    optional=U64,
+    minor=U16,
+)
+
+
+@given(header=HEADERS)
+def test_a_header_that_is_packed_is_unpacked_again(header: Header) -> None:
+    page = header.pack()
+    assert len(page) == PAGE
+    assert unpack_header(page, "a.shard") == header
+
+
+@given(header=HEADERS, at=st.integers(0, PAGE - 1), bit=st.integers(0, 7))
+def test_a_flipped_bit_of_a_header_page_is_refused(header: Header, at: int, bit: int) -> None:
+    page = bytearray(header.pack())
+    page[at] ^= 1 << bit
+    with pytest.raises((ShardCorrupt, ShardUnsupported)) as caught:
+        unpack_header(bytes(page), "a.shard")
+    assert "a.shard" in str(caught.value)
+
+
+def test_a_page_of_zeros_is_incomplete_and_not_corrupt() -> None:
+    with pytest.raises(ShardIncomplete, match=r"a\.shard: the header was never written"):
+        unpack_header(bytes(PAGE), "a.shard")
+
+
+def test_the_place_of_a_damaged_byte_is_counted_from_the_start_of_the_file() -> None:
+    page = bytearray(Header(0, 0, 0, 0, 0, bytes(16)).pack())
+    page[1000] = 7
+    with pytest.raises(ShardCorrupt) as caught:
+        unpack_header(bytes(page), "a.shard", offset=40960)
+    assert (caught.value.offset, caught.value.expected, caught.value.found) == (41960, 0, 7)
+
+
+def test_missing_features_are_all_named() -> None:
+    wanted = int(Required.VIDEOS | Required.ZSTD | Required.LISTS) | 1 << 40
+    with pytest.raises(ShardUnsupported, match=r"a\.shard: needs lists, videos, bit 40"):
+        check_required(wanted, "a.shard")
+
+
+def test_another_major_version_is_refused_by_its_number() -> None:
+    page = bytearray(Header(0, 0, 0, 0, 0, bytes(16)).pack())
+    page[8] = MAJOR + 1
+    with pytest.raises(ShardUnsupported, match=rf"format version {MAJOR + 1}\.0"):
+        unpack_header(bytes(page), "a.shard")
+
+
+def test_the_table_has_to_end_where_the_last_page_begins() -> None:
+    header = Header(0, 4 * PAGE, 2 * PAGE, 48, 0, bytes(16))
+    check_place(header, 4 * PAGE, "a.shard")
+    for other in (
+        Header(0, 4 * PAGE, PAGE, 48, 0, bytes(16)),
+        Header(0, 4 * PAGE, 2 * PAGE, 0, 0, bytes(16)),
+        Header(0, 4 * PAGE, 2 * PAGE, 50, 0, bytes(16)),
+        Header(0, 5 * PAGE, 2 * PAGE, 48, 0, bytes(16)),
+    ):
+        with pytest.raises(ShardCorrupt):
+            check_place(other, other.file_size, "a.shard")
+
+
+@given(st.lists(st.tuples(U16, st.integers(0, 3 * PAGE), U64, U64, U64), max_size=20))
+def test_a_table_that_tiles_the_file_is_unpacked_again(
+    rows: list[tuple[int, int, int, int, int]],
+) -> None:
+    place, sections = PAGE, []
+    for number, (kind, size, count, stride, hash_) in enumerate(rows):
+        sections.append(Section(kind, number, 0, place, size, count, stride, hash_))
+        place += padded(size)
+    table = pack_table(sections)
+    header = Header(
+        0,
+        place + padded(len(table)) + PAGE,
+        place,
+        len(table),
+        hash_bytes(table),
+        content_id(table),
+    )
+    assert list(unpack_table(table, header, "a.shard")) == sections
+
+
+def test_a_section_is_named_in_words() -> None:
+    def named(kind: int, of_kind: int = 0) -> str:
+        return Section(kind, 0, of_kind, 0, 0, 0, 0, 0).name
+
+    assert named(Kind.COLUMN) == "column"
+    assert named(Kind.BLOCK_HASHES, Kind.INDEX) == "block_hashes of index"
+    assert named(0x8001) == "kind 32769"
+
+
+@given(st.integers(0, 1 << 62))
+def test_padding_reaches_the_next_page_and_no_further(n_bytes: int) -> None:
+    assert padded(n_bytes) % PAGE == 0
+    assert 0 <= padded(n_bytes) - n_bytes < PAGE

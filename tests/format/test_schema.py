@@ -1,0 +1,141 @@
+"""Schemas: what may be stored, and the one form in which it is written down."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+
+from shardio.errors import SchemaError, ShardUnsupported
+from shardio.format.schema import Array, Bytes, Json, Schema, Text, canonical_json
+from tests.format.strategies import SCHEMAS
+
+
+@given(schema=SCHEMAS)
+def test_a_schema_that_is_written_is_read_again(schema: Schema) -> None:
+    again = Schema.from_json(schema.to_json())
+    assert again == schema
+    assert dict(again) == dict(schema)
+    assert list(again) == list(schema)
+    assert hash(again) == hash(schema)
+
+
+@given(schema=SCHEMAS)
+def test_every_field_is_either_a_column_or_a_record(schema: Schema) -> None:
+    assert {*schema.columns, *schema.records} == set(schema)
+    assert not schema.columns.keys() & schema.records.keys()
+
+
+def test_a_schema_is_stored_in_canonical_json_with_integer_codes() -> None:
+    schema = Schema({"x": Array("float32", (None, 3), codec="zstd"), "größe": Text()})
+    assert schema.to_json().decode() == (
+        '{"fields":[{"codec":1,"dtype":11,"id":0,"name":"x","shape":[-1,3],"type":1},'
+        '{"codec":0,"id":1,"name":"größe","type":3}]}'
+    )
+
+
+def test_the_order_of_fields_is_part_of_a_schema() -> None:
+    a, b = Text(), Bytes()
+    assert Schema({"a": a, "b": b}) != Schema({"b": b, "a": a})
+
+
+def test_a_schema_differs_from_everything_that_is_none() -> None:
+    assert Schema({"a": Text()}) != {"a": Text()}
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({}, "at least one field"),
+        ({"": Text()}, "non-empty string"),
+        ({1: Text()}, "non-empty string"),
+        ({"a.b": Text()}, "dotted names"),
+        ({"a\n": Text()}, "printable characters"),
+        ({"ä" * 128: Text()}, "at most 255 bytes"),
+        ({"\ud800": Text()}, "UTF-8"),
+        ({"a": str}, "expected Array, Bytes, Text or Json"),
+        ({"a": Text}, "expected Array, Bytes, Text or Json"),
+        ({str(i): Text() for i in range(1025)}, "at most 1024"),
+    ],
+)
+def test_fields_that_cannot_be_stored_are_refused(fields: Any, text: str) -> None:
+    with pytest.raises(SchemaError, match=text):
+        Schema(fields)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (("complex64",), "unknown dtype 'complex64'; known: bool, int8"),
+        (("float8_e4m3",), "unknown dtype"),
+        (("uint8", (0,)), "from 1 up"),
+        (("uint8", (-1,)), "from 1 up"),
+        (("uint8", (True,)), "from 1 up"),
+        (("uint8", (2.0,)), "from 1 up"),
+        (("uint8", (1,) * 17), "at most 16"),
+        (("uint8", (1 << 48, 2)), "at most 2\\^48"),
+        (("uint8", (None, 1 << 49)), "at most 2\\^48"),
+        (("uint8", (), "gzip"), "unknown codec 'gzip'"),
+    ],
+)
+def test_arrays_that_cannot_be_stored_are_refused(arguments: Any, text: str) -> None:
+    with pytest.raises(SchemaError, match=text):
+        Array(*arguments)
+
+
+@pytest.mark.parametrize("kind", [Bytes, Text, Json])
+def test_an_unknown_codec_is_refused_by_every_field(kind: Any) -> None:
+    with pytest.raises(SchemaError, match="known: 'raw', 'zstd'"):
+        kind(codec="lz4")
+
+
+def test_a_dtype_may_be_given_as_numpy_gives_it() -> None:
+    assert Array(np.float32, (2,)) == Array("float32", (2,))
+    assert Array(np.dtype(">i2")) == Array("int16")
+
+
+@pytest.mark.parametrize(
+    ("field", "row_bytes", "stride"),
+    [
+        (Array("bool"), 1, 1),
+        (Array("uint8", (63,)), 63, 63),
+        (Array("uint8", (64,)), 64, 64),
+        (Array("uint8", (65,)), 65, 128),
+        (Array("float64", (3, 5)), 120, 128),
+    ],
+)
+def test_rows_from_64_bytes_up_begin_on_64_bytes(field: Array, row_bytes: int, stride: int) -> None:
+    assert (field.row_bytes, field.stride) == (row_bytes, stride)
+
+
+def test_only_raw_arrays_of_fixed_shape_are_columns() -> None:
+    assert Array("uint8", (2,)).is_column
+    assert not Array("uint8", (2,), codec="zstd").is_column
+    assert not Array("uint8", (None,)).is_column
+    with pytest.raises(SchemaError, match="no stride"):
+        _ = Array("uint8", (None,)).stride
+
+
+@pytest.mark.parametrize("key", ["codec", "dtype", "id", "name", "shape", "type"])
+def test_a_stored_field_needs_each_of_its_keys(key: str) -> None:
+    content = json.loads(Schema({"a": Array("uint8", (2,))}).to_json())
+    del content["fields"][0][key]
+    with pytest.raises(SchemaError):
+        Schema.from_json(canonical_json(content))
+
+
+@pytest.mark.parametrize(("key", "code"), [("type", 5), ("type", 8), ("dtype", 14), ("codec", 2)])
+def test_reserved_codes_are_refused_as_unsupported(key: str, code: int) -> None:
+    content = json.loads(Schema({"a": Array("uint8", (2,))}).to_json())
+    content["fields"][0][key] = code
+    with pytest.raises(ShardUnsupported, match=f"field 'a' has .*{code}"):
+        Schema.from_json(canonical_json(content))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), {1, 2}, b"x", object()])
+def test_what_json_cannot_say_is_refused(value: object) -> None:
+    with pytest.raises(SchemaError, match="cannot be written as JSON"):
+        canonical_json(value)

@@ -1,0 +1,85 @@
+"""Datasets for the tests of the loader, and comparisons of batches with direct reads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from shardio import Array, Batch, Bytes, Schema, ShardWriter, Text
+from shardio.manifest import publish
+from tests.shards import EVERY_FIELD, every_field_sample, same_value
+
+# Generous: reached only by a test that is about to fail.
+PATIENCE_S = 60.0
+
+TWO_FIELDS = Schema({"image": Array("uint8", (64, 96)), "label": Array("int64")})
+RAGGED = Schema({"number": Array("int64"), "note": Text(), "blob": Bytes()})
+
+
+def write_dataset(
+    folder: Path,
+    n_samples: int,
+    n_shards: int = 1,
+    schema: Schema = EVERY_FIELD,
+    samples: Iterable[Mapping[str, Any]] | None = None,
+) -> str:
+    """Write a dataset of n_samples in n_shards shards; of EVERY_FIELD's values by default."""
+    folder.mkdir(parents=True)
+    values: Iterator[Mapping[str, Any]]
+    if samples is None:
+        made = (every_field_sample(i) for i in range(n_samples))
+        values = ({name: sample[name] for name in schema} for sample in made)
+    else:
+        values = iter(samples)
+    shards = []
+    for k in range(n_shards):
+        n = (k + 1) * n_samples // n_shards - k * n_samples // n_shards
+        with ShardWriter(folder / f"{k:06d}-000.shard", schema) as writer:
+            for _ in range(n):
+                writer.append(next(values))
+            shards.append(writer.close())
+    publish(folder, schema=schema, shards=shards)
+    return str(folder)
+
+
+def two_fields(n_samples: int) -> Iterator[dict[str, Any]]:
+    """Samples of TWO_FIELDS in which every value depends on the sample's number."""
+    for i in range(n_samples):
+        image = np.arange(64 * 96, dtype=np.int64).reshape(64, 96) * 7 + i * 31
+        yield {"image": image.astype(np.uint8), "label": i}
+
+
+def values_of(batch: Batch) -> dict[str, list[Any]]:
+    """A batch as lists of NumPy values, text and so on: copies."""
+    found: dict[str, list[Any]] = {}
+    for name, column in batch.items():
+        found[name] = [
+            value.copy() if isinstance(value, np.ndarray | np.generic) else value
+            for value in (column if isinstance(column, list) else np.asarray(column))
+        ]
+    return found
+
+
+def bits(batch: Batch) -> tuple[Any, ...]:
+    """All that a batch of arrays says, as plain comparable values."""
+    fields = []
+    for name, values in values_of(batch).items():
+        plain = [
+            (v.dtype.str, v.shape, v.tobytes()) if isinstance(v, np.ndarray | np.generic) else v
+            for v in values
+        ]
+        fields.append((name, plain))
+    return batch.epoch, batch.step, batch.indices.tolist(), batch.origins.tolist(), fields
+
+
+def check_against(batch: Batch, samples: Sequence[Mapping[str, Any]]) -> None:
+    """Compare every value of a batch of arrays with those of the samples that it says it has."""
+    indices = batch.indices.tolist()
+    assert batch.valid.all()
+    for name, values in values_of(batch).items():
+        assert len(values) == len(indices)
+        for value, index in zip(values, indices, strict=True):
+            assert same_value(value, samples[index][name]), (name, index)

@@ -1,0 +1,173 @@
+"""Geometry and colour of one frame, against arithmetic that does not use swscale."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import av
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardio.media.picture import PictureMaker, fitted
+from tests.media_made import BLUE, GREEN, RED, WHITE, quadrants
+
+COEFFICIENTS = {  # FFmpeg's number of a matrix: the weights of red and blue in luma
+    1: (0.2126, 0.0722),
+    2: (0.299, 0.114),  # untagged
+    3: (0.299, 0.114),  # reserved
+    4: (0.30, 0.11),
+    5: (0.299, 0.114),
+    6: (0.299, 0.114),
+    7: (0.212, 0.087),
+    9: (0.2627, 0.0593),
+}
+LIMITED, FULL = 1, 2
+
+
+def flat(y: int, u: int, v: int, pixel_format: str = "yuv420p") -> av.VideoFrame:
+    frame = av.VideoFrame(64, 48, pixel_format)
+    deep = pixel_format.endswith("10le")
+    for plane, value in zip(frame.planes, (y, u, v), strict=True):
+        one = (value * 4).to_bytes(2, "little") if deep else bytes([value])
+        plane.update(one * (plane.buffer_size // len(one)))
+    return frame
+
+
+def expected_rgb(y: int, u: int, v: int, matrix: int, color_range: int) -> list[float]:
+    red, blue = COEFFICIENTS[matrix]
+    if color_range == FULL:
+        luma, cb, cr = y / 255, (u - 128) / 255, (v - 128) / 255
+    else:
+        luma, cb, cr = (y - 16) / 219, (u - 128) / 224, (v - 128) / 224
+    r, b = luma + 2 * (1 - red) * cr, luma + 2 * (1 - blue) * cb
+    g = (luma - red * r - blue * b) / (1 - red - blue)
+    return [min(1.0, max(0.0, part)) * 255 for part in (r, g, b)]
+
+
+@pytest.mark.parametrize("color_range", [0, LIMITED, FULL])
+@pytest.mark.parametrize("matrix", COEFFICIENTS)
+@pytest.mark.parametrize("pixel_format", ["yuv420p", "yuv444p", "yuv420p10le"])
+def test_range_matrix_and_depth_are_those_that_the_frame_names(
+    pixel_format: str, matrix: int, color_range: int
+) -> None:
+    maker = PictureMaker(32, Fraction(1))
+    for yuv in ((235, 128, 128), (120, 90, 180), (60, 200, 90), (16, 128, 128)):
+        frame = flat(*yuv, pixel_format)
+        frame.colorspace, frame.color_range = matrix, color_range
+        found = maker.picture(frame, None)
+        wanted = expected_rgb(*yuv, matrix, color_range)
+        assert np.abs(found.astype(float) - wanted).max() <= 1.5, (yuv, found[0, 0], wanted)
+
+
+def test_a_matrix_that_swscale_does_not_know_is_an_error() -> None:
+    frame = flat(100, 100, 100)
+    frame.colorspace = 8  # YCgCo
+    with pytest.raises(av.FFmpegError):
+        PictureMaker(32, Fraction(1)).picture(frame, None)
+
+
+@pytest.mark.parametrize(
+    ("width", "height", "aspect", "to"),
+    [
+        (1280, 720, Fraction(1), (199, 112)),
+        (720, 1280, Fraction(1), (112, 199)),
+        (50, 50, Fraction(1), (112, 112)),
+        (340, 256, Fraction(64, 51), (187, 112)),
+        (720, 576, Fraction(16, 15), (149, 112)),
+        (100, 200, Fraction(4), (224, 112)),
+        (640, 480, Fraction(0), (149, 112)),
+        (101, 75, Fraction(1), (151, 112)),
+    ],
+)
+def test_the_short_side_is_fitted_with_square_pixels(
+    width: int, height: int, aspect: Fraction, to: tuple[int, int]
+) -> None:
+    assert fitted(width, height, aspect, 112) == to
+
+
+@given(st.integers(1, 5000), st.integers(1, 5000), st.integers(1, 512))
+def test_neither_side_ends_below_the_size_and_one_equals_it(
+    width: int, height: int, size: int
+) -> None:
+    assert min(fitted(width, height, Fraction(1), size)) == size
+
+
+def test_a_strip_out_of_all_proportion_is_refused() -> None:
+    frame = av.VideoFrame(4000, 2, "yuv420p")
+    with pytest.raises(ValueError, match="4000x2 pixels would be"):
+        PictureMaker(112, Fraction(1)).picture(frame, None)
+
+
+def matrix_bytes(a: int, b: int, c: int, d: int) -> bytes:
+    one = 1 << 16
+    return np.array([a * one, b * one, 0, c * one, d * one, 0, 0, 0, 1 << 30], np.int32).tobytes()
+
+
+@pytest.mark.parametrize(
+    ("matrix", "corners"),  # corners: upper left, upper right, lower left, lower right
+    [
+        ((1, 0, 0, 1), (RED, GREEN, BLUE, WHITE)),
+        ((0, 1, -1, 0), (BLUE, RED, WHITE, GREEN)),  # clockwise
+        ((-1, 0, 0, -1), (WHITE, BLUE, GREEN, RED)),
+        ((0, -1, 1, 0), (GREEN, WHITE, RED, BLUE)),
+        ((-1, 0, 0, 1), (GREEN, RED, WHITE, BLUE)),  # mirrored
+        ((1, 0, 0, -1), (BLUE, WHITE, RED, GREEN)),
+        ((0, 1, 1, 0), (RED, BLUE, GREEN, WHITE)),
+        ((0, -1, -1, 0), (WHITE, GREEN, BLUE, RED)),
+    ],
+)
+def test_every_turn_and_mirroring_of_the_display_matrix_is_applied(
+    matrix: tuple[int, int, int, int], corners: tuple[tuple[int, int, int], ...]
+) -> None:
+    frame = av.VideoFrame.from_ndarray(quadrants(96, 64), format="rgb24")
+    found = PictureMaker(32, Fraction(1)).picture(frame, matrix_bytes(*matrix))
+    assert found.shape == (32, 32, 3)
+    places = [(4, 4), (4, 27), (27, 4), (27, 27)]
+    assert [tuple(found[place].tolist()) for place in places] == list(corners)
+
+
+def test_the_crop_is_central_after_turning() -> None:
+    image = np.zeros((32, 45, 3), np.uint8)
+    image[:, :, 0] = np.arange(45)
+    frame = av.VideoFrame.from_ndarray(image, format="rgb24")
+    upright = PictureMaker(32, Fraction(1)).picture(frame, None)
+    assert upright[0, :, 0].tolist() == list(range(6, 38))
+    turned = PictureMaker(32, Fraction(1)).picture(frame, matrix_bytes(-1, 0, 0, -1))
+    assert turned[0, :, 0].tolist() == list(range(38, 6, -1))
+
+
+def test_stored_pixels_twice_as_wide_as_high_are_made_square() -> None:
+    frame = av.VideoFrame.from_ndarray(quadrants(32, 32), format="rgb24")
+    found = PictureMaker(32, Fraction(2)).picture(frame, None)  # shown 64 wide, cropped to 32
+    edge = np.flatnonzero(np.diff(found[4, :, 0].astype(int)) < -60)
+    assert len(edge) and abs(edge[0] - 15.5) <= 1.5
+    assert tuple(found[4, 0]) == RED and tuple(found[27, 31]) == WHITE
+
+
+@pytest.mark.parametrize("alpha", [0, 128, 255])
+def test_transparent_parts_lie_over_black(alpha: int) -> None:
+    image = np.full((40, 40, 4), 200, np.uint8)
+    image[..., 3] = alpha
+    frame = av.VideoFrame.from_ndarray(image, format="rgba")
+    found = PictureMaker(32, Fraction(1)).picture(frame, None)
+    assert np.abs(found.astype(int) - round(200 * alpha / 255)).max() <= 1
+
+
+def test_the_colour_under_transparent_pixels_does_not_bleed_into_the_others() -> None:
+    image = np.zeros((64, 64, 4), np.uint8)
+    image[..., :3] = 255  # white everywhere, and all of it hidden
+    frame = av.VideoFrame.from_ndarray(image, format="rgba")
+    image[:32, :, :3], image[:32, :, 3] = 0, 255  # the visible half is black
+    frame = av.VideoFrame.from_ndarray(image, format="rgba")
+    assert PictureMaker(48, Fraction(1)).picture(frame, None).max() == 0
+
+
+def test_a_picture_outlives_the_frames_after_it() -> None:
+    maker = PictureMaker(32, Fraction(1))
+    first = maker.picture(flat(60, 128, 128), None)
+    before = first.copy()
+    for luma in range(70, 200, 10):
+        maker.picture(flat(luma, 128, 128), None)
+    assert np.array_equal(first, before)

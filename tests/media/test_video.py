@@ -1,0 +1,295 @@
+"""Whole files: frames, times, and every way in which a file can be broken."""
+
+from __future__ import annotations
+
+import random
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shardio.errors import MediaError
+from shardio.media.video import VideoFile, library_versions
+from tests.media_made import Image, plain_decode, scene, write_gif, write_sound, write_video
+
+B_FRAMES = {"bf": "3", "g": "12"}
+
+
+def decode(path: Path | str, size: int = 48) -> tuple[list[Image], list[int], Fraction]:
+    with VideoFile(str(path)) as video:
+        found = list(video.pictures(size))
+    return (
+        [picture for _, picture in found if picture is not None],
+        [time for time, _ in found],
+        video.time_base,
+    )
+
+
+def assert_same_as_plain_decode(path: Path | str) -> None:
+    pictures, times, time_base = decode(path)
+    wanted, wanted_times, wanted_base = plain_decode(path, 48)
+    assert len(pictures) == len(wanted)
+    for n, (found, plain) in enumerate(zip(pictures, wanted, strict=True)):
+        assert np.array_equal(found, plain), f"{path}, frame {n}"
+    assert (times, time_base) == (sorted(t for t in wanted_times if t is not None), wanted_base)
+
+
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "B-frames": ("a.mp4", {"codec_options": B_FRAMES}),
+    "matroska": ("a.mkv", {"codec_options": B_FRAMES}),
+    "AVI": ("a.avi", {"codec": "mpeg4"}),
+    "transport stream": ("a.mts", {"container": "mpegts", "codec_options": B_FRAMES}),
+    "4:4:4": ("a.mp4", {"pixel_format": "yuv444p"}),
+    "10 bit": ("a.mp4", {"pixel_format": "yuv420p10le"}),
+    "full range": ("a.mp4", {"full_range": True}),
+    "BT.709": ("a.mp4", {"matrix": 1}),
+    "wide pixels": ("a.mp4", {"aspect": Fraction(4, 3)}),
+    "rotated": ("a.mov", {"rotation": 90}),
+    "upside down": ("a.mov", {"rotation": 180}),
+    "sound alongside": ("a.mp4", {"with_sound": True}),
+    "fragmented": ("a.mp4", {"container_options": {"movflags": "frag_keyframe+empty_moov"}}),
+}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_pictures_and_times_are_those_of_a_plain_decode(variant: str, tmp_path: Path) -> None:
+    name, options = VARIANTS[variant]
+    assert_same_as_plain_decode(write_video(tmp_path / name, scene(30), **options))
+
+
+def test_odd_sizes_decode(tmp_path: Path) -> None:
+    path = write_video(tmp_path / "odd.mkv", scene(5, 101, 75), pixel_format="yuv444p")
+    assert_same_as_plain_decode(path)
+
+
+def test_decoded_pictures_show_what_was_encoded(tmp_path: Path) -> None:
+    images = scene(20, 64, 64)
+    path = write_video(
+        tmp_path / "a.mp4", images, pixel_format="yuv444p", codec_options={"crf": "1", "bf": "3"}
+    )
+    pictures, _, _ = decode(path, 64)
+    for image, picture in zip(images, pictures, strict=True):
+        assert np.abs(image.astype(int) - picture).mean() < 3
+
+
+def test_variable_frame_rates_keep_their_times(tmp_path: Path) -> None:
+    times = [0, 3, 4, 10, 11, 12, 20, 40, 41, 60]
+    path = write_video(
+        tmp_path / "a.mp4",
+        scene(10),
+        times=times,
+        time_base=Fraction(1, 100),
+        codec_options=B_FRAMES,
+    )
+    _, found, time_base = decode(path)
+    assert [time * time_base for time in found] == [Fraction(time, 100) for time in times]
+
+
+def test_a_stream_that_starts_late_keeps_its_start(tmp_path: Path) -> None:
+    path = write_video(
+        tmp_path / "a.mkv", scene(5), times=range(500, 505), time_base=Fraction(1, 25)
+    )
+    _, found, time_base = decode(path)
+    assert [time * time_base for time in found] == [Fraction(n, 25) for n in range(500, 505)]
+
+
+def test_avi_with_b_frames_gets_rising_times(tmp_path: Path) -> None:
+    path = write_video(tmp_path / "a.avi", scene(40), codec_options=B_FRAMES)
+    _, plain, _ = plain_decode(path, 48)
+    assert plain != sorted(plain, key=lambda t: t or 0)  # what a plain decode reads there
+    _, times, _ = decode(path)
+    assert times == list(range(times[0], times[0] + 40))
+
+
+def test_a_stream_without_any_times_is_counted_up(tmp_path: Path) -> None:
+    path = write_video(tmp_path / "a.h264", scene(5))
+    _, times, time_base = decode(path)
+    assert times[0] == 0
+    assert [b - a for a, b in zip(times, times[1:], strict=False)] == [times[1]] * 4
+    assert times[1] * time_base == Fraction(1, 25)
+
+
+def test_a_transparent_gif_lies_over_black_and_keeps_its_delays(tmp_path: Path) -> None:
+    image = np.zeros((40, 60), np.uint8)
+    image[:20, :30], image[20:, :30], image[:, 30:] = 1, 2, 3
+    pictures, times, _ = decode(write_gif(tmp_path / "a.gif", [image, image], [4, 7]), 40)
+    assert times == [0, 4]
+    assert pictures[0][2, 2].tolist() == [255, 0, 0] and pictures[0][37, 2].tolist() == [0, 255, 0]
+    assert pictures[0][:, 25:].max() == 0
+
+
+def test_the_first_of_several_video_streams_is_read_and_recorded(tmp_path: Path) -> None:
+    path = write_video(tmp_path / "a.mkv", scene(5), n_streams=2, with_sound=True)
+    with VideoFile(str(path)) as video:
+        assert len(list(video.pictures(32))) == 5
+        facts = video.facts()
+    assert (facts["stream"], facts["video_streams"], facts["width"]) == (0, 2, 96)
+
+
+def test_what_was_normalised_is_recorded(tmp_path: Path) -> None:
+    path = write_video(
+        tmp_path / "a.mp4",
+        scene(3),
+        rotation=90,
+        full_range=True,
+        matrix=1,
+        aspect=Fraction(4, 3),
+    )
+    with VideoFile(str(path)) as video:
+        list(video.pictures(32))
+        facts = video.facts()
+    assert facts["rotation"] == 90 and facts["pixel_aspect"] == "4:3"
+    assert (facts["range"], facts["matrix"]) == ("full", "bt709")
+
+
+def test_only_wanted_frames_are_converted(tmp_path: Path) -> None:
+    path = write_video(tmp_path / "a.mp4", scene(9))
+    with VideoFile(str(path)) as video:
+        found = [picture is not None for _, picture in video.pictures(32, lambda n: n % 3 == 0)]
+    assert found == [True, False, False] * 3
+
+
+def test_names_that_look_like_protocols_or_patterns_are_names(tmp_path: Path) -> None:
+    for name in ("http:a%03d.mp4", "concat:b|c.mp4", "-", "tab\tand ü.mp4"):
+        path = write_video(tmp_path / "plain.mp4", scene(2)).rename(tmp_path / name)
+        assert len(decode(path)[0]) == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "reason"),
+    [
+        ("empty.mp4", b"", "not a readable video"),
+        ("notes.mp4", b"just some notes here\n", "not a readable video"),
+        ("list.mp4", b"ffconcat version 1.0\nfile /etc/passwd\n", "not a readable video"),
+        ("list.mp4", b"#EXTM3U\n#EXT-X-TARGETDURATION:9\n#EXTINF:9,\na.ts\n", "not a readable"),
+        ("noise.mkv", random.Random(3).randbytes(8192), "not a readable video"),
+    ],
+)
+def test_what_is_no_video_is_refused(
+    tmp_path: Path, name: str, content: bytes, reason: str
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(MediaError, match=reason):
+        VideoFile(str(tmp_path / name))
+
+
+@pytest.mark.parametrize("name", ["a.wav", "a.m4a"])
+def test_sound_alone_is_no_video_and_the_error_says_what_is_there(
+    tmp_path: Path, name: str
+) -> None:
+    with pytest.raises(MediaError, match=r"no video stream \(streams: audio\)"):
+        VideoFile(str(write_sound(tmp_path / name)))
+
+
+def test_a_missing_file_is_not_found(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        VideoFile(str(tmp_path / "none.mp4"))
+
+
+CUT: dict[str, tuple[str, dict[str, Any]]] = {
+    "mp4, index first": ("a.mp4", {"container_options": {"movflags": "faststart"}}),
+    "mp4, index last": ("a.mp4", {}),
+    "fragmented": ("a.mp4", {"container_options": {"movflags": "frag_keyframe+empty_moov"}}),
+    "matroska": ("a.mkv", {}),
+    "AVI": ("a.avi", {"codec": "mpeg4"}),
+    "FLV": ("a.flv", {}),
+}
+
+
+@pytest.mark.parametrize("share", [0.3, 0.6, 0.9])
+@pytest.mark.parametrize("variant", CUT)
+def test_a_file_that_is_cut_is_broken_wherever_it_is_cut(
+    tmp_path: Path, variant: str, share: float
+) -> None:
+    name, options = CUT[variant]
+    path = write_video(tmp_path / name, scene(60), codec_options={"g": "12"}, **options)
+    whole = path.read_bytes()
+    path.write_bytes(whole[: int(len(whole) * share)])
+    with pytest.raises(MediaError):
+        decode(path)
+
+
+def test_a_gif_without_its_end_is_broken(tmp_path: Path) -> None:
+    path = write_gif(tmp_path / "a.gif", [scene(1)[0][..., 0] % 4] * 3, [5] * 3)
+    path.write_bytes(path.read_bytes()[:-400])
+    with pytest.raises(MediaError):
+        decode(path)
+
+
+def test_what_precedes_the_break_is_whole_and_the_error_counts_it(tmp_path: Path) -> None:
+    path = write_video(
+        tmp_path / "a.mp4",
+        scene(60),
+        codec_options={"g": "12", "bf": "0"},
+        container_options={"movflags": "faststart"},
+    )
+    wanted, _, _ = plain_decode(path, 48)
+    whole = path.read_bytes()
+    path.write_bytes(whole[: int(len(whole) * 0.7)])
+    found = []
+    with (
+        VideoFile(str(path)) as video,
+        pytest.raises(MediaError) as caught,
+    ):
+        for _, picture in video.pictures(48):
+            found.append(picture)
+    assert 0 < len(found) < 60
+    assert f"breaks after {len(found)} frames" in str(caught.value)
+    for picture, plain in zip(found, wanted, strict=False):
+        assert picture is not None and np.array_equal(picture, plain)
+
+
+def test_damage_that_ffmpeg_would_conceal_is_an_error(tmp_path: Path) -> None:
+    path = write_video(tmp_path / "a.mp4", scene(60, 192, 128), codec_options={"crf": "10"})
+    content = bytearray(path.read_bytes())
+    start = content.index(b"mdat") + len(content) // 3
+    content[start : start + 200] = random.Random(1).randbytes(200)
+    path.write_bytes(content)
+    with pytest.raises(MediaError, match="breaks after"):
+        decode(path)
+
+
+def test_nothing_is_written_to_standard_error(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    test_damage_that_ffmpeg_would_conceal_is_an_error(tmp_path)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_random_damage_gives_frames_or_a_media_error_and_nothing_else(tmp_path: Path) -> None:
+    rng = random.Random(5)
+    whole = write_video(tmp_path / "whole.mp4", scene(8, 48, 32)).read_bytes()
+    for n in range(60):
+        content = bytearray(whole[: rng.randrange(1, len(whole) + 1)] if n % 3 == 0 else whole)
+        for _ in range(rng.choice((1, 5, 50))):
+            content[rng.randrange(len(content))] = rng.randrange(256)
+        path = tmp_path / "damaged.mp4"
+        path.write_bytes(content)
+        try:
+            assert all(picture.shape == (48, 48, 3) for picture in decode(path)[0])
+        except MediaError as error:
+            assert str(path) in str(error)
+
+
+def test_the_versions_that_decide_over_pixels_are_named() -> None:
+    assert set(library_versions()) == {"av", "libavformat", "libavcodec", "libswscale"}
+
+
+def test_every_real_clip_decodes_as_plainly(media_root: Path) -> None:
+    for path in sorted((media_root / "clips").rglob("*.*")):
+        assert_same_as_plain_decode(path)
+
+
+@pytest.mark.parametrize(
+    "name",
+    "audio_only.mp4 corrupted.mp4 empty.mp4 noise.mkv notes.mp4 sound.wav truncated.mp4".split(),
+)
+def test_every_real_broken_file_is_refused(media_root: Path, name: str) -> None:
+    with pytest.raises(MediaError):
+        decode(media_root / "broken" / name)
+
+
+def test_the_file_with_reordered_packets_is_not_broken(media_root: Path) -> None:
+    assert_same_as_plain_decode(media_root / "broken" / "unordered.mov")

@@ -1,0 +1,85 @@
+"""Schemas and samples that many tests share: one field of every kind, made from a seed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from shardio.format.schema import Array, Bytes, Json, Schema, Text
+from shardio.writer import ShardWriter
+
+EVERY_FIELD = Schema(
+    {
+        "frames": Array("uint8", (4, 24, 24, 3)),  # 6,912 bytes: a hash per row
+        "odd": Array("uint8", (2100,)),  # a hash per row, and padding between rows
+        "vector": Array("float32", (25,)),  # 100 bytes: runs of rows, padded
+        "label": Array("int64"),
+        "tiny": Array("bool", (3,)),
+        "bits": Array("bfloat16", (3,)),
+        "packed": Array("int32", (16, 16), codec="zstd"),
+        "points": Array("int16", (None, 2)),
+        "cloud": Array("float64", (None, 3, None), codec="zstd"),
+        "blob": Bytes(codec="zstd"),
+        "raw": Bytes(),
+        "note": Text(),
+        "meta": Json(),
+    }
+)
+
+
+def every_field_sample(i: int) -> dict[str, Any]:
+    """Sample number i of EVERY_FIELD."""
+    rng = np.random.default_rng(i)
+    return {
+        "frames": rng.integers(0, 255, (4, 24, 24, 3), np.uint8),
+        "odd": rng.integers(0, 255, 2100, np.uint8),
+        "vector": rng.random(25, np.float32),
+        "label": i,
+        "tiny": np.array([True, i % 2 == 0, False]),
+        "bits": rng.integers(0, 1 << 16, 3, np.uint16),
+        "packed": np.full((16, 16), i, np.int32) if i % 3 else rng.integers(-9, 9, (16, 16), "i4"),
+        "points": rng.integers(-100, 100, (i % 5, 2), np.int16),
+        "cloud": np.zeros((i % 3, 3, i % 4)) + i,
+        "blob": b"abc" * i,
+        "raw": rng.bytes(i % 70),
+        "note": f"sample {i}: größer als 名前 " * (i % 3),
+        "meta": {"i": i, "tags": ["ü", None, 1.5], "nested": {"b": True}},
+    }
+
+
+def samples(n: int) -> Iterator[dict[str, Any]]:
+    """The first n samples of EVERY_FIELD."""
+    return (every_field_sample(i) for i in range(n))
+
+
+def write_shard(path: Path, n: int, schema: Schema = EVERY_FIELD) -> Path:
+    """Write n samples of EVERY_FIELD, cut down to the fields of `schema`."""
+    with ShardWriter(path, schema) as writer:
+        for sample in samples(n):
+            writer.append({name: sample[name] for name in schema})
+    return path
+
+
+def same_value(a: Any, b: Any) -> bool:
+    """Whether two values of a sample are equal, in dtype and shape too."""
+    if isinstance(a, np.ndarray | np.generic):
+        return type(a) is type(b) and a.dtype == b.dtype and np.array_equal(a, b)
+    return type(a) is type(b) and bool(a == b)
+
+
+def same_sample(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
+    """Whether two samples as read are equal."""
+    return a.keys() == b.keys() and all(same_value(a[name], b[name]) for name in a)
+
+
+def as_read(sample: Mapping[str, Any], schema: Schema = EVERY_FIELD) -> dict[str, Any]:
+    """A sample as given to a writer, the way a reader returns it."""
+    return {
+        name: np.asarray(value, field.numpy)[()]
+        if isinstance(field := schema[name], Array)
+        else value
+        for name, value in sample.items()
+    }

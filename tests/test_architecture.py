@@ -1,0 +1,236 @@
+"""The tree is layered: this table is its picture, and these tests hold the imports to it.
+
+A module imports from lower ranks and its own folder only: never upward, never sideways, never from
+the front door, always absolutely. Rank 9 sees what users see: the front door and public modules.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# A folder's rank is that of everything in it; a module in no rank is an error.
+RANKS = {
+    "shardio.errors": 0,
+    "shardio.version": 0,
+    "shardio.format": 1,  # bytes <-> values
+    "shardio.media": 2,  # encoded bytes <-> pixels and samples
+    "shardio.storage": 2,  # where bytes come from
+    "shardio.opening": 2,
+    "shardio.units": 2,
+    "shardio.sections": 2,
+    "shardio.reader": 3,
+    "shardio.writer": 3,  # files stop here
+    "shardio.manifest": 4,
+    "shardio.gather": 4,
+    "shardio.order": 4,
+    "shardio.collate": 4,
+    "shardio.inference": 4,
+    "shardio.dataset": 5,
+    "shardio.batch": 5,
+    "shardio._engine": 6,  # processes stop here
+    "shardio.surgery": 7,
+    "shardio.options": 7,
+    "shardio.tensors": 7,  # tinygrad stops here
+    "shardio.loader": 8,
+    "shardio.conversion": 8,
+    "shardio_converters": 9,
+    "shardio_tools": 9,
+}
+OUTERMOST = 9
+PUBLIC_MODULES = {"shardio.errors", "shardio.media", "shardio.tensors", "shardio.surgery"}
+
+# The front door leads everywhere, by way of names; `python -m shardio` is the command line.
+FRONT_DOOR = "shardio"
+MAY_IMPORT_ANYTHING = {FRONT_DOOR, "shardio.__main__"}
+
+# Packages that only these may import: slow to load, or not there for everyone.
+HOMES_OF_PACKAGES = {
+    "tinygrad": {"shardio.tensors"},
+    # The sample clips are drawn and encoded without shardio: they stand for a user's own files.
+    "av": {"shardio.media", "shardio_tools.sample_clips"},
+}
+LOADED_LATE = {"av"}
+PROCESS_ENTRIES = ("shardio._engine.worker", "shardio._engine.zygote")
+
+
+def _modules() -> dict[str, Path]:
+    found = {}
+    for base, package in ((".", "shardio"), ("converters", "shardio_converters")):
+        found.update(_modules_below(ROOT / base, package))
+    return found | _modules_below(ROOT / "tools", "shardio_tools")
+
+
+def _modules_below(base: Path, package: str) -> dict[str, Path]:
+    found = {}
+    for path in sorted((base / package).rglob("*.py")):
+        parts = path.relative_to(base).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+MODULES = _modules()
+EXAMPLES = {path.stem: path for path in sorted((ROOT / "docs" / "examples").glob("*.py"))}
+
+
+def _tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_bytes(), filename=str(path))
+
+
+def _is_type_checking(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING")
+
+
+def _nodes(
+    root: ast.AST, *, at_run_time: bool = False, at_import: bool = False
+) -> Iterator[ast.AST]:
+    """Walk a module, leaving out what only type checkers, or only calls, get to."""
+    for node in ast.iter_child_nodes(root):
+        if at_run_time and _is_type_checking(node):
+            continue
+        if at_import and isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            continue
+        yield node
+        yield from _nodes(node, at_run_time=at_run_time, at_import=at_import)
+
+
+def _imported(node: ast.AST) -> list[str]:
+    """Name what an import statement imports; `from a import b` is a.b if that is a module."""
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+        names = [f"{node.module}.{alias.name}" for alias in node.names]
+        return [name if name in MODULES else node.module for name in names]
+    return []
+
+
+def _imports(path: Path, *, at_run_time: bool = False, at_import: bool = False) -> list[str]:
+    nodes = _nodes(_tree(path), at_run_time=at_run_time, at_import=at_import)
+    return [name for node in nodes for name in _imported(node)]
+
+
+def _is_within(name: str, package: str) -> bool:
+    return name == package or name.startswith(package + ".")
+
+
+def _place(module: str) -> str | None:
+    """Find the entry of RANKS that a module belongs to."""
+    return next((place for place in RANKS if _is_within(module, place)), None)
+
+
+def _offence(module: str, imported: str) -> str | None:
+    """Say which rule an import breaks, if any."""
+    place, other = _place(module), _place(imported)
+    if not _is_within(imported, FRONT_DOOR) and other is None:
+        return None  # somebody else's package
+    if place is None:
+        return f"{module} is in no rank"
+    if other == place:
+        return None
+    if RANKS[place] == OUTERMOST:
+        return None if _is_public(imported) else f"{module} imports {imported}, which is not public"
+    if other is None:
+        return f"{module} imports {imported}, which is the front door or in no rank"
+    if RANKS[other] >= RANKS[place]:
+        return f"{module} (rank {RANKS[place]}) imports {imported} (rank {RANKS[other]})"
+    return None
+
+
+def _is_public(imported: str) -> bool:
+    return imported == FRONT_DOOR or imported in PUBLIC_MODULES
+
+
+@pytest.mark.parametrize("module", sorted(MODULES.keys() - MAY_IMPORT_ANYTHING))
+def test_a_module_imports_only_from_lower_ranks_and_its_own_folder(module: str) -> None:
+    assert _place(module) is not None, f"{module} is in no rank: give it one in RANKS"
+    offences = [_offence(module, name) for name in _imports(MODULES[module])]
+    assert [text for text in offences if text] == []
+
+
+@pytest.mark.parametrize(
+    ("module", "imported", "is_offence"),
+    [
+        ("shardio.reader", "shardio.format.layout", False),
+        ("shardio.format.index", "shardio.format.layout", False),
+        ("shardio.reader", "numpy", False),
+        ("shardio.format.index", "shardio.reader", True),
+        ("shardio.reader", "shardio.writer", True),
+        ("shardio.reader", "shardio", True),
+        ("shardio.reader", "shardio.nowhere", True),
+        ("shardio.nowhere", "shardio.errors", True),
+        ("shardio.loader", "shardio_tools.cli", True),
+        ("shardio_tools.cli", "shardio", False),
+        ("shardio_tools.cli", "shardio.errors", False),
+        ("shardio_tools.cli", "shardio.reader", True),
+        ("shardio_tools.cli", "shardio_converters.videos", True),
+        ("shardio_converters.videos", "shardio._engine.crew", True),
+    ],
+)
+def test_the_ranks_tell_a_good_import_from_a_bad_one(
+    module: str, imported: str, is_offence: object
+) -> None:
+    assert (_offence(module, imported) is not None) is is_offence
+
+
+@pytest.mark.parametrize("module", sorted(MODULES))
+def test_a_module_imports_absolutely(module: str) -> None:
+    nodes = _nodes(_tree(MODULES[module]))
+    assert [n.lineno for n in nodes if isinstance(n, ast.ImportFrom) and n.level] == []
+
+
+@pytest.mark.parametrize("name", sorted(EXAMPLES))
+def test_an_example_shows_public_names_only(name: str) -> None:
+    ours = [i for i in _imports(EXAMPLES[name]) if _place(i) or _is_within(i, FRONT_DOOR)]
+    assert [imported for imported in ours if not _is_public(imported)] == []
+
+
+@pytest.mark.parametrize("package", sorted(HOMES_OF_PACKAGES))
+def test_a_heavy_package_is_imported_only_where_it_is_at_home(package: str) -> None:
+    users = {
+        m for m, path in MODULES.items() if any(_is_within(i, package) for i in _imports(path))
+    }
+    homes = HOMES_OF_PACKAGES[package]
+    assert {user for user in users if not any(_is_within(user, home) for home in homes)} == set()
+
+
+@pytest.mark.parametrize("module", sorted(MODULES))
+def test_a_package_that_loads_late_is_imported_inside_functions(module: str) -> None:
+    names = _imports(MODULES[module], at_run_time=True, at_import=True)
+    assert [name for name in names if name.partition(".")[0] in LOADED_LATE] == []
+
+
+def _closure(entry: str) -> dict[str, list[str]]:
+    """Follow the run-time imports from a module; every package on the way is loaded as well."""
+    reached: dict[str, list[str]] = {}
+    waiting = [entry]
+    while waiting:
+        module = waiting.pop()
+        parent = module.rpartition(".")[0]
+        if module in reached or module not in MODULES:
+            continue
+        reached[module] = _imports(MODULES[module], at_run_time=True)
+        waiting += [*reached[module], parent]
+    return reached
+
+
+@pytest.mark.parametrize("entry", PROCESS_ENTRIES)
+def test_what_a_worker_process_loads_never_reaches_multiprocessing_or_tinygrad(entry: str) -> None:
+    reached = _closure(entry)
+    assert entry in reached, f"{entry} does not exist"
+    assert {
+        module: name
+        for module, names in reached.items()
+        for name in names
+        if name.partition(".")[0] in {"multiprocessing", "tinygrad"}
+    } == {}
+
+
+@pytest.mark.parametrize("module", sorted(m for m in MODULES if not _is_within(m, "shardio_tools")))
+def test_library_code_never_prints(module: str) -> None:
+    calls = [node for node in _nodes(_tree(MODULES[module])) if isinstance(node, ast.Call)]
+    assert [c.lineno for c in calls if ast.unparse(c.func) in {"print", "sys.stdout.write"}] == []

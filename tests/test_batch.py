@@ -1,0 +1,143 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shardio.batch import Batch
+from shardio.collate import CLAIMED, EMPTY, FILLED, lay_out
+from shardio.errors import ShardCorrupt
+from shardio.format.schema import Array, Bytes, Json, Schema, Text
+
+SCHEMA = Schema(
+    {
+        "note": Text(),
+        "image": Array("uint8", (2, 2)),
+        "points": Array("int16", (None, 2)),
+        "blob": Bytes(),
+        "meta": Json(),
+    }
+)
+RECORDS: dict[str, list[bytes]] = {
+    "note": [b"", "größe 名前".encode(), b"c"],
+    "points": [b"", np.arange(6, dtype="<i2").tobytes(), np.arange(2, dtype="<i2").tobytes()],
+    "blob": [b"\0\xff", b"", b"xyz"],
+    "meta": [b"null", b'{"a":[1,2.5]}', b'"x"'],
+}
+
+
+def make_batch(records: dict[str, list[bytes]] = RECORDS, n_rows: int = 3) -> Batch:
+    """A batch of up to 4 rows over a block that is filled by hand."""
+    layout = lay_out(SCHEMA, 4)
+    block = np.zeros(layout.heap + (1 << 20), np.uint8)
+    origins = layout.origins(block)
+    origins["position"], origins["shard"] = [70, 71, 5, 99], [1, 1, 0, 9]
+    origins["row"], origins["status"] = [20, 21, 5, 9], [FILLED, FILLED, FILLED, EMPTY]
+    place = 0
+    for slot in layout.varying:
+        for i, record in enumerate(records[slot.name]):
+            place = -(-place // 64) * 64
+            layout.extents(block, slot)[i] = (0, len(record), place)
+            block[layout.heap + place :][: len(record)] = np.frombuffer(record, np.uint8)
+            place += len(record)
+            if slot.n_dims:
+                layout.shapes(block, slot)[i] = (len(record) // 4, 2)
+    (image,) = (layout.fixed_rows(block, slot, n_rows) for slot in layout.fixed)
+    image[...] = np.arange(n_rows)[:, None, None]
+    return Batch(layout, block, n_rows, {"image": image}, epoch=2, step=7)
+
+
+def test_a_batch_is_a_mapping_in_the_order_of_its_schema() -> None:
+    batch = make_batch()
+    assert list(batch) == list(SCHEMA)
+    assert len(batch) == 5
+    assert "note" in batch
+    assert "other" not in batch
+    assert repr(batch) == (
+        "Batch(step 7 of epoch 2: 3 × ['note', 'image', 'points', 'blob', 'meta'])"
+    )
+    assert (batch.epoch, batch.step, batch.n_rows) == (2, 7, 3)
+
+
+def test_a_field_it_does_not_have_is_a_key_error_that_lists_those_it_has() -> None:
+    with pytest.raises(KeyError, match="note, image, points, blob, meta"):
+        make_batch()["other"]
+
+
+def test_a_fixed_field_is_what_it_was_given() -> None:
+    assert make_batch()["image"][:, 0, 0].tolist() == [0, 1, 2]
+
+
+def test_varying_fields_are_lists_of_values() -> None:
+    batch = make_batch()
+    assert batch["note"] == ["", "größe 名前", "c"]
+    assert batch["blob"] == [b"\0\xff", b"", b"xyz"]
+    assert batch["meta"] == [None, {"a": [1, 2.5]}, "x"]
+    assert [value.tolist() for value in batch["points"]] == [[], [[0, 1], [2, 3], [4, 5]], [[0, 1]]]
+    assert [value.shape for value in batch["points"]] == [(0, 2), (3, 2), (1, 2)]
+
+
+def test_varying_arrays_are_views_of_the_block() -> None:
+    batch = make_batch()
+    assert np.shares_memory(batch["points"][1], batch._block)
+
+
+def test_a_list_is_made_once() -> None:
+    batch = make_batch()
+    assert batch["meta"] is batch["meta"]
+    assert batch["points"] is batch["points"]
+
+
+def test_rows_beyond_the_batch_are_left_out() -> None:
+    batch = make_batch(n_rows=2)
+    assert batch["note"] == ["", "größe 名前"]
+    assert len(batch["points"]) == len(batch.indices) == len(batch.valid) == 2
+
+
+def test_a_batch_says_where_its_rows_came_from() -> None:
+    batch = make_batch()
+    assert batch.indices.tolist() == [70, 71, 5]
+    assert batch.origins.tolist() == [[1, 20], [1, 21], [0, 5]]
+    assert batch.valid.tolist() == [True, True, True]
+    found = (batch.indices, batch.origins, batch.valid)
+    assert [part.dtype.name for part in found] == ["int64", "int64", "bool"]
+
+
+def test_a_row_that_was_not_filled_is_not_valid() -> None:
+    batch = make_batch()
+    batch._layout.origins(batch._block)["status"][1] = CLAIMED
+    assert batch.valid.tolist() == [True, False, True]
+
+
+def test_origins_are_copies() -> None:
+    batch = make_batch()
+    for found in (batch.indices, batch.origins, batch.valid):
+        assert not np.shares_memory(found, batch._block)
+
+
+@pytest.mark.parametrize(
+    ("name", "record"),
+    [
+        ("note", b"\xff"),
+        ("note", b"\xed\xa0\x80"),
+        ("meta", b""),
+        ("meta", b"{"),
+        ("meta", b"\xff"),
+        ("meta", json.dumps({"a": 1}).encode("utf-16")),
+        ("meta", "\ufeff1".encode()),
+        ("meta", b"[" * 200_000),
+    ],
+    ids=lambda value: repr(value)[:20],
+)
+def test_a_record_that_does_not_decode_is_named_by_its_sample(name: str, record: bytes) -> None:
+    damaged = {**RECORDS, name: [RECORDS[name][0], record, RECORDS[name][2]]}
+    batch = make_batch(damaged)
+    with pytest.raises(ShardCorrupt) as caught:
+        batch[name]
+    error = caught.value
+    assert (error.field, error.sample, error.code) == (name, 21, "value")
+    assert "shard number 1" in str(error)
+    others: dict[str, Any] = {key: batch[key] for key in SCHEMA if key != name}
+    assert len(others) == 4

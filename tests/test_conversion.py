@@ -1,0 +1,463 @@
+"""The driver: every input accounted for, nothing half-written, the same bytes however it runs."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import fcntl
+import os
+import signal
+import sys
+from collections.abc import Generator, Iterator, Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import shardio
+from shardio import (
+    Array,
+    DatasetConflict,
+    DatasetExists,
+    Input,
+    InvalidArgument,
+    MediaError,
+    Outcome,
+    Schema,
+    SchemaError,
+    Text,
+    WorkerDied,
+)
+from shardio.conversion import ConversionReport, Progress, driver, unit
+from shardio.conversion.plan import MAX_UNIT_BYTES, MIN_UNIT_BYTES, N_UNITS, cut, list_inputs
+from shardio.conversion.source import options_of
+
+NUMBERS = Schema({"n": Array("int64")})
+
+
+@dataclasses.dataclass(frozen=True)
+class Lines:
+    """A converter for tests: a word is a sample; `!` breaks, others are worse."""
+
+    kind: ClassVar[str] = "lines"
+    version: ClassVar[str] = "7"
+
+    repeat: int = 1
+
+    def schema(self) -> Schema:
+        return Schema({"text": Text(), "label": Array("int64"), "pad": Array("uint8", (5000,))})
+
+    def libraries(self) -> Mapping[str, str]:
+        return {"alphabet": "26"}
+
+    def samples(self, source: Input) -> Generator[Mapping[str, Any], None, Outcome]:
+        if not source.name.endswith(".txt"):
+            return Outcome("not_video")
+        n = 0
+        for line in Path(source.path).read_text().split():
+            if line == "!":
+                raise MediaError(f"{source.path}: breaks after {n} lines")
+            if line == "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            if line == "full":
+                raise OSError(errno.ENOSPC, "No space left on device")
+            if line == "bug":
+                raise KeyError("a mistake in the converter")
+            for _ in range(self.repeat):
+                yield {"text": line, "label": source.label, "pad": np.full(5000, n, np.uint8)}
+            n += 1
+        return Outcome("converted", detail={"lines": n}) if n else Outcome("too_short", "no line")
+
+
+@pytest.fixture
+def lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder of lines, with the converter installed as a third party's would be."""
+    site = tmp_path / "site"
+    meta = site / "lines-1.0.dist-info"
+    meta.mkdir(parents=True)
+    (meta / "METADATA").write_text("Metadata-Version: 2.1\nName: lines\nVersion: 1.0\n")
+    (meta / "entry_points.txt").write_text(f"[shardio.converters]\nlines = {__name__}:Lines\n")
+    monkeypatch.syspath_prepend(str(site))
+    monkeypatch.setitem(sys.modules, __name__, sys.modules[__name__])
+    # Several units from a few bytes.
+    monkeypatch.setattr("shardio.conversion.plan.MIN_UNIT_BYTES", 8)
+    root = tmp_path / "lines"
+    write(root, {"a/1.txt": "one two", "a/2.txt": "", "b/3.txt": "three", "b/readme": "hello"})
+    write(root, {"c/4.txt": "four five six", "d/5.txt": "", "top.txt": "seven"})
+    yield root
+
+
+def write(root: Path, files: Mapping[str, str]) -> None:
+    for name, content in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(content)
+
+
+def convert(root: Path, out: Path, **options: Any) -> ConversionReport:
+    return shardio.convert(root, out, kind="lines", **{"workers": 0, **options})
+
+
+def texts(out: Path) -> list[str]:
+    return [sample["text"] for sample in shardio.open(out)]
+
+
+def outcomes(report: ConversionReport) -> dict[str, str]:
+    return {source.name: source.outcome for source in report.inputs}
+
+
+def contents(out: Path) -> dict[str, bytes]:
+    files = (path for path in out.rglob("*") if path.is_file())
+    return {path.relative_to(out).as_posix(): path.read_bytes() for path in files}
+
+
+def test_every_input_is_accounted_for_in_the_report_and_in_the_generation(
+    lines: Path, tmp_path: Path
+) -> None:
+    report = convert(lines, tmp_path / "out")
+    assert outcomes(report) == {
+        "a/1.txt": "converted",
+        "a/2.txt": "too_short",
+        "b/3.txt": "converted",
+        "b/readme": "not_video",
+        "c/4.txt": "converted",
+        "d/5.txt": "too_short",
+        "top.txt": "converted",
+    }
+    dataset = shardio.open(tmp_path / "out")
+    assert [entry["path"] for entry in dataset.inputs] == list(outcomes(report))
+    assert dataset.inputs[0] == {
+        "path": "a/1.txt",
+        "outcome": "converted",
+        "samples": 2,
+        "detail": {"lines": 2},
+    }
+    assert dataset.inputs[1]["reason"] == "no line"
+    assert report.counts == {"converted": 4, "too_short": 2, "not_video": 1}
+    assert report.n_samples == len(dataset) == 7
+    assert report.n_bytes == sum(path.stat().st_size for path in (tmp_path / "out").glob("*.shard"))
+
+
+def test_samples_come_in_order_of_names_with_labels_from_their_folders(
+    lines: Path, tmp_path: Path
+) -> None:
+    convert(lines, tmp_path / "out")
+    dataset = shardio.open(tmp_path / "out")
+    assert texts(tmp_path / "out") == "one two three four five six seven".split()
+    assert [int(sample["label"]) for sample in dataset] == [0, 0, 1, 2, 2, 2, -1]
+    assert dataset.classes == ("a", "b", "c", "d")  # d gave nothing
+
+
+def test_the_generation_holds_what_the_data_depend_on_and_no_place(
+    lines: Path, tmp_path: Path
+) -> None:
+    (lines / "a" / "1.txt").write_text("one !")
+    convert(lines, tmp_path / "out", workers=1, repeat=2)
+    dataset = shardio.open(tmp_path / "out")
+    assert dataset.converter["name"] == "lines" and dataset.converter["version"] == "7"
+    assert dataset.converter["options"]["repeat"] == 2
+    assert dataset.versions["alphabet"] == "26"
+    (generation,) = (tmp_path / "out" / "generations").iterdir()
+    assert str(tmp_path) not in generation.read_text()
+    assert "workers" not in generation.read_text()
+
+
+def test_the_bytes_are_the_same_for_any_number_of_workers(lines: Path, tmp_path: Path) -> None:
+    write(lines, {"e/6.txt": "eight ! nine", "f/7.txt": "ten"})
+    found = []
+    for workers in (0, 1, 2, 3):
+        convert(lines, tmp_path / f"out{workers}", workers=workers)
+        found.append(contents(tmp_path / f"out{workers}"))
+    assert len(found[0]) > 4
+    assert found[0] == found[1] == found[2] == found[3]
+
+
+def test_of_an_input_that_breaks_nothing_is_kept(lines: Path, tmp_path: Path) -> None:
+    (lines / "b" / "3.txt").write_text("three and ! more")
+    report = convert(lines, tmp_path / "out")
+    assert texts(tmp_path / "out") == "one two four five six seven".split()
+    (broken,) = report.broken
+    assert (broken.name, broken.reason, broken.n_samples) == ("b/3.txt", "breaks after 2 lines", 0)
+
+
+def test_with_keep_partial_what_precedes_the_break_is_kept(lines: Path, tmp_path: Path) -> None:
+    (lines / "b" / "3.txt").write_text("three and ! more")
+    report = convert(lines, tmp_path / "out", keep_partial=True)
+    assert texts(tmp_path / "out") == "one two three and four five six seven".split()
+    assert report.broken[0].n_samples == 2
+
+
+@pytest.mark.parametrize("workers", [0, 1, 3])
+def test_on_error_stop_publishes_what_precedes_the_first_broken_input(
+    lines: Path, tmp_path: Path, workers: int
+) -> None:
+    (lines / "b" / "3.txt").write_text("three !")
+    (lines / "c" / "4.txt").write_text("!")
+    report = convert(lines, tmp_path / "out", on_error="stop", workers=workers)
+    assert report.stopped
+    assert texts(tmp_path / "out") == ["one", "two"]
+    assert list(outcomes(report).values()) == [
+        "converted",
+        "too_short",
+        "broken",
+        *["not_reached"] * 4,
+    ]
+    assert sorted(os.listdir(tmp_path / "out")) == [
+        "000000-000.shard",
+        "dataset.json",
+        "generations",
+    ]
+
+
+def test_on_error_skip_goes_on_after_it(lines: Path, tmp_path: Path) -> None:
+    (lines / "b" / "3.txt").write_text("!")
+    report = convert(lines, tmp_path / "out", on_error="skip")
+    assert not report.stopped and "not_reached" not in report.counts
+
+
+def test_inputs_that_give_no_sample_at_all_make_an_empty_dataset(
+    lines: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "none").mkdir()
+    (tmp_path / "none" / "readme").write_text("nothing here")
+    report = convert(tmp_path / "none", tmp_path / "out")
+    assert report.n_samples == len(shardio.open(tmp_path / "out")) == 0
+
+
+def test_shards_roll_over_at_shard_bytes(lines: Path, tmp_path: Path) -> None:
+    report = convert(lines, tmp_path / "out", repeat=4, shard_bytes=20_000)
+    names = [shard.name for shard in shardio.open(tmp_path / "out").shards]
+    assert names == sorted(names) and "000000-001.shard" in names
+    assert report.n_samples == 28
+
+
+@pytest.mark.parametrize("spool_bytes", [1, 12_000])
+def test_a_long_input_waits_in_a_file_and_comes_out_the_same(
+    lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spool_bytes: int
+) -> None:
+    convert(lines, tmp_path / "memory", repeat=9)
+    monkeypatch.setattr(unit, "SPOOL_BYTES", spool_bytes)
+    (lines / "b" / "zz.txt").write_text("gone gone gone !")
+    convert(lines, tmp_path / "file", repeat=9)
+    assert texts(tmp_path / "file") == texts(tmp_path / "memory")
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_full_disk_is_told_as_it_is_and_leaves_nothing(
+    lines: Path, tmp_path: Path, workers: int
+) -> None:
+    (lines / "c" / "4.txt").write_text("four full")
+    with pytest.raises(OSError, match="No space left") as caught:
+        convert(lines, tmp_path / "out", workers=workers)
+    assert caught.value.errno == errno.ENOSPC
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_killed_worker_is_told_with_its_inputs_and_leaves_nothing(
+    lines: Path, tmp_path: Path
+) -> None:
+    (lines / "c" / "4.txt").write_text("four kill")
+    (tmp_path / "out").mkdir()
+    with pytest.raises(WorkerDied, match=r"signal 9 while converting .*c/4\.txt"):
+        convert(lines, tmp_path / "out", workers=2)
+    assert os.listdir(tmp_path / "out") == []
+
+
+def test_a_mistake_in_a_converter_is_told_with_its_traceback(lines: Path, tmp_path: Path) -> None:
+    (lines / "c" / "4.txt").write_text("bug")
+    with pytest.raises(KeyError):
+        convert(lines, tmp_path / "here", workers=0)
+    with pytest.raises(WorkerDied, match="KeyError: 'a mistake in the converter'"):
+        convert(lines, tmp_path / "there", workers=1)
+
+
+def test_a_failure_to_publish_takes_the_shards_back(
+    lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(driver, "publish", refuse)
+    with pytest.raises(OSError, match="No space left"):
+        convert(lines, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_that_holds_data_is_refused_and_left_alone(lines: Path, tmp_path: Path) -> None:
+    convert(lines, tmp_path / "out")
+    before = contents(tmp_path / "out")
+    with pytest.raises(DatasetExists):
+        convert(lines, tmp_path / "out")
+    assert contents(tmp_path / "out") == before
+    with pytest.raises(DatasetExists):
+        convert(lines, lines / "top.txt")
+
+
+def test_what_a_killed_conversion_left_is_tidied_up(lines: Path, tmp_path: Path) -> None:
+    write(tmp_path / "out" / ".conversion", {"000000-000.shard": "half"})
+    convert(lines, tmp_path / "out")
+    assert len(texts(tmp_path / "out")) == 7
+    assert not (tmp_path / "out" / ".conversion").exists()
+
+
+def test_a_conversion_that_is_running_is_not_disturbed(lines: Path, tmp_path: Path) -> None:
+    write(tmp_path / "out" / ".conversion", {"000000-000.shard": "half"})
+    fd = os.open(tmp_path / "out" / ".conversion", os.O_RDONLY)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        with pytest.raises(DatasetConflict, match="another conversion"):
+            convert(lines, tmp_path / "out")
+    finally:
+        os.close(fd)
+    assert (tmp_path / "out" / ".conversion" / "000000-000.shard").exists()
+
+
+@pytest.mark.parametrize(
+    ("made", "reason"), [("", "there is no such file"), ("src/below", "holds no file to convert")]
+)
+def test_a_missing_source_or_an_empty_folder_is_refused_before_anything_is_made(
+    lines: Path, tmp_path: Path, made: str, reason: str
+) -> None:
+    (tmp_path / made).mkdir(parents=True, exist_ok=True)
+    with pytest.raises(InvalidArgument, match=reason):
+        convert(tmp_path / "src", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_unknown_kinds_and_options_name_what_there_is(lines: Path, tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgument, match="'films': there is no such .* lines, videos"):
+        shardio.convert(lines, tmp_path / "out", kind="films")
+    with pytest.raises(InvalidArgument, match="speed: not an option .* has repeat"):
+        convert(lines, tmp_path / "out", speed=3)
+
+
+@pytest.mark.parametrize(
+    "option", [{"workers": -1}, {"on_error": "raise"}, {"shard_bytes": 0}, {"schema": NUMBERS}]
+)
+def test_options_of_the_driver_are_checked(
+    lines: Path, tmp_path: Path, option: dict[str, Any]
+) -> None:
+    with pytest.raises(InvalidArgument, match=next(iter(option))):
+        convert(lines, tmp_path / "out", **option)
+
+
+def test_progress_starts_with_the_totals_and_counts_every_input(
+    lines: Path, tmp_path: Path
+) -> None:
+    (lines / "b" / "3.txt").write_text("!")
+    told: list[Progress] = []
+    report = convert(lines, tmp_path / "out", progress=told.append, workers=2)
+    n_bytes = sum(source.n_bytes for source in report.inputs)
+    assert told[0] == Progress(0, 7, 0, n_bytes, 0, 0)
+    assert [step.n_inputs_done for step in told] == list(range(8))
+    last = told[-1]
+    assert (last.n_bytes_done, last.n_samples, last.n_broken) == (n_bytes, 6, 1)
+    assert {step.name for step in told[1:]} == {source.name for source in report.inputs}
+
+
+def test_a_pipe_is_listed_and_not_opened(lines: Path, tmp_path: Path) -> None:
+    os.mkfifo(lines / "pipe.txt")
+    report = convert(lines, tmp_path / "out")
+    (pipe,) = (source for source in report.inputs if source.name == "pipe.txt")
+    assert (pipe.outcome, pipe.reason) == ("not_video", "not a regular file")
+
+
+def test_a_single_file_is_a_source_without_classes(lines: Path, tmp_path: Path) -> None:
+    report = convert(lines / "c" / "4.txt", tmp_path / "out")
+    dataset = shardio.open(tmp_path / "out")
+    assert [source.name for source in report.inputs] == ["4.txt"]
+    assert (dataset.classes, int(dataset[0]["label"])) == ((), -1)
+
+
+def test_classes_are_the_folders_that_hold_files_or_nothing(tmp_path: Path) -> None:
+    write(tmp_path, {"train/cat/1": "", "train/dog/2": "", "3": ""})
+    (tmp_path / "train" / "empty").mkdir()
+    listing = list_inputs(str(tmp_path))
+    assert listing.classes == ("train/cat", "train/dog", "train/empty")
+    assert [(source.name, source.label) for source in listing.inputs] == [
+        ("3", -1),
+        ("train/cat/1", 0),
+        ("train/dog/2", 1),
+    ]
+
+
+def test_linked_folders_are_followed_but_not_in_a_circle(tmp_path: Path) -> None:
+    write(tmp_path / "real", {"1": "x"})
+    (tmp_path / "root").mkdir()
+    (tmp_path / "root" / "linked").symlink_to(tmp_path / "real")
+    (tmp_path / "real" / "circle").symlink_to(tmp_path / "root")
+    assert [source.name for source in list_inputs(str(tmp_path / "root")).inputs] == ["linked/1"]
+
+
+def test_names_that_are_no_utf_8_are_written_as_escapes(lines: Path, tmp_path: Path) -> None:
+    with open(os.fsencode(lines) + b"/a/\xff.txt", "wb") as file:
+        file.write(b"odd")
+    report = convert(lines, tmp_path / "out")
+    assert outcomes(report)["a/\\xff.txt"] == "converted"
+
+
+@given(st.lists(st.integers(0, 3 << 20), min_size=1, max_size=120))
+def test_units_cover_the_inputs_in_order_and_end_as_soon_as_they_are_full(sizes: list[int]) -> None:
+    inputs = [Input(f"{n:03d}", "", size, -1) for n, size in enumerate(sizes)]
+    units = cut(inputs)
+    assert [source for part in units for source in part.inputs] == inputs
+    assert [part.number for part in units] == list(range(len(units)))
+    assert [part.first for part in units] == [inputs.index(part.inputs[0]) for part in units]
+    full = min(max(sum(sizes) // N_UNITS, MIN_UNIT_BYTES), MAX_UNIT_BYTES)
+    for part in units[:-1]:
+        part_sizes = [source.n_bytes for source in part.inputs]
+        assert sum(part_sizes) >= full > sum(part_sizes[:-1])
+
+
+def test_our_own_converter_is_found_in_a_checkout_that_is_not_installed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    converters = Path(__file__).resolve().parents[1] / "converters"
+    monkeypatch.setattr(sys, "path", [p for p in sys.path if Path(p).resolve() != converters])
+    for name in [name for name in sys.modules if name.startswith("shardio_converters")]:
+        monkeypatch.delitem(sys.modules, name)
+    from shardio.conversion.source import make_source
+
+    source = make_source("videos", {"frames": 8})
+    assert options_of(source) == {"frames": 8, "stride": 1, "step": 8, "size": 112, "store": "raw"}
+
+
+def test_samples_of_an_iterable_are_written_with_the_schema_of_the_first(tmp_path: Path) -> None:
+    samples = (
+        {
+            "image": np.full((4, 4), n, ">f4"),
+            "n": n,
+            "share": n / 2,
+            "flag": n > 1,
+            "text": f"{n}",
+            "raw": bytes([n]),
+            "extra": {"n": [n]},
+        }
+        for n in range(3)
+    )
+    report = shardio.convert(samples, tmp_path / "out")
+    dataset = shardio.open(tmp_path / "out")
+    assert report.n_samples == len(dataset) == 3
+    assert dataset.schema["image"] == Array("float32", (4, 4))
+    last = dataset[2]
+    assert last["image"].tolist() == [[2.0] * 4] * 4
+    assert (int(last["n"]), float(last["share"]), bool(last["flag"])) == (2, 1.0, True)
+    assert (last["text"], bytes(last["raw"]), last["extra"]) == ("2", b"\x02", {"n": [2]})
+
+
+def test_an_iterable_with_a_schema_may_be_empty_and_without_one_may_not(tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgument, match="no sample to take the schema from"):
+        shardio.convert([], tmp_path / "out")
+    assert shardio.convert([], tmp_path / "out", schema=NUMBERS).n_samples == 0
+
+
+def test_an_iterable_takes_no_options_of_converters(tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgument, match="frames: not for samples from an iterable"):
+        shardio.convert([{"n": 1}], tmp_path / "out", frames=3)
+
+
+def test_a_value_that_no_field_fits_is_named(tmp_path: Path) -> None:
+    with pytest.raises(SchemaError, match="'n'"):
+        shardio.convert([{"n": object()}], tmp_path / "out")

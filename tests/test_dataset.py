@@ -1,0 +1,462 @@
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shardio.dataset import DatasetWriter, ShardDataset, open_dataset
+from shardio.errors import (
+    ChecksumMismatch,
+    DatasetConflict,
+    DatasetCorrupt,
+    DatasetExists,
+    DatasetNotFound,
+    InvalidArgument,
+    LoaderClosed,
+    SchemaError,
+    ShardCorrupt,
+    ShardNotFound,
+)
+from shardio.format.schema import Array, Schema, Text
+from shardio.manifest import load, publish
+from tests.loading import write_dataset
+from tests.shards import as_read, every_field_sample, same_sample, write_shard
+
+N_SAMPLES = 40
+LABELS = Schema({"label": Array("int64"), "note": Text()})
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _quick_disk() -> Iterator[None]:
+    """Hundreds of shards are written here, and none has to survive a power cut."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda fd: None)
+        yield
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[int, str]:
+    root = tmp_path_factory.mktemp("datasets")
+    return {
+        1: write_dataset(root / "1", N_SAMPLES, 1),
+        3: write_dataset(root / "3", N_SAMPLES, 3),
+        400: write_dataset(root / "400", 500, 400, LABELS),
+    }
+
+
+@pytest.fixture
+def three(folders: dict[int, str], tmp_path: Path) -> Path:
+    """A copy, to be damaged: 40 samples in 3 shards, of which the second begins at 13."""
+    return Path(shutil.copytree(folders[3], tmp_path / "three"))
+
+
+def labels(n: int) -> Iterator[dict[str, Any]]:
+    return ({"label": i, "note": f"note {i}"} for i in range(n))
+
+
+def maps_of(folder: Path | str) -> int:
+    """How many memory maps this process has of files in a folder."""
+    with open("/proc/self/maps") as maps:
+        return sum(os.fspath(folder) in line for line in maps)
+
+
+def flip(path: str, offset: int) -> None:
+    with open(path, "r+b") as file:
+        file.seek(offset)
+        byte = file.read(1)
+        file.seek(offset)
+        file.write(bytes([byte[0] ^ 1]))
+
+
+# Samples by number.
+
+
+@pytest.mark.parametrize("n_shards", [1, 3])
+def test_every_sample_is_read_as_it_was_written(folders: dict[int, str], n_shards: int) -> None:
+    with ShardDataset(folders[n_shards]) as dataset:
+        assert len(dataset) == N_SAMPLES
+        for i in range(N_SAMPLES):
+            assert same_sample(dataset[i], as_read(every_field_sample(i)))
+
+
+def test_400_shards_are_one_sequence(folders: dict[int, str]) -> None:
+    with ShardDataset(folders[400]) as dataset:
+        assert len(dataset.shards) == 400
+        assert [int(sample["label"]) for sample in dataset] == list(range(500))
+        assert [int(dataset[i]["label"]) for i in range(500)] == list(range(500))
+
+
+def test_iterating_gives_the_samples_in_order(folders: dict[int, str]) -> None:
+    with ShardDataset(folders[3]) as dataset:
+        assert [int(sample["label"]) for sample in dataset] == list(range(N_SAMPLES))
+
+
+def test_samples_count_from_the_end_too(folders: dict[int, str]) -> None:
+    with ShardDataset(folders[3]) as dataset:
+        assert int(dataset[-1]["label"]) == N_SAMPLES - 1
+        assert int(dataset[-N_SAMPLES]["label"]) == 0
+
+
+@pytest.mark.parametrize(
+    "part", [slice(None), slice(10, 30), slice(30, 10, -7), slice(-5, None), slice(50, 60)], ids=str
+)
+def test_a_slice_is_a_list_of_samples(folders: dict[int, str], part: slice) -> None:
+    with ShardDataset(folders[3]) as dataset:
+        found = [int(sample["label"]) for sample in dataset[part]]
+    assert found == list(range(N_SAMPLES))[part]
+
+
+@pytest.mark.parametrize("index", [N_SAMPLES, -N_SAMPLES - 1, 1 << 70])
+def test_a_number_out_of_range_is_an_index_error_that_names_the_dataset(
+    folders: dict[int, str], index: int
+) -> None:
+    with ShardDataset(folders[3]) as dataset, pytest.raises(IndexError, match=folders[3]):
+        dataset[index]
+
+
+@pytest.mark.parametrize("index", [np.int64(7), np.uint8(7), np.array(7)], ids=repr)
+def test_numpy_integers_are_numbers(folders: dict[int, str], index: Any) -> None:
+    with ShardDataset(folders[3]) as dataset:
+        assert int(dataset[index]["label"]) == 7
+
+
+@pytest.mark.parametrize("index", [1.5, 1.0, "3", None, (1, 2)], ids=repr)
+def test_what_is_no_integer_is_no_number_of_a_sample(folders: dict[int, str], index: Any) -> None:
+    with ShardDataset(folders[3]) as dataset, pytest.raises(TypeError):
+        dataset[index]
+
+
+def test_rows_are_located_in_their_shards_past_empty_ones(tmp_path: Path) -> None:
+    with ShardDataset(write_dataset(tmp_path / "d", 3, 7, LABELS)) as dataset:
+        starts = dataset.starts.tolist()
+        assert starts == [0, 0, 0, 1, 1, 2, 2, 3]
+        assert dataset.locate(np.arange(3)).tolist() == [2, 4, 6]
+        assert [int(sample["label"]) for sample in dataset] == [0, 1, 2]
+        assert [int(dataset[i]["label"]) for i in range(3)] == [0, 1, 2]
+
+
+def test_a_dataset_tells_what_its_generation_says(tmp_path: Path) -> None:
+    with DatasetWriter(tmp_path, LABELS, classes=["cat", "dog"]) as writer:
+        writer.append({"label": 1, "note": ""})
+    with open_dataset(tmp_path) as dataset:
+        assert dataset.schema == LABELS
+        assert dataset.classes == ("cat", "dog")
+        assert (dataset.generation, len(dataset.lineage)) == (1, 16)
+        assert [shard.n_samples for shard in dataset.shards] == [1]
+        assert dataset.shards[0].n_bytes == (tmp_path / dataset.shards[0].name).stat().st_size
+        assert "shardio" in dataset.versions
+        assert repr(dataset) == (
+            f"ShardDataset({str(tmp_path)!r}: 1 samples in 1 shards, generation 1)"
+        )
+
+
+def test_an_unknown_verification_is_refused(folders: dict[int, str]) -> None:
+    wrong: Any = "sometimes"
+    with pytest.raises(InvalidArgument, match="off, first, always; found 'sometimes'"):
+        ShardDataset(folders[1], verify=wrong)
+
+
+# Shards that are not what the generation says. A shard is opened when it is needed.
+
+
+def other_samples_survive(dataset: ShardDataset) -> bool:
+    return int(dataset[0]["label"]) == 0 and int(dataset[39]["label"]) == 39
+
+
+def test_a_missing_shard_is_named_and_the_others_are_read(three: Path) -> None:
+    (three / "000001-000.shard").unlink()
+    with ShardDataset(three) as dataset:
+        with pytest.raises(ShardNotFound, match=r"000001-000\.shard"):
+            dataset[20]
+        assert other_samples_survive(dataset)
+
+
+@pytest.mark.parametrize("n_bytes", [1, 4096, 100_000])
+def test_a_truncated_shard_is_corrupt_and_the_others_are_read(three: Path, n_bytes: int) -> None:
+    path = three / "000001-000.shard"
+    os.truncate(path, path.stat().st_size - n_bytes)
+    with ShardDataset(three) as dataset:
+        with pytest.raises(ShardCorrupt, match=r"000001-000\.shard"):
+            dataset[20]
+        assert other_samples_survive(dataset)
+
+
+def test_another_shard_with_as_many_samples_is_no_substitute(three: Path) -> None:
+    path = three / "000001-000.shard"
+    path.unlink()
+    write_shard(path, 13)  # the first samples, once more
+    with ShardDataset(three) as dataset:
+        with pytest.raises(DatasetCorrupt, match=r"000001-000\.shard: not the shard that"):
+            dataset[20]
+        assert other_samples_survive(dataset)
+
+
+def test_a_shard_of_another_schema_is_no_part_of_the_dataset(tmp_path: Path) -> None:
+    folder = Path(write_dataset(tmp_path / "d", 2, 1, LABELS))
+    shards = load(folder).shards
+    shutil.rmtree(folder / "generations")
+    publish(folder, schema=Schema({"label": Array("int64"), "other": Text()}), shards=shards)
+    with ShardDataset(folder) as dataset, pytest.raises(DatasetCorrupt, match="schema"):
+        dataset[0]
+
+
+def test_swapped_shards_of_the_same_size_are_noticed(tmp_path: Path) -> None:
+    folder = Path(write_dataset(tmp_path / "d", 4, 2, LABELS))
+    first, second = folder / "000000-000.shard", folder / "000001-000.shard"
+    assert first.stat().st_size == second.stat().st_size
+    os.rename(first, folder / "x")
+    os.rename(second, first)
+    os.rename(folder / "x", second)
+    with ShardDataset(folder) as dataset:
+        for i in (0, 3):
+            with pytest.raises(DatasetCorrupt, match="not the shard"):
+                dataset[i]
+
+
+def test_a_folder_without_a_dataset_is_not_found(tmp_path: Path) -> None:
+    with pytest.raises(DatasetNotFound):
+        ShardDataset(tmp_path)
+
+
+# Checks, and the marks of what is checked.
+
+
+def place_of(dataset: ShardDataset, row: int, name: str) -> tuple[str, int]:
+    """File and offset of a sample's column."""
+    shard = int(dataset.locate(np.array([row]))[0])
+    reader = dataset.reader(shard)
+    section = reader.column_section(name)
+    return reader.path, section.offset + (row - int(dataset.starts[shard])) * section.stride
+
+
+def test_verify_off_delivers_damage_and_first_and_always_name_it(three: Path) -> None:
+    with ShardDataset(three, verify="off") as dataset:
+        path, offset = place_of(dataset, 20, "frames")
+        intact = dataset[20]["frames"].copy()
+        flip(path, offset)
+        assert (dataset[20]["frames"] != intact).sum() == 1
+    for verify in ("first", "always"):
+        with ShardDataset(three, verify=verify) as dataset:
+            with pytest.raises(ChecksumMismatch) as caught:
+                dataset[20]
+            error = caught.value
+            assert (error.path, error.field, error.sample, error.offset) == (
+                path,
+                "frames",
+                20 - int(dataset.starts[1]),
+                offset,
+            )
+            assert other_samples_survive(dataset)
+
+
+def test_first_checks_a_sample_once_and_always_each_time(three: Path) -> None:
+    with ShardDataset(three) as first, ShardDataset(three, verify="always") as always:
+        path, offset = place_of(first, 20, "frames")
+        intact = first[20]["frames"].copy()
+        assert np.array_equal(always[20]["frames"], intact)
+        flip(path, offset)
+        assert (first[20]["frames"] != intact).sum() == 1
+        with pytest.raises(ChecksumMismatch):
+            always[20]
+
+
+def test_datasets_that_share_marks_share_what_is_checked(three: Path) -> None:
+    with ShardDataset(three) as one, ShardDataset(three) as other, ShardDataset(three) as alone:
+        marks = np.zeros(one.n_marks, np.uint8)
+        one.share_marks(marks)
+        other.share_marks(marks)
+        assert not marks.any()
+        one[20]
+        assert marks.any()
+        assert not marks.all()
+        flip(*place_of(one, 20, "frames"))
+        other[20]
+        with pytest.raises(ChecksumMismatch):
+            alone[20]
+
+
+def test_every_unit_of_every_shard_has_a_mark_of_its_own(three: Path) -> None:
+    with ShardDataset(three) as dataset:
+        marks = np.zeros(dataset.n_marks, np.uint8)
+        dataset.share_marks(marks)
+        per_shard = [dataset.reader(i).units.n_marks for i in range(3)]
+        assert dataset.n_marks == sum(per_shard)
+        for sample in dataset.reader(1):
+            assert sample
+        ends = np.cumsum(per_shard)
+        assert not marks[: ends[0]].any()
+        assert marks[ends[0] : ends[1]].all()
+        assert not marks[ends[1] :].any()
+
+
+def test_all_marks_are_set_once_every_sample_was_read(three: Path) -> None:
+    with ShardDataset(three) as dataset:
+        marks = np.zeros(dataset.n_marks, np.uint8)
+        dataset.share_marks(marks)
+        for sample in dataset:
+            assert sample
+        assert marks.all()
+
+
+# The end of a dataset.
+
+
+def test_samples_outlive_the_dataset(folders: dict[int, str]) -> None:
+    with ShardDataset(folders[3]) as dataset:
+        sample = dataset[20]
+    assert same_sample(sample, as_read(every_field_sample(20)))
+
+
+def test_a_closed_dataset_says_so_whatever_is_asked_of_it(folders: dict[int, str]) -> None:
+    dataset = ShardDataset(folders[3])
+    dataset.gather("frames")
+    dataset[0]
+    dataset.close()
+    dataset.close()
+    for use in (
+        lambda: dataset[0],
+        lambda: dataset[0:2],
+        lambda: next(iter(dataset)),
+        lambda: dataset.reader(0),
+        lambda: dataset.gather("frames"),
+        lambda: dataset.gather("label"),
+    ):
+        with pytest.raises(LoaderClosed, match="closed"):
+            use()
+    assert len(dataset) == N_SAMPLES
+
+
+def test_closing_unmaps_every_file(folders: dict[int, str]) -> None:
+    assert maps_of(folders[3]) == 0
+    dataset = ShardDataset(folders[3])
+    assert maps_of(folders[3]) == 0
+    dataset[0]
+    assert maps_of(folders[3]) == 1
+    dataset.gather("frames")  # all shards, and from each of them the column and its hashes
+    assert maps_of(folders[3]) == 3 + 6
+    dataset.close()
+    assert maps_of(folders[3]) == 0
+
+
+def test_a_dataset_that_is_forgotten_unmaps_its_files(folders: dict[int, str]) -> None:
+    dataset = ShardDataset(folders[3])
+    dataset.gather("frames")
+    assert maps_of(folders[3]) > 0
+    del dataset
+    assert maps_of(folders[3]) == 0
+
+
+def test_a_map_stays_as_long_as_a_sample_over_it(folders: dict[int, str]) -> None:
+    with ShardDataset(folders[3]) as dataset:
+        frames = dataset[20]["frames"]
+    assert maps_of(folders[3]) == 1
+    assert np.array_equal(frames, every_field_sample(20)["frames"])
+    del frames
+    assert maps_of(folders[3]) == 0
+
+
+# The writer.
+
+
+def test_a_writer_cuts_shards_where_they_have_reached_their_size(tmp_path: Path) -> None:
+    schema = Schema({"x": Array("uint8", (100,))})  # 128 bytes with its padding
+    with DatasetWriter(tmp_path, schema, shard_bytes=1000) as writer:
+        for i in range(20):
+            writer.append({"x": np.full(100, i, np.uint8)})
+    with ShardDataset(tmp_path) as dataset:
+        assert [shard.n_samples for shard in dataset.shards] == [8, 8, 4]
+        assert [shard.name for shard in dataset.shards] == [
+            "000000-000.shard",
+            "000000-001.shard",
+            "000000-002.shard",
+        ]
+        assert [int(sample["x"][0]) for sample in dataset] == list(range(20))
+
+
+def test_the_same_samples_give_the_same_files(tmp_path: Path) -> None:
+    trees = []
+    for name in ("a", "b"):
+        with DatasetWriter(tmp_path / name, LABELS, shard_bytes=200) as writer:
+            for sample in labels(50):
+                writer.append(sample)
+        files = sorted(path for path in (tmp_path / name).rglob("*") if path.is_file())
+        trees.append([(path.name, path.read_bytes()) for path in files])
+    assert trees[0] == trees[1]
+
+
+def test_a_dataset_without_samples_has_its_schema(tmp_path: Path) -> None:
+    DatasetWriter(tmp_path / "d", LABELS).close()
+    with ShardDataset(tmp_path / "d") as dataset:
+        assert len(dataset) == 0
+        assert list(dataset) == []
+        assert dataset.schema == dataset.reader(0).schema == LABELS
+        dataset.gather("label").gather(np.arange(0), np.arange(0), np.empty((0, 8), np.uint8))
+
+
+def test_nothing_is_published_before_close(tmp_path: Path) -> None:
+    writer = DatasetWriter(tmp_path / "d", LABELS, shard_bytes=1)
+    writer.append({"label": 1, "note": "x"})
+    with pytest.raises(DatasetNotFound, match="never finished"):
+        ShardDataset(tmp_path / "d")
+    assert writer.close().n_samples == 1
+    assert len(ShardDataset(tmp_path / "d")) == 1
+
+
+def test_leaving_a_writer_by_an_exception_removes_what_it_wrote(tmp_path: Path) -> None:
+    with (
+        pytest.raises(KeyError, match="mine"),
+        DatasetWriter(tmp_path, LABELS, shard_bytes=20) as writer,
+    ):
+        for sample in labels(10):
+            writer.append(sample)
+        assert list(tmp_path.iterdir()) != []
+        raise KeyError("mine")
+    assert list(tmp_path.iterdir()) == []
+    writer.abort()
+
+
+def test_a_sample_that_does_not_fit_is_refused_and_the_writer_goes_on(tmp_path: Path) -> None:
+    with DatasetWriter(tmp_path, LABELS) as writer:
+        writer.append({"label": 0, "note": ""})
+        with pytest.raises(SchemaError, match="label"):
+            writer.append({"label": "zero", "note": ""})
+        writer.append({"label": 1, "note": ""})
+    with ShardDataset(tmp_path) as dataset:
+        assert [int(sample["label"]) for sample in dataset] == [0, 1]
+
+
+def test_a_closed_writer_says_so(tmp_path: Path) -> None:
+    writer = DatasetWriter(tmp_path, LABELS)
+    writer.close()
+    writer.abort()
+    with pytest.raises(LoaderClosed):
+        writer.append({"label": 0, "note": ""})
+    with pytest.raises(LoaderClosed):
+        writer.close()
+    assert len(ShardDataset(tmp_path)) == 0
+
+
+def test_a_writer_takes_no_folder_that_holds_anything(tmp_path: Path) -> None:
+    (tmp_path / "x").touch()
+    with pytest.raises(DatasetExists):
+        DatasetWriter(tmp_path, LABELS)
+    assert [path.name for path in tmp_path.iterdir()] == ["x"]
+
+
+def test_shard_bytes_of_nothing_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgument, match="shard_bytes"):
+        DatasetWriter(tmp_path / "d", LABELS, shard_bytes=0)
+    assert not (tmp_path / "d").exists()
+
+
+def test_a_conflict_is_a_file_exists_error_as_callers_know_it(tmp_path: Path) -> None:
+    writers = [DatasetWriter(tmp_path, LABELS) for _ in range(2)]
+    writers[0].close()
+    with pytest.raises(FileExistsError) as caught:
+        writers[1].close()
+    assert isinstance(caught.value, DatasetConflict)

@@ -1,0 +1,208 @@
+"""What the pages show works: every block of Python and shell is run, or says why it is not.
+
+A page's blocks run in order in one folder of their own, which holds `videos/`, and `out/`, the
+dataset made of them, unless the page makes it itself. Python is run as a script on standard input.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+import shardio
+from shardio import errors
+from shardio_tools import cli, sample_clips
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+LANGUAGES = {"python": [sys.executable, "-"], "sh": ["bash", "-euo", "pipefail", "-s"]}
+MAKES_DATASET = "shardio convert videos/ out/\n"
+
+# Blocks that are not run: their page, how they begin, and why.
+NOT_RUN = {
+    ("README.md", "tools/demo"): "sets up an environment, and runs this very suite",
+}
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block of a page."""
+
+    language: str
+    code: str
+    line: int
+
+
+def blocks(page: Path) -> Iterator[Block]:
+    text = page.read_text("utf-8")
+    for found in re.finditer(r"^```(\w*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
+        yield Block(found[1], found[2], text.count("\n", 0, found.start()) + 2)
+
+
+def reason_not_to_run(page: Path, block: Block) -> str | None:
+    for (name, beginning), reason in NOT_RUN.items():
+        if page.relative_to(ROOT).as_posix() == name and block.code.startswith(beginning):
+            return reason
+    return None
+
+
+def runnable(page: Path) -> list[Block]:
+    found = [block for block in blocks(page) if block.language in LANGUAGES]
+    return [block for block in found if not reason_not_to_run(page, block)]
+
+
+def cases() -> Iterator[object]:
+    for page in PAGES:
+        if found := runnable(page):
+            needs_device = any("ShardLoader" in block.code for block in found)
+            marks = [pytest.mark.cpu_device] if needs_device else []
+            yield pytest.param(page, id=page.relative_to(ROOT).as_posix(), marks=marks)
+
+
+@pytest.fixture(scope="module")
+def videos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("source") / "videos"
+    sample_clips.write_clips(folder, n_clips=1)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def dataset(videos: Path) -> Path:
+    out = videos.parent / "out"
+    shardio.convert(videos, out, workers=0)
+    return out
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The environment of someone who installed shardio: `shardio` and `python` are on PATH."""
+    programs = tmp_path_factory.mktemp("bin")
+    for name, arguments in (("shardio", "-m shardio "), ("python", "")):
+        (programs / name).write_text(f'#!/bin/sh\nexec "{sys.executable}" {arguments}"$@"\n')
+        (programs / name).chmod(0o755)
+    places = [str(ROOT), str(ROOT / "converters"), str(ROOT / "tools")]
+    return {
+        **os.environ,
+        "PATH": os.pathsep.join([str(programs), os.environ["PATH"]]),
+        "PYTHONPATH": os.pathsep.join(places),
+        "PYTHONWARNINGS": "error",
+    }
+
+
+@pytest.mark.parametrize("page", list(cases()))
+def test_every_block_of_a_page_runs(
+    page: Path, videos: Path, dataset: Path, environment: dict[str, str], tmp_path: Path
+) -> None:
+    shutil.copytree(videos, tmp_path / "videos")
+    found = runnable(page)
+    if not any(MAKES_DATASET in block.code for block in found):
+        shutil.copytree(dataset, tmp_path / "out")
+    for block in found:
+        done = subprocess.run(
+            LANGUAGES[block.language],
+            input=block.code,
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        said = f"{page.relative_to(ROOT)}:{block.line}\n{done.stdout}\n{done.stderr}"
+        assert done.returncode == 0, said
+        assert block.language != "python" or done.stderr == "", said
+
+
+@pytest.mark.parametrize(("name", "beginning"), sorted(NOT_RUN))
+def test_what_is_not_run_is_still_there(name: str, beginning: str) -> None:
+    page = ROOT / name
+    assert any(block.code.startswith(beginning) for block in blocks(page))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_a_block_says_in_which_language_it_is(page: Path) -> None:
+    known = {*LANGUAGES, "text", "json", "toml", ""}  # the last ones are only shown
+    assert {block.language for block in blocks(page)} <= known
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_a_link_within_the_project_leads_somewhere(page: Path) -> None:
+    links = re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text("utf-8"))
+    inside = [link for link in links if "://" not in link]
+    assert [link for link in inside if not (page.parent / link).exists()] == []
+
+
+def test_the_tree_of_errors_is_the_one_drawn_in_the_code() -> None:
+    page = ROOT / "docs" / "reference" / "errors.md"
+    (drawn,) = [block.code for block in blocks(page) if block.language == "text"]
+    in_code = re.findall(r"^    (\S.*|[├│└].*)$", errors.__doc__ or "", re.MULTILINE)
+    assert drawn.splitlines() == in_code
+
+
+def _parents_drawn(drawn: list[str]) -> dict[str, str]:
+    """Read a drawn tree: each name and the name it hangs from."""
+    above: list[str] = []
+    parents = {}
+    for line in drawn:
+        depth = len(re.match(r"[ │├└─]*", line)[0]) // 4  # type: ignore[index]
+        name = line.strip(" │├└─").split()[0]
+        above[depth:] = [name]
+        if depth:
+            parents[name] = above[depth - 1]
+    return parents
+
+
+def test_the_drawn_tree_of_errors_is_the_tree_of_classes() -> None:
+    drawn = re.findall(r"^    (\S.*)$", errors.__doc__ or "", re.MULTILINE)
+    parents = _parents_drawn(drawn)
+    assert {*parents, "ShardioError"} == set(errors.__all__)
+    for line in drawn[1:]:
+        name, *rest = line.strip(" │├└─").split()
+        kind = getattr(errors, name)
+        assert kind.__bases__[0].__name__ == parents[name]
+        builtins = [base.__name__ for base in kind.__bases__[1:]]
+        assert builtins == rest[: len(builtins)]
+
+
+def test_the_page_of_errors_gives_each_its_exit_code() -> None:
+    text = (ROOT / "docs" / "reference" / "errors.md").read_text("utf-8")
+    codes: dict[str, int] = {}
+    for row in re.findall(r"^\| (\d+) \|[^|]*\|(.*)\|$", text, re.MULTILINE):
+        codes |= dict.fromkeys(re.findall(r"`(\w+)`", row[1]), int(row[0]))
+    assert codes.pop("OSError") == cli.ENVIRONMENT
+    for name in set(errors.__all__) - {"ShardioError", "LoaderClosed"}:
+        kind = getattr(errors, name)
+        error = kind("x", code="x") if issubclass(kind, errors.ShardCorrupt) else kind("x")
+        given = next(codes[c.__name__] for c in kind.__mro__ if c.__name__ in codes)
+        assert cli.exit_code(error) == given, name
+
+
+def _documented(command: str) -> dict[str, str]:
+    """Read the table of a command's arguments."""
+    text = (ROOT / "docs" / "reference" / "cli.md").read_text("utf-8")
+    section = text.split(f"## shardio {command}\n")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| `(.*)` \| (.*) \|$", section, re.MULTILINE)
+    return {name.replace("\\|", "|"): explanation for name, explanation in rows}
+
+
+def _spelled(action: argparse.Action) -> str:
+    if not action.option_strings:
+        return str(action.metavar)
+    value = action.metavar or "|".join(action.choices or [action.dest.upper()])
+    return " ".join(action.option_strings) + (f" {value}" if action.nargs != 0 else "")
+
+
+@pytest.mark.parametrize("command", sorted(cli.COMMANDS))
+def test_the_page_of_the_command_line_names_every_argument(command: str) -> None:
+    parser = argparse.ArgumentParser()
+    cli.COMMANDS[command].add_arguments(parser)
+    expected = {_spelled(a): a.help for a in parser._actions if a.dest != "help"}
+    assert _documented(command) == expected

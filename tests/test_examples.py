@@ -1,0 +1,206 @@
+"""The examples do what they say: run as a user runs them, on small datasets."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from itertools import islice
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+import shardio
+from shardio import Array, Schema
+from shardio_tools import sample_clips
+
+ROOT = Path(__file__).resolve().parent.parent
+TRAIN_CLIPS = ROOT / "docs" / "examples" / "train_clips.py"
+LINE = re.compile(
+    r"epoch (\d+)  loss (\S+)  accuracy (\S+)%  (\S+) samples/s  waiting for data (\S+)%  \("
+)
+
+
+@pytest.fixture(scope="module")
+def clips(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Forty clips of 8 frames of 28 x 28 pixels in four classes, told apart by motion."""
+    root = tmp_path_factory.mktemp("clips")
+    for label, (name, motion) in enumerate(sample_clips.MOTIONS.items()):
+        (root / "videos" / name).mkdir(parents=True)
+        for i in range(2):
+            rng = np.random.default_rng([label, i])
+            pictures = islice(sample_clips.frames(motion, rng), 40)
+            sample_clips.write_clip(root / "videos" / name / f"{i}.mp4", pictures)
+    shardio.convert(root / "videos", root / "out", workers=0, frames=8, size=28)
+    return root / "out"
+
+
+@pytest.fixture(scope="module")
+def example() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("train_clips", TRAIN_CLIPS)
+    if spec is None or spec.loader is None:
+        pytest.fail(f"cannot load {TRAIN_CLIPS}")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def run(*arguments: object, **settings: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), **settings}
+    command = [sys.executable, str(TRAIN_CLIPS), *map(str, arguments)]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+
+def epochs(said: str) -> list[tuple[float, float]]:
+    """Read loss and accuracy in percent of each epoch from what the example printed."""
+    found = [LINE.match(line) for line in said.splitlines() if line.startswith("epoch")]
+    assert None not in found, said
+    return [(float(m[2]), float(m[3])) for m in found if m]
+
+
+def write(
+    path: Path, labels: list[int], classes: list[str], shape: tuple[int, ...] = (2, 8, 8, 3)
+) -> Path:
+    schema = Schema({"frames": Array("uint8", shape), "label": Array("int64")})
+    with shardio.DatasetWriter(path, schema, classes=classes) as writer:
+        for label in labels:
+            writer.append({"frames": np.full(shape, label % 256, np.uint8), "label": label})
+    return path
+
+
+@pytest.mark.cpu_device
+def test_training_on_sample_clips_learns_to_tell_the_motions_apart(clips: Path) -> None:
+    done = run(clips, "--epochs", 4, "--batch-size", 8, "--workers", 2)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0] == "40 clips, 4 classes (across, around, pulse, updown), CPU"
+    (first_loss, _), *_, (last_loss, last_accuracy) = epochs(done.stdout)
+    assert last_loss < 0.7 * first_loss
+    assert last_accuracy > 60  # a guess is right in 25 of 100 cases
+
+
+def test_two_tiny_steps_need_no_compiler(tmp_path: Path) -> None:
+    out = write(tmp_path / "out", [0, 1, 0, 1], ["a", "b"], (4, 8, 8, 3))
+    no_clang = {"PATH": str(tmp_path), "CC": str(tmp_path / "clang")}
+    done = run(out, "--tiny", "--workers", 0, XDG_CACHE_HOME=str(tmp_path), **no_clang)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[0].endswith(", PYTHON")
+    ((loss, accuracy),) = epochs(done.stdout)
+    assert np.isfinite(loss) and 0 <= accuracy <= 100
+    assert "for the first 2 steps" in done.stdout
+
+
+def test_a_dataset_that_does_not_exist_is_one_line(tmp_path: Path) -> None:
+    done = run(tmp_path / "no")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == f"{tmp_path / 'no'}: there is no such folder\n"
+
+
+@pytest.mark.parametrize(
+    ("labels", "classes", "words"),
+    [
+        ([], ["a", "b"], "holds no clip"),
+        ([0, -1, 1, -1], ["a", "b"], "has 2 clips of 4 without a class (label -1)"),
+        ([0, 0], ["a"], "has one class only"),
+    ],
+)
+def test_what_cannot_be_trained_on_is_one_line_that_says_why(
+    labels: list[int],
+    classes: list[str],
+    words: str,
+    example: ModuleType,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    out = write(tmp_path / "out", labels, classes)
+    assert example.main([str(out)]) == 1
+    said, complaint = capsys.readouterr()
+    assert said == "" and complaint.startswith(f"{out} {words}") and complaint.count("\n") == 1
+
+
+def test_a_dataset_of_something_else_is_refused(
+    example: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with shardio.DatasetWriter(tmp_path / "out", Schema({"x": Array("int64")})) as writer:
+        writer.append({"x": 1})
+    assert example.main([str(tmp_path / "out")]) == 1
+    assert "has no field frames or label" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("argument", ["--batch-size=0", "--epochs=0", "--steps=-1"])
+def test_counts_below_1_are_refused(
+    argument: str, example: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        example.main(["out", argument])
+    assert ended.value.code == 2
+    assert "must be at least 1" in capsys.readouterr().err
+
+
+class Loader:
+    """Stands for a ShardLoader: gives `n` batches of two clips."""
+
+    def __init__(self, n: int) -> None:
+        self.n = n
+
+    def __iter__(self) -> Any:
+        return ({"frames": np.zeros((2, 1)), "label": np.zeros(2)} for _ in range(self.n))
+
+
+class Result:
+    def __init__(self, *values: float) -> None:
+        self.values = list(values)
+
+    def tolist(self) -> list[float]:
+        return self.values
+
+
+@pytest.mark.parametrize(("n_steps", "n_taken"), [(None, 4), (3, 3), (9, 4)])
+def test_an_epoch_is_cut_to_the_steps_asked_for(
+    n_steps: int | None, n_taken: int, example: ModuleType
+) -> None:
+    calls: list[int] = []
+
+    def step(frames: Any, label: Any) -> Result:
+        calls.append(len(frames))
+        return Result(float(len(calls)), 0.5)
+
+    said = example.train_epoch(Loader(4), step, n_steps)
+    assert calls == [2] * n_taken
+    assert f"loss {sum(range(1, n_taken + 1)) / n_taken:.3f}  accuracy 50.0%" in said
+
+
+def test_the_time_in_next_is_counted_also_where_the_data_end(
+    example: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = iter(range(100))
+    monkeypatch.setattr(example.time, "perf_counter", lambda: next(clock))
+    waiting = example.Waiting([{}, {}])
+    assert len(list(waiting)) == 2
+    assert waiting.seconds == 3  # two batches and the end, a second each
+
+
+@pytest.mark.parametrize(
+    "shape", [(16, 112, 112, 3), (1, 8, 8, 3), (5, 30, 61, 1), (8, 256, 340, 3)]
+)
+def test_the_model_takes_clips_of_any_shape(
+    shape: tuple[int, ...], example: ModuleType, forward: Callable[[Any, Any], tuple[int, ...]]
+) -> None:
+    assert forward(example.ClipNet(shape, 3, width=4), (2, *shape)) == (2, 3)
+
+
+@pytest.fixture
+def forward() -> Callable[[Any, Any], tuple[int, ...]]:
+    """From a model and an input's shape to the output's, without computing anything."""
+    from tinygrad.tensor import Tensor
+
+    def shape_of(net: Any, shape: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(net(Tensor.empty(*shape, dtype="uint8")).shape)
+
+    return shape_of

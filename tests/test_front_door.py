@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import shardio
+from shardio import errors
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def _run(code: str) -> subprocess.CompletedProcess[str]:
+    """Run code in a fresh interpreter that finds only the checkout's shardio."""
+    before = f"import sys; sys.path.insert(0, {str(ROOT)!r})\n"
+    command = [sys.executable, "-c", before + code]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("name", shardio.__all__)
+def test_a_public_name_leads_to_something(name: str) -> None:
+    assert getattr(shardio, name) is not None
+
+
+@pytest.mark.parametrize("name", sorted(errors.__all__))
+def test_every_error_is_at_the_front_door(name: str) -> None:
+    assert getattr(shardio, name) is getattr(errors, name)
+
+
+def test_the_public_names_are_sorted() -> None:
+    assert shardio.__all__ == sorted(shardio.__all__)
+
+
+def test_there_are_at_most_forty_public_names() -> None:
+    assert len(set(shardio.__all__)) == len(shardio.__all__) <= 40
+
+
+def test_the_type_checker_sees_each_name_at_the_home_where_it_is_found() -> None:
+    tree = ast.parse((ROOT / "shardio" / "__init__.py").read_text())
+    block = next(n for n in tree.body if isinstance(n, ast.If) and "TYPE" in ast.unparse(n.test))
+    seen = {
+        alias.asname or alias.name: (statement.module, alias.name)
+        for statement in block.body
+        if isinstance(statement, ast.ImportFrom)
+        for alias in statement.names
+    }
+    found = {
+        name: (
+            shardio._HOMES.get(name, "shardio.errors"),
+            shardio._NAMES_AT_HOME.get(name, name),
+        )
+        for name in shardio.__all__
+        if name != "__version__"
+    }
+    assert seen == found
+
+
+def test_dir_lists_names_that_are_not_loaded_yet() -> None:
+    assert set(shardio.__all__) <= set(dir(shardio))
+
+
+def test_an_unknown_name_is_an_attribute_error_that_says_it() -> None:
+    with pytest.raises(AttributeError, match="'shardio' has no attribute 'Lodaer'"):
+        getattr(shardio, "Lodaer")  # noqa: B009 - a checker would refuse the plain spelling
+
+
+def test_a_name_of_errors_that_is_not_public_is_not_at_the_front_door() -> None:
+    assert hasattr(errors, "_rebuild")
+    assert not hasattr(shardio, "_rebuild")
+
+
+@pytest.mark.parametrize("package", ["av", "multiprocessing", "numpy", "tinygrad"])
+def test_importing_shardio_does_not_load(package: str) -> None:
+    done = _run(f"import shardio, sys; sys.exit({package!r} in sys.modules)")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_windows_is_refused_with_one_clear_line() -> None:
+    done = _run("sys.platform = 'win32'\nimport shardio")
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == (
+        "shardio.errors.EnvironmentUnsuitable: "
+        "shardio needs Linux or macOS; on Windows, run it inside WSL 2"
+    )

@@ -1,0 +1,353 @@
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shardio.dataset import ShardDataset
+from shardio.errors import ChecksumMismatch
+from shardio.format.schema import Array, Schema
+from shardio.units import Verify
+from tests.loading import write_dataset
+
+# Rows of 2 KiB and more have a hash each; smaller ones share a hash per run of up to 64 KiB.
+COLUMNS = Schema(
+    {
+        "tiny": Array("bool", (3,)),
+        "label": Array("int64"),
+        "bits": Array("bfloat16", (3,)),
+        "vector": Array("float32", (25,)),  # 100 bytes, 128 with its padding: runs of 512 rows
+        "line": Array("uint8", (8, 8)),
+        "long": Array("uint8", (2047,)),  # runs of 32 rows
+        "row": Array("uint8", (2048,)),
+        "odd": Array("uint8", (2100,)),  # a hash per row, and padding
+        "image": Array("uint16", (20, 64)),
+    }
+)
+NAMES = list(COLUMNS)
+HASHED_BY_ROW = ["row", "odd", "image"]
+IN_RUNS = ["label", "vector", "long"]
+N_SAMPLES = 1300
+
+
+def make_columns(n: int) -> dict[str, npt.NDArray[Any]]:
+    rng = np.random.default_rng(n)
+    found = {}
+    for name, field in COLUMNS.columns.items():
+        raw = rng.integers(0, 256, (n, field.row_bytes or 0), np.uint8)
+        raw = raw & 1 if field.dtype == "bool" else raw & 0x3F  # no NaN, which equals nothing
+        found[name] = raw.view(field.numpy).reshape(n, *(d or 0 for d in field.shape))
+    return found
+
+
+VALUES = make_columns(N_SAMPLES)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _quick_disk() -> Iterator[None]:
+    """Hundreds of shards are written here, and none has to survive a power cut."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda fd: None)
+        yield
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[int, str]:
+    root = tmp_path_factory.mktemp("columns")
+    found = {}
+    for n_shards in (1, 3, 400):
+        samples = ({name: VALUES[name][i] for name in NAMES} for i in range(N_SAMPLES))
+        path = root / str(n_shards)
+        found[n_shards] = write_dataset(path, N_SAMPLES, n_shards, COLUMNS, samples)
+    return found
+
+
+@pytest.fixture(scope="module")
+def datasets(folders: dict[int, str]) -> Iterator[dict[int, ShardDataset]]:
+    opened = {n_shards: ShardDataset(folder) for n_shards, folder in folders.items()}
+    yield opened
+    for dataset in opened.values():
+        dataset.close()
+
+
+@pytest.fixture
+def three(folders: dict[int, str], tmp_path: Path) -> str:
+    """A copy, to be damaged: the second of three shards holds rows 433 to 865."""
+    return str(shutil.copytree(folders[3], tmp_path / "three"))
+
+
+def gathered(dataset: ShardDataset, name: str, rows: Any) -> npt.NDArray[Any]:
+    """The rows of a column as a gather delivers them, shaped like a batch."""
+    field = COLUMNS.columns[name]
+    places = np.asarray(rows, np.int64)
+    out = np.full((len(places), field.row_bytes or 0), 0xEE, np.uint8)
+    dataset.gather(name).gather(places, dataset.locate(places), out)
+    return out.view(field.numpy).reshape(len(places), *(d or 0 for d in field.shape))
+
+
+def rows_at_random(n: int = 300) -> npt.NDArray[np.int64]:
+    return np.random.default_rng(n).integers(0, N_SAMPLES, n)
+
+
+# Values.
+
+
+@pytest.mark.parametrize("n_shards", [1, 3, 400])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_gather_delivers_the_rows_that_were_written(
+    datasets: dict[int, ShardDataset], name: str, n_shards: int
+) -> None:
+    rows = rows_at_random()
+    assert np.array_equal(gathered(datasets[n_shards], name, rows), VALUES[name][rows])
+
+
+@pytest.mark.parametrize("n_shards", [1, 3, 400])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_gather_of_all_rows_is_the_column(
+    datasets: dict[int, ShardDataset], name: str, n_shards: int
+) -> None:
+    found = gathered(datasets[n_shards], name, np.arange(N_SAMPLES))
+    assert np.array_equal(found, VALUES[name])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_gather_and_direct_reads_agree(datasets: dict[int, ShardDataset], name: str) -> None:
+    rows = rows_at_random(40)
+    direct = np.array([datasets[400][row][name] for row in rows.tolist()])
+    assert np.array_equal(gathered(datasets[400], name, rows), direct)
+
+
+@pytest.mark.parametrize("verify", ["off", "first", "always"])
+@pytest.mark.parametrize("name", NAMES)
+def test_intact_rows_are_the_same_however_they_are_checked(
+    folders: dict[int, str], name: str, verify: Verify
+) -> None:
+    rows = rows_at_random(100)
+    with ShardDataset(folders[3], verify=verify) as dataset:
+        for _ in range(2):
+            assert np.array_equal(gathered(dataset, name, rows), VALUES[name][rows])
+
+
+@given(rows=st.lists(st.integers(0, N_SAMPLES - 1), max_size=60), name=st.sampled_from(NAMES))
+@settings(max_examples=60, deadline=None)
+def test_any_rows_in_any_order_may_be_gathered(
+    datasets: dict[int, ShardDataset], rows: list[int], name: str
+) -> None:
+    assert np.array_equal(gathered(datasets[400], name, rows), VALUES[name][rows])
+
+
+@pytest.mark.parametrize("name", ["vector", "odd"])
+def test_rows_with_padding_may_be_more_than_pass_through_the_cache_at_a_time(
+    datasets: dict[int, ShardDataset], name: str
+) -> None:
+    rows = np.random.default_rng(0).integers(0, N_SAMPLES, 20_000)
+    assert np.array_equal(gathered(datasets[3], name, rows), VALUES[name][rows])
+
+
+@pytest.mark.parametrize("name", HASHED_BY_ROW)
+def test_batches_may_shrink_and_grow(folders: dict[int, str], name: str) -> None:
+    with ShardDataset(folders[3], verify="always") as dataset:
+        for n in (5, 200, 7, 200, 201, 1, 0, 300):
+            rows = rows_at_random(n)
+            assert np.array_equal(gathered(dataset, name, rows), VALUES[name][rows])
+
+
+def test_empty_shards_are_passed_over(tmp_path: Path) -> None:
+    samples = ({name: VALUES[name][i] for name in NAMES} for i in range(3))
+    folder = write_dataset(tmp_path / "d", 3, 10, COLUMNS, samples)
+    with ShardDataset(folder) as dataset:
+        for name in NAMES:
+            assert np.array_equal(gathered(dataset, name, [2, 0, 1, 0]), VALUES[name][[2, 0, 1, 0]])
+
+
+def maps_of(folder: str) -> int:
+    with open("/proc/self/maps") as maps:
+        return sum(folder in line for line in maps)
+
+
+@pytest.mark.parametrize("name", ["row", "odd"])
+def test_a_gather_maps_the_column_and_its_hashes_and_closing_unmaps_both(
+    three: str, name: str
+) -> None:
+    with ShardDataset(three) as dataset:
+        dataset.gather(name)
+        assert maps_of(three) == 3 * 3  # of each shard: the file, the column, its hashes
+        dataset.gather(name)
+        assert maps_of(three) == 3 * 3
+    assert maps_of(three) == 0
+
+
+@pytest.mark.parametrize(("name", "verify"), [("row", "off"), ("vector", "first")])
+def test_no_hashes_are_mapped_where_none_are_compared_in_the_block(
+    three: str, name: str, verify: Verify
+) -> None:
+    with ShardDataset(three, verify=verify) as dataset:
+        dataset.gather(name)
+        assert maps_of(three) == 3 * 2
+
+
+# Damage: one flipped bit of row 700, which is row 267 of the second shard.
+
+ROW, LOCAL = 700, 267
+
+
+def flip(dataset: ShardDataset, name: str, *, at: int = 0) -> tuple[str, int]:
+    """Flip a bit in byte `at` of row 700; returns file and offset of the row."""
+    reader = dataset.reader(1)
+    section = reader.column_section(name)
+    offset = section.offset + LOCAL * section.stride
+    flip_byte(reader.path, offset + at)
+    return reader.path, offset
+
+
+def flip_byte(path: str, offset: int) -> None:
+    with open(path, "r+b") as file:
+        file.seek(offset)
+        byte = file.read(1)
+        file.seek(offset)
+        file.write(bytes([byte[0] ^ 1]))
+
+
+def differing(found: npt.NDArray[Any], expected: npt.NDArray[Any]) -> int:
+    """In how many bytes two arrays differ."""
+    return int((found.view(np.uint8) != np.ascontiguousarray(expected).view(np.uint8)).sum())
+
+
+@pytest.mark.parametrize("name", HASHED_BY_ROW + IN_RUNS)
+def test_off_delivers_a_flipped_bit(three: str, name: str) -> None:
+    with ShardDataset(three, verify="off") as dataset:
+        flip(dataset, name)
+        assert differing(gathered(dataset, name, [ROW]), VALUES[name][[ROW]]) == 1
+
+
+@pytest.mark.parametrize("verify", ["first", "always"])
+@pytest.mark.parametrize("name", HASHED_BY_ROW)
+def test_a_flipped_bit_in_a_large_row_is_named_by_file_field_sample_and_offset(
+    three: str, name: str, verify: Verify
+) -> None:
+    with ShardDataset(three, verify=verify) as dataset:
+        path, offset = flip(dataset, name, at=2047)
+        rows = [5, ROW + 1, ROW, 1200, ROW - 1]
+        for _ in range(2):  # what is damaged is never marked as checked
+            with pytest.raises(ChecksumMismatch) as caught:
+                gathered(dataset, name, rows)
+            error = caught.value
+            assert (error.path, error.field, error.sample) == (path, name, LOCAL)
+            assert error.offset == offset
+            assert error.expected != error.found
+        rows.remove(ROW)
+        assert np.array_equal(gathered(dataset, name, rows), VALUES[name][rows])
+
+
+@pytest.mark.parametrize("verify", ["first", "always"])
+@pytest.mark.parametrize(("name", "first_of_run"), [("label", 0), ("vector", 0), ("long", 256)])
+def test_a_flipped_bit_in_a_run_is_named_by_the_first_sample_of_the_run(
+    three: str, name: str, first_of_run: int, verify: Verify
+) -> None:
+    with ShardDataset(three, verify=verify) as dataset:
+        path, offset = flip(dataset, name)
+        stride = COLUMNS.columns[name].stride
+        for row in (ROW, ROW + 1):  # also a neighbour, which shares the hash
+            with pytest.raises(ChecksumMismatch) as caught:
+                gathered(dataset, name, [5, row, 1200])
+            error = caught.value
+            assert (error.path, error.field, error.sample) == (path, name, first_of_run)
+            assert error.offset == offset - (LOCAL - first_of_run) * stride
+        rows = [5, 1200]
+        assert np.array_equal(gathered(dataset, name, rows), VALUES[name][rows])
+
+
+@pytest.mark.parametrize("name", HASHED_BY_ROW + IN_RUNS)
+def test_first_checks_a_unit_once(three: str, name: str) -> None:
+    with ShardDataset(three) as dataset:
+        gathered(dataset, name, [ROW])
+        flip(dataset, name)
+        assert differing(gathered(dataset, name, [ROW]), VALUES[name][[ROW]]) == 1
+
+
+@pytest.mark.parametrize("name", HASHED_BY_ROW + IN_RUNS)
+def test_always_checks_a_unit_every_time(three: str, name: str) -> None:
+    with ShardDataset(three, verify="always") as dataset:
+        gathered(dataset, name, [ROW])
+        flip(dataset, name)
+        with pytest.raises(ChecksumMismatch):
+            gathered(dataset, name, [ROW])
+
+
+@pytest.mark.parametrize("name", HASHED_BY_ROW)
+def test_checking_a_row_marks_no_other(three: str, name: str) -> None:
+    with ShardDataset(three) as dataset:
+        others = np.delete(np.arange(N_SAMPLES), ROW)
+        gathered(dataset, name, others)
+        flip(dataset, name)
+        with pytest.raises(ChecksumMismatch):
+            gathered(dataset, name, [ROW])
+
+
+@pytest.mark.parametrize("name", ["vector", "long"])
+def test_checking_runs_of_other_shards_marks_none_of_this(three: str, name: str) -> None:
+    with ShardDataset(three) as dataset:
+        elsewhere = np.concatenate([np.arange(433), np.arange(866, N_SAMPLES)])
+        gathered(dataset, name, elsewhere)
+        flip(dataset, name)
+        with pytest.raises(ChecksumMismatch):
+            gathered(dataset, name, [ROW])
+
+
+@pytest.mark.parametrize("name", HASHED_BY_ROW + IN_RUNS)
+def test_readers_and_gathers_share_their_marks(three: str, name: str) -> None:
+    with ShardDataset(three) as dataset:
+        dataset.share_marks(np.zeros(dataset.n_marks, np.uint8))
+        dataset.reader(1).sample(LOCAL, [name])
+        flip(dataset, name)
+        assert differing(gathered(dataset, name, [ROW]), VALUES[name][[ROW]]) == 1
+
+
+@pytest.mark.parametrize("name", HASHED_BY_ROW + IN_RUNS)
+def test_datasets_that_share_marks_check_once_between_them(three: str, name: str) -> None:
+    with ShardDataset(three) as one, ShardDataset(three) as other, ShardDataset(three) as alone:
+        marks = np.zeros(one.n_marks, np.uint8)
+        one.share_marks(marks)
+        other.share_marks(marks)
+        gathered(one, name, [ROW])
+        flip(one, name)
+        assert differing(gathered(other, name, [ROW]), VALUES[name][[ROW]]) == 1
+        with pytest.raises(ChecksumMismatch):
+            gathered(alone, name, [ROW])
+
+
+@pytest.mark.parametrize("verify", ["first", "always"])
+@pytest.mark.parametrize("name", ["row", "long"])
+def test_a_damaged_hash_is_damage_of_the_index_and_not_of_the_row(
+    three: str, name: str, verify: Verify
+) -> None:
+    with ShardDataset(three, verify=verify) as dataset:
+        section = dataset.reader(1).hashes_section(name)
+        flip_byte(dataset.reader(1).path, section.offset)
+        with pytest.raises(ChecksumMismatch, match="bytes of an index") as caught:
+            gathered(dataset, name, [433])
+        assert caught.value.path == dataset.reader(1).path
+        assert (caught.value.field, caught.value.offset) == (name, section.offset)
+
+
+@pytest.mark.parametrize("name", ["row", "long"])
+def test_off_reads_no_hash(three: str, name: str) -> None:
+    with ShardDataset(three, verify="off") as dataset:
+        flip_byte(dataset.reader(1).path, dataset.reader(1).hashes_section(name).offset)
+        assert np.array_equal(gathered(dataset, name, [433]), VALUES[name][[433]])
+
+
+def test_a_damaged_hash_is_noticed_though_other_rows_of_its_block_are_marked(three: str) -> None:
+    with ShardDataset(three) as dataset:
+        gathered(dataset, "row", [434])  # marks the block of hashes as checked
+        flip_byte(dataset.reader(1).path, dataset.reader(1).hashes_section("row").offset)
+        with pytest.raises(ChecksumMismatch):
+            gathered(dataset, "row", [433])

@@ -1,0 +1,561 @@
+"""Which batches a loader gives: compared with direct reads, for every way of filling them."""
+
+from __future__ import annotations
+
+import ast
+import gc
+import inspect
+import itertools
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import shardio
+from shardio import Batch, InvalidArgument, Schema, ShardLoader, options
+from shardio._engine import memory
+from shardio._engine.crew import Crew
+from shardio.format.layout import Kind
+from shardio.reader import ShardReader
+from tests.loading import RAGGED, TWO_FIELDS, bits, check_against, two_fields, write_dataset
+from tests.shards import EVERY_FIELD
+
+N = 403
+
+
+@pytest.fixture(scope="module", autouse=True)
+def warm_zygote() -> Iterator[None]:
+    """Keep one crew open, so that loaders find a zygote that is running."""
+    with Crew(1, lambda channel: channel.recv()):
+        yield
+    gc.collect()  # loaders that failures refer to must not end in the middle of other tests
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[int, str]:
+    """The same N samples in 1, 3 and 400 shards."""
+    root = tmp_path_factory.mktemp("loader")
+    return {k: write_dataset(root / str(k), N, k) for k in (1, 3, 400)}
+
+
+@pytest.fixture(scope="module")
+def read(folders: dict[int, str]) -> list[dict[str, Any]]:
+    """The N samples, read one by one."""
+    return list(shardio.open(folders[1]))
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """100 samples of two fields in 3 shards."""
+    folder = tmp_path_factory.mktemp("loader") / "small"
+    return write_dataset(folder, 100, 3, TWO_FIELDS, two_fields(100))
+
+
+def _loader(folder: str, batch_size: int = 32, **options: Any) -> ShardLoader:
+    return ShardLoader(folder, batch_size, **{"output": "numpy", "num_workers": 0, **options})
+
+
+def _epochs(folder: str, n: int = 1, batch_size: int = 32, **options: Any) -> list[Any]:
+    """All bits of n epochs."""
+    with _loader(folder, batch_size, **options) as loader:
+        return [[bits(batch) for batch in loader] for _ in range(n)]
+
+
+def _order(folder: str, **options: Any) -> list[list[int]]:
+    """The sample numbers of two epochs."""
+    with _loader(folder, fields=["label"], **options) as loader:
+        return [[i for batch in loader for i in batch.indices.tolist()] for _ in range(2)]
+
+
+def _flip(folder: str, field: str, row: int, *, shard: int = 0) -> tuple[str, int]:
+    """Change a byte of a column; returns the file and the offset of the row."""
+    dataset = shardio.open(folder)
+    path = Path(folder) / dataset.shards[shard].name
+    with ShardReader(path) as reader:
+        section = reader.column_section(field)
+    offset = section.offset + row * section.stride
+    _flip_byte(path, offset)
+    return str(path), offset
+
+
+def _flip_byte(path: Path, offset: int) -> None:
+    with open(path, "r+b") as file:
+        file.seek(offset)
+        byte = file.read(1)[0]
+        file.seek(offset)
+        file.write(bytes([byte ^ 0x10]))
+
+
+# --- the same as direct reads, whoever fills the blocks -------------------------------------
+
+
+@pytest.mark.parametrize("n_shards", [1, 3, 400])
+@pytest.mark.parametrize("num_workers", [0, 1, 2, 5])
+def test_every_sample_of_an_epoch_comes_once_and_as_a_direct_read_gives_it(
+    folders: dict[int, str], read: list[dict[str, Any]], num_workers: int, n_shards: int
+) -> None:
+    seen: list[int] = []
+    with _loader(folders[n_shards], shuffle=True, num_workers=num_workers) as loader:
+        starts, shards = loader.dataset.starts, loader.dataset.shards
+        for step, batch in enumerate(loader):
+            assert list(batch) == list(EVERY_FIELD)
+            assert (batch.epoch, batch.step) == (0, step)
+            check_against(batch, read)
+            seen += batch.indices.tolist()
+            for index, (shard, row) in zip(batch.indices, batch.origins.tolist(), strict=True):
+                assert starts[shard] + row == index
+                assert row < shards[shard].n_samples
+    assert sorted(seen) == list(range(N))
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        pytest.param({"num_workers": 1}, id="1 worker"),
+        pytest.param({"num_workers": 2, "prefetch": 0}, id="2 workers, prefetch 0"),
+        pytest.param({"num_workers": 5, "prefetch": 9}, id="5 workers, prefetch 9"),
+        pytest.param({"num_workers": 0, "reuse": True}, id="reuse, here"),
+        pytest.param({"num_workers": 2, "reuse": True}, id="reuse, 2 workers"),
+        pytest.param({"num_workers": 2, "verify": "off"}, id="verify off"),
+        pytest.param({"num_workers": 2, "verify": "always"}, id="verify always"),
+        pytest.param({"num_workers": 2, "memory_bytes": 3 << 19}, id="3 blocks at most"),
+    ],
+)
+def test_batches_are_the_same_bit_for_bit_however_they_are_filled(
+    folders: dict[int, str], given: dict[str, Any]
+) -> None:
+    expected = _epochs(folders[3], 2, shuffle=True, seed=5)
+    assert _epochs(folders[3], 2, shuffle=True, seed=5, **given) == expected
+
+
+def test_shards_do_not_change_what_is_in_a_batch(folders: dict[int, str]) -> None:
+    one, many = (_epochs(folders[k], shuffle=True)[0] for k in (1, 400))
+    # Without (shard, row), which differ.
+    assert [(b[2], b[4]) for b in one] == [(b[2], b[4]) for b in many]
+
+
+# --- order ----------------------------------------------------------------------------------
+
+
+def test_without_shuffle_samples_come_in_their_order_every_epoch(small: str) -> None:
+    assert _order(small) == [list(range(100))] * 2
+
+
+def test_shuffle_gives_every_epoch_and_every_seed_an_order_of_its_own(small: str) -> None:
+    orders = [o for seed in (0, 1, 2**70) for o in _order(small, shuffle=True, seed=seed)]
+    for a, b in itertools.combinations(orders, 2):
+        assert a != b
+    assert all(sorted(order) == list(range(100)) for order in orders)
+
+
+def test_the_same_seed_gives_the_same_epochs_again(small: str) -> None:
+    assert _order(small, shuffle=True, seed=3) == _order(small, shuffle=True, seed=3)
+
+
+def test_full_is_another_word_for_true(small: str) -> None:
+    assert _order(small, shuffle="full") == _order(small, shuffle=True)
+
+
+def test_the_epoch_counts_iterations_also_those_left_early(small: str) -> None:
+    with _loader(small) as loader:
+        assert loader.epoch == 0
+        assert [batch.epoch for batch in loader] == [0] * 4
+        for batch in loader:
+            assert batch.epoch == loader.epoch == 1
+            break
+        assert next(iter(loader)).epoch == loader.epoch == 2
+
+
+# --- sizes ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize(
+    ("batch_size", "tail", "sizes"),
+    [
+        (32, "short", [32, 32, 32, 4]),
+        (32, "drop", [32, 32, 32]),
+        (50, "short", [50, 50]),
+        (50, "drop", [50, 50]),
+        (1000, "short", [100]),
+        (1000, "drop", []),
+        (99, "short", [99, 1]),
+    ],
+)
+def test_batch_size_and_tail_decide_how_long_batches_are(
+    small: str, batch_size: int, tail: str, sizes: list[int], num_workers: int
+) -> None:
+    with _loader(small, batch_size, tail=tail, num_workers=num_workers) as loader:
+        batches = list(loader)
+        assert len(loader) == len(sizes)
+        assert [batch.n_rows for batch in batches] == sizes
+        assert [batch["image"].shape for batch in batches] == [(n, 64, 96) for n in sizes]
+        assert [len(batch.indices) for batch in batches] == sizes
+
+
+def test_a_batch_size_far_beyond_the_dataset_needs_no_more_memory_than_the_dataset(
+    small: str,
+) -> None:
+    with _loader(small, 10**12, memory_bytes=4 << 20) as loader:
+        assert [batch.n_rows for batch in loader] == [100]
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_an_empty_dataset_gives_empty_epochs(tmp_path: Path, num_workers: int) -> None:
+    folder = write_dataset(tmp_path / "empty", 0)
+    with _loader(folder, num_workers=num_workers) as loader:
+        assert len(loader) == 0
+        assert [list(loader), list(loader)] == [[], []]
+        assert loader.epoch == 1
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_an_empty_dataset_never_calls_the_transform(tmp_path: Path, num_workers: int) -> None:
+    folder = write_dataset(tmp_path / "empty", 0)
+
+    def fail(sample: dict[str, Any]) -> dict[str, Any]:
+        raise ValueError("called")
+
+    with _loader(folder, num_workers=num_workers, transform=fail) as loader:
+        assert list(loader) == []
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_one_sample_is_a_batch_of_one(tmp_path: Path, num_workers: int) -> None:
+    folder = write_dataset(tmp_path / "one", 1)
+    with _loader(folder, num_workers=num_workers, shuffle=True) as loader:
+        (batch,) = loader
+        check_against(batch, list(shardio.open(folder)))
+
+
+def test_empty_shards_between_others_are_passed_over(tmp_path: Path) -> None:
+    folder = write_dataset(tmp_path / "gaps", 3, 7)  # 4 of 7 shards are empty
+    samples = list(shardio.open(folder))
+    with _loader(folder, 2, shuffle=True) as loader:
+        for batch in loader:
+            check_against(batch, samples)
+
+
+# --- fields ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_fields_are_those_asked_for_in_the_order_asked_for(
+    folders: dict[int, str], read: list[dict[str, Any]], num_workers: int
+) -> None:
+    fields = ["note", "label", "packed"]
+    with _loader(folders[3], fields=iter(fields), num_workers=num_workers) as loader:
+        for batch in loader:
+            assert list(batch) == fields
+            check_against(batch, read)
+        with pytest.raises(KeyError, match="frames.*note, label, packed"):
+            batch["frames"]
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_field_that_is_not_asked_for_is_not_read(tmp_path: Path, num_workers: int) -> None:
+    folder = write_dataset(tmp_path / "set", 20, 1, TWO_FIELDS, two_fields(20))
+    _flip(folder, "image", 7)
+    with _loader(folder, fields=["label"], num_workers=num_workers, verify="always") as loader:
+        assert [batch["label"].tolist() for batch in loader] == [list(range(20))]
+
+
+# --- damage ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("transform", [None, dict])
+def test_a_flipped_bit_in_a_column_is_an_error_that_names_the_place(
+    tmp_path: Path, num_workers: int, transform: Any
+) -> None:
+    folder = write_dataset(tmp_path / "set", 30, 3, TWO_FIELDS, two_fields(30))
+    path, offset = _flip(folder, "image", 7, shard=1)
+    with _loader(folder, 8, num_workers=num_workers, transform=transform) as loader:
+        steps = iter(loader)
+        assert [next(steps).step, next(steps).step] == [0, 1]  # samples 0..15: intact
+        with pytest.raises(shardio.ChecksumMismatch) as caught:
+            next(steps)
+    error = caught.value
+    assert (error.path, error.field, error.sample, error.offset) == (path, "image", 7, offset)
+    assert all(str(part) in str(error) for part in (path, "'image'", "sample 7", offset))
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("field", ["packed", "cloud", "blob", "raw", "note", "meta", "points"])
+def test_a_flipped_bit_in_a_record_is_an_error_that_names_the_place(
+    tmp_path: Path, num_workers: int, field: str
+) -> None:
+    folder = write_dataset(tmp_path / "set", 12, 1, Schema({field: EVERY_FIELD[field]}))
+    path = Path(folder) / "000000-000.shard"
+    with ShardReader(path) as reader:
+        entry = reader.entries(field, np.array([7]))[0]
+        payload = next(s.offset for s in reader.sections if s.kind == Kind.PAYLOAD)
+    offset = payload + int(entry["offset"])
+    _flip_byte(path, offset)
+    with (
+        _loader(folder, 4, num_workers=num_workers) as loader,
+        pytest.raises(shardio.ChecksumMismatch) as caught,
+    ):
+        list(loader)
+    error = caught.value
+    assert (error.path, error.field, error.sample, error.offset) == (str(path), field, 7, offset)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_verify_decides_whether_and_how_often_bytes_are_checked(
+    tmp_path: Path, num_workers: int
+) -> None:
+    outcomes = {}
+    for verify in ("off", "first", "always"):
+        folder = write_dataset(tmp_path / verify, 8, 1, TWO_FIELDS, two_fields(8))
+        outcome = []
+        with _loader(folder, 8, num_workers=num_workers, verify=verify) as loader:
+            list(loader)
+            _flip(folder, "image", 3)
+            for _ in range(2):
+                try:
+                    list(loader)
+                    outcome.append("delivered")
+                except shardio.ChecksumMismatch:
+                    outcome.append("refused")
+        with _loader(folder, 8, num_workers=num_workers, verify=verify) as loader:
+            try:
+                (batch,) = loader
+                outcome.append("delivered")
+            except shardio.ChecksumMismatch:
+                outcome.append("refused")
+        outcomes[verify] = outcome
+    assert outcomes == {
+        "off": ["delivered", "delivered", "delivered"],
+        "first": ["delivered", "delivered", "refused"],  # checked before it changed
+        "always": ["refused", "refused", "refused"],
+    }
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_after_an_error_the_loader_can_be_iterated_again(tmp_path: Path, num_workers: int) -> None:
+    folder = write_dataset(tmp_path / "set", 40, 1, TWO_FIELDS, two_fields(40))
+    _flip(folder, "image", 30)
+    with _loader(folder, 8, num_workers=num_workers) as loader:
+        for _ in range(20):
+            seen = []
+            steps = iter(loader)
+            with pytest.raises(shardio.ChecksumMismatch):
+                for batch in steps:
+                    seen += batch["label"].tolist()
+            assert seen == list(range(24))
+            assert list(steps) == []  # an iterator that raised is over
+        assert len(loader._engine.pool) <= 10  # those of one pass, and of one that was cancelled
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_shard_that_is_missing_or_another_one_is_refused_by_the_constructor(
+    tmp_path: Path, num_workers: int
+) -> None:
+    folder = write_dataset(tmp_path / "set", 40, 2, TWO_FIELDS, two_fields(40))
+    other = write_dataset(tmp_path / "other", 40, 2, TWO_FIELDS, two_fields(40))
+    shard = Path(folder) / "000001-000.shard"
+    (Path(other) / "000000-000.shard").rename(shard)
+    with pytest.raises(shardio.DatasetCorrupt, match=r"000001-000\.shard"):
+        _loader(folder, num_workers=num_workers)
+    shard.unlink()
+    with pytest.raises(shardio.ShardNotFound, match=r"000001-000\.shard"):
+        _loader(folder, num_workers=num_workers)
+
+
+def test_a_shard_that_is_deleted_while_a_loader_is_open_is_still_read(small: str) -> None:
+    dataset = shardio.open(small)
+    expected = [sample["label"].item() for sample in dataset]
+    with _loader(small, num_workers=1) as loader:
+        steps = iter(loader)
+        found = next(steps)["label"].tolist()
+        moved = Path(small) / "moved"
+        shard = Path(small) / dataset.shards[2].name
+        shard.rename(moved)
+        try:
+            found += [i for batch in steps for i in batch["label"].tolist()]
+        finally:
+            moved.rename(shard)
+    assert found == expected
+
+
+# --- memory ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_budget_below_one_batch_is_refused_with_both_figures(
+    small: str, num_workers: int
+) -> None:
+    with pytest.raises(shardio.MemoryShort, match=r"needs a block of \d{6} bytes.*allows 100000"):
+        _loader(small, num_workers=num_workers, memory_bytes=100_000)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_the_budget_is_kept_also_with_a_transform(small: str, num_workers: int) -> None:
+    def enlarge(sample: dict[str, Any]) -> dict[str, Any]:
+        return {"large": np.zeros(1 << 20, np.uint8)}
+
+    with (
+        _loader(small, num_workers=num_workers, memory_bytes=4 << 20, transform=enlarge) as loader,
+        pytest.raises(shardio.MemoryShort, match="allows 4194304"),
+    ):
+        list(loader)
+
+
+def test_no_block_is_reserved_when_memory_is_short(
+    small: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reserved = []
+    tight = memory.Limit(150_000, "the limit of a test")
+    monkeypatch.setattr(memory, "_tightest", lambda: tight)
+    monkeypatch.setattr(os, "posix_fallocate", lambda *given: reserved.append(given))
+    with pytest.raises(shardio.MemoryShort) as caught:
+        _loader(small, memory_bytes=1 << 30)
+    assert reserved == []
+    assert "150,000" in str(caught.value)
+    assert "the limit of a test" in str(caught.value)
+
+
+def test_the_budget_is_half_of_what_is_available_by_default(
+    small: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "_tightest", lambda: memory.Limit(300_000, "the limit of a test"))
+    with pytest.raises(shardio.MemoryShort, match="allows 150000"):
+        _loader(small)
+
+
+# --- options --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"batch_size": 0}, "batch_size must be an integer from 1 up; found 0"),
+        ({"batch_size": 2.0}, "batch_size must be an integer from 1 up; found 2.0"),
+        ({"batch_size": True}, "batch_size must be an integer from 1 up; found True"),
+        ({"fields": "label"}, "fields must be a list of names; found the string 'label'"),
+        ({"fields": ["labels"]}, "fields must be different ones of image, label; found .*labels"),
+        ({"fields": []}, "fields must be different ones of image, label"),
+        ({"fields": ["label", "label"]}, "fields must be different ones of image, label"),
+        ({"fields": [["label"]]}, "fields must be different ones of image, label"),
+        ({"fields": 3}, "fields must be a list of names; found 3"),
+        ({"shuffle": "blocks"}, "shuffle must be one of True, False, 'full'; found 'blocks'"),
+        ({"shuffle": 1}, "shuffle must be one of True, False, 'full'; found 1"),
+        ({"seed": -1}, "seed must be an integer from 0 up; found -1"),
+        ({"seed": None}, "seed must be an integer from 0 up; found None"),
+        ({"num_workers": -1}, "num_workers must be an integer from 0 up; found -1"),
+        ({"num_workers": "2"}, "num_workers must be an integer from 0 up; found '2'"),
+        ({"transform": 3}, "transform must be callable; found 3"),
+        ({"transform": lambda a, b, c: a}, r"transform must take \(sample\) or \(sample, rng\)"),
+        ({"transform": lambda: {}}, r"transform must take \(sample\) or \(sample, rng\)"),
+        ({"output": "torch"}, "output must be one of 'tinygrad', 'numpy'; found 'torch'"),
+        ({"device": "CPU"}, "device is for output='tinygrad'; output is 'numpy'"),
+        ({"device": 3, "output": "tinygrad"}, "device must be a name or a tuple of names; found 3"),
+        ({"device": (), "output": "tinygrad"}, "device must be a name or a tuple of names"),
+        ({"tail": "pad"}, "tail must be one of 'short', 'drop'; found 'pad'"),
+        ({"prefetch": -1}, "prefetch must be an integer from 0 up; found -1"),
+        ({"memory_bytes": 0}, "memory_bytes must be an integer from 1 up; found 0"),
+        ({"memory_bytes": 1e9}, "memory_bytes must be an integer from 1 up; found 1000000000.0"),
+        ({"verify": "last"}, "verify must be one of 'off', 'first', 'always'; found 'last'"),
+        ({"reuse": "yes"}, "reuse must be one of True, False; found 'yes'"),
+    ],
+)
+def test_an_option_that_is_not_acceptable_is_refused_with_what_is(
+    small: str, given: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InvalidArgument, match=message):
+        _loader(small, **{"batch_size": 4, **given})
+
+
+def test_numpy_integers_are_integers(small: str) -> None:
+    given: dict[str, Any] = {"batch_size": np.int64(7), "seed": np.uint8(3)}
+    with _loader(small, **given, prefetch=np.int16(1)) as loader:
+        assert next(iter(loader)).n_rows == 7
+
+
+def test_a_dataset_that_is_not_there_is_said_to_be_missing(tmp_path: Path) -> None:
+    with pytest.raises(shardio.DatasetNotFound, match="nothing"):
+        _loader(str(tmp_path / "nothing"))
+
+
+def test_an_open_dataset_or_a_path_may_be_given_instead_of_a_folder_name(small: str) -> None:
+    (expected,) = _epochs(small)
+    with shardio.open(small) as dataset:
+        for given in (dataset, Path(small)):
+            with ShardLoader(given, 32, output="numpy", num_workers=0) as loader:
+                assert [bits(batch) for batch in loader] == expected
+        assert len(dataset[99]["image"]) == 64  # still open
+
+
+def test_a_relative_folder_is_found_after_a_change_of_folder(
+    small: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(Path(small).parent)
+    with _loader(Path(small).name, num_workers=1) as loader:
+        monkeypatch.chdir(tmp_path)
+        assert len(list(loader)) == 4
+
+
+def test_without_num_workers_there_are_as_many_as_usable_cpus(
+    small: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(options, "usable_cpus", lambda: 3)
+    with ShardLoader(small, 32, output="numpy") as loader:
+        list(loader)
+        assert loader._engine._staff.n_workers == 3
+
+
+def test_prefetch_decides_how_many_blocks_are_filled_ahead(small: str) -> None:
+    n_blocks = {}
+    for prefetch in (0, 4):
+        with _loader(small, 5, num_workers=2, prefetch=prefetch) as loader:
+            steps = iter(loader)
+            for _ in range(len(loader)):
+                next(steps)  # and let go of it at once
+            n_blocks[prefetch] = len(loader._engine.pool)
+    assert n_blocks == {0: 3, 4: 7}  # one per worker, and one for the batch in the loop
+
+
+# --- what a batch is ------------------------------------------------------------------------
+
+
+def test_a_batch_is_a_mapping(small: str) -> None:
+    with _loader(small, 4) as loader:
+        batch = next(iter(loader))
+    assert isinstance(batch, Batch)
+    assert dict(batch).keys() == {"image", "label"}
+    assert len(batch) == 2
+    assert "label" in batch
+    assert "lable" not in batch
+    assert repr(batch) == "Batch(step 0 of epoch 0: 4 × ['image', 'label'])"
+
+
+def test_values_that_vary_come_as_lists_of_their_own_kind(tmp_path: Path) -> None:
+    samples = [{"number": i, "note": "é" * i, "blob": bytes([i]) * i} for i in range(5)]
+    folder = write_dataset(tmp_path / "set", 5, 2, RAGGED, samples)
+    with _loader(folder, 5) as loader:
+        (batch,) = loader
+    assert batch["note"] == [sample["note"] for sample in samples]
+    assert batch["blob"] == [sample["blob"] for sample in samples]
+    assert batch["note"] is batch["note"]
+
+
+# --- the reference page ---------------------------------------------------------------------
+
+
+def test_the_reference_lists_every_option_with_its_default() -> None:
+    page = (Path(__file__).parents[1] / "docs" / "reference" / "loader.md").read_text()
+    rows = re.findall(r"(?m)^\| `(\w+)` \|([^|]*)\|", page.partition("## The loader")[0])
+    parameters = inspect.signature(ShardLoader).parameters
+    assert [name for name, _ in rows] == list(parameters)
+    for name, default in rows:
+        said = re.fullmatch(r"`(.*)`", default.strip())
+        found = parameters[name].default
+        if said:
+            assert ast.literal_eval(said[1]) == found
+        else:
+            assert found in (None, inspect.Parameter.empty)

@@ -1,0 +1,674 @@
+"""How long batches stay valid, and what iterators, threads and forks do to a loader."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import threading
+import time
+import warnings
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import shardio
+from shardio import Batch, LoaderClosed, ShardLoader
+from shardio._engine.crew import Crew
+from tests.loading import (
+    PATIENCE_S,
+    RAGGED,
+    TWO_FIELDS,
+    bits,
+    check_against,
+    two_fields,
+    write_dataset,
+)
+
+N = 200
+WORKERS = pytest.mark.parametrize("num_workers", [0, 2])
+# Blocks of 8 samples of TWO_FIELDS: 49,152 + 64 + origins, in pages.
+BATCH = 8
+BLOCK_BYTES = 53_248
+
+
+@pytest.fixture(scope="module", autouse=True)
+def warm_zygote() -> Iterator[None]:
+    """Keep one crew open, so that loaders find a zygote that is running."""
+    with Crew(1, lambda channel: channel.recv()):
+        yield
+    gc.collect()  # loaders that failures refer to must not end in the middle of other tests
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """N samples of two fields in 3 shards."""
+    path = tmp_path_factory.mktemp("lifetime") / "set"
+    return write_dataset(path, N, 3, TWO_FIELDS, two_fields(N))
+
+
+@pytest.fixture(scope="module")
+def written() -> list[dict[str, Any]]:
+    """The same, in memory."""
+    return [{**sample, "label": np.int64(sample["label"])} for sample in two_fields(N)]
+
+
+def _ragged(n: int) -> list[dict[str, Any]]:
+    """Samples whose sizes go from nothing to a MiB within a batch, larger towards the end."""
+    return [
+        {
+            "number": i,
+            "note": f"{i} " * (0 if i % 3 == 0 else i * i),
+            "blob": bytes([i]) * (1 << 20 if i % 16 == 15 else i % 7),
+        }
+        for i in range(n)
+    ]
+
+
+@pytest.fixture(scope="module")
+def ragged(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("lifetime") / "ragged"
+    return write_dataset(path, 64, 2, RAGGED, _ragged(64))
+
+
+def _loader(folder: str, batch_size: int = BATCH, **options: Any) -> ShardLoader:
+    return ShardLoader(folder, batch_size, **{"output": "numpy", "num_workers": 0, **options})
+
+
+def _check_epoch(batches: list[Batch], written: list[dict[str, Any]]) -> None:
+    """Make sure that these are all batches of an epoch, with the values that they should have."""
+    for batch in batches:
+        check_against(batch, written)
+    seen = [i for batch in batches for i in batch.indices.tolist()]
+    assert sorted(seen) == list(range(len(written)))
+
+
+def _n_blocks(loader: ShardLoader) -> int:
+    return len(loader._engine.pool)
+
+
+# --- batches that are held ------------------------------------------------------------------
+
+
+@WORKERS
+def test_all_batches_of_an_epoch_can_be_kept(
+    folder: str, written: list[dict[str, Any]], num_workers: int
+) -> None:
+    with _loader(folder, shuffle=True, num_workers=num_workers) as loader:
+        kept = list(loader)
+        again = list(loader)
+        _check_epoch(kept, written)
+        _check_epoch(again, written)
+    _check_epoch(kept, written)  # also after close()
+
+
+@WORKERS
+@pytest.mark.parametrize("blocks", [1, 2, 3, 5])
+def test_batches_beyond_the_budget_are_private_copies_and_said_to_be_once(
+    folder: str, written: list[dict[str, Any]], num_workers: int, blocks: int
+) -> None:
+    budget = blocks * BLOCK_BYTES
+    with _loader(folder, shuffle=True, num_workers=num_workers, memory_bytes=budget) as loader:
+        with pytest.warns(RuntimeWarning, match="batches are copied") as caught:
+            kept = list(loader) + list(loader)
+        assert len(caught) == 1
+        assert caught[0].filename == __file__
+        assert loader._engine.pool.n_bytes <= budget
+    _check_epoch(kept[: len(kept) // 2], written)
+    _check_epoch(kept[len(kept) // 2 :], written)
+
+
+@WORKERS
+def test_kept_batches_are_right_while_values_of_varying_size_make_blocks_grow(
+    ragged: str, num_workers: int
+) -> None:
+    samples = _ragged(64)
+    with (
+        warnings.catch_warnings(),
+        _loader(ragged, shuffle=True, num_workers=num_workers, memory_bytes=12 << 20) as loader,
+    ):
+        warnings.simplefilter("ignore", RuntimeWarning)
+        kept = list(loader) + list(loader)
+    for batch in kept:
+        for number, note, blob in zip(batch["number"], batch["note"], batch["blob"], strict=True):
+            assert note == samples[number]["note"]
+            assert blob == samples[number]["blob"]
+
+
+@WORKERS
+def test_a_value_far_larger_than_those_before_it_makes_its_block_grow(
+    tmp_path: Path, num_workers: int
+) -> None:
+    samples = [{"number": i, "note": "", "blob": b""} for i in range(1200)]
+    samples[1111] = {"number": 1111, "note": "ü" * 1_000_000, "blob": b"x" * 5_000_000}
+    folder = write_dataset(tmp_path / "set", 1200, 1, RAGGED, samples)
+    with _loader(folder, 100, num_workers=num_workers) as loader:
+        for _ in range(2):
+            for batch in loader:
+                for row, number in enumerate(batch.indices.tolist()):
+                    assert batch["note"][row] == samples[number]["note"]
+                    assert batch["blob"][row] == samples[number]["blob"]
+
+
+@WORKERS
+def test_a_slice_of_an_array_keeps_its_batch_alone_alive(
+    folder: str, written: list[dict[str, Any]], num_workers: int
+) -> None:
+    with _loader(folder, num_workers=num_workers) as loader:
+        slices = [batch["image"][-1:, ::2, 3] for batch in loader]
+        for _ in loader:
+            pass
+    for i, piece in enumerate(slices):
+        number = min(N, (i + 1) * BATCH) - 1
+        np.testing.assert_array_equal(piece[0], written[number]["image"][::2, 3])
+
+
+@WORKERS
+def test_a_batch_alone_keeps_its_lists_readable(ragged: str, num_workers: int) -> None:
+    samples = _ragged(64)
+    with _loader(ragged, num_workers=num_workers) as loader:
+        kept = list(loader)
+    notes = [note for batch in kept for note in batch["note"]]  # decoded only now
+    assert notes == [sample["note"] for sample in samples]
+
+
+@WORKERS
+def test_blocks_of_batches_that_were_let_go_are_used_again(folder: str, num_workers: int) -> None:
+    with _loader(folder, num_workers=num_workers) as loader:
+        for _ in range(5):
+            for _ in loader:
+                pass
+        n_blocks = _n_blocks(loader)
+        for _ in range(20):
+            for _ in loader:
+                pass
+        assert _n_blocks(loader) == n_blocks <= num_workers + 3
+
+
+def test_batches_in_reference_cycles_are_found_before_memory_is_said_to_be_short(
+    folder: str,
+) -> None:
+    gc.disable()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)
+            with _loader(folder, memory_bytes=3 * BLOCK_BYTES) as loader:
+                for _ in range(3):
+                    for batch in loader:
+                        cycle: list[Any] = [batch]
+                        cycle.append(cycle)
+                assert _n_blocks(loader) <= 3
+    finally:
+        gc.enable()
+
+
+def _resident_bytes() -> int:
+    with open("/proc/self/statm") as statm:
+        return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@WORKERS
+@pytest.mark.parametrize("lane", ["safe", "reuse"])
+def test_memory_and_descriptors_stay_level_over_epochs_and_breaks(
+    folder: str, num_workers: int, lane: str
+) -> None:
+    def epochs(n: int) -> tuple[int, int, int]:
+        for i in range(n):
+            for step, _ in enumerate(loader):
+                if i % 2 and step == i % 11:
+                    break
+        return _n_blocks(loader), len(os.listdir("/proc/self/fd")), _resident_bytes()
+
+    with _loader(folder, num_workers=num_workers, reuse=lane == "reuse") as loader:
+        blocks, fds, resident = epochs(40)
+        later_blocks, later_fds, later_resident = epochs(120)
+    assert later_blocks - blocks <= 2  # depends on how late workers see what was cancelled
+    assert later_fds - fds <= 2 * (later_blocks - blocks)
+    assert later_resident - resident < 8 << 20
+
+
+def test_loaders_that_come_and_go_leave_no_descriptor_and_no_memory(folder: str) -> None:
+    def use(n: int) -> tuple[int, int]:
+        for i in range(n):
+            with _loader(folder, num_workers=i % 3) as loader:
+                for _ in loader:
+                    pass
+        gc.collect()
+        return len(os.listdir("/proc/self/fd")), _resident_bytes()
+
+    fds, resident = use(6)
+    later_fds, later_resident = use(30)
+    assert later_fds == fds
+    assert later_resident - resident < 8 << 20
+
+
+# --- tensors --------------------------------------------------------------------------------
+
+
+def _label_of(image: Any) -> int:
+    """Which sample of two_fields this image is: its first pixel says so up to 256."""
+    return int(image[0, 0])
+
+
+@pytest.mark.cpu_device
+@WORKERS
+@pytest.mark.parametrize("memory_bytes", [None, 3 * BLOCK_BYTES])
+def test_kept_tensors_realized_and_lazy_hold_their_own_batch(
+    folder: str, written: list[dict[str, Any]], num_workers: int, memory_bytes: int | None
+) -> None:
+    kept: list[tuple[Any, Any, Any, Any, list[int]]] = []
+    with (
+        warnings.catch_warnings(),
+        ShardLoader(
+            folder, BATCH, shuffle=True, num_workers=num_workers, memory_bytes=memory_bytes
+        ) as loader,
+    ):
+        warnings.simplefilter("ignore", RuntimeWarning)
+        for batch in loader:
+            image, label = batch["image"], batch["label"]
+            lazy = image.cast("int32").sum(axis=(1, 2)) + label
+            done = (image[:, 0, 0].cast("int32") + 1).realize()
+            kept.append((image[:, 3], lazy, done, label, batch.indices.tolist()))
+        for batch in loader:  # fills every block that is free with something else
+            del batch
+    for piece, lazy, done, label, numbers in kept:
+        images = np.stack([written[i]["image"] for i in numbers])
+        np.testing.assert_array_equal(piece.numpy(), images[:, 3])
+        np.testing.assert_array_equal(lazy.numpy(), images.sum((1, 2), dtype=np.int32) + numbers)
+        np.testing.assert_array_equal(done.numpy(), images[:, 0, 0].astype(np.int32) + 1)
+        assert label.tolist() == numbers
+
+
+@pytest.mark.cpu_device
+def test_tensors_and_arrays_of_a_batch_are_the_same_values(tmp_path: Path) -> None:
+    from tests.shards import EVERY_FIELD
+
+    folder = write_dataset(tmp_path / "set", 20, 2)
+    with (
+        _loader(folder, 6, shuffle=True) as arrays,
+        ShardLoader(folder, 6, shuffle=True, num_workers=1) as tensors,
+    ):
+        for array, tensor in zip(arrays, tensors, strict=True):
+            for name in EVERY_FIELD:
+                if isinstance(array[name], list):
+                    continue
+                found = tensor[name]
+                if name == "bits":
+                    assert found.dtype.name == "__bf16"
+                    found = found.bitcast("uint16")
+                assert found.shape == array[name].shape
+                np.testing.assert_array_equal(found.numpy(), array[name])
+            assert array["note"] == tensor["note"]
+
+
+@pytest.mark.cpu_device
+@WORKERS
+def test_reused_tensors_are_made_once_per_block_and_show_the_batch_at_hand(
+    folder: str, written: list[dict[str, Any]], num_workers: int
+) -> None:
+    seen: list[int] = []
+    tensors = set()
+    with ShardLoader(folder, BATCH, shuffle=True, num_workers=num_workers, reuse=True) as loader:
+        for _ in range(2):
+            for batch in loader:
+                tensors.add(id(batch["image"]))
+                found = batch["image"].numpy()
+                for value, number in zip(found, batch.indices.tolist(), strict=True):
+                    np.testing.assert_array_equal(value, written[number]["image"])
+                assert batch["label"].tolist() == batch.indices.tolist()
+                seen += batch.indices.tolist()
+        assert len(tensors) <= _n_blocks(loader)
+    assert sorted(seen) == sorted([*range(N), *range(N)])
+
+
+@pytest.mark.cpu_device
+def test_device_decides_where_tensors_are(folder: str) -> None:
+    found = {}
+    for device in ("CPU", "PYTHON", ("CPU", "CPU:1")):
+        with ShardLoader(folder, BATCH, device=device, num_workers=0, fields=["label"]) as loader:
+            label = next(iter(loader))["label"]
+            found[device] = label.device
+            assert label.tolist() == list(range(BATCH))
+    assert found == {device: device for device in found}
+
+
+@pytest.mark.cpu_device
+def test_a_device_that_does_not_exist_is_refused_and_nothing_is_left(folder: str) -> None:
+    n_fds = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(shardio.InvalidArgument, match="NODEVICE"):
+        ShardLoader(folder, BATCH, device="NODEVICE", num_workers=1)
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) <= n_fds
+
+
+@pytest.mark.cpu_device
+def test_a_batch_that_cannot_be_sharded_is_an_error_and_costs_no_block(folder: str) -> None:
+    with ShardLoader(
+        folder, 7, device=("CPU", "CPU:1"), num_workers=0, memory_bytes=2 * BLOCK_BYTES
+    ) as loader:
+        for _ in range(8):
+            with pytest.raises(shardio.InvalidArgument, match="cannot be sharded"):
+                list(loader)
+        assert _n_blocks(loader) <= 2
+
+
+# --- reuse ----------------------------------------------------------------------------------
+
+
+@WORKERS
+def test_with_reuse_a_batch_is_overwritten_and_without_it_is_not(
+    folder: str, num_workers: int
+) -> None:
+    first_pixels = {}
+    for reuse in (False, True):
+        with _loader(folder, num_workers=num_workers, reuse=reuse) as loader:
+            images = [batch["image"] for batch in loader]
+            first_pixels[reuse] = {_label_of(image[0]) for image in images}
+            addresses = {image.ctypes.data for image in images}
+            assert (len(addresses) == len(images)) != reuse
+    assert len(first_pixels[False]) == len(range(0, N, BATCH))
+    assert len(first_pixels[True]) < len(first_pixels[False])
+
+
+@WORKERS
+def test_breaks_cost_a_reusing_loader_no_block(folder: str, num_workers: int) -> None:
+    with _loader(folder, num_workers=num_workers, reuse=True) as loader:
+        for _ in range(30):
+            for _ in loader:
+                break
+        assert _n_blocks(loader) <= 2 * (num_workers + 3)
+
+
+@WORKERS
+def test_reuse_works_with_a_single_block(
+    folder: str, written: list[dict[str, Any]], num_workers: int
+) -> None:
+    with _loader(folder, num_workers=num_workers, reuse=True, memory_bytes=BLOCK_BYTES) as loader:
+        for _ in range(2):
+            for batch in loader:
+                check_against(batch, written)
+        assert _n_blocks(loader) == 1
+
+
+# --- several iterators ----------------------------------------------------------------------
+
+
+@WORKERS
+@pytest.mark.parametrize("lane", ["safe", "reuse"])
+def test_iterators_of_one_loader_do_not_disturb_each_other(
+    folder: str, written: list[dict[str, Any]], num_workers: int, lane: str
+) -> None:
+    options = {"shuffle": True, "num_workers": num_workers, "reuse": lane == "reuse"}
+    with _loader(folder, **options) as loader:
+        n_pairs = 0
+        for first, second in zip(loader, loader, strict=True):
+            assert (first.epoch, second.epoch) == (0, 1)
+            check_against(first, written)
+            check_against(second, written)
+            n_pairs += 1
+        assert n_pairs == len(loader)
+        with _loader(folder, shuffle=True) as reference:
+            expected = [[bits(batch) for batch in reference] for _ in range(3)]
+        for outer in loader:
+            if outer.step == 3:
+                (inner,) = [[bits(batch)[2:] for batch in loader]]
+                assert len(inner) == len(expected[0])
+            check_against(outer, written)
+
+
+@WORKERS
+def test_a_loop_within_a_loop_gives_both_their_batches(
+    folder: str, written: list[dict[str, Any]], num_workers: int
+) -> None:
+    with _loader(folder, 40, shuffle=True, num_workers=num_workers) as loader:
+        outer_seen = []
+        for outer in loader:
+            inner_seen = []
+            for inner in loader:
+                check_against(inner, written)
+                inner_seen += inner.indices.tolist()
+            assert sorted(inner_seen) == list(range(N))
+            check_against(outer, written)
+            outer_seen += outer.indices.tolist()
+        assert sorted(outer_seen) == list(range(N))
+
+
+def test_two_loaders_side_by_side_do_not_disturb_each_other(
+    folder: str, written: list[dict[str, Any]]
+) -> None:
+    with (
+        _loader(folder, num_workers=2, shuffle=True) as one,
+        _loader(folder, num_workers=1, shuffle=True, seed=1) as other,
+    ):
+        pairs = list(zip(one, other, strict=True))
+    _check_epoch([a for a, _ in pairs], written)
+    _check_epoch([b for _, b in pairs], written)
+
+
+@WORKERS
+def test_an_abandoned_generator_over_a_loader_gives_everything_back(
+    folder: str, num_workers: int
+) -> None:
+    def images() -> Iterator[Any]:
+        for batch in loader:
+            yield batch["image"]
+
+    with _loader(folder, num_workers=num_workers) as loader:
+        for _ in range(10):
+            generator = images()
+            next(generator)
+            del generator
+        assert _n_blocks(loader) <= 2 * (num_workers + 3) + 1
+
+
+@WORKERS
+@pytest.mark.parametrize("steps", [0, 1, 7, 24])
+def test_a_loop_can_be_left_after_any_step_and_the_next_epoch_is_whole(
+    folder: str, written: list[dict[str, Any]], num_workers: int, steps: int
+) -> None:
+    with _loader(folder, num_workers=num_workers, shuffle=True) as loader:
+        iterator = iter(loader)
+        for _ in range(steps):
+            next(iterator)
+        del iterator
+        with contextlib.suppress(KeyError):
+            for batch in loader:
+                batch["no such field"]
+        _check_epoch(list(loader), written)
+        assert loader.epoch == 2
+
+
+# --- threads and forks ----------------------------------------------------------------------
+
+
+def _in_thread(work: Any) -> Any:
+    """Run in another thread; returns what it returns."""
+    result: list[Any] = []
+    thread = threading.Thread(target=lambda: result.append(work()), daemon=True)
+    thread.start()
+    thread.join(PATIENCE_S)
+    assert not thread.is_alive()
+    return result[0]
+
+
+@WORKERS
+def test_a_loader_can_be_made_in_one_thread_and_iterated_in_another(
+    folder: str, written: list[dict[str, Any]], num_workers: int
+) -> None:
+    with _in_thread(lambda: _loader(folder, num_workers=num_workers)) as loader:
+        _check_epoch(_in_thread(lambda: list(loader)), written)
+        _check_epoch(list(loader), written)
+
+
+@WORKERS
+def test_several_threads_can_each_have_an_iterator_of_one_loader(
+    folder: str, written: list[dict[str, Any]], num_workers: int
+) -> None:
+    with _loader(folder, num_workers=num_workers, shuffle=True) as loader:
+        found: list[list[Batch]] = []
+        threads = [
+            threading.Thread(target=lambda: found.append(list(loader)), daemon=True)
+            for _ in range(4)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(PATIENCE_S)
+        assert len(found) == 4
+        for batches in found:
+            _check_epoch(batches, written)
+
+
+def _in_fork(work: Any) -> str:
+    """Run in a fork of this process; returns the text that it returns."""
+    reading, writing = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # 3.12: this process has threads
+        pid = os.fork()
+    if pid == 0:
+        try:
+            os.write(writing, work().encode())
+        finally:
+            os._exit(0)
+    os.close(writing)
+    with open(reading) as file:
+        text = file.read()
+    os.waitpid(pid, 0)
+    return text
+
+
+@WORKERS
+def test_a_fork_is_told_to_make_a_loader_of_its_own_and_does_the_parent_no_harm(
+    folder: str, written: list[dict[str, Any]], num_workers: int
+) -> None:
+    with _loader(folder, num_workers=num_workers) as loader:
+        steps = iter(loader)
+        kept = [next(steps)]
+
+        def misuse() -> str:
+            told = []
+            for use in (lambda: next(steps), lambda: next(iter(loader)), lambda: list(loader)):
+                try:
+                    use()
+                except LoaderClosed as error:
+                    told.append(str(error))
+            loader.close()
+            return "\n".join(told)
+
+        told = _in_fork(misuse).splitlines()
+        assert len(told) == 3
+        assert all("which has to make a loader of its own" in line for line in told)
+        kept += steps
+        _check_epoch(kept, written)
+
+
+def test_a_fork_can_have_a_loader_of_its_own(folder: str) -> None:
+    def load() -> str:
+        with _loader(folder, num_workers=1) as mine:
+            return str(sum(batch.n_rows for batch in mine))
+
+    with _loader(folder, num_workers=1) as loader:
+        assert next(iter(loader)).n_rows == BATCH
+        assert _in_fork(load) == str(N)
+        assert len(list(loader)) == len(loader)
+
+
+# --- the end of a loader --------------------------------------------------------------------
+
+
+@WORKERS
+def test_after_close_every_use_is_refused_and_held_batches_stay(
+    folder: str, written: list[dict[str, Any]], num_workers: int
+) -> None:
+    loader = _loader(folder, num_workers=num_workers)
+    steps = iter(loader)
+    batch = next(steps)
+    loader.close()
+    loader.close()
+    check_against(batch, written)
+    for use in (lambda: next(steps), lambda: iter(loader)):
+        with pytest.raises(LoaderClosed, match="the loader is closed"):
+            use()
+    assert len(loader) == N // BATCH
+
+
+@WORKERS
+def test_a_loader_that_nobody_refers_to_closes_itself(folder: str, num_workers: int) -> None:
+    loader = _loader(folder, num_workers=num_workers)
+    engine = loader._engine
+    for _ in loader:
+        break
+    gone = weakref.ref(loader)
+    gc.disable()  # by reference counts alone
+    try:
+        del loader
+        assert gone() is None
+    finally:
+        gc.enable()
+    with pytest.raises(LoaderClosed):
+        engine.layout()
+
+
+@WORKERS
+def test_an_iterator_keeps_its_loader(
+    folder: str, written: list[dict[str, Any]], num_workers: int
+) -> None:
+    steps = iter(_loader(folder, num_workers=num_workers))
+    gc.collect()
+    _check_epoch(list(steps), written)
+
+
+@WORKERS
+def test_leaving_a_with_in_the_middle_of_a_loop_closes_the_loader(
+    folder: str, num_workers: int
+) -> None:
+    with pytest.raises(ValueError, match="oops"), _loader(folder, num_workers=num_workers) as kept:
+        for _ in kept:
+            raise ValueError("oops")
+    with pytest.raises(LoaderClosed):
+        iter(kept)
+
+
+def test_close_from_another_thread_ends_a_wait_for_workers(folder: str) -> None:
+    def linger(sample: dict[str, Any]) -> dict[str, Any]:
+        if sample["label"] >= BATCH:
+            time.sleep(1000)
+        return sample
+
+    loader = _loader(folder, num_workers=1, transform=linger)
+    steps = iter(loader)
+    next(steps)
+    closer = threading.Thread(target=loader.close)
+    closer.start()
+    with pytest.raises(LoaderClosed):
+        list(steps)
+    closer.join(PATIENCE_S)
+    assert not closer.is_alive()
+
+
+@pytest.mark.parametrize("first", [0, 13])
+def test_close_from_another_thread_ends_a_loop_without_workers_at_the_next_batch(
+    folder: str, first: int
+) -> None:
+    def close(sample: dict[str, Any]) -> dict[str, Any]:
+        if sample["label"] == first:
+            closer.start()
+            is_closing.wait(PATIENCE_S)
+        return sample
+
+    def closing() -> None:
+        loader._engine._staff.close()
+        is_closing.set()
+        loader.close()
+
+    is_closing = threading.Event()
+    closer = threading.Thread(target=closing)
+    loader = _loader(folder, transform=close)
+    with pytest.raises(LoaderClosed):
+        list(loader)
+    closer.join(PATIENCE_S)
+    assert not closer.is_alive()

@@ -1,0 +1,755 @@
+"""What a transform may do, and what comes back when it does something else."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import os
+import random
+import re
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import shardio
+from shardio import Array, Json, Schema, ShardLoader, TransformError, WorkerDied
+from shardio._engine.crew import Crew
+from tests.loading import RAGGED, TWO_FIELDS, bits, check_against, two_fields, write_dataset
+from tests.shards import EVERY_FIELD
+
+N = 40
+WORKERS = pytest.mark.parametrize("num_workers", [0, 2])
+Sample = dict[str, Any]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def warm_zygote() -> Iterator[None]:
+    """Keep one crew open, so that loaders find a zygote that is running."""
+    with Crew(1, lambda channel: channel.recv()):
+        yield
+    gc.collect()  # loaders that failures refer to must not end in the middle of other tests
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """N samples of two fields in 2 shards of 20."""
+    path = tmp_path_factory.mktemp("transforms") / "set"
+    return write_dataset(path, N, 2, TWO_FIELDS, two_fields(N))
+
+
+@pytest.fixture(scope="module")
+def every(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """N samples of EVERY_FIELD in 3 shards."""
+    return write_dataset(tmp_path_factory.mktemp("transforms") / "every", N, 3)
+
+
+def _loader(folder: str, batch_size: int = 8, **options: Any) -> ShardLoader:
+    return ShardLoader(folder, batch_size, **{"output": "numpy", "num_workers": 0, **options})
+
+
+def _labels(folder: str, transform: Callable[..., Any], **options: Any) -> list[int]:
+    with _loader(folder, transform=transform, **options) as loader:
+        return [int(label) for batch in loader for label in batch["label"]]
+
+
+# --- kinds of callables ---------------------------------------------------------------------
+
+
+def plus_hundred(sample: Sample) -> Sample:
+    return {"label": sample["label"] + 100}
+
+
+def plus(sample: Sample, rng: np.random.Generator, *, amount: int = 0) -> Sample:
+    return {"label": sample["label"] + amount}
+
+
+class Adder:
+    def __init__(self, amount: int) -> None:
+        self.amount = amount
+
+    def __call__(self, sample: Sample) -> Sample:
+        return {"label": sample["label"] + self.amount}
+
+    def add(self, sample: Sample) -> Sample:
+        return self(sample)
+
+    def add_with(self, sample: Sample, rng: np.random.Generator) -> Sample:
+        return self(sample)
+
+    @staticmethod
+    def add_hundred(sample: Sample) -> Sample:
+        return Adder(100)(sample)
+
+
+def _closure() -> Callable[[Sample], Sample]:
+    amount = 100
+
+    def add(sample: Sample) -> Sample:
+        return {"label": sample["label"] + amount}
+
+    return add
+
+
+@WORKERS
+@pytest.mark.parametrize(
+    "transform",
+    [
+        pytest.param(plus_hundred, id="function"),
+        pytest.param(lambda sample: {"label": sample["label"] + 100}, id="lambda"),
+        pytest.param(_closure(), id="closure"),
+        pytest.param(Adder(100), id="callable object"),
+        pytest.param(Adder(100).add, id="method"),
+        pytest.param(Adder(100).add_with, id="method with rng"),
+        pytest.param(Adder.add_hundred, id="static method"),
+        pytest.param(functools.partial(plus, amount=100), id="partial with rng"),
+        pytest.param(lambda sample, rng=None: plus(sample, rng, amount=100), id="rng by default"),
+        pytest.param(lambda sample, amount=100: Adder(amount)(sample), id="another default"),
+        pytest.param(lambda *samples: plus_hundred(*samples), id="any arguments"),
+    ],
+)
+def test_every_kind_of_callable_works(
+    folder: str, transform: Callable[..., Any], num_workers: int
+) -> None:
+    found = _labels(folder, transform, num_workers=num_workers)
+    assert found == list(range(100, 100 + N))
+
+
+@WORKERS
+def test_a_transform_travels_with_the_values_that_it_refers_to(
+    folder: str, num_workers: int
+) -> None:
+    table = {i: i * i for i in range(N)}
+    transform = functools.partial(
+        lambda table, sample: {"label": table[int(sample["label"])]}, table
+    )
+    assert _labels(folder, transform, num_workers=num_workers) == [i * i for i in range(N)]
+
+
+def test_a_transform_that_cannot_travel_is_refused_by_the_constructor(folder: str) -> None:
+    lock = threading.Lock()
+    with pytest.raises(shardio.InvalidArgument, match="cannot be sent to worker processes"):
+        _loader(folder, num_workers=1, transform=lambda sample: {"label": lock.locked()})
+
+
+# --- what comes out -------------------------------------------------------------------------
+
+
+@WORKERS
+def test_the_result_decides_which_fields_a_batch_has_and_of_which_kind(
+    every: str, num_workers: int
+) -> None:
+    def describe(sample: Sample) -> Sample:
+        return {
+            "mean": sample["frames"].mean(axis=0, dtype=np.float32),
+            "half": np.float16(0.5),
+            "count": int(sample["label"]),
+            "ratio": 0.25,
+            "flag": bool(sample["label"] % 2),
+            "name": f"n{sample['label']}",
+            "raw": b"x" * int(sample["label"] % 3),
+            "facts": {"label": int(sample["label"]), "list": [1, None]},
+            "bits": sample["bits"],
+        }
+
+    with _loader(every, transform=describe, num_workers=num_workers) as loader:
+        batches = list(loader)
+        schema = loader._engine.layout().schema
+    dtypes = {n: batches[0][n].dtype.name for n in ("mean", "half", "count", "ratio", "flag")}
+    assert dtypes == {
+        "mean": "float32",
+        "half": "float16",
+        "count": "int64",
+        "ratio": "float64",
+        "flag": "bool",
+    }
+    assert batches[0]["mean"].shape == (8, 24, 24, 3)
+    assert [name for batch in batches for name in batch["name"]] == [f"n{i}" for i in range(N)]
+    assert [raw for batch in batches for raw in batch["raw"]] == [b"x" * (i % 3) for i in range(N)]
+    assert [fact["label"] for batch in batches for fact in batch["facts"]] == list(range(N))
+    assert schema["bits"] == Array("bfloat16", (3,))
+
+
+@WORKERS
+def test_an_identity_changes_nothing_whatever_the_field(every: str, num_workers: int) -> None:
+    samples = list(shardio.open(every))
+    with _loader(every, shuffle=True, num_workers=num_workers, transform=dict) as loader:
+        for batch in loader:
+            assert list(batch) == list(EVERY_FIELD)
+            check_against(batch, samples)
+
+
+@WORKERS
+def test_an_identity_leaves_json_of_any_kind_what_it_is(tmp_path: Path, num_workers: int) -> None:
+    metas = ["text", 5, None, {"a": 1}, [1, 2], 0.5, True, "", [], {}]
+    schema = Schema({"meta": Json()})
+    folder = write_dataset(tmp_path / "set", len(metas), 1, schema, [{"meta": m} for m in metas])
+    with _loader(folder, num_workers=num_workers, transform=lambda s: s) as loader:
+        assert [meta for batch in loader for meta in batch["meta"]] == metas
+
+
+@WORKERS
+def test_values_may_vary_in_size_from_sample_to_sample(folder: str, num_workers: int) -> None:
+    def spread(sample: Sample) -> Sample:
+        i = int(sample["label"])
+        return {"label": i, "note": "ö" * i**3, "blob": bytes([i]) * (i % 9)}
+
+    with _loader(folder, transform=spread, num_workers=num_workers) as loader:
+        for _ in range(2):
+            for batch in loader:
+                numbers = batch["label"].tolist()
+                assert batch["note"] == ["ö" * i**3 for i in numbers]
+                assert batch["blob"] == [bytes([i]) * (i % 9) for i in numbers]
+
+
+@WORKERS
+def test_fields_limit_what_a_transform_sees(folder: str, num_workers: int) -> None:
+    transform = lambda sample: {"names": sorted(sample)}  # noqa: E731
+    with _loader(folder, fields=["label"], transform=transform, num_workers=num_workers) as loader:
+        assert next(iter(loader))["names"] == [["label"]] * 8
+
+
+@WORKERS
+def test_any_mapping_will_do(folder: str, num_workers: int) -> None:
+    import types
+
+    transform = lambda sample: types.MappingProxyType({"label": sample["label"]})  # noqa: E731
+    assert _labels(folder, transform, num_workers=num_workers) == list(range(N))
+
+
+@pytest.mark.cpu_device
+@WORKERS
+def test_what_a_transform_makes_arrives_as_tensors(folder: str, num_workers: int) -> None:
+    def scale(sample: Sample) -> Sample:
+        return {"image": sample["image"] / np.float32(255), "label": sample["label"]}
+
+    images = [sample["image"] / np.float32(255) for sample in two_fields(N)]
+    with ShardLoader(folder, 8, num_workers=num_workers, transform=scale) as loader:
+        for batch in loader:
+            expected = np.stack([images[i] for i in batch.indices])
+            np.testing.assert_array_equal(batch["image"].numpy(), expected)
+
+
+# --- chance ---------------------------------------------------------------------------------
+
+
+def draw(sample: Sample, rng: np.random.Generator) -> Sample:
+    return {
+        "label": sample["label"],
+        "drawn": np.array([rng.random(), random.random(), np.random.rand()]),
+    }
+
+
+def _draws(folder: str, **options: Any) -> list[dict[int, tuple[float, ...]]]:
+    """What two epochs draw, by sample."""
+    with _loader(folder, transform=draw, shuffle=True, **options) as loader:
+        return [
+            {
+                int(label): tuple(drawn)
+                for batch in loader
+                for label, drawn in zip(batch["label"], batch["drawn"].tolist(), strict=True)
+            }
+            for _ in range(2)
+        ]
+
+
+def test_draws_are_the_same_for_every_number_of_workers_and_batch_size(folder: str) -> None:
+    expected = _draws(folder)
+    for options in ({"num_workers": 1}, {"num_workers": 3}, {"prefetch": 7}, {"reuse": True}):
+        assert _draws(folder, **options) == expected
+    assert _draws(folder, batch_size=13) == expected
+
+
+def test_draws_differ_by_sample_epoch_seed_and_generator(folder: str) -> None:
+    found = [*_draws(folder), *_draws(folder, seed=1)]
+    drawn = [value for epoch in found for values in epoch.values() for value in values]
+    assert len(set(drawn)) == len(drawn) == 2 * 2 * N * 3
+
+
+@WORKERS
+def test_the_programs_own_generators_are_left_as_they_were(folder: str, num_workers: int) -> None:
+    random.seed(1)
+    np.random.seed(1)
+    states = random.getstate(), np.random.get_state()[1].tolist()  # type: ignore[index]
+    for batch_size in (8, 100):
+        with _loader(folder, batch_size, transform=draw, num_workers=num_workers) as loader:
+            for _ in loader:
+                assert random.getstate() == states[0]
+            with pytest.raises(TransformError):
+                list(_loader(folder, transform=_fail_after(20), num_workers=num_workers))
+    assert random.getstate() == states[0]
+    assert np.random.get_state()[1].tolist() == states[1]  # type: ignore[index]
+
+
+@WORKERS
+def test_the_first_sample_is_drawn_as_if_nobody_had_asked_for_the_schema(
+    folder: str, num_workers: int
+) -> None:
+    calls = "calls"
+
+    def count(sample: Sample) -> Sample:
+        made = globals().setdefault(calls, [])
+        made.append(int(sample["label"]))
+        return {"label": sample["label"], "drawn": np.random.rand()}
+
+    with _loader(folder, transform=count, num_workers=num_workers) as loader:
+        first = next(iter(loader))["drawn"][0]
+    with _loader(folder, transform=lambda s: {"drawn": np.random.rand()}) as loader:
+        assert next(iter(loader))["drawn"][0] == first
+
+
+# --- failures -------------------------------------------------------------------------------
+
+
+class OwnError(Exception):
+    """Unlike most exceptions, it cannot be made from its args."""
+
+    def __init__(self, what: str, *, where: int) -> None:
+        super().__init__(what)
+        self.where = where
+
+
+class Unspeakable(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+def _fail_after(n: int) -> Callable[[Sample], Sample]:
+    def fail(sample: Sample) -> Sample:
+        if sample["label"] >= n:
+            raise ValueError(f"label {sample['label']} is too large")
+        return sample
+
+    return fail
+
+
+def _raising(make: Callable[[], BaseException], first: int) -> Callable[[Sample], Sample]:
+    def raise_it(sample: Sample) -> Sample:
+        if sample["label"] == first:
+            raise make()
+        return sample
+
+    return raise_it
+
+
+def _failure(folder: str, transform: Callable[..., Any], **options: Any) -> Exception:
+    """The error of the first epoch; makes sure that all batches before it arrive."""
+    seen: list[int] = []
+    with _loader(folder, transform=transform, **options) as loader:
+        with pytest.raises(Exception) as caught:
+            for batch in loader:
+                seen += batch.indices.tolist()
+    assert seen == list(range(len(seen)))
+    return caught.value
+
+
+@WORKERS
+@pytest.mark.parametrize("first", [0, 27])
+def test_an_exception_comes_with_traceback_sample_and_shard(
+    folder: str, num_workers: int, first: int
+) -> None:
+    transform = _raising(lambda: ValueError("three is too many"), first)
+    error = _failure(folder, transform, num_workers=num_workers)
+    assert isinstance(error, TransformError)
+    shard, row = divmod(first, 20)
+    assert f"sample {row} of shard 00000{shard}-000.shard of {folder}" in str(error)
+    assert "the transform raised ValueError: three is too many" in str(error)
+    assert "raise make()" in str(error)  # the traceback shows the source
+    assert "shardio/_engine" not in str(error)
+    assert isinstance(error.__cause__, ValueError)
+    assert error.__cause__.args == ("three is too many",)
+
+
+def test_a_failure_is_told_alike_with_and_without_workers(folder: str) -> None:
+    told = {str(_failure(folder, _fail_after(11), num_workers=n)) for n in (0, 1, 3)}
+    assert len(told) == 1
+
+
+@WORKERS
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        pytest.param(lambda: SystemExit(0), "SystemExit: 0", id="SystemExit"),
+        pytest.param(lambda: StopIteration("s"), "StopIteration: s", id="StopIteration"),
+        pytest.param(lambda: GeneratorExit(), "GeneratorExit", id="GeneratorExit"),
+        pytest.param(lambda: MemoryError("m"), "MemoryError: m", id="MemoryError"),
+        pytest.param(lambda: OwnError("own", where=3), "OwnError: own", id="unpicklable"),
+        pytest.param(lambda: ValueError(threading.Lock()), "ValueError: <", id="holds a lock"),
+        pytest.param(lambda: ValueError("\udcff"), "ValueError: ", id="surrogate"),
+        pytest.param(lambda: Unspeakable(), "Unspeakable", id="str fails"),
+        pytest.param(lambda: ExceptionGroup("g", [ValueError("v")]), "ValueError: v", id="group"),
+    ],
+)
+def test_every_exception_is_a_failure_of_the_transform(
+    folder: str, num_workers: int, make: Callable[[], BaseException], words: str
+) -> None:
+    error = _failure(folder, _raising(make, 13), num_workers=num_workers)
+    assert isinstance(error, TransformError)
+    assert words in str(error)
+    assert "sample 13 of shard 000000-000.shard" in str(error)
+
+
+def test_keyboard_interrupt_in_a_worker_is_a_failure_too(folder: str) -> None:
+    error = _failure(folder, _raising(KeyboardInterrupt, 13), num_workers=2)
+    assert isinstance(error, TransformError)
+    assert "KeyboardInterrupt" in str(error)
+
+
+def test_keyboard_interrupt_without_workers_is_ctrl_c_and_the_loader_lives_on(folder: str) -> None:
+    interrupts = iter([True])
+
+    def interrupt(sample: Sample) -> Sample:
+        if sample["label"] == 13 and next(interrupts, False):
+            raise KeyboardInterrupt
+        return sample
+
+    with _loader(folder, transform=interrupt) as loader:
+        with pytest.raises(KeyboardInterrupt):
+            list(loader)
+        assert [int(i) for batch in loader for i in batch["label"]] == list(range(N))
+
+
+def test_an_exception_of_a_class_of_the_program_is_of_that_class_in_main(folder: str) -> None:
+    class Mine(ValueError):
+        pass
+
+    error = _failure(folder, _raising(lambda: Mine("mine"), 3), num_workers=1)
+    assert isinstance(error.__cause__, Mine)
+
+
+@WORKERS
+@pytest.mark.parametrize("n", [200_000, 30_000_000])
+def test_an_exception_with_a_huge_message_arrives_cut(
+    folder: str, num_workers: int, n: int
+) -> None:
+    error = _failure(
+        folder, _raising(lambda: ValueError("ü" * n + "end"), 9), num_workers=num_workers
+    )
+    assert isinstance(error, TransformError)
+    assert str(error).startswith("the transform raised ValueError: üüü")
+    if num_workers:
+        assert len(str(error)) < 65_536
+        assert "end" in str(error)
+
+
+MISFITS: dict[str, tuple[Callable[[Sample], Any], str]] = {
+    "None": (lambda sample: None, "must be a dict of fields, found NoneType"),
+    "several samples": (lambda sample: [sample, sample], "must be a dict of fields, found list"),
+    "another field": (lambda sample: {**sample, "more": 1}, "'more'"),
+    "a field less": (
+        lambda sample: {"label": sample["label"]},
+        r"\['image', 'label'\].*\['label'\]",
+    ),
+    "float": (lambda sample: {**sample, "label": 1.5}, "int64 of shape .*float64 of shape"),
+    "int32": (lambda sample: {**sample, "label": np.int32(1)}, "int64 of shape .*int32 of shape"),
+    "smaller": (lambda s: {**s, "image": s["image"][:3]}, r"\(64, 96\).*\(3, 96\)"),
+    "more dims": (lambda s: {**s, "image": s["image"][None]}, r"\(64, 96\).*\(1, 64, 96\)"),
+    "object": (lambda sample: {**sample, "label": object()}, "'label'.*object"),
+    "complex": (lambda sample: {**sample, "label": 1 + 2j}, "'label'.*complex"),
+    "uneven list": (lambda sample: {**sample, "label": [[1], [1, 2]]}, "'label'.*list"),
+    "array of str": (lambda sample: {**sample, "label": np.array(["a"])}, "'label'.*<U1"),
+    "large int": (lambda sample: {**sample, "label": 2**70}, "'label'"),
+    "date": (lambda sample: {**sample, "label": np.datetime64("2020")}, "'label'.*datetime64"),
+    "key 3": (lambda sample: {**sample, 3: 4}, "3"),
+    "set": (lambda sample: {**sample, "label": {1, 2}}, "'label'.*set"),
+    "str": (lambda sample: {**sample, "label": "five"}, "'label'.*str"),
+}
+
+
+@WORKERS
+@pytest.mark.parametrize("misfit", MISFITS)
+def test_a_later_result_that_differs_from_the_first_is_named_with_both(
+    folder: str, num_workers: int, misfit: str
+) -> None:
+    make, words = MISFITS[misfit]
+
+    def transform(sample: Sample) -> Any:
+        return make(sample) if sample["label"] == 13 else sample
+
+    error = _failure(folder, transform, num_workers=num_workers)
+    assert isinstance(error, TransformError)
+    assert f"sample 13 of shard 000000-000.shard of {folder}" in str(error)
+    assert re.search(words, str(error))
+
+
+@WORKERS
+@pytest.mark.parametrize(
+    "misfit",
+    ["None", "several samples", "object", "complex", "array of str", "large int", "date", "set"],
+)
+def test_a_first_result_that_no_batch_can_hold_is_named(
+    folder: str, num_workers: int, misfit: str
+) -> None:
+    make, words = MISFITS[misfit]
+    error = _failure(folder, make, num_workers=num_workers)
+    assert isinstance(error, TransformError)
+    assert f"sample 0 of shard 000000-000.shard of {folder}" in str(error)
+    assert re.search(words, str(error))
+
+
+@pytest.mark.cpu_device
+@WORKERS
+@pytest.mark.parametrize("first", [0, 13])
+def test_a_tensor_is_refused_with_what_to_return_instead(
+    folder: str, num_workers: int, first: int
+) -> None:
+    def transform(sample: Sample) -> Sample:
+        from tinygrad.tensor import Tensor
+
+        if sample["label"] == first:
+            return {**sample, "image": Tensor(sample["image"])}
+        return sample
+
+    error = _failure(folder, transform, num_workers=num_workers)
+    assert isinstance(error, TransformError)
+    assert "'image'" in str(error)
+    assert "Tensor" in str(error)
+    assert f"sample {first} of shard" in str(error)
+
+
+@WORKERS
+@pytest.mark.parametrize("field", ["frames", "packed", "points", "cloud", "tiny"])
+def test_arrays_are_read_only_and_writing_says_so(every: str, num_workers: int, field: str) -> None:
+    def write(sample: Sample) -> Sample:
+        sample[field][...] = 0
+        return sample
+
+    error = _failure(every, write, num_workers=num_workers, verify="always")
+    assert isinstance(error, TransformError)
+    assert "read-only" in str(error)
+    assert "sample[field][...] = 0" in str(error)
+
+
+@WORKERS
+def test_a_sample_may_be_changed_in_place_but_for_its_arrays(folder: str, num_workers: int) -> None:
+    def change(sample: Sample) -> Sample:
+        sample["label"] += 1
+        sample["image"] = sample["image"].copy()
+        sample["image"][0] = 7
+        del sample["image"]
+        return sample
+
+    assert _labels(folder, change, num_workers=num_workers) == list(range(1, N + 1))
+    assert _labels(folder, change, num_workers=num_workers) == list(range(1, N + 1))
+
+
+# --- deaths ---------------------------------------------------------------------------------
+
+
+def _dying(first: int, end: Callable[[], Any]) -> Callable[[Sample], Sample]:
+    def die(sample: Sample) -> Sample:
+        if sample["label"] == first:
+            end()
+        return sample
+
+    return die
+
+
+ENDS = pytest.mark.parametrize(
+    ("end", "words"),
+    [
+        pytest.param(lambda: os._exit(0), "ended with exit code 0", id="_exit 0"),
+        pytest.param(lambda: os._exit(7), "ended with exit code 7", id="_exit 7"),
+        pytest.param(lambda: os.kill(os.getpid(), signal.SIGKILL), "killed by signal 9", id="kill"),
+        pytest.param(
+            lambda: os.kill(os.getpid(), signal.SIGTERM), "killed by signal 15", id="term"
+        ),
+        pytest.param(
+            lambda: os.kill(os.getpid(), signal.SIGSEGV), "killed by signal 11", id="segv"
+        ),
+    ],
+)
+
+
+@ENDS
+@pytest.mark.parametrize("num_workers", [1, 2])
+@pytest.mark.parametrize("first", [0, 27])
+def test_the_death_of_a_worker_is_reported_with_its_sample(
+    folder: str, end: Callable[[], Any], words: str, num_workers: int, first: int
+) -> None:
+    seen: list[int] = []
+    with _loader(folder, transform=_dying(first, end), num_workers=num_workers) as loader:
+        with pytest.raises(WorkerDied) as caught:
+            for batch in loader:
+                seen += batch.indices.tolist()
+    assert words in str(caught.value)
+    shard, row = divmod(first, 20)
+    assert f"sample {row} of shard 00000{shard}-000.shard" in str(caught.value)
+    assert seen == list(range(first // 8 * 8))
+
+
+def test_after_a_death_the_loader_goes_on_with_another_worker(folder: str) -> None:
+    transform = _dying(27, lambda: os._exit(3))
+    with _loader(folder, transform=transform, num_workers=2) as loader:
+        for _ in range(10):
+            seen: list[int] = []
+            with pytest.raises(WorkerDied, match="sample 7 of shard 000001"):
+                for batch in loader:
+                    seen += batch.indices.tolist()
+            assert seen == list(range(24))
+
+
+def test_a_worker_killed_from_outside_is_replaced(folder: str) -> None:
+    with _loader(folder, num_workers=2) as loader:
+        assert len(list(loader)) == 5
+        for pid in loader._engine._staff._crew.pids():  # type: ignore[union-attr]
+            assert pid is not None
+            os.kill(pid, signal.SIGKILL)
+        outcomes = set()
+        for _ in range(3):
+            try:
+                outcomes.add(len(list(loader)))
+            except WorkerDied as error:
+                outcomes.add("killed by signal 9" in str(error))
+        assert outcomes <= {True, 5}
+        assert len(list(loader)) == 5
+
+
+def test_the_death_of_the_zygote_is_survived_by_the_loader(folder: str) -> None:
+    from shardio._engine import launch
+
+    with _loader(folder, num_workers=2) as loader:
+        assert len(list(loader)) == 5
+        zygote = launch._current
+        assert zygote is not None
+        workers = [pid for pid in loader._engine._staff._crew.pids() if pid]  # type: ignore[union-attr]
+        os.kill(zygote.pid, signal.SIGKILL)
+        while any(_is_running(pid) for pid in workers):
+            time.sleep(0.001)
+        with pytest.raises(WorkerDied, match="killed by signal 9"):  # what it is given now is lost
+            list(loader)
+        assert len(list(loader)) == 5
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state not in "ZX"
+
+
+@pytest.mark.parametrize(
+    "transform", [None, lambda sample: {"sum": int(sample["image"].sum())}], ids=["plain", "sum"]
+)
+def test_a_shard_that_is_truncated_under_a_worker_is_a_death_that_names_it(
+    tmp_path: Path, transform: Any
+) -> None:
+    path = write_dataset(tmp_path / "set", N, 2, TWO_FIELDS, two_fields(N))
+    shard = Path(path) / "000001-000.shard"
+    with _loader(path, transform=transform, num_workers=1, verify="off") as loader:
+        steps = iter(loader)
+        next(steps)
+        os.truncate(shard, 8192)
+        with pytest.raises(WorkerDied, match="killed by signal 7") as caught:
+            list(steps)
+    assert "000001-000.shard" in str(caught.value)
+
+
+# --- work that is not wanted any more -------------------------------------------------------
+
+
+def test_without_workers_a_pass_that_was_left_runs_no_further_transform(folder: str) -> None:
+    seen: list[int] = []
+
+    def note(sample: Sample) -> Sample:
+        seen.append(int(sample["label"]))
+        return {"label": sample["label"]}
+
+    with _loader(folder, transform=note) as loader:
+        for _ in range(3):
+            del seen[:]
+            for _ in loader:
+                break
+            for batch in loader:
+                assert batch["label"].tolist() == list(range(8))
+                break
+            # Twice the first batch; the second of each pass at most is begun ahead of its turn.
+            assert seen.count(0) <= 3  # once more for the schema, in the first round
+            assert max(seen) < 8
+
+
+def test_the_transform_is_called_once_per_sample_and_once_for_the_schema(
+    folder: str, tmp_path: Path
+) -> None:
+    log = str(tmp_path / "log")
+
+    def note(sample: Sample) -> Sample:
+        with open(log, "a") as file:
+            file.write(f"{sample['label']}\n")
+        return {"label": sample["label"]}
+
+    for num_workers in (0, 1, 3):
+        Path(log).unlink(missing_ok=True)
+        with _loader(folder, transform=note, num_workers=num_workers) as loader:
+            list(loader)
+        called = sorted(int(line) for line in Path(log).read_text().splitlines())
+        assert called == [0, *range(N)]
+
+
+def test_a_transform_runs_in_a_process_that_has_neither_tinygrad_nor_the_main_module(
+    folder: str,
+) -> None:
+    def look(sample: Sample) -> Sample:
+        main = sys.modules["__main__"]
+        return {"tinygrad": "tinygrad" in sys.modules, "main": str(getattr(main, "__file__", ""))}
+
+    with _loader(folder, transform=look, num_workers=1) as loader:
+        batch = next(iter(loader))
+    assert not batch["tinygrad"].any()
+    assert not any("pytest" in name for name in batch["main"])
+
+
+def test_environment_folder_and_path_are_those_of_the_program(
+    folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SHARDIO_TEST_VALUE", "seen")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "beside.py").write_text(
+        "def add(sample):\n    return {'label': sample['label'] + 9}\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def look(sample: Sample) -> Sample:
+        import beside  # type: ignore[import-not-found]
+
+        return {
+            **beside.add(sample),
+            "value": os.environ["SHARDIO_TEST_VALUE"],
+            "cwd": os.getcwd(),
+        }
+
+    with _loader(folder, transform=look, num_workers=1) as loader:
+        batch = next(iter(loader))
+    assert batch["label"].tolist() == list(range(9, 17))
+    assert set(batch["value"]) == {"seen"}
+    assert set(batch["cwd"]) == {str(tmp_path)}
+
+
+@WORKERS
+def test_batches_with_a_transform_are_the_same_bit_for_bit(every: str, num_workers: int) -> None:
+    def crop(sample: Sample, rng: np.random.Generator) -> Mapping[str, Any]:
+        x = int(rng.integers(8))
+        return {"crop": sample["frames"][:, x : x + 16], "note": sample["note"], "x": x}
+
+    with _loader(every, transform=crop, shuffle=True) as reference:
+        expected = [bits(batch) for _ in range(2) for batch in reference]
+    for options in ({}, {"reuse": True}, {"prefetch": 5}, {"memory_bytes": 2 << 20}):
+        with _loader(
+            every, transform=crop, shuffle=True, num_workers=num_workers, **options
+        ) as loader:
+            assert [bits(batch) for _ in range(2) for batch in loader] == expected
+
+
+def test_ragged_fields_pass_through_a_transform_unharmed(tmp_path: Path) -> None:
+    samples = [{"number": i, "note": "n" * i, "blob": b"b" * (i % 5)} for i in range(30)]
+    folder = write_dataset(tmp_path / "set", 30, 2, RAGGED, samples)
+    with _loader(folder, num_workers=2, transform=lambda sample: sample) as loader:
+        found = [note for batch in loader for note in batch["note"]]
+    assert found == [sample["note"] for sample in samples]

@@ -1,0 +1,504 @@
+from __future__ import annotations
+
+import json
+import os
+import stat
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shardio import manifest
+from shardio.dataset import DatasetWriter
+from shardio.errors import (
+    DatasetConflict,
+    DatasetCorrupt,
+    DatasetExists,
+    DatasetNotFound,
+    InvalidArgument,
+    SchemaError,
+    ShardUnsupported,
+)
+from shardio.format.schema import Array, Schema, Text
+from shardio.manifest import Generation, lineage_of, load, load_generation, publish, refuse_existing
+from shardio.writer import ShardSummary
+
+SCHEMA = Schema({"label": Array("int64"), "größe": Text()})
+SHARDS = (
+    ShardSummary("000000-000.shard", 7, 12288, "00112233445566778899aabbccddeeff"),
+    ShardSummary("000001-000.shard", 0, 8192, "ffeeddccbbaa99887766554433221100"),
+)
+DETAILS: dict[str, Any] = {
+    "classes": ["ant", "Bär", 'a "quote"'],
+    "inputs": [{"path": "ant/a.mp4", "outcome": "converted", "samples": 7}],
+    "converter": {"name": "videos", "options": {"frames": 16, "scale": 0.5}},
+    "versions": {"av": "1.2.3"},
+}
+
+
+def publish_in(folder: Path, **changes: Any) -> Generation:
+    details = {**DETAILS, **changes}
+    return publish(folder, schema=SCHEMA, shards=details.pop("shards", SHARDS), **details)
+
+
+def place_of(folder: Path, number: int = 1) -> Path:
+    return folder / "generations" / f"{number:06d}.json"
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+def forge(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """Change a published file as its own writer would have written it: canonical, right digest."""
+    content = json.loads(path.read_bytes())
+    del content["digest"]
+    change(content)
+    path.unlink()
+    manifest._write(path, content, exclusive=True)
+
+
+@pytest.fixture(autouse=True)
+def _quick_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hundreds of datasets are published here, and none has to survive a power cut."""
+    monkeypatch.setattr(os, "fsync", lambda fd: None)
+
+
+@pytest.fixture
+def published(tmp_path: Path) -> Path:
+    publish_in(tmp_path)
+    return tmp_path
+
+
+# What is written.
+
+
+def test_a_generation_is_read_back_as_it_was_published(tmp_path: Path) -> None:
+    generation = publish_in(tmp_path)
+    found = load(tmp_path)
+    assert found == generation
+    assert found.n_samples == 7
+    assert (found.classes, found.shards) == (tuple(DETAILS["classes"]), SHARDS)
+
+
+def test_both_files_are_canonical_json_with_a_digest(published: Path) -> None:
+    for raw in (published.joinpath("dataset.json").read_bytes(), place_of(published).read_bytes()):
+        content = json.loads(raw)
+        dumped = json.dumps(content, ensure_ascii=False, sort_keys=True, indent=1)
+        assert raw == dumped.encode() + b"\n"
+        assert len(content["digest"]) == 16
+
+
+def test_the_pointer_has_the_bytes_it_always_had(published: Path) -> None:
+    assert published.joinpath("dataset.json").read_bytes() == (
+        b'{\n "digest": "755ff047aaeb3ac3",\n "format": "shardio dataset",\n "generation": 1,\n'
+        b' "lineage": "4fbca26a2fa061bc",\n "version": 1\n}\n'
+    )
+
+
+def test_publishing_elsewhere_gives_the_same_bytes(tmp_path: Path) -> None:
+    (tmp_path / "b" / "c").mkdir(parents=True)
+    publish_in(tmp_path / "a")
+    publish_in(tmp_path / "b" / "c")
+    assert tree(tmp_path / "a") == tree(tmp_path / "b" / "c")
+    assert str(tmp_path).encode() not in b"".join(tree(tmp_path / "a").values())
+
+
+def test_no_temporary_file_is_left(published: Path) -> None:
+    assert sorted(tree(published)) == ["dataset.json", "generations/000001.json"]
+
+
+def test_keys_that_are_numbers_come_back_as_strings(tmp_path: Path) -> None:
+    publish_in(tmp_path, converter={"options": {2: "b", 10: "a"}})
+    assert load(tmp_path).converter == {"options": {"2": "b", "10": "a"}}
+
+
+@pytest.mark.parametrize("value", [float("nan"), object(), {1: 0, "a": 1}, "\ud800"], ids=repr)
+def test_what_json_cannot_say_is_refused_and_nothing_is_published(
+    tmp_path: Path, value: object
+) -> None:
+    with pytest.raises(SchemaError, match="cannot be written as JSON"):
+        publish_in(tmp_path, converter={"option": value})
+    assert tree(tmp_path) == {}
+
+
+@pytest.mark.parametrize("classes", ["abc", [1, 2], [b"a"]], ids=repr)
+def test_class_names_must_be_strings(tmp_path: Path, classes: Any) -> None:
+    with pytest.raises(InvalidArgument, match="classes"):
+        publish_in(tmp_path, classes=classes)
+    assert tree(tmp_path) == {}
+
+
+def test_content_reaches_the_disk_before_its_name_and_the_name_before_the_return(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[str] = []
+    link, rename = os.link, os.rename
+
+    def fsync(fd: int) -> None:
+        calls.append("folder" if stat.S_ISDIR(os.fstat(fd).st_mode) else "content")
+
+    def noted_link(temporary: Path, path: Path) -> None:
+        calls.append("link")
+        link(temporary, path)
+
+    def noted_rename(temporary: Path, path: Path) -> None:
+        calls.append("rename")
+        rename(temporary, path)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(os, "link", noted_link)
+    monkeypatch.setattr(os, "rename", noted_rename)
+    publish_in(tmp_path)
+    assert calls == ["content", "link", "folder", "content", "rename", "folder"]
+
+
+# The lineage.
+
+
+def test_the_lineage_depends_on_schema_and_shard_ids_only(tmp_path: Path) -> None:
+    plain = publish_in(tmp_path / "a").lineage
+    renamed = tuple(ShardSummary("x" + s.name, s.n_samples, s.n_bytes, s.id) for s in SHARDS)
+    assert publish_in(tmp_path / "b", shards=renamed, classes=[], inputs=[]).lineage == plain
+    assert publish_in(tmp_path / "c", shards=SHARDS[::-1]).lineage != plain
+    assert lineage_of(Schema({"label": Array("int32"), "größe": Text()}), SHARDS) != plain
+
+
+def test_the_lineage_is_the_one_it_always_was() -> None:
+    assert lineage_of(SCHEMA, SHARDS) == "4fbca26a2fa061bc"
+
+
+# Damage.
+
+
+@pytest.mark.parametrize("name", ["dataset.json", "generations/000001.json"])
+@pytest.mark.parametrize("flip", [0x01, 0x20, 0x80, 0xFF], ids=hex)
+def test_every_changed_byte_is_noticed(published: Path, name: str, flip: int) -> None:
+    path = published / name
+    raw = path.read_bytes()
+    for i in range(len(raw)):
+        path.write_bytes(raw[:i] + bytes([raw[i] ^ flip]) + raw[i + 1 :])
+        with pytest.raises(DatasetCorrupt, match=path.name):
+            load(published)
+
+
+@pytest.mark.parametrize("name", ["dataset.json", "generations/000001.json"])
+def test_every_truncation_and_every_addition_is_noticed(published: Path, name: str) -> None:
+    path = published / name
+    raw = path.read_bytes()
+    for other in [
+        *(raw[:n] for n in range(len(raw))),
+        raw + b"\n",
+        raw + b" ",
+        b"\n" + raw,
+        raw * 2,
+    ]:
+        path.write_bytes(other)
+        with pytest.raises(DatasetCorrupt):
+            load(published)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"null", b"[]", b'"digest"', b"1", b"{}", b"[" * 100_000, b"\xff\xfe", b"1" * 5000, b"NaN"],
+    ids=lambda content: repr(content[:12]),
+)
+def test_a_file_of_something_else_is_corrupt(published: Path, content: bytes) -> None:
+    (published / "dataset.json").write_bytes(content)
+    with pytest.raises(DatasetCorrupt):
+        load(published)
+
+
+def test_a_key_given_twice_is_noticed(published: Path) -> None:
+    path = published / "dataset.json"
+    path.write_bytes(path.read_bytes().replace(b'"version": 1', b'"version": 1,\n "version": 1'))
+    with pytest.raises(DatasetCorrupt):
+        load(published)
+
+
+def test_the_message_names_both_digests(published: Path) -> None:
+    path = place_of(published)
+    path.write_bytes(path.read_bytes().replace(b'"samples": 7', b'"samples": 8', 1))
+    with pytest.raises(DatasetCorrupt, match=r"expected digest [0-9a-f]{16}, found [0-9a-f]{16}"):
+        load(published)
+
+
+def test_a_missing_generation_is_named(published: Path) -> None:
+    place_of(published).unlink()
+    with pytest.raises(DatasetCorrupt, match=r"000001\.json: generation 1 is missing"):
+        load(published)
+
+
+# Files that are whole, and break a rule all the same.
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "../000000-000.shard",
+        "/etc/000000-000.shard",
+        "a/b.shard",
+        "a\0.shard",
+        "..",
+        "",
+        "000000-000",
+        "000000-000.shard/",
+        7,
+        None,
+        ["a.shard"],
+    ],
+    ids=repr,
+)
+def test_a_shard_is_named_by_a_plain_file_name(published: Path, name: object) -> None:
+    forge(place_of(published), lambda g: g["shards"][0].update(name=name))
+    with pytest.raises(DatasetCorrupt, match="no name of a shard"):
+        load(published)
+
+
+def test_no_shard_is_named_twice(published: Path) -> None:
+    forge(place_of(published), lambda g: g["shards"].append(g["shards"][0]))
+    with pytest.raises(DatasetCorrupt, match="named twice"):
+        load(published)
+
+
+@pytest.mark.parametrize("key", ["samples", "bytes"])
+@pytest.mark.parametrize("count", [-1, 1.0, True, "7", None, 1 << 64, 10**30], ids=repr)
+def test_counts_must_be_counts(published: Path, key: str, count: object) -> None:
+    forge(place_of(published), lambda g: g["shards"][0].update({key: count}))
+    with pytest.raises(DatasetCorrupt, match="counts"):
+        load(published)
+
+
+def test_no_dataset_has_more_samples_than_an_order_can_permute(published: Path) -> None:
+    forge(place_of(published), lambda g: g["shards"][0].update(samples=1 << 48))
+    assert load(published).n_samples == 1 << 48
+    forge(place_of(published), lambda g: g["shards"][1].update(samples=1))
+    with pytest.raises(DatasetCorrupt, match="at most"):
+        load(published)
+
+
+KEYS = ["shards", "schema", "classes", "inputs", "converter", "versions", "lineage", "generation"]
+
+
+WRONG = [None, 3, "text", [1], [None], {"a": 1}, [[["deep"]]], True, 0.5]
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        (key, value)
+        for key in KEYS
+        for value in WRONG
+        if not (key in ("converter", "versions") and isinstance(value, dict))
+    ],
+    ids=repr,
+)
+def test_entries_of_a_wrong_kind_are_corrupt(published: Path, key: str, value: Any) -> None:
+    forge(place_of(published), lambda g: g.update({key: value}))
+    with pytest.raises(DatasetCorrupt):
+        load(published)
+
+
+@pytest.mark.parametrize("key", [*KEYS, "format_version"])
+def test_a_missing_entry_is_corrupt(published: Path, key: str) -> None:
+    forge(place_of(published), lambda g: g.pop(key))
+    with pytest.raises(DatasetCorrupt):
+        load(published)
+
+
+@pytest.mark.parametrize("key", ["name", "samples", "bytes", "id"])
+def test_a_shard_without_one_of_its_entries_is_corrupt(published: Path, key: str) -> None:
+    forge(place_of(published), lambda g: g["shards"][1].pop(key))
+    with pytest.raises(DatasetCorrupt):
+        load(published)
+
+
+@pytest.mark.parametrize(
+    "number", [0, -1, True, 1.0, "1", None, 10**6, 10**4000], ids=lambda n: str(n)[:9]
+)
+def test_the_pointer_must_point_to_a_number(published: Path, number: object) -> None:
+    forge(published / "dataset.json", lambda p: p.update(generation=number))
+    with pytest.raises(DatasetCorrupt, match="expected a generation"):
+        load(published)
+
+
+def test_a_generation_under_another_number_is_corrupt(published: Path) -> None:
+    os.rename(place_of(published), place_of(published, 2))
+    forge(published / "dataset.json", lambda p: p.update(generation=2))
+    with pytest.raises(DatasetCorrupt, match="says that it is generation 1"):
+        load(published)
+
+
+def test_pointer_and_generation_must_agree_on_the_lineage(published: Path) -> None:
+    forge(published / "dataset.json", lambda p: p.update(lineage="0" * 16))
+    with pytest.raises(DatasetCorrupt, match="expected lineage"):
+        load(published)
+
+
+def test_json_of_another_program_is_no_dataset(published: Path) -> None:
+    forge(published / "dataset.json", lambda p: p.update(format="other"))
+    with pytest.raises(DatasetCorrupt, match="expected format 'shardio dataset'"):
+        load(published)
+
+
+# Later versions.
+
+
+def test_a_pointer_of_a_later_version_is_unsupported(published: Path) -> None:
+    forge(published / "dataset.json", lambda p: p.update(version=2))
+    with pytest.raises(ShardUnsupported, match="version 2, this shardio reads 1"):
+        load(published)
+
+
+def test_a_generation_of_a_later_major_format_is_unsupported(published: Path) -> None:
+    forge(place_of(published), lambda g: g.update(format_version="2.0"))
+    with pytest.raises(ShardUnsupported, match=r"format 2\.0"):
+        load(published)
+
+
+def test_a_generation_of_a_later_minor_format_is_read(published: Path) -> None:
+    forge(place_of(published), lambda g: g.update(format_version="1.9", later="ignored"))
+    assert load(published).shards == SHARDS
+
+
+@pytest.mark.parametrize("version", ["", "x.1", "-1.0", 1, None, "².0"], ids=repr)
+def test_a_format_version_that_is_none_is_corrupt(published: Path, version: object) -> None:
+    forge(place_of(published), lambda g: g.update(format_version=version))
+    with pytest.raises(DatasetCorrupt, match="no version"):
+        load(published)
+
+
+@pytest.mark.parametrize("view", [{"kind": "clips"}, {"kind": "rows", "step": 2}, None], ids=repr)
+def test_another_default_view_is_unsupported(published: Path, view: object) -> None:
+    forge(place_of(published), lambda g: g.update(view=view))
+    with pytest.raises(ShardUnsupported, match="view"):
+        load(published)
+
+
+def test_a_later_field_type_is_unsupported_by_name(published: Path) -> None:
+    forge(place_of(published), lambda g: g["schema"]["fields"][1].update(type=6))
+    with pytest.raises(ShardUnsupported, match="000001.json: field 'größe' has field type 6"):
+        load(published)
+
+
+# Where there is no dataset.
+
+
+def test_a_folder_that_is_missing_empty_or_a_file_holds_no_dataset(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for path in (tmp_path / "missing", tmp_path, tmp_path / "file"):
+        with pytest.raises(DatasetNotFound, match=str(path)):
+            load(path)
+
+
+def test_a_new_dataset_needs_a_folder_that_is_missing_or_empty(tmp_path: Path) -> None:
+    refuse_existing(tmp_path / "missing")
+    refuse_existing(tmp_path)
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "x").touch()
+    with pytest.raises(DatasetExists, match=r"full: already holds data \(x, 1 entries"):
+        refuse_existing(tmp_path / "full")
+    with pytest.raises(DatasetExists, match="is a file"):
+        refuse_existing(tmp_path / "full" / "x")
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(DatasetExists, match="link"):
+        refuse_existing(tmp_path / "link")
+    publish_in(tmp_path / "done")
+    with pytest.raises(DatasetExists, match="already holds a dataset"):
+        refuse_existing(tmp_path / "done")
+
+
+# Crashes and competitors.
+
+
+def test_a_crash_before_the_pointer_publishes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def crash(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "rename", crash)
+    with pytest.raises(KeyboardInterrupt):
+        publish_in(tmp_path)
+    monkeypatch.undo()
+    assert sorted(tree(tmp_path)) == ["generations/000001.json"]
+    with pytest.raises(DatasetNotFound, match="never finished"):
+        load(tmp_path)
+    assert load_generation(tmp_path, 1).shards == SHARDS
+
+
+def test_a_crash_before_the_generation_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def crash(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "link", crash)
+    with pytest.raises(KeyboardInterrupt):
+        publish_in(tmp_path)
+    assert tree(tmp_path) == {}
+
+
+def test_who_publishes_second_changes_nothing_of_the_first(published: Path) -> None:
+    before = tree(published)
+    with pytest.raises(DatasetConflict, match="another writer published first"):
+        publish_in(published, classes=["other"])
+    assert tree(published) == before
+
+
+def test_of_many_who_publish_at_once_one_wins_whole(tmp_path: Path) -> None:
+    n = 8
+    barrier = threading.Barrier(n)
+    outcomes: list[object] = [None] * n
+
+    def compete(i: int) -> None:
+        barrier.wait()
+        try:
+            outcomes[i] = publish_in(tmp_path, classes=[f"writer {i}"])
+        except DatasetConflict as error:
+            outcomes[i] = error
+
+    threads = [threading.Thread(target=compete, args=(i,)) for i in range(n)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    winners = [outcome for outcome in outcomes if isinstance(outcome, Generation)]
+    assert winners == [load(tmp_path)]
+    assert sum(isinstance(outcome, DatasetConflict) for outcome in outcomes) == n - 1
+    assert sorted(tree(tmp_path)) == ["dataset.json", "generations/000001.json"]
+
+
+def test_of_two_writers_in_one_folder_the_second_is_told_and_changes_nothing(
+    tmp_path: Path,
+) -> None:
+    schema = Schema({"x": Array("int64")})
+    first, second = DatasetWriter(tmp_path, schema), DatasetWriter(tmp_path, schema)
+    first.append({"x": 1})
+    second.append({"x": 2})
+    first.close()
+    before = tree(tmp_path)
+    with pytest.raises(DatasetConflict, match="another writer"):
+        second.close()
+    second.abort()
+    assert {name: raw for name, raw in before.items() if not name.endswith(".tmp")} == tree(
+        tmp_path
+    )
+
+
+def test_a_writer_that_meets_anothers_shard_is_told_so(tmp_path: Path) -> None:
+    schema = Schema({"x": Array("int64")})
+    first, second = DatasetWriter(tmp_path, schema), DatasetWriter(tmp_path, schema)
+    first.append({"x": 1})
+    first.close()
+    before = tree(tmp_path)
+    with pytest.raises(DatasetConflict):
+        second.append({"x": 2})
+    second.abort()
+    assert tree(tmp_path) == before

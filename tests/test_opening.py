@@ -1,0 +1,105 @@
+"""Opening a shard costs the same whatever the number of samples, and accepts one layout only.
+
+`tests/corruption/test_forged_structure.py` breaks every rule that opening checks.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardio.errors import ShardCorrupt, ShardIncomplete
+from shardio.format.layout import NO_FIELD, PAGE, Kind
+from shardio.format.schema import Array, Schema, Text
+from shardio.opening import expected_sections, open_sections
+from shardio.writer import ShardWriter
+from tests.format.strategies import SCHEMAS
+from tests.shards import EVERY_FIELD, write_shard
+
+
+@given(schema=SCHEMAS, n=st.integers(0, 1 << 48))
+def test_the_sections_of_a_shard_follow_from_schema_and_count(schema: Schema, n: int) -> None:
+    wanted = expected_sections(schema, n)
+    kinds = [kind for kind, _, _ in wanted]
+    assert kinds.count(Kind.COLUMN) == kinds.count(Kind.COLUMN_HASHES) == len(schema.columns)
+    assert kinds.count(Kind.PAYLOAD) == kinds.count(Kind.INDEX) == bool(schema.records)
+    for (kind, field, of_kind), (count, stride) in wanted.items():
+        if kind == Kind.BLOCK_HASHES:
+            covered = wanted[of_kind, field, 0]
+            assert (count, stride) == (-(-covered[0] * covered[1] // 4096), 8)
+    if schema.records:
+        assert wanted[Kind.INDEX, NO_FIELD, 0] == (n * len(schema.records), 32)
+
+
+def test_a_writer_writes_the_expected_sections_and_no_others(tmp_path: Path) -> None:
+    content = write_shard(tmp_path / "a.shard", 7).read_bytes()
+    header, schema, sections = open_sections(memoryview(content), "a.shard")
+    assert schema == EVERY_FIELD
+    wanted = expected_sections(EVERY_FIELD, 7)
+    assert {key: (s.count, s.stride) for key, s in sections.items()} == wanted
+    assert header.file_size == len(content)
+
+
+def test_schema_and_table_lie_directly_before_the_last_page(tmp_path: Path) -> None:
+    content = write_shard(tmp_path / "a.shard", 7).read_bytes()
+    header, _, sections = open_sections(memoryview(content), "a.shard")
+    in_order = sorted(sections.values(), key=lambda section: section.offset)
+    assert in_order[-1].kind == Kind.SCHEMA
+    assert in_order[-1].end == header.table_offset
+    assert content[-PAGE:] == content[:PAGE]
+
+
+def count_lines(path: Path) -> int:
+    """How many lines of Python opening a shard runs."""
+    content, n_lines = memoryview(path.read_bytes()), 0
+
+    def trace(frame: object, event: str, argument: object) -> object:
+        nonlocal n_lines
+        n_lines += event == "line"
+        return trace
+
+    open_sections(content, str(path))  # the schema is parsed once per process
+    before = sys.gettrace()
+    sys.settrace(trace)  # type: ignore[arg-type]
+    try:
+        open_sections(content, str(path))
+    finally:
+        sys.settrace(before)
+    return n_lines
+
+
+def test_opening_does_not_depend_on_the_number_of_samples(tmp_path: Path) -> None:
+    schema = Schema({"label": Array("int64"), "text": Text()})
+    counts = []
+    for n in (10, 1000):
+        with ShardWriter(tmp_path / f"{n}.shard", schema) as writer:
+            for i in range(n):
+                writer.append({"label": i, "text": str(i)})
+        counts.append(count_lines(tmp_path / f"{n}.shard"))
+    assert counts[0] == counts[1] > 10
+
+
+def test_the_schema_of_many_shards_is_parsed_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content = write_shard(tmp_path / "a.shard", 1).read_bytes()
+    _, first, _ = open_sections(memoryview(content), "a.shard")
+    monkeypatch.delattr("shardio.format.schema.Schema.from_json")
+    _, second, _ = open_sections(memoryview(content), "b.shard")
+    assert second is first
+
+
+@pytest.mark.parametrize("n_bytes", [1, 100, PAGE - 1, PAGE, 10 * PAGE])
+def test_a_file_of_zeros_was_never_finished(n_bytes: int) -> None:
+    with pytest.raises(ShardIncomplete, match=r"a\.shard"):
+        open_sections(memoryview(bytes(n_bytes)), "a.shard")
+
+
+@pytest.mark.parametrize("content", [b"x", b"\x89SHD\r\n\x1a\n", b"y" * PAGE, b"z" * 5 * PAGE])
+def test_another_file_is_no_shard(content: bytes) -> None:
+    with pytest.raises(ShardCorrupt, match="too short to be a shard|this is no shard"):
+        open_sections(memoryview(content), "a.shard")

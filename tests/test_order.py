@@ -1,0 +1,295 @@
+"""Orders are part of what users can rely on: their numbers are written down here."""
+
+from __future__ import annotations
+
+import math
+import random
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shardio.order import CHUNK, SORTED_MAX, Order, SampleGenerators, key_of, mix, permute
+
+LARGE = 3_000_000
+"""Domains up to this size are permuted whole in these tests."""
+
+
+def order(n: int, seed: int = 0, epoch: int = 0) -> Order:
+    return Order(n, shuffle=True, seed=seed, epoch=epoch)
+
+
+def whole(n: int, seed: int = 0, epoch: int = 0) -> npt.NDArray[np.int64]:
+    return order(n, seed, epoch).rows(0, n)
+
+
+def is_permutation(rows: npt.NDArray[np.int64], n: int) -> bool:
+    return len(rows) == n and np.array_equal(np.sort(rows), np.arange(n))
+
+
+# Golden vectors: whatever changes one of these numbers changes what every seed means.
+
+
+@pytest.mark.parametrize(
+    ("value", "mixed"),
+    [(0, 0), (1, 0x5692161D100B05E5), ((1 << 64) - 1, 0xB4D055FCF2CBBD7B)],
+)
+def test_mixing_gives_the_numbers_it_always_gave(value: int, mixed: int) -> None:
+    assert mix(value) == mixed
+
+
+@pytest.mark.parametrize(
+    ("parts", "key"),
+    [
+        ((0,), 0xE220A8397B1DCDAF),  # the first number of splitmix64 with seed 0
+        ((1, 0, 0), 0xFC042709560421DA),
+        ((1, 7, 3), 0x584004D706427809),
+        ((1, 1 << 64, 0), 0x03F14E4FAC325EFA),
+        ((1, 1 << 200, 0), 0x5D8A83D1CEB6E2CB),
+    ],
+)
+def test_a_key_is_the_number_it_always_was(parts: tuple[int, ...], key: int) -> None:
+    assert key_of(*parts) == key
+
+
+@pytest.mark.parametrize(
+    ("n", "seed", "epoch", "start", "rows"),
+    [
+        # sorted
+        (1, 0, 0, 0, [0]),
+        (2, 0, 0, 0, [1, 0]),
+        (2, 1, 0, 0, [0, 1]),
+        (10, 0, 0, 0, [8, 3, 6, 4, 9, 1, 7, 5, 0, 2]),
+        (10, 7, 3, 0, [7, 2, 5, 6, 8, 1, 0, 9, 4, 3]),
+        (65536, 0, 0, 0, [45453, 32768, 43926, 31440, 54168]),
+        (65536, 2**40 + 5, 2, 65532, [7784, 59521, 63257, 62538]),
+        # Feistel, 32 bits
+        (65537, 0, 0, 0, [19337, 18736, 21961, 18159, 32249]),
+        (65537, 7, 3, 65527, [60695, 54284, 29492, 12245, 48748]),
+        (1_281_167, 0, 0, 0, [151013, 859557, 330481, 250601, 1058549]),
+        (1_281_167, 42, 90, 1_000_000, [435969, 440333, 1094444, 227923, 206372]),
+        (1 << 32, 0, 0, 1 << 31, [4234877978, 518046108, 1299432490, 2718766261]),
+        # Feistel, 64 bits
+        ((1 << 32) + 1, 0, 0, (1 << 32) - 9, [3774731223, 2216542397, 17912033]),
+        ((1 << 40) + 12345, 2**40 + 5, 2, 1 << 39, [771688740596, 460881652473, 529263807715]),
+        (1 << 48, 0, 0, (1 << 48) - 10, [4454355541862, 66847101204590, 278532614865560]),
+    ],
+)
+def test_an_order_has_the_rows_it_always_had(
+    n: int, seed: int, epoch: int, start: int, rows: list[int]
+) -> None:
+    assert order(n, seed, epoch).rows(start, start + len(rows)).tolist() == rows
+
+
+@pytest.mark.parametrize(
+    ("seed", "epoch", "position", "key", "raw"),
+    [
+        (0, 0, 0, 10422960368320252623, 1581431921338572044),
+        (0, 0, 1, 1151613137436240227, 968638683398913245),
+        (7, 3, 123456, 9632017738966848375, 6344611085269766682),
+        (2**40 + 5, 2, 2**40, 6640646749426985113, 1809283951105590352),
+    ],
+)
+def test_a_samples_generator_draws_what_it_always_drew(
+    seed: int, epoch: int, position: int, key: int, raw: int
+) -> None:
+    generators = SampleGenerators(seed)
+    bits: Any = generators.at(epoch, position).bit_generator
+    # Raw bits: NumPy freezes Philox's stream, but not what Generator makes of it.
+    assert (generators.key(epoch, position), int(bits.random_raw())) == (key, raw)
+
+
+# Permutations.
+
+
+@pytest.mark.parametrize("n", [0, 1, 2, 3])
+def test_the_smallest_orders_hold_every_row(n: int) -> None:
+    assert is_permutation(whole(n), n)
+
+
+def test_two_rows_come_in_both_orders() -> None:
+    assert {tuple(whole(2, seed).tolist()) for seed in range(20)} == {(0, 1), (1, 0)}
+
+
+def test_three_rows_come_in_all_six_orders() -> None:
+    assert len({tuple(whole(3, seed).tolist()) for seed in range(100)}) == 6
+
+
+@given(n=st.integers(0, SORTED_MAX + 1), seed=st.integers(0, 1 << 70), epoch=st.integers(0, 999))
+@settings(max_examples=60, deadline=None)
+def test_an_epoch_has_every_row_once(n: int, seed: int, epoch: int) -> None:
+    assert is_permutation(whole(n, seed, epoch), n)
+
+
+# Where the grid of the network changes its shape: squares, and products of neighbours.
+EDGES = sorted(
+    {
+        w * h + d
+        for w in (256, 257, 300, 1024, 1415)
+        for h in (w - 1, w, w + 1)
+        for d in (-1, 0, 1)
+        if w * h + d > SORTED_MAX
+    }
+)
+
+
+@pytest.mark.parametrize("n", sorted({65538, 1_281_167, LARGE, *EDGES}))
+def test_an_epoch_above_the_sorted_sizes_has_every_row_once(n: int) -> None:
+    assert is_permutation(permute(np.arange(n), n, key_of(n)), n)
+
+
+@given(n=st.integers(2, 5000), key=st.integers(0, (1 << 64) - 1))
+@settings(max_examples=100, deadline=None)
+def test_the_network_permutes_small_domains_too(n: int, key: int) -> None:
+    assert is_permutation(permute(np.arange(n), n, key), n)
+
+
+@pytest.mark.parametrize(
+    "n",
+    [(1 << 32) - 1, 1 << 32, (1 << 32) + 1, 65537**2, 65537**2 + 1, (1 << 40) + 7, 1 << 48],
+)
+def test_huge_orders_repeat_no_row_and_stay_in_range(n: int) -> None:
+    rng = random.Random(n)
+    positions = np.array(sorted(rng.sample(range(n), 50_000) + [0, n - 1]), np.int64)
+    positions = np.unique(positions)
+    found = permute(positions, n, key_of(5))
+    assert found.min() >= 0
+    assert found.max() < n
+    assert len(np.unique(found)) == len(positions)
+
+
+def test_positions_may_be_asked_for_in_any_order() -> None:
+    n = 70_000
+    shuffled = np.random.default_rng(0).permutation(n)
+    in_order = permute(np.arange(n), n, 3)
+    assert np.array_equal(permute(shuffled, n, 3), in_order[shuffled])
+
+
+def test_the_positions_given_are_left_as_they_were() -> None:
+    positions = np.arange(100)
+    permute(positions, 70_000, 3)
+    assert np.array_equal(positions, np.arange(100))
+
+
+@pytest.mark.parametrize("n", [1000, SORTED_MAX, 3 * CHUNK + 5, 100_000])
+@pytest.mark.parametrize("size", [1, 7, 256, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK])
+def test_batches_of_any_size_make_up_the_same_epoch(n: int, size: int) -> None:
+    expected = whole(n, seed=4, epoch=2)
+    one_by_one = order(n, seed=4, epoch=2)
+    starts = range(0, n, size) if size > 1 else range(n - 500, n)
+    parts = [one_by_one.rows(s, min(n, s + size)) for s in starts]
+    assert np.array_equal(np.concatenate(parts), expected[starts[0] :])
+
+
+@given(data=st.data(), n=st.sampled_from([5000, 100_000, 250_000]))
+@settings(max_examples=40, deadline=None)
+def test_any_part_of_an_epoch_may_be_asked_for_at_any_time(data: st.DataObject, n: int) -> None:
+    expected, again = whole(n, 9), order(n, 9)
+    for _ in range(5):
+        start = data.draw(st.integers(0, n))
+        stop = data.draw(st.integers(start, min(n, start + 2 * CHUNK)))
+        assert np.array_equal(again.rows(start, stop), expected[start:stop])
+
+
+def test_without_shuffling_rows_come_as_they_are() -> None:
+    plain = Order(100, shuffle=False, seed=3, epoch=5)
+    assert plain.rows(10, 20).tolist() == list(range(10, 20))
+
+
+# How well they are mixed. Everything is fixed, so these tests cannot fail by chance.
+
+
+@pytest.mark.parametrize("n", [50, 1000, 70_000])
+def test_another_seed_or_epoch_gives_another_order(n: int) -> None:
+    keys = [(seed, epoch) for seed in range(10) for epoch in range(10)] + [(1 << 64, 0)]
+    found = {whole(n, seed, epoch)[:50].tobytes() for seed, epoch in keys}
+    assert len(found) == len(keys)
+
+
+@pytest.mark.parametrize("a", [0, 1, (1 << 64) - 1, 1 << 64, 1 << 128, 1 << 192])
+@pytest.mark.parametrize("b", [2, (1 << 64) + 1, 1 << 127, 1 << 129, 1 << 200])
+def test_seeds_of_any_size_are_kept_apart(a: int, b: int) -> None:
+    assert key_of(1, a, 0) != key_of(1, b, 0)
+
+
+def test_swapping_seed_and_epoch_gives_another_key() -> None:
+    assert key_of(1, 5, 9) != key_of(1, 9, 5)
+
+
+def chi_square_per_cell(counts: npt.NDArray[Any]) -> float:
+    expected = counts.sum() / counts.size
+    return float(((counts - expected) ** 2).sum() / expected / counts.size)
+
+
+@pytest.mark.parametrize("n", [1000, 100_000])
+def test_every_position_meets_every_part_of_the_data_equally_often(n: int) -> None:
+    cells = np.zeros((10, 10), np.int64)
+    part = n // 10
+    for seed in range(40):
+        rows = whole(n, seed)[:: max(1, n // 1000)]
+        at = np.arange(0, n, max(1, n // 1000))
+        np.add.at(cells, (at // part, rows // part), 1)
+    assert chi_square_per_cell(cells) < 2
+
+
+@pytest.mark.parametrize("n", [1000, 100_000])
+def test_neighbours_do_not_stay_together(n: int) -> None:
+    steps = np.diff(whole(n, 1))
+    assert (np.abs(steps) == 1).sum() < 12  # two are to be expected
+
+
+@pytest.mark.parametrize("n", [1000, 100_000])
+def test_rows_do_not_follow_their_positions(n: int) -> None:
+    rows = whole(n, 2)
+    assert abs(np.corrcoef(np.arange(n), rows)[0, 1]) < 5 / math.sqrt(n)
+    assert abs(np.corrcoef(rows[:-1], rows[1:])[0, 1]) < 5 / math.sqrt(n)
+
+
+@pytest.mark.parametrize("n", [1000, 100_000])
+def test_two_epochs_are_unrelated(n: int) -> None:
+    first, second = whole(n, 3, 0), whole(n, 3, 1)
+    assert (first == second).sum() < 10
+    assert abs(np.corrcoef(first, second)[0, 1]) < 5 / math.sqrt(n)
+
+
+# Generators of samples.
+
+
+def test_a_generator_draws_the_same_whatever_was_drawn_before() -> None:
+    fresh = SampleGenerators(3).at(2, 17)
+    expected = fresh.random(5), fresh.integers(0, 100, 3, np.int32)
+    used = SampleGenerators(3)
+    used.at(0, 0).random(1001)
+    used.at(2, 16).integers(0, 100, 1, np.int32)  # leaves half of a 64-bit number behind
+    again = used.at(2, 17)
+    assert np.array_equal(again.random(5), expected[0])
+    assert np.array_equal(again.integers(0, 100, 3, np.int32), expected[1])
+
+
+def test_a_generator_is_a_plain_philox_of_its_key() -> None:
+    generators = SampleGenerators(8)
+    key = generators.key(1, 2)
+    pair = np.array([key, mix(key ^ 0x9E3779B97F4A7C15)], np.uint64)
+    plain = np.random.Generator(np.random.Philox(key=pair))
+    assert np.array_equal(generators.at(1, 2).random(9), plain.random(9))
+
+
+def test_every_sample_epoch_and_seed_has_a_generator_of_its_own() -> None:
+    drawn = {
+        float(SampleGenerators(seed).at(epoch, position).random())
+        for seed in range(5)
+        for epoch in range(5)
+        for position in range(40)
+    }
+    assert len(drawn) == 5 * 5 * 40
+
+
+def test_first_draws_of_neighbouring_samples_are_spread_evenly() -> None:
+    generators = SampleGenerators(0)
+    drawn = np.array([generators.at(0, i).random() for i in range(20_000)])
+    counts = np.bincount((drawn * 100).astype(np.int64), minlength=100)
+    assert chi_square_per_cell(counts) < 2
+    assert abs(np.corrcoef(drawn[:-1], drawn[1:])[0, 1]) < 0.035

@@ -1,0 +1,265 @@
+"""ShardReader: samples, columns and records of one shard, checked when they are met."""
+
+from __future__ import annotations
+
+import gc
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shardio.errors import (
+    ChecksumMismatch,
+    InvalidArgument,
+    LoaderClosed,
+    ShardIncomplete,
+    ShardNotFound,
+)
+from shardio.format.schema import Array
+from shardio.reader import ShardReader
+from tests.shards import EVERY_FIELD, as_read, every_field_sample, same_sample, write_shard
+
+N = 40
+
+
+@pytest.fixture(scope="module")
+def shard(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_shard(tmp_path_factory.mktemp("shard") / "a.shard", N)
+
+
+def mapped(path: Path) -> bool:
+    """Whether this process still has the file mapped."""
+    return str(path) in Path("/proc/self/maps").read_text()
+
+
+def damage(path: Path, name: str, row: int) -> None:
+    """Change the first byte that a shard holds of a sample's field."""
+    with ShardReader(path, verify="off") as reader:
+        if name in reader.schema.columns:
+            section = reader.column_section(name)
+            at = section.offset + row * section.stride
+        else:
+            payload = next(s for s in reader.sections if s.name == "payload")
+            at = payload.offset + int(reader.entries(name, np.array([row]))["offset"][0])
+    with open(path, "r+b") as file:
+        file.seek(at)
+        byte = file.read(1)[0]
+        file.seek(at)
+        file.write(bytes([byte ^ 8]))
+
+
+@pytest.mark.parametrize("verify", ["off", "first", "always"])
+def test_every_sample_is_read_as_it_was_written(shard: Path, verify: Any) -> None:
+    with ShardReader(shard, verify=verify) as reader:
+        for _ in range(2):
+            for row in range(N):
+                assert same_sample(reader[row], as_read(every_field_sample(row)))
+
+
+def test_rows_count_from_the_end_too_and_may_be_numpy_integers(shard: Path) -> None:
+    with ShardReader(shard) as reader:
+        for row in (-1, -N, np.int64(3), np.uint8(4)):
+            assert same_sample(reader[row], reader[int(row) % N])  # type: ignore[index]
+
+
+@pytest.mark.parametrize("row", [N, -N - 1, 1 << 70])
+def test_a_row_out_of_range_is_an_index_error_that_names_the_shard(shard: Path, row: int) -> None:
+    with ShardReader(shard) as reader, pytest.raises(IndexError, match=r"a\.shard: row .* of 40"):
+        reader[row]
+
+
+@pytest.mark.parametrize("row", [1.0, "1", None, slice(2)])
+def test_a_row_that_is_no_integer_is_a_type_error(shard: Path, row: Any) -> None:
+    with ShardReader(shard) as reader, pytest.raises(TypeError):
+        reader[row]
+
+
+def test_arrays_that_lie_raw_in_the_file_are_views_and_cannot_be_written(shard: Path) -> None:
+    with ShardReader(shard) as reader:
+        sample = reader[4]
+    for name, field in EVERY_FIELD.items():
+        if isinstance(field, Array) and field.shape:
+            assert not sample[name].flags.writeable
+            assert sample[name].flags.c_contiguous
+            if field.codec == "raw":
+                assert not sample[name].flags.owndata
+                address = sample[name].__array_interface__["data"][0]
+                is_large = not field.is_fixed or field.stride >= 64
+                assert address % (64 if is_large else field.numpy.itemsize) == 0
+
+
+# --- columns --------------------------------------------------------------------------------
+
+COLUMNS = list(EVERY_FIELD.columns)
+
+
+@pytest.mark.parametrize("name", COLUMNS)
+@pytest.mark.parametrize("rows", [[], [0], [5, -1, 5, 0], list(range(N))])
+def test_rows_of_a_column_come_as_one_array(shard: Path, name: str, rows: list[int]) -> None:
+    field = EVERY_FIELD.columns[name]
+    shape = (len(rows), *(d for d in field.shape if d is not None))
+    expected = np.array([every_field_sample(r % N)[name] for r in rows], field.numpy).reshape(shape)
+    with ShardReader(shard) as reader:
+        out = np.empty(shape, field.numpy)
+        for found in (
+            reader.column(name, rows),
+            reader.column(name, np.array(rows, np.int16)),
+            reader.column(name, rows, out),
+        ):
+            assert found.dtype == field.numpy
+            assert np.array_equal(found, expected)
+        assert reader.column(name, rows, out) is out
+        assert np.array_equal(reader.column(name)[rows], expected)
+
+
+def test_a_whole_column_is_a_read_only_view_of_the_map(shard: Path) -> None:
+    with ShardReader(shard) as reader:
+        whole = reader.column("frames")
+        assert whole.shape == (N, 4, 24, 24, 3)
+        assert np.shares_memory(whole, reader[3]["frames"])
+        assert not whole.flags.writeable
+
+
+@pytest.mark.parametrize("rows", [[N], [-N - 1], np.array([1 << 63], np.uint64)])
+def test_a_row_of_a_column_out_of_range_is_an_index_error(shard: Path, rows: Any) -> None:
+    with ShardReader(shard) as reader, pytest.raises(IndexError, match="out of range of 40"):
+        reader.column("label", rows)
+
+
+@pytest.mark.parametrize("rows", [[1.5], [True, False], [[1, 2]], 3, ["1"]])
+def test_rows_that_are_no_integers_in_a_row_are_refused(shard: Path, rows: Any) -> None:
+    with ShardReader(shard) as reader, pytest.raises(InvalidArgument, match="rows must be integer"):
+        reader.column("label", rows)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"), [("note", "'note' is no column"), ("nothing", "columns are: frames, odd")]
+)
+def test_what_is_no_column_is_refused(shard: Path, name: str, text: str) -> None:
+    with ShardReader(shard) as reader, pytest.raises(InvalidArgument, match=text):
+        reader.column(name)
+
+
+@pytest.mark.parametrize(
+    ("out", "text"),
+    [(np.empty(3, np.int64), "shape"), (np.empty(2, np.int32), "dtype")],
+)
+def test_an_out_that_does_not_fit_is_refused(shard: Path, out: Any, text: str) -> None:
+    with ShardReader(shard) as reader, pytest.raises(InvalidArgument, match=f"out has {text}"):
+        reader.column("label", [0, 1], out)
+
+
+# --- verification ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", list(EVERY_FIELD))
+def test_changed_bytes_are_refused_with_file_field_and_offset(tmp_path: Path, name: str) -> None:
+    path = write_shard(tmp_path / "a.shard", 9)
+    damage(path, name, 7)
+    with ShardReader(path) as reader:
+        with pytest.raises(ChecksumMismatch) as caught:
+            reader[7]
+        error = caught.value
+    by_run = name in ("vector", "label", "tiny", "bits")
+    assert (error.path, error.field, error.sample) == (str(path), name, 0 if by_run else 7)
+    assert error.offset is not None and error.expected != error.found
+    for part in (str(path), name, str(error.offset), str(error.expected), str(error.found)):
+        assert part in str(error)
+
+
+def test_the_other_samples_of_a_damaged_shard_can_be_read(tmp_path: Path) -> None:
+    path = write_shard(tmp_path / "a.shard", 9)
+    damage(path, "frames", 4)
+    with ShardReader(path) as reader:
+        for row in (0, 3, 5, 8):
+            assert same_sample(reader[row], as_read(every_field_sample(row)))
+        assert np.array_equal(reader.column("frames", [3])[0], every_field_sample(3)["frames"])
+        with pytest.raises(ChecksumMismatch, match="sample 4"):
+            reader.column("frames", [3, 4])
+
+
+def test_a_unit_is_checked_once_with_first_each_time_with_always_and_never_with_off(
+    tmp_path: Path,
+) -> None:
+    path = write_shard(tmp_path / "a.shard", 9)
+    with (
+        ShardReader(path, verify="first") as first,
+        ShardReader(path, verify="always") as always,
+        ShardReader(path, verify="off") as off,
+    ):
+        for reader in (first, always, off):
+            assert same_sample(reader[4], as_read(every_field_sample(4)))
+        damage(path, "frames", 4)
+        damage(path, "raw", 4)
+        wrong = [reader[4]["frames"] for reader in (first, off)]
+        assert all(not np.array_equal(w, every_field_sample(4)["frames"]) for w in wrong)
+        with pytest.raises(ChecksumMismatch, match="field 'frames'"):
+            always[4]
+        with pytest.raises(ChecksumMismatch, match="field 'frames'"):
+            always.column("frames")
+        with pytest.raises(ChecksumMismatch, match="field 'raw'"):
+            next(always.values("raw", np.array([4])))
+
+
+def test_an_unknown_verification_is_refused(shard: Path) -> None:
+    with pytest.raises(InvalidArgument, match="one of off, first, always; found 'never'"):
+        ShardReader(shard, verify="never")  # type: ignore[arg-type]
+
+
+# --- lifetime -------------------------------------------------------------------------------
+
+
+def test_views_outlive_close(shard: Path) -> None:
+    reader = ShardReader(shard)
+    sample, column = reader[7], reader.column("frames")
+    reader.close()
+    reader.close()
+    assert same_sample(sample, as_read(every_field_sample(7)))
+    assert np.array_equal(column[7], sample["frames"])
+
+
+def test_the_map_goes_with_the_last_view_of_it(tmp_path: Path) -> None:
+    path = write_shard(tmp_path / "a.shard", 3)
+    reader = ShardReader(path)
+    view = reader[1]["frames"]
+    reader.close()
+    gc.collect()
+    assert mapped(path)
+    del view
+    gc.collect()
+    assert not mapped(path)
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda r: r[0],
+        lambda r: r.column("label"),
+        lambda r: r.column("label", [0]),
+        lambda r: next(r.values("note", np.array([0]))),
+        lambda r: r.entries("note", np.array([0])),
+        lambda r: r.shapes("points", np.array([0])),
+        lambda r: next(iter(r)),
+    ],
+    ids=["row", "column", "rows", "values", "entries", "shapes", "iteration"],
+)
+def test_a_closed_reader_says_so(shard: Path, use: Any) -> None:
+    reader = ShardReader(shard)
+    reader.close()
+    with pytest.raises(LoaderClosed, match=r"a\.shard: the reader is closed"):
+        use(reader)
+
+
+def test_what_is_no_file_is_not_found_and_an_empty_file_is_incomplete(tmp_path: Path) -> None:
+    with pytest.raises(ShardNotFound, match="there is no such shard"):
+        ShardReader(tmp_path / "a.shard")
+    (tmp_path / "b.shard").touch()
+    with pytest.raises(ShardIncomplete, match=r"b\.shard: the file is empty"):
+        ShardReader(tmp_path / "b.shard")
+    with pytest.raises(ShardNotFound, match="is a folder or device; a shard is a file"):
+        ShardReader(tmp_path)
+    os.mkfifo(tmp_path / "c.shard")
+    with pytest.raises(ShardNotFound, match="is a folder or device"):
+        ShardReader(tmp_path / "c.shard")

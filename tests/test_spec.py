@@ -1,0 +1,152 @@
+"""The specification says what the code does: its tables hold the structs, codes and limits."""
+
+from __future__ import annotations
+
+import re
+import struct
+from enum import IntEnum
+from pathlib import Path
+
+import pytest
+
+from shardio import manifest, opening
+from shardio.format import checksum, codec, index, layout, schema
+from shardio.format.layout import HEADER, HEADER_HASH, MAGIC, PAGE, SECTION, Kind, Required
+from shardio.format.schema import DType, FieldType, numpy_dtype
+
+PAGE_TEXT = (Path(__file__).parent.parent / "docs" / "reference" / "format.md").read_text()
+
+
+def table(first_header: str, nth: int = 0) -> list[list[str]]:
+    """The cells of the nth table whose header row begins so, without backquotes."""
+    blocks = re.findall(r"(?m)(?:^\|.*\n)+", PAGE_TEXT)
+    found = [block for block in blocks if block.startswith(first_header)]
+    lines = found[nth].splitlines()[2:]
+    return [[cell.strip().strip("`") for cell in line.strip("|").split("|")] for line in lines]
+
+
+def sizes_of(layout_: struct.Struct) -> list[int]:
+    """The size of every item of a struct."""
+    items = re.findall(r"(\d*)([a-zA-Z])", layout_.format.lstrip("<"))
+    sizes = []
+    for count, code in items:
+        size = struct.calcsize("<" + count + code)
+        sizes += [size] if code == "s" else [size // int(count or 1)] * int(count or 1)
+    return sizes
+
+
+STRUCTS = [
+    (0, sizes_of(HEADER) + sizes_of(HEADER_HASH), PAGE),
+    (1, sizes_of(SECTION), SECTION.size),
+    (2, sizes_of(index.ENTRY), index.ENTRY.size),
+]
+
+
+@pytest.mark.parametrize(("nth", "sizes", "total"), STRUCTS, ids=["header", "section", "entry"])
+def test_offsets_and_sizes_are_those_of_the_structs(nth: int, sizes: list[int], total: int) -> None:
+    rows = table("| offset | size |", nth)
+    if sum(sizes) < total:
+        sizes = [*sizes, total - sum(sizes)]
+    assert [int(row[1]) for row in rows] == sizes
+    assert [int(row[0]) for row in rows] == [sum(sizes[:i]) for i in range(len(sizes))]
+    types = {"u16": 2, "u32": 4, "u64": 8}
+    assert all(types.get(row[2], int(row[1])) == int(row[1]) for row in rows)
+
+
+def test_names_of_entries_are_those_of_the_code() -> None:
+    names = [row[3] for row in table("| offset | size |", 1)]
+    fields = list(layout.Section.__dataclass_fields__)
+    assert [name for name in names if name != "zero"] == fields
+    header = [row[3] for row in table("| offset | size |", 0)]
+    assert set(layout.Header.__dataclass_fields__) <= set(header)
+    entry = [row[3] for row in table("| offset | size |", 2)]
+    assert entry == list(index.ENTRY_DTYPE.names or ())
+
+
+@pytest.mark.parametrize(
+    ("header", "enum"),
+    [
+        ("| code | name |", Kind),
+        ("| code | field type |", FieldType),
+        ("| code | dtype |", DType),
+        ("| code | codec |", codec.Codec),
+    ],
+)
+def test_codes_are_those_of_the_code(header: str, enum: type[IntEnum]) -> None:
+    assert {row[1]: int(row[0]) for row in table(header)} == {e.name: int(e) for e in enum}
+
+
+def test_feature_bits_are_those_of_the_code_and_the_built_ones_are_not_reserved() -> None:
+    rows = table("| bit |")
+    assert {row[1]: 1 << int(row[0]) for row in rows} == {r.name: int(r) for r in Required}
+    built = sum(1 << int(row[0]) for row in rows if row[2] != "reserved")
+    assert built == int(layout.BUILT)
+
+
+def test_reserved_codes_are_exactly_those_that_are_not_built() -> None:
+    def free(header: str, column: int) -> set[str]:
+        return {row[1] for row in table(header) if row[column] != "reserved"}
+
+    assert free("| code | field type |", 2) == {t.name for t in schema._CLASSES}
+    assert free("| code | dtype |", 3) == {name.upper() for name in schema.DTYPES}
+    assert free("| code | codec |", 2) == {"RAW", "ZSTD"}
+    built = {Kind(kind) for kind, _, _ in opening.expected_sections(_every_kind(), 3)}
+    assert free("| code | name |", 5) == {kind.name for kind in built}
+
+
+def _every_kind() -> schema.Schema:
+    fields: dict[str, schema.Field] = {
+        "a": schema.Array("uint8"),
+        "b": schema.Array("uint8", (None,)),
+    }
+    return schema.Schema(fields)
+
+
+def test_item_sizes_are_those_of_numpy() -> None:
+    for _, name, n_bytes, note in table("| code | dtype |"):
+        if note != "reserved":
+            assert numpy_dtype(name.lower()).itemsize == int(n_bytes)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        (f"`{MAGIC.hex(' ').upper()}`", MAGIC),
+        (f"A *page* is {PAGE} bytes", PAGE),
+        ("from 48 to 16384 × 48", layout.MAX_SECTIONS),
+        ("`n_samples` | at most 2^48", opening.MAX_SAMPLES),
+        ("at most 4 MiB", layout.MAX_SCHEMA_BYTES),
+        ("Kinds from 32768 up are optional", layout.FIRST_OPTIONAL_KIND),
+        ("65535 if to none", layout.NO_FIELD),
+        ("1 to 1024 fields", schema.MAX_FIELDS),
+        ("at most 255 bytes of UTF-8", schema.MAX_NAME_BYTES),
+        ("at most 16 dimensions", schema.MAX_DIMS),
+        ("bytes of the value, at most 2^48", schema.MAX_RECORD_BYTES),
+        ("stride is b for b < 64", schema.COLUMN_ALIGNMENT),
+        ("at the next multiple of 64", index.RECORD_ALIGNMENT),
+        ("≤ 32768 × stored bytes", index._ZSTD_MOST),
+        ("if b ≥ 2048", checksum.ROW_HASH_MIN),
+        ("⌊65536 ∕ stride⌋", checksum.RUN_BYTES),
+        ("4096 bytes of the covered section", checksum.BLOCK_BYTES),
+        ("`generation` (1 to 999999)", manifest._MAX_NUMBER),
+    ],
+)
+def test_limits_are_those_of_the_code(text: str, value: int | bytes) -> None:
+    assert text in PAGE_TEXT
+    if isinstance(value, int):
+        unit = {4 << 20: "4 MiB", 1 << 48: "2^48"}.get(value, str(value))
+        assert re.search(rf"(?<!\d){re.escape(unit)}(?!\d)", text)
+
+
+def test_the_version_is_that_of_the_code() -> None:
+    assert PAGE_TEXT.startswith(f"# The shard format, version {layout.MAJOR}.{layout.MINOR}\n")
+
+
+def test_the_keys_of_a_generation_are_those_that_are_written() -> None:
+    generation = manifest.Generation(1, "", _every_kind(), ())
+    keys = {row[0] for row in table("| key of a generation |")}
+    assert keys == set(manifest._describe(generation))
+
+
+def test_the_specification_fits_on_its_page() -> None:
+    assert len(PAGE_TEXT.splitlines()) <= 250

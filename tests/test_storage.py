@@ -1,0 +1,165 @@
+"""Storage: columns of many files in one range of addresses, and bytes that wait for their place."""
+
+from __future__ import annotations
+
+import gc
+import os
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardio import storage
+from shardio.errors import (
+    EnvironmentUnsuitable,
+    MemoryShort,
+    ShardCorrupt,
+    ShardIncomplete,
+    ShardNotFound,
+)
+from shardio.storage import ColumnPlace, ColumnRange, Spool, map_file, rename_new
+
+
+def n_maps(path: Path) -> int:
+    """How many maps of the file this process has."""
+    return Path("/proc/self/maps").read_text().count(str(path))
+
+
+def column_file(path: Path, n_rows: int, stride: int, first: int) -> ColumnPlace:
+    """A file with a page in front and n_rows rows that hold first, first + 1 and so on."""
+    rows = np.arange(first, first + n_rows).astype(np.uint8)
+    path.write_bytes(bytes(4096) + np.repeat(rows, stride).tobytes() + b"\xee" * 100)
+    return ColumnPlace(str(path), 4096, n_rows)
+
+
+@pytest.mark.parametrize("stride", [1, 3, 8, 48, 128, 4096, 6912, 12288])
+@pytest.mark.parametrize("counts", [[5], [1, 0, 7, 2], [0], [0, 0, 3]])
+def test_one_stride_addresses_every_row_of_every_file(
+    tmp_path: Path, stride: int, counts: list[int]
+) -> None:
+    places, first = [], 0
+    for i, n_rows in enumerate(counts):
+        places.append(column_file(tmp_path / f"{i}.shard", n_rows, stride, first))
+        first += n_rows
+    column = ColumnRange(stride, places)
+    slots = [
+        int(slot) + row
+        for slot, n_rows in zip(column.slots, counts, strict=True)
+        for row in range(n_rows)
+    ]
+    gathered = column.rows[slots]
+    column.close()
+    assert gathered.shape == (sum(counts), stride)
+    assert gathered.tolist() == [[i] * stride for i in range(sum(counts))]
+
+
+def test_a_range_is_unmapped_by_close_which_may_be_repeated(tmp_path: Path) -> None:
+    column = ColumnRange(64, [column_file(tmp_path / "a.shard", 3, 64, 0)])
+    assert n_maps(tmp_path / "a.shard") == 1
+    column.close()
+    column.close()
+    assert n_maps(tmp_path / "a.shard") == 0
+
+
+def test_a_range_that_is_collected_is_unmapped(tmp_path: Path) -> None:
+    column = ColumnRange(64, [column_file(tmp_path / "a.shard", 3, 64, 0)])
+    del column
+    gc.collect()
+    assert n_maps(tmp_path / "a.shard") == 0
+
+
+def test_a_range_of_a_missing_file_names_it_and_leaves_no_map(tmp_path: Path) -> None:
+    places = [column_file(tmp_path / "a.shard", 3, 64, 0)]
+    places.append(ColumnPlace(str(tmp_path / "gone.shard"), 4096, 2))
+    with pytest.raises(ShardNotFound, match=r"gone\.shard: there is no such shard"):
+        ColumnRange(64, places)
+    gc.collect()
+    assert n_maps(tmp_path / "a.shard") == 0
+
+
+def test_a_range_larger_than_the_address_space_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(MemoryShort, match="no address range of"):
+        ColumnRange(1 << 40, [ColumnPlace(str(tmp_path / "a.shard"), 4096, 1 << 18)])
+
+
+def test_larger_memory_pages_are_refused_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shardio.storage.mmap.PAGESIZE", 65536)
+    with pytest.raises(EnvironmentUnsuitable, match="memory pages of 65536 bytes"):
+        ColumnRange(64, [])
+
+
+def test_a_mapped_file_can_be_read_and_not_written(tmp_path: Path) -> None:
+    (tmp_path / "a.shard").write_bytes(b"abc")
+    mapped = map_file(str(tmp_path / "a.shard"))
+    assert bytes(mapped) == b"abc"
+    with pytest.raises(TypeError):
+        mapped[0] = 1
+
+
+def test_mapping_leaves_no_descriptor_open(tmp_path: Path) -> None:
+    (tmp_path / "a.shard").write_bytes(b"abc")
+    (tmp_path / "empty.shard").touch()
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(5):
+        map_file(str(tmp_path / "a.shard")).close()
+        with pytest.raises(ShardIncomplete):
+            map_file(str(tmp_path / "empty.shard"))
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+@given(st.lists(st.binary(max_size=300), max_size=20), st.integers(0, 20))
+def test_a_spool_gives_back_what_was_written_wherever_it_waited(
+    pieces: list[bytes], moved_after: int
+) -> None:
+    spool, expected = Spool(), b"".join(pieces)
+    for i, piece in enumerate(pieces):
+        if i == moved_after:
+            spool.move_to(tempfile.TemporaryFile())
+            assert spool.waiting == 0
+        spool.write(memoryview(piece) if i % 2 else piece)
+    assert spool.n_bytes == len(expected)
+    for _ in range(2):
+        assert b"".join(map(bytes, spool.chunks())) == expected
+    spool.close()
+
+
+def test_all_chunks_of_a_spool_but_the_last_are_whole_blocks() -> None:
+    content = bytes(range(256)) * 10_000
+    for in_file in (False, True):
+        spool = Spool()
+        spool.write(content)
+        if in_file:
+            spool.move_to(tempfile.TemporaryFile())
+        sizes = [len(chunk) for chunk in spool.chunks()]
+        assert sum(sizes) == len(content)
+        assert all(size % 4096 == 0 for size in sizes[:-1])
+        spool.close()
+
+
+def test_a_column_of_a_file_that_became_shorter_is_refused_before_it_is_mapped(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "a.shard"
+    path.write_bytes(bytes(4096 + 63))
+    with pytest.raises(ShardCorrupt, match="became shorter"):
+        ColumnRange(64, [ColumnPlace(str(path), 4096, 1)])
+
+
+@pytest.mark.parametrize("system_can", [True, False])
+def test_renaming_takes_no_name_from_another_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, system_can: bool
+) -> None:
+    if not system_can:
+        monkeypatch.setattr(storage, "_RENAME", None)
+    new, old = tmp_path / "new", tmp_path / "old"
+    new.write_bytes(b"new")
+    old.write_bytes(b"old")
+    with pytest.raises(FileExistsError):
+        rename_new(str(new), str(old))
+    assert (new.read_bytes(), old.read_bytes()) == (b"new", b"old")
+    rename_new(str(new), str(tmp_path / "free"))
+    assert (tmp_path / "free").read_bytes() == b"new"
+    assert not new.exists()

@@ -1,0 +1,482 @@
+from __future__ import annotations
+
+import gc
+import random
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import tinygrad.tensor
+from tinygrad.device import Device
+from tinygrad.dtype import dtypes
+from tinygrad.engine.jit import TinyJit
+from tinygrad.tensor import Tensor
+from tinygrad.uop.ops import UOpMetaClass, buffers
+
+from shardio import tensors
+from shardio.errors import EnvironmentUnsuitable, InvalidArgument
+from shardio.tensors import TensorMaker
+
+on_cpu = pytest.mark.cpu_device
+Array = Any
+
+
+class Lease:
+    """Keeps an array's memory; a test watches when it is let go."""
+
+    def __init__(self, array: Array) -> None:
+        self.array = array
+
+
+def aligned(shape: tuple[int, ...], dtype: Any, past: int = 0) -> Array:
+    """Zeros that lie `past` bytes behind a multiple of 64."""
+    n_bytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
+    memory = np.zeros(n_bytes + 128, np.uint8)
+    start = -memory.ctypes.data % 64 + past
+    return memory[start : start + n_bytes].view(dtype).reshape(shape)
+
+
+def counting(shape: tuple[int, ...], dtype: Any = np.float32, past: int = 0) -> Array:
+    array = aligned(shape, dtype, past)
+    array[...] = (np.arange(array.size) % 100).reshape(shape)
+    return array
+
+
+def break_the_fast_way(
+    monkeypatch: pytest.MonkeyPatch, kind: type[Exception] = ImportError
+) -> None:
+    def fail(self: object, *args: object) -> None:
+        raise kind("tinygrad has changed")
+
+    monkeypatch.setattr(tensors._Graft, "__init__", fail)
+
+
+@pytest.fixture(params=["graft", "blob"])
+def maker(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> TensorMaker:
+    """A maker of aliases, by each of the two ways."""
+    with monkeypatch.context() as patch:
+        if request.param == "blob":
+            break_the_fast_way(patch)
+        made = TensorMaker("CPU")
+    expected = {"graft": tensors._Graft, "blob": tensors._Blob}[request.param]
+    assert isinstance(made._view, expected)
+    return made
+
+
+# --- what a tensor holds ------------------------------------------------------------------------
+
+
+@on_cpu
+@pytest.mark.parametrize("shape", [(6,), (6, 1), (2, 3, 5), (1,), ()])
+def test_a_tensor_has_the_shape_and_the_values_of_the_array(
+    maker: TensorMaker, shape: tuple[int, ...]
+) -> None:
+    array = counting(shape)
+    tensor = maker.wrap(array, array)
+    assert (tensor.shape, tensor.dtype, tensor.device) == (shape, dtypes.float32, "CPU")
+    np.testing.assert_array_equal(tensor.numpy(), array)
+    np.testing.assert_array_equal((tensor * 2).numpy(), array * 2)
+
+
+@on_cpu
+@pytest.mark.parametrize("name", tensors._NAMES)
+def test_every_numeric_dtype_arrives_as_itself(maker: TensorMaker, name: str) -> None:
+    array = counting((3, 4), name)
+    tensor = maker.wrap(array, array, name)
+    assert tensor.dtype == getattr(dtypes, name)
+    np.testing.assert_array_equal(tensor.numpy(), array)
+
+
+@on_cpu
+def test_a_read_only_array_becomes_a_tensor(maker: TensorMaker) -> None:
+    array = counting((3, 4))
+    array.flags.writeable = False
+    np.testing.assert_array_equal((maker.wrap(array, array) + 1).numpy(), array + 1)
+
+
+@on_cpu
+def test_bits_in_uint16_become_bfloat16(maker: TensorMaker) -> None:
+    array = aligned((2, 4), np.uint16)
+    array[...] = np.arange(8, dtype=np.float32).reshape(2, 4).view(np.uint32) >> 16
+    tensor = maker.wrap(array, array, "bfloat16")
+    assert tensor.dtype == dtypes.bfloat16
+    np.testing.assert_array_equal(tensor.float().numpy(), np.arange(8).reshape(2, 4))
+
+
+def test_bits_are_not_taken_as_a_dtype_of_another_size() -> None:
+    array = counting((4,), np.uint16)
+    maker = TensorMaker("PYTHON")
+    for dtype in ("float32", "complex64"):
+        with pytest.raises(InvalidArgument, match=f"bits of uint16 .* '{dtype}'"):
+            maker.wrap(array, array, dtype)
+
+
+@on_cpu
+def test_on_the_cpu_a_tensor_is_the_arrays_own_memory(maker: TensorMaker) -> None:
+    array = counting((3, 4))
+    tensor = maker.wrap(array, array)
+    array[1, 1] = 77
+    assert maker.aliases
+    assert tensor[1, 1].item() == 77
+
+
+@on_cpu
+@pytest.mark.parametrize(
+    "array",
+    [
+        counting((3, 4), past=4),
+        counting((3, 4), past=16),
+        np.asfortranarray(counting((3, 4))),
+        counting((6, 4))[::2],
+        counting((3, 4)).astype(">f4"),
+    ],
+    ids=["at 4", "at 16", "Fortran", "strided", "big-endian"],
+)
+def test_an_array_that_cannot_be_aliased_is_copied(maker: TensorMaker, array: Array) -> None:
+    expected = np.array(array, np.float32)
+    lease = Lease(array)
+    is_gone = weakref.ref(lease)
+    tensor = maker.wrap(array, lease)
+    del lease
+    array[...] = 0
+    np.testing.assert_array_equal(tensor.numpy(), expected)
+    assert is_gone() is None
+
+
+@pytest.mark.parametrize("device", [pytest.param("CPU", marks=on_cpu), "PYTHON"])
+@pytest.mark.parametrize("shape", [(0, 3), (4, 0), (0,)])
+def test_an_empty_array_becomes_an_empty_tensor(device: str, shape: tuple[int, ...]) -> None:
+    tensor = TensorMaker(device).wrap(np.zeros(shape, np.int16), None)
+    assert (tensor.shape, tensor.dtype, tensor.device) == (shape, dtypes.int16, device)
+    assert tensor.numpy().shape == shape
+
+
+def test_a_dtype_that_tinygrad_lacks_is_refused_with_ways_out() -> None:
+    with pytest.raises(InvalidArgument, match="no dtype for complex64.*fields.*numpy"):
+        TensorMaker("PYTHON").wrap(np.zeros(3, np.complex64), None)
+
+
+# --- how long the memory is kept ----------------------------------------------------------------
+
+
+KEEPING: dict[str, Callable[[Tensor], Any]] = {
+    "the tensor itself": lambda t: t,
+    "a slice": lambda t: t[1:, 2],
+    "a lazy sum": lambda t: (t + 1).sum(),
+    "a reshape": lambda t: t.reshape(-1),
+    "a bitcast": lambda t: t.bitcast(dtypes.uint32),
+    "a lazy copy": lambda t: t.clone(),
+}
+FREEING: dict[str, Callable[[Tensor], Any]] = {
+    "a NumPy copy": lambda t: t.numpy(),
+    "a realized sum": lambda t: (t + 1).sum().realize(),
+    "a realized clone": lambda t: t.clone().realize(),
+    "a number": lambda t: t.sum().realize().item(),
+    "nothing": lambda t: None,
+}
+
+
+def leased(maker: TensorMaker) -> tuple[Tensor, weakref.ref[Lease]]:
+    lease = Lease(counting((3, 4)))
+    return maker.wrap(lease.array, lease), weakref.ref(lease)
+
+
+@on_cpu
+@pytest.mark.parametrize("what", sorted(KEEPING))
+def test_memory_is_kept_for_as_long_as_something_reads_it(maker: TensorMaker, what: str) -> None:
+    expected = (counting((3, 4)) + 1).sum()
+    tensor, is_gone = leased(maker)
+    kept = KEEPING[what](tensor)
+    del tensor
+    assert is_gone() is not None
+    if what == "a lazy sum":
+        assert kept.item() == expected
+    del kept
+    assert is_gone() is None  # by itself, without the garbage collector
+
+
+@on_cpu
+@pytest.mark.parametrize("what", sorted(FREEING))
+def test_memory_is_let_go_when_only_results_are_left(maker: TensorMaker, what: str) -> None:
+    tensor, is_gone = leased(maker)
+    result = FREEING[what](tensor)
+    del tensor
+    assert is_gone() is None
+    del result
+
+
+@on_cpu
+def test_a_realized_view_keeps_the_memory_exactly_if_it_reads_it(maker: TensorMaker) -> None:
+    tensor, is_gone = leased(maker)
+    array = is_gone().array  # type: ignore[union-attr]
+    view = tensor[1:].contiguous().realize()
+    del tensor
+    is_kept = is_gone() is not None
+    maker.synchronize()
+    array[1, 1] = 77
+    assert view.numpy()[0, 1] == (77 if is_kept else 5)
+    del view
+    assert is_gone() is None
+
+
+@on_cpu
+def test_a_backward_pass_keeps_the_memory_until_the_gradient_is_realized(
+    maker: TensorMaker,
+) -> None:
+    weight: Any = Tensor.ones(4, 2).contiguous().realize()
+    if hasattr(weight, "requires_grad"):  # before 0.13
+        weight.requires_grad = True
+    tensor, is_gone = leased(maker)
+    (tensor @ weight).sum().backward()
+    del tensor
+    assert is_gone() is not None
+    gradient = weight.grad
+    assert gradient is not None
+    expected = counting((3, 4)).sum(axis=0)[:, None].repeat(2, axis=1)
+    np.testing.assert_array_equal(gradient.realize().numpy(), expected)
+    assert is_gone() is None
+
+
+@on_cpu
+def test_a_jitted_step_gets_the_values_of_every_batch_and_keeps_none(maker: TensorMaker) -> None:
+    step: Any = TinyJit(lambda x, y: (x.float().sum() + y.sum()).realize())
+    refs = []
+    for i in range(8):
+        lease = Lease(counting((4, 3), np.uint8))
+        lease.array[...] = i
+        labels = counting((4,), np.int64)
+        refs.append(weakref.ref(lease))
+        result = step(maker.wrap(lease.array, lease), maker.wrap(labels, labels))
+        assert result.item() == 12 * i + 6
+        del lease
+    maker.synchronize()
+    assert [ref for ref in refs if ref() is not None] == []
+
+
+@on_cpu
+def test_every_batch_of_an_epoch_can_be_held(maker: TensorMaker) -> None:
+    held = []
+    for i in range(40):
+        array = counting((2, 3), np.int32)
+        array += i
+        held.append((maker.wrap(array, array), maker.wrap(array, array) + 1))
+        del array
+    for i, (tensor, lazy) in enumerate(held):
+        np.testing.assert_array_equal(tensor.numpy(), np.arange(6).reshape(2, 3) + i)
+        np.testing.assert_array_equal(lazy.numpy(), np.arange(6).reshape(2, 3) + i + 1)
+
+
+@on_cpu
+def test_thousands_of_batches_over_the_same_memory_are_never_mixed_up(maker: TensorMaker) -> None:
+    rng = random.Random(0)
+    slots = [aligned((2, 3), np.int32) for _ in range(8)]
+    held: dict[int, tuple[Tensor, int]] = {}
+    for i in range(3000):
+        k = rng.randrange(len(slots))
+        held.pop(k, None)
+        slots[k][...] = i
+        held[k] = maker.wrap(slots[k], slots[k]), i
+        if i % 50 == 0:
+            found = {k: tensor.numpy().ravel().tolist() for k, (tensor, _) in held.items()}
+            assert found == {k: [value] * 6 for k, (_, value) in held.items()}
+
+
+@on_cpu
+def test_thousands_of_batches_leave_nothing_behind() -> None:
+    def sizes() -> list[int]:
+        allocator: Any = Device["CPU"].allocator
+        return [
+            len(d)
+            for d in (UOpMetaClass.ucache, buffers, tinygrad.tensor.all_tensors, allocator.cache)
+        ]
+
+    maker = TensorMaker("CPU")
+    memory = aligned((4096, 64), np.uint8)
+    array = memory[0]
+    (maker.wrap(array, array) + 1).realize()
+    gc.collect()  # what earlier tests left
+    before = sizes()
+    for i in range(4000):
+        array = memory[i]  # a new address every time
+        (maker.wrap(array, array) + 1).realize() if i % 100 == 0 else maker.wrap(array, array)
+    assert [after - b for after, b in zip(sizes(), before, strict=True)] == [0, 0, 0, 0]
+
+
+@on_cpu
+def test_varying_shapes_do_not_pile_up() -> None:
+    maker = TensorMaker("CPU")
+    memory = aligned((1000,), np.uint8)
+    for n in range(1, 1000):
+        assert maker.wrap(memory[:n], memory).shape == (n,)
+    assert isinstance(maker._view, tensors._Graft)
+    assert len(maker._view._templates) <= tensors._Graft.MOST_TEMPLATES
+
+
+# --- other versions of tinygrad -----------------------------------------------------------------
+
+
+def _lose_the_carrier(self: object, *args: object) -> Tensor:
+    return Tensor.zeros(2, 3, device="CPU").contiguous().realize()
+
+
+@on_cpu
+@pytest.mark.parametrize("kind", [ImportError, AttributeError, TypeError, KeyError])
+def test_where_internals_are_not_there_the_public_way_serves(
+    monkeypatch: pytest.MonkeyPatch, kind: type[Exception]
+) -> None:
+    break_the_fast_way(monkeypatch, kind)
+    maker = TensorMaker("CPU")
+    assert isinstance(maker._view, tensors._Blob)
+    assert maker.aliases
+
+
+@on_cpu
+def test_where_internals_lose_the_memory_the_public_way_serves(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tensors._Graft, "__call__", _lose_the_carrier)
+    assert isinstance(TensorMaker("CPU")._view, tensors._Blob)
+
+
+@on_cpu
+def test_where_no_way_keeps_the_memory_the_bytes_are_copied(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tensors._Graft, "__call__", _lose_the_carrier)
+    monkeypatch.setattr(tensors._Blob, "__call__", _lose_the_carrier)
+    maker = TensorMaker("CPU")
+    array = counting((3, 4))
+    tensor = maker.wrap(array, array)
+    array[...] = 0
+    assert not maker.aliases
+    np.testing.assert_array_equal(tensor.numpy(), counting((3, 4)))
+
+
+# --- other devices ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def waits(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The calls of `synchronize`: a maker's own, not those that copying makes on the device."""
+    waited: list[str] = []
+    synchronize = TensorMaker.synchronize
+
+    def record(self: TensorMaker) -> None:
+        waited.extend(self._devices)
+        synchronize(self)
+
+    monkeypatch.setattr(TensorMaker, "synchronize", record)
+    return waited
+
+
+def test_another_device_has_copied_the_bytes_when_wrap_returns() -> None:
+    maker = TensorMaker("PYTHON")
+    lease = Lease(counting((3, 4), past=4))
+    is_gone = weakref.ref(lease)
+    tensor = maker.wrap(lease.array, lease)
+    lease.array[...] = 0
+    del lease
+    assert not maker.aliases
+    assert is_gone() is None
+    assert tensor.device == "PYTHON"
+    np.testing.assert_array_equal(tensor.numpy(), counting((3, 4)))
+
+
+def test_a_copy_that_may_read_later_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch, waits: list[str]
+) -> None:
+    maker = TensorMaker("PYTHON")
+    maker.wrap(counting((3, 4)), None)
+    assert waits == []
+    monkeypatch.setattr(tensors, "_READS_AT_ONCE", frozenset())
+    maker.wrap(counting((3, 4)), None)
+    assert waits == ["PYTHON"]
+
+
+def test_staging_memory_that_only_a_wait_frees_is_bounded(
+    monkeypatch: pytest.MonkeyPatch, waits: list[str]
+) -> None:
+    monkeypatch.setattr(tensors, "_KEEPS_STAGING", frozenset({"PYTHON"}))
+    monkeypatch.setattr(tensors, "_STAGING_BYTES", 100)
+    maker = TensorMaker("PYTHON")
+    n_waits = []
+    for _ in range(6):
+        maker.wrap(counting((3, 4)), None)  # 48 bytes
+        n_waits.append(len(waits))
+    assert n_waits == [0, 0, 1, 1, 1, 2]
+
+
+def test_synchronize_waits_for_every_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[str] = []
+    device: Any = Device["PYTHON"]
+    monkeypatch.setattr(type(device), "synchronize", lambda self: waited.append(self.device))
+    TensorMaker(("PYTHON", "PYTHON:1")).synchronize()
+    assert waited == ["PYTHON", "PYTHON:1"]
+
+
+@pytest.mark.parametrize(
+    "devices", [pytest.param(("CPU", "CPU:1"), marks=on_cpu), ("PYTHON", "PYTHON:1")]
+)
+def test_over_several_devices_a_tensor_is_sharded_along_the_rows(devices: tuple[str, ...]) -> None:
+    maker = TensorMaker(devices)
+    array = counting((4, 3))
+    tensor = maker.wrap(array, array)
+    array[...] = 0
+    assert not maker.aliases
+    assert (tensor.shape, tensor.device) == ((4, 3), devices)
+    np.testing.assert_array_equal(tensor.numpy(), counting((4, 3)))
+    assert maker.wrap(np.zeros((4, 0), np.uint8), None).shape == (4, 0)
+
+
+@pytest.mark.parametrize("shape", [(5, 2), ()])
+def test_rows_that_do_not_divide_by_the_devices_are_refused(shape: tuple[int, ...]) -> None:
+    maker = TensorMaker(("PYTHON", "PYTHON:1"))
+    with pytest.raises(InvalidArgument, match="cannot be sharded .* over 2 devices.*batch_size"):
+        maker.wrap(counting(shape), None)
+
+
+def test_a_tuple_of_one_device_is_that_device() -> None:
+    assert TensorMaker(("PYTHON",)).wrap(counting((3, 4)), None).device == "PYTHON"
+
+
+def test_without_a_device_tinygrads_default_is_taken() -> None:
+    assert TensorMaker().wrap(counting((3, 4)), None).device == Device.DEFAULT
+
+
+@on_cpu
+def test_a_second_cpu_device_aliases_too() -> None:
+    maker = TensorMaker("cpu:1")
+    array = counting((3, 4))
+    assert maker.aliases
+    assert (maker.wrap(array, array) + 1).device == "CPU:1"
+
+
+@pytest.mark.parametrize(
+    ("device", "message"),
+    [
+        ("WARP", "no device 'WARP'"),
+        ("NPY", "computes nothing"),
+        ("DISK:/nowhere", "computes nothing"),
+        ((), "different devices"),
+        (("PYTHON", "PYTHON:0"), "different devices"),
+    ],
+)
+def test_a_device_that_cannot_be_used_is_refused(
+    device: str | tuple[str, ...], message: str
+) -> None:
+    with pytest.raises(InvalidArgument, match=message):
+        TensorMaker(device)
+
+
+@pytest.mark.parametrize("cause", [FileNotFoundError("clang"), ModuleNotFoundError("x", name="x")])
+def test_a_device_that_cannot_be_opened_here_is_reported_with_ways_out(
+    monkeypatch: pytest.MonkeyPatch, cause: Exception
+) -> None:
+    def fail(self: object, name: str) -> None:
+        raise cause
+
+    monkeypatch.setattr(type(Device), "__getitem__", fail)
+    with pytest.raises(EnvironmentUnsuitable, match=r"cannot open device CPU.*clang.*numpy"):
+        TensorMaker("CPU")

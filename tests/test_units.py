@@ -1,0 +1,127 @@
+"""Units: what has been checked is marked, in a table that may be shared."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from shardio.errors import ChecksumMismatch
+from shardio.format.layout import Kind
+from shardio.format.schema import Array, Schema, Text
+from shardio.reader import ShardReader
+from shardio.writer import ShardWriter
+
+SCHEMA = Schema(
+    {
+        "large": Array("uint8", (4096,)),  # a hash per row
+        "small": Array("float32", (25,)),  # 128 bytes each: a hash per 512 rows
+        "text": Text(),
+        "dims": Array("int8", (None,)),
+    }
+)
+N = 600
+
+
+@pytest.fixture(scope="module")
+def shard(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("units") / "a.shard"
+    with ShardWriter(path, SCHEMA) as writer:
+        for i in range(N):
+            row = {"large": np.full(4096, i % 251, np.uint8), "small": np.full(25, i, np.float32)}
+            writer.append({**row, "text": str(i), "dims": np.zeros(i % 3, np.int8)})
+    return path
+
+
+def rows(*numbers: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    return np.array(numbers, np.int64)
+
+
+def marked(reader: ShardReader, name: str) -> list[int]:
+    """The marked units of a column, counted from its first."""
+    first = reader.units.column_mark(name)
+    n = -(-N // 512) if name == "small" else N
+    return np.flatnonzero(reader.units.marks[first : first + n]).tolist()
+
+
+def test_every_unit_has_one_mark_and_none_is_set_by_opening(shard: Path) -> None:
+    with ShardReader(shard) as reader:
+        sizes = {s.key: s for s in reader.sections}
+        n_blocks = sum(1 + s.count for s in sizes.values() if s.kind == Kind.BLOCK_HASHES)
+        assert reader.units.n_marks == n_blocks + N + 2 + 2 * N
+        assert not reader.units.marks.any()
+
+
+def test_a_large_row_is_a_unit_and_small_rows_share_one(shard: Path) -> None:
+    with ShardReader(shard) as reader:
+        reader.units.check_column("large", rows(5, 3, 5))
+        reader.units.check_column("small", rows(511, 3))
+        assert marked(reader, "large") == [3, 5]
+        assert marked(reader, "small") == [0]
+        reader.units.check_column("small", rows(512))
+        assert marked(reader, "small") == [0, 1]
+
+
+def test_a_shared_table_of_marks_saves_checking_again(shard: Path) -> None:
+    with ShardReader(shard) as one, ShardReader(shard) as other:
+        table = np.zeros(one.units.n_marks, np.uint8)
+        one.units.marks = other.units.marks = table
+        one[7]
+        assert table.any()
+        before = table.copy()
+        other[7]
+        assert np.array_equal(table, before)
+
+
+def test_a_marked_unit_is_not_hashed_again(shard: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "b.shard"
+    copy.write_bytes(shard.read_bytes())
+    with ShardReader(copy) as reader:
+        reader.units.marks[:] = 1
+        offset = reader.column_section("large").offset
+        with open(copy, "r+b") as file:
+            file.seek(offset)
+            file.write(b"\xff")
+        assert int(reader[0]["large"][0]) == 255
+        reader.units.marks[:] = 0
+        with pytest.raises(ChecksumMismatch):
+            reader[0]
+
+
+def test_a_damaged_unit_stays_unmarked_and_is_refused_each_time(
+    shard: Path, tmp_path: Path
+) -> None:
+    copy = tmp_path / "b.shard"
+    copy.write_bytes(shard.read_bytes())
+    with ShardReader(copy) as reader:
+        section = reader.column_section("small")
+        with open(copy, "r+b") as file:
+            file.seek(section.offset + 520 * section.stride)
+            file.write(b"\xff")
+        for _ in range(2):
+            with pytest.raises(ChecksumMismatch) as caught:
+                reader.units.check_column("small", rows(3, 513))
+            assert (caught.value.sample, caught.value.field) == (512, "small")
+            assert caught.value.offset == section.offset + 512 * section.stride
+        assert marked(reader, "small") == [0]
+
+
+@pytest.mark.parametrize("kind", [Kind.INDEX, Kind.SHAPES, Kind.COLUMN_HASHES, Kind.BLOCK_HASHES])
+def test_damage_of_an_index_is_refused_when_it_is_met_and_names_the_section(
+    shard: Path, tmp_path: Path, kind: Kind
+) -> None:
+    copy = tmp_path / "b.shard"
+    copy.write_bytes(shard.read_bytes())
+    with ShardReader(copy) as reader:
+        damaged = [s for s in reader.sections if s.kind == kind]
+    with open(copy, "r+b") as file:
+        for section in damaged:
+            file.seek(section.offset)
+            first = file.read(1)[0]
+            file.seek(section.offset)
+            file.write(bytes([first ^ 1]))
+    with ShardReader(copy) as reader, pytest.raises(ChecksumMismatch) as caught:
+        reader[0]
+    names = {(section.name, section.offset) for section in damaged}
+    assert (caught.value.section, caught.value.offset) in names

@@ -1,0 +1,332 @@
+"""ShardWriter: what is written is read again, nothing else is ever published."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+from shardio import writer as writer_module
+from shardio.errors import InvalidArgument, LoaderClosed, SchemaError
+from shardio.format.schema import Array, Bytes, Schema, Text
+from shardio.reader import ShardReader
+from shardio.surgery import audit_shard
+from shardio.writer import ShardWriter
+from tests.format.strategies import shards
+from tests.shards import EVERY_FIELD, as_read, every_field_sample, same_sample, samples, write_shard
+
+SIMPLE = Schema({"label": Array("int64"), "text": Text()})
+Content = tuple[Schema, list[dict[str, Any]]]
+
+
+@pytest.fixture
+def tiny_spools(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a few kilobytes count as much, so that sections stream and move to temporary files."""
+    monkeypatch.setattr(writer_module, "SPOOL_BYTES", 5_000)
+    monkeypatch.setattr(writer_module, "MEMORY_BYTES", 20_000)
+
+
+def write(path: Path, schema: Schema, rows: list[dict[str, Any]]) -> Path:
+    path.unlink(missing_ok=True)
+    with ShardWriter(path, schema) as writer:
+        for row in rows:
+            writer.append(row)
+    return path
+
+
+def raw_bytes(sample: dict[str, Any]) -> dict[str, Any]:
+    """Arrays as bytes: NaN differs from itself, its bytes do not."""
+
+    def plain(value: Any) -> Any:
+        is_array = isinstance(value, np.ndarray | np.generic)
+        return (value.dtype, value.shape, value.tobytes()) if is_array else value
+
+    return {name: plain(value) for name, value in sample.items()}
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(content=shards())
+def test_any_samples_are_read_as_they_were_written_and_are_sound(
+    tmp_path: Path, content: Content
+) -> None:
+    schema, rows = content
+    path = write(tmp_path / "a.shard", schema, rows)
+    with ShardReader(path) as reader:
+        assert reader.schema == schema
+        assert list(map(raw_bytes, reader)) == list(map(raw_bytes, rows))
+    assert audit_shard(path) == []
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30)
+@given(content=shards())
+def test_the_same_samples_give_the_same_bytes_whatever_the_order_of_their_keys(
+    tmp_path: Path, content: Content
+) -> None:
+    schema, rows = content
+    first = write(tmp_path / "a.shard", schema, rows).read_bytes()
+    turned = [{name: row[name] for name in reversed(row)} for row in rows]
+    assert write(tmp_path / "b.shard", schema, turned).read_bytes() == first
+
+
+@pytest.mark.parametrize("n", [0, 1, 2, 17])
+def test_shards_of_any_number_of_samples_are_read_whole(tmp_path: Path, n: int) -> None:
+    path = write_shard(tmp_path / "a.shard", n)
+    with ShardReader(path) as reader:
+        assert len(reader) == n
+        found = list(reader)
+    assert all(map(same_sample, found, map(as_read, samples(n))))
+    assert audit_shard(path) == []
+
+
+@pytest.mark.usefixtures("tiny_spools")
+@pytest.mark.parametrize("n", [0, 1, 3, 60])
+def test_sections_that_stream_or_wait_in_files_are_read_whole(tmp_path: Path, n: int) -> None:
+    path = write_shard(tmp_path / "a.shard", n)
+    with ShardReader(path) as reader:
+        assert all(map(same_sample, reader, map(as_read, samples(n))))
+        assert len(reader) == n
+    assert audit_shard(path) == []
+
+
+@pytest.mark.usefixtures("tiny_spools")
+def test_waiting_sections_leave_memory_for_unlinked_files(tmp_path: Path) -> None:
+    writer = ShardWriter(tmp_path / "a.shard", EVERY_FIELD)
+    most = 0
+    for sample in samples(80):
+        writer.append(sample)
+        most = max(most, sum(spool.waiting for spool in writer._spools()))
+    assert 5_000 < most < 20_000 + 15_000
+    assert len(os.listdir(tmp_path)) == 1  # the hidden file; the others have no name
+    writer.close()
+
+
+@pytest.mark.usefixtures("tiny_spools")
+@pytest.mark.parametrize("largest", ["frames", "raw"])
+def test_the_largest_section_streams_to_the_front(tmp_path: Path, largest: str) -> None:
+    schema = Schema({"small": Array("int64"), "frames": Array("uint8", (3000,)), "raw": Bytes()})
+    with ShardWriter(tmp_path / "a.shard", schema) as writer:
+        for i in range(30):
+            raw = bytes(9000 if largest == "raw" else 10)
+            writer.append({"small": i, "frames": np.full(3000, i, np.uint8), "raw": raw})
+    with ShardReader(tmp_path / "a.shard") as reader:
+        first = min(reader.sections, key=lambda section: section.offset)
+    assert first.name == ("payload" if largest == "raw" else "column")
+    assert first.field in (1, 0xFFFF)
+
+
+def test_the_bytes_do_not_depend_on_when_or_where_they_are_written(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    first = write_shard(tmp_path / "a.shard", 9).read_bytes()
+    assert write_shard(tmp_path / "elsewhere" / "b.shard", 9).read_bytes() == first
+
+
+def test_closing_tells_what_was_written(tmp_path: Path) -> None:
+    writer = ShardWriter(tmp_path / "a.shard", SIMPLE)
+    writer.append({"label": 1, "text": "one"})
+    summary = writer.close()
+    with ShardReader(tmp_path / "a.shard") as reader:
+        assert summary.id == reader.id
+    assert (summary.name, summary.n_samples) == ("a.shard", 1)
+    assert summary.n_bytes == (tmp_path / "a.shard").stat().st_size
+
+
+def test_the_writer_counts_samples_and_their_bytes(tmp_path: Path) -> None:
+    with ShardWriter(tmp_path / "a.shard", SIMPLE) as writer:
+        assert (writer.n_samples, writer.n_bytes) == (0, 0)
+        writer.append({"label": 1, "text": "four"})
+        assert (writer.n_samples, writer.n_bytes) == (1, 12)
+
+
+BAD_SAMPLES: list[tuple[Any, str]] = [
+    ({}, r"fields missing: \['label', 'text'\]"),
+    ({"label": 1}, r"fields missing: \['text'\]"),
+    ({"label": 1, "text": "a", "x": 0, 3: 4}, r"not in the schema: \['x', '3'\]"),
+    ({"label": "1", "text": "a"}, "field 'label': expected int64"),
+    ({"label": 1.5, "text": "a"}, "field 'label': expected int64"),
+    ({"label": [1], "text": "a"}, "field 'label': expected shape"),
+    ({"label": 1, "text": 5}, "field 'text': expected str, found int"),
+    ({"label": 1, "text": "\ud800"}, "field 'text': the text is not valid"),
+    ([1, "a"], "expected a mapping of fields, found list"),
+    (None, "expected a mapping of fields, found NoneType"),
+]
+
+
+@pytest.mark.parametrize(("bad", "text"), BAD_SAMPLES)
+def test_a_bad_sample_is_refused_by_name_and_leaves_no_trace(
+    tmp_path: Path, bad: Any, text: str
+) -> None:
+    good = [{"label": i, "text": str(i)} for i in range(3)]
+    clean = write(tmp_path / "clean.shard", SIMPLE, good).read_bytes()
+    with ShardWriter(tmp_path / "a.shard", SIMPLE) as writer:
+        for sample in good:
+            with pytest.raises(SchemaError, match=text) as caught:
+                writer.append(bad)
+            assert f"a.shard, sample {writer.n_samples}" in str(caught.value)
+            writer.append(sample)
+    assert (tmp_path / "a.shard").read_bytes() == clean
+
+
+def test_a_sample_is_copied_and_may_be_changed_after_it_was_appended(tmp_path: Path) -> None:
+    schema = Schema({"x": Array("uint8", (100,)), "y": Array("uint8", (None,))})
+    reused = np.zeros(100, np.uint8)
+    with ShardWriter(tmp_path / "a.shard", schema) as writer:
+        for i in range(5):
+            reused[:] = i
+            writer.append({"x": reused, "y": reused})
+    with ShardReader(tmp_path / "a.shard") as reader:
+        assert [int(s["x"][7]) for s in reader] == [int(s["y"][7]) for s in reader] == [*range(5)]
+
+
+def test_nothing_has_the_final_name_before_the_end(tmp_path: Path) -> None:
+    with ShardWriter(tmp_path / "a.shard", SIMPLE) as writer:
+        writer.append({"label": 1, "text": "a"})
+        assert [name for name in os.listdir(tmp_path) if not name.startswith(".")] == []
+    assert os.listdir(tmp_path) == ["a.shard"]
+
+
+@pytest.mark.usefixtures("tiny_spools")
+def test_an_exception_in_the_with_publishes_nothing_and_leaves_nothing(tmp_path: Path) -> None:
+    with (
+        pytest.raises(RuntimeError, match="mine"),
+        ShardWriter(tmp_path / "a.shard", EVERY_FIELD) as writer,
+    ):
+        for sample in samples(20):
+            writer.append(sample)
+        raise RuntimeError("mine")
+    assert os.listdir(tmp_path) == []
+
+
+def test_abort_leaves_nothing_and_may_be_repeated(tmp_path: Path) -> None:
+    writer = ShardWriter(tmp_path / "a.shard", SIMPLE)
+    writer.append({"label": 1, "text": "a"})
+    writer.abort()
+    writer.abort()
+    assert os.listdir(tmp_path) == []
+    for use in (writer.close, lambda: writer.append({"label": 1, "text": "a"})):
+        with pytest.raises(LoaderClosed, match=r"a\.shard: the writer is closed"):
+            use()
+
+
+def test_leaving_the_with_after_close_or_abort_does_nothing_more(tmp_path: Path) -> None:
+    with ShardWriter(tmp_path / "a.shard", SIMPLE) as writer:
+        writer.close()
+    with ShardWriter(tmp_path / "b.shard", SIMPLE) as writer:
+        writer.abort()
+    assert os.listdir(tmp_path) == ["a.shard"]
+
+
+def test_a_shard_is_never_overwritten(tmp_path: Path) -> None:
+    path = write_shard(tmp_path / "a.shard", 1)
+    before = path.read_bytes()
+    with pytest.raises(FileExistsError, match=r"a\.shard: already exists"):
+        ShardWriter(path, SIMPLE)
+    second = ShardWriter(tmp_path / "b.shard", SIMPLE)
+    write_shard(tmp_path / "b.shard", 1)
+    with pytest.raises(FileExistsError, match=r"b\.shard: already exists"):
+        second.close()
+    assert path.read_bytes() == (tmp_path / "b.shard").read_bytes() == before
+    assert sorted(os.listdir(tmp_path)) == ["a.shard", "b.shard"]
+
+
+def test_a_shard_has_the_suffix_of_shards(tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgument, match=r"must end in \.shard"):
+        ShardWriter(tmp_path / "a.bin", SIMPLE)
+    assert os.listdir(tmp_path) == []
+
+
+class BrokenSpoolError(OSError):
+    """What the disk says in the middle of a sample."""
+
+
+def test_a_failure_in_the_middle_of_a_sample_ends_the_writer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = ShardWriter(tmp_path / "a.shard", SIMPLE)
+    writer.append({"label": 1, "text": "a"})
+
+    def fail(data: object) -> None:
+        raise BrokenSpoolError("no")
+
+    monkeypatch.setattr(writer._index, "write", fail)
+    with pytest.raises(BrokenSpoolError):
+        writer.append({"label": 2, "text": "b"})
+    with pytest.raises(LoaderClosed):
+        writer.append({"label": 2, "text": "b"})
+    assert os.listdir(tmp_path) == []
+
+
+_FILL_THE_DISK = """
+import os, resource, sys
+sys.path.insert(0, {root!r})
+from shardio import writer as w
+from shardio.format.schema import Array, Bytes, Schema
+w.SPOOL_BYTES, w.MEMORY_BYTES = 50_000, 50_000
+limit = int(sys.argv[2])
+resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+schema = Schema({{"x": Array("uint8", (3000,)), "y": Array("uint8", (2500,)), "z": Bytes()}})
+try:
+    with w.ShardWriter(sys.argv[1], schema) as writer:
+        for i in range(100):
+            writer.append({{"x": [i] * 3000, "y": [i] * 2500, "z": os.urandom(2000)}})
+except OSError as error:
+    print(type(error).__name__, error.errno, os.listdir(os.path.dirname(sys.argv[1])))
+"""
+
+
+@pytest.mark.parametrize("limit", [4096, 100_000, 270_000, 400_000, 900_000])
+def test_a_full_disk_is_reported_and_leaves_nothing(tmp_path: Path, limit: int) -> None:
+    root = str(Path(__file__).resolve().parent.parent)
+    command = [sys.executable, "-c", _FILL_THE_DISK.format(root=root)]
+    done = subprocess.run(
+        [*command, str(tmp_path / "a.shard"), str(limit)],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    if limit < 900_000:
+        assert done.stdout == "OSError 27 []\n"  # EFBIG: the limit stands in for a full disk
+    else:
+        assert done.stdout == ""
+        assert audit_shard(tmp_path / "a.shard") == []
+    assert done.stderr == ""
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 300 kB, where this process may mount one."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=300k", "tmpfs", str(folder)]
+    if os.geteuid() != 0 or subprocess.run(mount, check=False, capture_output=True).returncode:
+        pytest.skip("may not mount a file system here")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+@pytest.mark.usefixtures("tiny_spools")
+@pytest.mark.parametrize("n", [33, 40, 60, 200])
+def test_a_really_full_disk_leaves_nothing_either(small_disk: Path, n: int) -> None:
+    with pytest.raises(OSError, match="No space left on device"):
+        write_shard(small_disk / "a.shard", n)
+    assert os.listdir(small_disk) == []
+
+
+def test_a_missing_folder_is_an_error_of_the_system(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        ShardWriter(tmp_path / "nowhere" / "a.shard", SIMPLE)
+
+
+def test_a_relative_path_is_written_in_the_working_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with ShardWriter("a.shard", EVERY_FIELD) as writer:
+        writer.append(every_field_sample(1))
+    assert os.listdir(tmp_path) == ["a.shard"]

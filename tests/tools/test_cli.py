@@ -1,0 +1,168 @@
+"""The command as a whole: exit codes, one line per error, silence where it was asked for."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import shardio
+from shardio_tools import cli
+from tests.shards import write_shard
+
+ROOT = Path(__file__).resolve().parents[2]
+COMMANDS = sorted(cli.COMMANDS)
+
+
+def run_apart(*arguments: str, before: Sequence[str] = ("-m", "shardio")) -> subprocess.Popen[str]:
+    """Start the command in a process of its own, with pipes for its output."""
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT}/converters:{ROOT}/tools"}
+    command = [sys.executable, *before, *arguments]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, env=environment, stdout=pipe, stderr=pipe, text=True)
+
+
+def raising(error: BaseException) -> Any:
+    def run(_: argparse.Namespace) -> int:
+        raise error
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (shardio.ShardCorrupt("bad", code="padding"), 1),
+        (shardio.ChecksumMismatch("bad", code="checksum"), 1),
+        (shardio.ShardIncomplete("bad"), 1),
+        (shardio.ShardUnsupported("bad"), 1),
+        (shardio.DatasetCorrupt("bad"), 1),
+        (shardio.MediaError("bad"), 1),
+        (shardio.TransformError("bad"), 1),
+        (shardio.ShardNotFound("bad"), 2),
+        (shardio.DatasetNotFound("bad"), 2),
+        (shardio.DatasetExists("bad"), 2),
+        (shardio.DatasetConflict("bad"), 2),
+        (shardio.InvalidArgument("bad"), 2),
+        (shardio.SchemaError("bad"), 2),
+        (shardio.MemoryShort("bad"), 3),
+        (shardio.EnvironmentUnsuitable("bad"), 3),
+        (shardio.WorkerDied("bad"), 3),
+        (OSError(28, "bad", "out/x"), 3),
+        (KeyboardInterrupt(), 130),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else str(value),
+)
+def test_an_error_becomes_one_line_and_its_exit_code(
+    error: BaseException,
+    code: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(cli.COMMANDS["verify"], "run", raising(error))
+    assert cli.main(["verify", "x"]) == code
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("shardio: ") and err.count("\n") == 1
+    assert "interrupted" in err if code == 130 else "bad" in err
+
+
+@pytest.mark.parametrize("error", [TypeError("a bug"), shardio.LoaderClosed("a bug")])
+def test_a_bug_keeps_its_traceback(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli.COMMANDS["verify"], "run", raising(error))
+    with pytest.raises(type(error), match="a bug"):
+        cli.main(["verify", "x"])
+
+
+def test_an_error_about_a_file_names_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    full = OSError(28, "No space left on device", "out/x")
+    monkeypatch.setattr(cli.COMMANDS["verify"], "run", raising(full))
+    cli.main(["verify", "x"])
+    assert capsys.readouterr().err == "shardio: out/x: No space left on device\n"
+
+
+def test_control_characters_in_a_name_do_not_reach_the_terminal(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert cli.main(["inspect", "no\x1b[2Jsuch\nfile"]) == 2
+    assert "\x1b" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_explains_itself(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main([command, "--help"])
+    assert ended.value.code == 0
+    summary = (cli.COMMANDS[command].__doc__ or "").splitlines()[0]
+    assert summary in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("arguments", [[], ["fly"], ["verify"], ["convert", "a", "b", "--size=x"]])
+def test_arguments_that_do_not_parse_end_with_code_2(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(arguments)
+    assert ended.value.code == 2
+    assert "usage: shardio" in capsys.readouterr().err
+
+
+def test_the_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["--version"])
+    assert capsys.readouterr().out == f"shardio {shardio.__version__}\n"
+
+
+def test_the_command_line_loads_neither_av_nor_tinygrad_nor_rich_to_say_what_it_can() -> None:
+    code = (
+        "import sys, shardio_tools.cli as cli; cli.parser()\n"
+        "sys.exit(str({'av', 'tinygrad', 'rich'} & set(sys.modules)))"
+    )
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT}/tools"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.stderr.strip() == "set()"
+
+
+def test_a_reader_of_the_output_that_leaves_early_is_no_error(tmp_path: Path) -> None:
+    shard = write_shard(tmp_path / "a.shard", 3)
+    with run_apart("inspect", str(shard), "--json") as process:
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == ""
+    assert process.returncode == cli.NOBODY_READS
+
+
+def test_ctrl_c_ends_a_command_with_one_line() -> None:
+    code = (
+        "import signal, sys, shardio_tools.cli as cli\n"
+        "def run(options): print('ready', flush=True); signal.pause()\n"
+        "cli.COMMANDS['verify'].run = run\n"
+        "sys.exit(cli.main(['verify', 'x']))"
+    )
+    with run_apart("-c", code, before=()) as process:
+        assert process.stdout is not None and process.stderr is not None
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGINT)
+        assert process.stderr.read() == "shardio: verify: interrupted\n"
+    assert process.returncode == cli.INTERRUPTED
+
+
+def test_what_is_neither_file_nor_folder_is_refused_and_not_waited_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pipe = tmp_path / "a.shard"
+    os.mkfifo(pipe)
+    for command in ("inspect", "verify"):
+        assert cli.main([command, str(pipe)]) == 2
+        assert capsys.readouterr().err == f"shardio: {pipe}: neither a file nor a folder\n"

@@ -1,0 +1,163 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+import shardio
+from shardio_converters.videos import Videos
+from shardio_tools import cli, convert
+from tests.media_made import scene, write_sound, write_video
+
+SMALL = ("--frames", "4", "--size", "16", "--workers", "0")
+
+
+def test_the_report_accounts_for_every_file_and_ends_with_what_was_done(
+    videos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    assert cli.main(["convert", str(videos), str(out), *SMALL]) == 1
+    report = capsys.readouterr().out
+    lines = report.splitlines()
+    assert lines[:4] == ["3 classes, with clips:", "  cats  3", "  dogs  2", "  fish  0"]
+    assert "1 frame dropped: too few for another clip, at the ends of 1 file" in lines
+    after = lines.index("not a video: 1 file")
+    assert lines[after + 1] == "  cats/notes.txt"
+    after = lines.index("too short for one clip: 1 file")
+    assert lines[after + 1] == "  fish/short.mp4: 3 frames; one clip spans 4"
+    after = lines.index("broken: 1 file")
+    assert lines[after + 1].startswith("  fish/song.wav: no video stream")
+    assert lines[-1].startswith("converted 3 of 6 files into 5 clips, ")
+    assert lines[-1].endswith(f": {out}")
+
+
+def test_without_a_broken_file_the_exit_code_is_0(videos: Path, tmp_path: Path) -> None:
+    assert cli.main(["convert", str(videos / "dogs"), str(tmp_path / "out"), *SMALL]) == 0
+
+
+def test_the_json_report_holds_every_input(
+    videos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    assert cli.main(["convert", str(videos), str(out), *SMALL, "--json"]) == 1
+    captured = capsys.readouterr()
+    report = json.loads(captured.out)
+    assert captured.err == ""
+    assert report["files"] == {"converted": 3, "too_short": 1, "broken": 1, "not_video": 1}
+    assert report["classes"] == {"cats": 3, "dogs": 2, "fish": 0}
+    assert (report["clips"], report["dropped_frames"]) == (5, 1)
+    assert report["dataset"] == str(out)
+    on_disk = {str(p.relative_to(videos)) for p in videos.rglob("*.*")}
+    assert {entry["path"] for entry in report["inputs"]} == on_disk
+
+
+def test_quiet_prints_the_broken_files_only(
+    videos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["convert", str(videos), str(tmp_path / "out"), *SMALL, "--quiet"]) == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("shardio: broken: fish/song.wav: ") and err.count("\n") == 1
+
+
+def test_progress_goes_to_standard_error(
+    videos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cli.main(["convert", str(videos), str(tmp_path / "out"), *SMALL])
+    out, err = capsys.readouterr()
+    assert "converting: 100%" in err and "6 of 6 files, 5 clips, 1 broken" in err
+    assert "converting: " not in out
+
+
+def test_every_option_of_the_converter_reaches_it(videos: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    given = {"frames": 2, "stride": 2, "step": 3, "size": 24, "store": "raw"}
+    options = [f"--{name}={value}" for name, value in given.items()]
+    cli.main(["convert", str(videos), str(out), *options, "--kind=videos", "--workers=0"])
+    with shardio.open(out) as dataset:
+        recorded = dataset.converter["options"]
+        assert given.items() <= recorded.items()
+        # Frames 0 and 2, then 3 and 5: nine frames hold three such clips, eight two, and so on.
+        assert len(dataset) == 3 + 1 + 2 + 1
+
+
+def test_the_defaults_that_help_names_are_the_converters(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["convert", "--help"])
+    words = " ".join(capsys.readouterr().out.split())
+    defaults = Videos()
+    assert f"frames of a clip (default: {defaults.frames})" in words
+    assert f"takes every N-th frame (default: {defaults.stride})" in words
+    assert f"height and width of a frame (default: {defaults.size})" in words
+    assert defaults.step == defaults.frames * defaults.stride
+    assert "(default: frames x stride: no overlap)" in words
+    assert f"{defaults.store} is the only way yet" in words
+
+
+def test_the_command_has_an_option_for_each_of_the_converters() -> None:
+    assert set(convert.CONVERTER_OPTIONS) == {f.name for f in dataclasses.fields(Videos)}
+
+
+def test_on_error_decides_whether_a_broken_file_ends_the_conversion(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    for name in ("a.mp4", "c.mp4"):
+        write_video(source / name, scene(4))
+    write_sound(source / "b.wav")
+    lengths = {}
+    for choice in ("skip", "stop"):
+        out = tmp_path / choice
+        assert cli.main(["convert", str(source), str(out), *SMALL, "--on-error", choice]) == 1
+        with shardio.open(out) as dataset:
+            lengths[choice] = len(dataset)
+    assert lengths == {"skip": 2, "stop": 1}
+    report = capsys.readouterr().out.splitlines()
+    assert "stopped at the first broken file; what comes before it is published" in report
+    assert report[report.index("not reached: 1 file") + 1] == "  c.mp4"
+    assert "1 clip without a class (label -1): directly in SRC" in report
+
+
+def test_keep_partial_decides_whether_clips_before_a_break_stay(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    # Every frame on its own and in order, so that the file can be cut after some of them.
+    path = write_video(source / "a.mkv", scene(40), codec="mjpeg", pixel_format="yuvj420p")
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    n_clips = {}
+    for options in ((), ("--keep-partial",)):
+        out = tmp_path / f"out{len(options)}"
+        cli.main(["convert", str(source), str(out), *SMALL, *options, "--json"])
+        report = json.loads(capsys.readouterr().out)
+        assert report["files"] == {"broken": 1}
+        n_clips[options] = report["clips"]
+    assert n_clips[()] == 0 < n_clips["--keep-partial",] < 10
+
+
+@pytest.mark.parametrize("kind_of_problem", ["missing", "empty", "taken", "option", "kind"])
+def test_what_cannot_be_asked_for_is_one_line_and_exit_code_2(
+    kind_of_problem: str, videos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "file").touch()
+    source, out = str(videos), str(tmp_path / "out")
+    arguments, words = {
+        "missing": ([str(tmp_path / "no"), out], "there is no such file or folder"),
+        "empty": ([str(tmp_path / "empty"), out], "holds no file"),
+        "taken": ([source, str(tmp_path / "taken")], "already holds data"),
+        "option": ([source, out, "--size", "0"], "size is 0"),
+        "kind": ([source, out, "--kind", "stamps"], "'stamps'"),
+    }[kind_of_problem]
+    assert cli.main(["convert", *arguments]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == "" and captured.err.count("\n") == 1
+    assert words in captured.err
+    assert not (tmp_path / "out").exists()

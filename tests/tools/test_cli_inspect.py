@@ -1,0 +1,279 @@
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import shardio
+from shardio import Array, Bytes, Json, Schema, Text
+from shardio_tools import cli
+from shardio_tools._facts import value_facts
+from tests.shards import EVERY_FIELD, write_shard
+
+
+@pytest.fixture
+def copy(dataset: Path, tmp_path: Path) -> Path:
+    """A copy of the dataset, to be damaged."""
+    shutil.copytree(dataset, tmp_path / "copy")
+    return tmp_path / "copy"
+
+
+def change(path: Path, change: Callable[[bytearray], Any]) -> None:
+    content = bytearray(path.read_bytes())
+    change(content)
+    path.write_bytes(content)
+
+
+def flip(offset: int) -> Callable[[bytearray], None]:
+    def change(content: bytearray) -> None:
+        content[offset] ^= 1
+
+    return change
+
+
+def as_json(capsys: pytest.CaptureFixture[str], *arguments: object, code: int = 0) -> Any:
+    assert cli.main(["inspect", *map(str, arguments), "--json"]) == code
+    return json.loads(capsys.readouterr().out)
+
+
+def test_a_dataset_is_described(dataset: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["inspect", str(dataset)]) == 0
+    out, err = capsys.readouterr()
+    lines = out.splitlines()
+    assert err == ""
+    assert any(line.startswith("samples     5 in ") for line in lines)
+    assert any(line.startswith("options") and "frames=4" in line for line in lines)
+    assert "  frames     uint8 4 × 16 × 16 × 3" in lines
+    assert "  source     text" in lines
+    assert "  0  cats  3 samples" in lines and "  2  fish  0 samples" in lines
+    assert "  too short for one clip: fish/short.mp4: 3 frames; one clip spans 4" in lines
+    assert "  not a video: cats/notes.txt" in lines
+    assert "sample 0 (000000-000.shard, row 0)" in lines
+    assert '  source     "cats/a.mp4"' in lines
+    assert lines[-1] == f"inspected {dataset}: no damage met (shardio verify checks every byte)"
+
+
+def test_the_json_of_a_dataset_agrees_with_the_dataset(
+    dataset: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    facts = as_json(capsys, dataset, "--sample", -1)
+    with shardio.open(dataset) as opened:
+        assert facts["samples"] == len(opened) == 5
+        assert facts["classes"] == {"cats": 3, "dogs": 2, "fish": 0}
+        assert (facts["generation"], facts["lineage"]) == (1, opened.lineage)
+        assert [s["id"] for s in facts["shards"]] == [s.id for s in opened.shards]
+        assert facts["outcomes"]["converted"] == 3
+        assert {e["path"] for e in facts["without_samples"]} == {
+            "cats/notes.txt",
+            "fish/short.mp4",
+            "fish/song.wav",
+        }
+        frames = opened[4]["frames"]
+    assert facts["damage"] == []
+    assert (facts["sample"]["sample"], facts["sample"]["fields"]["label"]["min"]) == (4, 1)
+    seen = facts["sample"]["fields"]["frames"]
+    assert (seen["dtype"], seen["shape"]) == ("uint8", list(frames.shape))
+    assert (seen["min"], seen["max"]) == (frames.min(), frames.max())
+    assert seen["mean"] == pytest.approx(frames.mean())
+    assert seen["first"] == frames.reshape(-1)[:8].tolist()
+
+
+@pytest.mark.parametrize(
+    ("sample", "source", "label"),
+    [(0, "cats/a.mp4", "0 (cats)"), (2, "cats/b.mp4", "0 (cats)"), (4, "dogs/c.mp4", "1 (dogs)")],
+)
+def test_the_sample_that_is_asked_for_is_shown(
+    sample: int, source: str, label: str, dataset: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["inspect", str(dataset), "--sample", str(sample)]) == 0
+    out = capsys.readouterr().out
+    assert f"sample {sample} (" in out and f'"{source}"' in out and f"int64 {label}" in out
+
+
+@pytest.mark.parametrize("sample", [5, -6])
+def test_a_sample_that_does_not_exist_is_exit_code_2(
+    sample: int, dataset: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["inspect", str(dataset), "--sample", str(sample)]) == 2
+    assert f"there is no sample {sample}; it has 5" in capsys.readouterr().err
+
+
+def test_a_shard_is_described_with_its_sections(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shard = write_shard(tmp_path / "a.shard", 4)
+    assert cli.main(["inspect", str(shard), "--sample", "3"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("samples  4\n")
+    for name in EVERY_FIELD:
+        assert f"\n  {name} " in out
+    with shardio.ShardReader(shard) as reader:
+        for section in reader.sections:
+            assert f"{section.offset:,}" in out
+    assert "  points  int16 any × 2" in out and "sample 3 (a.shard, row 3)" in out
+
+
+def test_an_empty_shard_has_no_sample_to_show(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shard = write_shard(tmp_path / "a.shard", 0)
+    assert "sample" not in as_json(capsys, shard)
+    assert cli.main(["inspect", str(shard), "--sample", "0"]) == 2
+
+
+@pytest.mark.parametrize("i", range(7))
+def test_any_sample_of_any_field_can_be_said_in_json(
+    i: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shard = write_shard(tmp_path / "a.shard", 7)
+    assert as_json(capsys, shard, "--sample", i)["sample"]["fields"].keys() == EVERY_FIELD.keys()
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "expected"),
+    [
+        (Array("bool", (3,)), np.array([True, False, True]), {"min": False, "max": True}),
+        (Array("int8"), np.int8(-5), {"shape": [], "min": -5, "first": -5}),
+        (Array("uint64"), np.uint64(2**64 - 1), {"max": 2**64 - 1}),
+        # 1.5 as bfloat16: the upper half of the bits of a float32.
+        (Array("bfloat16", (1,)), np.array([0x3FC0], np.uint16), {"min": 1.5, "first": [1.5]}),
+        (Array("float32", (None,)), np.zeros(0, np.float32), {"shape": [0]}),
+        (Text(), "größer", {"characters": 6, "value": "größer"}),
+        (Bytes(), b"\x00\xff", {"bytes": 2, "first": "00 ff"}),
+        (Json(), {"a": [1, None]}, {"value": {"a": [1, None]}}),
+    ],
+)
+def test_a_value_becomes_a_few_facts(kind: Any, value: Any, expected: dict[str, Any]) -> None:
+    facts = value_facts(value, kind)
+    if expected.get("first") == -5:
+        expected = {**expected, "first": [-5]}
+    assert {name: facts.get(name) for name in expected} == expected
+
+
+def test_long_text_and_control_characters_are_shortened_and_escaped(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    note = "a\x1b[2Jb\n" * 200
+    with shardio.ShardWriter(tmp_path / "a.shard", Schema({"note": Text()})) as writer:
+        writer.append({"note": note})
+    assert cli.main(["inspect", str(tmp_path / "a.shard")]) == 0
+    out = capsys.readouterr().out
+    assert "\x1b" not in out and max(map(len, out.splitlines())) < 140
+    assert as_json(capsys, tmp_path / "a.shard")["sample"]["fields"]["note"]["value"] == note
+
+
+def test_a_shard_with_a_damaged_first_page_is_described_from_its_last(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shard = write_shard(tmp_path / "a.shard", 4)
+    sound = as_json(capsys, shard)
+    change(shard, flip(20))
+    damaged = as_json(capsys, shard, code=1)
+    assert damaged["damage"][0]["section"] == "header"
+    for name in ("samples", "id", "schema", "sections"):
+        assert damaged[name] == sound[name]
+    assert "sample" not in damaged
+
+
+def test_a_truncated_shard_still_says_what_it_was(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shard = write_shard(tmp_path / "a.shard", 4)
+    n_bytes = shard.stat().st_size
+    change(shard, lambda content: content.__delitem__(slice(n_bytes // 2, None)))
+    assert cli.main(["inspect", str(shard)]) == 1
+    out = capsys.readouterr().out
+    assert "samples  4" in out and "the file is truncated" in out
+    assert f"expected {n_bytes}, found {n_bytes // 2}" in out
+
+
+def test_a_damaged_section_table_is_said_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shard = write_shard(tmp_path / "a.shard", 4)
+    with shardio.ShardReader(shard) as reader:
+        table = reader.header.table_offset
+    change(shard, flip(table + 9))
+    (finding,) = as_json(capsys, shard, code=1)["damage"]
+    assert (finding["code"], finding["offset"]) == ("table_hash", table)
+
+
+def test_a_field_that_is_damaged_hides_no_other(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shard = write_shard(tmp_path / "a.shard", 4)
+    with shardio.ShardReader(shard) as reader:
+        change_at = reader.column_section("frames").offset
+    change(shard, flip(change_at))
+    facts = as_json(capsys, shard, code=1)
+    (finding,) = facts["damage"]
+    assert (finding["field"], finding["sample"], finding["offset"]) == ("frames", 0, change_at)
+    fields = facts["sample"]["fields"]
+    assert fields.pop("frames") is None
+    assert None not in fields.values()
+
+
+@pytest.mark.parametrize("content", [b"", b"\0" * 9000, b"not a shard", b"x" * 20_000])
+def test_a_file_that_is_no_shard_is_said_to_be_damaged(
+    content: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "a.shard").write_bytes(content)
+    facts = as_json(capsys, tmp_path / "a.shard", code=1)
+    assert len(facts["damage"]) == 1
+    assert (facts["bytes"], facts["samples"], facts["schema"]) == (len(content), None, {})
+    assert cli.main(["inspect", str(tmp_path / "a.shard")]) == 1
+
+
+def test_damaged_and_missing_shards_of_a_dataset_hide_no_other(
+    copy: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shards = sorted(copy.glob("*.shard"))
+    assert len(shards) >= 3
+    change(shards[0], flip(30))
+    shards[1].unlink()
+    facts = as_json(capsys, copy, "--sample", -1, code=1)
+    damaged = [Path(finding["path"]).name for finding in facts["damage"]]
+    assert damaged == [shards[0].name, shards[1].name]
+    assert facts["samples"] == 5 and facts["sample"]["fields"]["source"]["value"] == "dogs/c.mp4"
+    first = as_json(capsys, copy, code=1)["sample"]
+    assert first["fields"] == {}
+    assert cli.main(["inspect", str(copy)]) == 1
+    assert "  cannot be read" in capsys.readouterr().out.splitlines()
+
+
+def test_a_shard_in_the_place_of_another_is_noticed(
+    copy: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, second = sorted(copy.glob("*.shard"))[:2]
+    shutil.copyfile(second, first)
+    assert "other_shard" in [f["code"] for f in as_json(capsys, copy, code=1)["damage"]]
+
+
+@pytest.mark.parametrize("lost", ["dataset.json", "generations/000001.json"])
+@pytest.mark.parametrize("how", ["missing", "damaged"])
+def test_without_its_manifest_the_shards_in_the_folder_are_described(
+    lost: str, how: str, copy: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sound = as_json(capsys, copy)
+    if how == "missing":
+        (copy / lost).unlink()
+    else:
+        change(copy / lost, flip(25))
+    facts = as_json(capsys, copy, code=1)
+    assert len(facts["damage"]) == 1 and Path(lost).name in str(facts["damage"][0])
+    assert facts["shards"] == sound["shards"] and facts["schema"] == sound["schema"]
+    assert cli.main(["inspect", str(copy)]) == 1
+
+
+def test_what_does_not_exist_is_one_line_and_exit_code_2(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for path in (tmp_path / "no", tmp_path):
+        assert cli.main(["inspect", str(path)]) == 2
+        out, err = capsys.readouterr()
+        assert out == "" and err.startswith(f"shardio: {path}: ") and err.count("\n") == 1

@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+
+from shardio_tools import _render
+
+
+@pytest.mark.parametrize(
+    ("n_bytes", "said"),
+    [
+        (0, "0 bytes"),
+        (1023, "1,023 bytes"),
+        (1024, "1.0 KiB"),
+        (3 << 20, "3.0 MiB"),
+        (5 << 30, "5.0 GiB"),
+        (2000 << 40, "2,000.0 TiB"),
+    ],
+)
+def test_a_size_is_told_in_the_largest_unit_that_fits(n_bytes: int, said: str) -> None:
+    assert _render.size(n_bytes) == said
+
+
+@pytest.mark.parametrize(
+    ("elapsed_s", "said"),
+    [(0.04, "0.0 s"), (59.9, "59.9 s"), (61, "1 min 01 s"), (3600 * 26 + 120, "26 h 02 min")],
+)
+def test_a_duration_is_told_as_people_say_it(elapsed_s: float, said: str) -> None:
+    assert _render.seconds(elapsed_s) == said
+
+
+def test_things_are_counted_in_words() -> None:
+    assert _render.counted(1, "file") == "1 file"
+    assert _render.counted(0, "file") == "0 files"
+    assert _render.counted(2000, "class", "classes") == "2,000 classes"
+
+
+def test_line_breaks_and_control_characters_are_escaped_and_letters_are_not() -> None:
+    assert _render.plain("größe\n名前\x1b[2J") == "größe\\n名前\\x1b[2J"
+
+
+def test_a_long_text_is_cut_to_the_length_asked_for() -> None:
+    assert _render.shortened("abcdef", 6) == "abcdef"
+    assert _render.shortened("abcdefg", 6) == "abcde…"
+
+
+def test_columns_are_aligned_and_lines_have_no_blanks_at_their_ends() -> None:
+    assert _render.table([["a", "bb", ""], ["ccc", "d", "e"]]) == "a    bb\nccc  d   e"
+
+
+def test_a_list_stops_and_says_how_many_more_there_are() -> None:
+    lines = [str(i) for i in range(_render.MAX_LISTED + 5)]
+    shown = _render.listed(lines, "see elsewhere").splitlines()
+    assert len(shown) == _render.MAX_LISTED + 1
+    assert shown[-1] == "  … and 5 more (see elsewhere)"
+
+
+def test_a_list_that_fits_is_whole() -> None:
+    assert _render.listed(["a", "b"], "see elsewhere") == "  a\n  b"
+
+
+def test_json_is_what_every_parser_reads(capsys: pytest.CaptureFixture[str]) -> None:
+    _render.say_json({"a": float("nan"), "b": [float("inf"), 1.5], "c": {"ü": (1, None)}})
+    assert json.loads(capsys.readouterr().out, parse_constant=pytest.fail) == {
+        "a": "nan",
+        "b": ["inf", 1.5],
+        "c": {"ü": [1, None]},
+    }
+
+
+def test_elsewhere_than_on_a_terminal_progress_is_a_few_plain_lines(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with _render.ProgressLine("working") as line:
+        for done in range(0, 1001):
+            line.show(done, 1000, f"{done} things")
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.splitlines()[0] == "working: 10% of 1,000 bytes, 100 things"
+    assert err.splitlines()[-1] == "working: 100% of 1,000 bytes, 1000 things"
+    assert len(err.splitlines()) == 10
+
+
+def test_progress_of_nothing_is_no_division_by_zero(capsys: pytest.CaptureFixture[str]) -> None:
+    with _render.ProgressLine("working") as line:
+        line.show(0, 0, "nothing")
+    assert capsys.readouterr().err == ""
+
+
+def test_silent_progress_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    with _render.ProgressLine("working", is_silent=True) as line:
+        line.show(1000, 1000, "all")
+    assert capsys.readouterr() == ("", "")
+
+
+def test_on_a_terminal_progress_is_a_bar_with_bytes_and_time_left(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "160")
+    with _render.ProgressLine("working") as line:
+        line.show(500_000, 1_000_000, "5 of 10 things")
+    err = capsys.readouterr().err
+    assert "working" in err and "50%" in err and "5 of 10 things" in err
+    assert "KiB" in err and "-:--:--" in err

@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import av
+import numpy as np
+import pytest
+
+from shardio_tools import sample_clips
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("clips")
+    assert sample_clips.write_clips(folder, n_clips=1) == len(sample_clips.MOTIONS)
+    return folder
+
+
+def _pictures(name: str, i: int) -> np.ndarray:
+    rng = np.random.default_rng([list(sample_clips.MOTIONS).index(name), i])
+    return np.stack(list(sample_clips.frames(sample_clips.MOTIONS[name], rng)))
+
+
+@pytest.mark.parametrize("name", sorted(sample_clips.MOTIONS))
+def test_a_clip_decodes_to_what_was_drawn(folder: Path, name: str) -> None:
+    with av.open(str(folder / name / f"{name}-0.mp4")) as container:
+        decoded = np.stack([f.to_ndarray(format="rgb24") for f in container.decode(video=0)])
+    drawn = _pictures(name, 0)
+    assert decoded.shape == drawn.shape == (96, 120, 160, 3)
+    # H.264 with halved colour planes loses little in pictures this smooth.
+    assert np.abs(decoded.astype(int) - drawn).mean() < 4
+
+
+def test_there_is_one_folder_per_class(folder: Path) -> None:
+    assert sorted(p.name for p in folder.iterdir()) == ["across", "around", "pulse", "updown"]
+
+
+def test_the_same_call_draws_the_same_bytes(folder: Path, tmp_path: Path) -> None:
+    sample_clips.write_clips(tmp_path, n_clips=1)
+    for path in folder.rglob("*.mp4"):
+        assert (tmp_path / path.relative_to(folder)).read_bytes() == path.read_bytes()
+
+
+def test_two_clips_of_a_class_differ() -> None:
+    assert not np.array_equal(_pictures("pulse", 0), _pictures("pulse", 1))
+
+
+@pytest.mark.parametrize("name", sorted(sample_clips.MOTIONS))
+def test_something_moves_between_one_frame_and_the_next(name: str) -> None:
+    pictures = _pictures(name, 0).astype(int)
+    changed = np.abs(np.diff(pictures, axis=0)).max(axis=(1, 2, 3))
+    # At its turning points a motion may rest for a few frames.
+    assert np.count_nonzero(changed > 20) > 80
+
+
+def test_a_command_line_without_a_folder_says_how_to_use_it(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert sample_clips.main([]) == 2
+    assert "FOLDER" in capsys.readouterr().err

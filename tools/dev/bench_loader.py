@@ -1,0 +1,123 @@
+"""Measure what a ShardLoader costs main per batch, and how long its first batch takes.
+
+    DEV=CPU python tools/dev/bench_loader.py
+
+Makes a dataset of two fields in a temporary folder. A batch costs what the thread that iterates
+spends on a CPU (`time.thread_time`) while nothing is done in the loop's body; of several epochs the
+cheapest counts. First batches are timed from the call of the constructor: cold in fresh processes
+that have imported shardio and NumPy, warm while another loader is open. Exits with 1 when a figure
+is above its limit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+import shardio
+from shardio import Array, Schema, ShardLoader
+
+N_SAMPLES = 32_768
+BATCH = 32
+SCHEMA = Schema({"image": Array("uint8", (1024,)), "label": Array("int64")})
+
+LIMITS_US = {"arrays": 30.0, "tensors": 150.0, "tensors, reuse": 30.0}
+LANES: dict[str, dict[str, Any]] = {
+    "arrays": {"output": "numpy"},
+    "tensors": {"output": "tinygrad"},
+    "tensors, reuse": {"output": "tinygrad", "reuse": True},
+}
+COLD_LIMIT_S, WARM_LIMIT_S = 0.4, 0.1
+
+# Run in a fresh interpreter: only what the user has imported anyway comes before the clock.
+COLD = """
+import sys, time
+import numpy
+import shardio
+shardio.ShardLoader  # the name is loaded when it is first used
+start_s = time.perf_counter()
+loader = shardio.ShardLoader(sys.argv[1], 32, output="numpy", shuffle=True)
+batch = next(iter(loader))
+print(time.perf_counter() - start_s)
+"""
+
+
+def _samples() -> Iterator[dict[str, Any]]:
+    image = np.zeros(1024, np.uint8)
+    return ({"image": image, "label": i} for i in range(N_SAMPLES))
+
+
+def _write(folder: str) -> None:
+    with shardio.DatasetWriter(folder, SCHEMA) as writer:
+        for sample in _samples():
+            writer.append(sample)
+
+
+def _per_batch_us(folder: str, n_epochs: int, options: dict[str, Any]) -> float:
+    """The cheapest epoch's CPU time per batch; the first epoch is not counted."""
+    costs = []
+    with ShardLoader(folder, BATCH, shuffle=True, **options) as loader:
+        for _ in range(n_epochs + 1):
+            start_s = time.thread_time()
+            for _ in loader:
+                pass
+            costs.append((time.thread_time() - start_s) / len(loader) * 1e6)
+    return min(costs[1:])
+
+
+def _cold_s(folder: str, n_times: int) -> list[float]:
+    command = [sys.executable, "-c", COLD, folder]
+    return [
+        float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+        for _ in range(n_times)
+    ]
+
+
+def _first_batch_s(folder: str) -> float:
+    start_s = time.perf_counter()
+    with ShardLoader(folder, BATCH, output="numpy", shuffle=True) as loader:
+        next(iter(loader))
+        return time.perf_counter() - start_s
+
+
+def _report(name: str, found: float, limit: float, unit: str) -> bool:
+    """Print one figure beside its limit; tell whether it is within."""
+    verdict = "" if found <= limit else "   ABOVE ITS LIMIT"
+    print(f"{name:32} {found:8.1f} {unit}  (limit {limit:.0f}){verdict}")
+    return found <= limit
+
+
+def main() -> int:
+    """Print every figure; return 1 when one is above its limit."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--epochs", type=int, default=8, help="how many epochs count per lane")
+    parser.add_argument("--times", type=int, default=7, help="how many first batches are timed")
+    arguments = parser.parse_args()
+    print(f"load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} CPUs")
+    within = []
+    with tempfile.TemporaryDirectory() as parent:
+        folder = os.path.join(parent, "set")
+        _write(folder)
+        for lane, options in LANES.items():
+            found_us = _per_batch_us(folder, arguments.epochs, options)
+            within.append(_report(f"main per batch, {lane}", found_us, LIMITS_US[lane], "us"))
+        cold_s = statistics.median(_cold_s(folder, arguments.times))
+        within.append(_report("first batch, cold", cold_s * 1e3, COLD_LIMIT_S * 1e3, "ms"))
+        with ShardLoader(folder, BATCH, output="numpy") as other:
+            next(iter(other))
+            warm_s = statistics.median(_first_batch_s(folder) for _ in range(arguments.times))
+        within.append(_report("first batch, warm", warm_s * 1e3, WARM_LIMIT_S * 1e3, "ms"))
+    return 0 if all(within) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,301 @@
+"""What `inspect` finds out, as plain facts that JSON can say; `inspect` puts them into words.
+
+Whatever is damaged becomes a finding, and what can still be read is looked at nevertheless.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+import shardio
+from shardio.surgery import Finding, Survey, survey_shard
+
+Facts = dict[str, Any]
+N_VALUES: Final = 8
+"""How many values of an array are shown."""
+
+
+@dataclass
+class Inspection:
+    """The facts about a dataset or a shard, and what is wrong with it."""
+
+    facts: Facts = field(default_factory=dict)
+    findings: list[Finding] = field(default_factory=list)
+
+    def attempt(self, path: str, read: Callable[[], Any]) -> Any:
+        """What `read` gives; None, and a finding about `path`, if the data is bad."""
+        try:
+            return read()
+        except shardio.ShardCorrupt as error:
+            self.findings.append(
+                Finding(
+                    error.path or path,
+                    error.code,
+                    error.what,
+                    section=error.section,
+                    field=error.field,
+                    sample=error.sample,
+                    offset=error.offset,
+                    expected=_text(error.expected),
+                    found=_text(error.found),
+                )
+            )
+        except (shardio.DataError, shardio.ShardNotFound) as error:
+            self.findings.append(_finding(path, error))
+        return None
+
+    def as_json(self) -> Facts:
+        """Give facts and findings as JSON can say them."""
+        return {**self.facts, "damage": [finding.as_json() for finding in self.findings]}
+
+
+def _finding(path: str, error: Exception) -> Finding:
+    """A finding from an error whose message begins with the file it is about, as ours do."""
+    place, colon, message = str(error).partition(": ")
+    if colon and place.startswith(path):
+        return Finding(place, type(error).__name__, message)
+    return Finding(path, type(error).__name__, str(error))
+
+
+def _text(value: object) -> str | None:
+    return None if value is None else str(value)
+
+
+def is_dataset(path: str) -> bool:
+    """Whether there is a folder at `path` rather than a file: a dataset rather than a shard.
+
+    Raises:
+        DatasetNotFound: there is nothing.
+        InvalidArgument: there is something else, such as a pipe.
+    """
+    if not os.path.exists(path):
+        raise shardio.DatasetNotFound(f"{path}: there is no such dataset or shard")
+    if not (os.path.isdir(path) or os.path.isfile(path)):
+        raise shardio.InvalidArgument(f"{path}: neither a file nor a folder")
+    return os.path.isdir(path)
+
+
+def schema_facts(schema: shardio.Schema | None) -> Facts:
+    """Give each field's type, and of arrays dtype and shape."""
+    facts: Facts = {}
+    for name, kind in (schema or {}).items():
+        facts[name] = {"type": type(kind).__name__, "codec": kind.codec}
+        if isinstance(kind, shardio.Array):
+            facts[name] |= {"dtype": kind.dtype, "shape": list(kind.shape)}
+    return facts
+
+
+def shard_facts(survey: Survey) -> Facts:
+    """Give what a shard says of itself."""
+    header = survey.header
+    return {
+        "name": os.path.basename(survey.path),
+        "samples": header.n_samples if header else None,
+        "bytes": survey.n_bytes,
+        "id": header.id.hex() if header else None,
+        "is_readable": not survey.findings,
+    }
+
+
+def section_facts(survey: Survey) -> list[Facts]:
+    """Give kind, field, place and size of each section."""
+    return [
+        {
+            "kind": section.name,
+            "field": survey.field_of(section),
+            "offset": section.offset,
+            "bytes": section.size,
+            "count": section.count,
+            "stride": section.stride,
+        }
+        for section in survey.sections
+    ]
+
+
+def inspect_shard(path: str, sample: int | None) -> Inspection:
+    """Look into one shard, and at its first or the given sample.
+
+    Raises:
+        ShardNotFound: there is none.
+        InvalidArgument: it has no such sample.
+    """
+    survey = survey_shard(path)
+    inspection = Inspection(findings=list(survey.findings))
+    inspection.facts = {
+        "shard": path,
+        **shard_facts(survey),
+        "schema": schema_facts(survey.schema),
+        "sections": section_facts(survey),
+    }
+    if not survey.findings:
+        with shardio.ShardReader(path) as reader:
+            row = checked_row(path, sample, len(reader))
+            if row is not None:
+                inspection.facts["sample"] = sample_facts(inspection, reader, row)
+    return inspection
+
+
+def inspect_dataset(path: str, sample: int | None) -> Inspection:
+    """Look into a dataset, its shards, and its first or the given sample.
+
+    Raises:
+        DatasetNotFound: there is neither a dataset nor any shard.
+        InvalidArgument: it has no such sample.
+    """
+    inspection = Inspection(facts={"dataset": path})
+    in_folder = sorted(n for n in os.listdir(path) if n.endswith(".shard"))
+    try:
+        dataset = inspection.attempt(path, partial(shardio.open, path))
+    except shardio.DatasetNotFound as error:
+        if not in_folder:
+            raise
+        inspection.findings.append(_finding(path, error))
+        dataset = None
+    if dataset is None:
+        # The shards lie there still: what they hold is not lost.
+        surveys = _surveys(inspection, path, in_folder)
+        schema = next((survey.schema for survey in surveys.values() if survey.schema), None)
+        inspection.facts["schema"] = schema_facts(schema)
+        return inspection
+    with dataset:
+        inspection.facts |= dataset_facts(dataset)
+        surveys = _surveys(inspection, path, [shard.name for shard in dataset.shards])
+        for shard in dataset.shards:
+            if survey := surveys.get(shard.name):
+                inspection.findings += _disagreement(survey, shard.id)
+        if not inspection.findings:
+            inspection.facts["classes"] = _clips_by_class(inspection, dataset)
+        row = checked_row(path, sample, len(dataset))
+        if row is not None:
+            inspection.facts["sample"] = _dataset_sample(inspection, dataset, row)
+    return inspection
+
+
+def dataset_facts(dataset: shardio.ShardDataset) -> Facts:
+    """Give what a dataset's generation says."""
+    outcomes: dict[str, int] = {}
+    for entry in dataset.inputs:
+        outcomes[entry["outcome"]] = outcomes.get(entry["outcome"], 0) + 1
+    return {
+        "generation": dataset.generation,
+        "lineage": dataset.lineage,
+        "samples": len(dataset),
+        "bytes": sum(shard.n_bytes for shard in dataset.shards),
+        "schema": schema_facts(dataset.schema),
+        "classes": dict.fromkeys(dataset.classes),
+        "converter": dict(dataset.converter),
+        "versions": dict(dataset.versions),
+        "outcomes": outcomes,
+        "without_samples": [dict(e) for e in dataset.inputs if not e.get("samples")],
+    }
+
+
+def _surveys(inspection: Inspection, folder: str, names: list[str]) -> dict[str, Survey]:
+    surveys = {}
+    for name in names:
+        place = os.path.join(folder, name)
+        survey = inspection.attempt(place, partial(survey_shard, place))
+        if survey is not None:
+            inspection.findings += survey.findings
+            surveys[name] = survey
+    inspection.facts["shards"] = [shard_facts(survey) for survey in surveys.values()]
+    return surveys
+
+
+def _disagreement(survey: Survey, shard_id: str) -> list[Finding]:
+    """Say whether a sound shard is another one than the generation names."""
+    if survey.header is None or survey.findings or survey.header.id.hex() == shard_id:
+        return []
+    message, found = "not the shard that the dataset names", survey.header.id.hex()
+    return [Finding(survey.path, "other_shard", message, expected=shard_id, found=found)]
+
+
+def _clips_by_class(inspection: Inspection, dataset: shardio.ShardDataset) -> dict[str, Any]:
+    """Count the samples of each class; None each where no field `label` says."""
+    counts: dict[str, Any] = dict.fromkeys(dataset.classes)
+    if not counts or "label" not in dataset.schema.columns:
+        return counts
+    found = np.zeros(len(counts), np.int64)
+    for i in range(len(dataset.shards)):
+        reader = dataset.reader(i)
+        labels = inspection.attempt(reader.path, partial(_labels, reader))
+        if labels is None:
+            return counts
+        found += np.bincount(labels[labels >= 0], minlength=len(found))[: len(found)]
+    return dict(zip(counts, found.tolist(), strict=True))
+
+
+def _labels(reader: shardio.ShardReader) -> npt.NDArray[Any]:
+    return reader.column("label", rows=np.arange(len(reader))).reshape(-1).astype(np.int64)
+
+
+def checked_row(path: str, sample: int | None, n_samples: int) -> int | None:
+    """Which row to look at: the given one, else the first; None if there is none at all.
+
+    Raises:
+        InvalidArgument: the given one does not exist.
+    """
+    if sample is None:
+        return 0 if n_samples else None
+    if not -n_samples <= sample < n_samples:
+        raise shardio.InvalidArgument(f"{path}: there is no sample {sample}; it has {n_samples:,}")
+    return sample % n_samples
+
+
+def _dataset_sample(inspection: Inspection, dataset: shardio.ShardDataset, row: int) -> Facts:
+    shard = int(dataset.locate(np.array([row]))[0])
+    place = os.path.join(dataset.path, dataset.shards[shard].name)
+    known = {finding.path for finding in inspection.findings}
+    facts: Facts = {"sample": row, "shard": dataset.shards[shard].name, "fields": {}}
+    # That this shard does not open has been said already.
+    reader = None if place in known else inspection.attempt(place, partial(dataset.reader, shard))
+    if reader is not None:
+        in_shard = row - int(dataset.starts[shard])
+        facts |= {**sample_facts(inspection, reader, in_shard), "sample": row}
+    return facts
+
+
+def sample_facts(inspection: Inspection, reader: shardio.ShardReader, row: int) -> Facts:
+    """Give what each field of a sample holds; None for a field that cannot be read."""
+    fields: Facts = {}
+    for name, kind in reader.schema.items():
+        read = inspection.attempt(reader.path, partial(reader.sample, row, [name]))
+        fields[name] = None if read is None else value_facts(read[name], kind)
+    shard = os.path.basename(reader.path)
+    return {"sample": row, "shard": shard, "row": row, "fields": fields}
+
+
+def value_facts(value: Any, kind: Any) -> Facts:
+    """Give a value as a few facts: of an array dtype, shape, range and first values."""
+    if isinstance(kind, shardio.Text):
+        return {"type": "Text", "characters": len(value), "value": value}
+    if isinstance(kind, shardio.Bytes):
+        return {"type": "Bytes", "bytes": len(value), "first": value[: 2 * N_VALUES].hex(" ")}
+    if isinstance(kind, shardio.Json):
+        return {"type": "Json", "value": value}
+    numbers = np.asarray(value)
+    if kind.dtype == "bfloat16":  # held as the upper halves of float32
+        numbers = (numbers.astype(np.uint32) << 16).view(np.float32)
+    facts = {"type": "Array", "dtype": kind.dtype, "shape": list(numbers.shape)}
+    if numbers.size:
+        facts |= _range(numbers)
+    return facts
+
+
+def _range(numbers: npt.NDArray[Any]) -> Mapping[str, Any]:
+    wide = numbers.astype(np.float64)
+    with np.errstate(all="ignore"):  # infinities have no mean
+        mean = float(wide.mean())
+    return {
+        "min": numbers.min().item(),
+        "max": numbers.max().item(),
+        "mean": mean,
+        "first": numbers.reshape(-1)[:N_VALUES].tolist(),
+    }

@@ -1,0 +1,177 @@
+"""How commands speak: numbers with units, lists that stay short, progress, JSON.
+
+Reports and JSON go to standard output; progress and errors to standard error, so that a report can
+be piped while its command still shows how far it is.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import types
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, Self
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+MAX_LISTED: Final = 20
+"""Entries of a list that are printed before the rest is only counted."""
+_STEPS: Final = 10
+"""Lines of plain progress from start to end."""
+
+
+OUTCOMES: Final = {
+    "converted": "converted",
+    "too_short": "too short for one clip",
+    "broken": "broken",
+    "not_video": "not a video",
+    "not_reached": "not reached",
+}
+"""What became of an input, in words; other converters may have further outcomes."""
+
+
+def say(text: str = "") -> None:
+    """Print a line of the report."""
+    print(text)
+
+
+def complain(text: str) -> None:
+    """Print an error: one line on standard error, behind what was reported so far."""
+    sys.stdout.flush()
+    print(f"shardio: {text}", file=sys.stderr, flush=True)
+
+
+def say_json(content: Mapping[str, Any]) -> None:
+    """Print one JSON object, and nothing that other programs' parsers refuse."""
+    print(json.dumps(_finite(content), ensure_ascii=False, indent=1, allow_nan=False))
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {str(key): _finite(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(entry) for entry in value]
+    return value
+
+
+def plain(text: str) -> str:
+    """`text` with line breaks and control characters escaped: names come from other people."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def shortened(text: str, n_chars: int = 72) -> str:
+    """At most n_chars of `text`, on one line."""
+    text = plain(text)
+    return text if len(text) <= n_chars else text[: n_chars - 1] + "…"
+
+
+def counted(n: int, thing: str, things: str = "") -> str:
+    """`n` of a thing in words: "1 file", "2,000 files"."""
+    return f"{n:,} {thing if n == 1 else things or thing + 's'}"
+
+
+def size(n_bytes: float) -> str:
+    """A number of bytes in the largest unit that keeps it above 1."""
+    for unit in ("bytes", "KiB", "MiB", "GiB"):
+        if n_bytes < 1024:
+            return f"{n_bytes:,.0f} bytes" if unit == "bytes" else f"{n_bytes:.1f} {unit}"
+        n_bytes /= 1024
+    return f"{n_bytes:,.1f} TiB"
+
+
+def seconds(elapsed_s: float) -> str:
+    """A duration as people say it."""
+    if elapsed_s < 60:
+        return f"{elapsed_s:.1f} s"
+    minutes, rest = divmod(round(elapsed_s), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"
+
+
+def table(rows: Sequence[Sequence[str]], indent: str = "") -> str:
+    """Rows of cells as aligned columns; the last column is not padded."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
+        lines.append(indent + "  ".join(cells).rstrip())
+    return "\n".join(lines)
+
+
+def listed(lines: Iterable[str], rest: str, indent: str = "  ") -> str:
+    """The first MAX_LISTED lines; `rest` says where the others are."""
+    every = list(lines)
+    shown = [indent + line for line in every[:MAX_LISTED]]
+    if more := len(every) - len(shown):
+        shown.append(f"{indent}… and {more:,} more ({rest})")
+    return "\n".join(shown)
+
+
+class ProgressLine:
+    """Shows how far a long command is, from `with` to its end: a bar or now and then a line.
+
+    A terminal gets a bar with bytes, rate and time left, which vanishes at the end; anything else
+    gets a plain line at each further tenth. `is_silent` shows nothing at all.
+    """
+
+    def __init__(self, title: str, *, is_silent: bool = False) -> None:
+        self._title, self._is_silent = title, is_silent
+        self._bar: Progress | None = None
+        self._n_said = 0
+
+    def __enter__(self) -> Self:
+        if not self._is_silent and sys.stderr.isatty():
+            self._bar = _bar()
+            self._bar.add_task(self._title, total=None, note="")
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: types.TracebackType | None,
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def show(self, n_bytes_done: int, n_bytes: int, note: str) -> None:
+        """Say that n_bytes_done of n_bytes are done; `note` says it in other units."""
+        if self._bar is not None:
+            (task,) = self._bar.task_ids
+            self._bar.update(task, completed=n_bytes_done, total=n_bytes, note=note)
+        elif not self._is_silent:
+            step = _STEPS * n_bytes_done // n_bytes if n_bytes else 0
+            if step > self._n_said:
+                self._n_said = step
+                done = f"{100 * n_bytes_done // n_bytes}% of {size(n_bytes)}"
+                print(f"{self._title}: {done}, {note}", file=sys.stderr, flush=True)
+
+
+def _bar() -> Progress:
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        Progress,
+        TaskProgressColumn,
+        TextColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
+
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TaskProgressColumn(),
+        DownloadColumn(binary_units=True),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[note]}"),
+        console=Console(stderr=True),
+        transient=True,
+    )

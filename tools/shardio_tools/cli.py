@@ -1,0 +1,92 @@
+"""The command `shardio`: parses, dispatches, and turns errors into one line and an exit code.
+
+Exit codes: 0 fine; 1 something in the data is bad, and listed; 2 the command or a path is wrong;
+3 something about this machine is; 130 interrupted; 141 nobody reads the output any more.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import os
+import sys
+from collections.abc import Sequence
+from types import ModuleType
+
+import shardio
+from shardio_tools import convert, inspect, verify
+from shardio_tools._render import complain, plain
+
+OK, BAD_DATA, USAGE, ENVIRONMENT, INTERRUPTED, NOBODY_READS = 0, 1, 2, 3, 130, 141
+
+COMMANDS: dict[str, ModuleType] = {"convert": convert, "inspect": inspect, "verify": verify}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line (by default this process's); returns the exit code.
+
+    Raises:
+        SystemExit: from argparse: 0 after --help, 2 for arguments that do not parse.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # A file's name may hold what the terminal's encoding cannot.
+            stream.reconfigure(errors="backslashreplace")
+    options = parser().parse_args(arguments)
+    try:
+        code: int = COMMANDS[options.command].run(options)
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        complain(f"{options.command}: interrupted")
+        return INTERRUPTED
+    except BrokenPipeError:
+        # Python flushes once more at exit, and would complain.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return NOBODY_READS
+    except shardio.LoaderClosed:
+        raise  # nothing that a user types leads there: a bug, which keeps its traceback
+    except shardio.ShardioError as error:
+        complain(_one_line(str(error)))
+        return exit_code(error)
+    except OSError as error:
+        complain(_one_line(_system_error(error)))
+        return ENVIRONMENT
+    return code
+
+
+def parser() -> argparse.ArgumentParser:
+    """Build the parser of the whole command line."""
+    top = argparse.ArgumentParser(
+        prog="shardio", description="Folders of video become shards that feed training loops."
+    )
+    top.add_argument("--version", action="version", version=f"shardio {shardio.__version__}")
+    commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name, module in COMMANDS.items():
+        summary, _, rest = (module.__doc__ or "").partition("\n")
+        command = commands.add_parser(
+            name,
+            help=summary,
+            description=f"{summary}\n{rest}",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        module.add_arguments(command)
+    return top
+
+
+def exit_code(error: shardio.ShardioError) -> int:
+    """Give the exit code that an error of shardio's leads to."""
+    if isinstance(error, shardio.DataError | shardio.TransformError):
+        return BAD_DATA
+    kinds = (shardio.EnvironmentUnsuitable, shardio.MemoryShort, shardio.WorkerDied)
+    return ENVIRONMENT if isinstance(error, kinds) else USAGE
+
+
+def _system_error(error: OSError) -> str:
+    if error.filename is None:
+        return error.strerror or str(error)
+    return f"{os.fsdecode(error.filename)}: {error.strerror}"
+
+
+def _one_line(text: str) -> str:
+    """The message without control characters; a worker's traceback keeps its lines."""
+    return "\n".join(plain(line) for line in text.splitlines())

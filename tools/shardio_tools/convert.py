@@ -1,0 +1,170 @@
+"""Convert a folder of videos into a new dataset.
+
+Every file below SRC is looked at and accounted for. The name of the folder that holds a file is its
+class. Exit code 1 means that some files are broken; they are listed, and all others are converted.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any, Final
+
+import shardio
+from shardio_tools._render import (
+    OUTCOMES,
+    ProgressLine,
+    complain,
+    counted,
+    listed,
+    plain,
+    say,
+    say_json,
+    seconds,
+    size,
+    table,
+)
+
+# What the converter takes, beside what every conversion takes: none of these is passed on unless
+# it is given, so that its default is stated in one place, the converter.
+CONVERTER_OPTIONS: Final = ("frames", "stride", "step", "size", "store")
+
+LISTED: Final = ("not_reached", "not_video", "too_short", "broken")
+"""Outcomes whose inputs are listed, in this order: what matters most comes last."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command to its parser."""
+    add = parser.add_argument
+    add("src", metavar="SRC", help="a folder of videos, or one video")
+    add("out", metavar="OUT", help="the dataset to make: a folder that is missing or empty")
+    add("--kind", help="what SRC holds: the name of a converter (default: videos)")
+    add("--workers", type=int, metavar="N", help="processes (default: one per usable CPU)")
+    add("--frames", type=int, metavar="N", help="frames of a clip (default: 16)")
+    add("--stride", type=int, metavar="N", help="a clip takes every N-th frame (default: 1)")
+    add(
+        "--step",
+        type=int,
+        metavar="N",
+        help="frames from one clip's start to the next (default: frames x stride: no overlap)",
+    )
+    add("--size", type=int, metavar="N", help="height and width of a frame (default: 112)")
+    add("--store", metavar="HOW", help="how frames are stored; raw is the only way yet")
+    add(
+        "--keep-partial",
+        action="store_true",
+        help="of a file that breaks midway, keep the clips before the break",
+    )
+    add(
+        "--on-error",
+        choices=("skip", "stop"),
+        default="skip",
+        help="at a broken file: go on with the next, or stop and keep what is done (default: skip)",
+    )
+    add("--quiet", action="store_true", help="print nothing but what is wrong")
+    add("--json", action="store_true", help="print the report as JSON")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Convert, report, and return the exit code."""
+    given = {n: v for n in CONVERTER_OPTIONS if (v := getattr(options, n)) is not None}
+    with ProgressLine("converting", is_silent=options.quiet or options.json) as line:
+        report = shardio.convert(
+            options.src,
+            options.out,
+            kind=options.kind,
+            workers=options.workers,
+            on_error=options.on_error,
+            keep_partial=options.keep_partial,
+            progress=lambda state: line.show(state.n_bytes_done, state.n_bytes, _note(state)),
+            **given,
+        )
+    if options.json:
+        say_json(as_json(report))
+    elif options.quiet:
+        for source in report.broken:
+            complain(f"broken: {plain(source.name)}: {plain(source.reason)}")
+    else:
+        say("\n".join(describe(report)))
+    return 1 if report.broken else 0
+
+
+def _note(state: Any) -> str:
+    """How far a conversion is, in files and clips."""
+    note = f"{state.n_inputs_done:,} of {counted(state.n_inputs, 'file')}"
+    note += f", {counted(state.n_samples, 'clip')}"
+    return f"{note}, {state.n_broken} broken" if state.n_broken else note
+
+
+def n_dropped(report: shardio.ConversionReport) -> int:
+    """Frames at the ends of videos that are too few for another clip."""
+    return sum(int(source.detail.get("dropped", 0)) for source in report.inputs)
+
+
+def as_json(report: shardio.ConversionReport) -> dict[str, Any]:
+    """Give the report as JSON can say it."""
+    return {
+        "dataset": str(report.dataset),
+        "kind": report.kind,
+        "files": report.counts,
+        "clips": report.n_samples,
+        "bytes": report.n_bytes,
+        "seconds": round(report.elapsed_s, 3),
+        "dropped_frames": n_dropped(report),
+        "stopped": report.stopped,
+        "classes": clips_by_class(report),
+        "inputs": [{**source.as_json(), "bytes": source.n_bytes} for source in report.inputs],
+    }
+
+
+def clips_by_class(report: shardio.ConversionReport) -> dict[str, int]:
+    """Count the clips of each class, also of those that have none."""
+    found: Counter[str] = Counter()
+    for source in report.inputs:
+        found[source.name.rpartition("/")[0]] += source.n_samples
+    return {name: found[name] for name in report.classes}
+
+
+def describe(report: shardio.ConversionReport) -> Iterator[str]:
+    """Say in words what was done, what was not and why, and where it is."""
+    by_class = clips_by_class(report)
+    n_unlabelled = report.n_samples - sum(by_class.values())
+    if by_class:
+        rows = [[plain(name), f"{n:,}"] for name, n in by_class.items()]
+        yield f"{counted(len(by_class), 'class', 'classes')}, with clips:"
+        yield listed(table(rows).splitlines(), "shardio inspect lists them")
+    if n_unlabelled:
+        yield f"{counted(n_unlabelled, 'clip')} without a class (label -1): directly in SRC"
+    if dropped := n_dropped(report):
+        n_files = sum(bool(source.detail.get("dropped")) for source in report.inputs)
+        yield (
+            f"{counted(dropped, 'frame')} dropped: too few for another clip, "
+            f"at the ends of {counted(n_files, 'file')}"
+        )
+    for outcome in LISTED:
+        yield from _group(report, outcome)
+    if report.stopped:
+        yield "stopped at the first broken file; what comes before it is published"
+    n_converted = report.counts.get("converted", 0)
+    yield (
+        f"converted {n_converted:,} of {counted(len(report.inputs), 'file')} into "
+        f"{counted(report.n_samples, 'clip')}, {size(report.n_bytes)}, "
+        f"in {seconds(report.elapsed_s)}: {plain(str(report.dataset))}"
+    )
+
+
+def _group(report: shardio.ConversionReport, outcome: str) -> Iterator[str]:
+    """List the inputs of one outcome; broken ones are all listed."""
+    group = [source for source in report.inputs if source.outcome == outcome]
+    if not group:
+        return
+    yield f"{OUTCOMES[outcome]}: {counted(len(group), 'file')}"
+    lines = []
+    for source in group:
+        kept = f" ({counted(source.n_samples, 'clip')} kept)" if source.n_samples else ""
+        lines.append(plain(": ".join(filter(None, (source.name, source.reason)))) + kept)
+    if outcome == "broken":
+        yield from (f"  {line}" for line in lines)
+    else:
+        yield listed(lines, "shardio inspect --json OUT lists all")

@@ -1,0 +1,201 @@
+"""Look into a dataset, one shard, or one sample, damaged or not.
+
+Shows fields, counts, sizes, classes, the inputs that gave nothing, and one sample. It reads little:
+`shardio verify` checks every byte. Exit code 1 means that damage was met; it is listed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from shardio_tools._facts import Facts, Inspection, inspect_dataset, inspect_shard, is_dataset
+from shardio_tools._render import (
+    OUTCOMES,
+    counted,
+    listed,
+    plain,
+    say,
+    say_json,
+    shortened,
+    size,
+    table,
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command to its parser."""
+    add = parser.add_argument
+    add("path", metavar="PATH", help="a dataset (a folder) or one shard (a file)")
+    add("--sample", type=int, metavar="N", help="the sample to show (default: the first)")
+    add("--json", action="store_true", help="print everything as JSON, lists unshortened")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Look, report, and return the exit code."""
+    is_folder = is_dataset(options.path)
+    look = inspect_dataset if is_folder else inspect_shard
+    found = look(options.path, options.sample)
+    if options.json:
+        say_json(found.as_json())
+    else:
+        describe = describe_dataset if is_folder else describe_shard
+        for line in describe(found.facts):
+            say(line)
+        for line in _damage(found):
+            say(line)
+        say(_summary(options.path, found))
+    return 1 if found.findings else 0
+
+
+def describe_dataset(facts: Facts) -> Iterator[str]:
+    """Put the facts about a dataset into words."""
+    if "generation" in facts:
+        yield from _origin(facts)
+    yield from _fields(facts["schema"])
+    if classes := facts.get("classes"):
+        yield "classes"
+        rows = [
+            [str(i), plain(name), "" if n is None else counted(n, "sample")]
+            for i, (name, n) in enumerate(classes.items())
+        ]
+        yield listed(table(rows).splitlines(), "--json lists all")
+    yield "shards"
+    rows = [_shard_row(shard) for shard in facts["shards"]]
+    yield listed(table(rows).splitlines() if rows else ["none"], "--json lists all")
+    if without := facts.get("without_samples"):
+        yield "inputs that gave no sample"
+        reasons = [plain(_reason(entry)) for entry in without]
+        yield listed(reasons, "--json lists all")
+    yield from _sample(facts)
+
+
+def _reason(entry: Mapping[str, Any]) -> str:
+    outcome = OUTCOMES.get(entry["outcome"], entry["outcome"])
+    return ": ".join(filter(None, (outcome, entry["path"], entry.get("reason"))))
+
+
+def _origin(facts: Facts) -> Iterator[str]:
+    """Say which generation this is, how much it holds, and where it came from."""
+    shards = counted(len(facts["shards"]), "shard")
+    rows = [
+        ["generation", f"{facts['generation']} of lineage {facts['lineage']}"],
+        ["samples", f"{facts['samples']:,} in {shards}, {size(facts['bytes'])}"],
+    ]
+    if converter := facts["converter"]:
+        options = [f"{k}={json.dumps(v)}" for k, v in converter.get("options", {}).items()]
+        rows.append(["converter", f"{converter.get('name')} {converter.get('version')}"])
+        rows.append(["options", plain(" ".join(options))])
+    rows.append(["versions", ", ".join(f"{k} {v}" for k, v in facts["versions"].items())])
+    if facts["outcomes"]:
+        counts = [f"{n:,} {OUTCOMES.get(kind, kind)}" for kind, n in facts["outcomes"].items()]
+        n_inputs = counted(sum(facts["outcomes"].values()), "file")
+        rows.append(["inputs", f"{n_inputs}: {', '.join(counts)}"])
+    yield table(rows)
+
+
+def describe_shard(facts: Facts) -> Iterator[str]:
+    """Put the facts about a shard into words."""
+    rows = [["bytes", f"{facts['bytes']:,} ({size(facts['bytes'])})"]]
+    if facts["samples"] is not None:
+        rows = [["samples", f"{facts['samples']:,}"], *rows, ["id", facts["id"]]]
+    yield table(rows)
+    yield from _fields(facts["schema"])
+    if facts["sections"]:
+        yield "sections"
+        header = ["kind", "field", "offset", "bytes", "count", "stride"]
+        numbers = ("offset", "bytes", "count", "stride")
+        cells = [
+            [s["kind"], plain(s["field"] or ""), *(f"{s[key]:,}" for key in numbers)]
+            for s in facts["sections"]
+        ]
+        yield table([header, *cells], indent="  ")
+    yield from _sample(facts)
+
+
+def _shard_row(shard: Mapping[str, Any]) -> list[str]:
+    n_samples = "unreadable" if shard["samples"] is None else counted(shard["samples"], "sample")
+    state = "" if shard["is_readable"] else "damaged"
+    return [plain(shard["name"]), n_samples, size(shard["bytes"]), state]
+
+
+def _fields(schema: Facts) -> Iterator[str]:
+    yield "fields"
+    if not schema:
+        yield "  cannot be read"
+        return
+    yield table([[plain(name), _type(kind)] for name, kind in schema.items()], indent="  ")
+
+
+def _type(kind: Mapping[str, Any]) -> str:
+    codec = "" if kind["codec"] == "raw" else f", {kind['codec']}"
+    if kind["type"] != "Array":
+        return f"{kind['type'].lower()}{codec}"
+    return f"{kind['dtype']} {_shape(kind['shape'])}{codec}".replace(" scalar", "")
+
+
+def _shape(shape: list[int | None]) -> str:
+    return " × ".join("any" if d is None else str(d) for d in shape) or "scalar"
+
+
+def _sample(facts: Facts) -> Iterator[str]:
+    """Show the sample that was looked at, if there is one."""
+    if not (sample := facts.get("sample")):
+        return
+    row = f", row {sample['row']:,}" if "row" in sample else ""
+    yield f"sample {sample['sample']:,} ({plain(sample['shard'])}{row})"
+    if not sample["fields"]:
+        yield "  cannot be read"
+        return
+    names = list(facts.get("classes") or {})
+    rows = []
+    for name, value in sample["fields"].items():
+        text = "cannot be read" if value is None else _value(value)
+        if (
+            name == "label"
+            and value
+            and value.get("shape") == []
+            and 0 <= value["min"] < len(names)
+        ):
+            text += f" ({plain(names[value['min']])})"
+        rows.append([plain(name), text])
+    yield table(rows, indent="  ")
+
+
+def _value(value: Mapping[str, Any]) -> str:
+    """Put one value into a line."""
+    if value["type"] == "Text":
+        return f"{shortened(json.dumps(value['value'], ensure_ascii=False))}"
+    if value["type"] == "Json":
+        return shortened(json.dumps(value["value"], ensure_ascii=False))
+    if value["type"] == "Bytes":
+        more = " …" if value["bytes"] > len(value["first"].split()) else ""
+        return f"{counted(value['bytes'], 'byte')}: {value['first']}{more}"
+    kind = f"{value['dtype']} {_shape(value['shape'])}"
+    if "first" not in value:
+        return f"{kind}, empty"
+    first = [f"{v:.6g}" if isinstance(v, float) else str(v) for v in value["first"]]
+    if not value["shape"]:
+        return f"{value['dtype']} {first[0]}"
+    if math.prod(value["shape"]) == len(first):
+        return f"{kind}: {' '.join(first)}"
+    stats = f"min {value['min']:.6g}, max {value['max']:.6g}, mean {value['mean']:.6g}"
+    return f"{kind}: {stats}; {' '.join(first)} …"
+
+
+def _damage(found: Inspection) -> Iterator[str]:
+    if found.findings:
+        yield "damage"
+        yield listed([plain(str(f)) for f in found.findings], "shardio verify lists all")
+
+
+def _summary(path: str, found: Inspection) -> str:
+    """Say what was looked at, and how that ended."""
+    if found.findings:
+        verdict = f"{counted(len(found.findings), 'finding')} of damage"
+    else:
+        verdict = "no damage met (shardio verify checks every byte)"
+    return f"inspected {plain(path)}: {verdict}"

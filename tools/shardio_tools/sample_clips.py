@@ -1,0 +1,101 @@
+"""Draws a small folder of labelled video clips: something to convert where no videos are at hand.
+
+    python -m shardio_tools.sample_clips FOLDER
+
+Each class is one motion of a bright shape over a dim background; shape, colour, size, place and
+speed differ from clip to clip, so that only the motion tells the classes apart. The same call draws
+the same pictures.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+N_CLIPS = 6
+N_FRAMES = 96
+RATE = 24
+HEIGHT, WIDTH = 120, 160
+
+Picture = npt.NDArray[np.uint8]
+# From the share of the clip that has passed, 0 to 1, to where the shape is, in units of the
+# picture's height from its centre, and how large.
+Motion = Callable[[float], tuple[float, float, float]]
+
+
+def _swing(share: float) -> float:
+    """Go from -1 to 1 and back, twice in a clip."""
+    return float(np.sin(4 * np.pi * share))
+
+
+MOTIONS: dict[str, Motion] = {
+    "across": lambda share: (0.5 * _swing(share), 0.0, 1.0),
+    "around": lambda share: (0.3 * _swing(share), 0.3 * _swing(share + 0.125), 1.0),
+    "pulse": lambda share: (0.0, 0.0, 1.0 + 0.7 * _swing(share)),
+    "updown": lambda share: (0.0, 0.35 * _swing(share), 1.0),
+}
+
+
+def frames(motion: Motion, rng: np.random.Generator) -> Iterator[Picture]:
+    """Draw one clip: N_FRAMES pictures of HEIGHT x WIDTH x 3."""
+    y, x = np.mgrid[0:HEIGHT, 0:WIDTH] / HEIGHT
+    x, y = x - WIDTH / HEIGHT / 2, y - 0.5
+    slope = rng.uniform(-40, 40, 2)
+    background = 60 + slope[0] * x[..., None] + slope[1] * y[..., None] + rng.uniform(-15, 15, 3)
+    colour = rng.uniform(150, 255, 3)
+    radius, start = rng.uniform(0.09, 0.15), rng.uniform()
+    centre_x, centre_y = rng.uniform(-0.1, 0.1, 2)
+    is_round = rng.uniform() < 0.5
+    for i in range(N_FRAMES):
+        right, down, scale = motion(start + i / N_FRAMES)
+        across, below = np.abs(x - centre_x - right), np.abs(y - centre_y - down)
+        distance = np.hypot(across, below) if is_round else np.maximum(across, below)
+        # One pixel of transition, as a lens would give it.
+        cover = np.clip((radius * scale - distance) * HEIGHT + 0.5, 0, 1)[..., None]
+        yield (background * (1 - cover) + colour * cover).round().clip(0, 255).astype(np.uint8)
+
+
+def write_clip(path: Path, pictures: Iterator[Picture]) -> None:
+    """Encode pictures as H.264 in MP4, or as MPEG-4 where FFmpeg was built without x264."""
+    import av
+
+    with av.open(str(path), "w") as container:
+        if "libx264" in av.codecs_available:
+            stream = container.add_stream("libx264", rate=RATE)
+        else:
+            stream = container.add_stream("mpeg4", rate=RATE)
+        stream.width, stream.height, stream.pix_fmt = WIDTH, HEIGHT, "yuv420p"
+        # The bytes of several encoder threads depend on how many there are.
+        stream.codec_context.thread_count = 1
+        for picture in pictures:
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(picture, format="rgb24")))
+        container.mux(stream.encode(None))
+
+
+def write_clips(folder: Path, *, n_clips: int = N_CLIPS) -> int:
+    """Write `n_clips` clips per class below `folder`, over what is there; return their number."""
+    for label, (name, motion) in enumerate(MOTIONS.items()):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+        for i in range(n_clips):
+            rng = np.random.default_rng([label, i])
+            write_clip(folder / name / f"{name}-{i}.mp4", frames(motion, rng))
+    return n_clips * len(MOTIONS)
+
+
+def main(arguments: list[str]) -> int:
+    """Run the command; return its exit code."""
+    if len(arguments) != 1 or arguments[0].startswith("-"):
+        print("usage: python -m shardio_tools.sample_clips FOLDER", file=sys.stderr)
+        return 2
+    folder = Path(arguments[0])
+    n_clips = write_clips(folder)
+    print(f"{n_clips} clips of {N_FRAMES} frames in {len(MOTIONS)} classes below {folder}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

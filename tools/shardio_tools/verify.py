@@ -1,0 +1,90 @@
+"""Check every byte of a dataset or of one shard.
+
+Each thing that is wrong is a line with file, section, field, sample and offset. Exit code 1 means
+that something is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from typing import Any
+
+from shardio.surgery import AuditProgress, Finding, audit_dataset, audit_shard
+from shardio_tools._facts import is_dataset
+from shardio_tools._render import (
+    ProgressLine,
+    complain,
+    counted,
+    plain,
+    say,
+    say_json,
+    seconds,
+    size,
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command to its parser."""
+    add = parser.add_argument
+    add("path", metavar="PATH", help="a dataset (a folder) or one shard (a file)")
+    add("--workers", type=int, metavar="N", help="processes (default: one per usable CPU)")
+    add("--quiet", action="store_true", help="print nothing but what is wrong")
+    add("--json", action="store_true", help="print the report as JSON")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Check, report, and return the exit code."""
+    start_s = time.monotonic()
+    if is_dataset(options.path):
+        report, findings = _check_dataset(options)
+    else:
+        findings = tuple(audit_shard(options.path))
+        report = {
+            "path": options.path,
+            "n_shards": 1,
+            "n_bytes": os.path.getsize(options.path),
+            "findings": [finding.as_json() for finding in findings],
+        }
+    if options.json:
+        say_json({**report, "seconds": round(time.monotonic() - start_s, 3)})
+        return 1 if findings else 0
+    tell = complain if options.quiet else say
+    for finding in findings:
+        tell(plain(str(finding)))
+    if not options.quiet:
+        for name in report.get("unknown", ()):
+            say(f"not part of the dataset: {plain(name)}")
+        say(_summary(report, findings, time.monotonic() - start_s))
+    return 1 if findings else 0
+
+
+def _check_dataset(options: argparse.Namespace) -> tuple[dict[str, Any], tuple[Finding, ...]]:
+    with ProgressLine("verifying", is_silent=options.quiet or options.json) as line:
+
+        def show(state: AuditProgress) -> None:
+            note = f"{state.n_shards_done:,} of {counted(state.n_shards, 'shard')}"
+            line.show(state.n_bytes_done, state.n_bytes, note)
+
+        report = audit_dataset(options.path, workers=options.workers, progress=show)
+    return report.as_json(), report.findings
+
+
+def _summary(report: dict[str, Any], findings: tuple[Finding, ...], elapsed_s: float) -> str:
+    """Say in one line what was checked, and how that ended."""
+    if findings:
+        n_files = len({finding.path for finding in findings})
+        verdict = f"{counted(_n_found(findings), 'finding')} in {counted(n_files, 'file')}"
+    else:
+        verdict = "all sound"
+    return (
+        f"verified {counted(report['n_shards'], 'shard')}, {size(report['n_bytes'])}, "
+        f"in {seconds(elapsed_s)}: {verdict}: {plain(str(report['path']))}"
+    )
+
+
+def _n_found(findings: tuple[Finding, ...]) -> int:
+    """Count the findings, with those that are only counted in a last one of code "more"."""
+    more = [int(f.found or 0) - 1 for f in findings if f.code == "more"]
+    return len(findings) + sum(more)
