@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -34,13 +35,14 @@ class Scene:
         self, arguments: list[str], *, stdin: bytes = b"", cwd: Path | None = None
     ) -> subprocess.Popen[bytes]:
         """Start Python with `arguments`; its output is read with `line`."""
-        environ = {**os.environ, _MARK: self.mark, "PYTHONPATH": str(_ROOT)}
+        marks = {_MARK: self.mark, "PYTHONPATH": str(_ROOT), "PYTHONFAULTHANDLER": "1"}
         main = subprocess.Popen(
             [sys.executable, *arguments],
+            bufsize=0,  # so that what `select` says of a pipe holds for `readline`
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env=environ,
+            env={**os.environ, **marks},
             cwd=cwd,
             start_new_session=True,
         )
@@ -102,8 +104,15 @@ def scene() -> Iterator[Scene]:
 
 
 def line(main: subprocess.Popen[bytes]) -> str:
-    """Read the next line of output; what the program wrote to standard error if there is none."""
+    """Read the next line of output; what the program wrote to standard error if there is none.
+
+    A program that says nothing for too long is aborted, which makes it say where it was.
+    """
     if main.stdout is None or main.stderr is None:
         raise ValueError("the program has no pipes")
+    why = "no output"
+    if not select.select([main.stdout], [], [], 3 * PATIENCE_S)[0]:
+        why = f"no output for {3 * PATIENCE_S:.0f} s"
+        main.send_signal(signal.SIGABRT)
     text = main.stdout.readline().decode().strip()
-    return text or f"no output; standard error: {main.stderr.read().decode()}"
+    return text or f"{why}; standard error: {main.stderr.read().decode()}"

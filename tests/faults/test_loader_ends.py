@@ -311,7 +311,7 @@ print(found == [list(range(64))] * 5, n_interrupts > 10, flush=True)
 
 
 @pytest.mark.parametrize("busy", ["ahead", "asleep", "in C"])
-def test_the_end_of_the_zygote_is_an_error_in_the_loop_and_leaves_no_worker(
+def test_the_end_of_the_zygote_loses_nothing_silently_and_leaves_no_worker(
     stage: Scene, folder: str, busy: str
 ) -> None:
     then = """
@@ -321,14 +321,16 @@ def is_running(pid):
         return state not in 'ZX'
     except (FileNotFoundError, ProcessLookupError): return False
 loader = load()
+found = []
 try:
     for batch in loader:
+        found += batch.indices.tolist()
         if batch.step == 0:
             workers = [pid for pid in loader._engine._staff._crew.pids() if pid]
             os.kill(launch._current.pid, signal.SIGKILL)
             while any(is_running(pid) for pid in workers): time.sleep(0.001)
             print('killed', flush=True)
-    list(loader)  # the first epoch may have been ready; what dead workers are given is lost
+    print('whole' if found == list(range(64)) else found, flush=True)
 except RuntimeError as error:
     print(type(error).__name__, 'killed by signal 9' in str(error), flush=True)
 loader.close()
@@ -336,7 +338,9 @@ time.sleep(1000)
 """
     main = stage.start(_program(folder, then, busy))
     assert line(main) == "killed"
-    assert line(main) == "WorkerDied True"
+    # Workers that wait for blocks have lost nothing, unless they were given more meanwhile.
+    fair = ["WorkerDied True", "whole"] if busy == "ahead" else ["WorkerDied True"]
+    assert line(main) in fair
     _assert_gone(stage, but={main.pid})
 
 
