@@ -6,6 +6,7 @@ import functools
 import os
 import platform
 import shutil
+import signal
 import subprocess
 from pathlib import Path
 
@@ -31,6 +32,10 @@ def cpu_device_works() -> bool:
 # Before any test imports tinygrad, which reads DEV once: the tests use no accelerator, and without
 # clang they use the device written in Python.
 os.environ.setdefault("DEV", "CPU" if cpu_device_works() else "PYTHON")
+
+
+# A shell that starts a program in the background makes it ignore Ctrl-C, and whatever it starts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
