@@ -30,7 +30,6 @@ class Batch(Mapping[str, Any]):
         block: npt.NDArray[np.uint8],
         n_rows: int,
         values: dict[str, Any],
-        *,
         epoch: int,
         step: int,
     ) -> None:

@@ -11,7 +11,7 @@ and it is `batch.indices`, `batch.origins` and `batch.valid`.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -36,8 +36,8 @@ EMPTY, CLAIMED, FILLED = 0, 1, 2
 
 
 def pack_state(field: int, status: int) -> int:
-    """What, added to a shard's number, makes the last 8 bytes of an origin."""
-    return (field & 0xFFFF) << 32 | status << 48
+    """The last 4 bytes of an origin: the field and the status of a row."""
+    return field & 0xFFFF | status << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +63,19 @@ class VaryingSlot:
     n_dims: int
 
 
+class BlockViews(NamedTuple):
+    """Arrays over one block, made once: making them costs as much as filling them.
+
+    `origins` is the origin table as (n_rows, 3) numbers: position, row, and shard with the state
+    above it; `states` its fields and statuses alone, as `pack_state` packs them; `fixed` the bytes
+    of each fixed field, (n_rows, row bytes).
+    """
+
+    origins: npt.NDArray[np.int64]
+    states: npt.NDArray[np.int32]
+    fixed: tuple[npt.NDArray[np.uint8], ...]
+
+
 @dataclass(frozen=True, slots=True)
 class BlockLayout:
     """How a batch of up to n_rows samples of `schema` lies in a block."""
@@ -78,13 +91,23 @@ class BlockLayout:
         """The origin table of a block."""
         return block[: self.n_rows * ORIGIN.itemsize].view(ORIGIN)
 
-    def packed_origins(self, block: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:
-        """The origin table as (n_rows, 3) numbers: position, row, and shard with `pack_state`."""
-        return np.ndarray((self.n_rows, 3), "<i8", block.data)
+    def views(self, block: npt.NDArray[np.uint8]) -> BlockViews:
+        """What of a block is written for every batch; valid for as long as the block is."""
+        n, data = self.n_rows, block.data
+        return BlockViews(
+            np.ndarray((n, 3), "<i8", data),
+            np.ndarray((n,), "<i4", data, ORIGIN.itemsize - 4, (ORIGIN.itemsize,)),
+            tuple(np.ndarray((n, s.row_bytes), np.uint8, data, s.offset) for s in self.fixed),
+        )
 
     def fixed_rows(self, block: npt.NDArray[np.uint8], slot: FixedSlot, n: int) -> npt.NDArray[Any]:
         """The first n rows of a fixed field, as an array over the block."""
         return np.ndarray((n, *slot.shape), slot.dtype, block.data, slot.offset)
+
+    def arrays(self, block: npt.NDArray[np.uint8], n: int) -> dict[str, npt.NDArray[Any]]:
+        """The first n rows of every fixed field, as arrays over the block."""
+        data = block.data
+        return {s.name: np.ndarray((n, *s.shape), s.dtype, data, s.offset) for s in self.fixed}
 
     def extents(self, block: npt.NDArray[np.uint8], slot: VaryingSlot) -> npt.NDArray[np.void]:
         """Where the values of a varying field lie."""

@@ -82,10 +82,16 @@ class ColumnGather:
         block_marks = np.array([r.units.hashes_mark(name) for r in readers], np.int64)
         self._block_shift = first_marks + block_marks
 
-    def gather(self, rows: Rows, shards: Rows, out: npt.NDArray[Any]) -> None:
-        """Copy `rows` of the dataset, which lie in `shards`, into out, one after the other.
+    def place(self, rows: Rows, shards: Rows) -> Rows:
+        """Where in the address range `rows` of the dataset, which lie in `shards`, are."""
+        slots: Rows = rows + self._slot_shift.take(shards)
+        return slots
+
+    def gather(self, slots: Rows, rows: Rows, shards: Rows, out: npt.NDArray[Any]) -> None:
+        """Copy rows of the dataset into out, one after the other.
 
         Args:
+            slots: what `place` gave for them.
             rows: proved to be in range by the caller.
             shards: the number of each row's shard.
             out: C-contiguous uint8, (len(rows), row bytes).
@@ -93,7 +99,6 @@ class ColumnGather:
         Raises:
             ChecksumMismatch: naming file, field, sample and offset; out then holds what was read.
         """
-        slots = rows + self._slot_shift.take(shards)
         if not (self._all_known or self._by_row):
             self._check_runs(rows, shards)
         if not len(self._scratch):

@@ -23,7 +23,7 @@ from shardio.units import Verify
 
 
 class Maker(Protocol):
-    """Makes what the user gets of arrays over a block."""
+    """Makes tensors of arrays over a block."""
 
     aliases: bool
 
@@ -32,18 +32,6 @@ class Maker(Protocol):
 
     def synchronize(self) -> None:
         """Wait until nothing reads memory that was let go."""
-
-
-class _Arrays:
-    """output="numpy": the arrays themselves."""
-
-    aliases = True
-
-    def wrap(self, array: npt.NDArray[Any], carrier: object, dtype: str | None = None) -> Any:
-        return array
-
-    def synchronize(self) -> None:
-        return
 
 
 class ShardLoader:
@@ -119,7 +107,8 @@ class ShardLoader:
         )
         self._n_samples = len(opened)
         self._epoch = self._next_epoch = 0
-        self._maker: Maker = _Arrays()
+        self._maker: Maker | None = None
+        """None with output="numpy"."""
         self._lanes: dict[tuple[int, int], dict[str, Any]] = {}
         self._engine = Engine(
             self._recipe(path),
@@ -186,29 +175,22 @@ class ShardLoader:
             leased = self._engine.lease(iteration)
             block = self._private_copy(layout, delivered) if leased is None else leased
             values = self._values(layout, delivered, block)
-        return Batch(
-            layout,
-            block,
-            delivered.n_rows,
-            values,
-            epoch=iteration.epoch,
-            step=delivered.step,
-        )
+        return Batch(layout, block, delivered.n_rows, values, iteration.epoch, delivered.step)
 
     def _values(
         self, layout: BlockLayout, delivered: Delivered, block: npt.NDArray[np.uint8]
     ) -> dict[str, Any]:
-        wrap, n = self._maker.wrap, delivered.n_rows
-        return {
-            slot.name: wrap(layout.fixed_rows(block, slot, n), block, slot.special)
-            for slot in layout.fixed
-        }
+        arrays = layout.arrays(block, delivered.n_rows)
+        if self._maker is None:
+            return arrays
+        wrap = self._maker.wrap
+        return {slot.name: wrap(arrays[slot.name], block, slot.special) for slot in layout.fixed}
 
     def _lane(
         self, layout: BlockLayout, delivered: Delivered, block: npt.NDArray[np.uint8]
     ) -> dict[str, Any]:
         """reuse=True: arrays or tensors made once per block, where they share its memory."""
-        if not self._maker.aliases:
+        if self._maker is not None and not self._maker.aliases:
             return self._values(layout, delivered, block)
         key = delivered.block, delivered.n_rows
         values = self._lanes.get(key)
@@ -255,23 +237,27 @@ class _Pass:
         self._loader, self._iteration = loader, iteration
         self._cancel = weakref.finalize(self, loader._engine.cancel, iteration)
         self._cancel.atexit = False
+        self._is_over = False
 
     def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> Batch:
-        if not self._cancel.alive:
+        if self._is_over:
             raise StopIteration
         try:
             delivered = self._loader._engine.next(self._iteration)
-            if delivered is None:
-                self._cancel()
-                raise StopIteration
-            batch = self._loader._hand_over(delivered, self._iteration)
+            if delivered is not None:
+                return self._loader._hand_over(delivered, self._iteration)
         except BaseException:  # after Ctrl-C, too: a batch may have been lost on its way
-            self._cancel()
+            self._end()
             raise
-        return batch
+        self._end()
+        raise StopIteration
+
+    def _end(self) -> None:
+        self._is_over = True
+        self._cancel()
 
 
 def _tensor_maker(device: str | tuple[str, ...] | None) -> Maker:

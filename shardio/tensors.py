@@ -13,6 +13,7 @@ and where they have changed, the public way serves. Other devices get a copy.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import weakref
 from collections.abc import Callable
@@ -98,13 +99,15 @@ class TensorMaker:
         Raises:
             InvalidArgument: tinygrad has no such dtype, or the rows do not divide by the devices.
         """
-        native = _DTYPES.get(array.dtype)
-        address = array.ctypes.data
-        is_fit = array.flags.c_contiguous and array.size and address % _ALIGNMENT == 0
-        if self._view is None or native is None or not is_fit:
+        native = _DTYPES.get(array.dtype) if self._view is not None else None
+        if self._view is None or native is None or not array.flags.c_contiguous or not array.size:
             tensor = self._copy(array)
         else:
-            tensor = self._view(address, array.shape, native, carrier)
+            address: int = array.__array_interface__["data"][0]
+            if address % _ALIGNMENT:
+                tensor = self._copy(array)
+            else:
+                tensor = self._view(address, array.shape, native, carrier)
         if dtype is None or dtype == array.dtype.name:
             return tensor
         target = getattr(dtypes, dtype, None)
@@ -178,11 +181,16 @@ class _Blob:
 
 
 class _Template(NamedTuple):
-    """The graph of every tensor of one shape and dtype, over a buffer without memory."""
+    """The graph of every tensor of one shape and dtype, over a buffer without memory.
+
+    `wrapping` is what makes the graph's topmost node of its sources, None where that is the buffer;
+    `leaf` is the buffer's node, and `number` makes its argument of a number, where it has one.
+    """
 
     tensor: Tensor
-    graph: Any
     leaf: Any
+    number: Callable[..., Any] | None
+    wrapping: tuple[Any, ...] | None
     size: int
 
 
@@ -194,6 +202,8 @@ class _Graft:
 
     # As many shapes as a loop may have batches of at a time; varying shapes must not pile up.
     MOST_TEMPLATES = 256
+    # As many fields as all blocks may have; an address that comes again means the same as before.
+    MOST_PLACES = 1024
 
     def __init__(self, device: str) -> None:
         # Here, because these names may go with any version of tinygrad.
@@ -204,24 +214,38 @@ class _Graft:
         self._allocator: Any = Device[device].allocator
         self._internals = Buffer, BufferSpec, UOp, buffers
         self._templates: dict[tuple[tuple[int, ...], DType], _Template] = {}
+        self._places: dict[tuple[int, int], tuple[Any, Any]] = {}
+        # Without the wrapper that notes, at half of the cost, which method made a node.
+        derive: Any = Tensor._apply_uop
+        self._derive: Callable[..., Tensor] = getattr(derive, "__wrapped__", derive)
 
     def __call__(
         self, address: int, shape: tuple[int, ...], dtype: DType, carrier: object
     ) -> Tensor:
-        Buffer, BufferSpec, _, buffers = self._internals
-        template, graph, leaf, size = self._template(shape, dtype)
-        spec = BufferSpec(external_ptr=address)
-        # Not by `alloc`: it would keep an entry per address for ever.
-        memory = self._allocator._alloc(size * dtype.itemsize, spec)
-        buffer: Any = Buffer(self._device, size, dtype, memory, spec)
+        Buffer, _, uop, buffers = self._internals
+        template, leaf, number, wrapping, size = self._template(shape, dtype)
+        n_bytes = size * dtype.itemsize
+        place = self._places.get((address, n_bytes)) or self._place(address, n_bytes)
+        buffer: Any = Buffer(self._device, size, dtype, *place)
         buffer._carrier = carrier
-        fresh = self._fresh(leaf)
+        fresh = self._fresh(leaf, number)
         buffers[fresh] = buffer.ref(1)  # this is what owns the Buffer: it goes with `fresh`
-        if graph is leaf:
-            return template._apply_uop(lambda _: fresh)
-        return template._apply_uop(lambda _: graph.replace(src=(fresh, *graph.src[1:])))
+        if wrapping is None:
+            return self._derive(template, lambda _: fresh)
+        op, kind, sources, argument, tag = wrapping
+        return self._derive(template, lambda _: uop(op, kind, (fresh, *sources), argument, tag))
 
-    def _fresh(self, leaf: Any) -> Any:
+    def _place(self, address: int, n_bytes: int) -> tuple[Any, Any]:
+        """What a Buffer is told of memory that is not its own: where it is, and that it is so."""
+        spec = self._internals[1](external_ptr=address)
+        # Not by `alloc`: it would keep an entry per address for ever.
+        found = self._allocator._alloc(n_bytes, spec), spec
+        if len(self._places) >= self.MOST_PLACES:
+            self._places.clear()
+        self._places[address, n_bytes] = found
+        return found
+
+    def _fresh(self, leaf: Any, number: Callable[..., Any] | None) -> Any:
         """Copy a buffer's node under a number that no node ever had.
 
         tinygrad's own `UOp.from_buffer` takes the address of the Buffer object for a number, and
@@ -229,8 +253,9 @@ class _Graft:
         it. tinygrad keeps one node per number and finds the memory by the node.
         """
         uop = self._internals[2]
-        if hasattr(leaf.arg, "slot"):  # tinygrad 0.14; `new_buffer` is slower
-            return leaf.replace(arg=dataclasses.replace(leaf.arg, slot=next(uop.unique_num)))
+        if number is not None:  # tinygrad 0.14; `new_buffer` is slower
+            argument = number(slot=next(uop.unique_num))
+            return uop(leaf.op, leaf.dtype, leaf.src, argument, leaf.tag)
         return uop.new_buffer(self._device, leaf.arg, leaf.dtype)
 
     def _template(self, shape: tuple[int, ...], dtype: DType) -> _Template:
@@ -243,7 +268,15 @@ class _Graft:
                 raise TypeError(f"an empty tensor is not a reshaped buffer but {graph}")
             if len(self._templates) >= self.MOST_TEMPLATES:
                 self._templates.clear()
-            found = _Template(template, graph, leaf, math.prod(shape))
+            wrapping = None
+            if graph is not leaf:
+                wrapping = graph.op, graph.dtype, graph.src[1:], graph.arg, graph.tag
+            number = None
+            if hasattr(leaf.arg, "slot"):
+                rest = {f.name: getattr(leaf.arg, f.name) for f in dataclasses.fields(leaf.arg)}
+                del rest["slot"]
+                number = functools.partial(type(leaf.arg), **rest)  # type: ignore[misc]
+            found = _Template(template, leaf, number, wrapping, math.prod(shape))
             self._templates[shape, dtype] = found
         return found
 

@@ -89,7 +89,8 @@ def gathered(dataset: ShardDataset, name: str, rows: Any) -> npt.NDArray[Any]:
     field = COLUMNS.columns[name]
     places = np.asarray(rows, np.int64)
     out = np.full((len(places), field.row_bytes or 0), 0xEE, np.uint8)
-    dataset.gather(name).gather(places, dataset.locate(places), out)
+    gather, shards = dataset.gather(name), dataset.locate(places)
+    gather.gather(gather.place(places, shards), places, shards, out)
     return out.view(field.numpy).reshape(len(places), *(d or 0 for d in field.shape))
 
 

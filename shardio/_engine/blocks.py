@@ -25,6 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardio._engine.memory import require
+from shardio.collate import BlockViews
 from shardio.errors import MemoryShort
 
 _F_ADD_SEALS: Final = 1033
@@ -86,6 +87,7 @@ class BlockMap:
             self.map = mmap.mmap(self._fd, 0)
         self.bytes: Bytes = np.frombuffer(self.map, np.uint8)
         self.carrier_type = ctypes.c_ubyte * len(self.bytes)
+        self.views: BlockViews | None = None
 
     def see_growth(self, n_bytes: int | None = None) -> None:
         """Map again if the file is longer than what is mapped: it must hold n_bytes, or ask it."""

@@ -14,6 +14,7 @@ from shardio._engine.linux import memory_file
 from shardio.errors import EnvironmentUnsuitable, InvalidArgument
 
 __all__ = [
+    "LOST_FDS",
     "MAX_FDS",
     "MAX_MESSAGE_BYTES",
     "RECEIVE",
@@ -28,6 +29,9 @@ __all__ = [
 MAX_MESSAGE_BYTES = 65536
 # The kernel's limit (SCM_MAX_FD) for one message.
 MAX_FDS = 253
+
+# A plain number: operators of enum members are slow.
+LOST_FDS = int(socket.MSG_CTRUNC)
 
 Ancillary = list[tuple[int, int, bytes]]
 Received = tuple[bytes, Ancillary, int, object]
@@ -72,7 +76,7 @@ class Channel:
         Raises InvalidArgument when descriptors came with it: receive those with `recv_fds`.
         """
         data, ancillary, flags, _ = self._receive()
-        if ancillary or flags & socket.MSG_CTRUNC:
+        if ancillary or flags & LOST_FDS:
             n_fds = len(unpack_fds(ancillary, flags))
             raise InvalidArgument(
                 f"worker {self.index} received {n_fds} file descriptors through Channel.recv(); "
@@ -83,7 +87,9 @@ class Channel:
     def recv_fds(self) -> tuple[bytes, tuple[int, ...]] | None:
         """Wait for main's next message and its descriptors, which the caller then owns."""
         data, ancillary, flags, _ = self._receive()
-        return (data, unpack_fds(ancillary, flags)) if data else None
+        if ancillary or flags & LOST_FDS:
+            return (data, unpack_fds(ancillary, flags)) if data else None
+        return (data, ()) if data else None
 
     def report_failure(self, text: str) -> None:
         """Send the text of an exception: an empty message that carries it in a memory file."""
@@ -112,7 +118,7 @@ def check_message(message: bytes, fds: Sequence[int]) -> None:
 
 def unpack_fds(ancillary: Ancillary, flags: int) -> tuple[int, ...]:
     """Take the descriptors out of what `recvmsg` returned beside the data."""
-    if flags & socket.MSG_CTRUNC:
+    if flags & LOST_FDS:
         raise EnvironmentUnsuitable(
             "file descriptors were lost on their way between main and a worker: this process has "
             "reached its limit of open files; raise it with `ulimit -n`"

@@ -19,6 +19,7 @@ from shardio._engine.channel import (
 )
 from shardio._engine.holdings import Died, Holdings, Worker, end_all
 from shardio._engine.launch import acquire
+from shardio._engine.linux import this_process
 from shardio._engine.watch import Event, Failed, Message, Watch
 from shardio._engine.zygote import REQUEST
 from shardio.errors import InvalidArgument, LoaderClosed, WorkerDied
@@ -95,7 +96,8 @@ class Crew:
         it has been told, WorkerDied is raised.
         """
         held = self._held
-        self._check_usable()
+        if held.is_closing or this_process.pid != held.owner_pid:
+            self._check_usable()
         worker = held.workers[index]
         if fds or not 0 < len(message) <= MAX_MESSAGE_BYTES:
             check_message(message, fds)
@@ -123,7 +125,8 @@ class Crew:
         meanwhile gets, closed, and EnvironmentUnsuitable when no worker can be started here.
         """
         held = self._held
-        self._check_usable()
+        if held.is_closing or this_process.pid != held.owner_pid:
+            self._check_usable()
         with held.lock:
             events = [] if held.is_closing else self._watch.gather(timeout_s)
         if not events:
@@ -155,10 +158,10 @@ class Crew:
 
     def _check_usable(self) -> None:
         held = self._held
-        if os.getpid() != held.owner_pid:
+        if this_process.pid != held.owner_pid:
             raise LoaderClosed(
                 f"these workers belong to process {held.owner_pid}; this is process "
-                f"{os.getpid()}, a fork of it, which has to make a loader of its own"
+                f"{this_process.pid}, a fork of it, which has to make a loader of its own"
             )
         if held.is_closing:
             raise LoaderClosed("the workers were stopped by close()")

@@ -22,7 +22,7 @@ from shardio._engine.claims import describe_claims
 from shardio._engine.fill import Recipe
 from shardio._engine.inquiry import Inquiry
 from shardio._engine.iteration import Delivered, Iteration
-from shardio._engine.linux import memory_file
+from shardio._engine.linux import memory_file, this_process
 from shardio._engine.memory import require
 from shardio._engine.schedule import Schedule
 from shardio._engine.sizing import block_bytes
@@ -61,7 +61,7 @@ class Engine:
         self._recipe, self._memory_bytes = recipe, memory_bytes
         self.settle: Callable[[], None] = lambda: None
         """Called before the memory of batches that were let go is used again."""
-        self._owner_pid = os.getpid()
+        self._owner_pid = this_process.pid
         # Workers first: they start up while the dataset opens here.
         self._staff = Workers(recipe, n_workers) if n_workers else Local(recipe)
         # One more, for the batch in the loop's hands; without workers nothing is filled ahead.
@@ -140,7 +140,7 @@ class Engine:
             what failed when the block was filled; LoaderClosed; WorkerDied.
         """
         with self._lock:
-            if self._is_closed or os.getpid() != self._owner_pid:
+            if self._is_closed or this_process.pid != self._owner_pid:
                 self._check_usable()
             schedule = iteration.schedule
             if iteration.held is not None:
@@ -149,7 +149,7 @@ class Engine:
                 return None
             step = schedule.next_step
             self._reap()
-            if schedule.wants_blocks or schedule.can_assign:
+            if schedule.has_more:
                 self._feed(iteration)
             while (block := schedule.deliver()) is None:
                 if not schedule.n_in_flight and not self._n_coming_back():
@@ -164,6 +164,8 @@ class Engine:
     def _feed(self, iteration: Iteration) -> None:
         """Put free blocks to work, and give out tasks."""
         schedule, pool = iteration.schedule, self.pool
+        if schedule.wants_blocks and (idle := pool.take_idle()) is not None:
+            schedule.free(idle)  # as nearly always: the one that the loop has just let go
         while True:
             self._assign(iteration)
             if not schedule.wants_blocks:
@@ -327,10 +329,10 @@ class Engine:
     def _check_usable(self) -> None:
         if self._is_closed:
             raise LoaderClosed("the loader is closed")
-        if os.getpid() != self._owner_pid:
+        if this_process.pid != self._owner_pid:
             raise LoaderClosed(
                 f"this loader belongs to process {self._owner_pid}; this is process "
-                f"{os.getpid()}, a fork of it, which has to make a loader of its own"
+                f"{this_process.pid}, a fork of it, which has to make a loader of its own"
             )
 
     def close(self) -> None:
@@ -338,7 +340,7 @@ class Engine:
 
         In a fork of the process that made the engine nothing is done: nothing is its own.
         """
-        if self._is_closed or os.getpid() != self._owner_pid:
+        if self._is_closed or this_process.pid != self._owner_pid:
             return
         self._is_closed = True
         self._staff.close()

@@ -16,12 +16,14 @@ from typing import Any, Final, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from shardio._engine.itinerary import Itinerary, Stretch
 from shardio.collate import (
     CLAIMED,
     EMPTY,
     FILLED,
     NO_FIELD,
     BlockLayout,
+    BlockViews,
     VaryingSlot,
     pack_state,
 )
@@ -32,17 +34,20 @@ from shardio.format.index import Entries, full_shape
 from shardio.format.schema import Array, Schema
 from shardio.format.values import encode_record
 from shardio.inference import check_sample, infer_schema
-from shardio.order import Order, SampleGenerators
+from shardio.order import SampleGenerators
 from shardio.units import Rows, Verify
 
 Bytes = npt.NDArray[np.uint8]
 _ARRAY_ALIGNMENT: Final = 64
+_ALL_FILLED: Final = pack_state(NO_FIELD, FILLED)
 
 
 class Memory(Protocol):
     """A block's memory, which can grow."""
 
     bytes: Bytes
+    views: BlockViews | None
+    """Kept by whoever fills it; None at first, and when it has grown."""
 
     def grow(self, n_bytes: int) -> None:
         """Make it at least n_bytes long; `bytes` is then another array over the same memory."""
@@ -83,10 +88,12 @@ class Filler:
     ) -> None:
         self._recipe, self._dataset, self._passes = recipe, dataset, passes
         self._source = Schema({name: dataset.schema[name] for name in recipe.fields})
-        self._order = Order(recipe.n_samples, shuffle=recipe.shuffle, seed=recipe.seed, epoch=0)
-        self._epoch = 0
+        self._itinerary = Itinerary(
+            dataset, recipe.n_samples, shuffle=recipe.shuffle, seed=recipe.seed
+        )
         self._generators = SampleGenerators(recipe.seed)
-        self._ids = {name: i for i, name in enumerate(recipe.fields)}
+        self._gathered = frozenset(self._source.columns)
+        self._claims = {name: pack_state(i, CLAIMED) for i, name in enumerate(recipe.fields)}
 
     def batch_schema(self) -> Schema:
         """What a sample of a batch is: the fields, or what the transform makes of the first sample.
@@ -98,8 +105,8 @@ class Filler:
         """
         if self._recipe.transform is None or not self._recipe.n_samples:
             return self._source
-        rows = self._rows(0, 0, 1)
-        (shard,) = self._dataset.locate(rows).tolist()
+        first = self._itinerary.stretch(0, 0, 1)
+        rows, shard = first.rows, int(first.shards[0])
         sample = self._transformed(rows, 0, shard, epoch=0, position=0)
         try:
             return infer_schema(sample, self._source)
@@ -114,47 +121,48 @@ class Filler:
         """
         start = step * self._recipe.batch_size
         stop = min(start + self._recipe.batch_size, self._recipe.n_samples)
-        rows = self._rows(epoch, start, stop)
-        shards = self._dataset.locate(rows)
-        origins = layout.packed_origins(memory.bytes)
-        if len(rows) < len(origins):
-            origins[len(rows) :, 2] = 0
-            origins = origins[: len(rows)]
-        origins[:, 0] = rows
-        origins[:, 1] = rows - self._dataset.starts.take(shards)
+        stretch = self._itinerary.stretch(epoch, start, stop)
+        part = slice(start - stretch.start, stop - stretch.start)
+        views = memory.views
+        if views is None:
+            views = memory.views = layout.views(memory.bytes)
+        origins, states = views.origins, views.states
+        if stop - start < len(states):
+            states[stop - start :] = EMPTY
+            origins, states = origins[: stop - start], states[: stop - start]
+        origins[:] = stretch.origins[part]
         if self._recipe.transform is None:
-            heap = self._fill_stored(layout, memory, rows, shards, origins[:, 2])
+            heap = self._fill_stored(layout, memory, views, stretch, part, states)
         else:
-            origins[:, 2] = shards + pack_state(NO_FIELD, CLAIMED)
+            rows, shards = stretch.rows[part], stretch.shards[part]
             heap = self._fill_transformed(layout, memory, rows, shards, epoch, start)
-        origins[:, 2] = shards + pack_state(NO_FIELD, FILLED)
-        return len(rows), heap
-
-    def _rows(self, epoch: int, start: int, stop: int) -> Rows:
-        if epoch != self._epoch:
-            recipe = self._recipe
-            self._order = Order(
-                recipe.n_samples, shuffle=recipe.shuffle, seed=recipe.seed, epoch=epoch
-            )
-            self._epoch = epoch
-        return self._order.rows(start, stop)
+        states[:] = _ALL_FILLED
+        return stop - start, heap
 
     # Without a transform: field by field, straight from the shards.
 
     def _fill_stored(
-        self, layout: BlockLayout, memory: Memory, rows: Rows, shards: Rows, states: Rows
+        self,
+        layout: BlockLayout,
+        memory: Memory,
+        views: BlockViews,
+        stretch: Stretch,
+        part: slice,
+        states: npt.NDArray[np.int32],
     ) -> int:
+        rows, shards = stretch.rows[part], stretch.shards[part]
         used = 0
-        for slot in layout.fixed:
-            states[:] = shards + pack_state(self._ids[slot.name], CLAIMED)
-            end = slot.offset + len(rows) * slot.row_bytes
-            out = memory.bytes[slot.offset : end].reshape(len(rows), slot.row_bytes)
-            if slot.name in self._source.columns:
-                self._dataset.gather(slot.name).gather(rows, shards, out)
+        for slot, whole in zip(layout.fixed, views.fixed, strict=True):
+            name = slot.name
+            states[:] = self._claims[name]
+            out = whole if len(whole) == len(rows) else whole[: len(rows)]
+            if name in self._gathered:
+                slots = stretch.slots(name)[part]
+                self._dataset.gather(name).gather(slots, rows, shards, out)
             else:
-                self._decode_fixed(slot.name, rows, shards, out)
+                self._decode_fixed(name, rows, shards, out)
         for varying in layout.varying:
-            states[:] = shards + pack_state(self._ids[varying.name], CLAIMED)
+            states[:] = self._claims[varying.name]
             used = self._fill_varying(layout, memory, varying, rows, shards, used)
         return used
 

@@ -21,6 +21,7 @@ __all__ = [
     "name_process",
     "open_pidfd",
     "read_umask",
+    "this_process",
     "yield_to_main",
 ]
 
@@ -29,6 +30,20 @@ _PR_SET_NAME = 15
 
 # Loaded at import: a forked worker calls prctl before anything else.
 _libc = ctypes.CDLL(None, use_errno=True)
+
+
+class _ThisProcess:
+    """`pid` is this process's id, also after a fork: with every batch, the kernel is too slow."""
+
+    def __init__(self) -> None:
+        self.note_pid()
+        os.register_at_fork(after_in_child=self.note_pid)
+
+    def note_pid(self) -> None:
+        self.pid = os.getpid()
+
+
+this_process = _ThisProcess()
 
 
 def open_pidfd(pid: int) -> int:

@@ -57,6 +57,11 @@ class Schedule:
         return not self._free and self._next_assigned < self._last and not self._failed
 
     @property
+    def has_more(self) -> bool:
+        """Whether there are steps left to assign."""
+        return self._next_assigned < self._last
+
+    @property
     def can_assign(self) -> bool:
         """Whether there are free blocks and steps to fill them with."""
         return bool(self._free) and self._next_assigned < self._last

@@ -91,7 +91,11 @@ class Workers:
         for event in self._crew.wait():
             if isinstance(event, Message):
                 self._deaths_in_a_row = 0
-                found.append(_answer(event.worker, event.data))
+                worker, data, _ = event
+                if len(data) == DESCRIPTOR_BYTES:
+                    found.append(Answer(worker, unpack_done(data)))
+                else:
+                    found.append(_long_answer(worker, data))
             elif isinstance(event, Died):
                 found.append(Loss(event.worker, self._bury(event)))
             else:
@@ -124,10 +128,8 @@ def _message(ask: Ask, block: int = 0) -> bytes:
     return Task(ask, 0, block, 0, 0, 0, 0).pack()
 
 
-def _answer(worker: int, data: bytes) -> Answer:
+def _long_answer(worker: int, data: bytes) -> Answer:
     done = unpack_done(data)
-    if len(data) == DESCRIPTOR_BYTES:
-        return Answer(worker, done)
     if done.status == Status.FAILED:
         return Answer(worker, done, error=unpack_error(data[DESCRIPTOR_BYTES:]))
     if done.status == Status.SCHEMA:

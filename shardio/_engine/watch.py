@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from itertools import islice, starmap
 from typing import NamedTuple
 
-from shardio._engine.channel import Ancillary, unpack_fds
+from shardio._engine.channel import LOST_FDS, Ancillary, unpack_fds
 from shardio._engine.holdings import RECEIVE_NOW, Died, Holdings, Worker
 from shardio._engine.launch import release
 from shardio._engine.linux import has_ended
@@ -28,7 +28,7 @@ __all__ = ["Event", "Failed", "Message", "Watch"]
 _ONE_RECEIVE = tuple((argument,) for argument in RECEIVE_NOW)
 
 # Plain numbers: operators of enum members are slow.
-_READABLE, _WRITABLE, _LOST_FDS = select.EPOLLIN, select.EPOLLOUT, int(socket.MSG_CTRUNC)
+_READABLE, _WRITABLE = int(select.EPOLLIN), int(select.EPOLLOUT)
 
 
 class Message(NamedTuple):
@@ -156,7 +156,7 @@ class Watch:
         workers = self._held.workers
         for index, (data, ancillary, flags, _) in self._held.intake:
             if data:
-                fds = unpack_fds(ancillary, flags) if ancillary or flags & _LOST_FDS else ()
+                fds = unpack_fds(ancillary, flags) if ancillary or flags & LOST_FDS else ()
                 events.append(Message(index, data, fds))
             elif ancillary:
                 events.append(Failed(index, _failure(workers[index], ancillary, flags)))

@@ -27,6 +27,9 @@ from shardio.dataset import ShardDataset
 from shardio.errors import DatasetCorrupt
 from shardio.format.schema import Schema
 
+# Plain numbers: members of an enum are slow to look up and to compare.
+_LAST_OF_WORK, _FILLED, _CANCELLED = int(Ask.SCHEMA), int(Status.FILLED), int(Status.CANCELLED)
+
 
 def work(recipe: Recipe, channel: Channel) -> None:
     """Answer main's tasks until it closes the channel."""
@@ -53,7 +56,7 @@ class _Worker:
     def answer(self, message: bytes, fds: tuple[int, ...]) -> bytes | None:
         """Do what a message asks for; the answer, where one is due."""
         task = unpack_task(message)
-        if task.ask <= Ask.SCHEMA:
+        if task.ask <= _LAST_OF_WORK:
             return self._do(task)
         if task.ask == Ask.BLOCK:
             self._blocks[task.block] = BlockMap(fds[0])
@@ -76,13 +79,13 @@ class _Worker:
 
     def _do(self, task: Task) -> bytes:
         n_rows = heap_bytes = 0
-        status, rest = Status.CANCELLED, b""
+        status, rest = _CANCELLED, b""
         try:
-            if task.ask == Ask.SCHEMA:
+            if task.ask == _LAST_OF_WORK:
                 status, rest = Status.SCHEMA, self._filler.batch_schema().to_json()
             elif not self._cancelled[task.slot]:
                 n_rows, heap_bytes = self._fill(task)
-                status = Status.FILLED
+                status = _FILLED
         except Exception as error:  # noqa: BLE001  # main gets it, and raises it there
             status, rest = Status.FAILED, pack_error(error)
         done = Done(status, task.slot, task.block, task.step, heap_bytes, task.use, n_rows)

@@ -341,7 +341,7 @@ def test_the_schema_is_that_of_the_first_sample_of_the_first_epoch_whoever_asks(
 
     filler = filling(dataset, transform=name_it, shuffle=True, seed=6).filler
     first = int(Order(N_SAMPLES, shuffle=True, seed=6, epoch=0).rows(0, 1)[0])
-    filler._rows(5, 0, 8)  # whatever epoch it has been working on
+    filler._itinerary.stretch(5, 0, 8)  # whatever epoch it has been working on
     assert list(filler.batch_schema()) == [f"sample {first}"]
 
 
