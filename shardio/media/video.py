@@ -143,13 +143,18 @@ class VideoFile:
         following = self._stream.start_time or 0
         step = self._frame_duration()
         n = 0
+        rotation, display = 0, None
         try:
             for frame in self._frames():
+                # Not of every frame: PyAV's `side_data` makes a cycle with its frame, and cycles
+                # of 3 MB each pile up to a gigabyte before the collector looks at them.
+                if not n or frame.rotation != rotation:
+                    rotation, display = frame.rotation, _display(frame)
                 time = frame.pts if frame.pts is not None else following
                 following = time + (frame.duration or step)
                 if not n:
                     self._note(frame)
-                yield time, maker.picture(frame, _display(frame)) if wanted(n) else None
+                yield time, maker.picture(frame, display) if wanted(n) else None
                 n += 1
             self._check_whole()
         except MediaError as error:
@@ -232,8 +237,6 @@ class VideoFile:
 
 def _display(frame: VideoFrame) -> bytes | None:
     """The display matrix of a frame: its rotation and mirroring."""
-    if not frame.rotation and not frame.side_data:
-        return None
     data = cast("Buffer | None", frame.side_data.get("DISPLAYMATRIX"))
     return bytes(data) if data is not None else None
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import random
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+import av
 import numpy as np
 import pytest
 
@@ -149,6 +151,21 @@ def test_only_wanted_frames_are_converted(tmp_path: Path) -> None:
     with VideoFile(str(path)) as video:
         found = [picture is not None for _, picture in video.pictures(32, lambda n: n % 3 == 0)]
     assert found == [True, False, False] * 3
+
+
+def test_decoded_frames_are_freed_without_the_cycle_collector(tmp_path: Path) -> None:
+    path = write_video(tmp_path / "v.mp4", scene(24))
+    with VideoFile(str(path)) as video:
+        gc.collect()
+        gc.disable()
+        try:
+            pictures = list(video.pictures(48))
+            n_frames = sum(isinstance(each, av.VideoFrame) for each in gc.get_objects())
+        finally:
+            gc.enable()
+    assert len(pictures) == 24
+    # The one whose side data was read may wait for the collector.
+    assert n_frames <= 2
 
 
 def test_names_that_look_like_protocols_or_patterns_are_names(tmp_path: Path) -> None:
