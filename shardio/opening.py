@@ -20,11 +20,9 @@ from shardio.format.layout import (
     Header,
     Kind,
     Section,
-    check_place,
-    unpack_header,
-    unpack_table,
 )
 from shardio.format.schema import Array, Schema
+from shardio.format.structure import check_place, unpack_header, unpack_table
 
 MAX_SAMPLES: Final = 1 << 48
 

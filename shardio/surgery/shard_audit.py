@@ -13,18 +13,9 @@ import os
 from dataclasses import dataclass
 
 from shardio.errors import ShardCorrupt, ShardIncomplete
-from shardio.format.layout import (
-    FIRST_OPTIONAL_KIND,
-    NO_FIELD,
-    PAGE,
-    Header,
-    Kind,
-    Section,
-    check_place,
-    unpack_header,
-    unpack_table,
-)
+from shardio.format.layout import FIRST_OPTIONAL_KIND, NO_FIELD, PAGE, Header, Kind, Section
 from shardio.format.schema import Schema
+from shardio.format.structure import check_place, unpack_header, unpack_table
 from shardio.opening import Sections, check_sections, read_schema
 from shardio.storage import map_file
 from shardio.surgery.columns_audit import audit_column

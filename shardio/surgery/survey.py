@@ -11,8 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from shardio.errors import DataError, ShardIncomplete
-from shardio.format.layout import NO_FIELD, PAGE, Header, Kind, Section, unpack_header, unpack_table
+from shardio.format.layout import NO_FIELD, PAGE, Header, Kind, Section
 from shardio.format.schema import Schema
+from shardio.format.structure import unpack_header, unpack_table
 from shardio.opening import open_sections, read_schema
 from shardio.storage import map_file
 from shardio.surgery.finding import Finding, Findings
