@@ -14,7 +14,7 @@ from shardio.version import __version__
 if sys.platform == "win32":
     from shardio.errors import EnvironmentUnsuitable
 
-    raise EnvironmentUnsuitable("shardio needs Linux or macOS; on Windows, run it inside WSL 2")
+    raise EnvironmentUnsuitable("shardio needs Linux; on Windows, run it inside WSL 2")
 
 if TYPE_CHECKING:
     from shardio.batch import Batch
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
         MemoryShort,
         SchemaError,
         ShardCorrupt,
+        ShardExists,
         ShardIncomplete,
         ShardioError,
         ShardNotFound,
@@ -72,6 +73,7 @@ __all__ = [
     "SchemaError",
     "ShardCorrupt",
     "ShardDataset",
+    "ShardExists",
     "ShardIncomplete",
     "ShardLoader",
     "ShardNotFound",

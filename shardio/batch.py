@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,7 @@ class Batch(Mapping[str, Any]):
     batch, is held (with reuse=True: until the next batch).
     """
 
-    __slots__ = ("_block", "_layout", "_lists", "_n_rows", "_values", "epoch", "step")
+    __slots__ = ("_block", "_layout", "_lists", "_n_rows", "_paths", "_values", "epoch", "step")
 
     def __init__(
         self,
@@ -32,9 +32,11 @@ class Batch(Mapping[str, Any]):
         values: dict[str, Any],
         epoch: int,
         step: int,
+        paths: Sequence[str] = (),
     ) -> None:
         self._layout, self._block, self._n_rows, self._values = layout, block, n_rows, values
         self._lists: dict[str, list[Any]] = {}
+        self._paths = paths  # of the shards, for messages
         self.epoch = epoch
         """The epoch it belongs to."""
         self.step = step
@@ -120,8 +122,9 @@ class Batch(Mapping[str, Any]):
             except (ValueError, RecursionError):
                 shard, row = self.origins[i].tolist()
                 return ShardCorrupt(
-                    f"a record cannot be decoded: {error} (shard number {shard})",
+                    f"a record cannot be decoded: {error}",
                     code="value",
+                    path=self._paths[shard] if self._paths else f"shard number {shard}",
                     field=name,
                     sample=row,
                 )

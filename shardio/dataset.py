@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import operator
 import os
 import types
@@ -15,10 +16,17 @@ import numpy.typing as npt
 from shardio.errors import DatasetConflict, DatasetCorrupt, InvalidArgument, LoaderClosed
 from shardio.format.schema import Schema
 from shardio.gather import ColumnGather
-from shardio.manifest import Generation, load, publish, refuse_existing
+from shardio.manifest import (
+    Generation,
+    check_classes,
+    holds_dataset,
+    load,
+    publish,
+    refuse_existing,
+)
 from shardio.reader import ShardReader
 from shardio.units import VERIFY, Rows, Verify
-from shardio.writer import ShardSummary, ShardWriter
+from shardio.writer import ShardSummary, ShardWriter, check_schema
 
 
 class ShardDataset(Sequence[dict[str, Any]]):
@@ -35,6 +43,7 @@ class ShardDataset(Sequence[dict[str, Any]]):
         if verify not in VERIFY:
             raise InvalidArgument(f"verify must be one of {', '.join(VERIFY)}; found {verify!r}")
         self.path = os.fspath(path)
+        self._root = os.path.abspath(path)  # shards are opened later, whatever chdir did meanwhile
         self._generation: Generation = load(path)
         self._verify = verify
         counts = [shard.n_samples for shard in self._generation.shards]
@@ -137,7 +146,7 @@ class ShardDataset(Sequence[dict[str, Any]]):
         return reader
 
     def _open(self, summary: ShardSummary) -> ShardReader:
-        reader = ShardReader(os.path.join(self.path, summary.name), verify=self._verify)
+        reader = ShardReader(os.path.join(self._root, summary.name), verify=self._verify)
         found = (reader.id, len(reader), reader.header.file_size)
         expected = (summary.id, summary.n_samples, summary.n_bytes)
         if found != expected:
@@ -196,6 +205,8 @@ class ShardDataset(Sequence[dict[str, Any]]):
         for reader in self._readers:
             if reader is not None:
                 reader.close()
+        self._gathers, self._marks = {}, None
+        self._readers = [None] * len(self._readers)
 
     def __enter__(self) -> Self:
         return self
@@ -238,12 +249,14 @@ class DatasetWriter:
         shard_bytes: int = 256 << 20,
         classes: Sequence[str] = (),
     ) -> None:
-        if shard_bytes < 1:
-            raise InvalidArgument(f"shard_bytes must be at least 1; found {shard_bytes}")
+        if type(shard_bytes) is not int or shard_bytes < 1:
+            raise InvalidArgument(f"shard_bytes must be an integer from 1 up; found {shard_bytes}")
         self.path = os.fspath(path)
-        self.schema = schema
-        self._shard_bytes, self._classes = shard_bytes, tuple(classes)
+        self._root = os.path.abspath(path)
+        self.schema = check_schema(schema)
+        self._shard_bytes, self._classes = shard_bytes, check_classes(classes)
         refuse_existing(path)
+        self._made_folder = not os.path.exists(path)
         Path(path).mkdir(parents=True, exist_ok=True)
         self._done: list[ShardSummary] = []
         self._shard: ShardWriter | None = None
@@ -263,7 +276,7 @@ class DatasetWriter:
     def _next(self) -> ShardWriter:
         name = f"000000-{len(self._done):03d}.shard"
         try:
-            return ShardWriter(os.path.join(self.path, name), self.schema)
+            return ShardWriter(os.path.join(self._root, name), self.schema)
         except FileExistsError as error:
             raise self._conflict(error) from error
 
@@ -280,12 +293,22 @@ class DatasetWriter:
         """Finish the last shard and publish the dataset."""
         if self._closed:
             raise LoaderClosed(f"{self.path}: the writer is closed")
-        self._closed = True
-        if self._shard is None and not self._done:
-            self._shard = self._next()  # an empty dataset has one empty shard, with its schema
-        if self._shard is not None:
-            self._finish(self._shard)
-        return publish(self.path, schema=self.schema, shards=self._done, classes=self._classes)
+        try:
+            if self._shard is None and not self._done:
+                self._shard = self._next()  # an empty dataset has one empty shard, with its schema
+            if self._shard is not None:
+                self._finish(self._shard)
+                self._shard = None
+            found = publish(
+                self._root, schema=self.schema, shards=self._done, classes=self._classes
+            )
+        except BaseException:
+            if not holds_dataset(self._root):
+                self.abort()
+            raise
+        finally:
+            self._closed = True
+        return found
 
     def abort(self) -> None:
         """Remove what was written; nothing is published. Idempotent."""
@@ -295,7 +318,11 @@ class DatasetWriter:
         if self._shard is not None:
             self._shard.abort()
         for summary in self._done:
-            os.unlink(os.path.join(self.path, summary.name))
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(os.path.join(self._root, summary.name))
+        if self._made_folder:
+            with contextlib.suppress(OSError):  # not empty
+                os.rmdir(self._root)
 
     def __enter__(self) -> Self:
         return self

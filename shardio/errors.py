@@ -12,6 +12,7 @@ can catch what they expect.
     │   ├── DatasetCorrupt              ValueError      dataset.json, a generation, shards disagree
     │   └── MediaError                  ValueError      a video or image cannot be decoded
     ├── ShardNotFound                   FileNotFoundError
+    ├── ShardExists                     FileExistsError
     ├── DatasetNotFound                 FileNotFoundError
     ├── DatasetExists                   FileExistsError
     ├── DatasetConflict                 FileExistsError another writer published first
@@ -42,6 +43,7 @@ __all__ = [
     "MemoryShort",
     "SchemaError",
     "ShardCorrupt",
+    "ShardExists",
     "ShardIncomplete",
     "ShardNotFound",
     "ShardUnsupported",
@@ -128,6 +130,10 @@ class MediaError(DataError, ValueError):
 
 class ShardNotFound(ShardioError, FileNotFoundError):
     """There is no such shard file."""
+
+
+class ShardExists(ShardioError, FileExistsError):
+    """There is a file of this name; shards are never overwritten."""
 
 
 class DatasetNotFound(ShardioError, FileNotFoundError):

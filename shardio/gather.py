@@ -1,8 +1,9 @@
 """One gather per fixed field per batch, over all shards of a dataset, verified.
 
 All shards' parts of a column lie in one address range at one stride (`storage.ColumnRange`), and
-so do their hashes. A batch is one `np.take` straight into its block; what was not checked before
-is hashed afterwards, where it was delivered: the very bytes that the user gets.
+so do their hashes. A batch is one `np.take` straight into its block. What was not checked before
+is hashed: rows of 2 KiB or more afterwards in the block, the very bytes that the user gets; runs
+of smaller rows beforehand in the map, since a run holds rows that the batch does not have.
 """
 
 from __future__ import annotations
@@ -56,7 +57,10 @@ class ColumnGather:
         sections = [reader.column_section(name) for reader in readers]
         self._range = ColumnRange(
             self._stride,
-            [ColumnPlace(r.path, s.offset, len(r)) for r, s in zip(readers, sections, strict=True)],
+            [
+                ColumnPlace(r.path, s.offset, len(r), r.file)
+                for r, s in zip(readers, sections, strict=True)
+            ],
         )
         self._slot_shift = self._range.slots - starts
         self._rows_per_unit = rows_per_unit(self._row_bytes, self._stride)
@@ -75,7 +79,10 @@ class ColumnGather:
         places = [reader.hashes_section(name) for reader in readers]
         self._hashes = ColumnRange(
             DIMENSION.size,
-            [ColumnPlace(r.path, s.offset, s.count) for r, s in zip(readers, places, strict=True)],
+            [
+                ColumnPlace(r.path, s.offset, s.count, r.file)
+                for r, s in zip(readers, places, strict=True)
+            ],
         )
         self._hash_values = self._hashes.rows.reshape(-1).view("<u8")
         self._hash_shift = self._hashes.slots - self._starts

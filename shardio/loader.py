@@ -109,7 +109,7 @@ class ShardLoader:
         self._epoch = self._next_epoch = 0
         self._maker: Maker | None = None
         """None with output="numpy"."""
-        self._lanes: dict[tuple[int, int], dict[str, Any]] = {}
+        self._paths = [os.path.join(path, shard.name) for shard in opened.shards]
         self._engine = Engine(
             self._recipe(path),
             n_workers=self._options.num_workers,
@@ -175,7 +175,8 @@ class ShardLoader:
             leased = self._engine.lease(iteration)
             block = self._private_copy(layout, delivered) if leased is None else leased
             values = self._values(layout, delivered, block)
-        return Batch(layout, block, delivered.n_rows, values, iteration.epoch, delivered.step)
+        epoch, step = iteration.epoch, delivered.step
+        return Batch(layout, block, delivered.n_rows, values, epoch, step, self._paths)
 
     def _values(
         self, layout: BlockLayout, delivered: Delivered, block: npt.NDArray[np.uint8]
@@ -193,9 +194,10 @@ class ShardLoader:
         if self._maker is not None and not self._maker.aliases:
             return self._values(layout, delivered, block)
         key = delivered.block, delivered.n_rows
-        values = self._lanes.get(key)
+        lanes = self._engine.pool.kept
+        values = lanes.get(key)
         if values is None:
-            values = self._lanes[key] = self._values(layout, delivered, block)
+            values = lanes[key] = self._values(layout, delivered, block)
         return values
 
     def _private_copy(self, layout: BlockLayout, delivered: Delivered) -> npt.NDArray[np.uint8]:
@@ -238,6 +240,7 @@ class _Pass:
         self._cancel = weakref.finalize(self, loader._engine.cancel, iteration)
         self._cancel.atexit = False
         self._is_over = False
+        iteration.is_watched = True
 
     def __iter__(self) -> Self:
         return self
@@ -249,7 +252,9 @@ class _Pass:
             delivered = self._loader._engine.next(self._iteration)
             if delivered is not None:
                 return self._loader._hand_over(delivered, self._iteration)
-        except BaseException:  # after Ctrl-C, too: a batch may have been lost on its way
+        except BaseException as error:
+            if not isinstance(error, Exception):  # Ctrl-C: a batch may have been lost on its way
+                self._loader._engine.distrust()
             self._end()
             raise
         self._end()

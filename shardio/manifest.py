@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import secrets
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,7 +30,7 @@ from shardio.format.checksum import hash_bytes
 from shardio.format.layout import MAJOR, MINOR
 from shardio.format.schema import Schema
 from shardio.opening import MAX_SAMPLES
-from shardio.storage import sync_folder
+from shardio.sealed import read_sealed, sealed, write_sealed
 from shardio.version import __version__
 from shardio.writer import ShardSummary
 
@@ -77,8 +77,11 @@ def holds_dataset(folder: str | os.PathLike[str]) -> bool:
     return (Path(folder) / POINTER).exists()
 
 
-def refuse_existing(folder: str | os.PathLike[str]) -> None:
+def refuse_existing(folder: str | os.PathLike[str], *, but: str = "") -> None:
     """Make sure that a new dataset can be made in `folder`: it is missing or empty.
+
+    Args:
+        but: the name of an entry that may be there.
 
     Raises:
         DatasetExists: it is a file, or holds anything.
@@ -87,13 +90,26 @@ def refuse_existing(folder: str | os.PathLike[str]) -> None:
     if path.is_dir():
         if holds_dataset(path):
             raise DatasetExists(f"{path}: already holds a dataset; choose another folder")
-        if found := sorted(os.listdir(path)):
+        if found := sorted({*os.listdir(path)} - {but}):
             raise DatasetExists(
                 f"{path}: already holds data ({found[0]}, {len(found)} entries in all); "
                 "choose another folder"
             )
     elif os.path.lexists(path):
         raise DatasetExists(f"{path}: is a file; a dataset is a folder")
+
+
+def check_classes(classes: Sequence[str]) -> tuple[str, ...]:
+    """Class names as they are kept.
+
+    Raises:
+        InvalidArgument: they are no names, or one comes twice.
+    """
+    if not isinstance(classes, list | tuple) or not all(isinstance(n, str) for n in classes):
+        raise InvalidArgument(f"classes must be a list of names; found {classes!r}")
+    if twice := [name for name, n in Counter(classes).items() if n > 1]:
+        raise InvalidArgument(f"classes must differ; {', '.join(map(repr, twice))} comes twice")
+    return tuple(classes)
 
 
 def publish(
@@ -114,31 +130,59 @@ def publish(
         SchemaError: something given is nothing that JSON can say.
         OSError: the disk refuses; nothing is published.
     """
-    if isinstance(classes, str) or not all(isinstance(name, str) for name in classes):
-        raise InvalidArgument(f"classes must be a list of names; found {classes!r}")
     generation = Generation(
         number=1,
         lineage=lineage_of(schema, shards),
         schema=schema,
         shards=tuple(shards),
-        classes=tuple(classes),
+        classes=check_classes(classes),
         inputs=tuple(inputs),
         converter=dict(converter or {}),
         versions={"shardio": __version__, **(versions or {})},
     )
     root = Path(folder)
-    place = root / GENERATIONS / f"{generation.number:06d}.json"
+    pointer = {
+        "format": _FORMAT,
+        "version": _VERSION,
+        "generation": generation.number,
+        "lineage": generation.lineage,
+    }
+    _publish(root, generation.number, sealed(_describe(generation)), sealed(pointer))
+    return generation
+
+
+def _publish(root: Path, number: int, generation: bytes, pointer: bytes) -> None:
+    """Write both files, or neither."""
+    place = root / GENERATIONS / f"{number:06d}.json"
     place.parent.mkdir(parents=True, exist_ok=True)
     try:
-        _write(place, _describe(generation), exclusive=True)
-    except FileExistsError as error:
-        raise DatasetConflict(
-            f"{root}: generation {generation.number} is there already: another writer published "
-            "first; your shards are complete but belong to no dataset"
-        ) from error
-    pointer = {"format": _FORMAT, "version": _VERSION, "generation": generation.number}
-    _write(root / POINTER, {**pointer, "lineage": generation.lineage}, exclusive=False)
-    return generation
+        try:
+            write_sealed(place, generation, exclusive=True)
+        except FileExistsError as error:
+            raise DatasetConflict(
+                f"{root}: generation {number} is there already: another writer published first, "
+                "and nothing of theirs was changed; choose another folder"
+            ) from error
+        try:
+            write_sealed(root / POINTER, pointer, exclusive=False)
+        except BaseException:
+            if not holds_dataset(root):
+                place.unlink()
+            raise
+    except BaseException:
+        with contextlib.suppress(OSError):  # somebody's generation is there
+            place.parent.rmdir()
+        raise
+
+
+def withdraw(folder: str | os.PathLike[str], lineage: str) -> None:
+    """Remove the first generation of a dataset that was never published, if it founds `lineage`."""
+    root = Path(folder)
+    with contextlib.suppress(DatasetCorrupt, ShardUnsupported, OSError):
+        if load_generation(root, 1).lineage == lineage:
+            (root / GENERATIONS / "000001.json").unlink()
+    with contextlib.suppress(OSError):  # not there, or somebody's
+        (root / GENERATIONS).rmdir()
 
 
 def load(folder: str | os.PathLike[str]) -> Generation:
@@ -155,7 +199,7 @@ def load(folder: str | os.PathLike[str]) -> Generation:
         raise DatasetNotFound(f"{root}: there is no such folder")
     if not pointer_path.exists():
         raise DatasetNotFound(f"{root}: holds no {POINTER}: not a dataset, or never finished")
-    pointer = _read(pointer_path)
+    pointer = read_sealed(pointer_path)
     if pointer.get("format") != _FORMAT:
         raise DatasetCorrupt(f"{pointer_path}: expected format {_FORMAT!r}")
     if pointer.get("version") != _VERSION:
@@ -186,7 +230,7 @@ def load_generation(folder: str | os.PathLike[str], number: int) -> Generation:
     place = Path(folder) / GENERATIONS / f"{number:06d}.json"
     if not place.exists():
         raise DatasetCorrupt(f"{place}: generation {number} is missing")
-    generation = _parse(_read(place), place)
+    generation = _parse(read_sealed(place), place)
     if generation.number != number:
         raise DatasetCorrupt(f"{place}: says that it is generation {generation.number}")
     return generation
@@ -262,6 +306,17 @@ def _check_kinds(content: dict[str, Any], place: Path) -> None:
     for key, kind in (("classes", str), ("inputs", dict)):
         if not all(isinstance(entry, kind) for entry in content[key]):
             raise DatasetCorrupt(f"{place}: every entry of {key!r} must be a {kind.__name__}")
+    for i, entry in enumerate(content["inputs"]):
+        # The last two are left out where there is nothing to say.
+        texts = [entry.get("path"), entry.get("outcome"), entry.get("reason", "")]
+        n_samples = entry.get("samples", 0)
+        if not all(isinstance(text, str) for text in texts) or type(n_samples) is not int:
+            raise DatasetCorrupt(
+                f"{place}: input {i} must have texts 'path' and 'outcome', and only a text as "
+                f"'reason' and a count as 'samples'; found {entry!r}"
+            )
+    if not isinstance(options := content["converter"].get("options", {}), dict):
+        raise DatasetCorrupt(f"{place}: the converter's options must be a dict; found {options!r}")
 
 
 def _parse_shard(entry: dict[str, Any], place: Path) -> ShardSummary:
@@ -274,49 +329,3 @@ def _parse_shard(entry: dict[str, Any], place: Path) -> ShardSummary:
     if not isinstance(entry["id"], str):
         raise DatasetCorrupt(f"{place}: shard {name}: expected an id, found {entry['id']!r}")
     return ShardSummary(name, entry["samples"], entry["bytes"], entry["id"])
-
-
-def _dumps(content: Mapping[str, Any]) -> bytes:
-    """The one form these files have: sorted keys, one space of indent, a digest of the rest."""
-    text = json.dumps(content, ensure_ascii=False, sort_keys=True, indent=1, allow_nan=False)
-    return text.encode("utf-8") + b"\n"
-
-
-def _read(path: Path) -> dict[str, Any]:
-    raw = path.read_bytes()
-    try:
-        content = json.loads(raw.decode("utf-8"))
-        rest = {key: value for key, value in content.items() if key != "digest"}
-        intact = raw == _dumps(content)
-        digest = f"{hash_bytes(_dumps(rest)):016x}"
-    except (ValueError, AttributeError, RecursionError) as error:
-        raise DatasetCorrupt(f"{path}: not JSON: {error}") from error
-    if not intact or content.get("digest") != digest:
-        raise DatasetCorrupt(
-            f"{path}: changed since it was written: expected digest {content.get('digest')}, "
-            f"found {digest}"
-        )
-    return rest
-
-
-def _write(path: Path, content: Mapping[str, Any], *, exclusive: bool) -> None:
-    """Write a file that appears whole or not at all; exclusive: only if there is none yet."""
-    try:
-        plain = json.loads(_dumps(content))  # keys become strings before they are sorted
-        whole = _dumps({**plain, "digest": f"{hash_bytes(_dumps(plain)):016x}"})
-    except (TypeError, ValueError, RecursionError) as error:
-        raise SchemaError(f"{path}: cannot be written as JSON: {error}") from error
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
-    try:
-        with open(temporary, "xb") as file:
-            file.write(whole)
-            file.flush()
-            os.fsync(file.fileno())
-        if exclusive:
-            os.link(temporary, path)
-        else:
-            os.rename(temporary, path)
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(temporary)
-    sync_folder(str(path.parent))

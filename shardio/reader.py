@@ -7,7 +7,6 @@ met (`units`).
 
 from __future__ import annotations
 
-import mmap
 import operator
 import os
 import types
@@ -32,7 +31,7 @@ from shardio.format.layout import NO_FIELD, PAGE, Kind, Section
 from shardio.format.schema import Array
 from shardio.format.values import decode_record
 from shardio.opening import open_sections
-from shardio.storage import map_file
+from shardio.storage import map_known_file
 from shardio.units import VERIFY, Rows, Units, Verify
 
 
@@ -52,8 +51,8 @@ class ShardReader:
         if verify not in VERIFY:
             raise InvalidArgument(f"verify must be one of {', '.join(VERIFY)}; found {verify!r}")
         self.path = os.fspath(path)
-        self._map: mmap.mmap | None = map_file(self.path)
-        self._bytes = memoryview(self._map)
+        self._is_open = True
+        self._bytes, self.file = map_known_file(self.path)
         self.header, self.schema, self._sections = open_sections(self._bytes, self.path)
         self._verify = verify
         self._record_ids = {name: k for k, name in enumerate(self.schema.records)}
@@ -71,6 +70,11 @@ class ShardReader:
         return self.header.id.hex()
 
     @property
+    def payload_offset(self) -> int:
+        """Where in the file the records begin."""
+        return self._sections[Kind.PAYLOAD, NO_FIELD, 0].offset
+
+    @property
     def sections(self) -> tuple[Section, ...]:
         """The section table, in file order."""
         return tuple(self._sections.values())
@@ -84,7 +88,10 @@ class ShardReader:
         rows = np.array([self._in_range(operator.index(row))], np.int64)
         sample: dict[str, Any] = {}
         for name in names:
-            field = self.schema[name]
+            field = self.schema.get(name)
+            if field is None:
+                known = ", ".join(self.schema)
+                raise InvalidArgument(f"{self.path}: no field {name!r}; there are {known}")
             if isinstance(field, Array) and field.is_column:
                 self.units.check_column(name, rows)
                 sample[name] = self._column(name)[int(rows[0])]
@@ -157,7 +164,7 @@ class ShardReader:
         return places
 
     def _check_open(self) -> None:
-        if self._map is None:
+        if not self._is_open:
             raise LoaderClosed(f"{self.path}: the reader is closed")
 
     def _column(self, name: str) -> npt.NDArray[Any]:
@@ -216,7 +223,7 @@ class ShardReader:
             ShardCorrupt: ChecksumMismatch for changed bytes; otherwise what does not decode.
         """
         self._check_open()
-        payload = self._sections[Kind.PAYLOAD, NO_FIELD, 0].offset
+        payload = self.payload_offset
         content = self._bytes  # close() lets go of the map; this iterator goes on
         k = self._record_ids[name]
         columns = (
@@ -233,7 +240,7 @@ class ShardReader:
             try:
                 yield decode(stored, codec, n_bytes)
             except ShardCorrupt as error:
-                raise self._placed(error, name, row, offset) from error
+                raise self.placed(error, name, row, offset) from error
 
     def shapes(self, name: str, rows: Rows) -> npt.NDArray[np.uint64]:
         """The varying dimensions of an array field for `rows`: (len(rows), n_varying), checked."""
@@ -256,22 +263,23 @@ class ShardReader:
         field = self.schema[name]
         entries = self.entries(name, rows)
         dims = self.shapes(name, rows)
-        payload = self._sections[Kind.PAYLOAD, NO_FIELD, 0].offset
+        payload = self.payload_offset
         for i, record in enumerate(self.records(name, rows, entries)):
             n_bytes, offset = int(entries["n_bytes"][i]), payload + int(entries["offset"][i])
             try:
                 shape = full_shape(field, dims[i], n_bytes) if isinstance(field, Array) else ()
                 value = decode_record(field, record, shape)
             except ShardCorrupt as error:
-                raise self._placed(error, name, int(rows[i]), offset) from error
+                raise self.placed(error, name, int(rows[i]), offset) from error
             except (ValueError, RecursionError) as error:  # not UTF-8, not JSON, nested too deep
                 broken = ShardCorrupt(f"a record cannot be decoded: {error}", code="value")
-                raise self._placed(broken, name, int(rows[i]), offset) from error
+                raise self.placed(broken, name, int(rows[i]), offset) from error
             if isinstance(value, np.ndarray):
                 value.flags.writeable = False
             yield value
 
-    def _placed(self, error: ShardCorrupt, field: str, row: int, offset: int) -> ShardCorrupt:
+    def placed(self, error: ShardCorrupt, field: str, row: int, offset: int) -> ShardCorrupt:
+        """The same error, with its place."""
         return ShardCorrupt(
             error.what,
             code=error.code,
@@ -285,7 +293,7 @@ class ShardReader:
 
     def close(self) -> None:
         """Let go of the map; it is unmapped when the last view of it is gone. Idempotent."""
-        self._map = None
+        self._is_open = False
         self._bytes = memoryview(bytes(PAGE))
         self.units.release()
 

@@ -35,21 +35,46 @@ _COPY_BYTES: Final = 1 << 20
 _FAILED: Final = ctypes.c_void_p(-1).value
 
 
-def map_file(path: str) -> mmap.mmap:
+FileId = tuple[int, int]
+"""Device and inode: tells a file from another that has taken its name."""
+
+
+def map_file(path: str) -> memoryview:
+    """Map a whole file for reading; see `map_known_file`."""
+    return map_known_file(path)[0]
+
+
+def map_known_file(path: str) -> tuple[memoryview, FileId]:
     """Map a whole file for reading. The map lives until the last view of it is gone.
+
+    Not by Python's `mmap`, which keeps a descriptor for every map: datasets have more shards than
+    a process may have open files.
 
     Raises:
         ShardNotFound: there is no such file.
         ShardIncomplete: the file is empty.
+        EnvironmentUnsuitable: the kernel's limit on the number of maps is reached.
         OSError: the system refuses for another reason.
     """
     fd = _open_shard(path)
     try:
-        if os.fstat(fd).st_size == 0:
+        status = os.fstat(fd)
+        n_bytes = status.st_size
+        if n_bytes == 0:
             raise ShardIncomplete(f"{path}: the file is empty: its writer did not finish")
-        return mmap.mmap(fd, 0, access=mmap.ACCESS_READ)
+        address = _mmap(None, n_bytes, mmap.PROT_READ, mmap.MAP_SHARED, fd, 0, path)
     finally:
         os.close(fd)
+    whole = (ctypes.c_ubyte * n_bytes).from_address(address)
+    # Not at exit: other threads may still be reading.
+    weakref.finalize(whole, _munmap, address, n_bytes).atexit = False
+    return memoryview(whole).cast("B").toreadonly(), (status.st_dev, status.st_ino)
+
+
+def forget_pages(view: memoryview) -> None:
+    """Drop the pages of a mapped file from this process's memory; the page cache keeps them."""
+    if isinstance(view.obj, ctypes.Array) and hasattr(mmap, "MADV_DONTNEED"):
+        _LIBC.madvise(ctypes.addressof(view.obj), view.nbytes, mmap.MADV_DONTNEED)
 
 
 def _open_shard(path: str) -> int:
@@ -65,11 +90,15 @@ def _open_shard(path: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class ColumnPlace:
-    """Where one shard keeps a column: n_rows rows of the range's stride from `offset` on."""
+    """Where one shard keeps a column: n_rows rows of the range's stride from `offset` on.
+
+    The file at `path` must still be the one that `file` was.
+    """
 
     path: str
     offset: int
     n_rows: int
+    file: FileId | None = None
 
 
 class ColumnRange:
@@ -104,6 +133,7 @@ class ColumnRange:
         self.n_bytes = max(place, step)
         self._address = _mmap(None, self.n_bytes, _PROT_NONE, _anonymous(), -1, 0, "")
         self._close = weakref.finalize(self, _munmap, self._address, self.n_bytes)
+        self._close.atexit = False  # other threads may still be reading
         for start, part in zip(starts, places, strict=True):
             self._map_part(self._address + start, part, stride)
         raw = (ctypes.c_ubyte * self.n_bytes).from_address(self._address)
@@ -119,7 +149,16 @@ class ColumnRange:
         try:
             flags = mmap.MAP_SHARED | _MAP_FIXED
             n_bytes = part.n_rows * stride
-            size = os.fstat(fd).st_size
+            status = os.fstat(fd)
+            size, found = status.st_size, (status.st_dev, status.st_ino)
+            if part.file is not None and part.file != found:
+                raise ShardCorrupt(
+                    "another file has taken the place of the one that was opened; open it anew",
+                    code="replaced",
+                    path=part.path,
+                    expected=part.file,
+                    found=found,
+                )
             if size < part.offset + n_bytes:  # replaced since it was opened: reading it would kill
                 raise ShardCorrupt(
                     "the file became shorter while it was in use",
@@ -153,6 +192,7 @@ def _libc() -> ctypes.CDLL:
         ctypes.c_long,
     ]
     libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+    libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
     return libc
 
 

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import IO, Any, Final, Self
 
-from shardio.errors import InvalidArgument, LoaderClosed, SchemaError
+from shardio.errors import InvalidArgument, LoaderClosed, SchemaError, ShardExists
 from shardio.format.checksum import (
     ROW_HASH_MIN,
     Hasher,
@@ -97,22 +97,24 @@ class ShardWriter:
     A sample that does not fit is refused before any of it is written, so the writer stays usable.
 
     Raises:
-        FileExistsError: the file is there already: shards are never overwritten.
+        ShardExists: the file is there already: shards are never overwritten.
         SchemaError: (from `append`) the sample does not fit the schema.
         OSError: the disk is full or refuses; abort, nothing is published.
     """
 
     def __init__(self, path: str | os.PathLike[str], schema: Schema) -> None:
         self.path = os.fspath(path)
-        self.schema = schema
+        self.schema = check_schema(schema)
         self.n_samples = 0
-        folder, name = os.path.split(self.path)
+        self._place = os.path.abspath(path)  # whatever chdir does meanwhile
+        self._folder, name = os.path.split(self._place)
         if not name.endswith(".shard"):
             raise InvalidArgument(f"{self.path}: a shard's file name must end in .shard")
-        self._folder = folder or "."
-        if os.path.lexists(self.path):
+        if os.path.lexists(self._place):
             raise _taken(self.path)
-        self._temporary = os.path.join(self._folder, f".{name}.{secrets.token_hex(6)}.tmp")
+        # Cut: a name may be as long as a file system allows, and this one must fit, too.
+        temporary = f".{name[:40]}.{secrets.token_hex(6)}.tmp"
+        self._temporary = os.path.join(self._folder, temporary)
         self._file: IO[bytes] | None = open(self._temporary, "xb")
         self._file.write(bytes(PAGE))
         self._columns = {n: _Column(f) for n, f in schema.columns.items()}
@@ -213,7 +215,7 @@ class ShardWriter:
             self._file.flush()
             os.fsync(self._file.fileno())
             try:
-                rename_new(self._temporary, self.path)
+                rename_new(self._temporary, self._place)
             except FileExistsError as error:
                 raise _taken(self.path) from error
             sync_folder(self._folder)
@@ -301,5 +303,16 @@ class ShardWriter:
             self.close()
 
 
-def _taken(path: str) -> FileExistsError:
-    return FileExistsError(f"{path}: already exists; shards are never overwritten")
+def check_schema(schema: object) -> Schema:
+    """Make sure that it is a Schema.
+
+    Raises:
+        SchemaError: it is something else.
+    """
+    if not isinstance(schema, Schema):
+        raise SchemaError(f"expected a shardio.Schema, found {type(schema).__name__}")
+    return schema
+
+
+def _taken(path: str) -> ShardExists:
+    return ShardExists(f"{path}: already exists; shards are never overwritten")

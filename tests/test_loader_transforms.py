@@ -21,7 +21,15 @@ import pytest
 import shardio
 from shardio import Array, Json, Schema, ShardLoader, TransformError, WorkerDied
 from shardio._engine.crew import Crew
-from tests.loading import RAGGED, TWO_FIELDS, bits, check_against, two_fields, write_dataset
+from tests.loading import (
+    PATIENCE_S,
+    RAGGED,
+    TWO_FIELDS,
+    bits,
+    check_against,
+    two_fields,
+    write_dataset,
+)
 from tests.shards import EVERY_FIELD
 
 N = 40
@@ -620,7 +628,9 @@ def test_the_death_of_the_zygote_is_survived_by_the_loader(folder: str) -> None:
         assert zygote is not None
         workers = [pid for pid in loader._engine._staff._crew.pids() if pid]  # type: ignore[union-attr]
         os.kill(zygote.pid, signal.SIGKILL)
+        end_s = time.monotonic() + PATIENCE_S
         while any(_is_running(pid) for pid in workers):
+            assert time.monotonic() < end_s, "workers outlive their zygote"
             time.sleep(0.001)
         with pytest.raises(WorkerDied, match="killed by signal 9"):  # what it is given now is lost
             list(loader)

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import socket
 import stat
 import threading
 from collections.abc import Callable
@@ -10,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from shardio import manifest
+from shardio import sealed
 from shardio.dataset import DatasetWriter
 from shardio.errors import (
     DatasetConflict,
@@ -22,7 +24,7 @@ from shardio.errors import (
     ShardUnsupported,
 )
 from shardio.format.schema import Array, Schema, Text
-from shardio.manifest import Generation, lineage_of, load, load_generation, publish, refuse_existing
+from shardio.manifest import Generation, lineage_of, load, publish, refuse_existing
 from shardio.writer import ShardSummary
 
 SCHEMA = Schema({"label": Array("int64"), "größe": Text()})
@@ -61,7 +63,7 @@ def forge(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
     del content["digest"]
     change(content)
     path.unlink()
-    manifest._write(path, content, exclusive=True)
+    sealed.write_sealed(path, sealed.sealed(content), exclusive=True)
 
 
 @pytest.fixture(autouse=True)
@@ -347,6 +349,67 @@ def test_json_of_another_program_is_no_dataset(published: Path) -> None:
         load(published)
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"path": None},
+        {"path": 7},
+        {"outcome": None},
+        {"outcome": ["converted"]},
+        {"reason": 7},
+        {"reason": None},
+        {"samples": "7"},
+        {"samples": True},
+    ],
+    ids=repr,
+)
+def test_an_input_says_in_text_what_became_of_which_file(
+    published: Path, change: dict[str, object]
+) -> None:
+    forge(place_of(published), lambda g: g["inputs"][0].update(change))
+    with pytest.raises(DatasetCorrupt, match=r"000001\.json: input 0 must have"):
+        load(published)
+
+
+@pytest.mark.parametrize("key", ["path", "outcome"])
+def test_an_input_without_file_or_outcome_is_corrupt(published: Path, key: str) -> None:
+    forge(place_of(published), lambda g: g["inputs"][0].pop(key))
+    with pytest.raises(DatasetCorrupt, match="input 0 must have"):
+        load(published)
+
+
+@pytest.mark.parametrize("options", [None, [1], "frames", 7], ids=repr)
+def test_the_options_of_a_converter_have_names(published: Path, options: object) -> None:
+    forge(place_of(published), lambda g: g["converter"].update(options=options))
+    with pytest.raises(DatasetCorrupt, match="options must be a dict"):
+        load(published)
+
+
+def test_a_dataset_that_no_converter_made_needs_no_options(published: Path) -> None:
+    forge(place_of(published), lambda g: g.update(converter={}))
+    assert load(published).converter == {}
+
+
+def put_pipe(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def put_socket(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as made, contextlib.chdir(path.parent):
+        made.bind(path.name)  # a whole path may be too long for a socket's address
+
+
+@pytest.mark.parametrize("name", ["dataset.json", "generations/000001.json"])
+@pytest.mark.parametrize("put", [Path.mkdir, put_pipe, put_socket])
+def test_what_is_no_file_is_refused_and_not_waited_for(
+    published: Path, name: str, put: Callable[[Path], object]
+) -> None:
+    (published / name).unlink()
+    put(published / name)
+    with pytest.raises(DatasetCorrupt, match=f"{name}: is a .* expected a file"):
+        load(published)
+
+
 # Later versions.
 
 
@@ -427,10 +490,9 @@ def test_a_crash_before_the_pointer_publishes_nothing(
     with pytest.raises(KeyboardInterrupt):
         publish_in(tmp_path)
     monkeypatch.undo()
-    assert sorted(tree(tmp_path)) == ["generations/000001.json"]
+    assert tree(tmp_path) == {}
     with pytest.raises(DatasetNotFound, match="never finished"):
         load(tmp_path)
-    assert load_generation(tmp_path, 1).shards == SHARDS
 
 
 def test_a_crash_before_the_generation_leaves_nothing(

@@ -99,12 +99,28 @@ def test_a_mapped_file_can_be_read_and_not_written(tmp_path: Path) -> None:
         mapped[0] = 1
 
 
+def test_a_map_needs_no_descriptor_and_goes_with_its_last_view(tmp_path: Path) -> None:
+    (tmp_path / "a.shard").write_bytes(b"abc" * 5000)
+
+    def n_maps() -> int:
+        return Path("/proc/self/maps").read_text().count("a.shard")
+
+    n_open = len(os.listdir("/proc/self/fd"))
+    mapped = map_file(str(tmp_path / "a.shard"))
+    part = np.frombuffer(mapped, np.uint8)[3:6]
+    del mapped
+    assert len(os.listdir("/proc/self/fd")) == n_open
+    assert (n_maps(), part.tobytes()) == (1, b"abc")
+    del part
+    assert n_maps() == 0
+
+
 def test_mapping_leaves_no_descriptor_open(tmp_path: Path) -> None:
     (tmp_path / "a.shard").write_bytes(b"abc")
     (tmp_path / "empty.shard").touch()
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(5):
-        map_file(str(tmp_path / "a.shard")).close()
+        map_file(str(tmp_path / "a.shard"))
         with pytest.raises(ShardIncomplete):
             map_file(str(tmp_path / "empty.shard"))
     assert len(os.listdir("/proc/self/fd")) == before

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 from collections import deque
 from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 import numpy as np
 
 from shardio import Array, Input, InvalidArgument, MediaError, Outcome, Schema, Text
 from shardio.media import (
     HEAD_BYTES,
+    MAX_SIDE,
     Picture,
     VideoFile,
     has_media_signature,
@@ -20,6 +22,8 @@ from shardio.media import (
 )
 
 STORES = ("raw",)
+LIMITS: Final = {"frames": 1 << 31, "stride": 1 << 31, "step": 1 << 62, "size": MAX_SIDE}
+"""The largest value of each number: a clip's span, their product, is counted in 64 bits."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,10 +54,12 @@ class Videos:
         if self.step is None:
             # Said or not, the same step is recorded: the options that give the same bytes are.
             object.__setattr__(self, "step", self.frames * self.stride)
-        for name in ("frames", "stride", "step", "size"):
+        for name, most in LIMITS.items():
             value = getattr(self, name)
-            if type(value) is not int or value < 1:
-                raise InvalidArgument(f"{name} is {value!r}; it must be a whole number from 1 up")
+            if type(value) is not int or not 1 <= value <= most:
+                raise InvalidArgument(
+                    f"{name} is {value!r}; it must be a whole number from 1 up to {most:,}"
+                )
         if self.store not in STORES:
             raise InvalidArgument(f"store is {self.store!r}; it must be one of {', '.join(STORES)}")
 
@@ -135,12 +141,12 @@ def _is_media(source: Input) -> bool:
     """Whether the file is one that should hold video or sound, by its bytes or its suffix.
 
     Raises:
-        MediaError: it is one by its suffix and cannot be read.
+        MediaError: it cannot be read, so nobody knows.
     """
     try:
         with open(source.path, "rb") as file:
             return has_media_signature(file.read(HEAD_BYTES)) or has_media_suffix(source.name)
     except OSError as error:
-        if has_media_suffix(source.name):
-            raise MediaError(f"{source.path}: cannot be read: {error.strerror}") from error
-        return False
+        if error.errno in (errno.ENOENT, errno.ELOOP) and not has_media_suffix(source.name):
+            return False  # a link to nowhere: there is nothing to be read
+        raise MediaError(f"{source.path}: cannot be read: {error.strerror}") from error

@@ -35,7 +35,7 @@ _MFD_NOEXEC_SEAL: Final = 8
 Bytes = npt.NDArray[np.uint8]
 
 
-def memory_file(n_bytes: int, what: str) -> int:
+def reserve_memory_file(n_bytes: int, what: str) -> int:
     """Create an anonymous memory file of n_bytes, reserved; the caller owns the descriptor.
 
     It is sealed against shrinking: nobody can take mapped pages away.
@@ -116,7 +116,7 @@ class Block(BlockMap):
 
     def __init__(self, number: int, n_bytes: int) -> None:
         self.number = number
-        self.fd = memory_file(n_bytes, "a block for batches")
+        self.fd = reserve_memory_file(n_bytes, "a block for batches")
         try:
             super().__init__(self.fd)
         except BaseException:
@@ -153,13 +153,11 @@ class BlockPool:
         # A block takes two descriptors, here and in every worker: its own, and its map's.
         self._blocks: list[Block] = []
         self._idle: list[int] = []
-        self._returned: deque[int] = deque()
-        returned = self._returned  # not self: a lease must not keep the pool
-
-        def end_lease(lease: Any) -> None:
-            returned.append(lease.number)
-
-        self._end_lease = end_lease
+        self._returned: deque[_Lease] = deque()
+        # Not of self: a lease must not keep the pool. Not in Python: Ctrl-C would strike there.
+        self._end_lease = self._returned.append
+        self.kept: dict[tuple[int, int], Any] = {}
+        """What whoever wraps blocks keeps of them; goes with the pool."""
         self._leases: dict[int, _Lease] = {}
         self.n_copies = 0
         """How many batches have been copied out of their blocks."""
@@ -252,7 +250,7 @@ class BlockPool:
         # Only this end takes from the deque, under the engine's lock; the other end only adds.
         found = []
         while self._returned:
-            found.append(self._returned.popleft())
+            found.append(self._returned.popleft().number)
         return found
 
     def close(self) -> None:
@@ -260,3 +258,4 @@ class BlockPool:
         for block in self._blocks:
             os.close(block.fd)
         self._blocks = []
+        self.kept.clear()

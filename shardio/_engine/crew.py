@@ -19,7 +19,7 @@ from shardio._engine.channel import (
 )
 from shardio._engine.holdings import Died, Holdings, Worker, end_all
 from shardio._engine.launch import acquire
-from shardio._engine.linux import this_process
+from shardio._engine.linux import interrupts_held, this_process
 from shardio._engine.watch import Event, Failed, Message, Watch
 from shardio._engine.zygote import REQUEST
 from shardio.errors import InvalidArgument, LoaderClosed, WorkerDied
@@ -57,14 +57,16 @@ class Crew:
         self._watch = Watch(self._held)
         self._finalizer = weakref.finalize(self, end_all, self._held)
         try:
-            self._meet_zygote()
+            with interrupts_held():
+                self._meet_zygote()
             # Late: the zygote imports what it needs while this process imports cloudpickle.
             from shardio._engine.cargo import pack
 
             self._held.own_fds.append(pack(target))
             self._held.own_fds.extend(map(os.dup, fds))
-            for index in range(n_workers):
-                self._held.workers.append(self._start(index))
+            with interrupts_held():
+                for index in range(n_workers):
+                    self._held.workers.append(self._start(index))
         except BaseException:
             self.close()
             raise
@@ -142,7 +144,7 @@ class Crew:
         worker = held.workers[index]
         if worker.ended is None or worker in held.gone:
             raise InvalidArgument(f"worker {index} was not reported dead; it cannot be restarted")
-        with held.lock:
+        with held.lock, interrupts_held():
             worker.close()
             if held.zygote is None:
                 self._meet_zygote()
@@ -153,8 +155,9 @@ class Crew:
 
         May be called again, and from any thread. Workers get GRACE_S to leave by themselves.
         """
-        end_all(self._held)  # waits for another thread that may be at it
-        self._finalizer.detach()
+        with interrupts_held():
+            end_all(self._held)  # waits for another thread that may be at it
+            self._finalizer.detach()
 
     def _check_usable(self) -> None:
         held = self._held

@@ -6,35 +6,39 @@ with a Schedule of its own; several may go on at the same time over the same wor
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import mmap
 import os
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-from shardio._engine.blocks import BlockPool
+from shardio._engine.blocks import BlockPool, reserve_memory_file
 from shardio._engine.claims import describe_claims
 from shardio._engine.fill import Recipe
 from shardio._engine.inquiry import Inquiry
 from shardio._engine.iteration import Delivered, Iteration
-from shardio._engine.linux import memory_file, this_process
+from shardio._engine.linux import this_process
 from shardio._engine.memory import require
 from shardio._engine.schedule import Schedule
 from shardio._engine.sizing import block_bytes
-from shardio._engine.staff import Answer, Local, Loss, Workers
+from shardio._engine.staff import Answer, Local, Loss, Staff, Workers
 from shardio._engine.wire import Ask, Status, Task
 from shardio.collate import BlockLayout, lay_out
 from shardio.dataset import ShardDataset
-from shardio.errors import LoaderClosed, MemoryShort, TransformError, WorkerDied
+from shardio.errors import InvalidArgument, LoaderClosed, MemoryShort, TransformError, WorkerDied
 from shardio.format.schema import Schema
 
 # Plain numbers: members of an enum are slow to look up and to compare.
 _FILL, _FILLED = int(Ask.FILL), int(Status.FILLED)
+
+# Raised where the bookkeeping is whole, of a pass that could not begin.
+_TEAR_NOTHING: Final = (MemoryShort, TransformError, InvalidArgument, LoaderClosed)
 
 N_SLOTS: Final = 4096
 """How many passes of one loader can be under way at the same time."""
@@ -59,11 +63,12 @@ class Engine:
         memory_bytes: int,
     ) -> None:
         self._recipe, self._memory_bytes = recipe, memory_bytes
+        self._n_workers = n_workers
         self.settle: Callable[[], None] = lambda: None
         """Called before the memory of batches that were let go is used again."""
         self._owner_pid = this_process.pid
         # Workers first: they start up while the dataset opens here.
-        self._staff = Workers(recipe, n_workers) if n_workers else Local(recipe)
+        self._staff = self._new_staff()
         # One more, for the batch in the loop's hands; without workers nothing is filled ahead.
         self._n_blocks = n_workers + prefetch + 1 if n_workers else 2
         self._lock = threading.RLock()
@@ -74,15 +79,23 @@ class Engine:
         self._layout: BlockLayout | None = None
         self._fds: list[int] = []
         self._is_closed = False
+        self._is_inside = False
+        """Whether a call is under way; a signal handler in the same thread may call `close`."""
+        self._is_torn = False
+        """Whether the bookkeeping may be wrong: an exception has left it half done."""
         self.dataset: ShardDataset
+
+    def _new_staff(self) -> Staff:
+        return Workers(self._recipe, self._n_workers) if self._n_workers else Local(self._recipe)
 
     def open(self, dataset: ShardDataset) -> None:
         """Share the dataset's marks with the workers; from now on the engine owns the dataset."""
         self.dataset = dataset
-        marks_fd, cancelled_fd = memory_file(), memory_file()
-        self._fds = [marks_fd, cancelled_fd]
-        os.ftruncate(marks_fd, max(1, dataset.n_marks))
-        os.ftruncate(cancelled_fd, N_SLOTS)
+        n_marks = max(1, dataset.n_marks)
+        marks_fd = reserve_memory_file(n_marks, "the table of what has been checked")
+        self._fds = [marks_fd]
+        cancelled_fd = reserve_memory_file(N_SLOTS, "the table of passes")
+        self._fds.append(cancelled_fd)
         marks = np.frombuffer(mmap.mmap(marks_fd, 0), np.uint8)
         self._cancelled: npt.NDArray[np.uint8] = np.frombuffer(mmap.mmap(cancelled_fd, 0), np.uint8)
         dataset.share_marks(marks)
@@ -114,13 +127,16 @@ class Engine:
 
     def iterate(self, epoch: int, first: int, last: int) -> Iteration:
         """Start a pass over steps first..last-1 of an epoch."""
-        self.layout()
-        with self._lock:
+        with self._inside():
+            self.layout()
             self._reap()
             while not self._free_slots and self._n_coming_back():
                 self._take_answers()
             if not self._free_slots:
-                raise LoaderClosed(f"{N_SLOTS} passes over one loader are under way; end some")
+                raise InvalidArgument(
+                    f"{N_SLOTS} passes over one loader are under way, the most there may be; "
+                    "let go of iterators that are no longer needed"
+                )
             slot = self._free_slots.pop()
             self._cancelled[slot] = 0
             schedule = Schedule(first, last, self._staff.n_workers, self._staff.depth)
@@ -140,26 +156,95 @@ class Engine:
             what failed when the block was filled; LoaderClosed; WorkerDied.
         """
         with self._lock:
-            if self._is_closed or this_process.pid != self._owner_pid:
+            if self._is_closed or this_process.pid != self._owner_pid or self._is_torn:
                 self._check_usable()
-            schedule = iteration.schedule
-            if iteration.held is not None:
-                self._take_back(iteration)
-            if schedule.is_over or iteration.is_cancelled:
-                return None
-            step = schedule.next_step
-            self._reap()
-            if schedule.has_more:
+                self._mend()
+            self._is_inside = self._is_torn = True
+            try:
+                found = self._next(iteration)
+                self._is_torn = False
+                return found
+            finally:
+                self._is_inside = False
+                if self._is_closed:  # meanwhile, by a signal handler
+                    self._release()
+
+    @contextlib.contextmanager
+    def _inside(self) -> Iterator[None]:
+        """What `next` does around itself, for calls that need not be fast."""
+        with self._lock:
+            self._check_usable()
+            self._mend()
+            self._is_inside = self._is_torn = True
+            try:
+                yield
+                self._is_torn = False
+            except _TEAR_NOTHING:
+                self._is_torn = False
+                raise
+            finally:
+                self._is_inside = False
+                if self._is_closed:
+                    self._release()
+
+    def distrust(self) -> None:
+        """Before the next call, start anew: Ctrl-C has struck in the middle of a hand-over."""
+        self._is_torn = True
+
+    def _mend(self) -> None:
+        """If the bookkeeping may be wrong: start anew with other workers and other blocks.
+
+        What was delivered stays valid, and passes go on with the step that they have come to: who
+        fills a batch, and how often, makes no difference to it.
+        """
+        if not self._is_torn:
+            return
+        self._staff.close()
+        while self._ended:
+            self._ended.popleft().is_cancelled = True
+        for iteration in self._iterations.values():
+            iteration.is_cancelled |= not iteration.is_watched
+            iteration.schedule = iteration.schedule.renewed()
+            iteration.sizes, iteration.held = {}, None
+        alive = [each for each in self._iterations.values() if not each.is_cancelled]
+        self._iterations = {each.slot: each for each in alive}
+        self._free_slots = [slot for slot in range(N_SLOTS) if slot not in self._iterations]
+        self._cancelled[:] = 0
+        self._staff = self._new_staff()
+        self._staff.introduce(self.dataset, *self._fds)
+        self._inquiry = Inquiry(self._recipe, self.dataset, self._staff)
+        if self._pool is not None and self._layout is not None:
+            self._pool.close()
+            self._pool = BlockPool(self._pool.block_bytes, self._memory_bytes)
+            self._staff.use_layout(self._layout)
+        self._is_torn = False
+
+    def _next(self, iteration: Iteration) -> Delivered | None:
+        schedule = iteration.schedule
+        if iteration.held is not None:
+            self._take_back(iteration)
+        if schedule.is_over or iteration.is_cancelled:
+            return None
+        step = schedule.next_step
+        self._reap()
+        if schedule.has_more:
+            self._feed(iteration)
+        while True:
+            try:
+                block = schedule.deliver()
+            except BaseException:
+                self._is_torn = not schedule.is_over  # what a batch failed of tears nothing
+                raise
+            if block is not None:
+                break
+            if not schedule.n_in_flight and not self._n_coming_back():
+                self._insist(iteration)
+            self._take_answers()
+            if schedule.can_assign or not schedule.n_in_flight:
+                self._reap()
                 self._feed(iteration)
-            while (block := schedule.deliver()) is None:
-                if not schedule.n_in_flight and not self._n_coming_back():
-                    self._insist(iteration)
-                self._take_answers()
-                if schedule.can_assign or not schedule.n_in_flight:
-                    self._reap()
-                    self._feed(iteration)
-            iteration.held = block
-            return Delivered(block, step, *iteration.sizes.pop(step))
+        iteration.held = block
+        return Delivered(block, step, *iteration.sizes.pop(step))
 
     def _feed(self, iteration: Iteration) -> None:
         """Put free blocks to work, and give out tasks."""
@@ -209,6 +294,7 @@ class Engine:
         try:
             iteration.schedule.free(self.pool.make_extra())
         except MemoryShort as error:
+            self._is_torn = False
             raise MemoryShort(
                 f"all {n} blocks ({n_bytes} bytes of a budget of {self._memory_bytes}) are held by "
                 "batches that the program still refers to, or by other loops over this loader; "
@@ -237,6 +323,8 @@ class Engine:
         worker, done = answer.worker, answer.done
         iteration = self._iterations[done.slot]
         if done.status == _FILLED:
+            if done.use != self.pool[done.block].use:
+                raise AssertionError(f"block {done.block}: answer to use {done.use}, not its last")
             if done.heap_bytes and self._layout:
                 self.pool[done.block].see_growth(self._layout.heap + done.heap_bytes)
             iteration.sizes[done.step] = done.n_rows, done.heap_bytes
@@ -268,6 +356,9 @@ class Engine:
 
         May be called by a finalizer: in any thread, in the middle of anything.
         """
+        is_ours = this_process.pid == self._owner_pid  # a fork's end must not reach our workers
+        if is_ours and not (iteration.is_cancelled or self._is_closed):
+            self._cancelled[iteration.slot] = 1  # now: the next call may never come
         self._ended.append(iteration)
 
     def _reap(self) -> None:
@@ -345,10 +436,16 @@ class Engine:
         self._is_closed = True
         self._staff.close()
         with self._lock:
-            if self._pool is not None:
-                self._pool.close()
-                self._pool = None
-            for fd in self._fds:
-                os.close(fd)
-            if hasattr(self, "dataset"):
-                self.dataset.close()
+            if not self._is_inside:  # else whoever is inside does it on his way out
+                self._release()
+
+    def _release(self) -> None:
+        if self._pool is not None:
+            self._pool.close()
+            self._pool = None
+        for fd in self._fds:
+            os.close(fd)
+        self._fds = []
+        self._cancelled = np.zeros(N_SLOTS, np.uint8)
+        if hasattr(self, "dataset"):
+            self.dataset.close()

@@ -28,7 +28,7 @@ from shardio.collate import (
     pack_state,
 )
 from shardio.dataset import ShardDataset
-from shardio.errors import SchemaError, TransformError
+from shardio.errors import SchemaError, ShardCorrupt, TransformError
 from shardio.format.checksum import distinct
 from shardio.format.index import Entries, full_shape
 from shardio.format.schema import Array, Schema
@@ -230,7 +230,11 @@ class Filler:
             size = len(record)
             heap[start : start + size] = record
             if isinstance(field, Array):
-                shapes[place] = full_shape(field, dims[i], size)
+                try:
+                    shapes[place] = full_shape(field, dims[i], size)
+                except ShardCorrupt as error:
+                    offset = reader.payload_offset + int(entries["offset"][i])
+                    raise reader.placed(error, slot.name, int(local[i]), offset) from error
 
     # With a transform: sample by sample.
 

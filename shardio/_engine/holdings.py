@@ -6,6 +6,7 @@ Apart from the crew itself, because a finalizer ends it when the crew is already
 from __future__ import annotations
 
 import array
+import contextlib
 import os
 import select
 import socket
@@ -20,6 +21,7 @@ from shardio._engine.channel import RECEIVE, Received, unpack_fds
 from shardio._engine.launch import Zygote, release
 from shardio._engine.linux import end_process, has_ended
 from shardio._engine.zygote import GRACE_S, REPLY, STARTED
+from shardio.errors import EnvironmentUnsuitable
 
 __all__ = ["RECEIVE_NOW", "Died", "Holdings", "Worker", "end_all"]
 
@@ -121,7 +123,8 @@ def end_all(held: Holdings) -> None:
             return
         held.is_closed = True
         try:
-            _see_off(held)
+            with contextlib.suppress(OSError):  # no descriptor to be had: they are killed below
+                _see_off(held)
         finally:  # also when a second Ctrl-C interrupts the wait
             _let_go(held)
 
@@ -203,7 +206,8 @@ def _kill(held: Holdings) -> None:
 
 
 def _let_go(held: Holdings) -> None:
-    _note_starts(held)
+    with contextlib.suppress(EnvironmentUnsuitable):  # no descriptors were left: said before
+        _note_starts(held)
     _kill(held)
     if held.zygote is not None:
         release(held.zygote)

@@ -31,3 +31,5 @@ class Iteration:
     held: int | None = None
     """The block delivered last, until it is leased, or taken back before the next."""
     is_cancelled: bool = False
+    is_watched: bool = False
+    """Whether somebody iterates, who will cancel it."""

@@ -58,12 +58,15 @@ class Itinerary:
     def stretch(self, epoch: int, start: int, stop: int) -> Stretch:
         """A stretch that positions start..stop-1 lie in."""
         if epoch == self._epoch:
-            found = self._stretch
+            found, order = self._stretch, self._order
             if found.start <= start and stop <= found.stop:
                 return found
         else:
-            self._order = Order(self._n, shuffle=self._shuffle, seed=self._seed, epoch=epoch)
+            order = Order(self._n, shuffle=self._shuffle, seed=self._seed, epoch=epoch)
         first = start - start % CHUNK
-        rows = self._order.rows(first, min(self._n, max(stop, first + CHUNK)))
-        self._stretch, self._epoch = Stretch(self._dataset, first, rows), epoch
-        return self._stretch
+        rows = order.rows(first, min(self._n, max(stop, first + CHUNK)))
+        found = Stretch(self._dataset, first, rows)
+        self._epoch = -1  # none, should Ctrl-C strike here: never the order of another epoch
+        self._order, self._stretch = order, found
+        self._epoch = epoch
+        return found

@@ -5,11 +5,13 @@ A kernel or sandbox without one of them is reported as EnvironmentUnsuitable, wi
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import select
 import signal
 import sys
+from collections.abc import Iterator
 
 from shardio.errors import EnvironmentUnsuitable
 
@@ -17,6 +19,7 @@ __all__ = [
     "die_with_parent",
     "end_process",
     "has_ended",
+    "interrupts_held",
     "memory_file",
     "name_process",
     "open_pidfd",
@@ -44,6 +47,19 @@ class _ThisProcess:
 
 
 this_process = _ThisProcess()
+
+
+@contextlib.contextmanager
+def interrupts_held() -> Iterator[None]:
+    """Hold Ctrl-C back while something is begun that would be lost half done.
+
+    Only for what is over soon. Other threads never see a KeyboardInterrupt anyway.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def open_pidfd(pid: int) -> int:
@@ -139,5 +155,6 @@ def read_umask() -> int:
 
 def _lacking(call: str, found: str) -> EnvironmentUnsuitable:
     return EnvironmentUnsuitable(
-        f"worker processes need {call} (Linux 5.4 or newer): {found}; num_workers=0 works without"
+        f"loaders and worker processes need {call} (Linux 5.4 or newer): {found}; "
+        "shardio.open and ShardReader work without"
     )

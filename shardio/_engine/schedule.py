@@ -66,6 +66,10 @@ class Schedule:
         """Whether there are free blocks and steps to fill them with."""
         return bool(self._free) and self._next_assigned < self._last
 
+    def renewed(self) -> Schedule:
+        """A schedule of what is still to be delivered, of which nothing has been assigned."""
+        return Schedule(self._next_delivered, self._last, len(self._tasks), self._depth)
+
     @property
     def next_step(self) -> int:
         """The step that is delivered next."""

@@ -122,6 +122,7 @@ class Workers:
     def close(self) -> None:
         """End all workers, whatever they do. Idempotent."""
         self._crew.close()
+        self._blocks.clear()  # or their memory would stay as long as the loader
 
 
 def _message(ask: Ask, block: int = 0) -> bytes:
@@ -214,8 +215,9 @@ class Local:
         return Answer(0, done, error, schema)
 
     def close(self) -> None:
-        """Forget all tasks."""
+        """Forget all tasks, and what was shared."""
         self._tasks.clear()
+        self._cancelled, self._filler = np.zeros(0, np.uint8), None
 
 
 Staff = Workers | Local

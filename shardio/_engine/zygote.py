@@ -122,7 +122,10 @@ class _Zygote:
         return max(0.0, min(due) - time.monotonic()) if due else None
 
     def _open_session(self) -> None:
-        data, ancillary, flags, _ = self.control.recvmsg(*RECEIVE)
+        try:
+            data, ancillary, flags, _ = self.control.recvmsg(*RECEIVE)
+        except ConnectionResetError:
+            os._exit(0)
         if not data:  # main has let go of the zygote
             os._exit(0)
         (fd,) = unpack_fds(ancillary, flags)
@@ -142,7 +145,10 @@ class _Zygote:
         if mask & select.EPOLLOUT:
             self._flush(session)
         if mask & ~select.EPOLLOUT:
-            data, ancillary, flags, _ = session.socket.recvmsg(*RECEIVE)
+            try:
+                data, ancillary, flags, _ = session.socket.recvmsg(*RECEIVE)
+            except ConnectionResetError:  # main went with replies unread; its end comes next
+                return
             if data:
                 self._start_worker(session, data, unpack_fds(ancillary, flags))
             else:

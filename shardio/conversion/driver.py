@@ -13,6 +13,7 @@ from typing import Any, Final, Literal
 from shardio._engine.channel import Channel
 from shardio._engine.cpus import usable_cpus
 from shardio._engine.crew import Crew, Died, Failed, Message
+from shardio._engine.pieces import Pieces, send_whole
 from shardio.conversion.ledger import Ledger
 from shardio.conversion.plan import Unit, cut, list_inputs
 from shardio.conversion.report import ConversionReport, Progress
@@ -20,9 +21,9 @@ from shardio.conversion.samples import convert_samples
 from shardio.conversion.source import make_source, options_of
 from shardio.conversion.staging import Staging
 from shardio.conversion.unit import Job, UnitDone, convert_unit
-from shardio.errors import InvalidArgument, WorkerDied
+from shardio.errors import InvalidArgument, ShardioError, WorkerDied
 from shardio.format.schema import Schema
-from shardio.manifest import publish
+from shardio.manifest import lineage_of, publish
 from shardio.writer import ShardSummary, ShardWriter
 
 DEFAULT_KIND: Final = "videos"
@@ -65,9 +66,16 @@ def convert(
     if shard_bytes < 1:
         raise InvalidArgument(f"shard_bytes is {shard_bytes}; it must be at least 1")
     if not isinstance(src, str | os.PathLike):
-        if kind is not None or options:
-            given = ", ".join(sorted(options)) or "kind"
-            raise InvalidArgument(f"{given}: not for samples from an iterable")
+        for_files = {
+            "kind": kind is not None,
+            "workers": workers is not None,
+            "on_error": on_error != "skip",
+            "keep_partial": keep_partial,
+            "progress": progress is not None,
+            **dict.fromkeys(options, True),
+        }
+        if given := [name for name, is_given in for_files.items() if is_given]:
+            raise InvalidArgument(f"{', '.join(given)}: not for samples from an iterable")
         return convert_samples(src, os.fspath(out), schema, shard_bytes)
     if schema is not None:
         raise InvalidArgument("schema: only for samples from an iterable; a converter has its own")
@@ -78,7 +86,7 @@ def convert(
     source = make_source(kind or DEFAULT_KIND, options)
     return _convert_files(
         os.fspath(src),
-        os.fspath(out),
+        os.path.abspath(out),
         partial(
             Job,
             source,
@@ -113,7 +121,8 @@ def _convert_files(
         # Readers take the schema from a shard: a dataset without samples has an empty one.
         shards = ledger.shards() or [_empty_shard(job)]
         reports = ledger.reports()
-        staging.move_out([shard.name for shard in shards])
+        lineage = lineage_of(job.source.schema(), shards)
+        staging.move_out([shard.name for shard in shards], lineage)
         publish(
             staging.out,
             schema=job.source.schema(),
@@ -123,7 +132,6 @@ def _convert_files(
             converter=_described(job),
             versions=job.source.libraries(),
         )
-        staging.keep()
     return ConversionReport(
         dataset=Path(out),
         kind=job.source.kind,
@@ -168,6 +176,7 @@ def _run_crew(units: Sequence[Unit], job: Job, n_workers: int, ledger: Ledger) -
     """
     with Crew(n_workers, partial(_serve, job)) as crew:
         doing: dict[int, int] = {}
+        pieces = Pieces()
 
         def start(worker: int) -> None:
             number = ledger.next_unit()
@@ -184,8 +193,11 @@ def _run_crew(units: Sequence[Unit], job: Job, n_workers: int, ledger: Ledger) -
         while not ledger.is_finished():
             for event in crew.wait():
                 if isinstance(event, Message):
-                    told = pickle.loads(event.data)
-                    if isinstance(told, OSError):
+                    whole = pieces.take(event.worker, event.data)
+                    if whole is None:
+                        continue
+                    told = pickle.loads(whole)
+                    if isinstance(told, Exception):
                         raise told
                     ledger.take(told)
                     if isinstance(told, UnitDone):
@@ -214,6 +226,6 @@ def _serve(job: Job, channel: Channel) -> None:
             unit = pickle.load(file)
         os.unlink(place)
         try:
-            convert_unit(unit, job, lambda event: channel.send(pickle.dumps(event)))
-        except OSError as error:  # a full disk: the caller is to see it as it is
-            channel.send(pickle.dumps(error))
+            convert_unit(unit, job, lambda event: send_whole(channel, pickle.dumps(event)))
+        except (OSError, ShardioError) as error:  # the caller is to see it as it is
+            send_whole(channel, pickle.dumps(error))

@@ -51,11 +51,17 @@ def list_inputs(root: str) -> Listing:
     other folders. Its name is its path below `root`. Links are followed, but not in a circle.
 
     Raises:
-        InvalidArgument: there is nothing at `root`, or no file in it.
+        InvalidArgument: there is nothing at `root`, or no file in it, or it is a pipe or device.
         OSError: a folder cannot be read.
     """
     if not os.path.lexists(root):
         raise InvalidArgument(f"{root}: there is no such file or folder to convert")
+    if not (os.path.isdir(root) or os.path.isfile(root)):
+        is_link = os.path.islink(root)
+        what = (
+            "a link that leads to no file or folder" if is_link else "neither a file nor a folder"
+        )
+        raise InvalidArgument(f"{root}: {what}")
     if not os.path.isdir(root):
         path = os.path.abspath(root)
         return Listing((Input(_text(os.path.basename(path)), path, _size(path), -1),), ())
@@ -103,21 +109,40 @@ def _walk(
     if identity in above:  # a link to a folder that this one lies in
         return
     with os.scandir(here) as entries:
-        found = [(entry.name, entry.is_dir()) for entry in entries]
+        found = [(entry.name, _is_folder(entry)) for entry in entries]
     folders = sorted(name for name, is_dir in found if is_dir)
     yield folder, [name for name, is_dir in found if not is_dir], bool(folders)
     for name in folders:
         yield from _walk(root, os.path.join(folder, name), (*above, identity))
 
 
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    """Whether it is a folder or a link to one; a link that leads to itself is none."""
+    try:
+        return entry.is_dir()
+    except OSError:
+        return False
+
+
 def _size(path: str) -> int:
-    """Bytes of a file; a link to nowhere has none."""
+    """Bytes of a file; a link to nowhere, or to itself, has none."""
     try:
         return os.stat(path).st_size
-    except FileNotFoundError:
+    except OSError:
         return 0
 
 
 def _text(name: str) -> str:
-    """Make a file name storable: bytes that are no UTF-8 are written as hexadecimal escapes."""
-    return os.fsencode(name).decode("utf-8", "backslashreplace")
+    """Make a file name storable: bytes that are no UTF-8 are written as hexadecimal escapes.
+
+    Names that differ stay different: what has escapes, or looks as if it had, has its backslashes
+    doubled.
+    """
+    raw = os.fsencode(name)
+    try:
+        text = raw.decode("utf-8")
+    except UnicodeDecodeError:
+        text = "\\x"
+    if "\\x" in text:
+        raw = raw.replace(b"\\", b"\\\\")
+    return raw.decode("utf-8", "backslashreplace")

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from typing import Any, ClassVar, Final, Literal, Protocol
+from typing import Any, ClassVar, Final, Literal, Protocol, get_args
 
 from shardio.errors import EnvironmentUnsuitable, InvalidArgument
 from shardio.format.schema import Schema
@@ -23,6 +23,8 @@ GROUP: Final = "shardio.converters"
 _OURS: Final = {"videos": "shardio_converters.videos:Videos"}
 
 OutcomeKind = Literal["converted", "too_short", "broken", "not_video", "not_reached"]
+OUTCOMES: Final = get_args(OutcomeKind)[:-1]
+"""Those that a converter may return."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,9 +98,7 @@ def make_source(kind: str, options: Mapping[str, Any]) -> Source:
     try:
         maker = _load(found)
     except ModuleNotFoundError as error:
-        raise EnvironmentUnsuitable(
-            f"the converter {kind!r} needs the package {error.name!r}, which is not installed"
-        ) from error
+        raise _lacking(kind, error) from error
     known = [f.name for f in dataclasses.fields(maker) if f.init]
     if unknown := sorted(options.keys() - known):
         raise InvalidArgument(
@@ -106,7 +106,18 @@ def make_source(kind: str, options: Mapping[str, Any]) -> Source:
             f"{', '.join(known)}"
         )
     source: Source = maker(**options)
+    try:
+        source.libraries()  # now, and not when the first input is read
+    except ModuleNotFoundError as error:
+        raise _lacking(kind, error) from error
     return source
+
+
+def _lacking(kind: str, error: ModuleNotFoundError) -> EnvironmentUnsuitable:
+    return EnvironmentUnsuitable(
+        f"the converter {kind!r} needs the package {error.name!r}, which is not installed: "
+        f"pip install {error.name}"
+    )
 
 
 def options_of(source: Source) -> dict[str, Any]:

@@ -7,20 +7,20 @@ import pickle
 import stat
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import IO, Any, Final, NamedTuple
 
 import numpy as np
 
 from shardio.conversion.plan import Unit
-from shardio.conversion.source import Input, Outcome, Source
-from shardio.errors import MediaError
+from shardio.conversion.source import OUTCOMES, Input, Outcome, Source
+from shardio.errors import InvalidArgument, MediaError
 from shardio.format.schema import Schema
 from shardio.writer import ShardSummary, ShardWriter
 
 SPOOL_BYTES: Final = 64 << 20
 """Samples of one input that wait in memory for its end; more go to an unlinked file."""
-_MAX_REASON: Final = 1000  # characters: a message between processes is limited
+_MAX_REASON: Final = 1000  # characters of a reason that are kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,19 +87,29 @@ def _read(source: Input, job: Job, spool: _Spool) -> Outcome:
     mode = os.stat(source.path).st_mode if os.path.exists(source.path) else stat.S_IFREG
     if not stat.S_ISREG(mode):  # opening a pipe would wait for its writer forever
         return Outcome("not_video", "not a regular file")
-    samples = job.source.samples(source)
     try:
-        while True:
-            spool.append(next(samples))
-    except StopIteration as end:
-        outcome: Outcome = end.value
-        return outcome
+        outcome: object = _drain(job.source.samples(source), spool)
     except MediaError as error:
-        if not job.keep_partial:
-            spool.clear()
-        # Reasons are kept in the dataset, which holds no path of this machine.
-        reason = str(error).removeprefix(f"{source.path}: ").replace(source.path, source.name)
-        return Outcome("broken", reason[:_MAX_REASON])
+        outcome = Outcome("broken", str(error).removeprefix(f"{source.path}: "))
+    if not isinstance(outcome, Outcome) or outcome.kind not in OUTCOMES:
+        raise InvalidArgument(
+            f"the converter {job.source.kind!r} returned {outcome!r} for {source.name}; "
+            f"`samples` must return an Outcome of one of the kinds {', '.join(OUTCOMES)}"
+        )
+    if outcome.kind == "broken" and not job.keep_partial:
+        spool.clear()
+    # Reasons are kept in the dataset, which holds no path of this machine.
+    reason = outcome.reason.replace(source.path, source.name)
+    return replace(outcome, reason=reason[:_MAX_REASON])
+
+
+def _drain(samples: Iterator[Mapping[str, Any]], spool: _Spool) -> object:
+    """Put all samples into the spool; what the generator returned at its end."""
+    while True:
+        try:
+            spool.append(next(samples))
+        except StopIteration as end:
+            return end.value
 
 
 class _Shards:

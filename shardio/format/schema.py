@@ -93,9 +93,11 @@ class Array:
     codec: str = "raw"
 
     def __post_init__(self) -> None:
-        name = self.dtype if isinstance(self.dtype, str) else np.dtype(self.dtype).name
+        name = _dtype_name(self.dtype)
         if name not in DTYPES:
             raise SchemaError(f"unknown dtype {self.dtype!r}; known: {', '.join(DTYPES)}")
+        if not isinstance(self.shape, tuple | list):
+            raise SchemaError(f"a shape is a tuple of dimensions; found {self.shape!r}")
         shape = tuple(None if d is None else _dimension(d) for d in self.shape)
         if len(shape) > MAX_DIMS:
             raise SchemaError(f"{len(shape)} dimensions; at most {MAX_DIMS} are possible")
@@ -183,6 +185,16 @@ _TYPES: Final[dict[type, FieldType]] = {
     Json: FieldType.JSON,
 }
 _CLASSES: Final[dict[FieldType, type]] = {code: kind for kind, code in _TYPES.items()}
+
+
+def _dtype_name(dtype: Any) -> str | None:
+    """The name of what stands for a dtype; None if nothing does."""
+    if isinstance(dtype, str):
+        return dtype
+    try:
+        return None if dtype is None else np.dtype(dtype).name  # NumPy takes None for float64
+    except TypeError:
+        return None
 
 
 def _dimension(value: object) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,9 @@ from shardio.format.schema import (
     Text,
     canonical_json,
 )
+
+MAX_JSON_DEPTH: Final = 256
+"""How deep a Json value may be nested: readable with whatever is left of Python's stack."""
 
 
 def encode_array(name: str, field: Array, value: object) -> npt.NDArray[Any]:
@@ -47,6 +50,8 @@ def _show(shape: tuple[int | None, ...]) -> str:
 
 def _as_dtype(name: str, field: Array, value: object) -> npt.NDArray[Any]:
     wanted = field.numpy
+    if isinstance(value, np.ma.MaskedArray):
+        raise SchemaError(f"field {name!r}: a masked array would lose its mask; fill it first")
     if isinstance(value, np.ndarray | np.generic):
         found = np.asarray(value)
         if field.dtype == "bfloat16":
@@ -56,7 +61,11 @@ def _as_dtype(name: str, field: Array, value: object) -> npt.NDArray[Any]:
             if found.dtype.newbyteorder("<") == wanted:
                 return found.astype(wanted, copy=False)
         elif np.can_cast(found.dtype, wanted, "safe"):
-            return found.astype(wanted, copy=False)
+            cast = found.astype(wanted, copy=False)
+            # What NumPy calls safe rounds large integers.
+            if found.dtype.itemsize == 8 and found.dtype.kind in "iu" and wanted.kind == "f":
+                _refuse_rounding(name, found, cast)
+            return cast
         raise SchemaError(f"field {name!r}: expected dtype {field.dtype}, found {found.dtype}")
     try:
         return _converted(np.asarray(value), field)
@@ -64,6 +73,14 @@ def _as_dtype(name: str, field: Array, value: object) -> npt.NDArray[Any]:
         raise SchemaError(
             f"field {name!r}: expected {field.dtype}, found {type(value).__name__}: {error}"
         ) from error
+
+
+def _refuse_rounding(name: str, given: npt.NDArray[Any], cast: npt.NDArray[Any]) -> None:
+    with np.errstate(invalid="ignore"):
+        changed = cast.astype(given.dtype) != given
+    if changed.any():
+        value = given[changed].flat[0]
+        raise SchemaError(f"field {name!r}: {cast.dtype} cannot hold {value} exactly")
 
 
 def _converted(found: npt.NDArray[Any], field: Array) -> npt.NDArray[Any]:
@@ -99,7 +116,7 @@ def encode_record(name: str, field: Field, value: object) -> tuple[memoryview, t
         return array.reshape(-1).view(np.uint8).data, array.shape
     if isinstance(field, Json):
         record = canonical_json(value)  # first: it refuses what refers to itself
-        _refuse_keys(name, value)
+        _check_json(name, value)
         return memoryview(record), ()
     if isinstance(field, Bytes):
         if not isinstance(value, bytes | bytearray | memoryview):
@@ -113,11 +130,24 @@ def encode_record(name: str, field: Field, value: object) -> tuple[memoryview, t
         raise SchemaError(f"field {name!r}: the text is not valid Unicode: {error}") from error
 
 
-def _refuse_keys(name: str, value: object) -> None:
-    """Refuse dicts with keys that are no strings: JSON would turn 1 into "1"."""
-    waiting = [value]
+def _check_json(name: str, value: object) -> None:
+    """Refuse what would not come back the same.
+
+    Dicts with keys that are no strings: JSON would turn 1 into "1". And what is nested so deep that
+    it depends on the stack whether it can be read.
+    """
+    waiting, depth = [value], -1
     while waiting:
-        found = waiting.pop()
+        depth += 1
+        if depth > MAX_JSON_DEPTH:
+            raise SchemaError(f"field {name!r}: nested more than {MAX_JSON_DEPTH} deep")
+        waiting = _nested(name, waiting)
+
+
+def _nested(name: str, values: list[object]) -> list[object]:
+    """What is directly inside of dicts and lists."""
+    waiting: list[object] = []
+    for found in values:
         if isinstance(found, dict):
             for key in found:
                 if not isinstance(key, str):
@@ -125,6 +155,7 @@ def _refuse_keys(name: str, value: object) -> None:
             waiting += found.values()
         elif isinstance(found, list | tuple):
             waiting += found
+    return waiting
 
 
 def decode_record(field: Field, record: bytes | memoryview, shape: tuple[int, ...]) -> Any:

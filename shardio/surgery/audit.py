@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Callable, Sequence
@@ -9,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from shardio.errors import DatasetCorrupt, InvalidArgument, ShardUnsupported
+from shardio.errors import DatasetCorrupt, InvalidArgument, ShardIncomplete, ShardUnsupported
 from shardio.manifest import (
     GENERATIONS,
     POINTER,
@@ -18,6 +19,7 @@ from shardio.manifest import (
     load,
     load_generation,
 )
+from shardio.storage import map_file
 from shardio.surgery.auditors import AuditProgress, examine_all
 from shardio.surgery.finding import Finding, Findings
 from shardio.surgery.shard_audit import Examined, examine
@@ -48,14 +50,30 @@ class AuditReport:
         return {**asdict(self), "findings": [finding.as_json() for finding in self.findings]}
 
 
-def audit_shard(path: str | os.PathLike[str]) -> list[Finding]:
+def audit_shard(path: str | os.PathLike[str], *, workers: int = 0) -> list[Finding]:
     """Check every byte of one shard; returns what is wrong with it, nothing if it is sound.
 
+    With `workers` from 1 up it is done in a process of its own: a page that the disk cannot read
+    is a finding then, and does not kill this one.
+
     Raises:
+        InvalidArgument: workers is negative.
         ShardNotFound: there is no such file.
         OSError: the system refuses to open it.
     """
-    return list(examine(path).findings)
+    _check_workers(workers)
+    if not workers:
+        return list(examine(path).findings)
+    place = Path(path)
+    with contextlib.suppress(ShardIncomplete):  # a finding
+        map_file(os.fspath(place))  # that it is missing is none here
+    found = examine_all(place.parent, [place.name], 1, None)
+    return list(found[place.name].findings)
+
+
+def _check_workers(workers: int | None) -> None:
+    if workers is not None and workers < 0:
+        raise InvalidArgument(f"workers is {workers}; it must be 0 or more")
 
 
 def audit_dataset(
@@ -77,8 +95,7 @@ def audit_dataset(
         InvalidArgument: workers is negative.
         WorkerDied: a worker was killed, other than by bytes that cannot be read.
     """
-    if workers is not None and workers < 0:
-        raise InvalidArgument(f"workers is {workers}; it must be 0 or more")
+    _check_workers(workers)
     root = Path(folder)
     generations, findings = _audit_generations(root)
     published = generations[-1] if generations else None

@@ -12,17 +12,14 @@ import signal
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
+from shardio._engine.cpus import usable_cpus
 from shardio._engine.crew import Channel, Crew, Died, Event, Failed, Message
+from shardio._engine.pieces import Pieces, send_whole
 from shardio.errors import ShardNotFound, WorkerDied
 from shardio.surgery.finding import Finding, Findings
 from shardio.surgery.shard_audit import Examined, examine
-
-_PIECE_BYTES: Final = 60_000
-"""A crew's messages are small; a long result travels in pieces."""
-_GOES_ON: Final = b"+"
-_ENDS: Final = b"."
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +50,7 @@ def examine_all(
         WorkerDied: a worker was killed, other than by bytes that cannot be read.
     """
     tally = _Tally(root, names, progress)
-    n_workers = min(len(names), len(os.sched_getaffinity(0)) if workers is None else workers)
+    n_workers = min(len(names), usable_cpus() if workers is None else workers)
     if n_workers == 0:
         for name in names:
             tally.enter(name, examine_anyhow(root / name))
@@ -79,10 +76,7 @@ def serve(channel: Channel) -> None:
     """Audit one shard after another, as main names them, until it is done."""
     while (message := channel.recv()) is not None:
         found = examine_anyhow(Path(os.fsdecode(message)))
-        whole = json.dumps(asdict(found)).encode()
-        for start in range(0, len(whole), _PIECE_BYTES):
-            piece = whole[start : start + _PIECE_BYTES]
-            channel.send((_ENDS if start + len(piece) == len(whole) else _GOES_ON) + piece)
+        send_whole(channel, json.dumps(asdict(found)).encode())
 
 
 def _examined(whole: bytes) -> Examined:
@@ -134,7 +128,7 @@ class _Foreman:
         self._crew, self._root, self._tally = crew, root, tally
         self._waiting = list(reversed(tally.names))
         self._tasks: dict[int, str] = {}
-        self._pieces: dict[int, list[bytes]] = {}
+        self._pieces = Pieces()
 
     def run(self) -> None:
         """Return when all shards are done."""
@@ -145,17 +139,15 @@ class _Foreman:
                 self._take(event)
 
     def _assign(self, worker: int) -> None:
-        self._pieces[worker] = []
         if self._waiting:
             self._tasks[worker] = self._waiting.pop()
             self._crew.send(worker, os.fsencode(self._root / self._tasks[worker]))
 
     def _take(self, event: Event) -> None:
         if isinstance(event, Message):
-            self._pieces[event.worker].append(event.data[1:])
-            if event.data[:1] == _ENDS:
-                examined = _examined(b"".join(self._pieces[event.worker]))
-                self._tally.enter(self._tasks.pop(event.worker), examined)
+            whole = self._pieces.take(event.worker, event.data)
+            if whole is not None:
+                self._tally.enter(self._tasks.pop(event.worker), _examined(whole))
                 self._assign(event.worker)
         elif isinstance(event, Failed):
             name = self._tasks.get(event.worker, "no shard")
@@ -166,6 +158,7 @@ class _Foreman:
     def _bury(self, died: Died) -> None:
         """Note the shard that a worker died of, and go on with a new one."""
         name = self._tasks.pop(died.worker, None)
+        self._pieces.forget(died.worker)
         if name is None or died.signal != signal.SIGBUS:
             raise WorkerDied(
                 f"a worker that audited {name} ended early: signal {died.signal}, "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 from typing import Any, Final
 
 import numpy as np
@@ -10,6 +9,7 @@ import numpy.typing as npt
 
 from shardio.format.checksum import BLOCK_BYTES, hash_bytes
 from shardio.format.layout import Section
+from shardio.storage import forget_pages
 from shardio.surgery.finding import Findings
 
 CHUNK_BYTES: Final = 16 << 20
@@ -22,12 +22,10 @@ class Content:
     def __init__(self, whole: memoryview) -> None:
         self.bytes = whole
         self.n_bytes = whole.nbytes
-        self._map = whole.obj if isinstance(whole.obj, mmap.mmap) else None
 
     def forget(self) -> None:
         """Drop the pages read so far from this process's memory; they stay in the page cache."""
-        if self._map is not None and hasattr(mmap, "MADV_DONTNEED"):
-            self._map.madvise(mmap.MADV_DONTNEED)
+        forget_pages(self.bytes)
 
     def numbers(self, section: Section) -> npt.NDArray[np.uint64]:
         """A section of unsigned 64-bit integers, as a view of the map."""

@@ -49,7 +49,7 @@ def examine(path: str | os.PathLike[str]) -> Examined:
         findings = Findings(name)
         findings.add("incomplete", str(error).removeprefix(f"{name}: "))
         return Examined(findings.close(), 0)
-    return examine_bytes(memoryview(mapped), name)
+    return examine_bytes(mapped, name)
 
 
 def examine_bytes(whole: memoryview, path: str) -> Examined:

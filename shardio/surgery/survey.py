@@ -53,7 +53,7 @@ def survey_shard(path: str | os.PathLike[str]) -> Survey:
     findings = Findings(path)
     name = findings.path
     try:
-        content = memoryview(map_file(name))
+        content = map_file(name)
     except ShardIncomplete as error:
         findings.add("incomplete", str(error).removeprefix(f"{name}: "))
         return Survey(name, 0, findings.close())

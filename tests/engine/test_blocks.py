@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from shardio._engine import blocks
-from shardio._engine.blocks import Block, BlockMap, BlockPool, memory_file
+from shardio._engine.blocks import Block, BlockMap, BlockPool, reserve_memory_file
 from shardio.errors import MemoryShort
 
 KIB = 1024
@@ -40,7 +40,7 @@ def refusing(number: int) -> Callable[..., NoReturn]:
 
 
 def test_a_memory_file_is_reserved_and_has_no_name() -> None:
-    fd = memory_file(3 * MIB + 5, "a test")
+    fd = reserve_memory_file(3 * MIB + 5, "a test")
     try:
         found = os.fstat(fd)
         assert found.st_size == 3 * MIB + 5
@@ -52,7 +52,7 @@ def test_a_memory_file_is_reserved_and_has_no_name() -> None:
 
 
 def test_nobody_can_take_mapped_pages_away() -> None:
-    fd = memory_file(MIB, "a test")
+    fd = reserve_memory_file(MIB, "a test")
     try:
         with pytest.raises(PermissionError):
             os.ftruncate(fd, MIB - 1)
@@ -66,7 +66,7 @@ def test_nobody_can_take_mapped_pages_away() -> None:
 def test_a_memory_file_larger_than_memory_is_refused_before_anything_is_reserved() -> None:
     before = n_descriptors()
     with pytest.raises(MemoryShort, match="3 elephants need"):
-        memory_file(1 << 60, "3 elephants")
+        reserve_memory_file(1 << 60, "3 elephants")
     assert n_descriptors() == before
 
 
@@ -77,7 +77,7 @@ def test_memory_that_others_took_meanwhile_is_memory_short(
     before = n_descriptors()
     monkeypatch.setattr(os, "posix_fallocate", refusing(number))
     with pytest.raises(MemoryShort, match=f"refused {MIB} bytes for a test"):
-        memory_file(MIB, "a test")
+        reserve_memory_file(MIB, "a test")
     assert n_descriptors() == before
 
 
@@ -85,7 +85,7 @@ def test_another_refusal_stays_what_it_is(monkeypatch: pytest.MonkeyPatch) -> No
     before = n_descriptors()
     monkeypatch.setattr(os, "posix_fallocate", refusing(errno.EINTR))
     with pytest.raises(InterruptedError):
-        memory_file(MIB, "a test")
+        reserve_memory_file(MIB, "a test")
     assert n_descriptors() == before
 
 

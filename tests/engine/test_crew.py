@@ -350,7 +350,9 @@ def _stuck(kind: str) -> Callable[[Channel], None]:
 def _pidfds(crew: Crew) -> list[int]:
     """Take copies of the pidfds of all workers, which have each sent a message."""
     _events(crew, len(crew))
+    end_s = time.monotonic() + PATIENCE_S
     while None in crew.pids():
+        assert time.monotonic() < end_s, f"workers are still unknown: {crew.pids()}"
         crew.wait(0.01)
     return [os.dup(worker.pidfd) for worker in crew._held.workers if worker.pidfd is not None]
 
@@ -503,8 +505,9 @@ def test_ctrl_c_inside_wait_loses_and_doubles_no_message() -> None:
         with Crew(1, count) as crew:
             # Far above what one `wait` takes, or none would ever get through.
             signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)
-            is_dead = False
+            is_dead, end_s = False, time.monotonic() + PATIENCE_S
             while not is_dead:
+                assert time.monotonic() < end_s, f"only {len(numbers)} messages came"
                 with contextlib.suppress(KeyboardInterrupt):
                     events = crew.wait()
                     numbers += [int(event.data) for event in events if isinstance(event, Message)]

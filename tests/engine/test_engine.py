@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import shardio
-from shardio import LoaderClosed, ShardDataset, ShardLoader
+from shardio import InvalidArgument, ShardDataset, ShardLoader
 from shardio._engine import engine as module
 from shardio._engine.crew import Crew
 from shardio._engine.engine import Engine
@@ -162,7 +162,7 @@ def test_there_is_an_end_to_passes_at_the_same_time(
     monkeypatch.setattr(module, "N_SLOTS", 3)
     engine = _engine(folder, 0)
     passes = [engine.iterate(epoch, 0, 10) for epoch in range(3)]
-    with pytest.raises(LoaderClosed, match="3 passes over one loader are under way"):
+    with pytest.raises(InvalidArgument, match="3 passes over one loader are under way"):
         engine.iterate(3, 0, 10)
     engine.cancel(passes[0])
     assert _steps(engine, engine.iterate(3, 0, 10)) == list(range(10))

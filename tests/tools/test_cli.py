@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,6 +21,20 @@ from tests.shards import write_shard
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMANDS = sorted(cli.COMMANDS)
+
+
+def run_in_shell(redirections: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+    """Run the command to its end with its streams as a shell redirects them."""
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT}/converters:{ROOT}/tools"}
+    command = ["sh", "-c", f'"$@" {redirections}', "sh", sys.executable, "-m", "shardio"]
+    return subprocess.run(
+        [*command, *map(str, arguments)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
 
 
 def run_apart(*arguments: str, before: Sequence[str] = ("-m", "shardio")) -> subprocess.Popen[str]:
@@ -166,3 +182,89 @@ def test_what_is_neither_file_nor_folder_is_refused_and_not_waited_for(
     for command in ("inspect", "verify"):
         assert cli.main([command, str(pipe)]) == 2
         assert capsys.readouterr().err == f"shardio: {pipe}: neither a file nor a folder\n"
+
+
+@pytest.mark.parametrize("streams", [">&-", "2>&-", "<&- >&- 2>&-", ">/dev/full", "2>/dev/full"])
+@pytest.mark.parametrize(
+    "arguments", [["inspect"], ["inspect", "--json"], ["verify"]], ids=" ".join
+)
+def test_closed_and_full_streams_change_no_exit_code(
+    streams: str, arguments: list[str], dataset: Path
+) -> None:
+    done = run_in_shell(streams, *arguments, dataset)
+    assert done.returncode == cli.OK
+    assert "Traceback" not in done.stderr and "Exception" not in done.stderr
+    assert run_in_shell(streams, *arguments, dataset / "no").returncode == cli.USAGE
+
+
+def test_a_report_that_could_not_be_written_is_said_to_be_incomplete(dataset: Path) -> None:
+    done = run_in_shell(">/dev/full", "inspect", dataset)
+    assert done.stderr == (
+        "shardio: standard output: No space left on device; the report is incomplete\n"
+    )
+
+
+@pytest.mark.parametrize("streams", [">&- 2>&-", ">/dev/full 2>/dev/full"])
+def test_a_conversion_whose_streams_are_closed_or_full_converts(
+    streams: str, videos: Path, dataset: Path, tmp_path: Path
+) -> None:
+    options = ("--frames", "4", "--size", "16", "--workers", "1")
+    done = run_in_shell(streams, "convert", videos / "dogs", tmp_path / "out", *options)
+    assert (done.returncode, done.stdout, done.stderr) == (cli.OK, "", "")
+    with shardio.open(tmp_path / "out") as converted:
+        assert len(converted) == 2
+
+
+def test_what_is_opened_later_does_not_get_the_number_of_a_closed_stream() -> None:
+    code = (
+        "import os, shardio_tools.cli as cli\n"
+        "def run(options):\n"
+        "    os._exit(100 + os.open('/dev/null', os.O_RDONLY))\n"
+        "cli.COMMANDS['verify'].run = run\n"
+        "cli.main(['verify', 'x'])"
+    )
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT}/tools"}
+    command = ["sh", "-c", '"$@" <&- >&- 2>&-', "sh", sys.executable, "-c", code]
+    assert subprocess.run(command, env=environment, check=False).returncode == 103
+
+
+def test_a_reader_of_the_errors_that_leaves_early_is_told_by_the_exit_code(dataset: Path) -> None:
+    with run_apart("verify", str(dataset)) as process:
+        assert process.stdout is not None and process.stderr is not None
+        process.stderr.close()
+        process.stdout.read()
+    assert process.returncode == cli.NOBODY_READS
+
+
+@pytest.mark.parametrize("command", ["inspect", "verify"])
+@pytest.mark.parametrize("name", ["dataset.json", "generations/000001.json"])
+def test_a_manifest_that_is_a_pipe_is_bad_data_and_not_waited_for(
+    command: str, name: str, dataset: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(dataset, copy)
+    (copy / name).unlink()
+    os.mkfifo(copy / name)
+    assert cli.main([command, str(copy)]) == 1
+    assert f"{copy / name}: is a folder, pipe or device" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["convert", "src", "out"], errno.ENOSPC, "out: No space left on device"),
+        (["convert", "src", "out"], errno.EMFILE, "convert: Too many open files"),
+        (["verify", "path"], errno.EIO, "path: Input/output error"),
+    ],
+)
+def test_an_error_that_names_no_file_is_said_with_what_is_known(
+    arguments: list[str],
+    code: int,
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    nameless = OSError(code, os.strerror(code))
+    monkeypatch.setattr(cli.COMMANDS[arguments[0]], "run", raising(nameless))
+    assert cli.main(arguments) == cli.ENVIRONMENT
+    assert capsys.readouterr().err == f"shardio: {said}\n"

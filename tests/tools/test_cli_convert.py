@@ -2,12 +2,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import shardio
-from shardio_converters.videos import Videos
+from shardio_converters.videos import LIMITS, Videos
 from shardio_tools import cli, convert
 from tests.media_made import scene, write_sound, write_video
 
@@ -161,3 +163,41 @@ def test_what_cannot_be_asked_for_is_one_line_and_exit_code_2(
     assert captured.out == "" and captured.err.count("\n") == 1
     assert words in captured.err
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("what", ["link", "loop", "pipe", "device"])
+def test_a_source_that_is_neither_file_nor_folder_is_one_line_and_exit_code_2(
+    what: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = tmp_path / "source"
+    if what == "pipe":
+        os.mkfifo(source)
+    else:
+        source.symlink_to({"link": "nowhere", "loop": "source", "device": "/dev/null"}[what])
+    assert cli.main(["convert", str(source), str(tmp_path / "out"), *SMALL]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == "" and captured.err.count("\n") == 1
+    assert captured.err.startswith(f"shardio: {source}: ")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("option", ["frames", "stride", "step", "size"])
+def test_the_numbers_have_limits(
+    option: str, videos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, out = str(videos / "dogs"), str(tmp_path / "out")
+    for value in (LIMITS[option] + 1, 10**20):
+        assert cli.main(["convert", source, out, *SMALL, f"--{option}={value}"]) == 2
+        said = f"shardio: {option} is {value}; it must be a whole number from 1 up to"
+        assert capsys.readouterr().err.startswith(said)
+    at_the_limit: dict[str, Any] = {option: LIMITS[option]}
+    Videos(**at_the_limit)  # not run: of this size, pictures would fill the test's memory
+
+
+def test_the_longest_clip_that_can_be_asked_for_is_only_too_long_for_every_file(
+    videos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = [f"--{name}={LIMITS[name]}" for name in ("frames", "stride")]
+    source, out = str(videos / "dogs"), str(tmp_path / "out")
+    assert cli.main(["convert", source, out, "--size=16", "--workers=0", *options, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["files"] == {"too_short": 1}

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,8 @@ import numpy as np
 import pytest
 
 import shardio
-from shardio import Array, Bytes, Json, Schema, Text
+from shardio import Array, Bytes, Json, Schema, Text, sealed
+from shardio.format import values
 from shardio_tools import cli
 from shardio_tools._facts import value_facts
 from tests.shards import EVERY_FIELD, write_shard
@@ -277,3 +280,170 @@ def test_what_does_not_exist_is_one_line_and_exit_code_2(
         assert cli.main(["inspect", str(path)]) == 2
         out, err = capsys.readouterr()
         assert out == "" and err.startswith(f"shardio: {path}: ") and err.count("\n") == 1
+
+
+def write_labels(folder: Path, labels: Sequence[Any], dtype: str) -> Path:
+    """A dataset of three classes that holds only labels."""
+    schema = Schema({"label": Array(dtype)})
+    with shardio.DatasetWriter(folder, schema, classes=["a", "b", "c"]) as writer:
+        for label in labels:
+            writer.append({"label": label})
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("dtype", "labels"),
+    [
+        ("int64", [0, 1, 2, -1, 3, 10**12, 2**62, -(2**63)]),
+        ("uint64", [0, 1, 2, 3, 10**12, 2**63, 2**64 - 1, 2**64 - 2]),
+        ("uint8", [0, 1, 2, 3, 4, 5, 254, 255]),
+    ],
+)
+def test_labels_that_name_no_class_are_counted_apart(
+    dtype: str, labels: list[int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_labels(tmp_path / "out", labels, dtype)
+    facts = as_json(capsys, folder)
+    assert (facts["classes"], facts["without_class"]) == ({"a": 1, "b": 1, "c": 1}, 5)
+    assert cli.main(["inspect", str(folder)]) == 0
+    assert "5 samples with a label that names no class" in capsys.readouterr().out.splitlines()
+
+
+def test_samples_that_all_have_a_class_are_not_said_to_lack_one(
+    dataset: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert as_json(capsys, dataset)["without_class"] == 0
+    cli.main(["inspect", str(dataset)])
+    assert "names no class" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("sample", [0, 1, 2])
+def test_labels_that_are_no_whole_numbers_name_no_class(
+    dtype: str, sample: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # One, none, and infinity.
+    bits = np.array([0x3F80, 0x7FC0, 0x7F80], np.uint16)
+    labels = bits if dtype == "bfloat16" else (bits.astype(np.uint32) << 16).view(np.float32)
+    folder = write_labels(tmp_path / "out", list(labels), dtype)
+    facts = as_json(capsys, folder, "--sample", sample)
+    assert facts["classes"] == {"a": None, "b": None, "c": None}
+    assert facts["sample"]["fields"]["label"]["min"] == [1.0, "nan", "inf"][sample]
+    assert cli.main(["inspect", str(folder), "--sample", str(sample)]) == 0
+    assert "  label  " + dtype in capsys.readouterr().out
+
+
+def test_a_deeply_nested_value_can_be_said_in_json(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(values, "MAX_JSON_DEPTH", 1000)  # as another writer may have it
+    deep: Any = 7
+    for _ in range(800):
+        deep = [deep]
+    with shardio.ShardWriter(tmp_path / "a.shard", Schema({"meta": Json()})) as writer:
+        writer.append({"meta": deep})
+    facts = as_json(capsys, tmp_path / "a.shard")
+    assert facts["sample"]["fields"]["meta"]["value"] == deep
+    assert cli.main(["inspect", str(tmp_path / "a.shard")]) == 0
+
+
+def forge(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """Change a generation as its own writer would have written it: with the right digest."""
+    content = json.loads(path.read_bytes())
+    del content["digest"]
+    change(content)
+    path.write_bytes(sealed.sealed(content))
+
+
+@pytest.mark.parametrize(
+    ("what", "value"), [("samples", 9), ("samples", 0), ("samples", 1 << 47), ("bytes", 7)]
+)
+def test_a_generation_that_disagrees_with_a_shard_is_damage(
+    what: str, value: int, copy: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = copy / "generations" / "000001.json"
+    forge(place, lambda generation: generation["shards"][0].update({what: value}))
+    (finding,) = as_json(capsys, copy, code=1)["damage"]
+    assert Path(finding["path"]).name == "000000-000.shard"
+    assert finding["message"] == f"the shard and its generation disagree about its {what}"
+    assert finding["expected"] == value
+    assert cli.main(["inspect", str(copy)]) == 1
+
+
+def test_a_generation_of_another_schema_than_its_shards_is_damage(
+    copy: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def rename(generation: dict[str, Any]) -> None:
+        generation["schema"]["fields"][1]["name"] = "class"
+
+    forge(copy / "generations" / "000001.json", rename)
+    damage = as_json(capsys, copy, code=1)["damage"]
+    assert len(damage) == len(list(copy.glob("*.shard")))
+    assert {finding["message"] for finding in damage} == {
+        "the shard and its generation disagree about its schema"
+    }
+
+
+@pytest.mark.parametrize("how", ["loop", "folder", "closed"])
+def test_a_shard_that_cannot_be_opened_hides_no_other(
+    how: str, copy: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = min(copy.glob("*.shard"))
+    if how == "closed":
+        _refuse(monkeypatch, first)
+    else:
+        first.unlink()
+        first.mkdir() if how == "folder" else first.symlink_to(first.name)
+    facts = as_json(capsys, copy, "--sample", -1, code=1)
+    assert [finding["path"] for finding in facts["damage"]] == [str(first)]
+    assert facts["sample"]["fields"]["source"]["value"] == "dogs/c.mp4"
+    assert as_json(capsys, copy, code=1)["sample"]["fields"] == {}
+
+
+def _refuse(monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
+    """Let the system refuse to open a file, as it refuses everyone but root."""
+    open_ = os.open
+
+    def refusing(name: Any, *arguments: Any, **options: Any) -> int:
+        if os.fspath(name) == str(path):
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return open_(name, *arguments, **options)
+
+    monkeypatch.setattr(os, "open", refusing)
+
+
+@pytest.mark.parametrize("name", ["dataset.json", "generations/000001.json"])
+@pytest.mark.parametrize("how", ["folder", "closed"])
+def test_a_manifest_that_cannot_be_read_is_damage(
+    name: str,
+    how: str,
+    copy: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if how == "closed":
+        _refuse(monkeypatch, copy / name)
+    else:
+        (copy / name).unlink()
+        (copy / name).mkdir()
+    facts = as_json(capsys, copy, code=1)
+    assert [finding["path"] for finding in facts["damage"]] == [str(copy / name)]
+    assert len(facts["shards"]) == len(list(copy.glob("*.shard")))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda g: g["inputs"][0].pop("outcome"),
+        lambda g: g["inputs"][0].update(path=7),
+        lambda g: g["converter"].update(options=["frames"]),
+    ],
+    ids=["no outcome", "no path", "options without names"],
+)
+def test_odd_entries_of_a_generation_are_damage(
+    change: Callable[[dict[str, Any]], object], copy: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    forge(copy / "generations" / "000001.json", change)
+    facts = as_json(capsys, copy, code=1)
+    assert [finding["code"] for finding in facts["damage"]] == ["DatasetCorrupt"]
+    assert cli.main(["inspect", str(copy)]) == 1

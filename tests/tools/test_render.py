@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import io
 import json
 import sys
+from typing import Any
 
 import pytest
 
@@ -106,3 +108,35 @@ def test_on_a_terminal_progress_is_a_bar_with_bytes_and_time_left(
     err = capsys.readouterr().err
     assert "working" in err and "50%" in err and "5 of 10 things" in err
     assert "KiB" in err and "-:--:--" in err
+
+
+@pytest.mark.parametrize(
+    "content",
+    [{}, {"a": {}, "b": []}, {"a": [[], [1, [True, None]], {"ü": "\n"}], "b": {"c": {"d": -0.5}}}],
+    ids=repr,
+)
+def test_json_is_laid_out_as_the_standard_library_does(
+    content: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    _render.say_json(content)
+    expected = json.dumps(content, ensure_ascii=False, indent=1) + "\n"
+    assert capsys.readouterr().out == expected
+
+
+def test_json_may_be_nested_as_deeply_as_it_likes(capsys: pytest.CaptureFixture[str]) -> None:
+    deep: Any = 7
+    for _ in range(5000):
+        deep = [{"a": deep}]
+    _render.say_json({"deep": deep})
+    assert "".join(capsys.readouterr().out.split()).startswith('{"deep":' + '[{"a":' * 5000 + "7}]")
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "cp1252", "utf-16", "utf-8"])
+def test_json_is_json_in_every_encoding(encoding: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    raw = io.BytesIO()
+    stream = io.TextIOWrapper(raw, encoding, errors="backslashreplace")
+    monkeypatch.setattr(sys, "stdout", stream)
+    content = {"größe": "é 名前 😀 \x1b \\"}
+    _render.say_json(content)
+    stream.flush()
+    assert json.loads(raw.getvalue().decode(encoding)) == content

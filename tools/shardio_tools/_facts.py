@@ -49,6 +49,12 @@ class Inspection:
             )
         except (shardio.DataError, shardio.ShardNotFound) as error:
             self.findings.append(_finding(path, error))
+        except shardio.ShardioError:
+            raise
+        except OSError as error:
+            place = error.filename if isinstance(error.filename, str) else path
+            message = f"the file cannot be read: {error.strerror or error}"
+            self.findings.append(Finding(place, "unreadable", message))
         return None
 
     def as_json(self) -> Facts:
@@ -167,11 +173,11 @@ def inspect_dataset(path: str, sample: int | None) -> Inspection:
     with dataset:
         inspection.facts |= dataset_facts(dataset)
         surveys = _surveys(inspection, path, [shard.name for shard in dataset.shards])
-        for shard in dataset.shards:
+        for i, shard in enumerate(dataset.shards):
             if survey := surveys.get(shard.name):
-                inspection.findings += _disagreement(survey, shard.id)
+                inspection.findings += _disagreements(survey, dataset, i)
         if not inspection.findings:
-            inspection.facts["classes"] = _clips_by_class(inspection, dataset)
+            inspection.facts |= _samples_by_class(inspection, dataset)
         row = checked_row(path, sample, len(dataset))
         if row is not None:
             inspection.facts["sample"] = _dataset_sample(inspection, dataset, row)
@@ -209,31 +215,52 @@ def _surveys(inspection: Inspection, folder: str, names: list[str]) -> dict[str,
     return surveys
 
 
-def _disagreement(survey: Survey, shard_id: str) -> list[Finding]:
-    """Say whether a sound shard is another one than the generation names."""
-    if survey.header is None or survey.findings or survey.header.id.hex() == shard_id:
+def _disagreements(survey: Survey, dataset: shardio.ShardDataset, shard: int) -> list[Finding]:
+    """Say where a sound shard is not what the generation says of it."""
+    if survey.header is None or survey.findings:
         return []
-    message, found = "not the shard that the dataset names", survey.header.id.hex()
-    return [Finding(survey.path, "other_shard", message, expected=shard_id, found=found)]
+    named = dataset.shards[shard]
+    if (found := survey.header.id.hex()) != named.id:
+        message = "not the shard that the dataset names"
+        return [Finding(survey.path, "other_shard", message, expected=named.id, found=found)]
+    message = "the shard and its generation disagree about its"
+    counts = {
+        "bytes": (named.n_bytes, survey.n_bytes),
+        "samples": (named.n_samples, survey.header.n_samples),
+    }
+    findings = [
+        Finding(survey.path, "generation", f"{message} {what}", expected=expected, found=is_so)
+        for what, (expected, is_so) in counts.items()
+        if expected != is_so
+    ]
+    if survey.schema != dataset.schema:
+        findings.append(Finding(survey.path, "generation", f"{message} schema"))
+    return findings
 
 
-def _clips_by_class(inspection: Inspection, dataset: shardio.ShardDataset) -> dict[str, Any]:
-    """Count the samples of each class; None each where no field `label` says."""
-    counts: dict[str, Any] = dict.fromkeys(dataset.classes)
-    if not counts or "label" not in dataset.schema.columns:
-        return counts
-    found = np.zeros(len(counts), np.int64)
+def _samples_by_class(inspection: Inspection, dataset: shardio.ShardDataset) -> Facts:
+    """Count the samples of each class and those of none; nothing where no field `label` says."""
+    names, kind = dataset.classes, dataset.schema.columns.get("label")
+    if not names or kind is None or kind.shape or not kind.dtype.startswith(("int", "uint")):
+        return {}
+    found, n_without = np.zeros(len(names), np.int64), 0
     for i in range(len(dataset.shards)):
-        reader = dataset.reader(i)
-        labels = inspection.attempt(reader.path, partial(_labels, reader))
+        place = os.path.join(dataset.path, dataset.shards[i].name)
+        labels = inspection.attempt(place, partial(_labels, dataset, i))
         if labels is None:
-            return counts
-        found += np.bincount(labels[labels >= 0], minlength=len(found))[: len(found)]
-    return dict(zip(counts, found.tolist(), strict=True))
+            return {}
+        inside = labels[(labels >= 0) & (labels < len(names))]
+        found += np.bincount(inside.astype(np.int64), minlength=len(names))
+        n_without += len(labels) - len(inside)
+    counts = dict.fromkeys(names, 0)
+    for name, n in zip(names, found.tolist(), strict=True):
+        counts[name] += n
+    return {"classes": counts, "without_class": n_without}
 
 
-def _labels(reader: shardio.ShardReader) -> npt.NDArray[Any]:
-    return reader.column("label", rows=np.arange(len(reader))).reshape(-1).astype(np.int64)
+def _labels(dataset: shardio.ShardDataset, shard: int) -> npt.NDArray[Any]:
+    reader = dataset.reader(shard)
+    return reader.column("label", rows=np.arange(len(reader)))
 
 
 def checked_row(path: str, sample: int | None, n_samples: int) -> int | None:
@@ -290,12 +317,10 @@ def value_facts(value: Any, kind: Any) -> Facts:
 
 
 def _range(numbers: npt.NDArray[Any]) -> Mapping[str, Any]:
-    wide = numbers.astype(np.float64)
-    with np.errstate(all="ignore"):  # infinities have no mean
-        mean = float(wide.mean())
-    return {
-        "min": numbers.min().item(),
-        "max": numbers.max().item(),
-        "mean": mean,
-        "first": numbers.reshape(-1)[:N_VALUES].tolist(),
-    }
+    with np.errstate(all="ignore"):  # infinities have no mean, and what is no number no order
+        return {
+            "min": numbers.min().item(),
+            "max": numbers.max().item(),
+            "mean": float(numbers.astype(np.float64).mean()),
+            "first": numbers.reshape(-1)[:N_VALUES].tolist(),
+        }

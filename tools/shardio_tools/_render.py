@@ -6,12 +6,16 @@ be piped while its command still shows how far it is.
 
 from __future__ import annotations
 
+import codecs
+import contextlib
 import json
 import math
+import os
 import sys
 import types
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, Self
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, Self, TextIO
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -34,28 +38,81 @@ OUTCOMES: Final = {
 
 def say(text: str = "") -> None:
     """Print a line of the report."""
-    print(text)
+    _attempt(sys.stdout, partial(print, text))
 
 
 def complain(text: str) -> None:
     """Print an error: one line on standard error, behind what was reported so far."""
-    sys.stdout.flush()
-    print(f"shardio: {text}", file=sys.stderr, flush=True)
+    flush()
+    _attempt(sys.stderr, partial(print, f"shardio: {text}", file=sys.stderr, flush=True))
+
+
+def flush() -> None:
+    """Write out what was reported so far."""
+    _attempt(sys.stdout, sys.stdout.flush)
+
+
+def _attempt(stream: TextIO, write: Callable[[], object]) -> None:
+    """Write; where the system refuses, go on without: what a command does is not what it says.
+
+    Raises:
+        BrokenPipeError: nobody reads any more.
+    """
+    try:
+        write()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        silence(stream)
+        if stream is sys.stdout:
+            complain(f"standard output: {error.strerror}; the report is incomplete")
+
+
+def silence(stream: TextIO) -> None:
+    """Let a stream, and what it still holds, lead nowhere."""
+    with contextlib.suppress(OSError):  # one that is no file of the system's
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, stream.fileno())
+        os.close(nowhere)
 
 
 def say_json(content: Mapping[str, Any]) -> None:
     """Print one JSON object, and nothing that other programs' parsers refuse."""
-    print(json.dumps(_finite(content), ensure_ascii=False, indent=1, allow_nan=False))
+    # Where the encoding lacks a character, Python would write it as \x or \U, which JSON lacks.
+    is_utf8 = codecs.lookup(sys.stdout.encoding or "ascii").name == "utf-8"
+    say("".join(_json_pieces(content, json.JSONEncoder(ensure_ascii=not is_utf8))))
 
 
-def _finite(value: Any) -> Any:
+def _json_pieces(content: Any, encoder: json.JSONEncoder) -> Iterator[str]:
+    """Write as `json.dumps(indent=1)` does, however deeply nested: that calls itself per level."""
+    levels: list[tuple[Iterator[tuple[str, Any]], str]] = []
+    level, piece = _json_begin(content, encoder)
+    while True:
+        yield piece
+        if level is not None:
+            levels.append((level, "}" if piece == "{" else "]"))
+        if not levels:
+            return
+        entries, closing = levels[-1]
+        if (entry := next(entries, None)) is None:
+            levels.pop()
+            level, piece = None, "\n" + " " * len(levels) + closing
+            continue
+        yield ("\n" if level is not None else ",\n") + " " * len(levels) + entry[0]
+        level, piece = _json_begin(entry[1], encoder)
+
+
+def _json_begin(
+    value: Any, encoder: json.JSONEncoder
+) -> tuple[Iterator[tuple[str, Any]] | None, str]:
+    """The entries of a list or object, each with what comes before it; and how `value` begins."""
+    if isinstance(value, Mapping) and value:
+        return ((f"{encoder.encode(str(key))}: ", entry) for key, entry in value.items()), "{"
+    if isinstance(value, list | tuple) and value:
+        return (("", entry) for entry in value), "["
     if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    if isinstance(value, Mapping):
-        return {str(key): _finite(entry) for key, entry in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(entry) for entry in value]
-    return value
+        value = str(value)
+    return None, encoder.encode(value)
 
 
 def plain(text: str) -> str:
@@ -137,7 +194,8 @@ class ProgressLine:
         trace: types.TracebackType | None,
     ) -> None:
         if self._bar is not None:
-            self._bar.stop()
+            with contextlib.suppress(OSError):  # the terminal has gone
+                self._bar.stop()
 
     def show(self, n_bytes_done: int, n_bytes: int, note: str) -> None:
         """Say that n_bytes_done of n_bytes are done; `note` says it in other units."""
@@ -149,7 +207,8 @@ class ProgressLine:
             if step > self._n_said:
                 self._n_said = step
                 done = f"{100 * n_bytes_done // n_bytes}% of {size(n_bytes)}"
-                print(f"{self._title}: {done}, {note}", file=sys.stderr, flush=True)
+                line = f"{self._title}: {done}, {note}"
+                _attempt(sys.stderr, partial(print, line, file=sys.stderr, flush=True))
 
 
 def _bar() -> Progress:

@@ -7,6 +7,7 @@ Exit codes: 0 fine; 1 something in the data is bad, and listed; 2 the command or
 from __future__ import annotations
 
 import argparse
+import errno
 import io
 import os
 import sys
@@ -15,9 +16,12 @@ from types import ModuleType
 
 import shardio
 from shardio_tools import convert, inspect, verify
-from shardio_tools._render import complain, plain
+from shardio_tools._render import complain, flush, plain, silence
 
 OK, BAD_DATA, USAGE, ENVIRONMENT, INTERRUPTED, NOBODY_READS = 0, 1, 2, 3, 130, 141
+
+FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}
+"""Errors that only who writes can meet."""
 
 COMMANDS: dict[str, ModuleType] = {"convert": convert, "inspect": inspect, "verify": verify}
 
@@ -28,28 +32,56 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Raises:
         SystemExit: from argparse: 0 after --help, 2 for arguments that do not parse.
     """
+    _stand_in()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             # A file's name may hold what the terminal's encoding cannot.
             stream.reconfigure(errors="backslashreplace")
-    options = parser().parse_args(arguments)
+    try:
+        try:
+            return _run(parser().parse_args(arguments))
+        finally:
+            flush()
+    except BrokenPipeError:
+        for stream in (sys.stdout, sys.stderr):
+            try:
+                stream.flush()
+            except OSError:
+                silence(stream)  # Python flushes once more at exit, and would complain
+        return NOBODY_READS
+
+
+def _stand_in() -> None:
+    """Open as /dev/null what this process was started without.
+
+    Otherwise a shard that is being written may get the number of standard error, and with it what
+    libraries and workers say there.
+    """
+    while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(fd, True)
+    os.close(fd)
+    if sys.stdout is None:
+        sys.stdout = open(1, "w", closefd=False)
+    if sys.stderr is None:
+        sys.stderr = open(2, "w", closefd=False)
+
+
+def _run(options: argparse.Namespace) -> int:
+    """Run the command and put into words what ends it; returns the exit code."""
     try:
         code: int = COMMANDS[options.command].run(options)
-        sys.stdout.flush()
     except KeyboardInterrupt:
         complain(f"{options.command}: interrupted")
         return INTERRUPTED
     except BrokenPipeError:
-        # Python flushes once more at exit, and would complain.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return NOBODY_READS
+        raise
     except shardio.LoaderClosed:
         raise  # nothing that a user types leads there: a bug, which keeps its traceback
     except shardio.ShardioError as error:
         complain(_one_line(str(error)))
         return exit_code(error)
     except OSError as error:
-        complain(_one_line(_system_error(error)))
+        complain(_one_line(_system_error(error, options)))
         return ENVIRONMENT
     return code
 
@@ -81,10 +113,14 @@ def exit_code(error: shardio.ShardioError) -> int:
     return ENVIRONMENT if isinstance(error, kinds) else USAGE
 
 
-def _system_error(error: OSError) -> str:
-    if error.filename is None:
-        return error.strerror or str(error)
-    return f"{os.fsdecode(error.filename)}: {error.strerror}"
+def _system_error(error: OSError, options: argparse.Namespace) -> str:
+    """Name the file, if only by where it must lie: a write that fails does not say it."""
+    reason = error.strerror or str(error)
+    if isinstance(error.filename, str | bytes):
+        return f"{os.fsdecode(error.filename)}: {reason}"
+    if options.command != "convert":
+        return f"{options.path}: {reason}"
+    return f"{options.out if error.errno in FULL else options.command}: {reason}"
 
 
 def _one_line(text: str) -> str:

@@ -63,6 +63,8 @@ def describe_dataset(facts: Facts) -> Iterator[str]:
             for i, (name, n) in enumerate(classes.items())
         ]
         yield listed(table(rows).splitlines(), "--json lists all")
+    if n_without := facts.get("without_class"):
+        yield f"{counted(n_without, 'sample')} with a label that names no class"
     yield "shards"
     rows = [_shard_row(shard) for shard in facts["shards"]]
     yield listed(table(rows).splitlines() if rows else ["none"], "--json lists all")
@@ -158,6 +160,7 @@ def _sample(facts: Facts) -> Iterator[str]:
             name == "label"
             and value
             and value.get("shape") == []
+            and isinstance(value["min"], int)
             and 0 <= value["min"] < len(names)
         ):
             text += f" ({plain(names[value['min']])})"
@@ -170,7 +173,10 @@ def _value(value: Mapping[str, Any]) -> str:
     if value["type"] == "Text":
         return f"{shortened(json.dumps(value['value'], ensure_ascii=False))}"
     if value["type"] == "Json":
-        return shortened(json.dumps(value["value"], ensure_ascii=False))
+        try:
+            return shortened(json.dumps(value["value"], ensure_ascii=False))
+        except RecursionError:
+            return "nested too deeply for a line (--json shows it)"
     if value["type"] == "Bytes":
         more = " …" if value["bytes"] > len(value["first"].split()) else ""
         return f"{counted(value['bytes'], 'byte')}: {value['first']}{more}"
@@ -182,7 +188,8 @@ def _value(value: Mapping[str, Any]) -> str:
         return f"{value['dtype']} {first[0]}"
     if math.prod(value["shape"]) == len(first):
         return f"{kind}: {' '.join(first)}"
-    stats = f"min {value['min']:.6g}, max {value['max']:.6g}, mean {value['mean']:.6g}"
+    least, most = (f"{v:.6g}" if isinstance(v, float) else v for v in (value["min"], value["max"]))
+    stats = f"min {least}, max {most}, mean {value['mean']:.6g}"
     return f"{kind}: {stats}; {' '.join(first)} …"
 
 

@@ -40,7 +40,8 @@ def run(options: argparse.Namespace) -> int:
     if is_dataset(options.path):
         report, findings = _check_dataset(options)
     else:
-        findings = tuple(audit_shard(options.path))
+        workers = 1 if options.workers is None else options.workers
+        findings = tuple(audit_shard(options.path, workers=workers))
         report = {
             "path": options.path,
             "n_shards": 1,

@@ -1,0 +1,95 @@
+"""Small JSON files that hold a digest of themselves: written whole or not at all, read checked.
+
+Used by `manifest`, for `dataset.json` and generations.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import secrets
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from shardio.errors import DatasetCorrupt, SchemaError
+from shardio.format.checksum import hash_bytes
+from shardio.storage import sync_folder
+
+
+def _dumps(content: Mapping[str, Any]) -> bytes:
+    """The one form these files have: sorted keys, one space of indent, a digest of the rest."""
+    text = json.dumps(content, ensure_ascii=False, sort_keys=True, indent=1, allow_nan=False)
+    return text.encode("utf-8") + b"\n"
+
+
+def read_sealed(path: Path) -> dict[str, Any]:
+    """Read what `sealed` made, without the digest.
+
+    Raises:
+        DatasetCorrupt: it is no such file, or changed since it was written.
+        OSError: the system refuses to read it.
+    """
+    raw = _read_file(path)
+    try:
+        content = json.loads(raw.decode("utf-8"))
+        rest = {key: value for key, value in content.items() if key != "digest"}
+        intact = raw == _dumps(content)
+        digest = f"{hash_bytes(_dumps(rest)):016x}"
+    except (ValueError, AttributeError, RecursionError) as error:
+        raise DatasetCorrupt(f"{path}: not JSON: {error}") from error
+    if not intact or content.get("digest") != digest:
+        raise DatasetCorrupt(
+            f"{path}: changed since it was written: expected digest {content.get('digest')}, "
+            f"found {digest}"
+        )
+    return rest
+
+
+def _read_file(path: Path) -> bytes:
+    """Read a regular file; anything else is refused and not waited for, as a pipe would be."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+    except OSError as error:
+        if error.errno == errno.ENXIO:
+            raise DatasetCorrupt(f"{path}: is a socket; expected a file") from error
+        raise
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise DatasetCorrupt(f"{path}: is a folder, pipe or device; expected a file")
+    with open(fd, "rb") as file:
+        return file.read()
+
+
+def sealed(content: Mapping[str, Any]) -> bytes:
+    """The bytes of a file that holds `content` and its digest.
+
+    Raises:
+        SchemaError: JSON cannot say it.
+    """
+    try:
+        plain = json.loads(_dumps(content))  # keys become strings before they are sorted
+        return _dumps({**plain, "digest": f"{hash_bytes(_dumps(plain)):016x}"})
+    except (TypeError, ValueError, RecursionError) as error:
+        raise SchemaError(f"a generation cannot be written as JSON: {error}") from error
+
+
+def write_sealed(path: Path, content: bytes, *, exclusive: bool) -> None:
+    """Write a file that appears whole or not at all; exclusive: only if there is none yet."""
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
+    try:
+        with open(temporary, "xb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        if exclusive:
+            os.link(temporary, path)
+        else:
+            os.rename(temporary, path)
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
+    sync_folder(str(path.parent))

@@ -1,0 +1,130 @@
+"""An interrupt in the middle of a loader's bookkeeping costs the loop that it strikes, no other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from shardio import EnvironmentUnsuitable, ShardLoader
+from shardio._engine import blocks, engine, schedule, staff
+from shardio._engine.crew import Crew
+from shardio.order import Order
+from tests.loading import TWO_FIELDS, two_fields, write_dataset
+
+N = 64
+# Methods that an epoch goes through, each of which ends in the middle of something.
+PLACES: list[tuple[Any, str]] = [
+    (staff.Workers, "wait"),
+    (staff.Local, "wait"),
+    (staff.Workers, "give"),
+    (staff.Local, "give"),
+    (engine.Engine, "_route"),
+    (engine.Engine, "_reap"),
+    (engine.Engine, "_feed"),
+    (engine.Engine, "_assign"),
+    (engine.Engine, "lease"),
+    (blocks.BlockPool, "returned"),
+    (blocks.BlockPool, "lease"),
+    (blocks.BlockPool, "take_idle"),
+    (schedule.Schedule, "assign"),
+    (schedule.Schedule, "done"),
+    (schedule.Schedule, "deliver"),
+    (Order, "rows"),
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    made = tmp_path_factory.mktemp("interrupts") / "set"
+    return write_dataset(made, N, 2, TWO_FIELDS, two_fields(N))
+
+
+def interrupting(call: Callable[..., Any], when: int, *, after: bool) -> Callable[..., Any]:
+    """The call, but that its `when`-th is struck by Ctrl-C, before or after it is done."""
+    n_calls = 0
+
+    def struck(*given: Any, **named: Any) -> Any:
+        nonlocal n_calls
+        n_calls += 1
+        if n_calls == when and not after:
+            raise KeyboardInterrupt
+        found = call(*given, **named)
+        if n_calls == when:
+            raise KeyboardInterrupt
+        return found
+
+    return struck
+
+
+def epoch_of(loader: ShardLoader) -> list[int]:
+    return [int(label) for batch in loader for label in batch["label"]]
+
+
+@pytest.mark.parametrize(("num_workers", "reuse"), [(0, False), (2, False), (2, True)])
+@pytest.mark.parametrize(("owner", "name"), PLACES, ids=lambda p: getattr(p, "__name__", p))
+def test_after_an_interrupt_anywhere_the_next_epochs_are_whole(
+    folder: str, owner: Any, name: str, *, reuse: bool, num_workers: int
+) -> None:
+    with ShardLoader(folder, 4, output="numpy", num_workers=num_workers, reuse=reuse) as loader:
+        for when in (1, 4):
+            for after in (False, True):
+                with pytest.MonkeyPatch.context() as patch:
+                    patch.setattr(
+                        owner, name, interrupting(getattr(owner, name), when, after=after)
+                    )
+                    try:
+                        found = epoch_of(loader)
+                    except KeyboardInterrupt:
+                        found = list(range(N))
+                    assert found == list(range(N))
+                assert epoch_of(loader) == list(range(N))
+        # No block was lost on the way: the pool is as small as at first.
+        assert len(loader._engine.pool) <= num_workers + 3
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_another_pass_goes_on_after_an_interrupt_of_the_first(
+    folder: str, num_workers: int
+) -> None:
+    with ShardLoader(folder, 4, output="numpy", num_workers=num_workers) as loader:
+        other = iter(loader)
+        found = [int(label) for _ in range(3) for label in next(other)["label"]]
+        with pytest.MonkeyPatch.context() as patch:
+            route = interrupting(engine.Engine._route, 3, after=False)
+            patch.setattr(engine.Engine, "_route", route)
+            with pytest.raises(KeyboardInterrupt):
+                epoch_of(loader)
+        found += [int(label) for batch in other for label in batch["label"]]
+        assert found == list(range(N))
+
+
+def test_a_loader_works_again_after_its_workers_could_not_be_replaced(folder: str) -> None:
+    with ShardLoader(folder, 4, output="numpy", num_workers=2) as loader:
+        for _ in range(2):
+            with pytest.MonkeyPatch.context() as patch:
+
+                def refuse(crew: Crew, timeout_s: float | None = None) -> Any:
+                    raise EnvironmentUnsuitable("workers die before they answer anything")
+
+                patch.setattr(Crew, "wait", refuse)
+                with pytest.raises(EnvironmentUnsuitable):
+                    epoch_of(loader)
+            assert epoch_of(loader) == list(range(N))
+
+
+def test_a_handler_that_closes_the_loader_in_the_middle_of_a_batch_ends_the_loop(
+    folder: str,
+) -> None:
+    loader = ShardLoader(folder, 4, output="numpy", num_workers=0)
+    with pytest.MonkeyPatch.context() as patch:
+        rows = Order.rows
+
+        def close_first(order: Order, start: int, stop: int) -> Any:
+            loader.close()  # as a handler of SIGTERM would, in this thread
+            return rows(order, start, stop)
+
+        patch.setattr(Order, "rows", close_first)
+        with pytest.raises(RuntimeError, match="closed"):
+            epoch_of(loader)

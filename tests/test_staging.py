@@ -1,0 +1,360 @@
+"""What a conversion or a writer leaves behind, whenever it ends, and what it never touches."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import fcntl
+import os
+import subprocess
+import sys
+from collections.abc import Generator, Iterator, Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+
+import shardio
+import shardio.manifest
+from shardio import (
+    Array,
+    DatasetConflict,
+    DatasetWriter,
+    Input,
+    InvalidArgument,
+    Outcome,
+    Schema,
+    SchemaError,
+    ShardCorrupt,
+    ShardLoader,
+    Text,
+)
+from shardio.conversion import Progress, driver
+from shardio.conversion.plan import list_inputs
+from shardio.conversion.staging import Staging
+
+NUMBERS = Schema({"n": Array("int64")})
+
+
+@dataclasses.dataclass(frozen=True)
+class Odd:
+    """A converter for tests that ends as the content of its input says."""
+
+    kind: ClassVar[str] = "odd"
+    version: ClassVar[str] = "1"
+
+    def schema(self) -> Schema:
+        return NUMBERS
+
+    def libraries(self) -> Mapping[str, str]:
+        return {}
+
+    def samples(self, source: Input) -> Generator[Mapping[str, Any], None, Outcome]:
+        yield {"n": 1}
+        content = Path(source.path).read_text()
+        if content == "broken":
+            return Outcome("broken", "it says so itself")
+        if content == "nothing":
+            return None  # type: ignore[return-value]
+        if content == "misfit":
+            yield {"n": "a text"}
+        return Outcome("converted", "why " * 10_000, {"long": "x" * 200_000})
+
+
+@pytest.fixture
+def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder with one input, and the converter installed as a third party's would be."""
+    meta = tmp_path / "site" / "odd-1.0.dist-info"
+    meta.mkdir(parents=True)
+    (meta / "METADATA").write_text("Metadata-Version: 2.1\nName: odd\nVersion: 1.0\n")
+    (meta / "entry_points.txt").write_text(f"[shardio.converters]\nodd = {__name__}:Odd\n")
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    monkeypatch.setitem(sys.modules, __name__, sys.modules[__name__])
+    folder = tmp_path / "src"
+    folder.mkdir()
+    (folder / "1").write_text("fine")
+    yield folder
+
+
+def convert(source: Path, out: Path, **options: Any) -> shardio.ConversionReport:
+    return shardio.convert(source, out, kind="odd", **{"workers": 0, **options})
+
+
+def abandoned(out: Path, *, lineage: str = "0" * 16) -> None:
+    """Leave what a conversion leaves that was killed after it had moved its shard out."""
+    made = Staging(str(out)).__enter__()
+    (made.folder / "000000-000.shard").write_bytes(b"a shard")
+    made.move_out(["000000-000.shard"], lineage)
+    made._unlock()  # as the kernel does
+
+
+def test_shards_that_a_killed_conversion_moved_out_are_taken_back(
+    source: Path, tmp_path: Path
+) -> None:
+    abandoned(tmp_path / "out")
+    assert sorted(os.listdir(tmp_path / "out")) == [".conversion", "000000-000.shard"]
+    convert(source, tmp_path / "out")
+    assert [sample["n"] for sample in shardio.open(tmp_path / "out")] == [1]
+
+
+def test_a_generation_of_a_killed_conversion_is_withdrawn_and_anothers_is_not(
+    source: Path, tmp_path: Path
+) -> None:
+    convert(source, tmp_path / "model")
+    lineage = shardio.open(tmp_path / "model").lineage
+    generation = (tmp_path / "model" / "generations" / "000001.json").read_bytes()
+    for out, known in ((tmp_path / "ours", lineage), (tmp_path / "theirs", "0" * 16)):
+        abandoned(out, lineage=known)
+        (out / "generations").mkdir()
+        (out / "generations" / "000001.json").write_bytes(generation)
+    convert(source, tmp_path / "ours")
+    with pytest.raises(shardio.DatasetExists):
+        convert(source, tmp_path / "theirs")
+    kept = tmp_path / "theirs" / "generations" / "000001.json"
+    assert kept.read_bytes() == generation
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError])
+def test_what_happens_after_publishing_does_not_take_the_shards_back(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
+) -> None:
+    def publish(*given: Any, **named: Any) -> None:
+        shardio.manifest.publish(*given, **named)
+        raise error
+
+    monkeypatch.setattr(driver, "publish", publish)
+    with pytest.raises(error):
+        convert(source, tmp_path / "out")
+    assert [sample["n"] for sample in shardio.open(tmp_path / "out")] == [1]
+    assert not (tmp_path / "out" / ".conversion").exists()
+
+
+def test_a_shard_that_another_writer_has_put_there_is_never_replaced(
+    source: Path, tmp_path: Path
+) -> None:
+    writer = DatasetWriter(tmp_path / "out", NUMBERS)
+
+    def meanwhile(state: Progress) -> None:
+        if state.n_inputs_done == state.n_inputs:
+            writer.append({"n": 7})
+            writer.close()
+
+    with pytest.raises(DatasetConflict, match=r"000000-000\.shard: another writer"):
+        convert(source, tmp_path / "out", progress=meanwhile)
+    assert [sample["n"] for sample in shardio.open(tmp_path / "out")] == [7]
+
+
+def test_a_lock_on_a_folder_that_has_been_removed_meanwhile_is_not_taken_for_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock, n_locks = fcntl.flock, 0
+
+    def remove_first(fd: int, how: int) -> None:
+        nonlocal n_locks
+        n_locks += 1
+        if n_locks == 1:  # its owner has just ended
+            os.rmdir(tmp_path / "out" / ".conversion")
+        lock(fd, how)
+
+    monkeypatch.setattr(fcntl, "flock", remove_first)
+    with Staging(str(tmp_path / "out")) as made:
+        assert n_locks == 2
+        assert made.folder.is_dir()
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_converter_may_say_anything_of_any_length(
+    source: Path, tmp_path: Path, workers: int
+) -> None:
+    (found,) = convert(source, tmp_path / "out", workers=workers).inputs
+    assert (found.outcome, len(found.reason), len(found.detail["long"])) == (
+        "converted",
+        1000,
+        200_000,
+    )
+
+
+@pytest.mark.parametrize(("keep_partial", "n_kept"), [(False, 0), (True, 1)])
+def test_of_an_input_that_a_converter_calls_broken_nothing_is_kept(
+    source: Path, tmp_path: Path, *, keep_partial: bool, n_kept: int
+) -> None:
+    (source / "1").write_text("broken")
+    report = convert(source, tmp_path / "out", keep_partial=keep_partial)
+    assert (report.inputs[0].outcome, report.n_samples) == ("broken", n_kept)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize(
+    ("content", "error"), [("nothing", InvalidArgument), ("misfit", SchemaError)]
+)
+def test_a_converters_mistake_is_the_same_error_with_any_number_of_workers(
+    source: Path, tmp_path: Path, workers: int, content: str, error: type[Exception]
+) -> None:
+    (source / "1").write_text(content)
+    with pytest.raises(error):
+        convert(source, tmp_path / "out", workers=workers)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_link_to_itself_is_an_input_like_any_other(source: Path) -> None:
+    (source / "loop").symlink_to("loop")
+    assert [entry.name for entry in list_inputs(str(source)).inputs] == ["1", "loop"]
+
+
+def test_names_that_differ_in_bytes_differ_in_text(tmp_path: Path) -> None:
+    names = [b"\xff", b"\\xff", b"\\\\xff", b"\\\xff", b"a\\b"]
+    for name in names:
+        os.mkdir(os.path.join(os.fsencode(tmp_path), name))
+        Path(os.fsdecode(os.path.join(os.fsencode(tmp_path), name, b"f"))).touch()
+    assert len(set(list_inputs(str(tmp_path)).classes)) == len(names)
+
+
+# Writers.
+
+
+@pytest.mark.parametrize("fail_at", ["fsync", "link", "rename"])
+def test_a_writer_that_cannot_publish_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fail_at: str
+) -> None:
+    writer = DatasetWriter(tmp_path / "out", NUMBERS, shard_bytes=8)
+    for n in range(3):
+        writer.append({"n": n})
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, fail_at, refuse)
+        with pytest.raises(OSError, match="No space"):
+            writer.close()
+    assert not (tmp_path / "out").exists()
+    with DatasetWriter(tmp_path / "out", NUMBERS) as again:
+        again.append({"n": 1})
+
+
+def test_an_iterable_that_raises_leaves_nothing(tmp_path: Path) -> None:
+    def samples() -> Iterator[dict[str, int]]:
+        yield {"n": 1}
+        raise ValueError("oops")
+
+    with pytest.raises(ValueError, match="oops"):
+        shardio.convert(samples(), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_change_of_folder_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "elsewhere").mkdir()
+    with DatasetWriter("out", NUMBERS, shard_bytes=8) as writer:
+        writer.append({"n": 1})
+        monkeypatch.chdir(tmp_path / "elsewhere")
+        writer.append({"n": 2})
+    monkeypatch.chdir(tmp_path)
+    with shardio.open("out") as dataset:
+        monkeypatch.chdir(tmp_path / "elsewhere")
+        assert [sample["n"] for sample in dataset] == [1, 2]
+
+
+@pytest.mark.parametrize("classes", ["cat", ["a", "a"], [1, 2], None])
+def test_class_names_are_checked_before_anything_is_written(tmp_path: Path, classes: Any) -> None:
+    with pytest.raises(InvalidArgument, match="classes"):
+        DatasetWriter(tmp_path / "out", NUMBERS, classes=classes)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_schema_is_a_schema(tmp_path: Path) -> None:
+    for make in (shardio.ShardWriter, DatasetWriter):
+        with pytest.raises(SchemaError, match=r"expected a shardio\.Schema, found dict"):
+            make(tmp_path / "a.shard", {"n": Text()})  # type: ignore[arg-type]
+    assert os.listdir(tmp_path) == []
+
+
+# Readers.
+
+
+def test_a_shard_that_is_replaced_while_it_is_open_is_refused(tmp_path: Path) -> None:
+    for name, first in (("a", 0), ("b", 1000)):
+        with DatasetWriter(tmp_path / name, NUMBERS) as writer:
+            for n in range(100):
+                writer.append({"n": first + n})
+    with ShardLoader(tmp_path / "a", 10, num_workers=0, output="numpy") as loader:
+        os.rename(tmp_path / "b" / "000000-000.shard", tmp_path / "a" / "000000-000.shard")
+        with pytest.raises(ShardCorrupt, match="another file has taken the place") as caught:
+            list(loader)
+    assert caught.value.code == "replaced"
+
+
+FEW_FILES = """
+import resource, sys
+import shardio
+dataset = shardio.open(sys.argv[1])
+resource.setrlimit(resource.RLIMIT_NOFILE, (40, 40))
+found = [sample["n"] for sample in dataset]
+with shardio.ShardLoader(sys.argv[1], 7, output="numpy", num_workers=0) as loader:
+    found += [int(n) for batch in loader for n in batch["n"]]
+print(found == 2 * list(range(100)))
+"""
+
+
+def test_a_dataset_may_have_more_shards_than_a_process_may_open_files(tmp_path: Path) -> None:
+    with DatasetWriter(tmp_path / "set", NUMBERS, shard_bytes=8) as writer:
+        for n in range(100):
+            writer.append({"n": n})
+    assert len(shardio.open(tmp_path / "set").shards) == 100
+    command = [sys.executable, "-c", FEW_FILES, str(tmp_path / "set")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert done.stdout.strip() == "True", done.stderr
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("reuse", [False, True])
+def test_close_lets_go_of_all_memory_and_descriptors(
+    tmp_path: Path, num_workers: int, *, reuse: bool
+) -> None:
+    with DatasetWriter(tmp_path / "set", NUMBERS) as writer:
+        for n in range(100):
+            writer.append({"n": n})
+
+    def held() -> tuple[int, int]:
+        maps = Path("/proc/self/maps").read_text()
+        return len(os.listdir("/proc/self/fd")), maps.count("memfd:shardio")
+
+    options: dict[str, Any] = {"num_workers": num_workers, "reuse": reuse, "output": "numpy"}
+    with ShardLoader(tmp_path / "set", 10, **options) as first:
+        list(first)  # what is imported and opened once
+    before = held()
+    loader = ShardLoader(tmp_path / "set", 10, **options)
+    assert sum(len(batch["n"]) for batch in loader) == 100
+    loader.close()
+    assert held() == before
+
+
+def test_numbers_that_would_be_rounded_and_masks_that_would_be_lost_are_refused(
+    tmp_path: Path,
+) -> None:
+    schema = Schema({"x": Array("float64", (1,))})
+    with shardio.ShardWriter(tmp_path / "a.shard", schema) as writer:
+        with pytest.raises(SchemaError, match="cannot hold 9007199254740993 exactly"):
+            writer.append({"x": np.array([2**53 + 1])})
+        with pytest.raises(SchemaError, match="would lose its mask"):
+            writer.append({"x": np.ma.masked_array([1.0], [True])})
+        writer.append({"x": np.array([2**53])})
+
+
+def test_json_may_be_nested_as_deep_as_any_reader_can_follow(tmp_path: Path) -> None:
+    def nested(depth: int) -> Any:
+        value: Any = 0
+        for _ in range(depth):
+            value = [value]
+        return value
+
+    schema = Schema({"j": shardio.Json()})
+    with shardio.ShardWriter(tmp_path / "a.shard", schema) as writer:
+        writer.append({"j": nested(256)})
+        with pytest.raises(SchemaError, match="nested more than 256 deep"):
+            writer.append({"j": nested(257)})
+    with shardio.ShardReader(tmp_path / "a.shard") as reader:
+        assert reader[0]["j"] == nested(256)
