@@ -34,8 +34,10 @@ def cpu_device_works() -> bool:
 os.environ.setdefault("DEV", "CPU" if cpu_device_works() else "PYTHON")
 
 
-# A shell that starts a program in the background makes it ignore Ctrl-C, and whatever it starts.
+# A shell that starts a program in the background makes it ignore Ctrl-C, and whatever it starts;
+# nohup does the same with SIGHUP.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.fixture(scope="session")
