@@ -106,8 +106,7 @@ class BlockLayout:
 
     def arrays(self, block: npt.NDArray[np.uint8], n: int) -> dict[str, npt.NDArray[Any]]:
         """The first n rows of every fixed field, as arrays over the block."""
-        data = block.data
-        return {s.name: np.ndarray((n, *s.shape), s.dtype, data, s.offset) for s in self.fixed}
+        return {s.name: np.ndarray((n, *s.shape), s.dtype, block, s.offset) for s in self.fixed}
 
     def extents(self, block: npt.NDArray[np.uint8], slot: VaryingSlot) -> npt.NDArray[np.void]:
         """Where the values of a varying field lie."""

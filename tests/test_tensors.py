@@ -1,7 +1,10 @@
 from __future__ import annotations
 
 import gc
+import os
 import random
+import subprocess
+import sys
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -406,6 +409,55 @@ def test_staging_memory_that_only_a_wait_frees_is_bounded(
         maker.wrap(counting((3, 4)), None)  # 48 bytes
         n_waits.append(len(waits))
     assert n_waits == [0, 0, 1, 1, 1, 2]
+
+
+# tinygrad 0.14 queues work on the CPU device only where HCQ2 says so, when it is imported.
+QUEUED = """
+import numpy
+from tinygrad import Tensor
+from tinygrad.device import Device
+from shardio import tensors
+maker, device = tensors.TensorMaker("CPU"), Device["CPU"]
+synchronize, calls = device.synchronize, []
+device.synchronize = lambda: calls.append(0) or synchronize()
+a = Tensor(numpy.ones((500, 500), numpy.float32)).realize()
+synchronize()
+for _ in range(4):
+    result = (a @ a).sum().realize()
+    maker.synchronize()
+    counters = [(queue.put, queue.done) for queue in device.workers]
+    assert counters, "nothing was ever queued"
+    for put, done in counters:
+        assert tensors._counter(put)[0] == tensors._counter(done)[0], "work is still queued"
+assert calls, "the work was never found queued"
+n_calls = len(calls)
+maker.synchronize()
+assert len(calls) == n_calls, "an idle device was waited for"
+"""
+
+
+@on_cpu
+def test_synchronize_waits_for_queued_work_and_glances_at_an_idle_device() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", QUEUED],
+        env={**os.environ, "DEV": "CPU", "HCQ2": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@on_cpu
+def test_a_synchronize_that_is_not_known_is_called_as_it_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert isinstance(TensorMaker("CPU")._waits[0], tensors._Glance)
+    calls: list[str] = []
+    device: Any = Device["CPU"]
+    monkeypatch.setattr(type(device), "synchronize", lambda self: calls.append(self.device))
+    TensorMaker("CPU").synchronize()
+    assert calls == ["CPU"]
 
 
 def test_synchronize_waits_for_every_device(monkeypatch: pytest.MonkeyPatch) -> None:

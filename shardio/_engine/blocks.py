@@ -1,16 +1,16 @@
 """The pool of blocks: shared memory that batches are filled into, and the leases on it.
 
 A block is an anonymous memory file: no name, nothing to leak, passed by descriptor. Main creates
-and owns all of them. A batch that the user holds is a *lease*: a ctypes array over the block that
-every NumPy array and tensor of the batch keeps alive. When the last of them is gone, its finalizer
-appends the block's number to a deque, and does nothing else: it may run in any thread, in the
-middle of anything.
+and owns all of them. A batch that the user holds is a *lease*: an array over the whole block that
+every other array and tensor of the batch keeps alive. (NumPy makes an array's `base` the last array
+in the chain of views: this one, as what is under it is a map.) When the last of them is gone, its
+finalizer appends the block's number to a deque, and does nothing else: it may run in any thread, in
+the middle of anything.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import fcntl
 import mmap
@@ -86,7 +86,6 @@ class BlockMap:
         with _refusals_explained(os.fstat(self._fd).st_size, "the map of a block"):
             self.map = mmap.mmap(self._fd, 0)
         self.bytes: Bytes = np.frombuffer(self.map, np.uint8)
-        self.carrier_type = ctypes.c_ubyte * len(self.bytes)
         self.views: BlockViews | None = None
 
     def see_growth(self, n_bytes: int | None = None) -> None:
@@ -221,8 +220,11 @@ class BlockPool:
     def lease(self, number: int) -> Bytes:
         """Memory over the whole block; when the last view of it is gone, the block is returned."""
         block = self._blocks[number]
-        carrier = block.carrier_type.from_buffer(block.map)
-        return self._leased(carrier, _Lease(carrier, self._end_lease), number)
+        leased: Bytes = np.ndarray(block.bytes.shape, np.uint8, block.map)
+        lease = _Lease(leased, self._end_lease)
+        lease.number = number
+        self._leases[number] = lease
+        return leased
 
     def copy(self, number: int, n_bytes: int) -> Bytes:
         """The first n_bytes of a block in memory of their own, leased like a block.
@@ -233,16 +235,11 @@ class BlockPool:
         require(n_bytes, "copies of batches, because all blocks are held by batches still in use")
         memory = mmap.mmap(-1, n_bytes)
         np.frombuffer(memory, np.uint8)[:] = self._blocks[number].bytes[:n_bytes]
-        carrier = (ctypes.c_ubyte * n_bytes).from_buffer(memory)
-        lease = _Lease(carrier, self._end_lease)
-        lease.memory = memory
+        leased: Bytes = np.ndarray((n_bytes,), np.uint8, memory)
         self.n_copies += 1
-        return self._leased(carrier, lease, -self.n_copies)
-
-    def _leased(self, carrier: Any, lease: _Lease, number: int) -> Bytes:
-        lease.number = number
-        self._leases[number] = lease
-        leased: Bytes = np.frombuffer(carrier, np.uint8)
+        lease = _Lease(leased, self._end_lease)
+        lease.number, lease.memory = -self.n_copies, memory
+        self._leases[-self.n_copies] = lease
         return leased
 
     def returned(self) -> list[int]:

@@ -249,29 +249,30 @@ class Engine:
     def _feed(self, iteration: Iteration) -> None:
         """Put free blocks to work, and give out tasks."""
         schedule, pool = iteration.schedule, self.pool
-        if schedule.wants_blocks and (idle := pool.take_idle()) is not None:
-            schedule.free(idle)  # as nearly always: the one that the loop has just let go
         while True:
-            self._assign(iteration)
+            while (given := schedule.assign()) is not None:
+                worker, step, number = given
+                block = pool[number]
+                block.use = (block.use + 1) & 0xFFFFFFFF
+                task = Task(_FILL, iteration.slot, number, iteration.epoch, step, block.use, 0)
+                self._staff.give(worker, task, block)
             if not schedule.wants_blocks:
                 break
-            block = pool.take_idle()
-            if block is None:
-                if len(self._iterations) == 1 and self._has_enough(schedule):
-                    break  # as nearly always
-                n_to_come = schedule.n_circulating + self._n_coming_back()
-                n_live = sum(not each.is_cancelled for each in self._iterations.values())
-                is_starving = n_to_come < self._staff.n_workers
-                if not is_starving and len(pool) >= self._n_blocks * n_live:
-                    break
-                block = pool.make()
-            if block is None:
+            found = pool.take_idle()
+            if found is None and not self._has_enough(schedule):
+                found = pool.make()
+            if found is None:
                 break
-            schedule.free(block)
+            schedule.free(found)
 
     def _has_enough(self, schedule: Schedule) -> bool:
-        """Whether the only pass has all the blocks that it should, and keeps every worker busy."""
-        return len(self.pool) >= self._n_blocks and schedule.n_circulating >= self._staff.n_workers
+        """Whether a pass keeps every worker busy, and there are as many blocks as there should."""
+        n_workers, n_blocks = self._staff.n_workers, self._n_blocks
+        if len(self._iterations) == 1:  # as nearly always
+            return len(self.pool) >= n_blocks and schedule.n_circulating >= n_workers
+        n_live = sum(not each.is_cancelled for each in self._iterations.values())
+        n_to_come = schedule.n_circulating + self._n_coming_back()
+        return len(self.pool) >= n_blocks * n_live and n_to_come >= n_workers
 
     def _n_coming_back(self) -> int:
         """How many blocks workers still have for passes that are cancelled."""
@@ -301,13 +302,6 @@ class Engine:
                 f"let go of batches, or copy what you keep: {error}"
             ) from error
         self._feed(iteration)
-
-    def _assign(self, iteration: Iteration) -> None:
-        for worker, step, number in iteration.schedule.assign():
-            block = self.pool[number]
-            block.use = (block.use + 1) & 0xFFFFFFFF
-            task = Task(_FILL, iteration.slot, number, iteration.epoch, step, block.use, 0)
-            self._staff.give(worker, task, block)
 
     def _take_answers(self) -> None:
         """Wait for answers, and tell the passes that they belong to."""

@@ -32,24 +32,24 @@ class Schedule:
     """
 
     def __init__(self, first: int, last: int, n_workers: int, depth: int = DEPTH) -> None:
-        self._next_assigned, self._next_delivered, self._last = first, first, last
+        self.next_step = first
+        """The step that is delivered next."""
+        self._next_assigned, self._last = first, last
         self._depth = depth
         self._tasks: list[dict[int, int]] = [{} for _ in range(n_workers)]  # worker: step -> block
+        self._n_tasks = [0] * n_workers
         self._ready: dict[int, int] = {}
         self._failed: dict[int, BaseException] = {}
         self._free: deque[int] = deque()
         self.n_in_flight = 0
         """How many tasks have been assigned and not answered."""
+        self.n_circulating = 0
+        """How many blocks are free, in flight or ready."""
 
     @property
     def is_over(self) -> bool:
         """Whether every step has been delivered."""
-        return self._next_delivered >= self._last
-
-    @property
-    def n_circulating(self) -> int:
-        """How many blocks are free, in flight or ready."""
-        return len(self._free) + self.n_in_flight + len(self._ready)
+        return self.next_step >= self._last
 
     @property
     def wants_blocks(self) -> bool:
@@ -68,34 +68,28 @@ class Schedule:
 
     def renewed(self) -> Schedule:
         """A schedule of what is still to be delivered, of which nothing has been assigned."""
-        return Schedule(self._next_delivered, self._last, len(self._tasks), self._depth)
-
-    @property
-    def next_step(self) -> int:
-        """The step that is delivered next."""
-        return self._next_delivered
+        return Schedule(self.next_step, self._last, len(self._tasks), self._depth)
 
     def free(self, block: int) -> None:
         """A block may be filled again."""
         # Last in, first out: the block that was used last is the one still in the cache.
         self._free.append(block)
+        self.n_circulating += 1
 
-    def assign(self) -> list[Assignment]:
-        """Give the next steps to the workers with the fewest tasks, as far as blocks go."""
-        found: list[Assignment] = []
+    def assign(self) -> Assignment | None:
+        """Give the next step to the worker with the fewest tasks, if there is a free block."""
         # After a failure nothing behind it will be delivered.
-        while self._free and self._next_assigned < self._last and not self._failed:
-            counts = [len(tasks) for tasks in self._tasks]
-            least = min(counts)
-            if least >= self._depth:
-                break
-            worker = counts.index(least)
-            step, block = self._next_assigned, self._free.pop()
-            self._next_assigned += 1
-            self._tasks[worker][step] = block
-            self.n_in_flight += 1
-            found.append(Assignment(worker, step, block))
-        return found
+        if not self._free or self._next_assigned >= self._last or self._failed:
+            return None
+        least = min(self._n_tasks)
+        if least >= self._depth:
+            return None
+        worker, step, block = self._n_tasks.index(least), self._next_assigned, self._free.pop()
+        self._next_assigned = step + 1
+        self._tasks[worker][step] = block
+        self._n_tasks[worker] = least + 1
+        self.n_in_flight += 1
+        return Assignment(worker, step, block)
 
     def done(self, worker: int, step: int) -> None:
         """A worker has filled the block of a step."""
@@ -112,6 +106,7 @@ class Schedule:
 
     def _answered(self, worker: int, step: int) -> int:
         block = self._tasks[worker].pop(step)
+        self._n_tasks[worker] -= 1
         self.n_in_flight -= 1
         return block
 
@@ -125,14 +120,15 @@ class Schedule:
         Raises:
             BaseException: what `failed` was given for this step, once; the pass is then over.
         """
-        if self._next_delivered in self._failed:
-            self._last = self._next_delivered
+        block = self._ready.pop(self.next_step, None)
+        if block is not None:
+            self.next_step += 1
+            self.n_circulating -= 1
+        elif self.next_step in self._failed:
+            self._last = self.next_step
             # Kept nowhere, not even under a name: its traceback leads to the loop, and so to the
             # loader, which would live on with it.
-            raise self._failed.pop(self._next_delivered)
-        block = self._ready.pop(self._next_delivered, None)
-        if block is not None:
-            self._next_delivered += 1
+            raise self._failed.pop(self.next_step)
         return block
 
     def surrender(self) -> list[int]:
@@ -140,4 +136,5 @@ class Schedule:
         blocks = [*self._free, *self._ready.values()]
         self._free.clear()
         self._ready.clear()
+        self.n_circulating -= len(blocks)
         return blocks

@@ -53,7 +53,7 @@ class Passes(RuleBasedStateMachine):
     @precondition(lambda self: not self.is_cancelled)
     @rule()
     def tasks_are_given_out(self) -> None:
-        for worker, step, block in self.schedule.assign():
+        for worker, step, block in iter(self.schedule.assign, None):
             assert step == self.assigned_to, "steps are assigned in order, each once"
             assert step < self.last
             assert block in self.free
@@ -201,8 +201,8 @@ def drive(schedule: Schedule, blocks: list[int]) -> list[tuple[int, int]]:
         schedule.free(block)
     found = []
     while not schedule.is_over:
-        for worker, step, _ in schedule.assign():
-            schedule.done(worker, step)
+        while (given := schedule.assign()) is not None:
+            schedule.done(given.worker, given.step)
         next_step, delivered = schedule.next_step, schedule.deliver()
         assert delivered is not None
         found.append((next_step, delivered))
@@ -219,7 +219,8 @@ def test_the_block_used_last_is_used_next() -> None:
     schedule = Schedule(0, 9, n_workers=1, depth=1)
     for block in (1, 2, 3):
         schedule.free(block)
-    assert schedule.assign() == [Assignment(0, 0, 3)]
+    assert schedule.assign() == Assignment(0, 0, 3)
+    assert schedule.assign() is None
 
 
 def test_a_pass_of_no_steps_is_over_and_wants_nothing() -> None:
@@ -227,7 +228,7 @@ def test_a_pass_of_no_steps_is_over_and_wants_nothing() -> None:
     schedule.free(0)
     assert schedule.is_over
     assert not schedule.wants_blocks
-    assert schedule.assign() == []
+    assert schedule.assign() is None
     assert schedule.deliver() is None
     assert schedule.surrender() == [0]
 
@@ -237,7 +238,7 @@ def test_depth_is_how_many_tasks_a_worker_has_at_most(depth: int) -> None:
     schedule = Schedule(0, 100, n_workers=2, depth=depth)
     for block in range(10):
         schedule.free(block)
-    given = [worker for worker, _, _ in schedule.assign()]
+    given = [worker for worker, _, _ in iter(schedule.assign, None)]
     assert given == [0, 1] * depth
 
 
@@ -245,10 +246,10 @@ def test_a_failure_waits_for_its_turn_and_stops_what_comes_after() -> None:
     schedule = Schedule(0, 9, n_workers=2, depth=1)
     for block in (0, 1, 2):
         schedule.free(block)
-    first, second = schedule.assign()
+    first, second = iter(schedule.assign, None)
     error = KeyError("mine")
     schedule.failed(second.worker, second.step, error)
-    assert schedule.assign() == []
+    assert schedule.assign() is None
     assert not schedule.wants_blocks
     assert schedule.deliver() is None
     schedule.done(first.worker, first.step)

@@ -23,7 +23,6 @@ PLACES: list[tuple[Any, str]] = [
     (engine.Engine, "_route"),
     (engine.Engine, "_reap"),
     (engine.Engine, "_feed"),
-    (engine.Engine, "_assign"),
     (engine.Engine, "lease"),
     (blocks.BlockPool, "returned"),
     (blocks.BlockPool, "lease"),
