@@ -43,7 +43,8 @@ if TYPE_CHECKING:
         TransformError,
         WorkerDied,
     )
-    from shardio.format.schema import Array, Bytes, Json, Schema, Text
+    from shardio.format.fields import Array, Bytes, Json, List, Text
+    from shardio.format.schema import Schema
     from shardio.loader import ShardLoader
     from shardio.reader import ShardReader
     from shardio.writer import ShardWriter
@@ -65,6 +66,7 @@ __all__ = [
     "Input",
     "InvalidArgument",
     "Json",
+    "List",
     "LoaderClosed",
     "MediaError",
     "MemoryShort",
@@ -92,13 +94,14 @@ __all__ = [
 
 # Where each name lives; every other public name is an error.
 _HOMES = {
-    "Array": "shardio.format.schema",
+    "Array": "shardio.format.fields",
     "Batch": "shardio.batch",
-    "Bytes": "shardio.format.schema",
+    "Bytes": "shardio.format.fields",
     "ConversionReport": "shardio.conversion",
     "DatasetWriter": "shardio.dataset",
     "Input": "shardio.conversion",
-    "Json": "shardio.format.schema",
+    "Json": "shardio.format.fields",
+    "List": "shardio.format.fields",
     "Outcome": "shardio.conversion",
     "Schema": "shardio.format.schema",
     "ShardDataset": "shardio.dataset",
@@ -106,7 +109,7 @@ _HOMES = {
     "ShardReader": "shardio.reader",
     "ShardWriter": "shardio.writer",
     "Source": "shardio.conversion",
-    "Text": "shardio.format.schema",
+    "Text": "shardio.format.fields",
     "convert": "shardio.conversion",
     "open": "shardio.dataset",
 }

@@ -11,15 +11,18 @@ import numpy.typing as npt
 
 from shardio.collate import FILLED, BlockLayout, VaryingSlot
 from shardio.errors import ShardCorrupt
-from shardio.format.schema import Array, Json, Text
+from shardio.format.lists import unpack_list
+from shardio.format.schema import Array, Json, List, Text
 
 
 class Batch(Mapping[str, Any]):
     """What one step of a loop gets: fields by name, in the schema's order.
 
-    Fixed numeric fields are arrays or tensors; text, bytes, JSON and arrays of varying shape are
-    lists, made when they are first asked for. Everything stays valid for as long as it, or the
-    batch, is held (with reuse=True: until the next batch).
+    Fixed numeric fields are arrays or tensors; text, bytes, JSON, arrays of varying shape and lists
+    of arrays are lists, made when they are first asked for. A sample that lacks an optional field
+    has None in a list and zeros in an array; `present` tells them. The name of a nested record
+    gives a dict of its fields. Everything stays valid for as long as it, or the batch, is held
+    (with reuse=True: until the next batch).
     """
 
     __slots__ = ("_block", "_layout", "_lists", "_n_rows", "_paths", "_values", "epoch", "step")
@@ -52,6 +55,10 @@ class Batch(Mapping[str, Any]):
                 if values is None:
                     values = self._lists[name] = self._decode(slot)
                 return values
+        if name in self._layout.schema.groups:
+            inner = [each[len(name) + 1 :] for each in self if each.startswith(f"{name}.")]
+            parts = dict.fromkeys(each.partition(".")[0] for each in inner)
+            return {part: self[f"{name}.{part}"] for part in parts}
         raise KeyError(f"{name!r}: this batch has {', '.join(self)}")
 
     def __iter__(self) -> Iterator[str]:
@@ -85,11 +92,27 @@ class Batch(Mapping[str, Any]):
         found: npt.NDArray[np.bool_] = self._origins()["status"] == FILLED
         return found
 
+    def present(self, name: str) -> npt.NDArray[np.bool_]:
+        """Which rows have a value of a field; a copy."""
+        if name not in self._layout.schema:
+            raise KeyError(f"{name!r}: this batch has {', '.join(self)}")
+        for slot in self._layout.presence:
+            if slot.name == name:
+                return self._layout.present(self._block, slot)[: self._n_rows].copy()
+        return np.ones(self._n_rows, np.bool_)
+
     def _origins(self) -> npt.NDArray[np.void]:
         return self._layout.origins(self._block)[: self._n_rows]
 
     def _decode(self, slot: VaryingSlot) -> list[Any]:
-        """The values of a varying field; arrays are views of the block."""
+        """The values of a varying field, None where there is none; arrays are views."""
+        values = self._decode_all(slot)
+        for i in np.flatnonzero(~self.present(slot.name)).tolist():
+            values[i] = None
+        return values
+
+    def _decode_all(self, slot: VaryingSlot) -> list[Any]:
+        """The values of a varying field; those that are not there are some value."""
         layout, field = self._layout, self._layout.schema[slot.name]
         extents = layout.extents(self._block, slot)[: self._n_rows]
         places, sizes = extents["place"].tolist(), extents["n_bytes"].tolist()
@@ -100,32 +123,45 @@ class Batch(Mapping[str, Any]):
                 heap[p : p + n].view(field.numpy).reshape(shape)
                 for p, n, shape in zip(places, sizes, shapes, strict=True)
             ]
+        if isinstance(field, List):
+            return [
+                self._unpack(slot.name, i, field, heap[p : p + n].data) if n else []
+                for i, (p, n) in enumerate(zip(places, sizes, strict=True))
+            ]
         records = [bytes(heap[p : p + n].data) for p, n in zip(places, sizes, strict=True)]
         if not isinstance(field, Text | Json):
             return records
         try:
             texts = [record.decode("utf-8") for record in records]
-            return texts if isinstance(field, Text) else [json.loads(text) for text in texts]
+            if isinstance(field, Text):
+                return texts
+            return [json.loads(text) if text or not field.optional else None for text in texts]
         except (ValueError, RecursionError) as error:  # not UTF-8, not JSON, nested too deep
             raise self._refuse(slot.name, records, error) from error
+
+    def _unpack(self, name: str, i: int, field: List, record: memoryview) -> list[Any]:
+        try:
+            return unpack_list(field.element, record)
+        except ShardCorrupt as error:
+            raise self._placed(error.what, error.code, name, i) from error
+
+    def _placed(self, what: str, code: str, name: str, i: int) -> ShardCorrupt:
+        """The error for a value of row i."""
+        shard, row = self.origins[i].tolist()
+        path = self._paths[shard] if self._paths else f"shard number {shard}"
+        return ShardCorrupt(what, code=code, path=path, field=name, sample=row)
 
     def _refuse(
         self, name: str, records: list[bytes], error: ValueError | RecursionError
     ) -> ShardCorrupt:
         """Name the first sample whose text or JSON is none."""
-        is_json = isinstance(self._layout.schema[name], Json)
+        what = f"a record cannot be decoded: {error}"
+        field = self._layout.schema[name]
         for i, record in enumerate(records):
             try:
                 text = record.decode("utf-8")  # first: json.loads would take UTF-16 bytes, too
-                if is_json:
+                if isinstance(field, Json) and (record or not field.optional):
                     json.loads(text)
             except (ValueError, RecursionError):
-                shard, row = self.origins[i].tolist()
-                return ShardCorrupt(
-                    f"a record cannot be decoded: {error}",
-                    code="value",
-                    path=self._paths[shard] if self._paths else f"shard number {shard}",
-                    field=name,
-                    sample=row,
-                )
-        return ShardCorrupt(f"a record cannot be decoded: {error}", code="value", field=name)
+                return self._placed(what, "value", name, i)
+        return ShardCorrupt(what, code="value", field=name)

@@ -1,9 +1,10 @@
 """Where each field of a batch lies in one block. Pure: numbers in, offsets out.
 
-    block: | origins | extents and shapes, by varying field | fixed fields | heap |
+    block: | origins | presence | extents and shapes, by varying field | fixed fields | heap |
 
 A fixed field of a batch is one dense array. Values that vary (text, bytes, JSON, arrays of varying
-shape) lie in the heap, and their extents say where. The origin table says for every row where in
+shape, lists of arrays) lie in the heap, and their extents say where. Of an optional field, a byte
+per row says whether it is there. The origin table says for every row where in
 which shard it came from: it names samples in errors, it is what a worker was doing when it died,
 and it is `batch.indices`, `batch.origins` and `batch.valid`.
 """
@@ -16,7 +17,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from shardio.format.schema import Array, Schema
+from shardio.format.schema import Array, List, Schema
 
 ORIGIN: Final = np.dtype(
     [("position", "<i8"), ("row", "<i8"), ("shard", "<i4"), ("field", "<i2"), ("status", "<i2")]
@@ -55,12 +56,24 @@ class FixedSlot:
 
 @dataclass(frozen=True, slots=True)
 class VaryingSlot:
-    """Extents of `rows` values from `offset` on; the full shapes of arrays from `shapes` on."""
+    """Extents of `rows` values from `offset` on; the full shapes of arrays from `shapes` on.
+
+    `alignment` is that of each value in the heap.
+    """
 
     name: str
     offset: int
     shapes: int
     n_dims: int
+    alignment: int
+
+
+@dataclass(frozen=True, slots=True)
+class PresenceSlot:
+    """A byte for each of `rows` rows from `offset` on: 1 if the row has the optional field."""
+
+    name: str
+    offset: int
 
 
 class BlockViews(NamedTuple):
@@ -84,6 +97,7 @@ class BlockLayout:
     n_rows: int
     fixed: tuple[FixedSlot, ...]
     varying: tuple[VaryingSlot, ...]
+    presence: tuple[PresenceSlot, ...]
     heap: int
     """Where the heap begins: all before it has this size."""
 
@@ -108,6 +122,10 @@ class BlockLayout:
         """The first n rows of every fixed field, as arrays over the block."""
         return {s.name: np.ndarray((n, *s.shape), s.dtype, block, s.offset) for s in self.fixed}
 
+    def present(self, block: npt.NDArray[np.uint8], slot: PresenceSlot) -> npt.NDArray[np.bool_]:
+        """Which rows have an optional field, as an array over the block."""
+        return block[slot.offset : slot.offset + self.n_rows].view(np.bool_)
+
     def extents(self, block: npt.NDArray[np.uint8], slot: VaryingSlot) -> npt.NDArray[np.void]:
         """Where the values of a varying field lie."""
         end = slot.offset + self.n_rows * EXTENT.itemsize
@@ -128,13 +146,18 @@ def is_fixed(schema: Schema, name: str) -> bool:
 def lay_out(schema: Schema, n_rows: int) -> BlockLayout:
     """Place every field of a batch; all starts are 64-byte aligned, as tinygrad needs them."""
     place = _aligned(n_rows * ORIGIN.itemsize)
+    presence = []
+    for name in schema.optional:
+        presence.append(PresenceSlot(name, place))
+        place = _aligned(place + n_rows)
     varying = []
     for name, field in schema.items():
         if is_fixed(schema, name):
             continue
         n_dims = len(field.shape) if isinstance(field, Array) else 0
         shapes = _aligned(place + n_rows * EXTENT.itemsize)
-        varying.append(VaryingSlot(name, place, shapes, n_dims))
+        alignment = ALIGNMENT if isinstance(field, Array | List) else 1
+        varying.append(VaryingSlot(name, place, shapes, n_dims, alignment))
         place = _aligned(shapes + n_rows * n_dims * 8)
     fixed = []
     for name, field in schema.items():
@@ -145,7 +168,7 @@ def lay_out(schema: Schema, n_rows: int) -> BlockLayout:
             fixed.append(FixedSlot(name, place, field.numpy, shape, row_bytes, special))
             place = _aligned(place + n_rows * row_bytes)
     heap = -(-place // PAGE) * PAGE
-    return BlockLayout(schema, n_rows, tuple(fixed), tuple(varying), heap)
+    return BlockLayout(schema, n_rows, tuple(fixed), tuple(varying), tuple(presence), heap)
 
 
 def _aligned(n_bytes: int) -> int:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
 
 from shardio.errors import SchemaError
-from shardio.format.schema import DTYPES, Array, Bytes, Field, Json, Schema, Text
+from shardio.format.fields import DTYPES
+from shardio.format.schema import Array, Bytes, Field, Json, List, Schema, Text
 
 _NUMBERS: Final = np.ndarray | np.generic | bool | int | float
 
@@ -19,7 +21,8 @@ def infer_schema(sample: object, source: Schema | None = None) -> Schema:
     NumPy arrays and scalars, bool, int (int64) and float (float64) become arrays of their shape;
     str, bytes, and dict, list, tuple or None become Text, Bytes and Json. A field whose shape
     varies in `source` varies here too; uint16 of a bfloat16 field stays bfloat16; what JSON can say
-    of a Json field stays Json.
+    of a Json field stays Json; what is optional stays so. A list of arrays is a List of arrays of
+    any shape.
 
     Raises:
         SchemaError: not a mapping of names to such values.
@@ -34,6 +37,12 @@ def infer_schema(sample: object, source: Schema | None = None) -> Schema:
 
 
 def _infer(name: str, value: object, source: Field | None) -> Field:
+    if source is None or not source.optional:
+        return _infer_present(name, value, source)
+    return source if value is None else replace(_infer_present(name, value, source), optional=True)
+
+
+def _infer_present(name: str, value: object, source: Field | None) -> Field:
     plain = value is None or isinstance(value, str | bool | int | float | Mapping | list | tuple)
     if isinstance(source, Json) and plain and not isinstance(value, np.generic):
         return Json()
@@ -41,6 +50,9 @@ def _infer(name: str, value: object, source: Field | None) -> Field:
         return Text()
     if isinstance(value, bytes | bytearray | memoryview):
         return Bytes()
+    if isinstance(value, list | tuple) and (value or isinstance(source, List)):
+        if all(isinstance(each, np.ndarray | np.generic) for each in value):
+            return _infer_list(name, value, source)
     if value is None or isinstance(value, Mapping | list | tuple):
         return Json()
     if isinstance(value, _NUMBERS):
@@ -49,6 +61,14 @@ def _infer(name: str, value: object, source: Field | None) -> Field:
         f"field {name!r}: a {type(value).__module__}.{type(value).__name__} cannot be put into a "
         "batch; return NumPy arrays, numbers, str, bytes, or what JSON can say"
     )
+
+
+def _infer_list(name: str, value: Sequence[Any], source: Field | None) -> List:
+    known = source.element if isinstance(source, List) else None
+    if not value:
+        return List(known) if known is not None else List(Array("float64", (None,)))
+    element = _infer_array(name, np.asarray(value[0]), known)
+    return List(Array(element.dtype, (None,) * len(element.shape)))
 
 
 def _infer_array(name: str, value: np.ndarray[Any, Any], source: Field | None) -> Array:
@@ -75,7 +95,7 @@ def check_sample(sample: object, schema: Schema) -> None:
     if sample.keys() != schema.keys():
         raise SchemaError(f"the first sample had fields {list(schema)}, this has {list(sample)}")
     for name, field in schema.items():
-        if not isinstance(field, Array):
+        if not isinstance(field, Array) or (field.optional and sample[name] is None):
             continue
         if not isinstance(sample[name], _NUMBERS):
             raise SchemaError(

@@ -11,20 +11,26 @@ from typing import Final
 
 from shardio.errors import SchemaError, ShardCorrupt, ShardIncomplete, ShardUnsupported
 from shardio.format.checksum import hash_bytes, n_blocks, n_units
+from shardio.format.codec import MAX_DICTIONARY_BYTES
 from shardio.format.index import DIMENSION, ENTRY
 from shardio.format.layout import (
+    BUILT,
     FIRST_OPTIONAL_KIND,
     MAX_SCHEMA_BYTES,
     NO_FIELD,
     PAGE,
     Header,
     Kind,
+    Required,
     Section,
 )
 from shardio.format.schema import Array, Schema
 from shardio.format.structure import check_place, unpack_header, unpack_table
 
 MAX_SAMPLES: Final = 1 << 48
+
+_SCHEMA_FEATURES: Final = BUILT & ~Required.ZSTD
+"""The features that a schema decides alone; a record may be stored with zstd or not."""
 
 _schemas: dict[bytes, Schema] = {}
 """Schemas parsed in this process: the shards of a dataset all have the same one."""
@@ -136,9 +142,13 @@ def expected_sections(
         wanted[Kind.PAYLOAD, NO_FIELD, 0] = (n_records, 0)
         _blocked(wanted, Kind.INDEX, NO_FIELD, n_records, ENTRY.size)
     for name, record in schema.records.items():
+        number = schema.field_id(name)
         if isinstance(record, Array) and record.n_varying:
-            stride = DIMENSION.size * record.n_varying
-            _blocked(wanted, Kind.SHAPES, schema.field_id(name), n_samples, stride)
+            _blocked(wanted, Kind.SHAPES, number, n_samples, DIMENSION.size * record.n_varying)
+        if record.codec == "zstd_dictionary":
+            wanted[Kind.DICTIONARY, number, 0] = (1, 0)
+    for name in schema.optional:
+        _blocked(wanted, Kind.VALIDITY, schema.field_id(name), -(-n_samples // 8), 1)
     return wanted
 
 
@@ -164,6 +174,16 @@ def check_sections(header: Header, schema: Schema, sections: Sections, path: str
             expected=MAX_SAMPLES,
             found=header.n_samples,
         )
+    found_bits = header.required & int(_SCHEMA_FEATURES)
+    if found_bits != schema.required:
+        raise ShardCorrupt(
+            "the feature bits of the header are not those of the schema",
+            code="feature",
+            path=path,
+            section="header",
+            expected=str(schema.required),
+            found=str(Required(found_bits)),
+        )
     wanted = expected_sections(schema, header.n_samples)
     for key in sections.keys() | wanted.keys():
         section = sections.get(key)
@@ -180,3 +200,6 @@ def check_sections(header: Header, schema: Schema, sections: Sections, path: str
             raise _corrupt(path, section, "wrong count or stride", (count, stride), found)
         if stride and section.size != count * stride:
             raise _corrupt(path, section, "wrong size", count * stride, section.size)
+        if section.kind == Kind.DICTIONARY and section.size > MAX_DICTIONARY_BYTES:
+            what = "the dictionary is too large"
+            raise _corrupt(path, section, what, MAX_DICTIONARY_BYTES, section.size)

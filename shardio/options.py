@@ -112,12 +112,19 @@ def _fields(fields: Any, schema: Schema) -> tuple[str, ...]:
         raise InvalidArgument(f"fields must be a list of names; found the string {fields!r}")
     if not isinstance(fields, Iterable):
         raise InvalidArgument(f"fields must be a list of names; found {fields!r}")
-    wanted = tuple(fields)
+    wanted = tuple(each for name in fields for each in _below(name, schema))
     is_known = all(isinstance(name, str) and name in schema for name in wanted)
     if not is_known or not wanted or len(set(wanted)) < len(wanted):
         known = ", ".join(schema)
         raise InvalidArgument(f"fields must be different ones of {known}; found {wanted!r}")
     return wanted
+
+
+def _below(name: Any, schema: Schema) -> list[Any]:
+    """The fields of a nested record, or else the name itself."""
+    if not isinstance(name, str) or name not in schema.groups:
+        return [name]
+    return [each for each in schema if each.startswith(f"{name}.")]
 
 
 def _callable(transform: Any) -> Any:

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardio.errors import InvalidArgument, LoaderClosed, ShardCorrupt
-from shardio.format.codec import decode
+from shardio.format.codec import Dictionary, decode, known_dictionary
 from shardio.format.index import (
     ENTRY,
     ENTRY_DTYPE,
@@ -33,6 +33,8 @@ from shardio.format.values import decode_record
 from shardio.opening import open_sections
 from shardio.storage import map_known_file
 from shardio.units import VERIFY, Rows, Units, Verify
+
+Present = npt.NDArray[np.bool_]
 
 
 class ShardReader:
@@ -60,6 +62,7 @@ class ShardReader:
             self._bytes, self.schema, self._sections, len(self), path=self.path, verify=verify
         )
         """What has been checked; the dataset's gather uses it too."""
+        self._dictionaries: dict[str, Dictionary | None] = {}
 
     def __len__(self) -> int:
         return self.header.n_samples
@@ -80,7 +83,10 @@ class ShardReader:
         return tuple(self._sections.values())
 
     def __getitem__(self, row: int) -> dict[str, Any]:
-        """One sample; arrays are read-only views of the map where the data is stored raw."""
+        """One sample, by (dotted) names; arrays are read-only views of the map where they are raw.
+
+        An optional field that the sample lacks is None.
+        """
         return self.sample(row, self.schema)
 
     def sample(self, row: int, names: Iterable[str]) -> dict[str, Any]:
@@ -92,11 +98,13 @@ class ShardReader:
             if field is None:
                 known = ", ".join(self.schema)
                 raise InvalidArgument(f"{self.path}: no field {name!r}; there are {known}")
-            if isinstance(field, Array) and field.is_column:
+            if not isinstance(field, Array) or not field.is_column:
+                sample[name] = next(self.values(name, rows))
+            elif field.optional and not self.present(name, rows)[0]:
+                sample[name] = None
+            else:
                 self.units.check_column(name, rows)
                 sample[name] = self._column(name)[int(rows[0])]
-            else:
-                sample[name] = next(self.values(name, rows))
         return sample
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
@@ -119,7 +127,8 @@ class ShardReader:
 
         Without `rows`: the whole column over the map, read-only, **unverified** unless the reader
         was opened with verify="always"; it keeps the map alive. With `rows`: those rows, verified,
-        copied into `out` or a new array of shape (len(rows), *field.shape).
+        copied into `out` or a new array of shape (len(rows), *field.shape). Samples that lack an
+        optional field have zeros; `present` tells which.
 
         Raises:
             InvalidArgument: no such column, or an `out` that does not fit.
@@ -162,6 +171,29 @@ class ShardReader:
         places = given.astype(np.int64)
         places[places < 0] += n
         return places
+
+    def present(self, name: str, rows: Sequence[int] | Rows | None = None) -> Present:
+        """Which of `rows` (all samples by default) have a value of a field, verified.
+
+        Raises:
+            InvalidArgument: no such field.
+            IndexError: a row out of range.
+            ChecksumMismatch: the bytes changed since they were written.
+        """
+        field = self.schema.get(name)
+        if field is None:
+            raise InvalidArgument(f"{self.path}: no field {name!r}; there are {list(self.schema)}")
+        places = np.arange(len(self)) if rows is None else self._places(rows)
+        if not field.optional:
+            return np.ones(len(places), np.bool_)
+        self._check_open()
+        number = self.schema.field_id(name)
+        section = self._sections[Kind.VALIDITY, number, 0]
+        at = places >> 3
+        self.units.check_blocks(Kind.VALIDITY, number, at, 1)
+        stored = np.frombuffer(self._bytes, np.uint8, section.size, section.offset)
+        found: Present = (stored[at] >> (places & 7).astype(np.uint8) & 1).astype(np.bool_)
+        return found
 
     def _check_open(self) -> None:
         if not self._is_open:
@@ -225,6 +257,7 @@ class ShardReader:
         self._check_open()
         payload = self.payload_offset
         content = self._bytes  # close() lets go of the map; this iterator goes on
+        dictionary = self._dictionary(name)
         k = self._record_ids[name]
         columns = (
             rows.tolist(),
@@ -238,9 +271,23 @@ class ShardReader:
             stored = content[offset : offset + n_stored]
             self.units.check_record(name, k, row, offset, stored, expected)
             try:
-                yield decode(stored, codec, n_bytes)
+                yield decode(stored, codec, n_bytes, dictionary)
             except ShardCorrupt as error:
                 raise self.placed(error, name, row, offset) from error
+
+    def _dictionary(self, name: str) -> Dictionary | None:
+        """What a field's records are compressed with; None if with nothing. Read once."""
+        if self.schema[name].codec != "zstd_dictionary":
+            return None
+        if name not in self._dictionaries:
+            section = self._sections[Kind.DICTIONARY, self.schema.field_id(name), 0]
+            content = bytes(self._bytes[section.offset : section.offset + section.size])
+            self.units.check_whole(section, content)
+            try:
+                self._dictionaries[name] = known_dictionary(content) if content else None
+            except ShardCorrupt as error:
+                raise self.placed(error, name, None, section.offset) from error
+        return self._dictionaries[name]
 
     def shapes(self, name: str, rows: Rows) -> npt.NDArray[np.uint64]:
         """The varying dimensions of an array field for `rows`: (len(rows), n_varying), checked."""
@@ -257,6 +304,8 @@ class ShardReader:
     def values(self, name: str, rows: Rows) -> Iterator[Any]:
         """The value of a record field for each row, in order; raw arrays are views of the map.
 
+        None where a sample has none.
+
         Raises:
             ShardCorrupt: bytes that changed, or a record that is not what its field promises.
         """
@@ -264,8 +313,12 @@ class ShardReader:
         entries = self.entries(name, rows)
         dims = self.shapes(name, rows)
         payload = self.payload_offset
+        absent = self.absent(name, rows, entries)
         for i, record in enumerate(self.records(name, rows, entries)):
             n_bytes, offset = int(entries["n_bytes"][i]), payload + int(entries["offset"][i])
+            if i in absent:
+                yield None
+                continue
             try:
                 shape = full_shape(field, dims[i], n_bytes) if isinstance(field, Array) else ()
                 value = decode_record(field, record, shape)
@@ -274,11 +327,32 @@ class ShardReader:
             except (ValueError, RecursionError) as error:  # not UTF-8, not JSON, nested too deep
                 broken = ShardCorrupt(f"a record cannot be decoded: {error}", code="value")
                 raise self.placed(broken, name, int(rows[i]), offset) from error
-            if isinstance(value, np.ndarray):
-                value.flags.writeable = False
+            for array in value if isinstance(value, list) else [value]:
+                if isinstance(array, np.ndarray):
+                    array.flags.writeable = False
             yield value
 
-    def placed(self, error: ShardCorrupt, field: str, row: int, offset: int) -> ShardCorrupt:
+    def absent(self, name: str, rows: Rows, entries: Entries) -> frozenset[int]:
+        """The places in `rows` of samples that lack a record field; `entries` are theirs.
+
+        Raises:
+            ShardCorrupt: such a sample has a record all the same; or a fixed array has no bytes.
+        """
+        field = self.schema[name]
+        if not field.optional:
+            return frozenset()
+        is_absent = ~self.present(name, rows)
+        wrong = is_absent & (entries["n_bytes"] != 0)
+        if isinstance(field, Array) and field.is_fixed:
+            wrong |= ~is_absent & (entries["n_bytes"] == 0)
+        for i in np.flatnonzero(wrong)[:1].tolist():
+            what = "a record is there although the sample lacks the field, or the other way round"
+            error = ShardCorrupt(what, code="validity", found=int(entries["n_bytes"][i]))
+            offset = self.payload_offset + int(entries["offset"][i])
+            raise self.placed(error, name, int(rows[i]), offset)
+        return frozenset(np.flatnonzero(is_absent).tolist())
+
+    def placed(self, error: ShardCorrupt, field: str, row: int | None, offset: int) -> ShardCorrupt:
         """The same error, with its place."""
         return ShardCorrupt(
             error.what,

@@ -177,6 +177,15 @@ class Units:
                 raise self._section_mismatch(section, start, expected, found)
             self.marks[hashed.first_mark + 1 + block] = 1
 
+    def check_whole(self, section: Section, content: bytes) -> None:
+        """Check a section that is read once and kept, if anything is checked at all.
+
+        Raises:
+            ChecksumMismatch: naming section, field and offset.
+        """
+        if self._verify != "off" and (found := hash_bytes(content)) != section.hash:
+            raise self._section_mismatch(section, section.offset, section.hash, found)
+
     def _unmarked(self, first_mark: int, units: Rows) -> Rows:
         """Those of `units` that have to be checked now, each once."""
         if self._verify == "always":

@@ -24,17 +24,11 @@ from shardio.format.checksum import (
     hash_bytes,
     rows_per_unit,
 )
-from shardio.format.codec import Codec, encode
-from shardio.format.index import DIMENSION, ENTRY, alignment, pack_entry
-from shardio.format.layout import (
-    NO_FIELD,
-    PAGE,
-    Header,
-    Kind,
-    Required,
-)
-from shardio.format.schema import Array, Field, Schema
+from shardio.format.index import DIMENSION, ENTRY
+from shardio.format.layout import NO_FIELD, PAGE, Header, Kind
+from shardio.format.schema import Array, Schema
 from shardio.format.values import encode_array, encode_record
+from shardio.payload import PayloadWriter, Record
 from shardio.sections import SectionTable
 from shardio.storage import Spool, rename_new, sync_folder
 
@@ -61,11 +55,14 @@ class _Column:
         row_bytes = field.row_bytes or 0
         self.data, self.hashes = Spool(), Spool()
         self._fill = bytes(field.stride - row_bytes)
+        self._absent = memoryview(bytes(row_bytes if field.optional else 0))
         self._rows_per_unit = rows_per_unit(row_bytes, field.stride)
         self._by_row = row_bytes >= ROW_HASH_MIN
         self._run, self._n_in_run = Hasher(), 0
 
-    def append(self, row: memoryview) -> None:
+    def append(self, row: memoryview | None) -> None:
+        """Add a row; None, of an optional field, is a row of zeros."""
+        row = self._absent if row is None else row
         self.data.write(row)
         if self._fill:
             self.data.write(self._fill)
@@ -87,6 +84,29 @@ class _Column:
 
     def _put(self, hash_: int) -> None:
         self.hashes.write(DIMENSION.pack(hash_))
+
+
+class _Validity:
+    """Which samples have a value of an optional field: a bit each, from the lowest on."""
+
+    def __init__(self) -> None:
+        self.data = Spool()
+        self._n, self._byte = 0, 0
+
+    def append(self, value: object) -> None:
+        self._byte |= (value is not None) << (self._n & 7)
+        self._n += 1
+        if not self._n & 7:
+            self._put()
+
+    def finish(self) -> None:
+        """Fill the last byte up with zeros."""
+        if self._n & 7:
+            self._put()
+
+    def _put(self) -> None:
+        self.data.write(bytes([self._byte]))
+        self._byte = 0
 
 
 class ShardWriter:
@@ -118,14 +138,9 @@ class ShardWriter:
         self._file: IO[bytes] | None = open(self._temporary, "xb")
         self._file.write(bytes(PAGE))
         self._columns = {n: _Column(f) for n, f in schema.columns.items()}
-        self._records = list(schema.records.items())
-        self._payload, self._index = Spool(), Spool()
-        self._shapes = {
-            n: Spool() for n, f in self._records if isinstance(f, Array) and f.n_varying
-        }
-        self._payload_hash = Hasher()
+        self._payload = PayloadWriter(schema)
+        self._validity = {name: _Validity() for name in schema.optional}
         self._dominant: Spool | None = None
-        self._required = Required(0)
 
     @property
     def n_bytes(self) -> int:
@@ -133,7 +148,11 @@ class ShardWriter:
         return self._payload.n_bytes + sum(c.data.n_bytes for c in self._columns.values())
 
     def append(self, sample: Mapping[str, Any]) -> None:
-        """Add one sample: a value for every field of the schema, and nothing else."""
+        """Add one sample: a value for every field of the schema, and nothing else.
+
+        An optional field may be None, or left out. Fields of a nested record are given in a dict of
+        their own, or by their dotted names.
+        """
         if self._file is None:
             raise LoaderClosed(f"{self.path}: the writer is closed")
         if not isinstance(sample, Mapping):
@@ -141,51 +160,50 @@ class ShardWriter:
                 f"{self.path}, sample {self.n_samples}: expected a mapping of fields, "
                 f"found {type(sample).__name__}"
             )
-        if sample.keys() != self.schema.keys():
-            missing = [n for n in self.schema if n not in sample]
-            extra = [str(n) for n in sample if n not in self.schema]
-            raise SchemaError(
-                f"{self.path}, sample {self.n_samples}: fields missing: {missing}, "
-                f"not in the schema: {extra}"
-            )
         try:
-            rows = {n: encode_array(n, f, sample[n]) for n, f in self.schema.columns.items()}
-            records = [(n, f, *encode_record(n, f, sample[n])) for n, f in self._records]
+            sample = self.schema.flatten(sample)
+            rows, records = self._encode(sample)
         except SchemaError as error:
             raise SchemaError(f"{self.path}, sample {self.n_samples}: {error}") from error
         try:
             for name, row in rows.items():
-                self._columns[name].append(row.reshape(-1).view("u1").data)
-            for name, field, record, shape in records:
-                self._append_record(name, field, record, shape)
+                self._columns[name].append(row)
+            if records:
+                self._payload.append(records)
+            for name, validity in self._validity.items():
+                validity.append(sample.get(name))
             self._place_spools()
         except BaseException:
             self.abort()  # half a sample may be written: what follows would be shifted
             raise
         self.n_samples += 1
 
-    def _append_record(
-        self, name: str, field: Field, record: memoryview, shape: tuple[int, ...]
-    ) -> None:
-        codec, stored = encode(record, Codec[field.codec.upper()])
-        if codec is Codec.ZSTD:
-            self._required |= Required.ZSTD
-        start = alignment(field, codec)
-        if gap := -self._payload.n_bytes % start:
-            self._payload.write(bytes(gap))
-        hash_ = hash_bytes(stored)
-        entry = pack_entry(self._payload.n_bytes, stored.nbytes, codec, record.nbytes, hash_)
-        self._index.write(entry)
-        self._payload.write(stored)
-        self._payload_hash.update(DIMENSION.pack(hash_))
-        if isinstance(field, Array) and field.n_varying:
-            for d, n in zip(field.shape, shape, strict=True):
-                if d is None:
-                    self._shapes[name].write(DIMENSION.pack(n))
+    def _encode(
+        self, sample: Mapping[str, Any]
+    ) -> tuple[dict[str, memoryview | None], list[Record]]:
+        """The rows of columns and the records of a sample: all of it is proved to fit.
+
+        Raises:
+            SchemaError: it does not.
+        """
+        missing = [n for n, f in self.schema.items() if n not in sample and not f.optional]
+        extra = [str(n) for n in sample if n not in self.schema]
+        if missing or extra:
+            raise SchemaError(f"fields missing: {missing}, not in the schema: {extra}")
+        rows: dict[str, memoryview | None] = {}
+        for name, field in self.schema.columns.items():
+            value = sample.get(name)
+            if value is None and field.optional:
+                rows[name] = None
+            else:
+                rows[name] = encode_array(name, field, value).reshape(-1).view("u1").data
+        records = self.schema.records.items()
+        return rows, [encode_record(name, field, sample.get(name)) for name, field in records]
 
     def _spools(self) -> list[Spool]:
         columns = [s for c in self._columns.values() for s in (c.data, c.hashes)]
-        return [*columns, self._payload, self._index, *self._shapes.values()]
+        bits = [validity.data for validity in self._validity.values()]
+        return [*columns, *self._payload.spools, *bits]
 
     def _place_spools(self) -> None:
         """Keep what waits in memory bounded, by the samples alone: same bytes every time."""
@@ -198,7 +216,7 @@ class ShardWriter:
 
     def _choose_dominant(self) -> None:
         data = [c.data for c in self._columns.values()]
-        self._dominant = max([*data, self._payload], key=lambda spool: spool.n_bytes)
+        self._dominant = max([*data, self._payload.data], key=lambda spool: spool.n_bytes)
         if self._file is not None:
             self._dominant.move_to(self._file)
 
@@ -228,42 +246,60 @@ class ShardWriter:
 
     def _finish(self, file: IO[bytes]) -> Header:
         """Append all sections but the dominant one, the table and both header pages."""
+        self._payload.finish()
+        for column in self._columns.values():
+            column.finish()
+        for validity in self._validity.values():
+            validity.finish()
         if self._dominant is None:
             self._choose_dominant()
         table = SectionTable(file)
-        ids = self.schema.field_id
-        for column in self._columns.values():
-            column.finish()
+        self._add_data(table)
+        self._add_indexes(table)
+        schema = self.schema.to_json()
+        table.add(Kind.SCHEMA, NO_FIELD, [memoryview(schema)], 1, 0, hash_bytes(schema))
+        required = self._payload.required | self.schema.required
+        return table.close(self.n_samples, int(required))
+
+    def _add_data(self, table: SectionTable) -> None:
+        """The columns and the payload, the dominant one first: it is in its place already."""
         data = {
-            column.data: (Kind.COLUMN, ids(name), self.schema.columns[name].stride)
+            column.data: (Kind.COLUMN, self.schema.field_id(name), self.schema.columns[name].stride)
             for name, column in self._columns.items()
         }
-        if self._records:
-            data[self._payload] = (Kind.PAYLOAD, NO_FIELD, 0)
+        if self.schema.records:
+            data[self._payload.data] = (Kind.PAYLOAD, NO_FIELD, 0)
         for spool in sorted(data, key=lambda spool: spool is not self._dominant):
             kind, field, stride = data[spool]
             hash_ = self._data_hash(kind, field)
-            count = self.n_samples * (len(self._records) if kind == Kind.PAYLOAD else 1)
+            count = self.n_samples * (len(self.schema.records) if kind == Kind.PAYLOAD else 1)
             if spool is self._dominant:
                 table.adopt(kind, field, spool.n_bytes, count, stride, hash_)
             else:
                 table.add(kind, field, spool.chunks(), count, stride, hash_)
+
+    def _add_indexes(self, table: SectionTable) -> None:
+        """Everything that says where and what the data is."""
+        ids, payload = self.schema.field_id, self._payload
         for name, column in self._columns.items():
             table.add_blocked(Kind.COLUMN_HASHES, ids(name), column.hashes.chunks(), DIMENSION.size)
-        if self._records:
-            table.add_blocked(Kind.INDEX, NO_FIELD, self._index.chunks(), ENTRY.size)
-        for name, spool in self._shapes.items():
+        if self.schema.records:
+            table.add_blocked(Kind.INDEX, NO_FIELD, payload.index.chunks(), ENTRY.size)
+        for name, spool in payload.shapes.items():
             varying = self.schema[name]
             n_varying = varying.n_varying if isinstance(varying, Array) else 0
             table.add_blocked(Kind.SHAPES, ids(name), spool.chunks(), DIMENSION.size * n_varying)
-        schema = self.schema.to_json()
-        table.add(Kind.SCHEMA, NO_FIELD, [memoryview(schema)], 1, 0, hash_bytes(schema))
-        return table.close(self.n_samples, int(self._required))
+        for name, validity in self._validity.items():
+            table.add_blocked(Kind.VALIDITY, ids(name), validity.data.chunks(), 1)
+        for name, dictionary in payload.dictionaries.items():
+            content = dictionary.content if dictionary else b""
+            hash_ = hash_bytes(content)
+            table.add(Kind.DICTIONARY, ids(name), [memoryview(content)], 1, 0, hash_)
 
     def _data_hash(self, kind: Kind, field: int) -> int:
         """The hash of the unit hashes."""
         if kind == Kind.PAYLOAD:
-            return self._payload_hash.intdigest()
+            return self._payload.hash.intdigest()
         name = list(self.schema)[field]
         hasher = Hasher()
         for chunk in self._columns[name].hashes.chunks():

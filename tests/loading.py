@@ -10,7 +10,7 @@ import numpy as np
 
 from shardio import Array, Batch, Bytes, Schema, ShardWriter, Text
 from shardio.manifest import publish
-from tests.shards import EVERY_FIELD, every_field_sample, same_value
+from tests.shards import EVERY_FIELD, every_field_sample, same_in_batch
 
 # Generous: reached only by a test that is about to fail.
 PATIENCE_S = 60.0
@@ -52,26 +52,34 @@ def two_fields(n_samples: int) -> Iterator[dict[str, Any]]:
         yield {"image": image.astype(np.uint8), "label": i}
 
 
+def _copied(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_copied(each) for each in value]
+    return value.copy() if isinstance(value, np.ndarray | np.generic) else value
+
+
 def values_of(batch: Batch) -> dict[str, list[Any]]:
     """A batch as lists of NumPy values, text and so on: copies."""
     found: dict[str, list[Any]] = {}
     for name, column in batch.items():
         found[name] = [
-            value.copy() if isinstance(value, np.ndarray | np.generic) else value
-            for value in (column if isinstance(column, list) else np.asarray(column))
+            _copied(value) for value in (column if isinstance(column, list) else np.asarray(column))
         ]
     return found
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_plain(each) for each in value]
+    is_array = isinstance(value, np.ndarray | np.generic)
+    return (value.dtype.str, value.shape, value.tobytes()) if is_array else value
 
 
 def bits(batch: Batch) -> tuple[Any, ...]:
     """All that a batch of arrays says, as plain comparable values."""
     fields = []
     for name, values in values_of(batch).items():
-        plain = [
-            (v.dtype.str, v.shape, v.tobytes()) if isinstance(v, np.ndarray | np.generic) else v
-            for v in values
-        ]
-        fields.append((name, plain))
+        fields.append((name, [_plain(value) for value in values], batch.present(name).tolist()))
     return batch.epoch, batch.step, batch.indices.tolist(), batch.origins.tolist(), fields
 
 
@@ -82,4 +90,4 @@ def check_against(batch: Batch, samples: Sequence[Mapping[str, Any]]) -> None:
     for name, values in values_of(batch).items():
         assert len(values) == len(indices)
         for value, index in zip(values, indices, strict=True):
-            assert same_value(value, samples[index][name]), (name, index)
+            assert same_in_batch(value, samples[index][name]), (name, index)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from shardio.format.schema import Array, Bytes, Json, Schema, Text
+from shardio.format.schema import Array, Bytes, Json, List, Schema, Text
 from shardio.writer import ShardWriter
 
 EVERY_FIELD = Schema(
@@ -26,6 +26,14 @@ EVERY_FIELD = Schema(
         "raw": Bytes(),
         "note": Text(),
         "meta": Json(),
+        "maybe": Array("float32", (30,), optional=True),
+        "hint": Text(optional=True),
+        "mask": Array("uint8", (None,), optional=True),
+        "tight": Array("int16", (9, 9), codec="zstd", optional=True),
+        "boxes": List(Array("float32", (None, 4))),
+        "parts": List(Array("uint8", (3,)), codec="zstd", optional=True),
+        "camera.id": Text(codec="zstd_dictionary"),
+        "camera.lens.focus": Array("float64"),
     }
 )
 
@@ -47,6 +55,14 @@ def every_field_sample(i: int) -> dict[str, Any]:
         "raw": rng.bytes(i % 70),
         "note": f"sample {i}: größer als 名前 " * (i % 3),
         "meta": {"i": i, "tags": ["ü", None, 1.5], "nested": {"b": True}},
+        "maybe": rng.random(30, np.float32) if i % 3 else None,
+        "hint": f"hint {i}" * (i % 4) if i % 2 else None,
+        "mask": np.arange(i % 6, dtype=np.uint8) if i % 5 else None,
+        "tight": np.full((9, 9), i, np.int16) if i % 4 else None,
+        "boxes": [rng.random((k, 4), np.float32) for k in range(i % 4)],
+        "parts": [np.full(3, i % 256, np.uint8)] * (i % 9) if i % 8 else None,
+        "camera.id": f"camera number {i % 10}, in the hall on the left, behind the door",
+        "camera.lens.focus": i / 8,
     }
 
 
@@ -67,7 +83,16 @@ def same_value(a: Any, b: Any) -> bool:
     """Whether two values of a sample are equal, in dtype and shape too."""
     if isinstance(a, np.ndarray | np.generic):
         return type(a) is type(b) and a.dtype == b.dtype and np.array_equal(a, b)
+    if isinstance(a, list) and isinstance(b, list):
+        return len(a) == len(b) and all(map(same_value, a, b))
     return type(a) is type(b) and bool(a == b)
+
+
+def same_in_batch(found: Any, expected: Any) -> bool:
+    """Whether a batch has this value of a sample: zeros or None where there is none."""
+    if expected is None:
+        return found is None or (isinstance(found, np.ndarray) and not found.any())
+    return same_value(found, expected)
 
 
 def same_sample(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
@@ -79,7 +104,7 @@ def as_read(sample: Mapping[str, Any], schema: Schema = EVERY_FIELD) -> dict[str
     """A sample as given to a writer, the way a reader returns it."""
     return {
         name: np.asarray(value, field.numpy)[()]
-        if isinstance(field := schema[name], Array)
+        if isinstance(field := schema[name], Array) and value is not None
         else value
         for name, value in sample.items()
     }

@@ -20,10 +20,11 @@ RANKS = {
     "shardio.version": 0,
     "shardio.format": 1,  # bytes <-> values
     "shardio.media": 2,  # encoded bytes <-> pixels and samples
-    "shardio.storage": 2,  # where bytes come from
+    "shardio.storage": 1,  # where bytes come from
     "shardio.opening": 2,
     "shardio.units": 2,
     "shardio.sections": 2,
+    "shardio.payload": 2,
     "shardio.reader": 3,
     "shardio.sealed": 3,
     "shardio.writer": 3,  # files stop here

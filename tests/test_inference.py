@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from shardio.errors import SchemaError
-from shardio.format.schema import DTYPES, Array, Bytes, Json, Schema, Text, numpy_dtype
+from shardio.format.fields import DTYPES, numpy_dtype
+from shardio.format.schema import Array, Bytes, Json, Schema, Text
 from shardio.inference import check_sample, infer_schema
 
 SOURCE = Schema(
@@ -106,7 +107,7 @@ def test_any_mapping_is_a_sample() -> None:
     assert infer_schema(sample) == Schema({"a": Array("int64")})
 
 
-@pytest.mark.parametrize("sample", [{}, {1: 2}, {"": 1}, {"a.b": 1}, {"a\n": 1}], ids=repr)
+@pytest.mark.parametrize("sample", [{}, {1: 2}, {"": 1}, {"a.": 1}, {"a\n": 1}], ids=repr)
 def test_names_must_be_names_of_fields(sample: object) -> None:
     with pytest.raises(SchemaError):
         infer_schema(sample)

@@ -45,6 +45,8 @@ def raw_bytes(sample: dict[str, Any]) -> dict[str, Any]:
     """Arrays as bytes: NaN differs from itself, its bytes do not."""
 
     def plain(value: Any) -> Any:
+        if isinstance(value, list):
+            return [plain(each) for each in value]
         is_array = isinstance(value, np.ndarray | np.generic)
         return (value.dtype, value.shape, value.tobytes()) if is_array else value
 
@@ -254,7 +256,7 @@ def test_a_failure_in_the_middle_of_a_sample_ends_the_writer(
     def fail(data: object) -> None:
         raise BrokenSpoolError("no")
 
-    monkeypatch.setattr(writer._index, "write", fail)
+    monkeypatch.setattr(writer._payload.index, "write", fail)
     with pytest.raises(BrokenSpoolError):
         writer.append({"label": 2, "text": "b"})
     with pytest.raises(LoaderClosed):

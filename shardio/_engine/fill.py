@@ -38,7 +38,6 @@ from shardio.order import SampleGenerators
 from shardio.units import Rows, Verify
 
 Bytes = npt.NDArray[np.uint8]
-_ARRAY_ALIGNMENT: Final = 64
 _ALL_FILLED: Final = pack_state(NO_FIELD, FILLED)
 
 
@@ -152,6 +151,9 @@ class Filler:
     ) -> int:
         rows, shards = stretch.rows[part], stretch.shards[part]
         used = 0
+        for presence in layout.presence:
+            states[:] = self._claims[presence.name]
+            self._fill_presence(layout.present(memory.bytes, presence), presence.name, rows, shards)
         for slot, whole in zip(layout.fixed, views.fixed, strict=True):
             name = slot.name
             states[:] = self._claims[name]
@@ -166,6 +168,15 @@ class Filler:
             used = self._fill_varying(layout, memory, varying, rows, shards, used)
         return used
 
+    def _fill_presence(
+        self, out: npt.NDArray[np.bool_], name: str, rows: Rows, shards: Rows
+    ) -> None:
+        """Which of the rows have an optional field."""
+        for shard in distinct(shards).tolist():
+            places = np.flatnonzero(shards == shard)
+            local = rows[places] - self._dataset.starts[shard]
+            out[places] = self._dataset.reader(shard).present(name, local)
+
     def _decode_fixed(self, name: str, rows: Rows, shards: Rows, out: Bytes) -> None:
         """Compressed arrays of fixed shape: record by record into their rows."""
         for shard in distinct(shards).tolist():
@@ -174,8 +185,9 @@ class Filler:
             local = rows[places] - self._dataset.starts[shard]
             entries = reader.entries(name, local)
             records = reader.records(name, local, entries)
-            for place, record in zip(places.tolist(), records, strict=True):
-                out[place] = np.frombuffer(record, np.uint8)
+            absent = reader.absent(name, local, entries)
+            for i, (place, record) in enumerate(zip(places.tolist(), records, strict=True)):
+                out[place] = 0 if i in absent else np.frombuffer(record, np.uint8)
 
     def _fill_varying(
         self,
@@ -195,7 +207,7 @@ class Filler:
             entries = self._dataset.reader(shard).entries(slot.name, local)
             n_bytes[places] = entries["n_bytes"]
             by_shard.append((shard, places, local, entries))
-        alignment = _ARRAY_ALIGNMENT if slot.n_dims else 1
+        alignment = slot.alignment
         taken = -(-n_bytes // alignment) * alignment
         ends = -(-used // alignment) * alignment + np.cumsum(taken)
         starts, total = ends - taken, int(ends[-1])
@@ -224,12 +236,15 @@ class Filler:
         dims = reader.shapes(slot.name, local)
         shapes = layout.shapes(memory.bytes, slot)
         records = reader.records(slot.name, local, entries)
+        absent = reader.absent(slot.name, local, entries)
         for i, (place, start, record) in enumerate(
             zip(places.tolist(), starts, records, strict=True)
         ):
             size = len(record)
             heap[start : start + size] = record
-            if isinstance(field, Array):
+            if i in absent:
+                shapes[place] = 0
+            elif isinstance(field, Array):
                 try:
                     shapes[place] = full_shape(field, dims[i], size)
                 except ShardCorrupt as error:
@@ -250,6 +265,7 @@ class Filler:
         # These stay valid when the block grows: the pages are the same.
         status = layout.origins(memory.bytes)["status"]
         arrays = [(s.name, layout.fixed_rows(memory.bytes, s, len(rows))) for s in layout.fixed]
+        presence = [(p.name, layout.present(memory.bytes, p)) for p in layout.presence]
         status[: len(rows)] = EMPTY
         used = 0
         for i, shard in enumerate(shards.tolist()):
@@ -257,8 +273,11 @@ class Filler:
             sample = self._transformed(rows, i, shard, epoch=epoch, position=start + i)
             try:
                 check_sample(sample, layout.schema)
+                for name, is_present in presence:
+                    is_present[i] = sample[name] is not None
                 for name, array in arrays:
-                    array[i] = sample[name]
+                    value = sample[name]
+                    array[i] = 0 if value is None else value
                 for varying in layout.varying:
                     used = self._put(layout, memory, varying, i, sample[varying.name], used)
             except SchemaError as error:
@@ -277,7 +296,7 @@ class Filler:
     ) -> int:
         """One value that a transform made into the heap; returns how much is used then."""
         record, shape = encode_record(slot.name, layout.schema[slot.name], value)
-        start = -(-used // _ARRAY_ALIGNMENT) * _ARRAY_ALIGNMENT if slot.n_dims else used
+        start = -(-used // slot.alignment) * slot.alignment
         end = start + record.nbytes
         # Doubled: the sizes to come are not known, and every growth maps the block anew.
         if layout.heap + end > len(memory.bytes):

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from shardio.errors import ShardCorrupt
 from shardio.format.codec import Codec
-from shardio.format.schema import MAX_RECORD_BYTES, Array, Field
+from shardio.format.fields import CODECS, MAX_RECORD_BYTES, Array, Field, List
 
 ENTRY: Final = struct.Struct("<QQQQ")
 """offset in the payload, stored bytes | codec << 48, raw bytes, hash of the stored bytes."""
@@ -54,7 +54,7 @@ def codecs(entries: Entries) -> npt.NDArray[np.uint64]:
 
 def alignment(field: Field, codec: int) -> int:
     """Where a record of this field may start: on multiples of this."""
-    return RECORD_ALIGNMENT if isinstance(field, Array) and codec == Codec.RAW else 1
+    return RECORD_ALIGNMENT if isinstance(field, Array | List) and codec == Codec.RAW else 1
 
 
 def broken(entries: Entries, field: Field, payload_bytes: int) -> npt.NDArray[np.bool_]:
@@ -62,10 +62,10 @@ def broken(entries: Entries, field: Field, payload_bytes: int) -> npt.NDArray[np
 
     Checked without a possible overflow: known codec, record inside the payload, equal sizes for a
     raw record, a compressed one smaller than its content and not smaller than zstd can make it,
-    the size that a fixed-shape array must have, alignment of raw arrays.
+    the size that a fixed-shape array must have where it is present, alignment of raw arrays.
     """
     stored, kinds, offsets = stored_bytes(entries), codecs(entries), entries["offset"]
-    bad = kinds > (Codec.ZSTD if field.codec == "zstd" else Codec.RAW)
+    bad = kinds > CODECS.index(field.codec)
     bad |= stored > payload_bytes
     bad |= offsets > np.uint64(payload_bytes) - np.minimum(stored, np.uint64(payload_bytes))
     bad |= entries["n_bytes"] > MAX_RECORD_BYTES
@@ -73,10 +73,11 @@ def broken(entries: Entries, field: Field, payload_bytes: int) -> npt.NDArray[np
     bad |= raw & (entries["n_bytes"] != stored)
     bad |= ~raw & (entries["n_bytes"] <= stored)
     bad |= ~raw & (entries["n_bytes"] > stored * np.uint64(_ZSTD_MOST))
-    if isinstance(field, Array):
+    if isinstance(field, Array | List):
         bad |= raw & (offsets % np.uint64(RECORD_ALIGNMENT) != 0)
-        if field.row_bytes is not None:
-            bad |= entries["n_bytes"] != field.row_bytes
+    if isinstance(field, Array) and field.row_bytes is not None:
+        is_absent = (entries["n_bytes"] == 0) & field.optional
+        bad |= ~is_absent & (entries["n_bytes"] != field.row_bytes)
     found: npt.NDArray[np.bool_] = bad
     return found
 

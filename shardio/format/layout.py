@@ -39,7 +39,7 @@ FIRST_OPTIONAL_KIND: Final = 0x8000
 
 
 class Kind(IntEnum):
-    """What a section holds. Codes are stable; those from DICTIONARY on are reserved."""
+    """What a section holds. Codes are stable; PACKETS and STREAMS are reserved."""
 
     SCHEMA = 1
     COLUMN = 2
@@ -50,7 +50,6 @@ class Kind(IntEnum):
     BLOCK_HASHES = 7
     DICTIONARY = 8
     VALIDITY = 9
-    LENGTHS = 10
     PACKETS = 11
     STREAMS = 12
 
@@ -59,7 +58,7 @@ _KIND_NAMES: Final = {int(kind): kind.name.lower() for kind in Kind}
 
 
 class Required(IntFlag):
-    """Features without which a shard cannot be read. Only ZSTD is built."""
+    """Features without which a shard cannot be read. Those of `BUILT` are built."""
 
     ZSTD = 1 << 0
     ZSTD_DICTIONARY = 1 << 1
@@ -74,7 +73,13 @@ class Required(IntFlag):
     SIDE_COLUMNS = 1 << 10
 
 
-BUILT: Final = Required.ZSTD
+BUILT: Final = (
+    Required.ZSTD
+    | Required.ZSTD_DICTIONARY
+    | Required.OPTIONAL_FIELDS
+    | Required.NESTED_NAMES
+    | Required.LISTS
+)
 """The required features that this version reads."""
 
 

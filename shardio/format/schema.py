@@ -1,232 +1,67 @@
-"""Schema and the field types: what a sample is.
+"""Schema: what a sample is. Field types by name.
 
-Reader and writer both stand on this module; `values` turns samples into bytes. A schema is stored
-as canonical JSON (UTF-8, keys sorted, no spaces) with stable integer codes for types, dtypes and
-codecs; `docs/reference/format.md` lists them.
+Reader and writer both stand on this module; `fields` has the field types, `values` turns samples
+into bytes. A schema is stored as canonical JSON (UTF-8, keys sorted, no spaces) with stable integer
+codes for types, dtypes and codecs; `docs/reference/format.md` lists them.
 """
 
 from __future__ import annotations
 
-import functools
 import json
-import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from enum import IntEnum
 from typing import Any, Final
-
-import numpy as np
 
 from shardio.errors import SchemaError, ShardUnsupported
 from shardio.format.codec import Codec
+from shardio.format.fields import (
+    CODECS,
+    DTYPES,
+    FIELD_TYPES,
+    Array,
+    Bytes,
+    Field,
+    FieldType,
+    Json,
+    List,
+    Text,
+    array_of,
+)
+from shardio.format.layout import Required
+
+__all__ = ["Array", "Bytes", "Field", "Json", "List", "Schema", "Text", "canonical_json"]
 
 MAX_FIELDS: Final = 1024
-MAX_DIMS: Final = 16
 MAX_NAME_BYTES: Final = 255
-MAX_RECORD_BYTES: Final = 1 << 48
-COLUMN_ALIGNMENT: Final = 64
 VARYING: Final = -1
 """How a dimension that varies is written in the stored schema."""
 
-
-class FieldType(IntEnum):
-    """Stable codes of all field types; those from IMAGE on are reserved and not built yet."""
-
-    ARRAY = 1
-    BYTES = 2
-    TEXT = 3
-    JSON = 4
-    IMAGE = 5
-    VIDEO = 6
-    AUDIO = 7
-    LIST = 8
-
-
-class DType(IntEnum):
-    """Stable codes of element types; those from FLOAT8_E4M3 on are reserved."""
-
-    BOOL = 1
-    INT8 = 2
-    INT16 = 3
-    INT32 = 4
-    INT64 = 5
-    UINT8 = 6
-    UINT16 = 7
-    UINT32 = 8
-    UINT64 = 9
-    FLOAT16 = 10
-    FLOAT32 = 11
-    FLOAT64 = 12
-    BFLOAT16 = 13
-    FLOAT8_E4M3 = 14
-    FLOAT8_E5M2 = 15
-    COMPLEX64 = 16
-    COMPLEX128 = 17
-
-
-DTYPES: Final[dict[str, DType]] = {d.name.lower(): d for d in DType if d < DType.FLOAT8_E4M3}
-"""Names users give, of the element types that can be stored."""
-
-
-@functools.cache
-def numpy_dtype(name: str) -> np.dtype[Any]:
-    """The little-endian NumPy dtype that holds elements of `name`; bfloat16 is held as uint16."""
-    return np.dtype("uint16" if name == "bfloat16" else name).newbyteorder("<")
-
-
-@dataclass(frozen=True, slots=True)
-class Array:
-    """A field of numbers.
-
-    Args:
-        dtype: one of `DTYPES`. bfloat16 is uint16 in NumPy (bits) and bitcast in tinygrad.
-        shape: dimensions from 1 up; None for one that varies from sample to sample (it may be 0).
-        codec: "raw", or "zstd" per record. A raw array of fixed shape is a column: read without
-            touching other fields, delivered as one gather per batch.
-
-    Raises:
-        SchemaError: an unknown dtype or codec, or a dimension that cannot be.
-    """
-
-    dtype: Any
-    shape: tuple[int | None, ...] = ()
-    codec: str = "raw"
-
-    def __post_init__(self) -> None:
-        name = _dtype_name(self.dtype)
-        if name not in DTYPES:
-            raise SchemaError(f"unknown dtype {self.dtype!r}; known: {', '.join(DTYPES)}")
-        if not isinstance(self.shape, tuple | list):
-            raise SchemaError(f"a shape is a tuple of dimensions; found {self.shape!r}")
-        shape = tuple(None if d is None else _dimension(d) for d in self.shape)
-        if len(shape) > MAX_DIMS:
-            raise SchemaError(f"{len(shape)} dimensions; at most {MAX_DIMS} are possible")
-        object.__setattr__(self, "dtype", name)
-        object.__setattr__(self, "shape", shape)
-        _known_codec(self.codec)
-        n_bytes = self.numpy.itemsize * math.prod(d for d in shape if d is not None)
-        if n_bytes > MAX_RECORD_BYTES:
-            raise SchemaError(f"a row of {n_bytes} bytes; at most 2^48 are possible")
-
-    @property
-    def numpy(self) -> np.dtype[Any]:
-        """The NumPy dtype of its elements."""
-        return numpy_dtype(self.dtype)
-
-    @property
-    def is_fixed(self) -> bool:
-        """Whether all samples have the same shape."""
-        return None not in self.shape
-
-    @property
-    def is_column(self) -> bool:
-        """Whether it is stored as a column rather than record by record."""
-        return self.is_fixed and self.codec == "raw"
-
-    @property
-    def row_bytes(self) -> int | None:
-        """Bytes of one sample's array, or None where they vary."""
-        if not self.is_fixed:
-            return None
-        return self.numpy.itemsize * math.prod(d for d in self.shape if d is not None)
-
-    @property
-    def stride(self) -> int:
-        """Bytes from one row of the column to the next: multiples of 64 from 64 up."""
-        n_bytes = self.row_bytes
-        if n_bytes is None:
-            raise SchemaError("an array of varying shape has no stride")
-        if n_bytes < COLUMN_ALIGNMENT:
-            return n_bytes
-        return -(-n_bytes // COLUMN_ALIGNMENT) * COLUMN_ALIGNMENT
-
-    @property
-    def n_varying(self) -> int:
-        """How many of its dimensions vary."""
-        return self.shape.count(None)
-
-
-@dataclass(frozen=True, slots=True)
-class Bytes:
-    """A field of opaque bytes of any length. codec: "raw" or "zstd"."""
-
-    codec: str = "raw"
-
-    def __post_init__(self) -> None:
-        _known_codec(self.codec)
-
-
-@dataclass(frozen=True, slots=True)
-class Text:
-    """A field of text, stored as UTF-8. codec: "raw" or "zstd"."""
-
-    codec: str = "raw"
-
-    def __post_init__(self) -> None:
-        _known_codec(self.codec)
-
-
-@dataclass(frozen=True, slots=True)
-class Json:
-    """A field of anything JSON can say, stored as canonical UTF-8. codec: "raw" or "zstd"."""
-
-    codec: str = "raw"
-
-    def __post_init__(self) -> None:
-        _known_codec(self.codec)
-
-
-Field = Array | Bytes | Text | Json
-
-_TYPES: Final[dict[type, FieldType]] = {
-    Array: FieldType.ARRAY,
-    Bytes: FieldType.BYTES,
-    Text: FieldType.TEXT,
-    Json: FieldType.JSON,
-}
-_CLASSES: Final[dict[FieldType, type]] = {code: kind for kind, code in _TYPES.items()}
-
-
-def _dtype_name(dtype: Any) -> str | None:
-    """The name of what stands for a dtype; None if nothing does."""
-    if isinstance(dtype, str):
-        return dtype
-    try:
-        return None if dtype is None else np.dtype(dtype).name  # NumPy takes None for float64
-    except TypeError:
-        return None
-
-
-def _dimension(value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
-        raise SchemaError(f"a dimension must be an integer from 1 up, or None; found {value!r}")
-    return int(value)
-
-
-def _known_codec(name: object) -> None:
-    if name not in ("raw", "zstd"):
-        raise SchemaError(f"unknown codec {name!r}; known: 'raw', 'zstd'")
+_CLASSES: Final[dict[FieldType, type]] = {code: kind for kind, code in FIELD_TYPES.items()}
 
 
 class Schema(Mapping[str, Field]):
     """The fields of a sample, by name, in the order given. Immutable.
 
+    A name with dots is a field of a nested record: `{"camera": {"id": Text()}}` and
+    `{"camera.id": Text()}` are the same schema, and `camera` is a *group*.
+
     Raises:
         SchemaError: no field, a name that is not allowed, or something that is no field type.
     """
 
-    def __init__(self, fields: Mapping[str, Field]) -> None:
-        if not fields:
+    def __init__(self, fields: Mapping[str, Any]) -> None:
+        self._fields: dict[str, Field] = {}
+        for name, field in _leaves(fields):
+            if name in self._fields:
+                raise SchemaError(f"two fields are named {name!r}")
+            self._fields[name] = field
+        if not self._fields:
             raise SchemaError("a schema needs at least one field")
-        if len(fields) > MAX_FIELDS:
-            raise SchemaError(f"{len(fields)} fields; at most {MAX_FIELDS} are possible")
-        for name, field in fields.items():
-            _check_name(name)
-            if type(field) not in _TYPES:
-                raise SchemaError(
-                    f"field {name!r} is {field!r}; expected Array, Bytes, Text or Json"
-                )
-        self._fields = dict(fields)
+        if len(self._fields) > MAX_FIELDS:
+            raise SchemaError(f"{len(self._fields)} fields; at most {MAX_FIELDS} are possible")
+        self.groups: Final = frozenset(p for name in self._fields for p in _prefixes(name))
+        """The names of nested records; what is in them are fields, or further groups."""
+        if both := self.groups & self._fields.keys():
+            raise SchemaError(f"{sorted(both)} are names of fields and of nested records")
         self._ids = {name: i for i, name in enumerate(self._fields)}
         self.columns: Final[dict[str, Array]] = {
             n: f for n, f in self._fields.items() if isinstance(f, Array) and f.is_column
@@ -258,6 +93,42 @@ class Schema(Mapping[str, Field]):
     def field_id(self, name: str) -> int:
         """The stable integer that stands for the field in section tables."""
         return self._ids[name]
+
+    @property
+    def optional(self) -> tuple[str, ...]:
+        """The fields that a sample may lack."""
+        return tuple(name for name, field in self.items() if field.optional)
+
+    @property
+    def required(self) -> Required:
+        """The features that a reader needs because of the schema, whatever the samples are."""
+        found = Required.NESTED_NAMES if self.groups else Required(0)
+        for field in self.values():
+            if field.optional:
+                found |= Required.OPTIONAL_FIELDS
+            if isinstance(field, List):
+                found |= Required.LISTS
+            if field.codec == "zstd_dictionary":
+                found |= Required.ZSTD_DICTIONARY
+        return found
+
+    def flatten(self, sample: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The sample with the fields of nested records under their dotted names."""
+        if not self.groups:
+            return sample
+        found: dict[str, Any] = {}
+        for name, value in sample.items():
+            self._flatten(str(name), value, found)
+        return found
+
+    def _flatten(self, name: str, value: object, found: dict[str, Any]) -> None:
+        if name not in self.groups or not isinstance(value, Mapping):
+            if name in found:
+                raise SchemaError(f"field {name!r} is given twice")
+            found[name] = value
+            return
+        for key, inner in value.items():
+            self._flatten(f"{name}.{key}", inner, found)
 
     def to_json(self) -> bytes:
         """The canonical bytes that a shard holds."""
@@ -292,11 +163,36 @@ class Schema(Mapping[str, Field]):
         return schema
 
 
+def _leaves(fields: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Field]]:
+    """The fields of a schema, those of nested records by their dotted names."""
+    for key, field in fields.items():
+        _check_name(key)
+        name = prefix + key
+        if isinstance(field, Mapping):
+            if not field:
+                raise SchemaError(f"the nested record {name!r} has no fields")
+            yield from _leaves(field, f"{name}.")
+            continue
+        if type(field) not in FIELD_TYPES:
+            types = ", ".join(kind.__name__ for kind in FIELD_TYPES)
+            raise SchemaError(f"field {name!r} is {field!r}; expected one of {types}, or a dict")
+        if len(name.encode()) > MAX_NAME_BYTES:
+            raise SchemaError(f"field {name!r}: a name has at most {MAX_NAME_BYTES} bytes")
+        yield name, field
+
+
+def _prefixes(name: str) -> Iterator[str]:
+    """The nested records that a field is in."""
+    for i, character in enumerate(name):
+        if character == ".":
+            yield name[:i]
+
+
 def _check_name(name: object) -> None:
     if not isinstance(name, str) or not name:
         raise SchemaError(f"a field's name must be a non-empty string; found {name!r}")
-    if "." in name:
-        raise SchemaError(f"field {name!r}: dotted names (nested records) are not built yet")
+    if not all(name.split(".")):
+        raise SchemaError(f"field {name!r}: a part of a dotted name is empty")
     try:
         n_bytes = len(name.encode("utf-8"))
     except UnicodeEncodeError as error:
@@ -312,11 +208,14 @@ def _describe(name: str, field_id: int, field: Field) -> dict[str, object]:
         "codec": int(Codec[field.codec.upper()]),
         "id": field_id,
         "name": name,
-        "type": int(_TYPES[type(field)]),
+        "type": int(FIELD_TYPES[type(field)]),
     }
-    if isinstance(field, Array):
-        entry["dtype"] = int(DTYPES[field.dtype])
-        entry["shape"] = [VARYING if d is None else d for d in field.shape]
+    if field.optional:
+        entry["optional"] = True
+    array = array_of(field)
+    if array is not None:
+        entry["dtype"] = int(DTYPES[array.dtype])
+        entry["shape"] = [VARYING if d is None else d for d in array.shape]
     return entry
 
 
@@ -329,17 +228,26 @@ def _parse_field(position: int, entry: object) -> tuple[str, Field]:
             raise SchemaError(f"field {name!r} of the schema: {key!r} must be an integer")
     if entry["id"] != position:
         raise SchemaError(f"field {name!r}: expected id {position}, found {entry['id']}")
-    codec = _named("codec", entry["codec"], {Codec.RAW: "raw", Codec.ZSTD: "zstd"}, name)
+    codec = _named("codec", entry["codec"], dict(enumerate(CODECS)), name)
     kind = _named("field type", entry["type"], _CLASSES, name)
-    if kind is not Array:
-        return str(name), kind(codec=codec)
+    optional = entry.get("optional", False)
+    if kind not in (Array, List):
+        return str(name), kind(codec, optional=optional)
+    dtype, shape = _parse_array(name, entry)
+    if kind is List:
+        return str(name), List(Array(dtype, shape), codec, optional=optional)
+    return str(name), Array(dtype, shape, codec, optional=optional)
+
+
+def _parse_array(name: object, entry: dict[str, Any]) -> tuple[str, tuple[int | None, ...]]:
+    """The dtype and the shape of an array, or of the arrays in a list."""
     if type(entry.get("dtype")) is not int:
         raise SchemaError(f"field {name!r} of the schema: 'dtype' must be an integer")
-    dtype = _named("dtype", entry["dtype"], {v: k for k, v in DTYPES.items()}, name)
+    dtype: str = _named("dtype", entry["dtype"], {v: k for k, v in DTYPES.items()}, name)
     shape = entry.get("shape")
     if not isinstance(shape, list) or not all(type(d) is int for d in shape):
         raise SchemaError(f"field {name!r}: the shape must be a list of integers")
-    return str(name), Array(dtype, tuple(None if d == VARYING else d for d in shape), codec)
+    return dtype, tuple(None if d == VARYING else d for d in shape)
 
 
 def _named(what: str, code: object, known: Mapping[Any, Any], name: object) -> Any:

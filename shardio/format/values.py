@@ -9,16 +9,10 @@ import numpy as np
 import numpy.typing as npt
 
 from shardio.errors import SchemaError
+from shardio.format.fields import MAX_RECORD_BYTES, Array, Bytes, Field, Json, List, Text
 from shardio.format.index import extent
-from shardio.format.schema import (
-    MAX_RECORD_BYTES,
-    Array,
-    Bytes,
-    Field,
-    Json,
-    Text,
-    canonical_json,
-)
+from shardio.format.lists import pack_list, unpack_list
+from shardio.format.schema import canonical_json
 
 MAX_JSON_DEPTH: Final = 256
 """How deep a Json value may be nested: readable with whatever is left of Python's stack."""
@@ -71,7 +65,7 @@ def _as_dtype(name: str, field: Array, value: object) -> npt.NDArray[Any]:
         return _converted(np.asarray(value), field)
     except (TypeError, ValueError, OverflowError) as error:
         raise SchemaError(
-            f"field {name!r}: expected {field.dtype}, found {type(value).__name__}: {error}"
+            f"field {name!r}: expected {field.dtype}, found {_kind_of(value)}: {error}"
         ) from error
 
 
@@ -106,9 +100,15 @@ def _converted(found: npt.NDArray[Any], field: Array) -> npt.NDArray[Any]:
 def encode_record(name: str, field: Field, value: object) -> tuple[memoryview, tuple[int, ...]]:
     """The bytes of a value that is stored record by record, and its shape (() unless an array).
 
+    None of an optional field has no bytes and, if it is an array, dimensions of 0.
+
     Raises:
         SchemaError: the value does not fit the field.
     """
+    if value is None and field.optional:
+        return memoryview(b""), (0,) * (len(field.shape) if isinstance(field, Array) else 0)
+    if isinstance(field, List):
+        return _encode_list(name, field.element, value), ()
     if isinstance(field, Array):
         array = encode_array(name, field, value)
         if extent(field.numpy.itemsize, array.shape) > MAX_RECORD_BYTES:
@@ -120,14 +120,28 @@ def encode_record(name: str, field: Field, value: object) -> tuple[memoryview, t
         return memoryview(record), ()
     if isinstance(field, Bytes):
         if not isinstance(value, bytes | bytearray | memoryview):
-            raise SchemaError(f"field {name!r}: expected bytes, found {type(value).__name__}")
+            raise SchemaError(f"field {name!r}: expected bytes, found {_kind_of(value)}")
         return memoryview(bytes(value)), ()
     if not isinstance(value, str):
-        raise SchemaError(f"field {name!r}: expected str, found {type(value).__name__}")
+        raise SchemaError(f"field {name!r}: expected str, found {_kind_of(value)}")
     try:
         return memoryview(value.encode("utf-8")), ()
     except UnicodeEncodeError as error:
         raise SchemaError(f"field {name!r}: the text is not valid Unicode: {error}") from error
+
+
+def _encode_list(name: str, element: Array, value: object) -> memoryview:
+    if not isinstance(value, list | tuple):
+        raise SchemaError(f"field {name!r}: expected a list of arrays, found {_kind_of(value)}")
+    arrays = [encode_array(f"{name}[{i}]", element, each) for i, each in enumerate(value)]
+    record = pack_list(element, arrays)
+    if len(record) > MAX_RECORD_BYTES:
+        raise SchemaError(f"field {name!r}: {len(record)} bytes are beyond 2^48")
+    return memoryview(record)
+
+
+def _kind_of(value: object) -> str:
+    return type(value).__name__
 
 
 def _check_json(name: str, value: object) -> None:
@@ -159,11 +173,14 @@ def _nested(name: str, values: list[object]) -> list[object]:
 
 
 def decode_record(field: Field, record: bytes | memoryview, shape: tuple[int, ...]) -> Any:
-    """The value in a record; an array is a view of `record`.
+    """The value in a record; an array is a view of `record`, and so are those of a list.
 
     Raises:
+        ShardCorrupt: a list whose numbers cannot be right. It names no place.
         ValueError: text or JSON that is not what it should be (UnicodeDecodeError is one).
     """
+    if isinstance(field, List):
+        return unpack_list(field.element, record)
     if isinstance(field, Array):
         return np.frombuffer(record, field.numpy).reshape(shape)[()]
     if isinstance(field, Text):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
+import numpy.typing as npt
 
 from shardio.format.checksum import hash_bytes, rows_per_unit
 from shardio.format.layout import Kind, Section
@@ -20,9 +21,13 @@ def audit_column(
     name: str,
     sections: Sections,
     n_samples: int,
+    present: npt.NDArray[np.bool_] | None,
     findings: Findings,
 ) -> None:
-    """Check a column whose sections have the places and sizes they must have."""
+    """Check a column whose sections have the places and sizes they must have.
+
+    `present` says of an optional field which samples have it; the rows of the others are zero.
+    """
     number, field = schema.field_id(name), schema.columns[name]
     column = sections[Kind.COLUMN, number, 0]
     hashes = sections[Kind.COLUMN_HASHES, number, 0]
@@ -41,7 +46,8 @@ def audit_column(
     for first, n_rows in _chunks(n_samples, field.stride, per_unit):
         units = expected[first // per_unit : -(-(first + n_rows) // per_unit)]
         _check_units(content, column, field, name, first, n_rows, units.tolist(), findings)
-        _check_bytes(content, column, field, name, first, n_rows, findings)
+        here = None if present is None else present[first : first + n_rows]
+        _check_bytes(content, column, field, name, first, n_rows, here, findings)
         content.forget()
 
 
@@ -79,9 +85,10 @@ def _check_bytes(
     name: str,
     first: int,
     n_rows: int,
+    present: npt.NDArray[np.bool_] | None,
     findings: Findings,
 ) -> None:
-    """Check that the padding of rows is zero, and that a bool is 0 or 1."""
+    """Check that the padding of rows and rows of no value are zero, and that a bool is 0 or 1."""
     row_bytes, stride = field.row_bytes or 0, column.stride
     start = column.offset + first * stride
     rows = np.frombuffer(content.bytes, np.uint8, n_rows * stride, start).reshape(n_rows, stride)
@@ -89,6 +96,9 @@ def _check_bytes(
     if field.dtype == "bool":
         wrong = np.flatnonzero((rows[:, :row_bytes] > 1).any(axis=1))
         bad.append((wrong, "value", "a bool is neither 0 nor 1"))
+    if present is not None:
+        wrong = np.flatnonzero(rows.any(axis=1) & ~present)
+        bad.append((wrong, "validity", "a sample lacks the field, and its row is not zero"))
     for where, code, message in bad:
         for row in where.tolist():
             findings.add(

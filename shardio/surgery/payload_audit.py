@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from shardio.errors import SchemaError, ShardCorrupt
 from shardio.format.checksum import Hasher, hash_bytes
-from shardio.format.codec import Codec, decode
+from shardio.format.codec import Codec, Dictionary, decode
 from shardio.format.index import (
     ENTRY,
     ENTRY_DTYPE,
@@ -23,11 +23,13 @@ from shardio.format.index import (
     stored_bytes,
 )
 from shardio.format.layout import NO_FIELD, Header, Kind, Required, Section
-from shardio.format.schema import Array, Field, Json, Schema, canonical_json
+from shardio.format.lists import unpack_list
+from shardio.format.schema import Array, Field, Json, List, Schema, canonical_json
 from shardio.format.values import decode_record
 from shardio.opening import Sections
 from shardio.surgery.content import CHUNK_BYTES, Content
 from shardio.surgery.finding import Findings
+from shardio.surgery.validity_audit import Present
 
 _CHUNK_ENTRIES: Final = 1 << 14
 
@@ -41,6 +43,8 @@ class _Payload:
     section: Section
     index: Section
     shapes: dict[str, npt.NDArray[np.uint64]]
+    present: Present
+    dictionaries: dict[str, Dictionary | None]
     findings: Findings
 
     @property
@@ -59,7 +63,12 @@ class _Walk:
 
 
 def audit_payload(
-    content: Content, schema: Schema, sections: Sections, header: Header, findings: Findings
+    content: Content,
+    schema: Schema,
+    sections: Sections,
+    header: Header,
+    present: Present,
+    findings: Findings,
 ) -> None:
     """Check a payload whose sections have the places and sizes they must have."""
     shapes = {}
@@ -68,7 +77,8 @@ def audit_payload(
             dims = content.numbers(sections[Kind.SHAPES, schema.field_id(name), 0])
             shapes[name] = dims.reshape(-1, field.n_varying)
     section, index = sections[Kind.PAYLOAD, NO_FIELD, 0], sections[Kind.INDEX, NO_FIELD, 0]
-    payload = _Payload(content, schema, section, index, shapes, findings)
+    dictionaries = _dictionaries(content, schema, sections, findings)
+    payload = _Payload(content, schema, section, index, shapes, present, dictionaries, findings)
     hasher, walk = Hasher(), _Walk()
     for first_row, entries in _chunks(content, index, len(schema.records)):
         hasher.update(np.ascontiguousarray(entries["hash"]).data)
@@ -100,6 +110,21 @@ def audit_payload(
             expected=int(walk.uses_zstd),
             found=int(bool(header.required & Required.ZSTD)),
         )
+
+
+def _dictionaries(
+    content: Content, schema: Schema, sections: Sections, findings: Findings
+) -> dict[str, Dictionary | None]:
+    """What records are compressed with; one that cannot be used is a finding."""
+    found: dict[str, Dictionary | None] = {}
+    for name, field in schema.records.items():
+        if field.codec == "zstd_dictionary":
+            section = sections[Kind.DICTIONARY, schema.field_id(name), 0]
+            learned = bytes(content.bytes[section.offset : section.offset + section.size])
+            found[name] = None
+            with findings.catching(section=section.name, field=name, offset=section.offset):
+                found[name] = Dictionary(learned) if learned else None
+    return found
 
 
 def _chunks(content: Content, index: Section, n_fields: int) -> Iterator[tuple[int, Entries]]:
@@ -200,8 +225,16 @@ def _check_records(
             findings.add_hash(name_of, place, expected, found, field=name, sample=row)
         else:
             dims = payload.shapes[name][row] if name in payload.shapes else None
+            dictionary = payload.dictionaries.get(name)
+            is_absent = name in payload.present and not payload.present[name][row]
             try:
-                check_value(field, decode(stored, codec, n_bytes), dims, n_bytes)
+                if dictionary is not None and codec == Codec.ZSTD:
+                    raise ShardCorrupt("a record leaves out its field's dictionary", code="codec")
+                if is_absent:
+                    _check_absent(dims, n_bytes)
+                else:
+                    record = decode(stored, codec, n_bytes, dictionary)
+                    check_value(field, record, dims, n_bytes)
             except ShardCorrupt as error:
                 findings.add(
                     error.code,
@@ -217,6 +250,17 @@ def _check_records(
         if walk.unforgotten >= CHUNK_BYTES:
             content.forget()
             walk.unforgotten = 0
+
+
+def _check_absent(dims: npt.NDArray[np.uint64] | None, n_bytes: int) -> None:
+    """Check that a sample which lacks a field has nothing of it.
+
+    Raises:
+        ShardCorrupt: it has. The place is the caller's to add.
+    """
+    if n_bytes or (dims is not None and dims.any()):
+        what = "a sample lacks the field, and has a record or a shape of it"
+        raise ShardCorrupt(what, code="validity", expected=0, found=n_bytes)
 
 
 def check_value(
@@ -237,6 +281,11 @@ def check_value(
         shape = full_shape(field, np.empty(0, np.uint64) if dims is None else dims, n_bytes)
         if field.dtype == "bool" and (np.frombuffer(record, np.uint8) > 1).any():
             raise ShardCorrupt(f"a bool of {shape} is neither 0 nor 1", code="value")
+        return
+    if isinstance(field, List):
+        for array in unpack_list(field.element, record):
+            if field.element.dtype == "bool" and (np.atleast_1d(array).view(np.uint8) > 1).any():
+                raise ShardCorrupt("a bool in a list is neither 0 nor 1", code="value")
         return
     try:
         value = decode_record(field, record, ())

@@ -22,6 +22,7 @@ from shardio.surgery.columns_audit import audit_column
 from shardio.surgery.content import Content
 from shardio.surgery.finding import Finding, Findings
 from shardio.surgery.payload_audit import audit_payload
+from shardio.surgery.validity_audit import audit_validity
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,19 +137,23 @@ def _audit_sections(content: Content, header: Header, findings: Findings) -> Sch
     for section in sections.values():
         field = None if section.field == NO_FIELD else names[section.field]
         _audit_plain(content, section, sections, field, findings)
+    n_samples = header.n_samples
+    present = audit_validity(content, schema, sections, n_samples, findings)
     for name in schema.columns:
-        audit_column(content, schema, name, sections, header.n_samples, findings)
+        audit_column(content, schema, name, sections, n_samples, present.get(name), findings)
     if schema.records:
-        audit_payload(content, schema, sections, header, findings)
+        audit_payload(content, schema, sections, header, present, findings)
     return schema
 
 
 def _audit_plain(
     content: Content, section: Section, sections: Sections, field: str | None, findings: Findings
 ) -> None:
-    """Check a section of block hashes and what they cover; or one that this version skips."""
-    if section.kind >= FIRST_OPTIONAL_KIND:
-        content.check_hash(section.offset, section.size, section.hash, findings, section.name)
+    """Check a section that has a hash of its own; of block hashes, what they cover, too."""
+    if section.kind >= FIRST_OPTIONAL_KIND or section.kind == Kind.DICTIONARY:
+        content.check_hash(
+            section.offset, section.size, section.hash, findings, section.name, field=field
+        )
     if section.kind != Kind.BLOCK_HASHES:
         return
     target = sections[section.of_kind, section.field, 0]

@@ -21,7 +21,7 @@ from shardio.errors import ChecksumMismatch, MemoryShort, TransformError
 from shardio.format.schema import Array, Json, Schema, Text
 from shardio.order import Order, SampleGenerators
 from tests.loading import write_dataset
-from tests.shards import EVERY_FIELD, as_read, every_field_sample, same_value
+from tests.shards import EVERY_FIELD, as_read, every_field_sample, same_in_batch, same_value
 
 N_SAMPLES = 50
 
@@ -114,7 +114,9 @@ def agree(batch: Batch, rows: list[int]) -> bool:
     assert batch.valid.all()
     for name in batch:
         for value, row in zip(batch[name], rows, strict=True):
-            if not same_value(value, as_read(every_field_sample(row))[name]):
+            expected = as_read(every_field_sample(row))[name]
+            is_there = batch.present(name)[rows.index(row)]
+            if is_there == (expected is None) or not same_in_batch(value, expected):
                 return False
     return True
 

@@ -8,19 +8,25 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from shardio.format.schema import DTYPES, Array, Bytes, Field, Json, Schema, Text
+from shardio.format import fields
+from shardio.format.fields import DTYPES
+from shardio.format.schema import Array, Bytes, Field, Json, List, Schema, Text
 
-CODECS = st.sampled_from(["raw", "zstd"])
+CODECS = st.sampled_from(fields.CODECS)
+OPTIONAL = st.booleans()
 DIMENSIONS = st.lists(st.one_of(st.none(), st.integers(1, 5)), max_size=3).map(tuple)
-ARRAYS = st.builds(Array, st.sampled_from(sorted(DTYPES)), DIMENSIONS, CODECS)
+TYPES = st.sampled_from(sorted(DTYPES))
+ARRAYS = st.builds(Array, TYPES, DIMENSIONS, CODECS, optional=OPTIONAL)
 FIELDS: st.SearchStrategy[Field] = st.one_of(
     ARRAYS,
     st.builds(Array, st.just("uint8"), st.just((2111,))),  # a hash per row, padded to the stride
-    st.builds(Bytes, CODECS),
-    st.builds(Text, CODECS),
-    st.builds(Json, CODECS),
+    st.builds(List, st.builds(Array, TYPES, DIMENSIONS), CODECS, optional=OPTIONAL),
+    st.builds(Bytes, CODECS, optional=OPTIONAL),
+    st.builds(Text, CODECS, optional=OPTIONAL),
+    st.builds(Json, CODECS, optional=OPTIONAL),
 )
-NAMES = st.text('ab9 _-"\\äß名\U0001f3ac', min_size=1, max_size=9)
+PLAIN_NAMES = st.text('ab9 _-"\\äß名\U0001f3ac', min_size=1, max_size=9)
+NAMES = st.one_of(PLAIN_NAMES, PLAIN_NAMES.map("n.{}".format), PLAIN_NAMES.map("n.m.{}".format))
 SCHEMAS = st.dictionaries(NAMES, FIELDS, min_size=1, max_size=6).map(Schema)
 TEXTS = st.text('ab9 _-."\\/\0\n\x7fäß名\u2028\uffff\U0001f3ac', max_size=60)
 JSON = st.recursive(
@@ -37,6 +43,10 @@ JSON = st.recursive(
 @st.composite
 def values(draw: st.DrawFn, field: Field) -> Any:
     """A value of a field, as a reader returns it."""
+    if field.optional and draw(st.integers(0, 2)) == 0:
+        return None
+    if isinstance(field, List):
+        return draw(st.lists(values(field.element), max_size=3))
     if isinstance(field, Text):
         return draw(TEXTS)
     if isinstance(field, Json):

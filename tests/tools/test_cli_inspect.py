@@ -3,6 +3,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 
 import shardio
-from shardio import Array, Bytes, Json, Schema, Text, sealed
+from shardio import Array, Bytes, Json, List, Schema, Text, sealed
 from shardio.format import values
 from shardio_tools import cli
 from shardio_tools._facts import value_facts
@@ -118,7 +119,10 @@ def test_a_shard_is_described_with_its_sections(
     with shardio.ShardReader(shard) as reader:
         for section in reader.sections:
             assert f"{section.offset:,}" in out
-    assert "  points  int16 any × 2" in out and "sample 3 (a.shard, row 3)" in out
+    assert re.search(r"\n  points +int16 any × 2\n", out) and "sample 3 (a.shard, row 3)" in out
+    assert re.search(r"\n  boxes +list of float32 any × 4\n", out)
+    assert re.search(r"\n  parts +list of uint8 3, zstd, optional\n", out)
+    assert re.search(r"\n  camera.id +text, zstd_dictionary\n", out)
 
 
 def test_an_empty_shard_has_no_sample_to_show(
@@ -149,6 +153,12 @@ def test_any_sample_of_any_field_can_be_said_in_json(
         (Text(), "größer", {"characters": 6, "value": "größer"}),
         (Bytes(), b"\x00\xff", {"bytes": 2, "first": "00 ff"}),
         (Json(), {"a": [1, None]}, {"value": {"a": [1, None]}}),
+        (Text(optional=True), None, {"type": "Text", "absent": True}),
+        (
+            List(Array("int8", (None,))),
+            [np.zeros(2, np.int8), np.zeros(0, np.int8)],
+            {"type": "List", "dtype": "int8", "arrays": 2},
+        ),
     ],
 )
 def test_a_value_becomes_a_few_facts(kind: Any, value: Any, expected: dict[str, Any]) -> None:

@@ -93,8 +93,11 @@ def schema_facts(schema: shardio.Schema | None) -> Facts:
     facts: Facts = {}
     for name, kind in (schema or {}).items():
         facts[name] = {"type": type(kind).__name__, "codec": kind.codec}
-        if isinstance(kind, shardio.Array):
-            facts[name] |= {"dtype": kind.dtype, "shape": list(kind.shape)}
+        if kind.optional:
+            facts[name]["optional"] = True
+        array = kind.element if isinstance(kind, shardio.List) else kind
+        if isinstance(array, shardio.Array):
+            facts[name] |= {"dtype": array.dtype, "shape": list(array.shape)}
     return facts
 
 
@@ -301,6 +304,11 @@ def sample_facts(inspection: Inspection, reader: shardio.ShardReader, row: int) 
 
 def value_facts(value: Any, kind: Any) -> Facts:
     """Give a value as a few facts: of an array dtype, shape, range and first values."""
+    if value is None and kind.optional:
+        return {"type": type(kind).__name__, "absent": True}
+    if isinstance(kind, shardio.List):
+        shapes = [list(np.shape(array)) for array in value[:N_VALUES]]
+        return {"type": "List", "dtype": kind.element.dtype, "arrays": len(value), "first": shapes}
     if isinstance(kind, shardio.Text):
         return {"type": "Text", "characters": len(value), "value": value}
     if isinstance(kind, shardio.Bytes):

@@ -133,10 +133,12 @@ def _fields(schema: Facts) -> Iterator[str]:
 
 
 def _type(kind: Mapping[str, Any]) -> str:
-    codec = "" if kind["codec"] == "raw" else f", {kind['codec']}"
-    if kind["type"] != "Array":
-        return f"{kind['type'].lower()}{codec}"
-    return f"{kind['dtype']} {_shape(kind['shape'])}{codec}".replace(" scalar", "")
+    extra = "" if kind["codec"] == "raw" else f", {kind['codec']}"
+    extra += ", optional" if kind.get("optional") else ""
+    if "dtype" not in kind:
+        return f"{kind['type'].lower()}{extra}"
+    array = f"{kind['dtype']} {_shape(kind['shape'])}".replace(" scalar", "")
+    return f"{'list of ' if kind['type'] == 'List' else ''}{array}{extra}"
 
 
 def _shape(shape: list[int | None]) -> str:
@@ -170,6 +172,13 @@ def _sample(facts: Facts) -> Iterator[str]:
 
 def _value(value: Mapping[str, Any]) -> str:
     """Put one value into a line."""
+    if value.get("absent"):
+        return "none"
+    if value["type"] == "List":
+        shapes = ", ".join(_shape(shape) for shape in value["first"])
+        more = ", …" if value["arrays"] > len(value["first"]) else ""
+        what = f"{counted(value['arrays'], 'array')} of {value['dtype']}"
+        return f"{what}: {shapes}{more}" if shapes else what
     if value["type"] == "Text":
         return f"{shortened(json.dumps(value['value'], ensure_ascii=False))}"
     if value["type"] == "Json":

@@ -1,0 +1,257 @@
+"""The field types: what a value of a sample can be.
+
+`schema.py` names them and writes them down, `values.py` turns values into bytes. Codes are stable;
+`docs/reference/format.md` lists them.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import KW_ONLY, dataclass
+from enum import IntEnum
+from typing import Any, Final
+
+import numpy as np
+
+from shardio.errors import SchemaError
+from shardio.format.codec import Codec
+
+MAX_DIMS: Final = 16
+MAX_RECORD_BYTES: Final = 1 << 48
+COLUMN_ALIGNMENT: Final = 64
+CODECS: Final = tuple(codec.name.lower() for codec in Codec)
+"""Names users give."""
+
+
+class FieldType(IntEnum):
+    """Stable codes of all field types; IMAGE, VIDEO and AUDIO are reserved and not built yet."""
+
+    ARRAY = 1
+    BYTES = 2
+    TEXT = 3
+    JSON = 4
+    IMAGE = 5
+    VIDEO = 6
+    AUDIO = 7
+    LIST = 8
+
+
+class DType(IntEnum):
+    """Stable codes of element types; those from FLOAT8_E4M3 on are reserved."""
+
+    BOOL = 1
+    INT8 = 2
+    INT16 = 3
+    INT32 = 4
+    INT64 = 5
+    UINT8 = 6
+    UINT16 = 7
+    UINT32 = 8
+    UINT64 = 9
+    FLOAT16 = 10
+    FLOAT32 = 11
+    FLOAT64 = 12
+    BFLOAT16 = 13
+    FLOAT8_E4M3 = 14
+    FLOAT8_E5M2 = 15
+    COMPLEX64 = 16
+    COMPLEX128 = 17
+
+
+DTYPES: Final[dict[str, DType]] = {d.name.lower(): d for d in DType if d < DType.FLOAT8_E4M3}
+"""Names users give, of the element types that can be stored."""
+
+
+@functools.cache
+def numpy_dtype(name: str) -> np.dtype[Any]:
+    """The little-endian NumPy dtype that holds elements of `name`; bfloat16 is held as uint16."""
+    return np.dtype("uint16" if name == "bfloat16" else name).newbyteorder("<")
+
+
+@dataclass(frozen=True, slots=True)
+class Array:
+    """A field of numbers.
+
+    Args:
+        dtype: one of `DTYPES`. bfloat16 is uint16 in NumPy (bits) and bitcast in tinygrad.
+        shape: dimensions from 1 up; None for one that varies from sample to sample (it may be 0).
+        codec: "raw", or per record "zstd" or "zstd_dictionary". A raw array of fixed shape is a
+            column: read without touching other fields, delivered as one gather per batch.
+        optional: whether a sample may have None here.
+
+    Raises:
+        SchemaError: an unknown dtype or codec, or a dimension that cannot be.
+    """
+
+    dtype: Any
+    shape: tuple[int | None, ...] = ()
+    codec: str = "raw"
+    _: KW_ONLY
+    optional: bool = False
+
+    def __post_init__(self) -> None:
+        name = _dtype_name(self.dtype)
+        if name not in DTYPES:
+            raise SchemaError(f"unknown dtype {self.dtype!r}; known: {', '.join(DTYPES)}")
+        if not isinstance(self.shape, tuple | list):
+            raise SchemaError(f"a shape is a tuple of dimensions; found {self.shape!r}")
+        shape = tuple(None if d is None else _dimension(d) for d in self.shape)
+        if len(shape) > MAX_DIMS:
+            raise SchemaError(f"{len(shape)} dimensions; at most {MAX_DIMS} are possible")
+        object.__setattr__(self, "dtype", name)
+        object.__setattr__(self, "shape", shape)
+        _check_options(self.codec, self.optional)
+        n_bytes = self.numpy.itemsize * math.prod(d for d in shape if d is not None)
+        if n_bytes > MAX_RECORD_BYTES:
+            raise SchemaError(f"a row of {n_bytes} bytes; at most 2^48 are possible")
+
+    @property
+    def numpy(self) -> np.dtype[Any]:
+        """The NumPy dtype of its elements."""
+        return numpy_dtype(self.dtype)
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether all samples have the same shape."""
+        return None not in self.shape
+
+    @property
+    def is_column(self) -> bool:
+        """Whether it is stored as a column rather than record by record."""
+        return self.is_fixed and self.codec == "raw"
+
+    @property
+    def row_bytes(self) -> int | None:
+        """Bytes of one sample's array, or None where they vary."""
+        if not self.is_fixed:
+            return None
+        return self.numpy.itemsize * math.prod(d for d in self.shape if d is not None)
+
+    @property
+    def stride(self) -> int:
+        """Bytes from one row of the column to the next: multiples of 64 from 64 up."""
+        n_bytes = self.row_bytes
+        if n_bytes is None:
+            raise SchemaError("an array of varying shape has no stride")
+        if n_bytes < COLUMN_ALIGNMENT:
+            return n_bytes
+        return -(-n_bytes // COLUMN_ALIGNMENT) * COLUMN_ALIGNMENT
+
+    @property
+    def n_varying(self) -> int:
+        """How many of its dimensions vary."""
+        return self.shape.count(None)
+
+
+@dataclass(frozen=True, slots=True)
+class List:
+    """A field of any number of arrays, all of one dtype and as many dimensions.
+
+    Args:
+        element: what each of them is; its shape may vary, its codec is that of the list.
+        codec: "raw", "zstd" or "zstd_dictionary", of all arrays of a sample together.
+        optional: whether a sample may have None here.
+
+    Raises:
+        SchemaError: `element` is no Array, or has a codec or is optional itself.
+    """
+
+    element: Array
+    codec: str = "raw"
+    _: KW_ONLY
+    optional: bool = False
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.element, Array):
+            raise SchemaError(f"a List is of an Array; found {self.element!r}")
+        if self.element.codec != "raw" or self.element.optional:
+            raise SchemaError(
+                f"{self.element!r} in a List: give codec and optional to the List itself"
+            )
+        _check_options(self.codec, self.optional)
+
+
+@dataclass(frozen=True, slots=True)
+class Bytes:
+    """A field of opaque bytes of any length; for codec and optional see Array."""
+
+    codec: str = "raw"
+    _: KW_ONLY
+    optional: bool = False
+
+    def __post_init__(self) -> None:
+        _check_options(self.codec, self.optional)
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A field of text, stored as UTF-8; for codec and optional see Array."""
+
+    codec: str = "raw"
+    _: KW_ONLY
+    optional: bool = False
+
+    def __post_init__(self) -> None:
+        _check_options(self.codec, self.optional)
+
+
+@dataclass(frozen=True, slots=True)
+class Json:
+    """A field of anything JSON can say, stored as canonical UTF-8; for its options see Array.
+
+    None in an optional field is a value that is not there; elsewhere it is JSON's null.
+    """
+
+    codec: str = "raw"
+    _: KW_ONLY
+    optional: bool = False
+
+    def __post_init__(self) -> None:
+        _check_options(self.codec, self.optional)
+
+
+Field = Array | Bytes | Text | Json | List
+
+FIELD_TYPES: Final[dict[type, FieldType]] = {
+    Array: FieldType.ARRAY,
+    Bytes: FieldType.BYTES,
+    Text: FieldType.TEXT,
+    Json: FieldType.JSON,
+    List: FieldType.LIST,
+}
+
+
+def array_of(field: Field) -> Array | None:
+    """What the numbers of a field are: the field itself, a list's element, None of other fields."""
+    if isinstance(field, List):
+        return field.element
+    return field if isinstance(field, Array) else None
+
+
+def has_shapes(field: Field) -> bool:
+    """Whether a section has the dimensions of its samples; a list's record tells them itself."""
+    return isinstance(field, Array) and field.n_varying > 0
+
+
+def _dtype_name(dtype: Any) -> str | None:
+    """The name of what stands for a dtype; None if nothing does."""
+    if isinstance(dtype, str):
+        return dtype
+    try:
+        return None if dtype is None else np.dtype(dtype).name  # NumPy takes None for float64
+    except TypeError:
+        return None
+
+
+def _dimension(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
+        raise SchemaError(f"a dimension must be an integer from 1 up, or None; found {value!r}")
+    return int(value)
+
+
+def _check_options(codec: object, optional: object) -> None:
+    if codec not in CODECS:
+        raise SchemaError(f"unknown codec {codec!r}; known: {', '.join(map(repr, CODECS))}")
+    if not isinstance(optional, bool):
+        raise SchemaError(f"optional must be True or False; found {optional!r}")
