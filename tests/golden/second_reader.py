@@ -1,0 +1,222 @@
+"""A second reader, from docs/reference/format.md alone, with the standard library only.
+
+It shares nothing with shardio: where both say the same of a file, the specification says enough.
+Hashes are not checked (XXH3 is not in the standard library), and zstd frames are given back as they
+are stored. A value is: an array `(dtype code, shape, bytes)`, bytes, text, what JSON says, a list
+of arrays, None, or of a compressed record `Stored(codec, bytes, n_bytes)`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from pathlib import Path
+from typing import Any, NamedTuple
+
+PAGE, NO_FIELD = 4096, 65535
+SCHEMA, COLUMN, COLUMN_HASHES, PAYLOAD, INDEX, SHAPES, BLOCK_HASHES, DICTIONARY, VALIDITY = range(
+    1, 10
+)
+ARRAY, BYTES, TEXT, JSON, LIST = 1, 2, 3, 4, 8
+ITEM_SIZES = dict(enumerate([1, 1, 2, 4, 8, 1, 2, 4, 8, 2, 4, 8, 2], start=1))
+
+
+class RefusedError(Exception):
+    """The file breaks a rule."""
+
+
+class Stored(NamedTuple):
+    """A record that is compressed."""
+
+    codec: int
+    content: bytes
+    n_bytes: int
+
+
+class Section(NamedTuple):
+    """An entry of the section table, without its key."""
+
+    offset: int
+    size: int
+    n_items: int
+    stride: int
+    hash: int
+
+
+def require(rule: object, what: str) -> None:
+    """Refuse the file unless the rule holds."""
+    if not rule:
+        raise RefusedError(what)
+
+
+def up(n: int, multiple: int) -> int:
+    """N rounded up to a multiple."""
+    return -(-n // multiple) * multiple
+
+
+class SecondReader:
+    """One shard, read whole."""
+
+    def __init__(self, path: Path) -> None:
+        self.content = content = path.read_bytes()
+        require(len(content) >= 3 * PAGE, "too short")
+        head = struct.unpack_from("<8sHHIQQQQQQ", content)
+        magic, major, _, page, required, _, self.n, size, table, table_size = head
+        require(magic == b"\x89SHD\r\n\x1a\n" and major == 1 and page == PAGE, "no shard")
+        require(size == len(content) and content[:PAGE] == content[-PAGE:], "size or last page")
+        require(not any(content[96:PAGE]), "padding of the header")
+        require(table % PAGE == 0 and table + up(table_size, PAGE) + PAGE == size, "table")
+        self.sections = self._table(table, table_size)
+        schema = self.sections[SCHEMA, NO_FIELD, 0]
+        text = content[schema.offset : schema.offset + schema.size].decode()
+        self.fields: list[dict[str, Any]] = json.loads(text)["fields"]
+        self.records = [f for f in self.fields if not is_column(f)]
+        require(required & ~1 == self._features(), "feature bits")
+        self._check_sections()
+
+    def _table(self, table: int, table_size: int) -> dict[tuple[int, int, int], Section]:
+        found, place = {}, PAGE
+        for at in range(table, table + table_size, 48):
+            kind, field, of_kind, zero, *numbers = struct.unpack_from(
+                "<HHHHQQQQQ", self.content, at
+            )
+            section = Section(*numbers)
+            require((kind, field, of_kind) not in found and zero == 0, "key of a section")
+            require(section.offset == place, "hole or overlap")
+            place = up(section.offset + section.size, PAGE)
+            require(place <= table, "a section reaches into the table")
+            require(not any(self.content[section.offset + section.size : place]), "padding")
+            found[kind, field, of_kind] = section
+        require(place == table and not any(self.content[table + table_size : -PAGE]), "hole")
+        return found
+
+    def _features(self) -> int:
+        bits = (
+            (1, any(f["codec"] == 2 for f in self.fields)),
+            (2, any("optional" in f for f in self.fields)),
+            (3, any("." in f["name"] for f in self.fields)),
+            (4, any(f["type"] == LIST for f in self.fields)),
+        )
+        return sum(1 << bit for bit, is_set in bits if is_set)
+
+    def _check_sections(self) -> None:
+        """Compare the table with what schema and number of samples ask for."""
+        n, m = self.n, len(self.records)
+        wanted = {(SCHEMA, NO_FIELD): (1, 0)}
+        if m:
+            wanted |= {(PAYLOAD, NO_FIELD): (n * m, 0), (INDEX, NO_FIELD): (n * m, 32)}
+        for f in self.fields:
+            number = f["id"]
+            if is_column(f):
+                stride, per_unit = stride_of(f), rows_per_unit(f)
+                wanted[COLUMN, number] = (n, stride)
+                wanted[COLUMN_HASHES, number] = (-(-n // per_unit), 8)
+            if f["type"] == ARRAY and -1 in f["shape"]:
+                wanted[SHAPES, number] = (n, 8 * f["shape"].count(-1))
+            if f["codec"] == 2:
+                wanted[DICTIONARY, number] = (1, 0)
+            if "optional" in f:
+                wanted[VALIDITY, number] = (-(-n // 8), 1)
+        found = {}
+        for (kind, number, of_kind), section in self.sections.items():
+            require(not section.stride or section.size == section.n_items * section.stride, "size")
+            if kind != BLOCK_HASHES:
+                found[kind, number] = (section.n_items, section.stride)
+                continue
+            covered = self.sections[of_kind, number, 0]
+            require(section.n_items == -(-covered.size // PAGE) and section.stride == 8, "blocks")
+        require(
+            found == wanted, "sections that the schema does not ask for, or the other way round"
+        )
+
+    def __getitem__(self, row: int) -> dict[str, Any]:
+        return {f["name"]: self.value(f, row) for f in self.fields}
+
+    def value(self, field: dict[str, Any], row: int) -> Any:
+        """The value of one field of one sample."""
+        if "optional" in field:
+            bits = self.sections[VALIDITY, field["id"], 0].offset
+            if not self.content[bits + row // 8] >> row % 8 & 1:
+                return None
+        if is_column(field):
+            at = self.sections[COLUMN, field["id"], 0].offset + row * stride_of(field)
+            return array_of(field, field["shape"], self.content[at : at + row_bytes(field)])
+        return self._record(field, row)
+
+    def _record(self, field: dict[str, Any], row: int) -> Any:
+        payload = self.sections[PAYLOAD, NO_FIELD, 0]
+        at = self.sections[INDEX, NO_FIELD, 0].offset
+        at += 32 * (row * len(self.records) + self.records.index(field))
+        offset, packed, n_bytes, _ = struct.unpack_from("<QQQQ", self.content, at)
+        codec, stored = packed >> 48, packed & (1 << 48) - 1
+        require(offset + stored <= payload.size, "a record reaches behind the payload")
+        content = self.content[payload.offset + offset : payload.offset + offset + stored]
+        if codec:
+            return Stored(codec, content, n_bytes)
+        require(n_bytes == stored, "a raw record of another size")
+        if field["type"] == ARRAY:
+            return array_of(field, self._shape(field, row), content)
+        if field["type"] == LIST:
+            return list_of(field, content)
+        if field["type"] == BYTES:
+            return content
+        return content.decode() if field["type"] == TEXT else json.loads(content)
+
+    def _shape(self, field: dict[str, Any], row: int) -> list[int]:
+        varying = field["shape"].count(-1)
+        if not varying:
+            return list(field["shape"])
+        at = self.sections[SHAPES, field["id"], 0].offset + 8 * varying * row
+        return filled(field, struct.unpack_from(f"<{varying}Q", self.content, at))
+
+
+def is_column(field: dict[str, Any]) -> bool:
+    """Whether the values of a field are rows of a column, not records."""
+    return field["type"] == ARRAY and field["codec"] == 0 and -1 not in field["shape"]
+
+
+def row_bytes(field: dict[str, Any]) -> int:
+    """Bytes of one row of a column."""
+    n_items: int = math.prod(field["shape"])
+    return ITEM_SIZES[field["dtype"]] * n_items
+
+
+def stride_of(field: dict[str, Any]) -> int:
+    """Bytes from one row of a column to the next."""
+    b = row_bytes(field)
+    return b if b < 64 else up(b, 64)
+
+
+def rows_per_unit(field: dict[str, Any]) -> int:
+    """How many rows of a column have one hash."""
+    return 1 if row_bytes(field) >= 2048 else max(1, 65536 // stride_of(field))
+
+
+def filled(field: dict[str, Any], varying: tuple[int, ...]) -> list[int]:
+    """A shape with its varying dimensions put in."""
+    rest = iter(varying)
+    return [next(rest) if d == -1 else d for d in field["shape"]]
+
+
+def array_of(
+    field: dict[str, Any], shape: list[int], content: bytes
+) -> tuple[int, tuple[int, ...], bytes]:
+    """An array, once its bytes are as many as its shape says."""
+    require(ITEM_SIZES[field["dtype"]] * math.prod(shape) == len(content), "shape")
+    return field["dtype"], tuple(shape), content
+
+
+def list_of(field: dict[str, Any], record: bytes) -> list[Any]:
+    """The arrays of a list."""
+    (count,) = struct.unpack_from("<Q", record)
+    v = field["shape"].count(-1)
+    dims = struct.unpack_from(f"<{count * v}Q", record, 8)
+    place, found = up(8 + 8 * count * v, 64), []
+    for i in range(count):
+        shape = filled(field, dims[i * v : (i + 1) * v])
+        n_bytes = ITEM_SIZES[field["dtype"]] * math.prod(shape)
+        found.append(array_of(field, shape, record[place : place + n_bytes]))
+        place += n_bytes
+    require(place == len(record), "a list does not account for its bytes")
+    return found

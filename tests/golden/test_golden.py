@@ -1,0 +1,158 @@
+"""Golden files: every released version of the format is read, for good, by both readers.
+
+They were written once (provenance.json says with what) and are never written by a test.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shardio import Array, Schema, ShardReader, Text
+from shardio.format.checksum import hash_bytes
+from shardio.format.fields import DType
+from shardio.format.index import DIMENSION, ENTRY
+from shardio.format.layout import NO_FIELD, PAGE, Kind
+from shardio.payload import PayloadWriter
+from shardio.sections import SectionTable
+from shardio.surgery import audit_shard
+from tests.golden.second_reader import RefusedError, SecondReader, Stored
+
+HERE = Path(__file__).parent
+NAMES = {
+    "v1.0": [
+        "dictionary",
+        "dictionary_no_sample",
+        "dictionary_one_sample",
+        "dtypes",
+        "dtypes_no_sample",
+        "dtypes_one_sample",
+        "dtypes_zstd",
+        "lists",
+        "many_units",
+        "nested",
+        "no_dictionary",
+        "optional",
+        "optional_no_sample",
+        "optional_one_sample",
+        "records",
+        "records_zstd",
+        "varying",
+        "varying_zstd",
+        "wide",
+    ]
+}
+GOLDEN = [HERE / version / name for version, names in NAMES.items() for name in names]
+golden = pytest.mark.parametrize("path", GOLDEN, ids=lambda path: f"{path.parent.name}-{path.name}")
+
+
+def expected(path: Path) -> list[dict[str, Any]]:
+    """What a golden file holds, as it was written down beside it."""
+    found: list[dict[str, Any]] = json.loads(path.with_suffix(".json").read_text())
+    return found
+
+
+def as_written_down(value: Any) -> Any:
+    """A value that ShardReader gives, in the words of the files."""
+    if isinstance(value, np.ndarray | np.generic):
+        hex_ = np.asarray(value).tobytes().hex()
+        return {"array": value.dtype.name, "shape": list(value.shape), "hex": hex_}
+    if isinstance(value, bytes):
+        return {"bytes": value.hex()}
+    if isinstance(value, list) and value and isinstance(value[0], np.ndarray | np.generic):
+        return {"list": [as_written_down(each) for each in value]}
+    return {"value": value}
+
+
+def as_told(value: Any) -> Any:
+    """A value that the second reader gives, in the words of the files."""
+    if isinstance(value, tuple):
+        code, shape, content = value
+        dtype = DType(code).name.lower().replace("bfloat16", "uint16")
+        return {"array": dtype, "shape": list(shape), "hex": content.hex()}
+    if isinstance(value, bytes):
+        return {"bytes": value.hex()}
+    if isinstance(value, list) and value and isinstance(value[0], tuple):
+        return {"list": [as_told(each) for each in value]}
+    return {"value": value}
+
+
+@golden
+def test_a_golden_file_is_read_as_it_was_written_and_is_sound(path: Path) -> None:
+    provenance = json.loads((path.parent / "provenance.json").read_text())["files"][path.name]
+    with ShardReader(path.with_suffix(".shard"), verify="always") as reader:
+        assert reader.id == provenance["id"]
+        found = [{n: as_written_down(v) for n, v in sample.items()} for sample in reader]
+    assert found == expected(path)
+    assert audit_shard(path.with_suffix(".shard")) == []
+
+
+@golden
+def test_a_reader_written_from_the_specification_reads_the_same(path: Path) -> None:
+    shard = path.with_suffix(".shard")
+    second, content = SecondReader(shard), shard.read_bytes()
+    samples = expected(path)
+    assert second.n == len(samples)
+    with ShardReader(shard) as reader:
+        for row, sample in enumerate(samples):
+            for name, value in second[row].items():
+                if not isinstance(value, Stored):
+                    assert as_told(value) == sample[name], (row, name)
+                    continue
+                (entry,) = reader.entries(name, np.array([row]))
+                place = reader.payload_offset + int(entry["offset"])
+                stored = int(entry["stored"])
+                assert value.codec == stored >> 48
+                assert value.content == content[place : place + (stored & (1 << 48) - 1)]
+                assert value.n_bytes == entry["n_bytes"]
+
+
+@pytest.mark.parametrize("version", list(NAMES))
+def test_no_golden_file_is_missing_and_none_is_forgotten(version: str) -> None:
+    wanted = {f"{name}.{kind}" for name in NAMES[version] for kind in ("shard", "json")}
+    assert {path.name for path in (HERE / version).iterdir()} == {*wanted, "provenance.json"}
+    provenance = json.loads((HERE / version / "provenance.json").read_text())
+    assert f"v{provenance['format']}" == version
+    assert sorted(provenance["files"]) == NAMES[version]
+
+
+def test_the_second_reader_refuses_what_breaks_a_rule(tmp_path: Path) -> None:
+    whole = (HERE / "v1.0" / "optional.shard").read_bytes()
+    for place, text in ((0, "no shard"), (16, "size or last page"), (8191, "padding")):
+        changed = bytearray(whole)
+        changed[place] ^= 0x40
+        (tmp_path / "a.shard").write_bytes(changed)
+        with pytest.raises(RefusedError, match=text):
+            SecondReader(tmp_path / "a.shard")
+
+
+def test_offsets_beyond_4_gib_are_read(tmp_path: Path) -> None:
+    schema = Schema({"frames": Array("uint8", (64 << 20,)), "note": Text()})
+    n_rows, row_bytes = 70, 64 << 20
+    payload = PayloadWriter(schema)
+    for i in range(n_rows):
+        payload.append([(memoryview(f"note {i}".encode()), ())])
+    zero_hash = hash_bytes(bytes(row_bytes))
+    hashes = DIMENSION.pack(zero_hash) * n_rows
+    path = tmp_path / "large.shard"
+    with open(path, "xb") as file:
+        file.seek(PAGE + n_rows * row_bytes)  # a hole: 4.4 GB of zeros that take no space
+        table = SectionTable(file)
+        whole = hash_bytes(hashes)
+        table.adopt(Kind.COLUMN, 0, n_rows * row_bytes, n_rows, row_bytes, whole)
+        records = payload.data.chunks()
+        table.add(Kind.PAYLOAD, NO_FIELD, records, n_rows, 0, payload.hash.intdigest())
+        table.add_blocked(Kind.COLUMN_HASHES, 0, [memoryview(hashes)], DIMENSION.size)
+        table.add_blocked(Kind.INDEX, NO_FIELD, payload.index.chunks(), ENTRY.size)
+        text = schema.to_json()
+        table.add(Kind.SCHEMA, NO_FIELD, [memoryview(text)], 1, 0, hash_bytes(text))
+        table.close(n_rows, 0)
+    assert path.stat().st_blocks * 512 < 1 << 20
+    with ShardReader(path) as reader:
+        assert reader.payload_offset > 1 << 32
+        assert reader[69]["note"] == "note 69"
+        assert not reader.column("frames", [69])[0, :: 1 << 12].any()

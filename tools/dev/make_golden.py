@@ -1,0 +1,230 @@
+"""Write the golden files of the format: shards that every later version has to read.
+
+    python tools/dev/make_golden.py tests/golden/v1.0
+
+Run once for a version of the format, by hand, never by the tests: a golden file that is made anew
+proves nothing. Refuses to write into a folder that holds anything. Beside each shard goes what is
+in it, and beside them all what they were made with.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import sys
+from collections.abc import Iterator, Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from shardio import Array, Bytes, Json, List, Schema, ShardWriter, Text
+from shardio.format.fields import DTYPES
+from shardio.format.layout import MAJOR, MINOR
+
+LIBRARIES = ("shardio", "numpy", "zstandard", "xxhash")
+Samples = list[dict[str, Any]]
+
+
+def _array(dtype: str, shape: tuple[int, ...], i: int) -> np.ndarray[Any, Any]:
+    held = np.dtype("uint16" if dtype == "bfloat16" else dtype)
+    numbers = np.arange(int(np.prod(shape))).reshape(shape) * 7 + i
+    return (numbers % 2 if dtype == "bool" else numbers % 120).astype(held)
+
+
+def _caption(i: int) -> str:
+    return f'camera {i % 7} of the north hall saw "größe" number {i}; license CC-BY-4.0'
+
+
+def _dtypes(codec: str) -> tuple[Schema, Samples]:
+    schema = Schema({name: Array(name, (3,), codec) for name in DTYPES})
+    return schema, [{name: _array(name, (3,), i) for name in DTYPES} for i in range(5)]
+
+
+def _wide() -> tuple[Schema, Samples]:
+    shapes = {"run": (25,), "padded": (2100,), "scalar": (), "even": (2048,)}
+    schema = Schema({name: Array("uint8", shape) for name, shape in shapes.items()})
+    samples = [{n: _array("uint8", shape, i) for n, shape in shapes.items()} for i in range(3)]
+    return schema, samples
+
+
+def _many_units() -> tuple[Schema, Samples]:
+    schema = Schema({"vector": Array("float32", (256,)), "note": Text()})
+    samples = [{"vector": _array("float32", (256,), i), "note": "n" * (i % 3)} for i in range(150)]
+    return schema, samples
+
+
+def _records(codec: str) -> tuple[Schema, Samples]:
+    schema = Schema({"blob": Bytes(codec), "text": Text(codec), "json": Json(codec)})
+    values: list[Any] = [
+        None,
+        0,
+        -1.5e300,
+        1e16,
+        "",
+        [],
+        {},
+        {"ü": [True, {"b": None}], "a": "\x07"},
+    ]
+    return schema, [
+        {"blob": bytes(range(i)) * i * 9, "text": "größe 名前 " * i, "json": value}
+        for i, value in enumerate(values)
+    ]
+
+
+def _varying(codec: str) -> tuple[Schema, Samples]:
+    schema = Schema(
+        {
+            "line": Array("int32", (None,), codec),
+            "image": Array("uint8", (None, None, 3), codec),
+            "bits": Array("bfloat16", (2, None), codec),
+        }
+    )
+    return schema, [
+        {
+            "line": _array("int32", (i * 30,), i),
+            "image": _array("uint8", (i, 2 * i, 3), i),
+            "bits": _array("bfloat16", (2, i % 3), i),
+        }
+        for i in range(6)
+    ]
+
+
+def _optional() -> tuple[Schema, Samples]:
+    schema = Schema(
+        {
+            "column": Array("int16", (3,), optional=True),
+            "packed": Array("int16", (40,), "zstd", optional=True),
+            "line": Array("uint8", (None,), optional=True),
+            "parts": List(Array("uint8", (2,)), optional=True),
+            "text": Text(optional=True),
+            "json": Json(optional=True),
+        }
+    )
+    full = {
+        "column": _array("int16", (3,), 1),
+        "packed": _array("int16", (40,), 0) // 100,
+        "line": _array("uint8", (5,), 2),
+        "parts": [_array("uint8", (2,), 3)],
+        "text": "there",
+        "json": [None],
+    }
+    empty = {"line": np.zeros(0, np.uint8), "parts": [], "text": ""}
+    return schema, [
+        {n: None if i % 3 == 0 else (full | empty if i % 3 == 1 else full)[n] for n in schema}
+        for i in range(19)
+    ]
+
+
+def _lists() -> tuple[Schema, Samples]:
+    schema = Schema(
+        {
+            "polygons": List(Array("float32", (None, 2))),
+            "scalars": List(Array("int64")),
+            "packed": List(Array("uint8", (None, None)), "zstd"),
+        }
+    )
+    return schema, [
+        {
+            "polygons": [_array("float32", (k, 2), i) for k in range(i)],
+            "scalars": [_array("int64", (), k) for k in range(i * 9)],
+            "packed": [np.zeros((k, 30), np.uint8) for k in range(i)],
+        }
+        for i in range(5)
+    ]
+
+
+def _nested() -> tuple[Schema, Samples]:
+    schema = Schema(
+        {"label": Array("int64"), "camera": {"id": Text(), "lens": {"f": Array("float32")}}}
+    )
+    return schema, [
+        {"label": np.int64(i), "camera.id": f"c{i}", "camera.lens.f": np.float32(i / 8)}
+        for i in range(4)
+    ]
+
+
+def _dictionary() -> tuple[Schema, Samples]:
+    schema = Schema(
+        {"text": Text("zstd_dictionary"), "few": Bytes("zstd_dictionary", optional=True)}
+    )
+    return schema, [{"text": _caption(i), "few": b"x" * 90 if i < 3 else None} for i in range(400)]
+
+
+def _no_dictionary() -> tuple[Schema, Samples]:
+    return Schema({"text": Text("zstd_dictionary")}), [{"text": "a" * 200}, {"text": "b"}]
+
+
+def goldens() -> Iterator[tuple[str, Schema, Samples]]:
+    """Every golden file: its name, its schema, its samples."""
+    cases = {
+        "dtypes": _dtypes("raw"),
+        "dtypes_zstd": _dtypes("zstd"),
+        "wide": _wide(),
+        "many_units": _many_units(),
+        "records": _records("raw"),
+        "records_zstd": _records("zstd"),
+        "varying": _varying("raw"),
+        "varying_zstd": _varying("zstd"),
+        "optional": _optional(),
+        "lists": _lists(),
+        "nested": _nested(),
+        "dictionary": _dictionary(),
+        "no_dictionary": _no_dictionary(),
+    }
+    for name, (schema, samples) in cases.items():
+        yield name, schema, samples
+    for name in ("optional", "dtypes", "dictionary"):
+        yield f"{name}_no_sample", cases[name][0], []
+        yield f"{name}_one_sample", cases[name][0], cases[name][1][1:2]
+
+
+def plain(value: Any) -> Any:
+    """A value as JSON can say it, unmistakably."""
+    if isinstance(value, np.ndarray | np.generic):
+        array = np.asarray(value)
+        content = array.astype(array.dtype.newbyteorder("<")).tobytes().hex()
+        return {"array": array.dtype.name, "shape": list(array.shape), "hex": content}
+    if isinstance(value, bytes):
+        return {"bytes": value.hex()}
+    if isinstance(value, list) and value and isinstance(value[0], np.ndarray | np.generic):
+        return {"list": [plain(each) for each in value]}
+    return {"value": value}
+
+
+def main() -> int:
+    """Write all files into the folder that is named."""
+    folder = Path(sys.argv[1])
+    if folder.exists() and any(folder.iterdir()):
+        print(
+            f"{folder} holds files already: golden files are never written twice", file=sys.stderr
+        )
+        return 2
+    folder.mkdir(parents=True, exist_ok=True)
+    written: dict[str, Mapping[str, Any]] = {}
+    for name, schema, samples in goldens():
+        with ShardWriter(folder / f"{name}.shard", schema) as writer:
+            for sample in samples:
+                writer.append(sample)
+            summary = writer.close()
+        content = [{field: plain(sample[field]) for field in schema} for sample in samples]
+        (folder / f"{name}.json").write_text(
+            json.dumps(content, ensure_ascii=False, indent=0, sort_keys=True) + "\n"
+        )
+        written[name] = {"id": summary.id, "bytes": summary.n_bytes, "samples": summary.n_samples}
+    provenance = {
+        "format": f"{MAJOR}.{MINOR}",
+        "generator": "tools/dev/make_golden.py",
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+        "libraries": {library: version(library) for library in LIBRARIES},
+        "files": written,
+    }
+    (folder / "provenance.json").write_text(json.dumps(provenance, indent=1, sort_keys=True) + "\n")
+    print(f"wrote {len(written)} shards into {folder}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
