@@ -13,6 +13,9 @@ from shardio import manifest, opening
 from shardio.format import checksum, codec, fields, index, layout, schema
 from shardio.format.fields import DType, FieldType, numpy_dtype
 from shardio.format.layout import HEADER, HEADER_HASH, MAGIC, PAGE, SECTION, Kind, Required
+from shardio.format.structure import unpack_header, unpack_table
+from shardio.writer import ShardWriter
+from tests.golden.second_reader import SecondReader
 
 PAGE_TEXT = (Path(__file__).parent.parent / "docs" / "reference" / "format.md").read_text()
 
@@ -147,6 +150,51 @@ def test_limits_are_those_of_the_code(text: str, value: int | bytes) -> None:
             value, str(value)
         )
         assert re.search(rf"(?<!\d){re.escape(unit)}(?!\d)", text)
+
+
+def dumped() -> bytes:
+    """The file whose bytes the page lists."""
+    (block,) = re.findall(r"```text\n(00000 .*?)```", PAGE_TEXT, re.DOTALL)
+    *listed, last = [line for line in block.splitlines() if line]
+    content = bytearray()
+    for line in listed:
+        place, listing = int(line[:5], 16), bytes.fromhex(line[7:54])
+        assert len(content) <= place, line
+        content += bytes(place - len(content)) + listing
+    assert last.endswith("the first page again")
+    return bytes(content.ljust(int(last[:5], 16), b"\0") + content[:PAGE])
+
+
+def test_the_hex_dump_is_the_file_that_it_says_it_is(tmp_path: Path) -> None:
+    schema_ = schema.Schema({"label": schema.Array("uint8"), "note": schema.Text(optional=True)})
+    with ShardWriter(tmp_path / "written.shard", schema_) as writer:
+        writer.append({"label": 7, "note": "hi"})
+        writer.append({"label": 9, "note": None})
+    assert dumped() == (tmp_path / "written.shard").read_bytes()
+    (tmp_path / "dumped.shard").write_bytes(dumped())
+    second = SecondReader(tmp_path / "dumped.shard")
+    assert second[0] == {"label": (DType.UINT8, (), b"\x07"), "note": "hi"}
+    assert second[1] == {"label": (DType.UINT8, (), b"\x09"), "note": None}
+
+
+def test_what_the_hex_dump_says_of_its_sections_is_so() -> None:
+    content = dumped()
+    header = unpack_header(content[:PAGE], "dump")
+    end = header.table_offset + header.table_size
+    sections = unpack_table(content[header.table_offset : end], header, "dump")
+    listed = re.findall(
+        r"  ([A-Z_]+)(?: of ([A-Z_]+))?: kind.*\n.*  offset (\d+), size (\d+)\n"
+        r".*  count (\d+), stride (\d+)\n.*  hash\n",
+        PAGE_TEXT,
+    )
+    assert listed == [
+        (
+            Kind(section.kind).name,
+            Kind(section.of_kind).name if section.of_kind else "",
+            *map(str, (section.offset, section.size, section.count, section.stride)),
+        )
+        for section in sections
+    ]
 
 
 def test_the_version_is_that_of_the_code() -> None:
