@@ -13,7 +13,9 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
+from shardio.access.filesystems import Access, choose_access
 from shardio.errors import DatasetConflict, DatasetCorrupt, InvalidArgument, LoaderClosed
+from shardio.format.checksum import distinct
 from shardio.format.schema import Schema
 from shardio.gather import ColumnGather
 from shardio.manifest import (
@@ -32,18 +34,27 @@ from shardio.writer import ShardSummary, ShardWriter, check_schema
 class ShardDataset(Sequence[dict[str, Any]]):
     """All samples of a dataset, by number; owns its shards' maps until `close()`.
 
-    A shard is opened when it is first needed. The object is for one thread at a time.
+    A shard is opened when it is first needed. The object is for one thread at a time. `verify` and
+    `access` are as in ShardReader; the file system of the folder decides for all shards.
 
     Raises:
         DatasetNotFound, DatasetCorrupt, ShardUnsupported: from the folder itself.
         ShardNotFound, ShardCorrupt, …: (also later) from a shard.
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, verify: Verify = "first") -> None:
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        verify: Verify = "first",
+        access: Access = "auto",
+    ) -> None:
         if verify not in VERIFY:
             raise InvalidArgument(f"verify must be one of {', '.join(VERIFY)}; found {verify!r}")
         self.path = os.fspath(path)
         self._root = os.path.abspath(path)  # shards are opened later, whatever chdir did meanwhile
+        self.access: Access = choose_access(self._root, access)
+        """What `access` came to: "mmap" or "pread"."""
         self._generation: Generation = load(path)
         self._verify = verify
         counts = [shard.n_samples for shard in self._generation.shards]
@@ -141,12 +152,17 @@ class ShardDataset(Sequence[dict[str, Any]]):
             raise LoaderClosed(f"{self.path}: the dataset is closed")
         reader = self._readers[shard]
         if reader is None:
-            reader = self._open(self.shards[shard])
+            reader = self._open(shard)
             self._readers[shard] = reader
         return reader
 
-    def _open(self, summary: ShardSummary) -> ShardReader:
-        reader = ShardReader(os.path.join(self._root, summary.name), verify=self._verify)
+    def path_of(self, shard: int) -> str:
+        """Where the file of a shard is."""
+        return os.path.join(self._root, self.shards[shard].name)
+
+    def _open(self, shard: int) -> ShardReader:
+        summary = self.shards[shard]
+        reader = ShardReader(self.path_of(shard), verify=self._verify, access=self.access)
         found = (reader.id, len(reader), reader.header.file_size)
         expected = (summary.id, summary.n_samples, summary.n_bytes)
         if found != expected:
@@ -157,6 +173,15 @@ class ShardDataset(Sequence[dict[str, Any]]):
         if reader.schema != self.schema:
             raise DatasetCorrupt(f"{reader.path}: its schema is not the dataset's")
         return reader
+
+    def check_lengths(self, shards: Rows) -> None:
+        """Make sure that none of these shards was cut short since it was mapped.
+
+        Raises:
+            ShardChanged: the first that was.
+        """
+        for shard in distinct(shards).tolist():
+            self.reader(shard).check_length()
 
     @property
     def n_marks(self) -> int:
@@ -220,9 +245,11 @@ class ShardDataset(Sequence[dict[str, Any]]):
         self.close()
 
 
-def open_dataset(path: str | os.PathLike[str], *, verify: Verify = "first") -> ShardDataset:
+def open_dataset(
+    path: str | os.PathLike[str], *, verify: Verify = "first", access: Access = "auto"
+) -> ShardDataset:
     """Open the dataset in a folder; see ShardDataset."""
-    return ShardDataset(path, verify=verify)
+    return ShardDataset(path, verify=verify, access=access)
 
 
 class DatasetWriter:

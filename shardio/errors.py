@@ -6,7 +6,8 @@ can catch what they expect.
     ShardioError
     ├── DataError                       something on disk is bad (exit code 1)
     │   ├── ShardCorrupt                ValueError      bytes of a shard break a rule of the format
-    │   │   └── ChecksumMismatch                        ... in particular: a hash does not match
+    │   │   ├── ChecksumMismatch                        ... in particular: a hash does not match
+    │   │   └── ShardChanged                            ... was cut short or replaced while in use
     │   ├── ShardIncomplete             ValueError      a writer never finished this file
     │   ├── ShardUnsupported            ValueError      needs a newer version or another feature
     │   ├── DatasetCorrupt              ValueError      dataset.json, a generation, shards disagree
@@ -42,6 +43,7 @@ __all__ = [
     "MediaError",
     "MemoryShort",
     "SchemaError",
+    "ShardChanged",
     "ShardCorrupt",
     "ShardExists",
     "ShardIncomplete",
@@ -110,6 +112,33 @@ def _rebuild(kind: type[ShardCorrupt], what: str, state: dict[str, Any]) -> Shar
 
 class ChecksumMismatch(ShardCorrupt):
     """A stored hash does not match the bytes it covers: they changed after they were written."""
+
+
+class ShardChanged(ShardCorrupt):
+    """A shard was cut short, replaced or written to while in use: nothing published ever is.
+
+    `code` is `"file_size"`, `"replaced"` or `"changed"`. Where a worker process was lost to it, the
+    cause is the WorkerDied. Restore the shard, or publish the dataset anew, and open it again.
+    """
+
+    def at(
+        self,
+        *,
+        section: str | None = None,
+        field: str | None = None,
+        sample: int | None = None,
+        offset: int | None = None,
+    ) -> ShardChanged:
+        """Itself, with its place where that is not known yet."""
+        if self.section is None:
+            self.section = section
+        if self.field is None:
+            self.field = field
+        if self.sample is None:
+            self.sample = sample
+        if self.offset is None:
+            self.offset = offset
+        return self
 
 
 class ShardIncomplete(DataError, ValueError):

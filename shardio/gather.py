@@ -1,32 +1,33 @@
 """One gather per fixed field per batch, over all shards of a dataset, verified.
 
-All shards' parts of a column lie in one address range at one stride (`storage.ColumnRange`), and
-so do their hashes. A batch is one `np.take` straight into its block. What was not checked before
-is hashed: rows of 2 KiB or more afterwards in the block, the very bytes that the user gets; runs
-of smaller rows beforehand in the map, since a run holds rows that the batch does not have.
+Mapped, all shards' parts of a column lie in one address range at one stride, and so do their
+hashes: a batch is one `np.take` straight into its block. Otherwise it is read there (`rows`). What
+was not checked before is hashed: rows of 2 KiB or more afterwards in the block, the very bytes that
+the user gets; runs of smaller rows beforehand, since a run holds rows that the batch does not have.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from shardio.access.pread import PreadFile
+from shardio.errors import ShardChanged
 from shardio.format.checksum import BLOCK_BYTES, distinct, hash_bytes, rows_per_unit
 from shardio.format.index import DIMENSION
+from shardio.format.layout import Section
 from shardio.format.schema import Array
 from shardio.reader import ShardReader
-from shardio.storage import ColumnPlace, ColumnRange
+from shardio.rows import FileRows, MappedRows, read_hashes
+from shardio.storage import ColumnPlace
 from shardio.units import Rows
-
-_SCRATCH_BYTES: Final = 1 << 20
-"""Rows that are padded on disk pass through this much memory, small enough to stay in cache."""
 
 
 class ColumnGather:
-    """Copies rows of one column of many shards. Owns the address ranges it maps them into.
+    """Copies rows of one column of many shards. Owns the address ranges, if it maps them.
 
     Args:
         name, field: the column.
@@ -50,19 +51,12 @@ class ColumnGather:
         self._name, self._verify, self._readers, self._starts = name, verify, readers, starts
         self._row_bytes, self._stride = field.row_bytes or 0, field.stride
         self._marks = marks
-        self._hashes: ColumnRange | None = None
+        self._hashes: MappedRows | FileRows | None = None
         self._slices: list[slice] = []
         self._all_known = verify == "off"
         self._n_known_batches, self._next_look = 0, 32
         sections = [reader.column_section(name) for reader in readers]
-        self._range = ColumnRange(
-            self._stride,
-            [
-                ColumnPlace(r.path, s.offset, len(r), r.file)
-                for r, s in zip(readers, sections, strict=True)
-            ],
-        )
-        self._slot_shift = self._range.slots - starts
+        self._rows = self._open(self._stride, self._row_bytes, sections)
         self._rows_per_unit = rows_per_unit(self._row_bytes, self._stride)
         self._by_row = self._rows_per_unit == 1
         column_marks = np.array([reader.units.column_mark(name) for reader in readers], np.int64)
@@ -70,29 +64,28 @@ class ColumnGather:
         self._row_mark_shift = self._mark_shift - starts
         if self._by_row and verify != "off":
             self._open_hashes(first_marks)
-        rows_in_scratch = max(1, _SCRATCH_BYTES // self._stride)
-        padded = self._stride != self._row_bytes
-        self._scratch = np.empty((rows_in_scratch if padded else 0, self._stride), np.uint8)
+
+    def _open(
+        self, stride: int, row_bytes: int, sections: Sequence[Section]
+    ) -> MappedRows | FileRows:
+        """What copies rows that lie in these sections, one of each shard."""
+        pairs = list(zip(self._readers, sections, strict=True))
+        files = [(r.content, s.offset) for r, s in pairs if isinstance(r.content, PreadFile)]
+        if len(files) == len(pairs):
+            return FileRows(stride, files, self._starts)
+        places = [ColumnPlace(r.path, s.offset, s.count, r.file) for r, s in pairs]
+        return MappedRows(stride, row_bytes, places, self._starts)
 
     def _open_hashes(self, first_marks: Rows) -> None:
         readers, name = self._readers, self._name
-        places = [reader.hashes_section(name) for reader in readers]
-        self._hashes = ColumnRange(
-            DIMENSION.size,
-            [
-                ColumnPlace(r.path, s.offset, s.count, r.file)
-                for r, s in zip(readers, places, strict=True)
-            ],
-        )
-        self._hash_values = self._hashes.rows.reshape(-1).view("<u8")
-        self._hash_shift = self._hashes.slots - self._starts
+        sections = [reader.hashes_section(name) for reader in readers]
+        self._hashes = self._open(DIMENSION.size, DIMENSION.size, sections)
         block_marks = np.array([r.units.hashes_mark(name) for r in readers], np.int64)
         self._block_shift = first_marks + block_marks
 
     def place(self, rows: Rows, shards: Rows) -> Rows:
-        """Where in the address range `rows` of the dataset, which lie in `shards`, are."""
-        slots: Rows = rows + self._slot_shift.take(shards)
-        return slots
+        """Where `rows` of the dataset, which lie in `shards`, are; for `gather`."""
+        return self._rows.place(rows, shards)
 
     def gather(self, slots: Rows, rows: Rows, shards: Rows, out: npt.NDArray[Any]) -> None:
         """Copy rows of the dataset into out, one after the other.
@@ -105,24 +98,16 @@ class ColumnGather:
 
         Raises:
             ChecksumMismatch: naming file, field, sample and offset; out then holds what was read.
+            ShardChanged: likewise; mapped rows of a file that was cut short kill instead.
         """
         if not (self._all_known or self._by_row):
             self._check_runs(rows, shards)
-        if not len(self._scratch):
-            self._range.rows.take(slots, axis=0, out=out, mode="clip")
-        else:
-            self._gather_padded(slots, out)
+        try:
+            self._rows.copy(slots, rows, shards, out)
+        except ShardChanged as error:
+            raise error.at(field=self._name) from error
         if not self._all_known and self._by_row:
             self._check_rows(rows, shards, out)
-
-    def _gather_padded(self, slots: Rows, out: npt.NDArray[Any]) -> None:
-        """np.take copies all of an array whose rows are not dense; so take padding along first."""
-        step = len(self._scratch)
-        for i in range(0, len(slots), step):
-            part = slots[i : i + step]
-            scratch = self._scratch[: len(part)]
-            np.take(self._range.rows, part, axis=0, out=scratch, mode="clip")
-            out[i : i + len(part)] = scratch[:, : self._row_bytes]
 
     def _check_rows(self, rows: Rows, shards: Rows, out: npt.NDArray[Any]) -> None:
         """Hash the delivered rows that nobody has hashed before."""
@@ -136,7 +121,9 @@ class ColumnGather:
             fresh = np.flatnonzero(known == 0)
             rows, shards, marks = rows[fresh], shards[fresh], marks[fresh]
         self._check_hash_blocks(rows, shards)
-        expected = self._hash_values[rows + self._hash_shift[shards]]
+        if self._hashes is None:
+            raise AssertionError("rows that are checked one by one have hashes")
+        expected = read_hashes(self._hashes, rows, shards)
         content = out.reshape(-1).data
         # Without a bytecode per row: half of the time of a generator expression.
         parts = map(content.__getitem__, self._row_slices(fresh, len(out)))
@@ -202,6 +189,6 @@ class ColumnGather:
 
     def close(self) -> None:
         """Unmap everything. Idempotent."""
-        self._range.close()
+        self._rows.close()
         if self._hashes is not None:
             self._hashes.close()

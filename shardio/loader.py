@@ -15,6 +15,7 @@ import numpy.typing as npt
 from shardio._engine.engine import Engine
 from shardio._engine.fill import Recipe
 from shardio._engine.iteration import Delivered, Iteration
+from shardio.access.filesystems import Access
 from shardio.batch import Batch
 from shardio.collate import BlockLayout
 from shardio.dataset import ShardDataset
@@ -60,6 +61,8 @@ class ShardLoader:
         prefetch: how many blocks beyond one per worker are filled ahead.
         memory_bytes: budget of all blocks; by default half of what is available.
         verify: "first" checks every hash when its bytes are first read, "always", or "off".
+        access: "mmap" maps the shards, "pread" reads them by offset, "auto" maps them unless they
+            lie on a network file system. The same batches either way.
         reuse: the fast lane: a batch is valid only until the next one.
 
     Raises:
@@ -84,11 +87,12 @@ class ShardLoader:
         prefetch: int = 2,
         memory_bytes: int | None = None,
         verify: Verify = "first",
+        access: Access = "auto",
         reuse: bool = False,
     ) -> None:
         path = dataset.path if isinstance(dataset, ShardDataset) else os.fspath(dataset)
         check_verify(verify)
-        opened = ShardDataset(path, verify=verify)
+        opened = ShardDataset(path, verify=verify, access=access)
         self._options = check_options(
             opened.schema,
             batch_size=batch_size,
@@ -103,6 +107,7 @@ class ShardLoader:
             prefetch=prefetch,
             memory_bytes=memory_bytes,
             verify=verify,
+            access=opened.access,
             reuse=reuse,
         )
         self._n_samples = len(opened)
@@ -138,6 +143,7 @@ class ShardLoader:
             shuffle=options.shuffle,
             seed=options.seed,
             verify=options.verify,
+            access=options.access,
             transform=options.transform,
             takes_rng=options.takes_rng,
         )

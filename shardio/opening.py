@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from shardio.access.content import Content
 from shardio.errors import SchemaError, ShardCorrupt, ShardIncomplete, ShardUnsupported
 from shardio.format.checksum import hash_bytes, n_blocks, n_units
 from shardio.format.codec import MAX_DICTIONARY_BYTES
@@ -38,11 +39,11 @@ _schemas: dict[bytes, Schema] = {}
 Sections = dict[tuple[int, int, int], Section]
 
 
-def open_sections(content: memoryview, path: str) -> tuple[Header, Schema, Sections]:
+def open_sections(content: Content, path: str) -> tuple[Header, Schema, Sections]:
     """Validate header, trailer, section table, schema, and every section's place and size.
 
     Args:
-        content: the whole file, mapped.
+        content: the whole file.
         path: for messages.
 
     Raises:
@@ -50,24 +51,25 @@ def open_sections(content: memoryview, path: str) -> tuple[Header, Schema, Secti
     """
     size = content.nbytes
     if size < PAGE:
-        if not any(content):
+        if not any(content[:size]):
             raise ShardIncomplete(f"{path}: {size} bytes and no header: its writer did not finish")
         raise ShardCorrupt(
             "too short to be a shard", code="file_size", path=path, expected=PAGE, found=size
         )
-    header = unpack_header(bytes(content[:PAGE]), path)
+    first_page = bytes(content[:PAGE])
+    header = unpack_header(first_page, path)
     check_place(header, size, path)
     last = size - PAGE
-    if bytes(content[last:]) != bytes(content[:PAGE]):
-        at = next(i for i in range(PAGE) if content[last + i] != content[i])
+    if (last_page := bytes(content[last:size])) != first_page:
+        at = next(i for i in range(PAGE) if last_page[i] != first_page[i])
         raise ShardCorrupt(
             "the first and the last page differ",
             code="trailer",
             path=path,
             section="trailer",
             offset=last + at,
-            expected=content[at],
-            found=content[last + at],
+            expected=first_page[at],
+            found=last_page[at],
         )
     table = bytes(content[header.table_offset : header.table_offset + header.table_size])
     sections = {s.key: s for s in unpack_table(table, header, path)}
@@ -90,7 +92,7 @@ def _corrupt(
     )
 
 
-def read_schema(content: memoryview, sections: Sections, path: str) -> Schema:
+def read_schema(content: Content, sections: Sections, path: str) -> Schema:
     """Read the schema that the section table names, and check its hash."""
     section = sections.get((Kind.SCHEMA, NO_FIELD, 0))
     if section is None:

@@ -11,6 +11,7 @@ import numpy as np
 
 from shardio._engine.cpus import usable_cpus
 from shardio._engine.memory import default_budget
+from shardio.access.filesystems import Access
 from shardio.errors import InvalidArgument
 from shardio.format.schema import Schema
 from shardio.units import VERIFY, Verify
@@ -39,6 +40,7 @@ class Options:
     prefetch: int
     memory_bytes: int
     verify: Verify
+    access: Access
     reuse: bool
 
 
@@ -57,6 +59,7 @@ def check_options(
     prefetch: int,
     memory_bytes: int | None,
     verify: Verify,
+    access: Access,
     reuse: bool,
 ) -> Options:
     """Check every option against what is acceptable, and `fields` against the schema.
@@ -81,6 +84,7 @@ def check_options(
             default_budget() if memory_bytes is None else _count("memory_bytes", memory_bytes, 1)
         ),
         verify=check_verify(verify),
+        access=access,
         reuse=bool(_one_of("reuse", reuse, (True, False))),
     )
 

@@ -16,7 +16,10 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from shardio.errors import InvalidArgument, LoaderClosed, ShardCorrupt
+from shardio.access.content import Content, take
+from shardio.access.files import check_length
+from shardio.access.filesystems import Access
+from shardio.errors import InvalidArgument, LoaderClosed, ShardChanged, ShardCorrupt
 from shardio.format.codec import Dictionary, decode, known_dictionary
 from shardio.format.index import (
     ENTRY,
@@ -31,7 +34,7 @@ from shardio.format.layout import NO_FIELD, PAGE, Kind, Section
 from shardio.format.schema import Array
 from shardio.format.values import decode_record
 from shardio.opening import open_sections
-from shardio.storage import map_known_file
+from shardio.storage import open_content
 from shardio.units import VERIFY, Rows, Units, Verify
 
 Present = npt.NDArray[np.bool_]
@@ -40,21 +43,32 @@ Present = npt.NDArray[np.bool_]
 class ShardReader:
     """Reads one shard; owns its map until `close()` and until the last view of it is gone.
 
+    Without a map, what it hands out are copies, and it owns a descriptor at most.
+
     Args:
         path: the file.
         verify: "first" checks every hash when its bytes are first met, "always" each time, "off"
             never. Structure is checked in any case.
+        access: "mmap" maps the file, "pread" reads it by offset, "auto" maps it unless it lies on a
+            network file system. A mapped file that is cut short can kill this process.
 
     Raises:
         ShardNotFound, ShardIncomplete, ShardUnsupported, ShardCorrupt: see `shardio.errors`.
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, verify: Verify = "first") -> None:
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        verify: Verify = "first",
+        access: Access = "auto",
+    ) -> None:
         if verify not in VERIFY:
             raise InvalidArgument(f"verify must be one of {', '.join(VERIFY)}; found {verify!r}")
         self.path = os.fspath(path)
         self._is_open = True
-        self._bytes, self.file = map_known_file(self.path)
+        self._place = os.path.abspath(path)  # looked at later, whatever chdir did meanwhile
+        self._bytes, self.file = open_content(self.path, access)
         self.header, self.schema, self._sections = open_sections(self._bytes, self.path)
         self._verify = verify
         self._record_ids = {name: k for k, name in enumerate(self.schema.records)}
@@ -62,6 +76,8 @@ class ShardReader:
             self._bytes, self.schema, self._sections, len(self), path=self.path, verify=verify
         )
         """What has been checked; the dataset's gather uses it too."""
+        self.access: Access = "mmap" if isinstance(self._bytes, memoryview) else "pread"
+        """What `access` came to."""
         self._dictionaries: dict[str, Dictionary | None] = {}
 
     def __len__(self) -> int:
@@ -71,6 +87,20 @@ class ShardReader:
     def id(self) -> str:
         """The shard's content-derived id, in hex."""
         return self.header.id.hex()
+
+    @property
+    def content(self) -> Content:
+        """The bytes of the file."""
+        return self._bytes
+
+    def check_length(self) -> None:
+        """Make sure that a mapped file was not cut short since: reading it would kill.
+
+        Raises:
+            ShardChanged: it was. Between this and the reading it still can be.
+        """
+        if isinstance(self._bytes, memoryview):
+            check_length(self._place, self.file)
 
     @property
     def payload_offset(self) -> int:
@@ -83,7 +113,7 @@ class ShardReader:
         return tuple(self._sections.values())
 
     def __getitem__(self, row: int) -> dict[str, Any]:
-        """One sample, by (dotted) names; arrays are read-only views of the map where they are raw.
+        """One sample, by (dotted) names; arrays are read-only, where they are raw views of any map.
 
         An optional field that the sample lacks is None.
         """
@@ -92,6 +122,7 @@ class ShardReader:
     def sample(self, row: int, names: Iterable[str]) -> dict[str, Any]:
         """Some fields of one sample; nothing is read of the others."""
         rows = np.array([self._in_range(operator.index(row))], np.int64)
+        self.check_length()
         sample: dict[str, Any] = {}
         for name in names:
             field = self.schema.get(name)
@@ -104,7 +135,7 @@ class ShardReader:
                 sample[name] = None
             else:
                 self.units.check_column(name, rows)
-                sample[name] = self._column(name)[int(rows[0])]
+                sample[name] = self._row(name, rows)
         return sample
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
@@ -125,36 +156,39 @@ class ShardReader:
     ) -> npt.NDArray[Any]:
         """A fixed raw field of many samples as one array.
 
-        Without `rows`: the whole column over the map, read-only, **unverified** unless the reader
-        was opened with verify="always"; it keeps the map alive. With `rows`: those rows, verified,
-        copied into `out` or a new array of shape (len(rows), *field.shape). Samples that lack an
-        optional field have zeros; `present` tells which.
+        Without `rows`: the whole column over the map (or read into memory), read-only,
+        **unverified** unless the reader was opened with verify="always"; it keeps the map alive.
+        With `rows`: those rows, verified, copied into `out` or a new array of shape
+        (len(rows), *field.shape). Samples that lack an optional field have zeros; `present` tells
+        which.
 
         Raises:
             InvalidArgument: no such column, or an `out` that does not fit.
             IndexError: a row out of range.
             ChecksumMismatch: the bytes changed since they were written.
+            ShardChanged: the file was cut short while in use.
         """
         field = self.schema.columns.get(name)
         if field is None:
             columns = ", ".join(self.schema.columns) or "none"
             raise InvalidArgument(f"{self.path}: {name!r} is no column; columns are: {columns}")
-        whole = self._column(name)
+        self._check_open()
+        self.check_length()
         if rows is None:
             if self._verify == "always":
                 self.units.check_column(name, np.arange(len(self)))
-            return whole
+            return self._column(name)
         places = self._places(rows)
-        if out is not None and (out.shape != (len(places), *whole.shape[1:])):
-            raise InvalidArgument(
-                f"out has shape {out.shape}, expected {(len(places), *whole.shape[1:])}"
-            )
-        if out is not None and out.dtype != whole.dtype:
-            raise InvalidArgument(f"out has dtype {out.dtype}, expected {whole.dtype}")
+        shape = (len(places), *(d for d in field.shape if d is not None))
+        if out is not None and out.shape != shape:
+            raise InvalidArgument(f"out has shape {out.shape}, expected {shape}")
+        if out is not None and out.dtype != field.numpy:
+            raise InvalidArgument(f"out has dtype {out.dtype}, expected {field.numpy}")
         self.units.check_column(name, places)
+        found = self._rows(name, places)
         if out is None:
-            return whole[places]
-        out[...] = whole[places]
+            return found
+        out[...] = found
         return out
 
     def _places(self, rows: Sequence[int] | npt.NDArray[Any]) -> Rows:
@@ -191,8 +225,9 @@ class ShardReader:
         section = self._sections[Kind.VALIDITY, number, 0]
         at = places >> 3
         self.units.check_blocks(Kind.VALIDITY, number, at, 1)
-        stored = np.frombuffer(self._bytes, np.uint8, section.size, section.offset)
-        found: Present = (stored[at] >> (places & 7).astype(np.uint8) & 1).astype(np.bool_)
+        place = section.size, section.offset
+        stored = take(self._bytes, np.uint8, *place, at, section=section.name, field=name)
+        found: Present = (stored >> (places & 7).astype(np.uint8) & 1).astype(np.bool_)
         return found
 
     def _check_open(self) -> None:
@@ -200,8 +235,13 @@ class ShardReader:
             raise LoaderClosed(f"{self.path}: the reader is closed")
 
     def _column(self, name: str) -> npt.NDArray[Any]:
+        """The whole column, read-only: over the map, or read."""
         self._check_open()
         field = self.schema.columns[name]
+        if not isinstance(self._bytes, memoryview):
+            found = self._rows(name, np.arange(len(self)))
+            found.flags.writeable = False
+            return found
         section = self._sections[Kind.COLUMN, self.schema.field_id(name), 0]
         shape = tuple(d for d in field.shape if d is not None)
         inner = np.empty(shape, field.numpy).strides
@@ -212,6 +252,28 @@ class ShardReader:
             section.offset if len(self) else 0,
             (section.stride, *inner),
         )
+
+    def _rows(self, name: str, rows: Rows) -> npt.NDArray[Any]:
+        """Rows of a column, copied."""
+        if isinstance(self._bytes, memoryview):
+            found: npt.NDArray[Any] = self._column(name)[rows]
+            return found
+        self._check_open()
+        field, section = self.schema.columns[name], self.column_section(name)
+        out = np.empty((len(rows), field.row_bytes or 0), np.uint8)
+        try:
+            self._bytes.read_rows(section.offset, section.stride, rows, out)
+        except ShardChanged as error:
+            raise error.at(field=name) from error
+        return out.reshape(-1).view(field.numpy).reshape(len(rows), *(d or 0 for d in field.shape))
+
+    def _row(self, name: str, rows: Rows) -> Any:
+        """The one row of a column, read-only; a NumPy scalar where its shape is ()."""
+        if isinstance(self._bytes, memoryview):
+            return self._column(name)[int(rows[0])]
+        found = self._rows(name, rows)
+        found.flags.writeable = False
+        return found[0]
 
     def column_section(self, name: str) -> Section:
         """Where a column lies in the file."""
@@ -232,8 +294,10 @@ class ShardReader:
         section = self._sections[Kind.INDEX, NO_FIELD, 0]
         numbers = rows * n_records + k
         self.units.check_blocks(Kind.INDEX, NO_FIELD, numbers * ENTRY.size, ENTRY.size)
-        whole = np.frombuffer(self._bytes, ENTRY_DTYPE, section.count, section.offset)
-        found: Entries = whole[numbers]
+        place = section.count, section.offset
+        found: Entries = take(
+            self._bytes, ENTRY_DTYPE, *place, numbers, section=section.name, field=name
+        )
         payload = self._sections[Kind.PAYLOAD, NO_FIELD, 0]
         broken = first_broken(found, self.schema[name], payload.size)
         if broken is not None:
@@ -249,7 +313,7 @@ class ShardReader:
         return found
 
     def records(self, name: str, rows: Rows, entries: Entries) -> Iterator[bytes | memoryview]:
-        """The decoded record of each row in order, verified; raw ones are views of the map.
+        """The decoded record of each row in order, verified; raw ones are views of any map.
 
         Raises:
             ShardCorrupt: ChecksumMismatch for changed bytes; otherwise what does not decode.
@@ -268,7 +332,10 @@ class ShardReader:
             entries["hash"].tolist(),
         )
         for row, offset, n_stored, codec, n_bytes, expected in zip(*columns, strict=True):
-            stored = content[offset : offset + n_stored]
+            try:
+                stored = content[offset : offset + n_stored]
+            except ShardChanged as error:
+                raise error.at(field=name, sample=row) from error
             self.units.check_record(name, k, row, offset, stored, expected)
             try:
                 yield decode(stored, codec, n_bytes, dictionary)
@@ -281,7 +348,10 @@ class ShardReader:
             return None
         if name not in self._dictionaries:
             section = self._sections[Kind.DICTIONARY, self.schema.field_id(name), 0]
-            content = bytes(self._bytes[section.offset : section.offset + section.size])
+            try:
+                content = bytes(self._bytes[section.offset : section.offset + section.size])
+            except ShardChanged as error:
+                raise error.at(section=section.name, field=name) from error
             self.units.check_whole(section, content)
             try:
                 self._dictionaries[name] = known_dictionary(content) if content else None
@@ -298,11 +368,14 @@ class ShardReader:
         number = self.schema.field_id(name)
         section = self._sections[Kind.SHAPES, number, 0]
         self.units.check_blocks(Kind.SHAPES, number, rows * section.stride, section.stride)
-        stored = np.frombuffer(self._bytes, "<u8", section.count * field.n_varying, section.offset)
-        return stored.reshape(-1, field.n_varying)[rows]
+        line = np.dtype([("dims", "<u8", (field.n_varying,))])
+        place = section.count, section.offset
+        found = take(self._bytes, line, *place, rows, section=section.name, field=name)
+        dims: npt.NDArray[np.uint64] = found["dims"]
+        return dims
 
     def values(self, name: str, rows: Rows) -> Iterator[Any]:
-        """The value of a record field for each row, in order; raw arrays are views of the map.
+        """The value of a record field for each row, in order; raw arrays are views of any map.
 
         None where a sample has none.
 

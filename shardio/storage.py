@@ -1,7 +1,8 @@
 """Where bytes come from and go to: files of this machine, maps of them, and spools.
 
 Used by `reader` (one file, one map), `dataset` (one column of many files, in one reserved address
-range) and `writer` (sections that wait for their place). Nothing above this opens or maps a shard.
+range) and `writer` (sections that wait for their place). Nothing above this opens or maps a shard;
+`access/` does where it is not mapped.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ import errno
 import math
 import mmap
 import os
-import stat
 import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -20,13 +20,11 @@ from typing import IO, Final
 import numpy as np
 import numpy.typing as npt
 
-from shardio.errors import (
-    EnvironmentUnsuitable,
-    MemoryShort,
-    ShardCorrupt,
-    ShardIncomplete,
-    ShardNotFound,
-)
+from shardio.access.content import Content
+from shardio.access.files import FileState, open_shard, resized
+from shardio.access.filesystems import Access, choose_access
+from shardio.access.pread import PreadFile
+from shardio.errors import EnvironmentUnsuitable, MemoryShort, ShardIncomplete
 
 _PROT_NONE: Final = 0
 _MAP_FIXED: Final = 0x10
@@ -35,16 +33,25 @@ _COPY_BYTES: Final = 1 << 20
 _FAILED: Final = ctypes.c_void_p(-1).value
 
 
-FileId = tuple[int, int]
-"""Device and inode: tells a file from another that has taken its name."""
-
-
 def map_file(path: str) -> memoryview:
     """Map a whole file for reading; see `map_known_file`."""
     return map_known_file(path)[0]
 
 
-def map_known_file(path: str) -> tuple[memoryview, FileId]:
+def open_content(path: str, access: Access) -> tuple[Content, FileState]:
+    """A whole file for reading: mapped, or read by offset where `access` says or chooses so.
+
+    Raises:
+        InvalidArgument: `access` is not one of ACCESS.
+        ShardNotFound, ShardIncomplete, EnvironmentUnsuitable, OSError: as `map_known_file`.
+    """
+    if choose_access(path, access) == "mmap":
+        return map_known_file(path)
+    file = PreadFile(path)
+    return file, file.state
+
+
+def map_known_file(path: str) -> tuple[memoryview, FileState]:
     """Map a whole file for reading. The map lives until the last view of it is gone.
 
     Not by Python's `mmap`, which keeps a descriptor for every map: datasets have more shards than
@@ -56,7 +63,7 @@ def map_known_file(path: str) -> tuple[memoryview, FileId]:
         EnvironmentUnsuitable: the kernel's limit on the number of maps is reached.
         OSError: the system refuses for another reason.
     """
-    fd = _open_shard(path)
+    fd = open_shard(path)
     try:
         status = os.fstat(fd)
         n_bytes = status.st_size
@@ -68,24 +75,13 @@ def map_known_file(path: str) -> tuple[memoryview, FileId]:
     whole = (ctypes.c_ubyte * n_bytes).from_address(address)
     # Not at exit: other threads may still be reading.
     weakref.finalize(whole, _munmap, address, n_bytes).atexit = False
-    return memoryview(whole).cast("B").toreadonly(), (status.st_dev, status.st_ino)
+    return memoryview(whole).cast("B").toreadonly(), FileState.of(status)
 
 
 def forget_pages(view: memoryview) -> None:
     """Drop the pages of a mapped file from this process's memory; the page cache keeps them."""
     if isinstance(view.obj, ctypes.Array) and hasattr(mmap, "MADV_DONTNEED"):
         _LIBC.madvise(ctypes.addressof(view.obj), view.nbytes, mmap.MADV_DONTNEED)
-
-
-def _open_shard(path: str) -> int:
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # do not wait for a pipe
-    except FileNotFoundError as error:
-        raise ShardNotFound(f"{path}: there is no such shard") from error
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
-        os.close(fd)
-        raise ShardNotFound(f"{path}: is a folder or device; a shard is a file")
-    return fd
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +94,7 @@ class ColumnPlace:
     path: str
     offset: int
     n_rows: int
-    file: FileId | None = None
+    file: FileState | None = None
 
 
 class ColumnRange:
@@ -145,28 +141,15 @@ class ColumnRange:
     def _map_part(self, address: int, part: ColumnPlace, stride: int) -> None:
         if part.n_rows == 0:
             return
-        fd = _open_shard(part.path)
+        fd = open_shard(part.path)
         try:
             flags = mmap.MAP_SHARED | _MAP_FIXED
             n_bytes = part.n_rows * stride
-            status = os.fstat(fd)
-            size, found = status.st_size, (status.st_dev, status.st_ino)
-            if part.file is not None and part.file != found:
-                raise ShardCorrupt(
-                    "another file has taken the place of the one that was opened; open it anew",
-                    code="replaced",
-                    path=part.path,
-                    expected=part.file,
-                    found=found,
-                )
-            if size < part.offset + n_bytes:  # replaced since it was opened: reading it would kill
-                raise ShardCorrupt(
-                    "the file became shorter while it was in use",
-                    code="file_size",
-                    path=part.path,
-                    expected=part.offset + n_bytes,
-                    found=size,
-                )
+            now = FileState.of(os.fstat(fd))
+            if part.file is not None:
+                part.file.check(now, part.path)
+            if now.n_bytes < part.offset + n_bytes:  # reading it would kill
+                raise resized(part.path, part.offset + n_bytes, now.n_bytes)
             _mmap(address, n_bytes, mmap.PROT_READ, flags, fd, part.offset, part.path)
         finally:
             os.close(fd)

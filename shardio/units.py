@@ -13,7 +13,8 @@ from typing import Final, Literal, get_args
 import numpy as np
 import numpy.typing as npt
 
-from shardio.errors import ChecksumMismatch
+from shardio.access.content import Content, take
+from shardio.errors import ChecksumMismatch, ShardChanged
 from shardio.format.checksum import (
     BLOCK_BYTES,
     blocks_touched,
@@ -41,10 +42,10 @@ class _Hashed:
 
 
 class Units:
-    """The units of one opened shard and their marks. Borrows the shard's map.
+    """The units of one opened shard and their marks. Borrows the shard's bytes.
 
     Args:
-        content: the whole file, mapped.
+        content: the whole file.
         schema, sections, n_samples: as `opening.open_sections` proved them.
         path: for messages.
         verify: when to check; "off" makes every check return at once.
@@ -52,7 +53,7 @@ class Units:
 
     def __init__(
         self,
-        content: memoryview,
+        content: Content,
         schema: Schema,
         sections: dict[tuple[int, int, int], Section],
         n_samples: int,
@@ -60,7 +61,8 @@ class Units:
         path: str,
         verify: str,
     ) -> None:
-        self._content, self._schema, self._path, self._verify = content, schema, path, verify
+        self._content: Content = content
+        self._schema, self._path, self._verify = schema, path, verify
         self._n_samples = n_samples
         self._hashed: dict[tuple[int, int], _Hashed] = {}
         self._n_records = len(schema.records)
@@ -87,7 +89,7 @@ class Units:
         return place
 
     def release(self) -> None:
-        """Let go of the shard's map; the units cannot be checked any more."""
+        """Let go of the shard's bytes; the units cannot be checked any more."""
         self._content = memoryview(b"")
 
     def column_mark(self, name: str) -> int:
@@ -119,7 +121,10 @@ class Units:
             last = min(first + per_unit, self._n_samples)
             n_bytes = row_bytes if per_unit == 1 else (last - first) * stride
             offset = column.section.offset + first * stride
-            found = hash_bytes(self._content[offset : offset + n_bytes])
+            try:
+                found = hash_bytes(self._content[offset : offset + n_bytes])
+            except ShardChanged as error:
+                raise error.at(field=name, sample=first) from error
             if found != hash_:
                 raise self.mismatch(name, first, offset, hash_, found)
             self.marks[column.first_mark + unit] = 1
@@ -129,8 +134,8 @@ class Units:
         number = self._schema.field_id(name)
         hashes = self._hashed[Kind.COLUMN, number].hashes
         self.check_blocks(Kind.COLUMN_HASHES, number, units * DIMENSION.size, DIMENSION.size)
-        stored = np.frombuffer(self._content, "<u8", hashes.count, hashes.offset)
-        return stored[units]
+        place = hashes.count, hashes.offset
+        return take(self._content, "<u8", *place, units, section=hashes.name, field=name)
 
     def check_record(
         self, name: str, k: int, row: int, offset: int, stored: memoryview, expected: int
@@ -164,15 +169,16 @@ class Units:
             return
         table, section = hashed.hashes, hashed.section
         if self._verify == "always" or not self.marks[hashed.first_mark]:
-            found = hash_bytes(self._content[table.offset : table.offset + table.size])
+            found = self._hash(table, table.offset, table.offset + table.size)
             if found != table.hash:
                 raise self._section_mismatch(table, table.offset, table.hash, found)
             self.marks[hashed.first_mark] = 1
-        stored = np.frombuffer(self._content, "<u8", table.count, table.offset)[blocks]
+        place, field_name = (table.count, table.offset), self._field_of(table)
+        stored = take(self._content, "<u8", *place, blocks, section=table.name, field=field_name)
         for block, expected in zip(blocks.tolist(), stored.tolist(), strict=True):
             start = section.offset + block * BLOCK_BYTES
             end = min(start + BLOCK_BYTES, section.offset + section.size)
-            found = hash_bytes(self._content[start:end])
+            found = self._hash(section, start, end)
             if found != expected:
                 raise self._section_mismatch(section, start, expected, found)
             self.marks[hashed.first_mark + 1 + block] = 1
@@ -193,6 +199,16 @@ class Units:
         marks = self.marks[first_mark + units]
         return units[:0] if marks.all() else distinct(units[marks == 0])
 
+    def _hash(self, section: Section, start: int, end: int) -> int:
+        """The hash of bytes of an index."""
+        try:
+            return hash_bytes(self._content[start:end])
+        except ShardChanged as error:
+            raise error.at(section=section.name, field=self._field_of(section)) from error
+
+    def _field_of(self, section: Section) -> str | None:
+        return None if section.field == NO_FIELD else list(self._schema)[section.field]
+
     def _section_mismatch(
         self, section: Section, offset: int, expected: int, found: int
     ) -> ChecksumMismatch:
@@ -201,7 +217,7 @@ class Units:
             code="checksum",
             path=self._path,
             section=section.name,
-            field=None if section.field == NO_FIELD else list(self._schema)[section.field],
+            field=self._field_of(section),
             offset=offset,
             expected=f"{expected:016x}",
             found=f"{found:016x}",

@@ -18,6 +18,7 @@ ROOT = Path(__file__).resolve().parent.parent
 RANKS = {
     "shardio.errors": 0,
     "shardio.version": 0,
+    "shardio.access": 0.5,  # how a file's bytes are got at; storage has the other way
     "shardio.format": 1,  # bytes <-> values
     "shardio.media": 2,  # encoded bytes <-> pixels and samples
     "shardio.storage": 1,  # where bytes come from
@@ -25,6 +26,7 @@ RANKS = {
     "shardio.units": 2,
     "shardio.sections": 2,
     "shardio.payload": 2,
+    "shardio.rows": 3,
     "shardio.reader": 3,
     "shardio.sealed": 3,
     "shardio.writer": 3,  # files stop here

@@ -645,23 +645,6 @@ def _is_running(pid: int) -> bool:
     return state not in "ZX"
 
 
-@pytest.mark.parametrize(
-    "transform", [None, lambda sample: {"sum": int(sample["image"].sum())}], ids=["plain", "sum"]
-)
-def test_a_shard_that_is_truncated_under_a_worker_is_a_death_that_names_it(
-    tmp_path: Path, transform: Any
-) -> None:
-    path = write_dataset(tmp_path / "set", N, 2, TWO_FIELDS, two_fields(N))
-    shard = Path(path) / "000001-000.shard"
-    with _loader(path, transform=transform, num_workers=1, verify="off") as loader:
-        steps = iter(loader)
-        next(steps)
-        os.truncate(shard, 8192)
-        with pytest.raises(WorkerDied, match="killed by signal 7") as caught:
-            list(steps)
-    assert "000001-000.shard" in str(caught.value)
-
-
 # --- work that is not wanted any more -------------------------------------------------------
 
 

@@ -160,7 +160,7 @@ def test_a_column_of_a_file_that_became_shorter_is_refused_before_it_is_mapped(
 ) -> None:
     path = tmp_path / "a.shard"
     path.write_bytes(bytes(4096 + 63))
-    with pytest.raises(ShardCorrupt, match="became shorter"):
+    with pytest.raises(ShardCorrupt, match="cut short"):
         ColumnRange(64, [ColumnPlace(str(path), 4096, 1)])
 
 

@@ -1,6 +1,14 @@
-"""What a worker was doing when it died: read from the origin table that it left in its block."""
+"""What a worker was doing when it died: read from the origin table that it left in its block.
+
+A worker that touches a mapped page which the storage cannot give is killed (SIGBUS). The sizes of
+the files that it read from then tell whether one of them was cut short.
+"""
 
 from __future__ import annotations
+
+import os
+import signal
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -8,35 +16,103 @@ from shardio._engine.blocks import Block
 from shardio._engine.fill import Recipe
 from shardio.collate import CLAIMED, NO_FIELD, BlockLayout
 from shardio.dataset import ShardDataset
+from shardio.errors import ShardChanged, WorkerDied
 from shardio.order import Order
 
 _NAMED_SAMPLES = 3
 
 
-def describe_first(recipe: Recipe, dataset: ShardDataset) -> str:
-    """Name the sample that the schema of batches is made from, as part of a sentence."""
+@dataclass(frozen=True, slots=True)
+class Claims:
+    """The samples that a worker was busy with.
+
+    `rows` are those of each shard, by its number; `text` names them, as part of a sentence.
+    """
+
+    text: str
+    rows: dict[int, list[int]] = field(default_factory=dict)
+    field: str | None = None
+
+
+def claim_of_first(recipe: Recipe, dataset: ShardDataset) -> Claims:
+    """The sample that the schema of batches is made from."""
     order = Order(recipe.n_samples, shuffle=recipe.shuffle, seed=recipe.seed, epoch=0)
     rows = order.rows(0, 1)
     shard = int(dataset.locate(rows)[0])
     row = int(rows[0] - dataset.starts[shard])
-    return f"the first sample: sample {row} of shard {dataset.shards[shard].name} of {recipe.path}"
+    place = f"sample {row} of shard {dataset.shards[shard].name} of {recipe.path}"
+    return Claims(f"while it ran the transform on the first sample: {place}", {shard: [row]})
 
 
-def describe_claims(
+def claims_in(
     layout: BlockLayout, block: Block, dataset: ShardDataset, fields: tuple[str, ...]
-) -> str:
-    """Say which samples of which shards were being read or transformed, as part of a sentence."""
+) -> Claims:
+    """Which samples of which shards were being read or transformed for the batch of a block."""
     origins = layout.origins(block.bytes)
     claimed = origins[origins["status"] == CLAIMED]
     if not len(claimed):
-        return "while it worked on"
+        return Claims("while it worked on")
     numbers = set(claimed["field"].tolist()) - {NO_FIELD}
-    field = f"field {fields[numbers.pop()]!r} of " if len(numbers) == 1 else ""
+    name = fields[numbers.pop()] if len(numbers) == 1 else None
+    rows = {
+        shard: claimed["row"][claimed["shard"] == shard].tolist()
+        for shard in np.unique(claimed["shard"]).tolist()
+    }
     named = []
-    for shard in np.unique(claimed["shard"]).tolist()[:_NAMED_SAMPLES]:
-        rows = claimed["row"][claimed["shard"] == shard].tolist()
-        listed = ", ".join(map(str, rows[:_NAMED_SAMPLES])) + (", …" if len(rows) > 3 else "")
-        plural = "samples" if len(rows) > 1 else "sample"
+    for shard in list(rows)[:_NAMED_SAMPLES]:
+        listed = ", ".join(map(str, rows[shard][:_NAMED_SAMPLES]))
+        listed += ", …" if len(rows[shard]) > _NAMED_SAMPLES else ""
+        plural = "samples" if len(rows[shard]) > 1 else "sample"
         named.append(f"{plural} {listed} of shard {dataset.shards[shard].name}")
-    more = " and others" if len(np.unique(claimed["shard"])) > _NAMED_SAMPLES else ""
-    return f"while it worked on {field}{'; '.join(named)}{more} for"
+    more = " and others" if len(rows) > _NAMED_SAMPLES else ""
+    what = f"field {name!r} of " if name is not None else ""
+    return Claims(f"while it worked on {what}{'; '.join(named)}{more} for", rows, name)
+
+
+def error_of_death(
+    how: str, by_signal: int | None, claims: Claims, where: str, dataset: ShardDataset
+) -> WorkerDied | ShardChanged:
+    """What to raise for a batch whose worker has died.
+
+    Args:
+        how: in words.
+        by_signal: what it was killed by, if it was.
+        claims: what it was busy with.
+        where: which batch that was for; the end of the sentence.
+        dataset: main's own; nothing of it is read.
+    """
+    text = f"{how}, {claims.text}{where}"
+    if by_signal != signal.SIGBUS:
+        return WorkerDied(text)
+    for shard in claims.rows or range(len(dataset.shards)):
+        summary, path = dataset.shards[shard], dataset.path_of(shard)
+        try:
+            n_bytes = os.stat(path).st_size
+        except OSError:
+            continue  # deleted, and as such no reason
+        if n_bytes < summary.n_bytes:
+            found = ShardChanged(
+                f"the file was cut short under its reader: {text}",
+                code="file_size",
+                path=path,
+                field=claims.field,
+                sample=_first_lost(dataset, shard, claims, n_bytes),
+                expected=summary.n_bytes,
+                found=n_bytes,
+            )
+            found.__cause__ = WorkerDied(text)
+            return found
+    return WorkerDied(
+        f"{text}; that signal, SIGBUS, means that the storage could not give the bytes of a mapped "
+        "page: its device fails (see the kernel's log), or a file was cut short for a time"
+    )
+
+
+def _first_lost(dataset: ShardDataset, shard: int, claims: Claims, n_bytes: int) -> int | None:
+    """The first claimed row of a shard that its file has no bytes for, as far as can be told."""
+    rows = claims.rows.get(shard, [])
+    if claims.field in dataset.schema.columns:
+        section = dataset.reader(shard).column_section(claims.field)
+        lost = [row for row in rows if section.offset + (row + 1) * section.stride > n_bytes]
+        return min(lost, default=None)
+    return min(rows, default=None)  # where a record lies is in the file: not to be touched

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardio._engine.blocks import BlockPool, reserve_memory_file
-from shardio._engine.claims import describe_claims
+from shardio._engine.claims import Claims, claims_in, error_of_death
 from shardio._engine.fill import Recipe
 from shardio._engine.inquiry import Inquiry
 from shardio._engine.iteration import Delivered, Iteration
@@ -31,7 +31,7 @@ from shardio._engine.staff import Answer, Local, Loss, Staff, Workers
 from shardio._engine.wire import Ask, Status, Task
 from shardio.collate import BlockLayout, lay_out
 from shardio.dataset import ShardDataset
-from shardio.errors import InvalidArgument, LoaderClosed, MemoryShort, TransformError, WorkerDied
+from shardio.errors import InvalidArgument, LoaderClosed, MemoryShort, TransformError
 from shardio.format.schema import Schema
 
 # Plain numbers: members of an enum are slow to look up and to compare.
@@ -153,7 +153,7 @@ class Engine:
         """The next filled block of a pass, or None at its end; waits for it.
 
         Raises:
-            what failed when the block was filled; LoaderClosed; WorkerDied.
+            what failed when the block was filled; LoaderClosed; WorkerDied or ShardChanged.
         """
         with self._lock:
             if self._is_closed or this_process.pid != self._owner_pid or self._is_torn:
@@ -334,13 +334,13 @@ class Engine:
     def _lose(self, iteration: Iteration, loss: Loss) -> None:
         """Report the tasks that a dead worker had; it worked on the first of them."""
         for i, (step, block) in enumerate(iteration.schedule.tasks_of(loss.worker).items()):
-            doing = "before it began with"
+            claims = Claims("before it began with")
             if i == 0:
-                doing = describe_claims(
+                claims = claims_in(
                     self.layout(), self.pool[block], self.dataset, self._recipe.fields
                 )
-            where = f"batch {step} of epoch {iteration.epoch}"
-            error = WorkerDied(f"{loss.how}, {doing} {where} of {self._recipe.path}")
+            where = f" batch {step} of epoch {iteration.epoch} of {self._recipe.path}"
+            error = error_of_death(loss.how, loss.signal, claims, where, self.dataset)
             iteration.schedule.failed(loss.worker, step, error)
         if iteration.is_cancelled:
             self._finish(iteration)

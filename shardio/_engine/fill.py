@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardio._engine.itinerary import Itinerary, Stretch
+from shardio.access.filesystems import Access
 from shardio.collate import (
     CLAIMED,
     EMPTY,
@@ -66,6 +67,7 @@ class Recipe:
     shuffle: bool
     seed: int
     verify: Verify
+    access: Access
     transform: Callable[..., Any] | None
     takes_rng: bool
 
@@ -77,6 +79,7 @@ class Filler:
         recipe: what is in a batch.
         dataset: opened on recipe.path; borrowed.
         passes: what user code may raise without its being counted as the transform's failure.
+        beware: called with the shards of a batch before any of it is read.
     """
 
     def __init__(
@@ -84,8 +87,10 @@ class Filler:
         recipe: Recipe,
         dataset: ShardDataset,
         passes: tuple[type[BaseException], ...] = (),
+        beware: Callable[[Rows], None] | None = None,
     ) -> None:
         self._recipe, self._dataset, self._passes = recipe, dataset, passes
+        self._beware = beware
         self._source = Schema({name: dataset.schema[name] for name in recipe.fields})
         self._itinerary = Itinerary(
             dataset, recipe.n_samples, shuffle=recipe.shuffle, seed=recipe.seed
@@ -130,6 +135,8 @@ class Filler:
             states[stop - start :] = EMPTY
             origins, states = origins[: stop - start], states[: stop - start]
         origins[:] = stretch.origins[part]
+        if self._beware is not None:
+            self._beware(stretch.shards[part])
         if self._recipe.transform is None:
             heap = self._fill_stored(layout, memory, views, stretch, part, states)
         else:

@@ -5,12 +5,11 @@ The transform is run where it always runs, in a worker, while main goes on openi
 
 from __future__ import annotations
 
-from shardio._engine.claims import describe_first
+from shardio._engine.claims import claim_of_first, error_of_death
 from shardio._engine.fill import Recipe
 from shardio._engine.staff import Answer, Local, Loss, Workers
 from shardio._engine.wire import Ask, Task
 from shardio.dataset import ShardDataset
-from shardio.errors import WorkerDied
 from shardio.format.schema import Schema
 
 _ASKED = 0
@@ -38,7 +37,7 @@ class Inquiry:
         """Ask, and wait for the answer.
 
         Raises:
-            TransformError, WorkerDied: naming the first sample; it may be asked again.
+            TransformError, WorkerDied, ShardChanged: naming the first sample; ask again.
         """
         known = self.ask()
         while known is None:
@@ -52,8 +51,8 @@ class Inquiry:
             return None
         self._is_asked = False
         if isinstance(answer, Loss):
-            what = describe_first(self._recipe, self._dataset)
-            raise WorkerDied(f"{answer.how}, while it ran the transform on {what}")
+            claim = claim_of_first(self._recipe, self._dataset)
+            raise error_of_death(answer.how, answer.signal, claim, "", self._dataset)
         if answer.error is None:
             return answer.schema
         try:

@@ -45,6 +45,7 @@ class Loss(NamedTuple):
 
     worker: int
     how: str
+    signal: int | None = None
 
 
 class Workers:
@@ -97,7 +98,7 @@ class Workers:
                 else:
                     found.append(_long_answer(worker, data))
             elif isinstance(event, Died):
-                found.append(Loss(event.worker, self._bury(event)))
+                found.append(Loss(event.worker, self._bury(event), event.signal))
             else:
                 self._last_words[event.worker] = event.text
         return found
@@ -164,8 +165,14 @@ class Local:
 
     def introduce(self, dataset: ShardDataset, marks_fd: int, cancelled_fd: int) -> None:
         """Use main's own dataset."""
-        # Ctrl-C is meant for this process; in a worker it could only come from user code.
-        self._filler = Filler(self._recipe, dataset, passes=(KeyboardInterrupt,))
+        self._filler = Filler(
+            self._recipe,
+            dataset,
+            # Ctrl-C is meant for this process; in a worker it could only come from user code.
+            passes=(KeyboardInterrupt,),
+            # What costs a worker its life, which is reported, would cost this program its own.
+            beware=dataset.check_lengths if dataset.access == "mmap" else None,
+        )
         self._cancelled = np.frombuffer(mmap.mmap(cancelled_fd, 0), np.uint8)
 
     def use_layout(self, layout: BlockLayout) -> None:

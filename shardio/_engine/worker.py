@@ -47,11 +47,13 @@ class _Worker:
 
     def __init__(self, recipe: Recipe) -> None:
         self._recipe = recipe
-        self._dataset = ShardDataset(recipe.path, verify=recipe.verify)
+        self._dataset = ShardDataset(recipe.path, verify=recipe.verify, access=recipe.access)
         self._filler = Filler(recipe, self._dataset)
         self._cancelled = np.zeros(0, np.uint8)
         self._blocks: dict[int, BlockMap] = {}
         self._layout: BlockLayout | None = None
+        self._unfit: Exception | None = None
+        """Why no task can be done: the dataset is not the one that main has opened, or damaged."""
 
     def answer(self, message: bytes, fds: tuple[int, ...]) -> bytes | None:
         """Do what a message asks for; the answer, where one is due."""
@@ -64,10 +66,17 @@ class _Worker:
             schema = Schema.from_json(message[DESCRIPTOR_BYTES:])
             self._layout = lay_out(schema, self._recipe.batch_size)
         elif task.ask == Ask.HELLO:
-            self._compare(message[DESCRIPTOR_BYTES:].decode())
-            marks, self._cancelled = (np.frombuffer(mmap.mmap(fd, 0), np.uint8) for fd in fds)
-            self._dataset.share_marks(marks)
+            try:
+                self._meet(message[DESCRIPTOR_BYTES:].decode(), fds)
+            except Exception as error:  # noqa: BLE001  # main gets it with the first answer
+                self._unfit = error
         return None
+
+    def _meet(self, lineage: str, fds: tuple[int, ...]) -> None:
+        """Take over what main shares, once all shards have been opened."""
+        marks, self._cancelled = (np.frombuffer(mmap.mmap(fd, 0), np.uint8) for fd in fds)
+        self._compare(lineage)
+        self._dataset.share_marks(marks)
 
     def _compare(self, lineage: str) -> None:
         """Make sure that main has opened the dataset that stands here now."""
@@ -81,6 +90,8 @@ class _Worker:
         n_rows = heap_bytes = 0
         status, rest = _CANCELLED, b""
         try:
+            if self._unfit is not None:
+                raise self._unfit
             if task.ask == _LAST_OF_WORK:
                 status, rest = Status.SCHEMA, self._filler.batch_schema().to_json()
             elif not self._cancelled[task.slot]:

@@ -10,14 +10,15 @@ still be located.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from shardio.access.files import FileState
 from shardio.errors import ShardCorrupt, ShardIncomplete
 from shardio.format.layout import FIRST_OPTIONAL_KIND, NO_FIELD, PAGE, Header, Kind, Section
 from shardio.format.schema import Schema
 from shardio.format.structure import check_place, unpack_header, unpack_table
 from shardio.opening import Sections, check_sections, read_schema
-from shardio.storage import map_file
+from shardio.storage import map_known_file
 from shardio.surgery.columns_audit import audit_column
 from shardio.surgery.content import Content
 from shardio.surgery.finding import Finding, Findings
@@ -45,12 +46,27 @@ def examine(path: str | os.PathLike[str]) -> Examined:
     """
     name = os.fspath(path)
     try:
-        mapped = map_file(name)
+        mapped, opened = map_known_file(name)
     except ShardIncomplete as error:
         findings = Findings(name)
         findings.add("incomplete", str(error).removeprefix(f"{name}: "))
         return Examined(findings.close(), 0)
-    return examine_bytes(mapped, name)
+    examined = examine_bytes(mapped, name)
+    change = _change_of(name, opened)
+    return replace(examined, findings=(*examined.findings, change)) if change else examined
+
+
+def _change_of(path: str, opened: FileState) -> Finding | None:
+    """What happened to a file while it was audited; none if it is the one that was opened."""
+    try:
+        now = FileState.of(os.stat(path))
+    except OSError as error:
+        message = f"the file went away while it was audited: {error.strerror}"
+        return Finding(path, "changed", message)
+    if now == opened:
+        return None
+    message = "the file was replaced or written to while it was audited: audit it again"
+    return Finding(path, "changed", message, expected=str(opened), found=str(now))
 
 
 def examine_bytes(whole: memoryview, path: str) -> Examined:

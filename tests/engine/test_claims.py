@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from shardio._engine.blocks import Block
-from shardio._engine.claims import describe_claims
+from shardio._engine.claims import claims_in
 from shardio.collate import CLAIMED, EMPTY, FILLED, NO_FIELD, lay_out
 from shardio.dataset import ShardDataset
 from shardio.format.schema import Array, Schema, Text
@@ -43,7 +43,7 @@ def claim(block: Block, claims: list[tuple[int, int]], field: int = NO_FIELD) ->
 
 
 def described(block: Block, dataset: ShardDataset) -> str:
-    return describe_claims(LAYOUT, block, dataset, FIELDS)
+    return claims_in(LAYOUT, block, dataset, FIELDS).text
 
 
 def test_a_block_without_claims_names_no_sample(block: Block, dataset: ShardDataset) -> None:

@@ -59,6 +59,7 @@ def recipe_for(dataset: ShardDataset, **changes: Any) -> Recipe:
         shuffle=False,
         seed=0,
         verify="first",
+        access="mmap",
         transform=None,
         takes_rng=False,
     )

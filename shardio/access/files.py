@@ -1,0 +1,88 @@
+"""Open a shard's file, and know it again later."""
+
+from __future__ import annotations
+
+import os
+import stat
+from typing import NamedTuple
+
+from shardio.errors import ShardChanged, ShardNotFound
+
+
+class FileState(NamedTuple):
+    """What a file was when it was opened: which one, how long, and when last written to."""
+
+    device: int
+    inode: int
+    n_bytes: int
+    written_ns: int
+
+    @classmethod
+    def of(cls, status: os.stat_result) -> FileState:
+        """From what the system says of it."""
+        return cls(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+
+    def check(self, now: FileState, path: str) -> None:
+        """Compare with what is found at the same path now.
+
+        When it was written to is left out: what was written is for hashes to say, with its place.
+
+        Raises:
+            ShardChanged: another file, or the same one with another size.
+        """
+        if self[:2] != now[:2]:
+            raise ShardChanged(
+                "another file has taken the place of the one that was opened; open it anew",
+                code="replaced",
+                path=path,
+                expected=self[:2],
+                found=now[:2],
+            )
+        if self.n_bytes != now.n_bytes:
+            raise resized(path, self.n_bytes, now.n_bytes)
+
+
+def resized(path: str, expected: int, found: int) -> ShardChanged:
+    """Make the error for a file that does not have the size it was opened with."""
+    how = "cut short" if found < expected else "made longer"
+    return ShardChanged(
+        f"the file was {how} while it was in use",
+        code="file_size",
+        path=path,
+        expected=expected,
+        found=found,
+    )
+
+
+def check_length(path: str, opened: FileState) -> None:
+    """Make sure that a mapped file has not become shorter: touching what is gone would kill.
+
+    A file that was deleted or replaced by another is no concern: the map holds the one opened.
+
+    Raises:
+        ShardChanged: it has.
+    """
+    try:
+        now = os.stat(path)
+    except OSError:
+        return
+    if now.st_size < opened.n_bytes and (now.st_dev, now.st_ino) == opened[:2]:
+        raise resized(path, opened.n_bytes, now.st_size)
+
+
+def open_shard(path: str, name: str = "") -> int:
+    """Open a file for reading; the descriptor is the caller's. `name` is what messages call it.
+
+    Raises:
+        ShardNotFound: there is none, or it is no file.
+        OSError: the system refuses for another reason.
+    """
+    name = name or path
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # do not wait for a pipe
+    except FileNotFoundError as error:
+        raise ShardNotFound(f"{name}: there is no such shard") from error
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise ShardNotFound(f"{name}: is a folder or device; a shard is a file")
+    return fd

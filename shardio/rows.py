@@ -1,0 +1,102 @@
+"""Rows of one column of many shards, copied to where they are wanted: from maps, or by reads.
+
+Used by `gather`, for columns and for the hashes of their rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from shardio.access.pread import PreadFile
+from shardio.format.checksum import distinct
+from shardio.storage import ColumnPlace, ColumnRange
+from shardio.units import Rows
+
+Lines = npt.NDArray[np.uint8]
+
+_SCRATCH_BYTES: Final = 1 << 20
+"""Rows that are padded on disk pass through this much memory, small enough to stay in cache."""
+
+
+class MappedRows:
+    """A column of many files in one range of addresses, which it owns until `close`.
+
+    Args:
+        stride, row_bytes: from one row to the next, and without padding.
+        places: where each file keeps its part.
+        starts: the dataset's row number of each part's first row.
+    """
+
+    def __init__(
+        self, stride: int, row_bytes: int, places: Sequence[ColumnPlace], starts: Rows
+    ) -> None:
+        self._range = ColumnRange(stride, places)
+        self._shift = self._range.slots - starts
+        self._row_bytes = row_bytes
+        rows_in_scratch = max(1, _SCRATCH_BYTES // stride) if stride != row_bytes else 0
+        self._scratch = np.empty((rows_in_scratch, stride), np.uint8)
+
+    def place(self, rows: Rows, shards: Rows) -> Rows:
+        """Where in the address range `rows` of the dataset, which lie in `shards`, are."""
+        slots: Rows = rows + self._shift.take(shards)
+        return slots
+
+    def copy(self, slots: Rows, rows: Rows, shards: Rows, out: Lines) -> None:
+        """Copy rows into the lines of out, one after the other; `slots` is what `place` gave."""
+        if not len(self._scratch):
+            self._range.rows.take(slots, axis=0, out=out, mode="clip")
+            return
+        # np.take copies all of an array whose rows are not dense; so take padding along first.
+        step = len(self._scratch)
+        for i in range(0, len(slots), step):
+            part = slots[i : i + step]
+            scratch = self._scratch[: len(part)]
+            np.take(self._range.rows, part, axis=0, out=scratch, mode="clip")
+            out[i : i + len(part)] = scratch[:, : self._row_bytes]
+
+    def close(self) -> None:
+        """Unmap everything. Idempotent."""
+        self._range.close()
+
+
+class FileRows:
+    """A column of many files that are not mapped; borrows them.
+
+    Args:
+        stride: from one row to the next.
+        places: each file, and where in it the column begins.
+        starts: the dataset's row number of each part's first row.
+    """
+
+    def __init__(self, stride: int, places: Sequence[tuple[PreadFile, int]], starts: Rows) -> None:
+        self._stride, self._places, self._starts = stride, places, starts
+
+    def place(self, rows: Rows, shards: Rows) -> Rows:
+        """Give `rows` as they are: `copy` finds their places itself."""
+        return rows
+
+    def copy(self, slots: Rows, rows: Rows, shards: Rows, out: Lines) -> None:
+        """Copy rows into the lines of out, one after the other.
+
+        Raises:
+            ShardChanged: naming file, row in it, and offset.
+        """
+        for shard in distinct(shards).tolist():
+            lines = np.flatnonzero(shards == shard)
+            local = rows[lines] - self._starts[shard]
+            file, offset = self._places[shard]
+            file.read_rows(offset, self._stride, local, out, lines)
+
+    def close(self) -> None:
+        """Do nothing: nothing is its own."""
+
+
+def read_hashes(hashes: MappedRows | FileRows, rows: Rows, shards: Rows) -> npt.NDArray[np.uint64]:
+    """The stored hashes of rows of the dataset."""
+    out = np.empty((len(rows), 8), np.uint8)
+    hashes.copy(hashes.place(rows, shards), rows, shards, out)
+    return out.reshape(-1).view("<u8")

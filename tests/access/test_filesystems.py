@@ -1,0 +1,87 @@
+"""Which access "auto" chooses: by the kind of file system, which is stood in for here."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+import shardio
+from shardio.access.filesystems import REMOTE, choose_access, file_system
+from shardio.errors import InvalidArgument
+from tests.shards import write_shard
+
+PROC = 0x9FA0  # PROC_SUPER_MAGIC of linux/magic.h
+MAGIC_H = Path("/usr/include/linux/magic.h")
+
+
+@pytest.fixture
+def remote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder that is taken for one of a network."""
+    found = file_system(str(tmp_path))
+    assert found is not None
+    monkeypatch.setitem(REMOTE, found, "the disk of the tests")
+    return tmp_path
+
+
+def test_the_kernel_says_which_file_system_a_path_lies_on(tmp_path: Path) -> None:
+    assert file_system("/proc/self") == PROC
+    assert file_system(str(tmp_path)) != PROC
+    assert file_system(str(tmp_path / "nothing")) is None
+
+
+def test_where_the_kernel_cannot_be_asked_nothing_is_known(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(os, "uname", lambda: os.uname_result(("Darwin", *"....")))
+    assert file_system("/proc/self") is None
+
+
+def test_files_of_this_machine_are_mapped(tmp_path: Path) -> None:
+    assert choose_access(str(tmp_path), "auto") == "mmap"
+    assert choose_access(str(tmp_path / "nothing"), "auto") == "mmap"
+
+
+def test_files_of_a_network_are_read_unless_mapping_is_asked_for(remote: Path) -> None:
+    assert choose_access(str(remote), "auto") == "pread"
+    assert choose_access(str(remote), "mmap") == "mmap"
+
+
+def test_reading_may_be_asked_for_anywhere(tmp_path: Path) -> None:
+    assert choose_access(str(tmp_path), "pread") == "pread"
+
+
+def test_readers_and_loaders_choose_by_their_file_system(remote: Path) -> None:
+    with shardio.DatasetWriter(remote / "d", shardio.Schema({"n": shardio.Array("int64")})) as made:
+        made.append({"n": 3})
+    with shardio.open(remote / "d") as dataset, shardio.open(remote / "d", access="mmap") as mapped:
+        assert (dataset.access, dataset.reader(0).access) == ("pread", "pread")
+        assert (mapped.access, mapped.reader(0).access) == ("mmap", "mmap")
+    with shardio.ShardReader(write_shard(remote / "a.shard", 2)) as reader:
+        assert reader.access == "pread"
+    with shardio.ShardLoader(remote / "d", 1, num_workers=0, output="numpy") as loader:
+        assert loader.dataset.access == "pread"
+
+
+def test_another_word_is_refused_with_those_there_are(tmp_path: Path) -> None:
+    with shardio.DatasetWriter(tmp_path / "d", shardio.Schema({"n": shardio.Array("int64")})) as w:
+        w.append({"n": 3})
+    shard = tmp_path / "d" / "000000-000.shard"
+    for use in (
+        lambda: shardio.open(tmp_path / "d", access="read"),  # type: ignore[arg-type]
+        lambda: shardio.ShardReader(shard, access="read"),  # type: ignore[arg-type]
+        lambda: shardio.ShardLoader(tmp_path / "d", 1, access="read"),  # type: ignore[arg-type]
+    ):
+        with pytest.raises(InvalidArgument, match="one of auto, mmap, pread; found 'read'"):
+            use()
+
+
+@pytest.mark.skipif(not MAGIC_H.exists(), reason="the kernel's headers are not installed")
+def test_the_numbers_of_the_kernel_are_those_of_its_header() -> None:
+    defined = {
+        int(line.split()[2], 16)
+        for line in MAGIC_H.read_text().splitlines()
+        if line.startswith("#define") and len(line.split()) > 2 and line.split()[2].startswith("0x")
+    }
+    assert set(list(REMOTE)[:10]) <= defined
