@@ -12,7 +12,6 @@ import numpy as np
 import numpy.typing as npt
 
 from shardio.access.pread import PreadFile
-from shardio.format.checksum import distinct
 from shardio.storage import ColumnPlace, ColumnRange
 from shardio.units import Rows
 
@@ -85,11 +84,18 @@ class FileRows:
         Raises:
             ShardChanged: naming file, row in it, and offset.
         """
-        for shard in distinct(shards).tolist():
-            lines = np.flatnonzero(shards == shard)
-            local = rows[lines] - self._starts[shard]
+        order = np.argsort(rows, kind="stable")
+        ascending = rows[order]
+        ends = np.flatnonzero(np.diff(shards[order])) + 1
+        start = 0
+        for end in (*ends.tolist(), len(rows)):
+            if start == end:
+                return
+            shard, part = int(shards[order[start]]), slice(start, end)
+            local = ascending[part] - self._starts[shard]
             file, offset = self._places[shard]
-            file.read_rows(offset, self._stride, local, out, lines)
+            file.read_ascending(offset, self._stride, local, out, order[part])
+            start = end
 
     def close(self) -> None:
         """Do nothing: nothing is its own."""

@@ -12,6 +12,7 @@ import os
 import resource
 import weakref
 from collections import deque
+from collections.abc import Iterator
 from typing import Any, Final
 
 import numpy as np
@@ -19,6 +20,8 @@ import numpy.typing as npt
 
 from shardio.access.files import FileState, open_shard, resized
 from shardio.errors import ShardChanged, ShardIncomplete
+
+Rows = npt.NDArray[np.int64]
 
 _HEAD_BYTES: Final = 128
 """The fields of a shard's header: its size, its table's hash, and an id of all its content."""
@@ -28,6 +31,8 @@ _GAP_BYTES: Final = 8 << 10
 _SPAN_BYTES: Final = 256 << 10
 """The most that is read together, so that what lies in the gaps stays in the cache."""
 _SMALL_ROW_BYTES: Final = 2 << 10
+_FEWEST_IN_SPAN: Final = 4
+"""Picking from a buffer costs as much as some calls; fewer rows are read one by one."""
 _MAX_BUFFERS: Final = os.sysconf("SC_IOV_MAX")
 
 _MOST_OPEN: Final = 4096
@@ -82,101 +87,105 @@ class PreadFile:
         self._read_into(memoryview(buffer), start)
         return memoryview(buffer).toreadonly()
 
-    def read_rows(
-        self,
-        offset: int,
-        stride: int,
-        rows: npt.NDArray[np.int64],
-        out: npt.NDArray[np.uint8],
-        lines: npt.NDArray[np.int64] | None = None,
-    ) -> None:
-        """Copy rows that lie `stride` bytes apart, the first at `offset`, into lines of `out`.
-
-        Large rows are read straight into their lines, rows in sequence by one call; small ones that
-        lie close together pass through a buffer.
+    def read_rows(self, offset: int, stride: int, rows: Rows, out: npt.NDArray[np.uint8]) -> None:
+        """Copy rows that lie `stride` bytes apart, the first at `offset`, into the lines of `out`.
 
         Args:
             offset, stride: of the file.
             rows: their numbers, in any order.
             out: C-contiguous; as many bytes of each row as it has columns.
-            lines: where in out each row goes; by default one after the other.
+        """
+        if len(rows):
+            lines = np.argsort(rows, kind="stable")
+            self.read_ascending(offset, stride, rows[lines], out, lines)
+
+    def read_ascending(
+        self, offset: int, stride: int, rows: Rows, out: npt.NDArray[np.uint8], lines: Rows
+    ) -> None:
+        """Do as `read_rows` does, for one or more rows in ascending order, into the given lines.
+
+        Large rows are read straight into their lines, rows in sequence by one call; small ones that
+        lie close together pass through a buffer.
         """
         n_bytes = out.shape[1]
-        order = np.argsort(rows, kind="stable")
-        rows = rows[order]
-        lines = order if lines is None else lines[order]
-        jumps = np.diff(rows)
-        if n_bytes < _SMALL_ROW_BYTES:
-            spans = rows * stride // _SPAN_BYTES
-            is_cut = (jumps * stride - n_bytes > _GAP_BYTES) | (np.diff(spans) != 0)
-            read = self._read_span
-        else:
-            is_cut = (jumps != 1) if stride == n_bytes else np.ones(len(jumps), np.bool_)
-            read = self._read_sequence
-        ends = [*(np.flatnonzero(is_cut) + 1).tolist(), len(rows)]
-        start = 0
-        for end in ends:
-            if start < end:
-                read(offset, stride, rows[start:end], out, lines[start:end])
-            start = end
+        try:
+            if n_bytes < _SMALL_ROW_BYTES:
+                self._read_small(offset, stride, rows, out, lines)
+            elif stride == n_bytes and len(rows) > 1 and (rows[1:] - rows[:-1] == 1).any():
+                self._read_sequences(offset, rows, out, lines)
+            else:
+                self._read_each(offset + rows * stride, out, lines)
+        except ShardChanged as error:
+            if error.offset is None:
+                raise
+            is_lost = offset + rows * stride + n_bytes > error.offset
+            raise error.at(sample=int(rows[int(np.argmax(is_lost))])) from error
+
+    def _read_small(
+        self, offset: int, stride: int, rows: Rows, out: npt.NDArray[np.uint8], lines: Rows
+    ) -> None:
+        """Small rows: read what lies near with what lies between, then pick."""
+        span = int(rows[-1] - rows[0]) * stride
+        if span <= _SPAN_BYTES and span <= _GAP_BYTES * len(rows):
+            self._read_span(offset, stride, rows, out, lines)
+            return
+        is_far = (rows[1:] - rows[:-1]) * stride > _GAP_BYTES
+        is_far |= np.diff(rows * stride // _SPAN_BYTES) != 0
+        ends = np.append(np.flatnonzero(is_far) + 1, len(rows))
+        sizes = np.diff(ends, prepend=0)
+        is_alone = np.repeat(sizes < _FEWEST_IN_SPAN, sizes)
+        for end, size in zip(ends.tolist(), sizes.tolist(), strict=True):
+            if size >= _FEWEST_IN_SPAN:
+                part = slice(end - size, end)
+                self._read_span(offset, stride, rows[part], out, lines[part])
+        self._read_each(offset + rows[is_alone] * stride, out, lines[is_alone])
 
     def _read_span(
-        self,
-        offset: int,
-        stride: int,
-        rows: npt.NDArray[np.int64],
-        out: npt.NDArray[np.uint8],
-        lines: npt.NDArray[np.int64],
+        self, offset: int, stride: int, rows: Rows, out: npt.NDArray[np.uint8], lines: Rows
     ) -> None:
-        """Small rows that lie close together: read them and what lies between, then pick."""
         first, size = int(rows[0]), out.shape[1]
         n_rows = int(rows[-1]) - first + 1
-        span = np.empty(n_rows * stride, np.uint8)
+        span = np.empty((n_rows, stride), np.uint8)
         needed = (n_rows - 1) * stride + size
-        try:
-            self._read_into(span[:needed].data, offset + first * stride)
-        except ShardChanged as error:
-            raise self._placed(error, offset, stride, rows, size) from error
-        out[lines] = span.reshape(n_rows, stride)[rows - first, :size]
+        self._read_into(span.reshape(-1).data[:needed], offset + first * stride)
+        out[lines] = (span if stride == size else span[:, :size])[rows - first]
 
-    def _read_sequence(
-        self,
-        offset: int,
-        stride: int,
-        rows: npt.NDArray[np.int64],
-        out: npt.NDArray[np.uint8],
-        lines: npt.NDArray[np.int64],
+    def _read_each(self, offsets: Rows, out: npt.NDArray[np.uint8], lines: Rows) -> None:
+        """Rows that do not follow one another: a call for each, straight into its line."""
+        size, flat = out.shape[1], out.reshape(-1).data
+        for start, offset in zip((lines * size).tolist(), offsets.tolist(), strict=True):
+            self._read_all([flat[start : start + size]], size, offset)
+
+    def _read_sequences(
+        self, offset: int, rows: Rows, out: npt.NDArray[np.uint8], lines: Rows
     ) -> None:
-        """Large rows that follow one another: each straight into its line."""
-        size = out.shape[1]
-        flat = out.reshape(-1).data
-        first = int(rows[0])
-        if len(rows) > 1 and (np.diff(lines) == 1).all():
-            start = int(lines[0]) * size
-            views = [flat[start : start + len(rows) * size]]
-            n_each = len(rows)
-        else:
-            views = [flat[line * size : (line + 1) * size] for line in lines.tolist()]
-            n_each = 1
-        try:
+        """Rows without padding, some of which follow one another: a call for each sequence."""
+        size, flat = out.shape[1], out.reshape(-1).data
+        for part in _parts(rows[1:] - rows[:-1] != 1):
+            place, numbers = offset + int(rows[part.start]) * size, lines[part].tolist()
+            if numbers == list(range(numbers[0], numbers[0] + len(numbers))):
+                whole = flat[numbers[0] * size : (numbers[-1] + 1) * size]
+                self._read_all([whole], len(numbers) * size, place)
+                continue
+            views = [flat[line * size : (line + 1) * size] for line in numbers]
             for i in range(0, len(views), _MAX_BUFFERS):
-                place = offset + (first + i * n_each) * stride
-                self._read_all(views[i : i + _MAX_BUFFERS], place)
-        except ShardChanged as error:
-            raise self._placed(error, offset, stride, rows, size) from error
+                some = views[i : i + _MAX_BUFFERS]
+                self._read_all(some, len(some) * size, place + i * size)
 
-    def _read_all(self, views: list[memoryview], offset: int) -> None:
-        """Fill several buffers with what follows from `offset` on."""
+    def _read_all(self, views: list[memoryview], n_bytes: int, offset: int) -> None:
+        """Fill buffers, of n_bytes together, with what follows from `offset` on."""
         descriptor = self._kept or self._open_again()
         try:
             n_read = os.preadv(descriptor.fd, views, offset)
         except OSError as error:
             self._withstand(error)
             n_read = 0
+        if n_read == n_bytes:
+            return
         for view in views:
             if n_read < view.nbytes:
-                self._read_into(view[max(0, n_read) :], offset + max(0, n_read))
-            n_read -= view.nbytes
+                self._read_into(view[n_read:], offset + n_read)
+            n_read = max(0, n_read - view.nbytes)
             offset += view.nbytes
 
     def _read_into(self, view: memoryview, offset: int) -> None:
@@ -204,21 +213,6 @@ class PreadFile:
                 path=self.path,
             )
         return error.at(offset=offset)
-
-    def _placed(
-        self,
-        error: ShardChanged,
-        offset: int,
-        stride: int,
-        rows: npt.NDArray[np.int64],
-        n_bytes: int,
-    ) -> ShardChanged:
-        """The same error, with the first of the rows that do not lie in the file whole."""
-        if error.offset is None:
-            return error
-        ends = offset + rows * stride + n_bytes
-        row = int(rows[int(np.argmax(ends > error.offset))])
-        return error.at(sample=row)
 
     def _withstand(self, error: OSError, n_failures: int = 0) -> None:
         """Let a file be opened again that the server has forgotten; any other failure is one."""
@@ -255,6 +249,15 @@ class PreadFile:
 
 _keeping: Final[deque[weakref.ref[Any]]] = deque()
 """The files that keep a descriptor, in the order in which they were opened."""
+
+
+def _parts(is_cut: npt.NDArray[np.bool_]) -> Iterator[slice]:
+    """The parts of a sequence that is cut behind some of its items but the last."""
+    start = 0
+    for end in (np.flatnonzero(is_cut) + 1).tolist():
+        yield slice(start, end)
+        start = end
+    yield slice(start, len(is_cut) + 1)
 
 
 def _most_open() -> int:

@@ -95,9 +95,9 @@ def test_rows_in_any_order_are_those_that_a_map_gives(
 
 @pytest.mark.parametrize("row_bytes", [8, 4096])
 def test_rows_may_go_to_lines_in_any_order(shared: PreadFile, row_bytes: int) -> None:
-    rows, lines = np.array([5, 6, 7, 2]), np.array([8, 1, 3, 0])
+    rows, lines = np.array([2, 5, 6, 7]), np.array([0, 8, 1, 3])
     out = np.zeros((9, row_bytes), np.uint8)
-    shared.read_rows(0, row_bytes, rows, out, lines)
+    shared.read_ascending(0, row_bytes, rows, out, lines)
     expected = np.zeros_like(out)
     expected[lines] = CONTENT[: 8 * row_bytes].reshape(8, row_bytes)[rows]
     assert np.array_equal(out, expected)
@@ -124,6 +124,7 @@ def count_calls(monkeypatch: pytest.MonkeyPatch, name: str) -> list[int]:
         pytest.param(4000, 4096, [3, 4], 2, id="large, padded"),
         pytest.param(8, 8, [9, 900, 13], 1, id="small, near"),
         pytest.param(8, 8, [0, 20_000], 2, id="small, far"),
+        pytest.param(8, 8, [0, 20_000, 20_001, 1, 2, 3], 3, id="small, some near"),
     ],
 )
 def test_what_lies_together_is_read_by_one_call(
