@@ -199,6 +199,17 @@ def test_the_first_row_that_was_cut_off_is_named(
     assert caught.value.sample == first_lost
 
 
+def test_a_file_that_was_short_for_a_moment_is_an_error_too(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = PreadFile(str(path))
+    monkeypatch.setattr(os, "pread", lambda *_: b"")
+    monkeypatch.setattr(os, "preadv", lambda *_: 0)
+    with pytest.raises(ShardChanged, match="and made whole again") as caught:
+        file[5000:6000]
+    assert (caught.value.code, caught.value.offset) == ("changed", 5000)
+
+
 def test_a_file_that_is_deleted_or_replaced_is_read_on_while_it_is_open(path: Path) -> None:
     file = PreadFile(str(path))
     other = path.with_name("other")

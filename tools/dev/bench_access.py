@@ -22,7 +22,7 @@ import numpy as np
 from shardio import Array, DatasetWriter, Schema, ShardLoader, Text
 from shardio import open as open_dataset
 
-LIMIT: Final = 2.0
+LIMIT: Final = 2.5
 N_ROUNDS: Final = 7
 BATCH: Final = 64
 SHARD_BYTES: Final = 16 << 20

@@ -1,0 +1,47 @@
+"""A file that changes while it is audited is a finding, for what was checked is not what is there."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from shardio.surgery import audit_shard, shard_audit
+from shardio.surgery.shard_audit import Examined
+from tests.shards import write_shard
+
+
+def replace(path: str) -> None:
+    os.rename(shutil.copy(path, path + "~"), path)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        pytest.param(replace, "replaced or written to", id="replaced"),
+        pytest.param(lambda path: os.utime(path, (5, 5)), "replaced or written to", id="written"),
+        pytest.param(os.unlink, "went away", id="deleted"),
+    ],
+)
+def test_a_change_during_the_audit_is_a_finding(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    change: Callable[[str], None],
+    words: str,
+) -> None:
+    path = write_shard(tmp_path / "a.shard", 3)
+    real = shard_audit.examine_bytes
+
+    def meanwhile(whole: memoryview, name: str) -> Examined:
+        found = real(whole, name)
+        change(name)
+        return found
+
+    assert audit_shard(path) == []
+    monkeypatch.setattr(shard_audit, "examine_bytes", meanwhile)
+    (finding,) = audit_shard(path)
+    assert (finding.code, finding.path) == ("changed", str(path))
+    assert words in finding.message
