@@ -16,6 +16,7 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
+from shardio.access.columns import Column
 from shardio.access.content import Content, take
 from shardio.access.files import check_length
 from shardio.access.filesystems import Access
@@ -135,7 +136,7 @@ class ShardReader:
                 sample[name] = None
             else:
                 self.units.check_column(name, rows)
-                sample[name] = self._row(name, rows)
+                sample[name] = self._column(name).row(int(rows[0]))
         return sample
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
@@ -168,24 +169,23 @@ class ShardReader:
             ChecksumMismatch: the bytes changed since they were written.
             ShardChanged: the file was cut short while in use.
         """
-        field = self.schema.columns.get(name)
-        if field is None:
+        if name not in self.schema.columns:
             columns = ", ".join(self.schema.columns) or "none"
             raise InvalidArgument(f"{self.path}: {name!r} is no column; columns are: {columns}")
-        self._check_open()
+        column = self._column(name)
         self.check_length()
         if rows is None:
             if self._verify == "always":
                 self.units.check_column(name, np.arange(len(self)))
-            return self._column(name)
+            return column.whole()
         places = self._places(rows)
-        shape = (len(places), *(d for d in field.shape if d is not None))
+        shape = (len(places), *column.shape)
         if out is not None and out.shape != shape:
             raise InvalidArgument(f"out has shape {out.shape}, expected {shape}")
-        if out is not None and out.dtype != field.numpy:
-            raise InvalidArgument(f"out has dtype {out.dtype}, expected {field.numpy}")
+        if out is not None and out.dtype != column.dtype:
+            raise InvalidArgument(f"out has dtype {out.dtype}, expected {column.dtype}")
         self.units.check_column(name, places)
-        found = self._rows(name, places)
+        found = column.rows(places)
         if out is None:
             return found
         out[...] = found
@@ -234,46 +234,12 @@ class ShardReader:
         if not self._is_open:
             raise LoaderClosed(f"{self.path}: the reader is closed")
 
-    def _column(self, name: str) -> npt.NDArray[Any]:
-        """The whole column, read-only: over the map, or read."""
-        self._check_open()
-        field = self.schema.columns[name]
-        if not isinstance(self._bytes, memoryview):
-            found = self._rows(name, np.arange(len(self)))
-            found.flags.writeable = False
-            return found
-        section = self._sections[Kind.COLUMN, self.schema.field_id(name), 0]
-        shape = tuple(d for d in field.shape if d is not None)
-        inner = np.empty(shape, field.numpy).strides
-        return np.ndarray(
-            (len(self), *shape),
-            field.numpy,
-            self._bytes,
-            section.offset if len(self) else 0,
-            (section.stride, *inner),
-        )
-
-    def _rows(self, name: str, rows: Rows) -> npt.NDArray[Any]:
-        """Rows of a column, copied."""
-        if isinstance(self._bytes, memoryview):
-            found: npt.NDArray[Any] = self._column(name)[rows]
-            return found
+    def _column(self, name: str) -> Column:
         self._check_open()
         field, section = self.schema.columns[name], self.column_section(name)
-        out = np.empty((len(rows), field.row_bytes or 0), np.uint8)
-        try:
-            self._bytes.read_rows(section.offset, section.stride, rows, out)
-        except ShardChanged as error:
-            raise error.at(field=name) from error
-        return out.reshape(-1).view(field.numpy).reshape(len(rows), *(d or 0 for d in field.shape))
-
-    def _row(self, name: str, rows: Rows) -> Any:
-        """The one row of a column, read-only; a NumPy scalar where its shape is ()."""
-        if isinstance(self._bytes, memoryview):
-            return self._column(name)[int(rows[0])]
-        found = self._rows(name, rows)
-        found.flags.writeable = False
-        return found[0]
+        shape = tuple(d for d in field.shape if d is not None)
+        place = section.offset, section.stride, section.count
+        return Column(name, self._bytes, *place, field.numpy, shape)
 
     def column_section(self, name: str) -> Section:
         """Where a column lies in the file."""

@@ -1,4 +1,4 @@
-"""A file that changes while it is audited is a finding, for what was checked is not what is there."""
+"""A file that changes while it is audited is a finding: what was checked is not what is there."""
 
 from __future__ import annotations
 
