@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 import struct
+import sys
 from enum import IntEnum
 from pathlib import Path
 
 import pytest
 
 from shardio import manifest, opening
-from shardio.format import checksum, codec, fields, index, layout, schema
+from shardio.format import checksum, codec, fields, index, layout, schema, values
 from shardio.format.fields import DType, FieldType, numpy_dtype
 from shardio.format.layout import HEADER, HEADER_HASH, MAGIC, PAGE, SECTION, Kind, Required
 from shardio.format.structure import unpack_header, unpack_table
@@ -124,10 +125,12 @@ def test_item_sizes_are_those_of_numpy() -> None:
         ("65535 if to none", layout.NO_FIELD),
         ("1 to 1024 fields", schema.MAX_FIELDS),
         ("at most 255 bytes of UTF-8", schema.MAX_NAME_BYTES),
+        ("depth of JSON | 256", values.MAX_JSON_DEPTH),
+        ("of at most 4300 digits", sys.int_info.default_max_str_digits),
         ("at most 16 dimensions", fields.MAX_DIMS),
         ("bytes of the record before compression, at most 2^48", fields.MAX_RECORD_BYTES),
         ("stride is b for b < 64", fields.COLUMN_ALIGNMENT),
-        ("up to the next multiple of 64", index.RECORD_ALIGNMENT),
+        ("rounded up to a multiple of 64 if", index.RECORD_ALIGNMENT),
         ("≤ 32768 × stored bytes", index._ZSTD_MOST),
         ("if b ≥ 2048", checksum.ROW_HASH_MIN),
         ("⌊65536 ∕ stride⌋", checksum.RUN_BYTES),

@@ -116,7 +116,10 @@ def encode_record(name: str, field: Field, value: object) -> tuple[memoryview, t
         return array.reshape(-1).view(np.uint8).data, array.shape
     if isinstance(field, Json):
         record = canonical_json(value)  # first: it refuses what refers to itself
-        _check_json(name, value)
+        try:
+            check_json(value)
+        except SchemaError as error:
+            raise SchemaError(f"field {name!r}: {error}") from error
         return memoryview(record), ()
     if isinstance(field, Bytes):
         if not isinstance(value, bytes | bytearray | memoryview):
@@ -144,28 +147,31 @@ def _kind_of(value: object) -> str:
     return type(value).__name__
 
 
-def _check_json(name: str, value: object) -> None:
+def check_json(value: object) -> None:
     """Refuse what would not come back the same.
 
     Dicts with keys that are no strings: JSON would turn 1 into "1". And what is nested so deep that
     it depends on the stack whether it can be read.
+
+    Raises:
+        SchemaError: it would not. It names no field.
     """
     waiting, depth = [value], -1
     while waiting:
         depth += 1
         if depth > MAX_JSON_DEPTH:
-            raise SchemaError(f"field {name!r}: nested more than {MAX_JSON_DEPTH} deep")
-        waiting = _nested(name, waiting)
+            raise SchemaError(f"nested more than {MAX_JSON_DEPTH} deep")
+        waiting = _nested(waiting)
 
 
-def _nested(name: str, values: list[object]) -> list[object]:
+def _nested(values: list[object]) -> list[object]:
     """What is directly inside of dicts and lists."""
     waiting: list[object] = []
     for found in values:
         if isinstance(found, dict):
             for key in found:
                 if not isinstance(key, str):
-                    raise SchemaError(f"field {name!r}: keys must be str, found {key!r}")
+                    raise SchemaError(f"keys must be str, found {key!r}")
             waiting += found.values()
         elif isinstance(found, list | tuple):
             waiting += found
