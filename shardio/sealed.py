@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from shardio.disk import create, link, rename, sync
 from shardio.errors import DatasetCorrupt, SchemaError
 from shardio.format.checksum import hash_bytes
 from shardio.storage import sync_folder
@@ -81,14 +82,13 @@ def write_sealed(path: Path, content: bytes, *, exclusive: bool) -> None:
     """Write a file that appears whole or not at all; exclusive: only if there is none yet."""
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
     try:
-        with open(temporary, "xb") as file:
+        with create(temporary) as file:
             file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
+            sync(file, temporary)
         if exclusive:
-            os.link(temporary, path)
+            link(temporary, path)
         else:
-            os.rename(temporary, path)
+            rename(temporary, path)
     finally:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(temporary)

@@ -24,6 +24,7 @@ from shardio.access.content import Content
 from shardio.access.files import FileState, open_shard, resized
 from shardio.access.filesystems import Access, choose_access
 from shardio.access.pread import PreadFile
+from shardio.disk import perform
 from shardio.errors import EnvironmentUnsuitable, MemoryShort, ShardIncomplete
 
 _PROT_NONE: Final = 0
@@ -257,7 +258,7 @@ def sync_folder(folder: str) -> None:
     """Make a rename in `folder` durable."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        os.fsync(fd)
+        perform("fsync", folder, os.fsync, fd)
     finally:
         os.close(fd)
 
@@ -268,6 +269,10 @@ def rename_new(source: str, target: str) -> None:
     Raises:
         FileExistsError: the name is taken; the source stays.
     """
+    perform("rename", target, _rename_new, source, target)
+
+
+def _rename_new(source: str, target: str) -> None:
     if _RENAME is not None:
         here, no_replace = -100, 1  # AT_FDCWD, RENAME_NOREPLACE
         if _RENAME(here, os.fsencode(source), here, os.fsencode(target), no_replace) == 0:

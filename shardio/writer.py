@@ -11,12 +11,12 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-import tempfile
 import types
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import IO, Any, Final, Self
 
+from shardio.disk import create, create_unnamed, sync
 from shardio.errors import InvalidArgument, LoaderClosed, SchemaError, ShardExists
 from shardio.format.checksum import (
     ROW_HASH_MIN,
@@ -135,7 +135,7 @@ class ShardWriter:
         # Cut: a name may be as long as a file system allows, and this one must fit, too.
         temporary = f".{name[:40]}.{secrets.token_hex(6)}.tmp"
         self._temporary = os.path.join(self._folder, temporary)
-        self._file: IO[bytes] | None = open(self._temporary, "xb")
+        self._file: IO[bytes] | None = create(self._temporary)
         self._file.write(bytes(PAGE))
         self._columns = {n: _Column(f) for n, f in schema.columns.items()}
         self._payload = PayloadWriter(schema)
@@ -212,7 +212,7 @@ class ShardWriter:
             self._choose_dominant()
         elif waiting >= MEMORY_BYTES:
             largest = max(self._spools(), key=lambda spool: spool.waiting)
-            largest.move_to(tempfile.TemporaryFile(dir=self._folder))
+            largest.move_to(create_unnamed(self._folder))
 
     def _choose_dominant(self) -> None:
         data = [c.data for c in self._columns.values()]
@@ -230,8 +230,7 @@ class ShardWriter:
             raise LoaderClosed(f"{self.path}: the writer is closed")
         try:
             header = self._finish(self._file)
-            self._file.flush()
-            os.fsync(self._file.fileno())
+            sync(self._file, self._temporary)
             try:
                 rename_new(self._temporary, self._place)
             except FileExistsError as error:

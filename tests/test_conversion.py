@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
-import errno
 import fcntl
+import math
 import os
-import signal
 import sys
-from collections.abc import Generator, Iterator, Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,93 +21,28 @@ from shardio import (
     DatasetExists,
     Input,
     InvalidArgument,
-    MediaError,
-    Outcome,
     Schema,
     SchemaError,
-    Text,
     WorkerDied,
 )
-from shardio.conversion import ConversionReport, Progress, driver, unit
-from shardio.conversion.plan import MAX_UNIT_BYTES, MIN_UNIT_BYTES, N_UNITS, cut, list_inputs
+from shardio.conversion import Progress, staging, unit
+from shardio.conversion.plan import (
+    MAX_UNIT_BYTES,
+    MIN_INPUT_BYTES,
+    MIN_UNIT_BYTES,
+    N_UNITS,
+    cut,
+    list_inputs,
+)
 from shardio.conversion.source import options_of
+from tests.lines import contents, convert, install, outcomes, texts, write
 
 NUMBERS = Schema({"n": Array("int64")})
 
 
-@dataclasses.dataclass(frozen=True)
-class Lines:
-    """A converter for tests: a word is a sample; `!` breaks, others are worse."""
-
-    kind: ClassVar[str] = "lines"
-    version: ClassVar[str] = "7"
-
-    repeat: int = 1
-
-    def schema(self) -> Schema:
-        return Schema({"text": Text(), "label": Array("int64"), "pad": Array("uint8", (5000,))})
-
-    def libraries(self) -> Mapping[str, str]:
-        return {"alphabet": "26"}
-
-    def samples(self, source: Input) -> Generator[Mapping[str, Any], None, Outcome]:
-        if not source.name.endswith(".txt"):
-            return Outcome("not_video")
-        n = 0
-        for line in Path(source.path).read_text().split():
-            if line == "!":
-                raise MediaError(f"{source.path}: breaks after {n} lines")
-            if line == "kill":
-                os.kill(os.getpid(), signal.SIGKILL)
-            if line == "full":
-                raise OSError(errno.ENOSPC, "No space left on device")
-            if line == "bug":
-                raise KeyError("a mistake in the converter")
-            for _ in range(self.repeat):
-                yield {"text": line, "label": source.label, "pad": np.full(5000, n, np.uint8)}
-            n += 1
-        return Outcome("converted", detail={"lines": n}) if n else Outcome("too_short", "no line")
-
-
 @pytest.fixture
-def lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder of lines, with the converter installed as a third party's would be."""
-    site = tmp_path / "site"
-    meta = site / "lines-1.0.dist-info"
-    meta.mkdir(parents=True)
-    (meta / "METADATA").write_text("Metadata-Version: 2.1\nName: lines\nVersion: 1.0\n")
-    (meta / "entry_points.txt").write_text(f"[shardio.converters]\nlines = {__name__}:Lines\n")
-    monkeypatch.syspath_prepend(str(site))
-    monkeypatch.setitem(sys.modules, __name__, sys.modules[__name__])
-    # Several units from a few bytes.
-    monkeypatch.setattr("shardio.conversion.plan.MIN_UNIT_BYTES", 8)
-    root = tmp_path / "lines"
-    write(root, {"a/1.txt": "one two", "a/2.txt": "", "b/3.txt": "three", "b/readme": "hello"})
-    write(root, {"c/4.txt": "four five six", "d/5.txt": "", "top.txt": "seven"})
-    yield root
-
-
-def write(root: Path, files: Mapping[str, str]) -> None:
-    for name, content in files.items():
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_text(content)
-
-
-def convert(root: Path, out: Path, **options: Any) -> ConversionReport:
-    return shardio.convert(root, out, kind="lines", **{"workers": 0, **options})
-
-
-def texts(out: Path) -> list[str]:
-    return [sample["text"] for sample in shardio.open(out)]
-
-
-def outcomes(report: ConversionReport) -> dict[str, str]:
-    return {source.name: source.outcome for source in report.inputs}
-
-
-def contents(out: Path) -> dict[str, bytes]:
-    files = (path for path in out.rglob("*") if path.is_file())
-    return {path.relative_to(out).as_posix(): path.read_bytes() for path in files}
+def lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    return install(tmp_path, monkeypatch)
 
 
 def test_every_input_is_accounted_for_in_the_report_and_in_the_generation(
@@ -244,45 +176,12 @@ def test_a_long_input_waits_in_a_file_and_comes_out_the_same(
     assert texts(tmp_path / "file") == texts(tmp_path / "memory")
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_full_disk_is_told_as_it_is_and_leaves_nothing(
-    lines: Path, tmp_path: Path, workers: int
-) -> None:
-    (lines / "c" / "4.txt").write_text("four full")
-    with pytest.raises(OSError, match="No space left") as caught:
-        convert(lines, tmp_path / "out", workers=workers)
-    assert caught.value.errno == errno.ENOSPC
-    assert not (tmp_path / "out").exists()
-
-
-def test_a_killed_worker_is_told_with_its_inputs_and_leaves_nothing(
-    lines: Path, tmp_path: Path
-) -> None:
-    (lines / "c" / "4.txt").write_text("four kill")
-    (tmp_path / "out").mkdir()
-    with pytest.raises(WorkerDied, match=r"signal 9 while converting .*c/4\.txt"):
-        convert(lines, tmp_path / "out", workers=2)
-    assert os.listdir(tmp_path / "out") == []
-
-
 def test_a_mistake_in_a_converter_is_told_with_its_traceback(lines: Path, tmp_path: Path) -> None:
     (lines / "c" / "4.txt").write_text("bug")
     with pytest.raises(KeyError):
         convert(lines, tmp_path / "here", workers=0)
     with pytest.raises(WorkerDied, match="KeyError: 'a mistake in the converter'"):
         convert(lines, tmp_path / "there", workers=1)
-
-
-def test_a_failure_to_publish_takes_the_shards_back(
-    lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_: object, **__: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(driver, "publish", refuse)
-    with pytest.raises(OSError, match="No space left"):
-        convert(lines, tmp_path / "out")
-    assert not (tmp_path / "out").exists()
 
 
 def test_a_folder_that_holds_data_is_refused_and_left_alone(lines: Path, tmp_path: Path) -> None:
@@ -302,7 +201,10 @@ def test_what_a_killed_conversion_left_is_tidied_up(lines: Path, tmp_path: Path)
     assert not (tmp_path / "out" / ".conversion").exists()
 
 
-def test_a_conversion_that_is_running_is_not_disturbed(lines: Path, tmp_path: Path) -> None:
+def test_a_conversion_that_is_running_is_not_disturbed(
+    lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(staging, "LOCK_PATIENCE_S", 0.0)
     write(tmp_path / "out" / ".conversion", {"000000-000.shard": "half"})
     fd = os.open(tmp_path / "out" / ".conversion", os.O_RDONLY)
     try:
@@ -405,9 +307,10 @@ def test_units_cover_the_inputs_in_order_and_end_as_soon_as_they_are_full(sizes:
     assert [source for part in units for source in part.inputs] == inputs
     assert [part.number for part in units] == list(range(len(units)))
     assert [part.first for part in units] == [inputs.index(part.inputs[0]) for part in units]
-    full = min(max(sum(sizes) // N_UNITS, MIN_UNIT_BYTES), MAX_UNIT_BYTES)
+    aim = min(max(sum(sizes) / N_UNITS, MIN_UNIT_BYTES), MAX_UNIT_BYTES)
+    full = 2 ** math.floor(math.log2(aim))
     for part in units[:-1]:
-        part_sizes = [source.n_bytes for source in part.inputs]
+        part_sizes = [max(source.n_bytes, MIN_INPUT_BYTES) for source in part.inputs]
         assert sum(part_sizes) >= full > sum(part_sizes[:-1])
 
 

@@ -81,38 +81,68 @@ def convert(source: Path, out: Path, **options: Any) -> shardio.ConversionReport
     return shardio.convert(source, out, kind="odd", **{"workers": 0, **options})
 
 
-def abandoned(out: Path, *, lineage: str = "0" * 16) -> None:
-    """Leave what a conversion leaves that was killed after it had moved its shard out."""
-    made = Staging(str(out)).__enter__()
-    (made.folder / "000000-000.shard").write_bytes(b"a shard")
-    made.move_out(["000000-000.shard"], lineage)
-    made._unlock()  # as the kernel does
+def abandoned(source: Path, out: Path, *, publish: bool = False) -> None:
+    """Leave what a conversion leaves that was killed when it had moved its shards out."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Staging, "_tidy_up", lambda *_: None)
+        if not publish:
+            patch.setattr(driver, "publish", killed)
+            with pytest.raises(KeyboardInterrupt):
+                convert(source, out)
+        else:
+            patch.setattr(Staging, "finish", killed)
+            with pytest.raises(KeyboardInterrupt):
+                convert(source, out)
+
+
+def killed(*_: object, **__: object) -> None:
+    raise KeyboardInterrupt
 
 
 def test_shards_that_a_killed_conversion_moved_out_are_taken_back(
     source: Path, tmp_path: Path
 ) -> None:
-    abandoned(tmp_path / "out")
+    abandoned(source, tmp_path / "out")
     assert sorted(os.listdir(tmp_path / "out")) == [".conversion", "000000-000.shard"]
-    convert(source, tmp_path / "out")
+    with pytest.raises(shardio.DatasetExists, match="an interrupted conversion lies here"):
+        convert(source, tmp_path / "out")
+    convert(source, tmp_path / "out", resume=True)
     assert [sample["n"] for sample in shardio.open(tmp_path / "out")] == [1]
+    assert not (tmp_path / "out" / ".conversion").exists()
 
 
+@pytest.mark.parametrize("options", [{"resume": True}, {"overwrite": True}])
 def test_a_generation_of_a_killed_conversion_is_withdrawn_and_anothers_is_not(
-    source: Path, tmp_path: Path
+    source: Path, tmp_path: Path, options: dict[str, bool]
 ) -> None:
     convert(source, tmp_path / "model")
-    lineage = shardio.open(tmp_path / "model").lineage
     generation = (tmp_path / "model" / "generations" / "000001.json").read_bytes()
-    for out, known in ((tmp_path / "ours", lineage), (tmp_path / "theirs", "0" * 16)):
-        abandoned(out, lineage=known)
+    with shardio.DatasetWriter(tmp_path / "other", NUMBERS) as writer:
+        writer.append({"n": 7})
+    anothers = (tmp_path / "other" / "generations" / "000001.json").read_bytes()
+    for out, content in ((tmp_path / "ours", generation), (tmp_path / "theirs", anothers)):
+        abandoned(source, out)
         (out / "generations").mkdir()
-        (out / "generations" / "000001.json").write_bytes(generation)
-    convert(source, tmp_path / "ours")
-    with pytest.raises(shardio.DatasetExists):
-        convert(source, tmp_path / "theirs")
+        (out / "generations" / "000001.json").write_bytes(content)
+    convert(source, tmp_path / "ours", **options)
+    with pytest.raises(shardio.DatasetExists, match="generations"):
+        convert(source, tmp_path / "theirs", **options)
     kept = tmp_path / "theirs" / "generations" / "000001.json"
-    assert kept.read_bytes() == generation
+    assert kept.read_bytes() == anothers
+
+
+def test_a_conversion_killed_when_it_had_published_only_tidies_up(
+    source: Path, tmp_path: Path
+) -> None:
+    report = convert(source, tmp_path / "model")
+    abandoned(source, tmp_path / "out", publish=True)
+    with pytest.raises(shardio.DatasetExists, match="already holds a dataset"):
+        convert(source, tmp_path / "out")
+    (source / "1").write_text("later")
+    again = convert(source, tmp_path / "out", resume=True)
+    assert not (tmp_path / "out" / ".conversion").exists()
+    assert (again.counts, again.n_bytes) == (report.counts, report.n_bytes)
+    assert again.inputs[0].detail == report.inputs[0].detail
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, OSError])
@@ -127,7 +157,9 @@ def test_what_happens_after_publishing_does_not_take_the_shards_back(
     with pytest.raises(error):
         convert(source, tmp_path / "out")
     assert [sample["n"] for sample in shardio.open(tmp_path / "out")] == [1]
-    assert not (tmp_path / "out" / ".conversion").exists()
+    monkeypatch.undo()
+    with pytest.raises(InvalidArgument, match="'odd'"):
+        convert(source, tmp_path / "out", resume=True)
 
 
 def test_a_shard_that_another_writer_has_put_there_is_never_replaced(

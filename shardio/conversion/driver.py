@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 import os
-import pickle
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any, Final, Literal
 
-from shardio._engine.channel import Channel
 from shardio._engine.cpus import usable_cpus
-from shardio._engine.crew import Crew, Died, Failed, Message
-from shardio._engine.pieces import Pieces, send_whole
+from shardio.conversion.crew import run_crew
+from shardio.conversion.journal import settings_of
 from shardio.conversion.ledger import Ledger
 from shardio.conversion.plan import Unit, cut, list_inputs
-from shardio.conversion.report import ConversionReport, Progress
+from shardio.conversion.report import ConversionReport, InputReport, Progress
 from shardio.conversion.samples import convert_samples
 from shardio.conversion.source import make_source, options_of
 from shardio.conversion.staging import Staging
-from shardio.conversion.unit import Job, UnitDone, convert_unit
-from shardio.errors import InvalidArgument, ShardioError, WorkerDied
+from shardio.conversion.unit import Job, convert_unit
+from shardio.disk import make_folder
+from shardio.errors import InvalidArgument
 from shardio.format.schema import Schema
-from shardio.manifest import lineage_of, publish
+from shardio.manifest import Generation, lineage_of, load, publish
 from shardio.writer import ShardSummary, ShardWriter
 
 DEFAULT_KIND: Final = "videos"
@@ -43,6 +42,8 @@ def convert(
     keep_partial: bool = False,
     progress: Callable[[Progress], None] | None = None,
     shard_bytes: int = 256 << 20,
+    resume: bool = False,
+    overwrite: bool = False,
     **options: Any,
 ) -> ConversionReport:
     """Convert a folder of files, or any iterable of samples, into a new dataset at `out`.
@@ -52,6 +53,12 @@ def convert(
     order of names, and publishes what comes before it. The bytes of the dataset depend on neither
     `workers` (0: in this process; default: one per usable CPU) nor the machine's speed.
 
+    What a conversion has finished stays in `out` when it ends early, however it ends. The next one
+    is refused there, unless it is to `resume`: finished units are kept if every byte of them is
+    what it was and their inputs have not changed; the result is that of a conversion that was never
+    interrupted. Or it may `overwrite`: it begins anew, and a dataset in `out` gives way when the
+    new one is done.
+
     Samples from an iterable are written by this process; `schema` is for them, and is taken from
     the first sample where it is not given. `options` are the converter's own.
 
@@ -59,9 +66,11 @@ def convert(
         progress: called in this process, at the start and after every input.
 
     Raises:
-        InvalidArgument: `src` does not exist or holds no file, or an option is not acceptable.
-        DatasetExists: `out` already holds data.
-        WorkerDied: a worker was killed. As after every other error, nothing is left in `out`.
+        InvalidArgument: `src` does not exist or holds no file, an option is not acceptable, or it
+            is to resume with other options or versions than the interrupted conversion had.
+        DatasetExists: `out` already holds data, or an interrupted conversion.
+        WorkerDied: a converter raised, or workers died without an input to blame. As after every
+            other error, finished units stay in `out`; if there is none, nothing does.
     """
     if shard_bytes < 1:
         raise InvalidArgument(f"shard_bytes is {shard_bytes}; it must be at least 1")
@@ -72,6 +81,8 @@ def convert(
             "on_error": on_error != "skip",
             "keep_partial": keep_partial,
             "progress": progress is not None,
+            "resume": resume,
+            "overwrite": overwrite,
             **dict.fromkeys(options, True),
         }
         if given := [name for name, is_given in for_files.items() if is_given]:
@@ -81,12 +92,14 @@ def convert(
         raise InvalidArgument("schema: only for samples from an iterable; a converter has its own")
     if on_error not in ON_ERROR:
         raise InvalidArgument(f"on_error is {on_error!r}; it must be one of {ON_ERROR}")
+    if resume and overwrite:
+        raise InvalidArgument("resume and overwrite: only one of the two can be had")
     if workers is not None and workers < 0:
         raise InvalidArgument(f"workers is {workers}; it must be 0 or more")
     source = make_source(kind or DEFAULT_KIND, options)
     return _convert_files(
         os.fspath(src),
-        os.path.abspath(out),
+        Staging(os.fspath(out), resume=resume, overwrite=overwrite),
         partial(
             Job,
             source,
@@ -101,46 +114,71 @@ def convert(
 
 def _convert_files(
     src: str,
-    out: str,
+    staging: Staging,
     job_in: Callable[[str], Job],
     n_workers: int,
     progress: Callable[[Progress], None] | None,
 ) -> ConversionReport:
-    """Plan, run, publish; `job_in` makes the job once the folder for its shards is there."""
+    """Plan, run, publish; `job_in` makes the job once the folder for its shards is known."""
     start_s = time.monotonic()
-    listing = list_inputs(src)
+    listing = list_inputs(src, but=str(staging.out))
     units = cut(listing.inputs)
-    ledger = Ledger(listing, len(units), progress)
-    with Staging(out) as staging:
-        job = job_in(str(staging.folder))
-        ledger.tell_start()
-        if n_workers:
-            _run_crew(units, job, min(n_workers, len(units)), ledger)
+    ledger = Ledger(listing, units, progress)
+    job = job_in(str(staging.folder))
+    converter = _described(job)
+    with staging:
+        staging.begin(settings_of(converter, job.source.libraries()), [unit.key for unit in units])
+        if staging.is_published:  # the earlier conversion was interrupted while it tidied up
+            found = load(staging.out)
+            sizes = {source.name: source.n_bytes for source in listing.inputs}
+            reports = [InputReport.of_json(entry, sizes) for entry in found.inputs]
         else:
-            _run_here(units, job, ledger)
-        # Readers take the schema from a shard: a dataset without samples has an empty one.
-        shards = ledger.shards() or [_empty_shard(job)]
-        reports = ledger.reports()
-        lineage = lineage_of(job.source.schema(), shards)
-        staging.move_out([shard.name for shard in shards], lineage)
-        publish(
-            staging.out,
-            schema=job.source.schema(),
-            shards=shards,
-            classes=listing.classes,
-            inputs=[report.as_json() for report in reports],
-            converter=_described(job),
-            versions=job.source.libraries(),
-        )
+            _run(units, job, n_workers, ledger, staging)
+            reports = ledger.reports()
+            found = _publish(job, ledger, reports, staging, converter)
+        staging.finish()
     return ConversionReport(
-        dataset=Path(out),
+        dataset=staging.out,
         kind=job.source.kind,
-        n_samples=sum(shard.n_samples for shard in shards),
-        n_bytes=sum(shard.n_bytes for shard in shards),
+        n_samples=found.n_samples,
+        n_bytes=sum(shard.n_bytes for shard in found.shards),
         elapsed_s=time.monotonic() - start_s,
         inputs=tuple(reports),
-        classes=listing.classes,
-        stopped=ledger.stopped_at is not None,
+        classes=found.classes,
+        stopped=ledger.stopped_at is not None or reports[-1].outcome == "not_reached",
+    )
+
+
+def _run(units: Sequence[Unit], job: Job, n_workers: int, ledger: Ledger, staging: Staging) -> None:
+    ledger.tell_start()
+    if n_workers:
+        run_crew(units, job, min(n_workers, len(units)), ledger, staging.lock_fd)
+        return
+    while (number := ledger.next_unit()) is not None:
+        convert_unit(units[number], job, ledger.take)
+
+
+def _publish(
+    job: Job,
+    ledger: Ledger,
+    reports: Sequence[InputReport],
+    staging: Staging,
+    converter: Mapping[str, Any],
+) -> Generation:
+    """Make the finished shards a dataset."""
+    # Readers take the schema from a shard: a dataset without samples has an empty one.
+    placed = ledger.shards() or [_empty_shard(job)]
+    shards = [shard for _, shard in placed]
+    schema = job.source.schema()
+    staging.move_out([(place, shard.name) for place, shard in placed], lineage_of(schema, shards))
+    return publish(
+        staging.out,
+        schema=schema,
+        shards=shards,
+        classes=ledger.classes,
+        inputs=[report.as_json() for report in reports],
+        converter=converter,
+        versions=job.source.libraries(),
     )
 
 
@@ -158,74 +196,9 @@ def _described(job: Job) -> dict[str, Any]:
     }
 
 
-def _empty_shard(job: Job) -> ShardSummary:
-    with ShardWriter(os.path.join(job.folder, "000000-000.shard"), job.source.schema()) as writer:
-        return writer.close()
-
-
-def _run_here(units: Sequence[Unit], job: Job, ledger: Ledger) -> None:
-    while (number := ledger.next_unit()) is not None:
-        convert_unit(units[number], job, ledger.take)
-
-
-def _run_crew(units: Sequence[Unit], job: Job, n_workers: int, ledger: Ledger) -> None:
-    """Keep `n_workers` processes busy with one unit each.
-
-    A unit travels as a file in the staging folder: its list of inputs may be longer than a
-    message can be.
-    """
-    with Crew(n_workers, partial(_serve, job)) as crew:
-        doing: dict[int, int] = {}
-        pieces = Pieces()
-
-        def start(worker: int) -> None:
-            number = ledger.next_unit()
-            if number is None:
-                return
-            place = os.path.join(job.folder, f"{number:06d}.unit")
-            with open(place, "wb") as file:
-                pickle.dump(units[number], file)
-            doing[worker] = number
-            crew.send(worker, os.fsencode(place))
-
-        for worker in range(n_workers):
-            start(worker)
-        while not ledger.is_finished():
-            for event in crew.wait():
-                if isinstance(event, Message):
-                    whole = pieces.take(event.worker, event.data)
-                    if whole is None:
-                        continue
-                    told = pickle.loads(whole)
-                    if isinstance(told, Exception):
-                        raise told
-                    ledger.take(told)
-                    if isinstance(told, UnitDone):
-                        start(event.worker)
-                else:
-                    raise _ended(event, units, doing)
-
-
-def _ended(event: Failed | Died, units: Sequence[Unit], doing: Mapping[int, int]) -> WorkerDied:
-    """Say which worker ended, how, and over what."""
-    number = doing.get(event.worker)
-    inputs = units[number].inputs if number is not None else ()
-    over = f" while converting {inputs[0].name} to {inputs[-1].name}" if inputs else ""
-    if isinstance(event, Failed):
-        return WorkerDied(
-            f"a worker raised an exception{over}; nothing was published\n{event.text}"
-        )
-    how = f"signal {event.signal}" if event.signal else f"exit code {event.exit_code}"
-    return WorkerDied(f"a worker ended with {how}{over}; nothing was published")
-
-
-def _serve(job: Job, channel: Channel) -> None:
-    """Convert the units that arrive, until main closes the crew. Runs in a worker."""
-    while (place := channel.recv()) is not None:
-        with open(place, "rb") as file:
-            unit = pickle.load(file)
-        os.unlink(place)
-        try:
-            convert_unit(unit, job, lambda event: send_whole(channel, pickle.dumps(event)))
-        except (OSError, ShardioError) as error:  # the caller is to see it as it is
-            send_whole(channel, pickle.dumps(error))
+def _empty_shard(job: Job) -> tuple[str, ShardSummary]:
+    """Write a shard without samples; where it lies, and as it is published."""
+    folder = os.path.join(job.folder, "empty")
+    make_folder(folder)
+    with ShardWriter(os.path.join(folder, "000.shard"), job.source.schema()) as writer:
+        return "empty/000.shard", replace(writer.close(), name="000000-000.shard")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
-from shardio.conversion.plan import Listing
+from shardio.conversion.events import InputDone, UnitDone, UnitEvent
+from shardio.conversion.plan import Listing, Unit
 from shardio.conversion.report import InputReport, Progress
 from shardio.conversion.source import Outcome
-from shardio.conversion.unit import InputDone, ShardDone, UnitEvent
 from shardio.writer import ShardSummary
 
 
@@ -19,19 +20,22 @@ class Ledger:
     """
 
     def __init__(
-        self, listing: Listing, n_units: int, progress: Callable[[Progress], None] | None
+        self,
+        listing: Listing,
+        units: Sequence[Unit],
+        progress: Callable[[Progress], None] | None,
     ) -> None:
         self._listing, self._progress = listing, progress
-        self._n_units, self._n_begun = n_units, 0
+        self._units, self._n_begun = units, 0
         self._running: set[int] = set()
         self._done: dict[int, InputDone] = {}
-        self._shards: dict[int, list[ShardSummary]] = {}
+        self._shards: dict[int, tuple[ShardSummary, ...]] = {}
         self._n_bytes_done = self._n_samples = self._n_broken = 0
         self.stopped_at: int | None = None
 
     def next_unit(self) -> int | None:
         """Give the number of a unit to start; None when no more are to be started."""
-        if self.stopped_at is not None or self._n_begun == self._n_units:
+        if self.stopped_at is not None or self._n_begun == len(self._units):
             return None
         number = self._n_begun
         self._n_begun += 1
@@ -41,29 +45,38 @@ class Ledger:
     def is_finished(self) -> bool:
         """Whether everything that counts has been done."""
         if self.stopped_at is None:
-            return not self._running and self._n_begun == self._n_units
+            return not self._running and self._n_begun == len(self._units)
         return not any(number <= self.stopped_at for number in self._running)
 
     def take(self, event: UnitEvent) -> None:
-        """Note what a unit says."""
+        """Note what a unit says; a unit that is done again says the same of its inputs again."""
         if isinstance(event, InputDone):
+            is_news = event.position not in self._done
             self._done[event.position] = event
-            self._tell(event)
-        elif isinstance(event, ShardDone):
-            self._shards.setdefault(event.unit, []).append(event.shard)
-        else:
+            if is_news:
+                self._tell(event)
+        elif isinstance(event, UnitDone):
+            self._shards[event.unit] = event.shards
             self._running.discard(event.unit)
             if event.stopped and (self.stopped_at is None or event.unit < self.stopped_at):
                 self.stopped_at = event.unit
 
-    def shards(self) -> list[ShardSummary]:
-        """The shards that count, in order of the plan."""
+    def shards(self) -> list[tuple[str, ShardSummary]]:
+        """The shards that count, in order of the plan: where each lies, and as it is published."""
         return [
-            shard
+            (
+                f"{self._units[unit].key}/{shard.name}",
+                replace(shard, name=f"{unit:06d}-{shard.name}"),
+            )
             for unit in sorted(self._shards)
             if self.stopped_at is None or unit <= self.stopped_at
             for shard in self._shards[unit]
         ]
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The names of all classes."""
+        return self._listing.classes
 
     def reports(self) -> list[InputReport]:
         """What became of every input, in order."""

@@ -6,6 +6,7 @@ in it, so that the same source gives the same shards anywhere.
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -13,22 +14,33 @@ from typing import Final
 
 from shardio.conversion.source import Input
 from shardio.errors import InvalidArgument
+from shardio.format.checksum import hash_bytes
 
 MIN_UNIT_BYTES: Final = 1 << 20  # smaller units would give shards too small to read well
 MAX_UNIT_BYTES: Final = 128 << 20  # larger ones would leave workers idle at the end
-N_UNITS: Final = 64  # aimed at between the two: enough for the last units to end together
+N_UNITS: Final = 64  # at least, between the two: enough for the last units to end together
+MIN_INPUT_BYTES: Final = 4096  # what an input counts for at least: opening it takes its time, too
 
 
 @dataclass(frozen=True, slots=True)
 class Unit:
     """A run of inputs that one worker converts into shards of its own.
 
-    `number` names the shards; `first` is the position of its first input among all.
+    `number` names the shards; `first` is the position of its first input among all. `lost` are
+    positions of inputs that end every process which reads them, each with the reason: they are
+    not read again.
     """
 
     number: int
     first: int
     inputs: tuple[Input, ...]
+    lost: tuple[tuple[int, str], ...] = ()
+
+    @property
+    def key(self) -> str:
+        """Name the unit by its inputs and the state they are in: the same in any plan."""
+        content = [[one.name, one.label, one.n_bytes, *one.stamp] for one in self.inputs]
+        return f"{hash_bytes(json.dumps(content).encode()):016x}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,15 +56,19 @@ class Listing:
         return sum(source.n_bytes for source in self.inputs)
 
 
-def list_inputs(root: str) -> Listing:
+def list_inputs(root: str, but: str = "") -> Listing:
     """List every file of a folder tree; a single file is a list of one.
 
     A class is a folder below `root` that holds files, or nothing at all: not one that only groups
-    other folders. Its name is its path below `root`. Links are followed, but not in a circle.
+    other folders. Its name is its path below `root`. Links are followed, but not in a circle. A
+    folder that cannot be listed is itself an input, which says so when it is read.
+
+    Args:
+        but: a folder that is left out wherever it lies: the one that is written to.
 
     Raises:
         InvalidArgument: there is nothing at `root`, or no file in it, or it is a pipe or device.
-        OSError: a folder cannot be read.
+        OSError: `root` itself cannot be listed.
     """
     if not os.path.lexists(root):
         raise InvalidArgument(f"{root}: there is no such file or folder to convert")
@@ -62,58 +78,85 @@ def list_inputs(root: str) -> Listing:
             "a link that leads to no file or folder" if is_link else "neither a file nor a folder"
         )
         raise InvalidArgument(f"{root}: {what}")
+    path = os.path.abspath(root)
     if not os.path.isdir(root):
-        path = os.path.abspath(root)
-        return Listing((Input(_text(os.path.basename(path)), path, _size(path), -1),), ())
+        return Listing((_input(_text(os.path.basename(path)), path, -1),), ())
     files: list[tuple[str, str, str]] = []  # name, path, class
     folders: set[str] = set()
-    for folder, names, has_folders in _walk(os.path.abspath(root), ""):
+    for folder, names, has_folders in _walk(path, _identity(but)):
         if folder and (names or not has_folders):
             folders.add(folder)
         for name in names:
-            path = os.path.join(os.path.abspath(root), folder, name)
-            files.append((_text(os.path.join(folder, name)), path, _text(folder)))
+            below = os.path.join(folder, name) if name else folder
+            files.append((_text(below), os.path.join(path, below), _text(folder)))
     if not files:
         raise InvalidArgument(f"{root}: holds no file to convert")
     classes = tuple(sorted(map(_text, folders)))
     labels = {"": -1} | {name: label for label, name in enumerate(classes)}
-    inputs = (
-        Input(name, path, _size(path), labels[folder]) for name, path, folder in sorted(files)
-    )
+    inputs = (_input(name, path, labels[folder]) for name, path, folder in sorted(files))
     return Listing(tuple(inputs), classes)
 
 
 def cut(inputs: Sequence[Input]) -> list[Unit]:
     """Cut sorted inputs into units of about equal source bytes."""
     total = sum(source.n_bytes for source in inputs)
-    unit_bytes = min(max(total // N_UNITS, MIN_UNIT_BYTES), MAX_UNIT_BYTES)
+    unit_bytes = min(max(_power_of_two(total // N_UNITS), MIN_UNIT_BYTES), MAX_UNIT_BYTES)
     units: list[Unit] = []
     run: list[Input] = []
     n_bytes = 0
     for position, source in enumerate(inputs):
         run.append(source)
-        n_bytes += source.n_bytes
+        n_bytes += max(source.n_bytes, MIN_INPUT_BYTES)
         if n_bytes >= unit_bytes or position + 1 == len(inputs):
             units.append(Unit(len(units), position + 1 - len(run), tuple(run)))
             run, n_bytes = [], 0
     return units
 
 
-def _walk(
-    root: str, folder: str, above: tuple[tuple[int, int], ...] = ()
-) -> Iterator[tuple[str, list[str], bool]]:
-    """Yield (folder below root, names of its files, whether it holds folders) of a tree."""
-    here = os.path.join(root, folder)
-    status = os.stat(here)
-    identity = (status.st_dev, status.st_ino)
-    if identity in above:  # a link to a folder that this one lies in
-        return
-    with os.scandir(here) as entries:
-        found = [(entry.name, _is_folder(entry)) for entry in entries]
-    folders = sorted(name for name, is_dir in found if is_dir)
-    yield folder, [name for name, is_dir in found if not is_dir], bool(folders)
-    for name in folders:
-        yield from _walk(root, os.path.join(folder, name), (*above, identity))
+def _power_of_two(n: int) -> int:
+    """Round down: so that a few files more or less leave the cuts before them where they are."""
+    return 1 << n.bit_length() - 1 if n else 0
+
+
+Identity = tuple[int, int]
+
+
+def _walk(root: str, but: Identity | None) -> Iterator[tuple[str, list[str], bool]]:
+    """Yield (folder below root, names of its files, whether it holds folders) of a tree.
+
+    The one name of a folder that cannot be listed is "": it stands for the folder itself.
+    """
+    waiting: list[tuple[str, frozenset[Identity]]] = [("", frozenset())]
+    while waiting:
+        folder, above = waiting.pop()
+        here = os.path.join(root, folder)
+        identity = _identity(here)
+        if identity in above:  # a link to a folder that this one lies in
+            continue
+        try:
+            with os.scandir(here) as entries:
+                found = [(entry.name, _is_folder(entry)) for entry in entries]
+        except OSError:
+            if not folder:
+                raise
+            yield folder, [""], False
+            continue
+        folders = sorted(name for name, is_dir in found if is_dir)
+        files = [name for name, is_dir in found if not is_dir]
+        if but is not None:
+            folders = [name for name in folders if _identity(os.path.join(here, name)) != but]
+        yield folder, files, len(files) < len(found)
+        circle = above | {identity} if identity else above
+        waiting += [(os.path.join(folder, name), circle) for name in reversed(folders)]
+
+
+def _identity(path: str) -> Identity | None:
+    """Device and inode of what lies at a path; None for nothing."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:
@@ -124,12 +167,14 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
         return False
 
 
-def _size(path: str) -> int:
-    """Bytes of a file; a link to nowhere, or to itself, has none."""
+def _input(name: str, path: str, label: int) -> Input:
+    """Look at a file; a link to nowhere, or to itself, has no bytes."""
     try:
-        return os.stat(path).st_size
+        status = os.stat(path)
     except OSError:
-        return 0
+        return Input(name, path, 0, label)
+    stamp = status.st_mtime_ns, status.st_ctime_ns
+    return Input(name, path, status.st_size, label, stamp)
 
 
 def _text(name: str) -> str:

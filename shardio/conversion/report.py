@@ -41,6 +41,18 @@ class InputReport:
     n_bytes: int
     detail: Mapping[str, Any] = field(default_factory=dict)
 
+    @classmethod
+    def of_json(cls, entry: Mapping[str, Any], sizes: Mapping[str, int]) -> InputReport:
+        """Make a report again from what a generation keeps, and the inputs' sizes by name."""
+        return cls(
+            entry["path"],
+            entry["outcome"],
+            entry.get("reason", ""),
+            entry.get("samples", 0),
+            sizes.get(entry["path"], 0),
+            entry.get("detail", {}),
+        )
+
     def as_json(self) -> dict[str, Any]:
         """Give what a generation keeps: nothing that depends on the machine or the moment."""
         entry: dict[str, Any] = {"path": self.name, "outcome": self.outcome}

@@ -33,13 +33,15 @@ class Input:
 
     `name` is its path below the source, with `/` between the parts: what reports and datasets
     hold. `path` is where it is on this machine, for opening only. `label` is the position of its
-    folder among the classes, -1 for a file that lies directly in the source.
+    folder among the classes, -1 for a file that lies directly in the source. `stamp` tells this
+    state of the file from a later one: when its content and when its entry changed, in ns.
     """
 
     name: str
     path: str
     n_bytes: int
     label: int
+    stamp: tuple[int, int] = (0, 0)
 
 
 @dataclass(frozen=True, slots=True)

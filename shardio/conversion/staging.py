@@ -1,7 +1,7 @@
 """The folder inside `out/` where a conversion's shards lie until all of them are done.
 
-So `out/` never holds a shard that belongs to no dataset, and whatever happens, a killed worker or
-a full disk, tidying up is the removal of one folder.
+So `out/` never holds a shard that belongs to no dataset while a conversion runs, and what an
+interrupted one has finished lies there, with its journal, for the next one to go on with.
 """
 
 from __future__ import annotations
@@ -10,80 +10,131 @@ import contextlib
 import fcntl
 import os
 import shutil
+import time
 import types
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, Self
 
-from shardio.errors import DatasetConflict
-from shardio.manifest import holds_dataset, refuse_existing, withdraw
-from shardio.storage import rename_new, sync_folder
+from shardio.conversion.journal import (
+    PLAN,
+    Plan,
+    has_records,
+    read_plan,
+    refuse_other_settings,
+    write_plan,
+)
+from shardio.conversion.moves import Moves, refuse_strangers
+from shardio.disk import make_folder
+from shardio.errors import DatasetConflict, DatasetExists
+from shardio.manifest import holds_dataset, refuse_existing
+from shardio.storage import sync_folder
 
 NAME: Final = ".conversion"
-_MOVED: Final = "moved"
-"""A file that says what is about to be published: the lineage, then the shards, a line each."""
+LOCK_PATIENCE_S: Final = 2.0
+"""How long to wait for the lock: workers of a killed conversion hold it until they are gone."""
 
 
 class Staging:
     """Owns `out/.conversion` from `with` to its end; two conversions cannot own the same.
 
-    What a killed conversion left there is removed first. At the end the folder disappears, and
-    `out/` too if it was made here and is still empty; shards that were moved into `out/` stay if
-    a dataset was published there.
+    `resume` goes on with what an interrupted conversion left there, or begins where there is
+    nothing; `overwrite` begins anew, and a dataset in `out` gives way once the new one is done.
+    At the end of a conversion that called `finish` the folder disappears. After an error it stays
+    if any unit is finished; otherwise it disappears too, and so does `out` if it was made here.
 
     Raises:
-        DatasetExists: `out` is a file, or holds data.
+        DatasetExists: `out` is a file, or holds data or an interrupted conversion, and neither
+            option allows that.
         DatasetConflict: another writer is at work in `out`.
     """
 
-    def __init__(self, out: str) -> None:
+    def __init__(self, out: str, *, resume: bool = False, overwrite: bool = False) -> None:
         self.out = Path(os.path.abspath(out))
         self.folder = self.out / NAME
-        self._lock_fd: int | None = None
-        self._made_out = False
+        self.is_published = False
+        self.lock_fd = -1
+        self._resume, self._overwrite = resume, overwrite
+        self._moves = Moves(self.out, self.folder)
+        self._plan: Plan | None = None
+        self._has_begun = self._is_finished = self._made_out = False
 
     def __enter__(self) -> Self:
-        if not (self.folder / _MOVED).exists():  # else what lies there may be taken back
-            refuse_existing(self.out, but=NAME)
+        if not (self.folder / PLAN).exists():
+            self._refuse_others()
         self._made_out = not self.out.exists()
         self._lock()
         try:
-            self._take_back()
-            refuse_existing(self.out, but=NAME)
-        except BaseException:
-            self.__exit__(None, None, None)
+            self._look()
+        except BaseException as error:
+            self.__exit__(type(error), error, None)
             raise
         return self
 
-    def move_out(self, names: Sequence[str], lineage: str) -> None:
-        """Move finished shards into `out/`, durably.
+    def _look(self) -> None:
+        """Find out what an earlier conversion left; refuse what the options do not allow."""
+        if not (self.folder / PLAN).exists():
+            self._clear()
+            self._refuse_others()
+            return
+        self.is_published = self._moves.are_published()
+        if not (self._resume or self._overwrite or self.is_published):
+            raise DatasetExists(
+                f"{self.out}: an interrupted conversion lies here; resume (--resume) goes on with "
+                "what it has finished, overwrite (--overwrite) starts again"
+            )
+        if self._resume:
+            self._plan = read_plan(self.folder)
+        if not self.is_published:
+            self._moves.undo()
+        if not (self._resume and self.is_published):
+            self._refuse_others()
+
+    def _refuse_others(self) -> None:
+        """Refuse an `out` that holds what the options do not allow to give way."""
+        if self._overwrite or (self._plan is not None and self._plan.replaces):
+            refuse_strangers(self.out, but=NAME)
+        else:
+            refuse_existing(self.out, but=NAME)
+
+    def begin(self, settings: dict[str, object], units: Sequence[str]) -> None:
+        """Journal the plan; of an earlier one, keep those units that are in this one as well.
+
+        Raises:
+            InvalidArgument: the earlier one was begun with other settings.
+        """
+        if self._plan is not None:
+            refuse_other_settings(self._plan, settings, self.out)
+        self._has_begun = True
+        if self.is_published and self._resume:
+            return
+        replaces = holds_dataset(self.out)
+        self._clear(but={PLAN, *units} if self._plan is not None else set())
+        self._plan = Plan(settings, tuple(units), replaces)
+        write_plan(self.folder, self._plan)
+
+    def move_out(self, shards: Sequence[tuple[str, str]], lineage: str) -> None:
+        """Move finished shards, (name here, name there), into `out/`, durably.
 
         Raises:
             DatasetConflict: another writer has put something of the same name there.
         """
-        # Written first: should this process be killed, the next one can take them back.
-        (self.folder / _MOVED).write_text("".join(f"{line}\n" for line in (lineage, *names)))
-        for name in names:
-            try:
-                rename_new(str(self.folder / name), str(self.out / name))
-            except FileExistsError as error:
-                raise DatasetConflict(
-                    f"{self.out / name}: another writer has put it there meanwhile; nothing of "
-                    "theirs was changed; choose another folder"
-                ) from error
-        sync_folder(str(self.out))
+        replace = self._plan is not None and self._plan.replaces
+        self._moves.do(shards, lineage, replace=replace)
 
-    def _take_back(self) -> None:
-        """Empty the folder, and remove what was moved out of it unless that is a dataset now."""
-        moved = self.folder / _MOVED
-        if moved.exists() and not holds_dataset(self.out):
-            lineage, *names = moved.read_text().splitlines() or [""]
-            for name in names:
-                if not (self.folder / name).exists():  # else what is in `out` is another's
-                    (self.out / name).unlink(missing_ok=True)
-            withdraw(self.out, lineage)
-        for entry in self.folder.iterdir():
-            entry.unlink()
+    def finish(self) -> None:
+        """Say that the dataset is published: nothing is kept here."""
+        sync_folder(str(self.out))
+        self._is_finished = True
+
+    def _clear(self, but: frozenset[str] | set[str] = frozenset()) -> None:
+        for entry in list(os.scandir(self.folder)):
+            if entry.name in but:
+                continue
+            if entry.is_dir(follow_symlinks=False):
+                shutil.rmtree(entry.path)
+            else:
+                os.unlink(entry.path)
 
     def __exit__(
         self,
@@ -92,41 +143,61 @@ class Staging:
         trace: types.TracebackType | None,
     ) -> None:
         try:
-            with contextlib.suppress(OSError):  # somebody has removed it under our hands
-                self._take_back()
-            shutil.rmtree(self.folder, ignore_errors=True)
-            if self._made_out:
-                with contextlib.suppress(OSError):  # not empty: the dataset is there
-                    self.out.rmdir()
+            with contextlib.suppress(OSError):  # what cannot be tidied up, the next one will
+                self._tidy_up(error)
         finally:
             self._unlock()
 
+    def _tidy_up(self, error: BaseException | None) -> None:
+        if self._has_begun and not self._is_finished:
+            self.is_published = self._moves.are_published()
+            if not self.is_published:
+                self._moves.undo()
+            if self.is_published or has_records(self.folder):
+                if error is not None:
+                    error.add_note(
+                        f"{self.out}: what is finished is kept; resume (--resume) goes on with it, "
+                        "overwrite (--overwrite) starts again"
+                    )
+                return
+        if self._has_begun:
+            (self.folder / PLAN).unlink(missing_ok=True)  # from here on there is nothing to resume
+            shutil.rmtree(self.folder, ignore_errors=True)
+        else:
+            with contextlib.suppress(OSError):  # not empty: an interrupted conversion lies there
+                self.folder.rmdir()
+        if self._made_out:
+            with contextlib.suppress(OSError):  # not empty: the dataset is there
+                self.out.rmdir()
+
     def _lock(self) -> None:
-        """Make the folder and lock it: the kernel releases it with this process, however it ends.
+        """Make the folder and lock it: the kernel releases it with the last process that holds it.
 
         The one that is locked may have been removed by its owner meanwhile: then another is made.
         """
-        while self._lock_fd is None:
+        end_s = time.monotonic() + LOCK_PATIENCE_S
+        while self.lock_fd < 0:
             try:
-                self.folder.mkdir(parents=True, exist_ok=True)
-                fd = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+                make_folder(self.folder)
+                self.lock_fd = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             except FileNotFoundError:  # removed between the two
                 continue
-            self._lock_fd = fd
             try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if not os.path.samestat(os.fstat(fd), os.stat(self.folder)):
+                fcntl.flock(self.lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if not os.path.samestat(os.fstat(self.lock_fd), os.stat(self.folder)):
                     self._unlock()
             except BlockingIOError as error:
                 self._unlock()
-                raise DatasetConflict(
-                    f"{self.out}: another conversion is writing here; wait for it or choose "
-                    "another folder"
-                ) from error
+                if time.monotonic() > end_s:
+                    raise DatasetConflict(
+                        f"{self.out}: another conversion is writing here; wait for it or choose "
+                        "another folder"
+                    ) from error
+                time.sleep(0.02)
             except FileNotFoundError:
                 self._unlock()
 
     def _unlock(self) -> None:
-        if self._lock_fd is not None:
-            os.close(self._lock_fd)
-            self._lock_fd = None
+        if self.lock_fd >= 0:
+            os.close(self.lock_fd)
+            self.lock_fd = -1

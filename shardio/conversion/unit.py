@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import os
 import pickle
+import shutil
 import stat
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import IO, Any, Final, NamedTuple
+from pathlib import Path
+from typing import IO, Any, Final
 
 import numpy as np
 
+from shardio.conversion.events import InputBegun, InputDone, UnitDone, UnitEvent
+from shardio.conversion.journal import read_record, write_record
 from shardio.conversion.plan import Unit
 from shardio.conversion.source import OUTCOMES, Input, Outcome, Source
+from shardio.disk import create_unnamed, make_folder
 from shardio.errors import InvalidArgument, MediaError
 from shardio.format.schema import Schema
 from shardio.writer import ShardSummary, ShardWriter
@@ -34,73 +38,93 @@ class Job:
     stop_at_broken: bool
 
 
-class InputDone(NamedTuple):
-    """One input is finished: `position` among all inputs."""
-
-    unit: int
-    position: int
-    outcome: Outcome
-    n_samples: int
-
-
-class ShardDone(NamedTuple):
-    """A shard of a unit lies finished in the job's folder."""
-
-    unit: int
-    shard: ShardSummary
-
-
-class UnitDone(NamedTuple):
-    """A unit is finished; `stopped`: at a broken input, the ones after it were not looked at."""
-
-    unit: int
-    stopped: bool
-
-
-UnitEvent = InputDone | ShardDone | UnitDone
-
-
 def convert_unit(unit: Unit, job: Job, tell: Callable[[UnitEvent], None]) -> None:
-    """Convert the inputs of one unit in order, and tell of each input and shard.
+    """Convert the inputs of one unit in order, and tell of each; what is recorded already is kept.
 
     Raises:
-        OSError: the disk refuses; shards that are finished stay in the folder.
+        OSError: the disk refuses.
     """
-    stopped = False
-    with _Shards(unit.number, job) as shards:
+    folder = Path(job.folder, unit.key)
+    if kept := read_record(folder, unit):
+        done, end = kept
+        for one in done:
+            tell(one)
+    else:
+        shutil.rmtree(folder, ignore_errors=True)  # what an earlier attempt left
+        make_folder(folder)
+        end = _convert(unit, job, folder, tell)
+    tell(end)
+
+
+def _convert(unit: Unit, job: Job, folder: Path, tell: Callable[[UnitEvent], None]) -> UnitDone:
+    """Convert all inputs into shards in `folder`, and record that."""
+    lost, done, stopped = dict(unit.lost), [], False
+    with _Shards(str(folder), job) as shards:
         for position, source in enumerate(unit.inputs, unit.first):
-            with _Spool(job.folder) as spool:
-                outcome = _read(source, job, spool)
+            tell(InputBegun(unit.number, position))
+            with _Spool(str(folder)) as spool:
+                if position in lost:
+                    outcome = Outcome("broken", lost[position])
+                else:
+                    outcome = _read(source, job, spool)
                 for sample in spool:
                     shards.append(sample)
-                tell(InputDone(unit.number, position, outcome, spool.n_samples))
+                done.append(InputDone(unit.number, position, outcome, spool.n_samples))
+                tell(done[-1])
             if outcome.kind == "broken" and job.stop_at_broken:
                 stopped = True
                 break
-        for shard in shards.finish():
-            tell(ShardDone(unit.number, shard))
-    tell(UnitDone(unit.number, stopped))
+        end = UnitDone(unit.number, stopped, tuple(shards.finish()))
+    write_record(folder, done, end)
+    return end
 
 
 def _read(source: Input, job: Job, spool: _Spool) -> Outcome:
     """Read one input to its end, into the spool, and say what became of it."""
-    mode = os.stat(source.path).st_mode if os.path.exists(source.path) else stat.S_IFREG
-    if not stat.S_ISREG(mode):  # opening a pipe would wait for its writer forever
-        return Outcome("not_video", "not a regular file")
+    before = _state(source.path)
+    if before is not None and not stat.S_ISREG(before[0]):
+        return _read_other(source.path, before[0])
     try:
         outcome: object = _drain(job.source.samples(source), spool)
     except MediaError as error:
         outcome = Outcome("broken", str(error).removeprefix(f"{source.path}: "))
+    except OSError as error:
+        if error.filename not in (source.path, os.fsencode(source.path)):
+            raise  # not about the input: about where samples are kept
+        outcome = Outcome("broken", f"cannot be read: {error.strerror}")
     if not isinstance(outcome, Outcome) or outcome.kind not in OUTCOMES:
         raise InvalidArgument(
             f"the converter {job.source.kind!r} returned {outcome!r} for {source.name}; "
             f"`samples` must return an Outcome of one of the kinds {', '.join(OUTCOMES)}"
         )
+    if _state(source.path) != before:  # samples may be of both states, or of neither
+        spool.clear()
+        return Outcome("broken", "changed while it was read")
     if outcome.kind == "broken" and not job.keep_partial:
         spool.clear()
     # Reasons are kept in the dataset, which holds no path of this machine.
     reason = outcome.reason.replace(source.path, source.name)
     return replace(outcome, reason=reason[:_MAX_REASON])
+
+
+def _state(path: str) -> tuple[int, int, int, int] | None:
+    """What tells a file from another, or from itself after a change; None where there is none."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_mode, found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def _read_other(path: str, mode: int) -> Outcome:
+    """What becomes of an input that is no file."""
+    if not stat.S_ISDIR(mode):  # opening a pipe would wait for its writer forever
+        return Outcome("not_video", "not a regular file")
+    try:
+        os.listdir(path)
+    except OSError as error:
+        return Outcome("broken", f"a folder that cannot be listed: {error.strerror}")
+    return Outcome("broken", "a folder that could not be listed when the plan was made")
 
 
 def _drain(samples: Iterator[Mapping[str, Any]], spool: _Spool) -> object:
@@ -113,17 +137,17 @@ def _drain(samples: Iterator[Mapping[str, Any]], spool: _Spool) -> object:
 
 
 class _Shards:
-    """Writes the shards of a unit: `UUUUUU-PPP.shard`, each closed once it holds `shard_bytes`."""
+    """Writes the shards of a unit: `PPP.shard`, each closed once it holds `shard_bytes`."""
 
-    def __init__(self, number: int, job: Job) -> None:
-        self._number, self._folder, self._shard_bytes = number, job.folder, job.shard_bytes
+    def __init__(self, folder: str, job: Job) -> None:
+        self._folder, self._shard_bytes = folder, job.shard_bytes
         self._schema: Schema = job.source.schema()
         self._writer: ShardWriter | None = None
         self._finished: list[ShardSummary] = []
 
     def append(self, sample: Mapping[str, Any]) -> None:
         if self._writer is None:
-            name = f"{self._number:06d}-{len(self._finished):03d}.shard"
+            name = f"{len(self._finished):03d}.shard"
             self._writer = ShardWriter(os.path.join(self._folder, name), self._schema)
         self._writer.append(sample)
         if self._writer.n_bytes >= self._shard_bytes:
@@ -173,7 +197,7 @@ class _Spool:
         if self._waiting_bytes < SPOOL_BYTES:
             return
         if self._file is None:
-            self._file = tempfile.TemporaryFile(dir=self._folder)
+            self._file = create_unnamed(self._folder)
         for waiting in self._waiting:
             pickle.dump(waiting, self._file, protocol=5)
         self._n_in_file += len(self._waiting)

@@ -1,0 +1,38 @@
+"""What a unit says while it is converted, in this order; it travels from the workers to main."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from shardio.conversion.source import Outcome
+from shardio.writer import ShardSummary
+
+
+class InputBegun(NamedTuple):
+    """An input is about to be read: should the process end now, that input is to blame."""
+
+    unit: int
+    position: int
+
+
+class InputDone(NamedTuple):
+    """One input is finished: `position` among all inputs."""
+
+    unit: int
+    position: int
+    outcome: Outcome
+    n_samples: int
+
+
+class UnitDone(NamedTuple):
+    """A unit is finished: its shards lie in its folder, under the names they have there.
+
+    `stopped`: at a broken input, the ones after it were not looked at.
+    """
+
+    unit: int
+    stopped: bool
+    shards: tuple[ShardSummary, ...]
+
+
+UnitEvent = InputBegun | InputDone | UnitDone

@@ -1,0 +1,172 @@
+"""What an interrupted conversion leaves for the next one: its settings, and every finished unit.
+
+`plan.json` says with which settings the units were made, and which there are. Every unit has a
+folder of its own for its shards, named by its key; when they lie there finished, `unit.json`
+beside them says what they are and what became of the unit's inputs. Both files are sealed: written
+whole, read checked. A unit is kept only if every byte of its shards is what it was.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import zstandard
+
+from shardio.conversion.events import InputDone, UnitDone
+from shardio.conversion.plan import Unit
+from shardio.conversion.source import Outcome
+from shardio.errors import DataError, InvalidArgument, ShardNotFound
+from shardio.format.layout import MAJOR, MINOR
+from shardio.reader import ShardReader
+from shardio.sealed import read_sealed, sealed, write_sealed
+from shardio.surgery import audit_shard
+from shardio.version import __version__
+from shardio.writer import ShardSummary
+
+PLAN: Final = "plan.json"
+RECORD: Final = "unit.json"
+_VERSION: Final = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """With which settings a conversion was begun, and the keys of its units.
+
+    `replaces`: a dataset lies in the same folder until this one is published.
+    """
+
+    settings: Mapping[str, Any]
+    units: tuple[str, ...]
+    replaces: bool
+
+
+def settings_of(converter: Mapping[str, Any], libraries: Mapping[str, str]) -> dict[str, Any]:
+    """Give all that decides over the bytes of a dataset, beside its source."""
+    versions = {
+        "shardio": __version__,
+        "format": f"{MAJOR}.{MINOR}",
+        "zstd": ".".join(map(str, zstandard.ZSTD_VERSION)),
+        **libraries,
+    }
+    return {"converter": dict(converter), "versions": versions, "machine": platform.machine()}
+
+
+def write_plan(folder: Path, plan: Plan) -> None:
+    """Put the plan into the folder of the conversion, durably."""
+    content = {
+        "version": _VERSION,
+        "settings": plan.settings,
+        "units": list(plan.units),
+        "replaces": plan.replaces,
+    }
+    write_sealed(folder / PLAN, sealed(content), exclusive=False)
+
+
+def read_plan(folder: Path) -> Plan | None:
+    """Read the plan of an earlier conversion; None where there is none.
+
+    Raises:
+        DatasetCorrupt: it is damaged.
+        InvalidArgument: another version of shardio wrote it, in a form that this one cannot read.
+    """
+    if not (folder / PLAN).exists():
+        return None
+    content = read_sealed(folder / PLAN)
+    if content.get("version") != _VERSION:
+        raise InvalidArgument(
+            f"{folder / PLAN}: version {content.get('version')!r} of the journal, this shardio "
+            f"reads {_VERSION}; resume with the shardio that began, or overwrite"
+        )
+    return Plan(content["settings"], tuple(content["units"]), content["replaces"])
+
+
+def refuse_other_settings(plan: Plan, settings: Mapping[str, Any], out: Path) -> None:
+    """Make sure that a conversion goes on as it began.
+
+    Raises:
+        InvalidArgument: the options, a version or the machine's kind are others; it names all.
+    """
+    was, now = dict(_flat(plan.settings)), dict(_flat(settings))
+    others = [
+        f"{name} was {was.get(name)!r}, is {now.get(name)!r}"
+        for name in sorted({*was, *now})
+        if was.get(name) != now.get(name)
+    ]
+    if others:
+        raise InvalidArgument(
+            f"{out}: resume goes on only as the conversion was begun: {'; '.join(others)}; "
+            "convert as before, or overwrite to start again"
+        )
+
+
+def _flat(settings: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in settings.items():
+        full = f"{above}.{name}" if above else name
+        if isinstance(value, Mapping):
+            yield from _flat(value, full)
+        else:
+            yield full, list(value) if isinstance(value, tuple) else value
+
+
+def write_record(folder: Path, done: Sequence[InputDone], end: UnitDone) -> None:
+    """Say, in a unit's folder and durably, that its shards are finished."""
+    content = {
+        "inputs": [
+            {
+                "outcome": one.outcome.kind,
+                "reason": one.outcome.reason,
+                "detail": dict(one.outcome.detail),
+                "samples": one.n_samples,
+            }
+            for one in done
+        ],
+        "shards": [
+            {"name": s.name, "samples": s.n_samples, "bytes": s.n_bytes, "id": s.id}
+            for s in end.shards
+        ],
+        "stopped": end.stopped,
+    }
+    write_sealed(folder / RECORD, sealed(content), exclusive=False)
+
+
+def has_records(folder: Path) -> bool:
+    """Whether any unit is finished."""
+    return next(folder.glob(f"*/{RECORD}"), None) is not None
+
+
+def read_record(folder: Path, unit: Unit) -> tuple[list[InputDone], UnitDone] | None:
+    """Read what an earlier conversion recorded of a unit, and check its shards to the last byte.
+
+    None where nothing is recorded, or anything is not as it was: the unit is converted anew.
+    """
+    with contextlib.suppress(DataError, ShardNotFound, OSError, KeyError, TypeError):
+        content = read_sealed(folder / RECORD)
+        shards = [
+            ShardSummary(one["name"], one["samples"], one["bytes"], one["id"])
+            for one in content["shards"]
+        ]
+        done = [
+            InputDone(
+                unit.number,
+                position,
+                Outcome(one["outcome"], one["reason"], one["detail"]),
+                one["samples"],
+            )
+            for position, one in enumerate(content["inputs"], unit.first)
+        ]
+        if all(_is_sound(folder, shard) for shard in shards):
+            return done, UnitDone(unit.number, content["stopped"], tuple(shards))
+    return None
+
+
+def _is_sound(folder: Path, shard: ShardSummary) -> bool:
+    place = os.path.join(folder, shard.name)
+    with ShardReader(place, verify="off") as reader:
+        found = ShardSummary(shard.name, len(reader), reader.header.file_size, reader.id)
+    return found == shard and not audit_shard(place)

@@ -1,0 +1,116 @@
+"""The renames that publish a conversion's shards, journaled so that any process can undo them.
+
+First what is replaced leaves `out/`, then the new shards enter it. Every rename is done or not, and
+which it is can be seen from the two names; so whoever finds the list, knows what to take back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from shardio.disk import make_folder
+from shardio.errors import DatasetConflict, DatasetCorrupt, DatasetExists, ShardUnsupported
+from shardio.manifest import GENERATIONS, POINTER, holds_dataset, load, refuse_existing, withdraw
+from shardio.sealed import read_sealed, sealed, write_sealed
+from shardio.storage import rename_new, sync_folder
+
+_LIST: Final = "moves.json"
+_REPLACED: Final = "replaced"
+
+
+def refuse_strangers(out: Path, but: str) -> None:
+    """Make sure that `out` is missing, empty, or holds a dataset and nothing else, save `but`.
+
+    Raises:
+        DatasetExists: there is something in it that could not be replaced.
+    """
+    if not holds_dataset(out):
+        refuse_existing(out, but=but)
+        return
+    if strangers := sorted({*os.listdir(out)} - {but, *_parts(out)}):
+        raise DatasetExists(
+            f"{out}: holds {strangers[0]} beside the dataset ({len(strangers)} such entries in "
+            "all), which overwrite would leave without it; choose another folder"
+        )
+
+
+def _parts(out: Path) -> list[str]:
+    """Name what makes a dataset, the pointer first: without it, the rest is none."""
+    return [POINTER, GENERATIONS, *sorted(path.name for path in out.glob("*.shard"))]
+
+
+class Moves:
+    """The journaled renames between `out` and a folder in it. Borrows both."""
+
+    def __init__(self, out: Path, folder: Path) -> None:
+        self._out, self._folder = out, folder
+
+    def do(self, shards: Sequence[tuple[str, str]], lineage: str, *, replace: bool) -> None:
+        """Move shards, (name in the folder, name in `out`), durably.
+
+        Args:
+            shards: what is moved into `out`.
+            lineage: that their dataset will have.
+            replace: whether the dataset in `out` is moved away first.
+
+        Raises:
+            DatasetConflict: another writer has put something of the same name there.
+        """
+        here = self._folder.name
+        old = _parts(self._out) if replace and holds_dataset(self._out) else []
+        moves = [(name, f"{here}/{_REPLACED}/{name}") for name in old]
+        moves += [(f"{here}/{name}", final) for name, final in shards]
+        content = {"lineage": lineage, "moves": [list(move) for move in moves]}
+        write_sealed(self._folder / _LIST, sealed(content), exclusive=False)
+        if old:
+            make_folder(self._folder / _REPLACED)
+        for source, target in moves:
+            try:
+                rename_new(str(self._out / source), str(self._out / target))
+            except FileExistsError as error:
+                raise DatasetConflict(
+                    f"{self._out / target}: another writer has put it there meanwhile; nothing of "
+                    "theirs was changed; choose another folder"
+                ) from error
+        sync_folder(str(self._out))
+
+    def are_published(self) -> bool:
+        """Whether the dataset in `out` is the one whose shards were moved there."""
+        found = self._read()
+        if found is None or not holds_dataset(self._out):
+            return False
+        lineage, moves = found
+        if self._replaces(moves) and not (self._folder / _REPLACED / POINTER).exists():
+            return False
+        with contextlib.suppress(DatasetCorrupt, ShardUnsupported):
+            return load(self._out).lineage == lineage
+        return False
+
+    def undo(self) -> None:
+        """Put everything back where it was; what was replaced is a dataset again at the end."""
+        found = self._read()
+        if found is None:
+            return
+        lineage, moves = found
+        if not self._replaces(moves) or (self._folder / _REPLACED / GENERATIONS).exists():
+            withdraw(self._out, lineage)
+        for source, target in reversed(moves):
+            # Is it at its source still, then what has the other name is another's.
+            if not (self._out / source).exists() and (self._out / target).exists():
+                make_folder((self._out / source).parent)
+                rename_new(str(self._out / target), str(self._out / source))
+        (self._folder / _LIST).unlink()
+
+    def _read(self) -> tuple[str, list[tuple[str, str]]] | None:
+        place = self._folder / _LIST
+        if not place.exists():
+            return None
+        content = read_sealed(place)
+        return content["lineage"], [(source, target) for source, target in content["moves"]]
+
+    def _replaces(self, moves: Sequence[tuple[str, str]]) -> bool:
+        return bool(moves) and moves[0][0] == POINTER

@@ -1,0 +1,92 @@
+"""The one door through which shardio changes a file system: every write, fsync, rename and link.
+
+`perform` sees each of these calls by name, with the file that it is about. An error of the system
+leaves it with that file's name, which the system does not say of a write. Tests and the tools that
+prove what a conversion survives replace `perform`: to count the calls, to let one of them fail, or
+to end the process there.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, ParamSpec, TypeVar
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
+BUFFER_BYTES = 64 << 10
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def perform(call: str, path: str, function: Callable[P, R], *given: P.args, **named: P.kwargs) -> R:
+    """Make one call of the system that changes the file or folder at `path`.
+
+    Raises:
+        OSError: the system refuses; it names `path` if the system named nothing.
+    """
+    try:
+        return function(*given, **named)
+    except OSError as error:
+        if error.filename is None:
+            error.filename = path
+        raise
+
+
+class _File(io.FileIO):
+    """A file whose writes come by `perform`."""
+
+    def __init__(self, path: str, file: str | int, mode: str) -> None:
+        self._path = path
+        super().__init__(file, mode)
+
+    def write(self, data: ReadableBuffer, /) -> int:
+        return perform("write", self._path, super().write, data)
+
+
+def create(path: str | os.PathLike[str]) -> IO[bytes]:
+    """Make a file that is not there yet, for writing; the caller owns it.
+
+    Raises:
+        FileExistsError: there is something of this name.
+        OSError: the system refuses, now or at a write.
+    """
+    place = os.fspath(path)
+    return io.BufferedWriter(perform("create", place, _File, place, place, "xb"), BUFFER_BYTES)
+
+
+def create_unnamed(folder: str) -> IO[bytes]:
+    """Make a file in `folder` that has no name and goes with its last descriptor."""
+    with perform("create", folder, _unnamed, folder) as file:
+        return io.BufferedRandom(_File(folder, os.dup(file.fileno()), "r+b"), BUFFER_BYTES)
+
+
+def _unnamed(folder: str) -> Any:
+    return tempfile.TemporaryFile(dir=folder, buffering=0)
+
+
+def sync(file: IO[bytes], path: str | os.PathLike[str]) -> None:
+    """Write out what the file's buffer holds and wait until all of it is on the disk."""
+    file.flush()
+    perform("fsync", os.fspath(path), os.fsync, file.fileno())
+
+
+def rename(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
+    """Give a file another name, which replaces what has it."""
+    perform("rename", os.fspath(target), os.rename, source, target)
+
+
+def link(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
+    """Give a file a second name; a FileExistsError if that is taken."""
+    perform("link", os.fspath(target), os.link, source, target)
+
+
+def make_folder(path: str | os.PathLike[str]) -> None:
+    """Make a folder, and those above it that are missing; it may be there."""
+    if not os.path.isdir(path):
+        perform("mkdir", os.fspath(path), Path(path).mkdir, parents=True, exist_ok=True)

@@ -1,0 +1,95 @@
+"""A converter for tests, of words in text files, and what tests do with it."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import os
+import signal
+from collections.abc import Generator, Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+
+import shardio
+from shardio import Array, Input, MediaError, Outcome, Schema, Text
+from shardio.conversion import ConversionReport
+
+
+@dataclasses.dataclass(frozen=True)
+class Lines:
+    """A converter for tests: a word is a sample; `!` breaks, others are worse."""
+
+    kind: ClassVar[str] = "lines"
+    version: ClassVar[str] = "7"
+
+    repeat: int = 1
+
+    def schema(self) -> Schema:
+        return Schema({"text": Text(), "label": Array("int64"), "pad": Array("uint8", (5000,))})
+
+    def libraries(self) -> Mapping[str, str]:
+        return {"alphabet": "26"}
+
+    def samples(self, source: Input) -> Generator[Mapping[str, Any], None, Outcome]:
+        if not source.name.endswith(".txt"):
+            return Outcome("not_video")
+        n = 0
+        for line in Path(source.path).read_text().split():
+            if line == "!":
+                raise MediaError(f"{source.path}: breaks after {n} lines")
+            if line == "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            if line.startswith("once:") and not os.path.exists(line[5:]):
+                Path(line[5:]).touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+            if line == "full":
+                raise OSError(errno.ENOSPC, "No space left on device")
+            if line == "bug":
+                raise KeyError("a mistake in the converter")
+            for _ in range(self.repeat):
+                yield {"text": line, "label": source.label, "pad": np.full(5000, n, np.uint8)}
+            n += 1
+        return Outcome("converted", detail={"lines": n}) if n else Outcome("too_short", "no line")
+
+
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Make a folder of lines, and install the converter as a third party's would be."""
+    site = tmp_path / "site"
+    meta = site / "lines-1.0.dist-info"
+    meta.mkdir(parents=True)
+    (meta / "METADATA").write_text("Metadata-Version: 2.1\nName: lines\nVersion: 1.0\n")
+    (meta / "entry_points.txt").write_text(f"[shardio.converters]\nlines = {__name__}:Lines\n")
+    monkeypatch.syspath_prepend(str(site))
+    # Several units from a few bytes.
+    monkeypatch.setattr("shardio.conversion.plan.MIN_UNIT_BYTES", 8)
+    monkeypatch.setattr("shardio.conversion.plan.MIN_INPUT_BYTES", 0)
+    root = tmp_path / "lines"
+    write(root, {"a/1.txt": "one two", "a/2.txt": "", "b/3.txt": "three", "b/readme": "hello"})
+    write(root, {"c/4.txt": "four five six", "d/5.txt": "", "top.txt": "seven"})
+    return root
+
+
+def write(root: Path, files: Mapping[str, str]) -> None:
+    for name, content in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(content)
+
+
+def convert(root: Path, out: Path, **options: Any) -> ConversionReport:
+    return shardio.convert(root, out, kind="lines", **{"workers": 0, **options})
+
+
+def texts(out: Path) -> list[str]:
+    return [sample["text"] for sample in shardio.open(out)]
+
+
+def outcomes(report: ConversionReport) -> dict[str, str]:
+    return {source.name: source.outcome for source in report.inputs}
+
+
+def contents(out: Path) -> dict[str, bytes]:
+    files = (path for path in out.rglob("*") if path.is_file())
+    return {path.relative_to(out).as_posix(): path.read_bytes() for path in files}

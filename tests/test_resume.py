@@ -1,0 +1,394 @@
+"""An interrupted conversion loses no finished unit, and its end is as if nothing had happened."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Callable, Generator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import shardio
+from shardio import DatasetCorrupt, DatasetExists, Input, InvalidArgument, Outcome
+from shardio.conversion import Progress, driver
+from tests.lines import Lines, contents, convert, install, outcomes, texts, write
+
+N_INPUTS = 7
+
+
+@pytest.fixture
+def lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    return install(tmp_path, monkeypatch)
+
+
+@pytest.fixture
+def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Collect the names of the inputs that are read from now on, by this process."""
+    names: list[str] = []
+    samples = Lines.samples
+
+    def reading(self: Lines, source: Input) -> Generator[Mapping[str, Any], None, Outcome]:
+        names.append(source.name)
+        return (yield from samples(self, source))
+
+    monkeypatch.setattr(Lines, "samples", reading)
+    return names
+
+
+def interrupt_after(n_inputs: int) -> Callable[[Progress], None]:
+    def progress(state: Progress) -> None:
+        if state.n_inputs_done == n_inputs:
+            raise KeyboardInterrupt
+
+    return progress
+
+
+def interrupted(lines: Path, out: Path, n_inputs: int = 5, **options: Any) -> KeyboardInterrupt:
+    with pytest.raises(KeyboardInterrupt) as caught:
+        convert(lines, out, progress=interrupt_after(n_inputs), **options)
+    return caught.value
+
+
+@pytest.mark.parametrize("n_inputs", range(N_INPUTS + 1))
+@pytest.mark.parametrize("workers", [0, 2])
+def test_resumed_after_any_input_the_result_is_that_of_an_uninterrupted_conversion(
+    lines: Path, tmp_path: Path, n_inputs: int, workers: int
+) -> None:
+    convert(lines, tmp_path / "whole")
+    interrupted(lines, tmp_path / "out", n_inputs, workers=workers)
+    convert(lines, tmp_path / "out", workers=2 - workers, resume=True)
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+
+
+def test_what_is_finished_is_neither_read_again_nor_missing_in_the_report(
+    lines: Path, tmp_path: Path, read: list[str]
+) -> None:
+    whole = convert(lines, tmp_path / "whole")
+    assert len(read) == N_INPUTS
+    read.clear()
+    interrupted(lines, tmp_path / "out", 5)
+    n_read, told = len(read), list[Progress]()
+    resumed = convert(lines, tmp_path / "out", resume=True, progress=told.append)
+    assert n_read == 5 and len(read) < n_read + N_INPUTS
+    assert set(read) == {source.name for source in whole.inputs}
+    assert resumed.inputs == whole.inputs and resumed.n_bytes == whole.n_bytes
+    assert [step.n_inputs_done for step in told] == list(range(N_INPUTS + 1))
+
+
+def test_an_interrupted_conversion_says_how_to_go_on_and_keeps_its_work_hidden(
+    lines: Path, tmp_path: Path
+) -> None:
+    (note,) = interrupted(lines, tmp_path / "out").__notes__
+    assert "what is finished is kept; resume (--resume) goes on" in note
+    assert os.listdir(tmp_path / "out") == [".conversion"]
+    before = contents(tmp_path / "out")
+    with pytest.raises(DatasetExists, match=r"interrupted .* resume \(--resume\) .* overwrite"):
+        convert(lines, tmp_path / "out")
+    assert contents(tmp_path / "out") == before
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_full_disk_is_told_as_it_is_and_what_is_finished_is_kept(
+    lines: Path, tmp_path: Path, workers: int
+) -> None:
+    (lines / "top.txt").write_text("full")
+    with pytest.raises(OSError, match="No space left") as caught:
+        convert(lines, tmp_path / "out", workers=workers)
+    assert "what is finished is kept" in caught.value.__notes__[0]
+    (lines / "top.txt").write_text("seven")
+    convert(lines, tmp_path / "whole")
+    convert(lines, tmp_path / "out", resume=True)
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+
+
+def test_where_nothing_is_finished_nothing_is_left(lines: Path, tmp_path: Path) -> None:
+    assert not hasattr(interrupted(lines, tmp_path / "out", 1), "__notes__")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_failure_to_publish_takes_the_shards_back_and_keeps_them(
+    lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    convert(lines, tmp_path / "whole")
+    with monkeypatch.context() as patch:
+        patch.setattr(driver, "publish", refuse)
+        with pytest.raises(OSError, match="No space left"):
+            convert(lines, tmp_path / "out")
+    assert os.listdir(tmp_path / "out") == [".conversion"]
+    convert(lines, tmp_path / "out", resume=True)
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("n_inputs", [3, 5])
+def test_a_conversion_may_be_interrupted_again_and_again(
+    lines: Path, tmp_path: Path, n_inputs: int
+) -> None:
+    convert(lines, tmp_path / "whole")
+    interrupted(lines, tmp_path / "out", n_inputs)
+    interrupted(lines, tmp_path / "out", n_inputs + 1, resume=True)
+    interrupted(lines, tmp_path / "out", n_inputs, resume=True)
+    convert(lines, tmp_path / "out", resume=True)
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+
+
+def test_one_that_stopped_at_a_broken_input_stops_there_again(lines: Path, tmp_path: Path) -> None:
+    (lines / "b" / "3.txt").write_text("three !")
+    whole = convert(lines, tmp_path / "whole", on_error="stop")
+    interrupted(lines, tmp_path / "out", 3, on_error="stop")
+    resumed = convert(lines, tmp_path / "out", on_error="stop", resume=True)
+    assert resumed.stopped and outcomes(resumed) == outcomes(whole)
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+
+
+# What has changed meanwhile.
+
+
+@pytest.mark.parametrize(
+    ("change", "must_read"),
+    [
+        pytest.param({"a/1.txt": "new two"}, "a/1.txt", id="changed"),
+        pytest.param({"a/1.txt": "one two and much more"}, "a/1.txt", id="longer"),
+        pytest.param({"a/1.txt": None}, "a/2.txt", id="vanished"),
+        pytest.param({"0.txt": "zero is new"}, "0.txt", id="appeared"),
+        pytest.param({"0/0.txt": "zero is new"}, "0/0.txt", id="appeared with a class"),
+    ],
+)
+def test_the_result_is_that_of_the_source_as_it_is_now(
+    lines: Path, tmp_path: Path, read: list[str], change: dict[str, str | None], must_read: str
+) -> None:
+    interrupted(lines, tmp_path / "out", 6)
+    for name, content in change.items():
+        if content is None:
+            (lines / name).unlink()
+        else:
+            write(lines, {name: content})
+    read.clear()
+    convert(lines, tmp_path / "out", resume=True)
+    assert must_read in read
+    convert(lines, tmp_path / "whole")
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+
+
+def test_only_units_of_which_an_input_has_changed_are_converted_again(
+    lines: Path, tmp_path: Path, read: list[str]
+) -> None:
+    interrupted(lines, tmp_path / "out", 6)
+    (lines / "a" / "1.txt").write_text("new two")  # as long as before
+    read.clear()
+    convert(lines, tmp_path / "out", resume=True)
+    assert "a/1.txt" in read and "c/4.txt" not in read and "top.txt" in read
+
+
+def test_a_change_that_keeps_size_and_time_of_modification_is_noticed(
+    lines: Path, tmp_path: Path
+) -> None:
+    interrupted(lines, tmp_path / "out", 6)
+    place = lines / "a" / "1.txt"
+    status = place.stat()
+    place.write_text("ONE TWO")
+    os.utime(place, ns=(status.st_atime_ns, status.st_mtime_ns))
+    convert(lines, tmp_path / "out", resume=True)
+    assert texts(tmp_path / "out")[:2] == ["ONE", "TWO"]
+
+
+def flip(path: Path, offset: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[offset] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("suffix", [".shard", ".json"])
+@pytest.mark.parametrize("damage", ["flipped", "truncated", "removed"])
+def test_a_finished_unit_that_was_damaged_is_converted_again(
+    lines: Path, tmp_path: Path, suffix: str, damage: str, read: list[str]
+) -> None:
+    convert(lines, tmp_path / "whole")
+    interrupted(lines, tmp_path / "out", 6)
+    read.clear()
+    for path in (tmp_path / "out" / ".conversion").glob(f"*/*{suffix}"):
+        if damage == "flipped":
+            flip(path, path.stat().st_size // 2)
+        elif damage == "truncated":
+            os.truncate(path, path.stat().st_size // 2)
+        else:
+            path.unlink()
+    convert(lines, tmp_path / "out", resume=True)
+    assert "a/1.txt" in read
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+
+
+def test_a_damaged_plan_is_told_and_may_be_overwritten(lines: Path, tmp_path: Path) -> None:
+    interrupted(lines, tmp_path / "out")
+    flip(tmp_path / "out" / ".conversion" / "plan.json", 30)
+    with pytest.raises(DatasetCorrupt, match=r"plan\.json"):
+        convert(lines, tmp_path / "out", resume=True)
+    convert(lines, tmp_path / "out", overwrite=True)
+    assert len(texts(tmp_path / "out")) == 7
+
+
+# Other settings.
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"repeat": 2}, "converter.options.repeat was 1, is 2"),
+        ({"keep_partial": True}, "keep_partial was False, is True"),
+        ({"on_error": "stop"}, "on_error was 'skip', is 'stop'"),
+        ({"shard_bytes": 999}, "shard_bytes was 268435456, is 999"),
+    ],
+)
+def test_it_goes_on_with_the_same_options_only(
+    lines: Path, tmp_path: Path, options: dict[str, Any], named: str
+) -> None:
+    interrupted(lines, tmp_path / "out")
+    before = contents(tmp_path / "out")
+    with pytest.raises(InvalidArgument, match=f"{named}.*; convert as before, or overwrite"):
+        convert(lines, tmp_path / "out", resume=True, **options)
+    assert contents(tmp_path / "out") == before
+    convert(lines, tmp_path / "out", resume=True)
+
+
+@pytest.mark.parametrize(
+    ("holder", "name", "value", "named"),
+    [
+        (Lines, "version", "8", r"converter\.version was '7', is '8'"),
+        (Lines, "libraries", lambda _: {"alphabet": "27"}, r"versions\.alphabet was '26', is '27'"),
+        (platform, "machine", lambda: "vax", "machine was '.*', is 'vax'"),
+    ],
+)
+def test_it_goes_on_with_the_same_versions_only(
+    lines: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    holder: object,
+    name: str,
+    value: object,
+    named: str,
+) -> None:
+    interrupted(lines, tmp_path / "out")
+    monkeypatch.setattr(holder, name, value)
+    with pytest.raises(InvalidArgument, match=named):
+        convert(lines, tmp_path / "out", resume=True)
+
+
+def test_resume_where_there_is_nothing_begins(lines: Path, tmp_path: Path) -> None:
+    convert(lines, tmp_path / "out", resume=True)
+    assert len(texts(tmp_path / "out")) == 7
+    with pytest.raises(DatasetExists, match="already holds a dataset"):
+        convert(lines, tmp_path / "out", resume=True)
+
+
+def test_resume_and_overwrite_exclude_each_other_and_are_for_files(
+    lines: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(InvalidArgument, match="only one of the two"):
+        convert(lines, tmp_path / "out", resume=True, overwrite=True)
+    with pytest.raises(InvalidArgument, match="resume: not for samples from an iterable"):
+        shardio.convert([{"n": 1}], tmp_path / "out", resume=True)
+
+
+# Overwriting.
+
+
+def test_overwrite_begins_again_with_any_options(
+    lines: Path, tmp_path: Path, read: list[str]
+) -> None:
+    interrupted(lines, tmp_path / "out")
+    read.clear()
+    convert(lines, tmp_path / "out", overwrite=True, repeat=2)
+    assert len(read) == N_INPUTS
+    assert len(texts(tmp_path / "out")) == 14
+
+
+def test_overwrite_replaces_a_dataset_when_the_new_one_is_done(lines: Path, tmp_path: Path) -> None:
+    convert(lines, tmp_path / "out", repeat=2, shard_bytes=5000)
+    old = contents(tmp_path / "out")
+    with shardio.open(tmp_path / "out") as opened:
+        interrupted(lines, tmp_path / "out", overwrite=True)
+        now = contents(tmp_path / "out")
+        assert {name: now[name] for name in old} == old
+        assert len(opened) == 14
+    convert(lines, tmp_path / "out", resume=True)
+    convert(lines, tmp_path / "whole")
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("is_same", [False, True])
+def test_a_dataset_that_could_not_be_replaced_is_there_as_before(
+    lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_same: bool
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    convert(lines, tmp_path / "out")
+    old = contents(tmp_path / "out")
+    with monkeypatch.context() as patch:
+        patch.setattr(driver, "publish", refuse)
+        with pytest.raises(OSError, match="No space left"):
+            convert(lines, tmp_path / "out", overwrite=True, repeat=1 if is_same else 2)
+    now = contents(tmp_path / "out")
+    assert {name: now[name] for name in old} == old
+
+
+def test_overwrite_replaces_nothing_but_datasets(lines: Path, tmp_path: Path) -> None:
+    write(tmp_path / "other", {"thesis.tex": "a year of work"})
+    with pytest.raises(DatasetExists, match=r"thesis\.tex"):
+        convert(lines, tmp_path / "other", overwrite=True)
+    convert(lines, tmp_path / "out")
+    write(tmp_path / "out", {"notes": "mine"})
+    with pytest.raises(DatasetExists, match="holds notes beside the dataset"):
+        convert(lines, tmp_path / "out", overwrite=True)
+    assert (tmp_path / "out" / "notes").exists() and len(texts(tmp_path / "out")) == 7
+
+
+def test_what_is_written_is_never_read_as_a_source(lines: Path, tmp_path: Path) -> None:
+    report = convert(lines, tmp_path / "whole")
+    interrupted(lines, lines / "out")
+    assert convert(lines, lines / "out", resume=True).inputs == report.inputs
+    assert contents(lines / "out") == contents(tmp_path / "whole")
+
+
+# Workers that die.
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_an_input_that_ends_every_process_that_reads_it_costs_itself_only(
+    lines: Path, tmp_path: Path, workers: int
+) -> None:
+    (lines / "c" / "4.txt").write_text("four !")
+    broken = convert(lines, tmp_path / "broken")
+    (lines / "c" / "4.txt").write_text("four kill")
+    report = convert(lines, tmp_path / "out", workers=workers)
+    assert outcomes(report) == outcomes(broken)
+    (lost,) = report.broken
+    assert (lost.name, lost.n_samples) == ("c/4.txt", 0)
+    assert lost.reason == "2 processes that read it ended with signal 9 (SIGKILL)"
+    shards = {name: c for name, c in contents(tmp_path / "out").items() if name.endswith(".shard")}
+    assert shards.items() <= contents(tmp_path / "broken").items()
+
+
+def test_two_such_inputs_in_one_unit_cost_no_more(lines: Path, tmp_path: Path) -> None:
+    write(lines, {"a/1.txt": "kill", "a/2.txt": "kill"})
+    report = convert(lines, tmp_path / "out", workers=1)
+    assert [source.name for source in report.broken] == ["a/1.txt", "a/2.txt"]
+    assert texts(tmp_path / "out") == "three four five six seven".split()
+
+
+def test_a_process_that_ends_once_costs_nothing(lines: Path, tmp_path: Path) -> None:
+    (lines / "c" / "4.txt").write_text(f"four once:{tmp_path}/ended six")
+    report = convert(lines, tmp_path / "out", workers=2)
+    assert (tmp_path / "ended").exists() and not report.broken
+    convert(lines, tmp_path / "whole")
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+
+
+def test_on_error_stop_ends_at_an_input_that_ends_processes(lines: Path, tmp_path: Path) -> None:
+    (lines / "b" / "3.txt").write_text("kill")
+    report = convert(lines, tmp_path / "out", workers=2, on_error="stop")
+    assert report.stopped and texts(tmp_path / "out") == ["one", "two"]
