@@ -20,11 +20,11 @@ from typing import IO, Final
 import numpy as np
 import numpy.typing as npt
 
+from shardio import disk
 from shardio.access.content import Content
 from shardio.access.files import FileState, open_shard, resized
 from shardio.access.filesystems import Access, choose_access
 from shardio.access.pread import PreadFile
-from shardio.disk import perform
 from shardio.errors import EnvironmentUnsuitable, MemoryShort, ShardIncomplete
 
 _PROT_NONE: Final = 0
@@ -258,7 +258,7 @@ def sync_folder(folder: str) -> None:
     """Make a rename in `folder` durable."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        perform("fsync", folder, os.fsync, fd)
+        disk.perform("fsync", folder, os.fsync, fd)
     finally:
         os.close(fd)
 
@@ -269,7 +269,7 @@ def rename_new(source: str, target: str) -> None:
     Raises:
         FileExistsError: the name is taken; the source stays.
     """
-    perform("rename", target, _rename_new, source, target)
+    disk.perform("rename", target, _rename_new, source, target)
 
 
 def _rename_new(source: str, target: str) -> None:

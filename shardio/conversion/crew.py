@@ -39,7 +39,7 @@ def run_crew(units: Sequence[Unit], job: Job, n_workers: int, ledger: Ledger, lo
         WorkerDied: a worker ended MAX_DEATHS times without an input to blame, or raised.
         OSError, ShardioError: as a unit raised it.
     """
-    with Crew(n_workers, partial(_serve, job), fds=[lock_fd]) as crew:
+    with Crew(n_workers, partial(_serve, job), fds=[lock_fd], preload=(__name__,)) as crew:
         run = _Run(units, job, ledger, crew)
         for worker in range(n_workers):
             run.start(worker)

@@ -12,8 +12,9 @@ from typing import Any, Final, Literal
 from shardio._engine.cpus import usable_cpus
 from shardio.conversion.crew import run_crew
 from shardio.conversion.journal import settings_of
+from shardio.conversion.labels import read_labels, relabel
 from shardio.conversion.ledger import Ledger
-from shardio.conversion.plan import Unit, cut, list_inputs
+from shardio.conversion.plan import Listing, Unit, cut, list_inputs
 from shardio.conversion.report import ConversionReport, InputReport, Progress
 from shardio.conversion.samples import convert_samples
 from shardio.conversion.source import make_source, options_of
@@ -44,6 +45,7 @@ def convert(
     shard_bytes: int = 256 << 20,
     resume: bool = False,
     overwrite: bool = False,
+    labels: PathName | None = None,
     **options: Any,
 ) -> ConversionReport:
     """Convert a folder of files, or any iterable of samples, into a new dataset at `out`.
@@ -63,6 +65,8 @@ def convert(
     the first sample where it is not given. `options` are the converter's own.
 
     Args:
+        labels: a CSV or JSON Lines file with the class of each path, instead of folders; see
+            `read_labels`.
         progress: called in this process, at the start and after every input.
 
     Raises:
@@ -83,6 +87,7 @@ def convert(
             "progress": progress is not None,
             "resume": resume,
             "overwrite": overwrite,
+            "labels": labels is not None,
             **dict.fromkeys(options, True),
         }
         if given := [name for name, is_given in for_files.items() if is_given]:
@@ -97,9 +102,13 @@ def convert(
     if workers is not None and workers < 0:
         raise InvalidArgument(f"workers is {workers}; it must be 0 or more")
     source = make_source(kind or DEFAULT_KIND, options)
+    staging = Staging(os.fspath(out), resume=resume, overwrite=overwrite)
+    listing = list_inputs(os.fspath(src), but=str(staging.out))
+    if labels is not None:
+        listing = relabel(listing, read_labels(os.fspath(labels)), os.fspath(labels))
     return _convert_files(
-        os.fspath(src),
-        Staging(os.fspath(out), resume=resume, overwrite=overwrite),
+        listing,
+        staging,
         partial(
             Job,
             source,
@@ -113,15 +122,14 @@ def convert(
 
 
 def _convert_files(
-    src: str,
+    listing: Listing,
     staging: Staging,
     job_in: Callable[[str], Job],
     n_workers: int,
     progress: Callable[[Progress], None] | None,
 ) -> ConversionReport:
-    """Plan, run, publish; `job_in` makes the job once the folder for its shards is known."""
+    """Cut, run, publish; `job_in` makes the job once the folder for its shards is known."""
     start_s = time.monotonic()
-    listing = list_inputs(src, but=str(staging.out))
     units = cut(listing.inputs)
     ledger = Ledger(listing, units, progress)
     job = job_in(str(staging.folder))
@@ -130,8 +138,8 @@ def _convert_files(
         staging.begin(settings_of(converter, job.source.libraries()), [unit.key for unit in units])
         if staging.is_published:  # the earlier conversion was interrupted while it tidied up
             found = load(staging.out)
-            sizes = {source.name: source.n_bytes for source in listing.inputs}
-            reports = [InputReport.of_json(entry, sizes) for entry in found.inputs]
+            known = {source.name: source for source in listing.inputs}
+            reports = [InputReport.of_json(entry, known) for entry in found.inputs]
         else:
             _run(units, job, n_workers, ledger, staging)
             reports = ledger.reports()

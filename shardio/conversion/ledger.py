@@ -94,6 +94,7 @@ class Ledger:
                     done.n_samples,
                     source.n_bytes,
                     outcome.detail,
+                    source.label,
                 )
             )
         return reports

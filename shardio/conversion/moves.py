@@ -97,6 +97,9 @@ class Moves:
             return
         lineage, moves = found
         if not self._replaces(moves) or (self._folder / _REPLACED / GENERATIONS).exists():
+            for pattern in (f".{POINTER}.*.tmp", f"{GENERATIONS}/.*.tmp"):
+                for half in self._out.glob(pattern):
+                    half.unlink()
             withdraw(self._out, lineage)
         for source, target in reversed(moves):
             # Is it at its source still, then what has the other name is another's.

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from shardio.conversion.source import OutcomeKind
+from shardio.conversion.source import Input, OutcomeKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,10 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class InputReport:
-    """What became of one input; `detail` is what its converter recorded."""
+    """What became of one input; `detail` is what its converter recorded.
+
+    `label` is the position of its class in the report's `classes`, -1 for none.
+    """
 
     name: str
     outcome: OutcomeKind
@@ -40,17 +43,20 @@ class InputReport:
     n_samples: int
     n_bytes: int
     detail: Mapping[str, Any] = field(default_factory=dict)
+    label: int = -1
 
     @classmethod
-    def of_json(cls, entry: Mapping[str, Any], sizes: Mapping[str, int]) -> InputReport:
-        """Make a report again from what a generation keeps, and the inputs' sizes by name."""
+    def of_json(cls, entry: Mapping[str, Any], known: Mapping[str, Input]) -> InputReport:
+        """Make a report again from what a generation keeps, and the inputs by name."""
+        source = known.get(entry["path"], Input(entry["path"], "", 0, -1))
         return cls(
             entry["path"],
             entry["outcome"],
             entry.get("reason", ""),
             entry.get("samples", 0),
-            sizes.get(entry["path"], 0),
+            source.n_bytes,
             entry.get("detail", {}),
+            source.label,
         )
 
     def as_json(self) -> dict[str, Any]:

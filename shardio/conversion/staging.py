@@ -26,7 +26,7 @@ from shardio.conversion.journal import (
 )
 from shardio.conversion.moves import Moves, refuse_strangers
 from shardio.disk import make_folder
-from shardio.errors import DatasetConflict, DatasetExists
+from shardio.errors import DataError, DatasetConflict, DatasetExists
 from shardio.manifest import holds_dataset, refuse_existing
 from shardio.storage import sync_folder
 
@@ -149,26 +149,30 @@ class Staging:
             self._unlock()
 
     def _tidy_up(self, error: BaseException | None) -> None:
-        if self._has_begun and not self._is_finished:
-            self.is_published = self._moves.are_published()
-            if not self.is_published:
-                self._moves.undo()
-            if self.is_published or has_records(self.folder):
-                if error is not None:
-                    error.add_note(
-                        f"{self.out}: what is finished is kept; resume (--resume) goes on with it, "
-                        "overwrite (--overwrite) starts again"
-                    )
-                return
-        if self._has_begun:
-            (self.folder / PLAN).unlink(missing_ok=True)  # from here on there is nothing to resume
-            shutil.rmtree(self.folder, ignore_errors=True)
-        else:
+        if not self._has_begun:
             with contextlib.suppress(OSError):  # not empty: an interrupted conversion lies there
                 self.folder.rmdir()
+        elif self._is_finished or not self._keep():
+            (self.folder / PLAN).unlink(missing_ok=True)  # from here on there is nothing to resume
+            shutil.rmtree(self.folder, ignore_errors=True)
+        elif error is not None:
+            error.add_note(
+                f"{self.out}: what is finished is kept; resume (--resume) goes on with it, "
+                "overwrite (--overwrite) starts again"
+            )
         if self._made_out:
             with contextlib.suppress(OSError):  # not empty: the dataset is there
                 self.out.rmdir()
+
+    def _keep(self) -> bool:
+        """Take back what was moved out; whether the next one has anything to go on with."""
+        try:
+            if not self._moves.are_published():
+                self._moves.undo()
+                return has_records(self.folder)
+        except (OSError, DataError):  # the next one may be able to, or will say it
+            pass
+        return True
 
     def _lock(self) -> None:
         """Make the folder and lock it: the kernel releases it with the last process that holds it.

@@ -70,20 +70,26 @@ def _run(options: argparse.Namespace) -> int:
     """Run the command and put into words what ends it; returns the exit code."""
     try:
         code: int = COMMANDS[options.command].run(options)
-    except KeyboardInterrupt:
-        complain(f"{options.command}: interrupted")
+    except KeyboardInterrupt as error:
+        _complain_of(error, f"{options.command}: interrupted")
         return INTERRUPTED
     except BrokenPipeError:
         raise
     except shardio.LoaderClosed:
         raise  # nothing that a user types leads there: a bug, which keeps its traceback
     except shardio.ShardioError as error:
-        complain(_one_line(str(error)))
+        _complain_of(error, str(error))
         return exit_code(error)
     except OSError as error:
-        complain(_one_line(_system_error(error, options)))
+        _complain_of(error, _system_error(error, options))
         return ENVIRONMENT
     return code
+
+
+def _complain_of(error: BaseException, what: str) -> None:
+    """Print what went wrong, and what was noted about it: how to go on."""
+    for text in (what, *getattr(error, "__notes__", ())):
+        complain(_one_line(text))
 
 
 def parser() -> argparse.ArgumentParser:

@@ -40,6 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("src", metavar="SRC", help="a folder of videos, or one video")
     add("out", metavar="OUT", help="the dataset to make: a folder that is missing or empty")
     add("--kind", help="what SRC holds: the name of a converter (default: videos)")
+    add("--labels", metavar="FILE", help="CSV or JSON Lines with columns path and label")
     add("--workers", type=int, metavar="N", help="processes (default: one per usable CPU)")
     add("--frames", type=int, metavar="N", help="frames of a clip (default: 16)")
     add("--stride", type=int, metavar="N", help="a clip takes every N-th frame (default: 1)")
@@ -62,6 +63,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="skip",
         help="at a broken file: go on with the next, or stop and keep what is done (default: skip)",
     )
+    add(
+        "--resume",
+        action="store_true",
+        help="go on with what an interrupted conversion has finished in OUT",
+    )
+    add(
+        "--overwrite",
+        action="store_true",
+        help="start again; a dataset in OUT is replaced once the new one is done",
+    )
     add("--quiet", action="store_true", help="print nothing but what is wrong")
     add("--json", action="store_true", help="print the report as JSON")
 
@@ -77,6 +88,9 @@ def run(options: argparse.Namespace) -> int:
             workers=options.workers,
             on_error=options.on_error,
             keep_partial=options.keep_partial,
+            resume=options.resume,
+            overwrite=options.overwrite,
+            labels=options.labels,
             progress=lambda state: line.show(state.n_bytes_done, state.n_bytes, _note(state)),
             **given,
         )
@@ -86,7 +100,7 @@ def run(options: argparse.Namespace) -> int:
         for source in report.broken:
             complain(f"broken: {plain(source.name)}: {plain(source.reason)}")
     else:
-        say("\n".join(describe(report)))
+        say("\n".join(describe(report, has_file=options.labels is not None)))
     return 1 if report.broken else 0
 
 
@@ -120,14 +134,14 @@ def as_json(report: shardio.ConversionReport) -> dict[str, Any]:
 
 def clips_by_class(report: shardio.ConversionReport) -> dict[str, int]:
     """Count the clips of each class, also of those that have none."""
-    found: Counter[str] = Counter()
+    found: Counter[int] = Counter()
     for source in report.inputs:
-        found[source.name.rpartition("/")[0]] += source.n_samples
-    return {name: found[name] for name in report.classes}
+        found[source.label] += source.n_samples
+    return {name: found[label] for label, name in enumerate(report.classes)}
 
 
-def describe(report: shardio.ConversionReport) -> Iterator[str]:
-    """Say in words what was done, what was not and why, and where it is."""
+def describe(report: shardio.ConversionReport, *, has_file: bool = False) -> Iterator[str]:
+    """Say in words what was done, what was not and why, and where it is; `has_file`: of labels."""
     by_class = clips_by_class(report)
     n_unlabelled = report.n_samples - sum(by_class.values())
     if by_class:
@@ -135,7 +149,8 @@ def describe(report: shardio.ConversionReport) -> Iterator[str]:
         yield f"{counted(len(by_class), 'class', 'classes')}, with clips:"
         yield listed(table(rows).splitlines(), "shardio inspect lists them")
     if n_unlabelled:
-        yield f"{counted(n_unlabelled, 'clip')} without a class (label -1): directly in SRC"
+        why = "not in the file of labels" if has_file else "directly in SRC"
+        yield f"{counted(n_unlabelled, 'clip')} without a class (label -1): {why}"
     if dropped := n_dropped(report):
         n_files = sum(bool(source.detail.get("dropped")) for source in report.inputs)
         yield (

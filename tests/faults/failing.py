@@ -1,0 +1,45 @@
+"""A disk that refuses a call: put before the door through which shardio changes files."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import pytest
+
+from shardio import disk
+
+
+class Call(NamedTuple):
+    """One call that changes a file system, and the file it is about."""
+
+    kind: str
+    path: str
+
+
+class FailingDisk:
+    """Notes every call by `shardio.disk.perform`, and refuses the `fail_at`-th of them.
+
+    `for_good`: all that follow are refused as well, as a disk does that stays full.
+    """
+
+    def __init__(self, code: int = 0, fail_at: int = -1, *, for_good: bool = False) -> None:
+        self.calls: list[Call] = []
+        self.refused: Call | None = None
+        self.code, self._fail_at, self._for_good = code, fail_at, for_good
+
+    def perform(
+        self, kind: str, path: str, function: Callable[..., Any], *given: Any, **named: Any
+    ) -> Any:
+        call = Call(kind, path)
+        self.calls.append(call)
+        n = len(self.calls) - 1
+        if n == self._fail_at or (self._for_good and n > self._fail_at >= 0):
+            if self.refused is None:
+                self.refused = call
+            raise OSError(self.code, os.strerror(self.code), path)
+        return function(*given, **named)
+
+    def install(self, patch: pytest.MonkeyPatch) -> None:
+        patch.setattr(disk, "perform", self.perform)

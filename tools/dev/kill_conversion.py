@@ -1,0 +1,312 @@
+"""Kills conversions and resumes them; exits with 1 if one does not come out as if never killed.
+
+python tools/dev/kill_conversion.py [--times N] [--minutes M] [--seed S]
+
+In each phase of a conversion, N times (20): the driver or a worker gets SIGKILL at a random step of
+that phase, before, after or in the middle of it. Then no process may be left, nothing that is not
+whole may have a final name, and the conversion is resumed: every file must be, byte for byte, what
+an undisturbed conversion gives. In a last round the moment is random, too. The steps are seen at
+the door through which shardio changes files (`shardio.disk.perform`), by this file alone, which the
+killed processes import for their converter.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Generator, Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+import shardio
+from shardio import Array, Input, MediaError, Outcome, Schema, Text, disk
+from shardio.conversion import plan
+from shardio.sealed import read_sealed
+from shardio.surgery import audit_dataset, audit_shard
+
+ROOT = Path(__file__).resolve().parents[2]
+TRAP, MARK = "KILL_CONVERSION_TRAP", "KILL_CONVERSION_MARK"
+N_STEPS = {"plan": 6, "decode": 12, "seal": 12, "fsync": 10, "rename": 8, "generation": 14}
+"""About how many steps of a phase one process takes: of them the one to be killed at is drawn."""
+BY_DRIVER = {"plan", "generation"}
+ANY = "any moment"
+OPTIONS: dict[str, Any] = {"kind": "victim", "shard_bytes": 30_000}
+
+
+@dataclasses.dataclass(frozen=True)
+class Victim:
+    """The converter: a word is a sample."""
+
+    kind: ClassVar[str] = "victim"
+    version: ClassVar[str] = "1"
+
+    def schema(self) -> Schema:
+        """Give the fields of a word."""
+        return Schema({"text": Text(), "label": Array("int64"), "pad": Array("uint8", (5000,))})
+
+    def libraries(self) -> Mapping[str, str]:
+        """Give nothing: no library has a part in it."""
+        return {}
+
+    def samples(self, source: Input) -> Generator[Mapping[str, Any], None, Outcome]:
+        """Yield the words of one file."""
+        for n, word in enumerate(Path(source.path).read_text().split()):
+            step("decode", lambda: None)
+            if word == "!":
+                raise MediaError(f"{source.path}: breaks")
+            yield {"text": word, "label": source.label, "pad": np.full(5000, n, np.uint8)}
+        return Outcome("converted")
+
+
+# In the processes that are killed.
+
+
+@dataclasses.dataclass
+class Trap:
+    """At which step of which phase to kill whom; `fired` is a file that is there once it has."""
+
+    phase: str
+    at: int
+    where: str  # before, after or half
+    who: str  # driver or worker
+    driver: int
+    fired: str
+    n_steps: int = 0
+
+
+def step(phase: str, do: Callable[[], Any], half: Callable[[], Any] | None = None) -> Any:
+    """Take a step of a phase, unless it is the one to be killed at."""
+    if trap is None or trap.phase != phase:
+        return do()
+    is_driver = os.getpid() == trap.driver
+    if trap.who == "worker" and is_driver:
+        return do()
+    trap.n_steps += 1
+    if trap.n_steps != trap.at:
+        return do()
+    try:
+        os.close(os.open(trap.fired, os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        return do()
+    is_suicide = trap.who == "worker" or is_driver
+    if is_suicide and trap.where == "half" and half is not None:
+        half()
+    elif trap.where == "after":
+        result = do()
+        os.kill(os.getpid() if is_suicide else trap.driver, signal.SIGKILL)
+        return result  # a worker that has killed its driver goes on for as long as it lives
+    os.kill(os.getpid() if is_suicide else trap.driver, signal.SIGKILL)
+    return do()
+
+
+def phase_of(kind: str, path: str) -> str:
+    """To which phase a call belongs."""
+    name = os.path.basename(path)
+    if "plan.json" in name or name == ".conversion":
+        return "plan"
+    if any(part in path for part in ("moves.json", "generations", "dataset.json")):
+        return "generation"
+    return {"fsync": "fsync", "rename": "rename", "link": "rename"}.get(kind, "seal")
+
+
+def perform(kind: str, path: str, function: Callable[..., Any], *given: Any, **named: Any) -> Any:
+    """Stand before the door."""
+    half = None
+    if kind == "write":
+
+        def half() -> object:
+            return function(bytes(given[0])[: len(given[0]) // 2])
+
+    return step(
+        phase_of(kind, path), lambda: real_perform(kind, path, function, *given, **named), half
+    )
+
+
+def drive(source: str, out: str, *, resume: bool) -> None:
+    """Convert in two workers. The program of the processes that are killed."""
+    global trap
+    if trap is not None:
+        trap.driver = os.getpid()
+        os.environ[TRAP] = json.dumps(dataclasses.asdict(trap))  # for the workers
+    small_units()
+    shardio.convert(source, out, workers=2, resume=resume, **OPTIONS)
+
+
+def small_units() -> None:
+    """Cut a few bytes into several units."""
+    plan.MIN_UNIT_BYTES, plan.MIN_INPUT_BYTES = 30, 0  # type: ignore[misc]
+
+
+trap: Trap | None = None
+real_perform = disk.perform
+if os.environ.get(TRAP):
+    trap = Trap(**json.loads(os.environ[TRAP]))
+    disk.perform = perform  # type: ignore[assignment]  # less exactly typed
+
+
+# In the process that kills.
+
+
+class Stage:
+    """A folder with a source, and what an undisturbed conversion makes of it; runs the trials."""
+
+    def __init__(self, folder: Path, chance: random.Random) -> None:
+        self.folder, self._chance, self._n_trials = folder, chance, 0
+        meta = folder / "site" / "victim-1.0.dist-info"
+        meta.mkdir(parents=True)
+        (meta / "METADATA").write_text("Metadata-Version: 2.1\nName: victim\nVersion: 1.0\n")
+        point = "[shardio.converters]\nvictim = kill_conversion:Victim\n"
+        (meta / "entry_points.txt").write_text(point)
+        sys.path[:0] = [str(folder / "site"), str(Path(__file__).parent)]
+        for n in range(12):
+            place = folder / "source" / f"class{n % 3}" / f"{n}.txt"
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.write_text(f"{n} two three four{' !' if n == 5 else ''}")
+        small_units()
+        self._convert(folder / "whole")
+        self.whole = contents(folder / "whole")
+
+    def _convert(self, out: Path, **options: Any) -> None:
+        shardio.convert(self.folder / "source", out, workers=0, **OPTIONS, **options)
+
+    def trial(self, phase: str) -> tuple[str, list[str]]:
+        """Kill one conversion and resume it: who was killed (nobody: ""), what was wrong then."""
+        self._n_trials += 1
+        out, fired = self.folder / f"out{self._n_trials}", self.folder / f"fired{self._n_trials}"
+        who = "driver" if phase in BY_DRIVER else self._chance.choice(["driver", "worker"])
+        at = self._chance.randint(1, N_STEPS.get(phase, 1))
+        where = self._chance.choice(["before", "after", "half"])
+        mark = uuid.uuid4().hex
+        wanted = Trap(phase, at, where, who, 0, str(fired))
+        process = self._start(out, mark, None if phase == ANY else wanted)
+        if phase == ANY:
+            who = self._kill_at_random(process, mark)
+        elif process.wait(60) is not None and not fired.exists():
+            who = ""
+        process.wait(60)
+        wrong = check_ended(mark) + check_whole(out)
+        if who != "driver" and process.returncode:
+            wrong.append(f"exit code {process.returncode}")
+        if (out / ".conversion" / "plan.json").exists() or not (out / "dataset.json").exists():
+            wrong += self._resume(out)
+        if contents(out) != self.whole:
+            wrong.append("other bytes")
+        return who, [f"{phase}, {wanted}: {text}" for text in wrong]
+
+    def _start(self, out: Path, mark: str, wanted: Trap | None) -> subprocess.Popen[bytes]:
+        paths = [ROOT, ROOT / "converters", Path(__file__).parent, self.folder / "site"]
+        environment = {**os.environ, MARK: mark, "PYTHONPATH": ":".join(map(str, paths))}
+        if wanted is not None:
+            environment[TRAP] = json.dumps(dataclasses.asdict(wanted))
+        program = (
+            "import sys, kill_conversion as k; k.drive(*sys.argv[1:3], resume='resume' in sys.argv)"
+        )
+        command = [sys.executable, "-c", program, str(self.folder / "source"), str(out)]
+        return subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
+
+    def _kill_at_random(self, process: subprocess.Popen[bytes], mark: str) -> str:
+        """Kill any of the processes at any moment; who it was."""
+        time.sleep(self._chance.uniform(0.3, 1.2))
+        pids = [pid for pid in processes(mark) if pid != process.pid]
+        if process.poll() is not None:
+            return ""
+        chosen = self._chance.choice([process.pid, *pids])
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(chosen, signal.SIGKILL)
+        return "driver" if chosen == process.pid else "worker"
+
+    def _resume(self, out: Path) -> list[str]:
+        try:
+            self._convert(out, resume=True)
+        except Exception as error:  # noqa: BLE001  (whatever it is, it is what is looked for)
+            return [f"not resumed: {error!r}"]
+        return []
+
+
+def contents(out: Path) -> dict[str, bytes]:
+    """Read all files of a folder."""
+    files = (path for path in out.rglob("*") if path.is_file())
+    return {path.relative_to(out).as_posix(): path.read_bytes() for path in files}
+
+
+def processes(mark: str) -> list[int]:
+    """Find the living processes that have a mark in their environment."""
+    found = []
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            with contextlib.suppress(OSError):
+                if mark.encode() in (folder / "environ").read_bytes():
+                    found.append(int(folder.name))
+    return found
+
+
+def check_ended(mark: str) -> list[str]:
+    """Wait for all processes to be gone; what is wrong if they are not."""
+    end_s = time.monotonic() + 10
+    while left := processes(mark):
+        if time.monotonic() > end_s:
+            return [f"processes left: {left}"]
+        time.sleep(0.01)
+    return []
+
+
+def check_whole(out: Path) -> list[str]:
+    """Look at everything that has a final name; what is wrong with it."""
+    wrong = []
+    for place in out.rglob("*"):
+        try:
+            if place.suffix == ".shard" and not place.name.startswith("."):
+                wrong += [str(finding) for finding in audit_shard(place)]
+            elif place.suffix == ".json" and not place.name.startswith("."):
+                read_sealed(place)
+        except shardio.ShardioError as error:
+            wrong.append(str(error))
+    if (out / "dataset.json").exists():
+        wrong += [str(finding) for finding in audit_dataset(out, workers=0).findings]
+    return wrong
+
+
+def main() -> int:
+    """Kill until every phase has had its share; print a table; return the exit code."""
+    parser = argparse.ArgumentParser(description="Kill conversions and resume them.")
+    parser.add_argument("--times", type=int, default=20, help="kills in each phase (default: 20)")
+    parser.add_argument("--minutes", type=float, default=60.0, help="give up after so long")
+    parser.add_argument("--seed", type=int, default=0, help="of what is drawn (default: 0)")
+    options = parser.parse_args()
+    end_s, n_wrong = time.monotonic() + 60 * options.minutes, 0
+    print(f"{'phase':<12}{'driver':>8}{'worker':>8}{'wrong':>8}", flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        stage = Stage(Path(folder), random.Random(options.seed))
+        for phase in (*N_STEPS, ANY):
+            killed = {"driver": 0, "worker": 0, "": 0}
+            wrong: list[str] = []
+            while killed["driver"] + killed["worker"] < options.times:
+                if time.monotonic() > end_s:
+                    wrong.append(f"{phase}: the time is up")
+                    break
+                who, found = stage.trial(phase)
+                killed[who] += 1
+                wrong += found
+            print(
+                f"{phase:<12}{killed['driver']:>8}{killed['worker']:>8}{len(wrong):>8}", flush=True
+            )
+            print("".join(f"  {text}\n" for text in wrong), end="", flush=True)
+            n_wrong += len(wrong)
+    print(f"{n_wrong} wrong")
+    return int(n_wrong > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
