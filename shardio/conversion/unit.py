@@ -97,9 +97,9 @@ def _read(source: Input, job: Job, spool: _Spool) -> Outcome:
             f"the converter {job.source.kind!r} returned {outcome!r} for {source.name}; "
             f"`samples` must return an Outcome of one of the kinds {', '.join(OUTCOMES)}"
         )
-    if _state(source.path) != before:  # samples may be of both states, or of neither
+    if (after := _state(source.path)) != before:  # samples may be of both states, or of neither
         spool.clear()
-        return Outcome("broken", "changed while it was read")
+        return Outcome("broken", f"{'changed' if after else 'vanished'} while it was read")
     if outcome.kind == "broken" and not job.keep_partial:
         spool.clear()
     # Reasons are kept in the dataset, which holds no path of this machine.

@@ -1,0 +1,242 @@
+"""Every input that life brings is converted or listed: none crashes, none is lost."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Generator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import shardio
+from shardio import Input, Outcome
+from shardio.conversion.plan import cut, list_inputs
+from shardio_tools import cli
+from tests.lines import Lines, convert, install, outcomes, texts, write
+from tests.media_made import scene, write_video
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture
+def lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    return install(tmp_path, monkeypatch)
+
+
+def odd_folder(root: Path) -> dict[str, str]:
+    """Make a folder of oddities; the outcome that each of its inputs is to have."""
+    video = write_video(root.parent / "video.mp4", scene(4)).read_bytes()
+    wanted = {
+        "empty.mp4": "broken",
+        "folder.mp4/inside.mp4": "converted",
+        "twice.mp4": "converted",
+        "twice.mkv": "converted",  # whatever its suffix says
+        "no suffix": "converted",
+        "a\nb\x1b[2J.mp4": "converted",
+        "caf\u00e9/1.mp4": "converted",
+        "cafe\u0301/1.mp4": "converted",
+        "\u202etxt.mp4": "converted",
+    }
+    for name, outcome in wanted.items():
+        place = root / name
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_bytes(video if outcome == "converted" else b"")
+    Path(os.fsdecode(os.fsencode(root) + b"/latin-\xe9.mp4")).write_bytes(video)
+    (root / "itself.mp4").symlink_to("itself.mp4")
+    (root / "nowhere.mp4").symlink_to("nowhere")
+    (root / "nowhere.txt").symlink_to("nowhere")
+    (root / "link.mp4").symlink_to("twice.mp4")
+    (root / "folder.mp4" / "up").symlink_to("..")
+    os.mkfifo(root / "pipe.mp4")
+    with socket.socket(socket.AF_UNIX) as bound:
+        bound.bind(os.path.relpath(root / "socket.mp4"))  # a socket's path must be short
+    return wanted | {
+        "latin-\\xe9.mp4": "converted",
+        "itself.mp4": "broken",
+        "nowhere.mp4": "broken",
+        "nowhere.txt": "not_video",
+        "link.mp4": "converted",
+        "pipe.mp4": "not_video",
+        "socket.mp4": "not_video",
+    }
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_every_oddity_is_converted_or_listed(
+    tmp_path: Path, workers: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wanted = odd_folder(tmp_path / "odd")
+    source, out = str(tmp_path / "odd"), str(tmp_path / "out")
+    options = ["--frames=2", "--size=16", f"--workers={workers}"]
+    assert cli.main(["convert", source, out, *options]) == cli.BAD_DATA
+    with shardio.open(out) as dataset:
+        assert {entry["path"]: entry["outcome"] for entry in dataset.inputs} == wanted
+        found = {sample["source"] for sample in dataset}
+        assert dataset.classes == ("cafe\u0301", "caf\u00e9", "folder.mp4")
+    assert found == {name for name, outcome in wanted.items() if outcome == "converted"}
+    said = "".join(capsys.readouterr())
+    assert all(char.isprintable() for line in said.splitlines() for char in line)
+
+
+def test_names_are_escaped_wherever_they_are_printed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(tmp_path / "odd", {"a\n\x1b[2J/b\u202e.mp4": "no video"})
+    for n, option in enumerate(("--quiet", "--workers=1")):
+        arguments = ["convert", str(tmp_path / "odd"), str(tmp_path / f"{n}\n"), "--workers=0"]
+        assert cli.main([*arguments, option]) == cli.BAD_DATA
+        said = "".join(capsys.readouterr())
+        assert "a\\n\\x1b[2J/b\\u202e.mp4" in said
+        assert all(char.isprintable() for line in said.split("\n") for char in line)
+
+
+def test_a_folder_that_cannot_be_listed_is_an_input_that_says_so(
+    lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Root may list every folder, so the system's refusal is played."""
+
+    def refusing(real: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def refuse(path: Any) -> Any:
+            if str(path).endswith("/b"):
+                raise PermissionError(errno.EACCES, "Permission denied", path)
+            return real(path)
+
+        return refuse
+
+    monkeypatch.setattr(os, "scandir", refusing(os.scandir))
+    monkeypatch.setattr(os, "listdir", refusing(os.listdir))
+    report = convert(lines, tmp_path / "out")
+    (broken,) = report.broken
+    assert (broken.name, broken.reason) == (
+        "b",
+        "a folder that cannot be listed: Permission denied",
+    )
+    assert report.classes == ("a", "b", "c", "d") and len(texts(tmp_path / "out")) == 6
+
+
+@pytest.mark.parametrize("code", [errno.EACCES, errno.EIO, errno.ESTALE])
+def test_an_input_that_cannot_be_read_is_broken_and_the_rest_is_converted(
+    lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    read = Path.read_text
+
+    def refuse(path: Path, **named: Any) -> str:
+        if path.name == "3.txt":
+            raise OSError(code, os.strerror(code), str(path))
+        return read(path, **named)
+
+    monkeypatch.setattr(Path, "read_text", refuse)
+    (broken,) = convert(lines, tmp_path / "out").broken
+    assert (broken.name, broken.reason) == ("b/3.txt", f"cannot be read: {os.strerror(code)}")
+
+
+@pytest.mark.parametrize("what", ["changed", "vanished"])
+@pytest.mark.parametrize("keep_partial", [False, True])
+def test_of_an_input_that_is_another_in_the_end_nothing_is_kept(
+    lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str, *, keep_partial: bool
+) -> None:
+    samples = Lines.samples
+
+    def disturbed(self: Lines, source: Input) -> Generator[Mapping[str, Any], None, Outcome]:
+        outcome = yield from samples(self, source)
+        if source.name == "b/3.txt":
+            Path(source.path).unlink() if what == "vanished" else Path(source.path).write_text("x")
+        return outcome
+
+    monkeypatch.setattr(Lines, "samples", disturbed)
+    report = convert(lines, tmp_path / "out", keep_partial=keep_partial)
+    (broken,) = report.broken
+    assert (broken.name, broken.reason) == ("b/3.txt", f"{what} while it was read")
+    assert texts(tmp_path / "out") == "one two four five six seven".split()
+
+
+def test_an_input_that_is_gone_when_its_turn_comes_is_broken(
+    lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def removing(*_: object) -> None:
+        (lines / "c" / "4.txt").unlink(missing_ok=True)
+
+    (broken,) = convert(lines, tmp_path / "out", progress=removing).broken
+    assert (broken.name, broken.reason) == ("c/4.txt", "cannot be read: No such file or directory")
+
+
+def test_folders_may_be_nested_as_deep_as_a_path_can_be(lines: Path, tmp_path: Path) -> None:
+    deepest = str(tmp_path / "deep")
+    os.mkdir(deepest)
+    for _ in range(1500):  # deeper than Python functions may call themselves
+        deepest += "/d"
+        os.mkdir(deepest)
+    try:
+        Path(deepest, "1.txt").write_text("deep")
+        assert list(outcomes(convert(tmp_path / "deep", tmp_path / "out")).values()) == [
+            "converted"
+        ]
+    finally:  # pytest could not
+        subprocess.run(["rm", "-rf", str(tmp_path / "deep")], check=True)
+
+
+def test_many_tiny_inputs_are_many_units(tmp_path: Path) -> None:
+    inputs = [Input(f"{n:06d}", "", n % 2, -1) for n in range(100_000)]
+    units = cut(inputs)
+    assert len(units) > 64
+    assert [source for part in units for source in part.inputs] == inputs
+
+
+def test_a_thousand_tiny_inputs_are_all_accounted_for(
+    lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shardio.conversion.plan.MIN_UNIT_BYTES", 400)
+    write(tmp_path / "many", {f"{n % 7}/{n}.txt": f"{n}" for n in range(1000)})
+    report = convert(tmp_path / "many", tmp_path / "out", workers=2)
+    assert report.counts == {"converted": 1000}
+    assert sorted(map(int, texts(tmp_path / "out"))) == list(range(1000))
+
+
+AUDITED = """
+import os, sys
+seen = []
+def note(path, folder_fd=-1):
+    folder = os.readlink(f"/proc/self/fd/{folder_fd}") if folder_fd >= 0 else os.getcwd()
+    seen.append(os.path.join(folder, os.fsdecode(path)))
+def hook(event, given):
+    if event == "open" and given[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC):
+        if not isinstance(given[0], int):
+            note(given[0])
+    elif event in ("os.rename", "os.link"):
+        note(given[0], given[2])
+        note(given[1], given[3])
+    elif event in ("os.remove", "os.rmdir", "os.mkdir", "os.chmod"):
+        note(given[0], given[-1])
+import shardio, shardio_converters.videos, av, numpy
+source, out = sys.argv[1:]
+sys.addaudithook(hook)
+shardio.convert(source, out, workers=0, frames=2, size=16)
+shardio.convert(source, out, workers=0, frames=2, size=16, overwrite=True)
+print(len(seen), [path for path in seen if not path.startswith(out)])
+"""
+
+
+def test_nothing_outside_out_is_opened_for_writing(tmp_path: Path) -> None:
+    odd_folder(tmp_path / "odd")
+    command = [sys.executable, "-c", AUDITED, str(tmp_path / "odd"), str(tmp_path / "out")]
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT}/converters"}
+    environment["PYTHONDONTWRITEBYTECODE"] = "1"
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, check=False, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    n_paths, _, outside = done.stdout.strip().partition(" ")
+    assert int(n_paths) > 10 and outside == "[]"
+
+
+def test_the_walk_goes_round_a_circle_of_links_once(tmp_path: Path) -> None:
+    write(tmp_path / "root", {"a/1.txt": "x"})
+    (tmp_path / "root" / "a" / "up").symlink_to("../..")
+    (tmp_path / "root" / "b").symlink_to("a")
+    names = [source.name for source in list_inputs(str(tmp_path / "root")).inputs]
+    assert "a/1.txt" in names and "b/1.txt" in names and len(names) < 10
