@@ -6,6 +6,7 @@ import dataclasses
 import errno
 import os
 import signal
+import time
 from collections.abc import Generator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
@@ -45,6 +46,9 @@ class Lines:
             if line.startswith("once:") and not os.path.exists(line[5:]):
                 Path(line[5:]).touch()
                 os.kill(os.getpid(), signal.SIGKILL)
+            if line.startswith("wait:"):
+                Path(line[5:]).touch()
+                time.sleep(1000)
             if line == "full":
                 raise OSError(errno.ENOSPC, "No space left on device")
             if line == "bug":

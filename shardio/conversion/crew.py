@@ -14,12 +14,14 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Final
 
 from shardio._engine.channel import Channel
 from shardio._engine.crew import Crew, Died, Event, Failed
 from shardio._engine.pieces import Pieces, send_whole
 from shardio.conversion.events import InputBegun, InputDone, UnitDone
+from shardio.conversion.journal import forget_record
 from shardio.conversion.ledger import Ledger
 from shardio.conversion.plan import Unit
 from shardio.conversion.unit import Job, convert_unit
@@ -99,6 +101,8 @@ class _Run:
             return  # it had nothing to do, and there is nothing more
         position = self._reading.pop(number, None)
         self._n_deaths[number, position] += 1
+        if position is None:  # perhaps over the check of what is recorded: a page that is not read
+            forget_record(Path(self._job.folder, self._units[number].key))
         if self._n_deaths[number, position] == MAX_DEATHS:
             if position is None:
                 raise WorkerDied(

@@ -93,6 +93,27 @@ def convert(
         if given := [name for name, is_given in for_files.items() if is_given]:
             raise InvalidArgument(f"{', '.join(given)}: not for samples from an iterable")
         return convert_samples(src, os.fspath(out), schema, shard_bytes)
+    _check(schema, on_error, workers, resume=resume, overwrite=overwrite)
+    source = make_source(kind or DEFAULT_KIND, options)
+    staging = Staging(os.fspath(out), resume=resume, overwrite=overwrite)
+    listing = list_inputs(os.fspath(src), but=str(staging.out))
+    if labels is not None:
+        listing = relabel(listing, read_labels(os.fspath(labels)), os.fspath(labels))
+    job_in = partial(
+        Job,
+        source,
+        shard_bytes=shard_bytes,
+        keep_partial=keep_partial,
+        stop_at_broken=on_error == "stop",
+    )
+    n_workers = usable_cpus() if workers is None else workers
+    return _convert_files(listing, staging, job_in, n_workers, progress)
+
+
+def _check(
+    schema: Schema | None, on_error: str, workers: int | None, *, resume: bool, overwrite: bool
+) -> None:
+    """Check the options of a conversion of files."""
     if schema is not None:
         raise InvalidArgument("schema: only for samples from an iterable; a converter has its own")
     if on_error not in ON_ERROR:
@@ -101,24 +122,6 @@ def convert(
         raise InvalidArgument("resume and overwrite: only one of the two can be had")
     if workers is not None and workers < 0:
         raise InvalidArgument(f"workers is {workers}; it must be 0 or more")
-    source = make_source(kind or DEFAULT_KIND, options)
-    staging = Staging(os.fspath(out), resume=resume, overwrite=overwrite)
-    listing = list_inputs(os.fspath(src), but=str(staging.out))
-    if labels is not None:
-        listing = relabel(listing, read_labels(os.fspath(labels)), os.fspath(labels))
-    return _convert_files(
-        listing,
-        staging,
-        partial(
-            Job,
-            source,
-            shard_bytes=shard_bytes,
-            keep_partial=keep_partial,
-            stop_at_broken=on_error == "stop",
-        ),
-        usable_cpus() if workers is None else workers,
-        progress,
-    )
 
 
 def _convert_files(

@@ -140,6 +140,11 @@ def has_records(folder: Path) -> bool:
     return next(folder.glob(f"*/{RECORD}"), None) is not None
 
 
+def forget_record(folder: Path) -> None:
+    """Have a unit converted anew."""
+    (folder / RECORD).unlink(missing_ok=True)
+
+
 def read_record(folder: Path, unit: Unit) -> tuple[list[InputDone], UnitDone] | None:
     """Read what an earlier conversion recorded of a unit, and check its shards to the last byte.
 

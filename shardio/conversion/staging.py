@@ -112,6 +112,7 @@ class Staging:
         self._clear(but={PLAN, *units} if self._plan is not None else set())
         self._plan = Plan(settings, tuple(units), replaces)
         write_plan(self.folder, self._plan)
+        sync_folder(str(self.out))
 
     def move_out(self, shards: Sequence[tuple[str, str]], lineage: str) -> None:
         """Move finished shards, (name here, name there), into `out/`, durably.

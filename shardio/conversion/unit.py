@@ -20,6 +20,7 @@ from shardio.conversion.source import OUTCOMES, Input, Outcome, Source
 from shardio.disk import create_unnamed, make_folder
 from shardio.errors import InvalidArgument, MediaError
 from shardio.format.schema import Schema
+from shardio.storage import sync_folder
 from shardio.writer import ShardSummary, ShardWriter
 
 SPOOL_BYTES: Final = 64 << 20
@@ -52,6 +53,7 @@ def convert_unit(unit: Unit, job: Job, tell: Callable[[UnitEvent], None]) -> Non
     else:
         shutil.rmtree(folder, ignore_errors=True)  # what an earlier attempt left
         make_folder(folder)
+        sync_folder(job.folder)
         end = _convert(unit, job, folder, tell)
     tell(end)
 

@@ -1,16 +1,68 @@
-"""A slice of tools/dev/kill_conversion.py: a kill in every phase, and at any moment."""
+"""A conversion that is ended by a signal goes on where it was, and leaves no process behind."""
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
+
+import pytest
+
+from shardio_tools import cli
+from tests.faults.scene import PATIENCE_S, scene
+from tests.lines import contents, convert, install
 
 ROOT = Path(__file__).resolve().parents[2]
 PHASES = ("plan", "decode", "seal", "fsync", "rename", "generation", "any moment")
 
 
-def test_a_killed_conversion_is_resumed_to_the_same_bytes() -> None:
+PROGRAM = """
+import sys
+sys.path[:0] = sys.argv[1:3]
+import shardio.conversion.plan as plan
+from shardio_tools import cli
+plan.MIN_UNIT_BYTES, plan.MIN_INPUT_BYTES = 8, 0
+sys.exit(cli.main(sys.argv[3:]))
+"""
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_what_a_signal_interrupts_is_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int, number: signal.Signals
+) -> None:
+    lines = install(tmp_path, monkeypatch)
+    convert(lines, tmp_path / "whole")
+    waits = lines / "top.txt"
+    was, content = waits.stat(), waits.read_text()
+    waits.write_text(f"wait:{tmp_path}/reached")
+    out = tmp_path / "out"
+    command = ["convert", str(lines), str(out), "--kind=lines", f"--workers={workers}"]
+    with scene() as stage:
+        paths = [str(ROOT / "tools"), str(tmp_path / "site")]
+        main = stage.start(["-c", PROGRAM, *paths, *command])
+        end_s = time.monotonic() + PATIENCE_S
+        while not (tmp_path / "reached").exists() and time.monotonic() < end_s:
+            time.sleep(0.01)
+        os.killpg(main.pid, number)
+        _, said = main.communicate(timeout=PATIENCE_S)
+        assert stage.left_after() == {}
+    if number == signal.SIGINT:
+        assert main.returncode == cli.INTERRUPTED
+        assert said.decode().splitlines()[-2] == "shardio: convert: interrupted"
+        assert "resume (--resume) goes on with it" in said.decode().splitlines()[-1]
+    assert os.listdir(out) == [".conversion"]
+    waits.write_text(content)
+    os.utime(waits, ns=(was.st_atime_ns, was.st_mtime_ns))
+    convert(lines, out, resume=True)
+    assert contents(out) == contents(tmp_path / "whole")
+
+
+def test_a_conversion_killed_in_any_phase_is_resumed_to_the_same_bytes() -> None:
+    """A slice of tools/dev/kill_conversion.py."""
     command = [sys.executable, str(ROOT / "tools" / "dev" / "kill_conversion.py"), "--times", "1"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
