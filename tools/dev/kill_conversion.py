@@ -192,7 +192,7 @@ class Stage:
         wanted = Trap(phase, at, where, who, 0, str(fired))
         process = self._start(out, mark, None if phase == ANY else wanted)
         if phase == ANY:
-            who = self._kill_at_random(process, mark)
+            who = self._kill_at_random(process, mark, out)
         elif process.wait(60) is not None and not fired.exists():
             who = ""
         process.wait(60)
@@ -216,9 +216,11 @@ class Stage:
         command = [sys.executable, "-c", program, str(self.folder / "source"), str(out)]
         return subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
 
-    def _kill_at_random(self, process: subprocess.Popen[bytes], mark: str) -> str:
-        """Kill any of the processes at any moment; who it was."""
-        time.sleep(self._chance.uniform(0.3, 1.2))
+    def _kill_at_random(self, process: subprocess.Popen[bytes], mark: str, out: Path) -> str:
+        """Kill any of the processes at any moment from the first file on; who it was."""
+        while not out.exists() and process.poll() is None:
+            time.sleep(0.001)
+        time.sleep(self._chance.uniform(0.0, 0.8))
         pids = [pid for pid in processes(mark) if pid != process.pid]
         if process.poll() is not None:
             return ""
