@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -100,8 +101,6 @@ def test_a_file_that_breaks_a_rule_is_refused_with_the_place_before_anything_is_
 
 @given(st.binary(max_size=200), st.sampled_from(["l.csv", "l.jsonl"]))
 def test_any_bytes_are_labels_or_refused(content: bytes, name: str) -> None:
-    import tempfile
-
     with tempfile.TemporaryDirectory() as folder:
         path = written(Path(folder), name, content)
         try:

@@ -342,11 +342,24 @@ def test_overwrite_replaces_nothing_but_datasets(lines: Path, tmp_path: Path) ->
     write(tmp_path / "other", {"thesis.tex": "a year of work"})
     with pytest.raises(DatasetExists, match=r"thesis\.tex"):
         convert(lines, tmp_path / "other", overwrite=True)
+    for name in ("notes", "mine.shard"):
+        out = tmp_path / f"out with {name}"
+        convert(lines, out)
+        write(out, {name: "mine"})
+        with pytest.raises(DatasetExists, match=f"holds {name} beside the dataset"):
+            convert(lines, out, overwrite=True)
+        assert (out / name).exists() and len(texts(out)) == 7
+
+
+def test_overwrite_replaces_no_dataset_whose_parts_it_cannot_know(
+    lines: Path, tmp_path: Path
+) -> None:
     convert(lines, tmp_path / "out")
-    write(tmp_path / "out", {"notes": "mine"})
-    with pytest.raises(DatasetExists, match="holds notes beside the dataset"):
+    flip(tmp_path / "out" / "generations" / "000001.json", 30)
+    before = contents(tmp_path / "out")
+    with pytest.raises(DatasetCorrupt, match=r"000001\.json"):
         convert(lines, tmp_path / "out", overwrite=True)
-    assert (tmp_path / "out" / "notes").exists() and len(texts(tmp_path / "out")) == 7
+    assert contents(tmp_path / "out") == before
 
 
 def test_what_is_written_is_never_read_as_a_source(lines: Path, tmp_path: Path) -> None:

@@ -14,7 +14,15 @@ from typing import Final
 
 from shardio.disk import make_folder
 from shardio.errors import DatasetConflict, DatasetCorrupt, DatasetExists, ShardUnsupported
-from shardio.manifest import GENERATIONS, POINTER, holds_dataset, load, refuse_existing, withdraw
+from shardio.manifest import (
+    GENERATIONS,
+    POINTER,
+    holds_dataset,
+    load,
+    load_generation,
+    refuse_existing,
+    withdraw,
+)
 from shardio.sealed import read_sealed, sealed, write_sealed
 from shardio.storage import rename_new, sync_folder
 
@@ -26,7 +34,8 @@ def refuse_strangers(out: Path, but: str) -> None:
     """Make sure that `out` is missing, empty, or holds a dataset and nothing else, save `but`.
 
     Raises:
-        DatasetExists: there is something in it that could not be replaced.
+        DatasetExists: there is something in it that is not part of the dataset.
+        DatasetCorrupt, ShardUnsupported: nobody knows what is part of it.
     """
     if not holds_dataset(out):
         refuse_existing(out, but=but)
@@ -39,8 +48,14 @@ def refuse_strangers(out: Path, but: str) -> None:
 
 
 def _parts(out: Path) -> list[str]:
-    """Name what makes a dataset, the pointer first: without it, the rest is none."""
-    return [POINTER, GENERATIONS, *sorted(path.name for path in out.glob("*.shard"))]
+    """Name what makes a dataset, the pointer first: without it, the rest is none.
+
+    Raises:
+        DatasetCorrupt, ShardUnsupported: a generation does not say what belongs to it.
+    """
+    numbers = [int(path.stem) for path in (out / GENERATIONS).glob("[0-9]*.json")]
+    named = {shard.name for n in numbers for shard in load_generation(out, n).shards}
+    return [POINTER, GENERATIONS, *sorted(name for name in named if (out / name).exists())]
 
 
 class Moves:
