@@ -6,7 +6,9 @@ import contextlib
 import errno
 import os
 import shutil
+import tempfile
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,6 +22,17 @@ from tests.faults.failing import Call, FailingDisk
 from tests.lines import contents, convert, install, write
 
 OPTIONS = {"shard_bytes": 9000}
+
+
+@pytest.fixture
+def tmp_path(tmp_path: Path) -> Iterator[Path]:
+    """A folder in memory where there is one: thousands of fsyncs need not wait for a disk."""
+    memory = Path("/dev/shm")
+    if not os.access(memory, os.W_OK):
+        yield tmp_path
+        return
+    with tempfile.TemporaryDirectory(dir=memory) as folder:
+        yield Path(folder)
 
 
 @pytest.fixture
