@@ -19,7 +19,6 @@ RANKS = {
     "shardio.errors": 0,
     "shardio.version": 0,
     "shardio.disk": 0,  # whatever changes a file system
-    "shardio.disk": 0,  # whatever changes a file system
     "shardio.access": 0.5,  # how a file's bytes are got at; storage has the other way
     "shardio.format": 1,  # bytes <-> values
     "shardio.media": 2,  # encoded bytes <-> pixels and samples
