@@ -17,28 +17,16 @@ import numpy as np
 import numpy.typing as npt
 
 from shardio.access.columns import Column
-from shardio.access.content import Content, take
+from shardio.access.content import Content
 from shardio.access.files import check_length
 from shardio.access.filesystems import Access
-from shardio.errors import InvalidArgument, LoaderClosed, ShardChanged, ShardCorrupt
-from shardio.format.codec import Dictionary, decode, known_dictionary
-from shardio.format.index import (
-    ENTRY,
-    ENTRY_DTYPE,
-    Entries,
-    codecs,
-    first_broken,
-    full_shape,
-    stored_bytes,
-)
-from shardio.format.layout import NO_FIELD, PAGE, Kind, Section
+from shardio.errors import InvalidArgument, LoaderClosed
+from shardio.format.layout import PAGE, Kind, Section
 from shardio.format.schema import Array
-from shardio.format.values import decode_record
 from shardio.opening import open_sections
+from shardio.records import Present, Records
 from shardio.storage import open_content
 from shardio.units import VERIFY, Rows, Units, Verify
-
-Present = npt.NDArray[np.bool_]
 
 
 class ShardReader:
@@ -72,14 +60,14 @@ class ShardReader:
         self._bytes, self.file = open_content(self.path, access)
         self.header, self.schema, self._sections = open_sections(self._bytes, self.path)
         self._verify = verify
-        self._record_ids = {name: k for k, name in enumerate(self.schema.records)}
         self.units = Units(
             self._bytes, self.schema, self._sections, len(self), path=self.path, verify=verify
         )
         """What has been checked; the dataset's gather uses it too."""
         self.access: Access = "mmap" if isinstance(self._bytes, memoryview) else "pread"
         """What `access` came to."""
-        self._dictionaries: dict[str, Dictionary | None] = {}
+        self.records = Records(self._bytes, self.schema, self._sections, self.units, path=self.path)
+        """What is not stored in columns."""
 
     def __len__(self) -> int:
         return self.header.n_samples
@@ -104,11 +92,6 @@ class ShardReader:
             check_length(self._place, self.file)
 
     @property
-    def payload_offset(self) -> int:
-        """Where in the file the records begin."""
-        return self._sections[Kind.PAYLOAD, NO_FIELD, 0].offset
-
-    @property
     def sections(self) -> tuple[Section, ...]:
         """The section table, in file order."""
         return tuple(self._sections.values())
@@ -131,8 +114,8 @@ class ShardReader:
                 known = ", ".join(self.schema)
                 raise InvalidArgument(f"{self.path}: no field {name!r}; there are {known}")
             if not isinstance(field, Array) or not field.is_column:
-                sample[name] = next(self.values(name, rows))
-            elif field.optional and not self.present(name, rows)[0]:
+                sample[name] = next(self.records.values(name, rows))
+            elif field.optional and not self.records.present(name, rows)[0]:
                 sample[name] = None
             else:
                 self.units.check_column(name, rows)
@@ -218,17 +201,8 @@ class ShardReader:
         if field is None:
             raise InvalidArgument(f"{self.path}: no field {name!r}; there are {list(self.schema)}")
         places = np.arange(len(self)) if rows is None else self._places(rows)
-        if not field.optional:
-            return np.ones(len(places), np.bool_)
         self._check_open()
-        number = self.schema.field_id(name)
-        section = self._sections[Kind.VALIDITY, number, 0]
-        at = places >> 3
-        self.units.check_blocks(Kind.VALIDITY, number, at, 1)
-        place = section.size, section.offset
-        stored = take(self._bytes, np.uint8, *place, at, section=section.name, field=name)
-        found: Present = (stored >> (places & 7).astype(np.uint8) & 1).astype(np.bool_)
-        return found
+        return self.records.present(name, places)
 
     def _check_open(self) -> None:
         if not self._is_open:
@@ -249,166 +223,12 @@ class ShardReader:
         """Where the hashes of a column's units lie in the file."""
         return self._sections[Kind.COLUMN_HASHES, self.schema.field_id(name), 0]
 
-    def entries(self, name: str, rows: Rows) -> Entries:
-        """The index entries of a record field for `rows`, checked: hashes, bounds, sizes.
-
-        Raises:
-            ShardCorrupt: naming the first sample whose entry cannot be right.
-        """
-        self._check_open()
-        k, n_records = self._record_ids[name], len(self._record_ids)
-        section = self._sections[Kind.INDEX, NO_FIELD, 0]
-        numbers = rows * n_records + k
-        self.units.check_blocks(Kind.INDEX, NO_FIELD, numbers * ENTRY.size, ENTRY.size)
-        place = section.count, section.offset
-        found: Entries = take(
-            self._bytes, ENTRY_DTYPE, *place, numbers, section=section.name, field=name
-        )
-        payload = self._sections[Kind.PAYLOAD, NO_FIELD, 0]
-        broken = first_broken(found, self.schema[name], payload.size)
-        if broken is not None:
-            raise ShardCorrupt(
-                "an index entry cannot be right (codec, offset, sizes or alignment)",
-                code="index_entry",
-                path=self.path,
-                field=name,
-                sample=int(rows[broken]),
-                offset=section.offset + int(numbers[broken]) * ENTRY.size,
-                found=tuple(found[broken].tolist()),
-            )
-        return found
-
-    def records(self, name: str, rows: Rows, entries: Entries) -> Iterator[bytes | memoryview]:
-        """The decoded record of each row in order, verified; raw ones are views of any map.
-
-        Raises:
-            ShardCorrupt: ChecksumMismatch for changed bytes; otherwise what does not decode.
-        """
-        self._check_open()
-        payload = self.payload_offset
-        content = self._bytes  # close() lets go of the map; this iterator goes on
-        dictionary = self._dictionary(name)
-        k = self._record_ids[name]
-        columns = (
-            rows.tolist(),
-            (entries["offset"] + np.uint64(payload)).tolist(),
-            stored_bytes(entries).tolist(),
-            codecs(entries).tolist(),
-            entries["n_bytes"].tolist(),
-            entries["hash"].tolist(),
-        )
-        for row, offset, n_stored, codec, n_bytes, expected in zip(*columns, strict=True):
-            try:
-                stored = content[offset : offset + n_stored]
-            except ShardChanged as error:
-                raise error.at(field=name, sample=row) from error
-            self.units.check_record(name, k, row, offset, stored, expected)
-            try:
-                yield decode(stored, codec, n_bytes, dictionary)
-            except ShardCorrupt as error:
-                raise self.placed(error, name, row, offset) from error
-
-    def _dictionary(self, name: str) -> Dictionary | None:
-        """What a field's records are compressed with; None if with nothing. Read once."""
-        if self.schema[name].codec != "zstd_dictionary":
-            return None
-        if name not in self._dictionaries:
-            section = self._sections[Kind.DICTIONARY, self.schema.field_id(name), 0]
-            try:
-                content = bytes(self._bytes[section.offset : section.offset + section.size])
-            except ShardChanged as error:
-                raise error.at(section=section.name, field=name) from error
-            self.units.check_whole(section, content)
-            try:
-                self._dictionaries[name] = known_dictionary(content) if content else None
-            except ShardCorrupt as error:
-                raise self.placed(error, name, None, section.offset) from error
-        return self._dictionaries[name]
-
-    def shapes(self, name: str, rows: Rows) -> npt.NDArray[np.uint64]:
-        """The varying dimensions of an array field for `rows`: (len(rows), n_varying), checked."""
-        field = self.schema[name]
-        if not isinstance(field, Array) or not field.n_varying:
-            return np.empty((len(rows), 0), np.uint64)
-        self._check_open()
-        number = self.schema.field_id(name)
-        section = self._sections[Kind.SHAPES, number, 0]
-        self.units.check_blocks(Kind.SHAPES, number, rows * section.stride, section.stride)
-        line = np.dtype([("dims", "<u8", (field.n_varying,))])
-        place = section.count, section.offset
-        found = take(self._bytes, line, *place, rows, section=section.name, field=name)
-        dims: npt.NDArray[np.uint64] = found["dims"]
-        return dims
-
-    def values(self, name: str, rows: Rows) -> Iterator[Any]:
-        """The value of a record field for each row, in order; raw arrays are views of any map.
-
-        None where a sample has none.
-
-        Raises:
-            ShardCorrupt: bytes that changed, or a record that is not what its field promises.
-        """
-        field = self.schema[name]
-        entries = self.entries(name, rows)
-        dims = self.shapes(name, rows)
-        payload = self.payload_offset
-        absent = self.absent(name, rows, entries)
-        for i, record in enumerate(self.records(name, rows, entries)):
-            n_bytes, offset = int(entries["n_bytes"][i]), payload + int(entries["offset"][i])
-            if i in absent:
-                yield None
-                continue
-            try:
-                shape = full_shape(field, dims[i], n_bytes) if isinstance(field, Array) else ()
-                value = decode_record(field, record, shape)
-            except ShardCorrupt as error:
-                raise self.placed(error, name, int(rows[i]), offset) from error
-            except (ValueError, RecursionError) as error:  # not UTF-8, not JSON, nested too deep
-                broken = ShardCorrupt(f"a record cannot be decoded: {error}", code="value")
-                raise self.placed(broken, name, int(rows[i]), offset) from error
-            for array in value if isinstance(value, list) else [value]:
-                if isinstance(array, np.ndarray):
-                    array.flags.writeable = False
-            yield value
-
-    def absent(self, name: str, rows: Rows, entries: Entries) -> frozenset[int]:
-        """The places in `rows` of samples that lack a record field; `entries` are theirs.
-
-        Raises:
-            ShardCorrupt: such a sample has a record all the same; or a fixed array has no bytes.
-        """
-        field = self.schema[name]
-        if not field.optional:
-            return frozenset()
-        is_absent = ~self.present(name, rows)
-        wrong = is_absent & (entries["n_bytes"] != 0)
-        if isinstance(field, Array) and field.is_fixed:
-            wrong |= ~is_absent & (entries["n_bytes"] == 0)
-        for i in np.flatnonzero(wrong)[:1].tolist():
-            what = "a record is there although the sample lacks the field, or the other way round"
-            error = ShardCorrupt(what, code="validity", found=int(entries["n_bytes"][i]))
-            offset = self.payload_offset + int(entries["offset"][i])
-            raise self.placed(error, name, int(rows[i]), offset)
-        return frozenset(np.flatnonzero(is_absent).tolist())
-
-    def placed(self, error: ShardCorrupt, field: str, row: int | None, offset: int) -> ShardCorrupt:
-        """The same error, with its place."""
-        return ShardCorrupt(
-            error.what,
-            code=error.code,
-            path=self.path,
-            field=field,
-            sample=row,
-            offset=offset,
-            expected=error.expected,
-            found=error.found,
-        )
-
     def close(self) -> None:
         """Let go of the map; it is unmapped when the last view of it is gone. Idempotent."""
         self._is_open = False
         self._bytes = memoryview(bytes(PAGE))
         self.units.release()
+        self.records.release()
 
     def __enter__(self) -> Self:
         return self

@@ -19,35 +19,36 @@ RANKS = {
     "shardio.errors": 0,
     "shardio.version": 0,
     "shardio.disk": 0,  # whatever changes a file system
-    "shardio.access": 0.5,  # how a file's bytes are got at; storage has the other way
     "shardio.format": 1,  # bytes <-> values
+    "shardio.access": 1,  # how a file's bytes are got at
     "shardio.media": 2,  # encoded bytes <-> pixels and samples
-    "shardio.storage": 1,  # where bytes come from
+    "shardio.storage": 2,  # where bytes come from
     "shardio.opening": 2,
     "shardio.units": 2,
     "shardio.sections": 2,
-    "shardio.payload": 2,
+    "shardio.payload": 3,
+    "shardio.records": 3,
     "shardio.rows": 3,
-    "shardio.reader": 3,
     "shardio.sealed": 3,
-    "shardio.writer": 3,  # files stop here
-    "shardio.manifest": 4,
-    "shardio.gather": 4,
-    "shardio.order": 4,
-    "shardio.collate": 4,
-    "shardio.inference": 4,
-    "shardio.dataset": 5,
-    "shardio.batch": 5,
-    "shardio._engine": 6,  # processes stop here
-    "shardio.surgery": 7,
-    "shardio.options": 7,
-    "shardio.tensors": 7,  # tinygrad stops here
-    "shardio.loader": 8,
-    "shardio.conversion": 8,
-    "shardio_converters": 9,
-    "shardio_tools": 9,
+    "shardio.reader": 4,
+    "shardio.writer": 4,  # files stop here
+    "shardio.manifest": 5,
+    "shardio.gather": 5,
+    "shardio.order": 5,
+    "shardio.collate": 5,
+    "shardio.inference": 5,
+    "shardio.dataset": 6,
+    "shardio.batch": 6,
+    "shardio._engine": 7,  # processes stop here
+    "shardio.surgery": 8,
+    "shardio.options": 8,
+    "shardio.tensors": 8,  # tinygrad stops here
+    "shardio.loader": 9,
+    "shardio.conversion": 9,
+    "shardio_converters": 10,
+    "shardio_tools": 10,
 }
-OUTERMOST = 9
+OUTERMOST = 10
 PUBLIC_MODULES = {"shardio.errors", "shardio.media", "shardio.tensors", "shardio.surgery"}
 
 # The front door leads everywhere, by way of names; `python -m shardio` is the command line.

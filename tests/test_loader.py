@@ -292,7 +292,7 @@ def test_a_flipped_bit_in_a_record_is_an_error_that_names_the_place(
     folder = write_dataset(tmp_path / "set", 12, 1, Schema({field: EVERY_FIELD[field]}))
     path = Path(folder) / "000000-000.shard"
     with ShardReader(path) as reader:
-        entry = reader.entries(field, np.array([7]))[0]
+        entry = reader.records.entries(field, np.array([7]))[0]
         payload = next(s.offset for s in reader.sections if s.kind == Kind.PAYLOAD)
     offset = payload + int(entry["offset"])
     _flip_byte(path, offset)

@@ -168,7 +168,7 @@ def caption(i: int) -> str:
 
 
 def _all(reader: ShardReader, name: str) -> Any:
-    return reader.entries(name, np.arange(len(reader)))
+    return reader.records.entries(name, np.arange(len(reader)))
 
 
 def test_short_records_that_are_alike_shrink_by_a_dictionary_and_come_back(tmp_path: Path) -> None:

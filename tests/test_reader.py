@@ -42,7 +42,7 @@ def damage(path: Path, name: str, row: int) -> None:
             at = section.offset + row * section.stride
         else:
             payload = next(s for s in reader.sections if s.name == "payload")
-            at = payload.offset + int(reader.entries(name, np.array([row]))["offset"][0])
+            at = payload.offset + int(reader.records.entries(name, np.array([row]))["offset"][0])
     with open(path, "r+b") as file:
         file.seek(at)
         byte = file.read(1)[0]
@@ -206,7 +206,7 @@ def test_a_unit_is_checked_once_with_first_each_time_with_always_and_never_with_
         with pytest.raises(ChecksumMismatch, match="field 'frames'"):
             always.column("frames")
         with pytest.raises(ChecksumMismatch, match="field 'raw'"):
-            next(always.values("raw", np.array([4])))
+            next(always.records.values("raw", np.array([4])))
 
 
 def test_an_unknown_verification_is_refused(shard: Path) -> None:
@@ -244,9 +244,9 @@ def test_the_map_goes_with_the_last_view_of_it(tmp_path: Path) -> None:
         lambda r: r[0],
         lambda r: r.column("label"),
         lambda r: r.column("label", [0]),
-        lambda r: next(r.values("note", np.array([0]))),
-        lambda r: r.entries("note", np.array([0])),
-        lambda r: r.shapes("points", np.array([0])),
+        lambda r: next(r.records.values("note", np.array([0]))),
+        lambda r: r.records.entries("note", np.array([0])),
+        lambda r: r.records.shapes("points", np.array([0])),
         lambda r: next(iter(r)),
     ],
     ids=["row", "column", "rows", "values", "entries", "shapes", "iteration"],

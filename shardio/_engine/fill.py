@@ -190,9 +190,9 @@ class Filler:
             places = np.flatnonzero(shards == shard)
             reader = self._dataset.reader(shard)
             local = rows[places] - self._dataset.starts[shard]
-            entries = reader.entries(name, local)
-            records = reader.records(name, local, entries)
-            absent = reader.absent(name, local, entries)
+            entries = reader.records.entries(name, local)
+            records = reader.records.read(name, local, entries)
+            absent = reader.records.absent(name, local, entries)
             for i, (place, record) in enumerate(zip(places.tolist(), records, strict=True)):
                 out[place] = 0 if i in absent else np.frombuffer(record, np.uint8)
 
@@ -211,7 +211,7 @@ class Filler:
         for shard in distinct(shards).tolist():
             places = np.flatnonzero(shards == shard)
             local = rows[places] - self._dataset.starts[shard]
-            entries = self._dataset.reader(shard).entries(slot.name, local)
+            entries = self._dataset.reader(shard).records.entries(slot.name, local)
             n_bytes[places] = entries["n_bytes"]
             by_shard.append((shard, places, local, entries))
         alignment = slot.alignment
@@ -240,10 +240,10 @@ class Filler:
         field = self._source[slot.name]
         starts = layout.extents(memory.bytes, slot)["place"][places].tolist()
         heap = memory.bytes[layout.heap :].data
-        dims = reader.shapes(slot.name, local)
+        dims = reader.records.shapes(slot.name, local)
         shapes = layout.shapes(memory.bytes, slot)
-        records = reader.records(slot.name, local, entries)
-        absent = reader.absent(slot.name, local, entries)
+        records = reader.records.read(slot.name, local, entries)
+        absent = reader.records.absent(slot.name, local, entries)
         for i, (place, start, record) in enumerate(
             zip(places.tolist(), starts, records, strict=True)
         ):
@@ -255,8 +255,8 @@ class Filler:
                 try:
                     shapes[place] = full_shape(field, dims[i], size)
                 except ShardCorrupt as error:
-                    offset = reader.payload_offset + int(entries["offset"][i])
-                    raise reader.placed(error, slot.name, int(local[i]), offset) from error
+                    offset = reader.records.offset + int(entries["offset"][i])
+                    raise reader.records.placed(error, slot.name, int(local[i]), offset) from error
 
     # With a transform: sample by sample.
 

@@ -38,6 +38,6 @@ def _expected_heap(layout: BlockLayout, recipe: Recipe, dataset: ShardDataset) -
         return mmap.PAGESIZE if layout.varying else 0
     reader = dataset.reader(0)
     rows = np.linspace(0, max(0, len(reader) - 1), min(n, len(reader)), dtype=np.int64)
-    sizes = [reader.entries(name, rows)["n_bytes"].mean() for name in names if len(rows)]
+    sizes = [reader.records.entries(name, rows)["n_bytes"].mean() for name in names if len(rows)]
     wanted = int(1.5 * sum(sizes) * recipe.batch_size) + mmap.PAGESIZE
     return -(-wanted // mmap.PAGESIZE) * mmap.PAGESIZE

@@ -118,7 +118,7 @@ def test_samples_that_were_read_outlive_the_reader_and_records_are_read_on(folde
     path = os.path.join(folder, "000000-000.shard")
     reader = ShardReader(path, access="pread")
     rows = np.arange(4)
-    records = reader.records("blob", rows, reader.entries("blob", rows))
+    records = reader.records.read("blob", rows, reader.records.entries("blob", rows))
     sample = reader[3]
     next(records)
     reader.close()
@@ -162,8 +162,8 @@ def test_a_flipped_bit_is_named_alike(tmp_path: Path, name: str, through: str) -
         if name in COLUMNS:
             offset = reader.column_section(name).offset + 10 * reader.column_section(name).stride
         else:
-            entries = reader.entries(name, np.array([10]))
-            offset = reader.payload_offset + int(entries["offset"][0])
+            entries = reader.records.entries(name, np.array([10]))
+            offset = reader.records.offset + int(entries["offset"][0])
         flip(reader.path, offset)
     modes: tuple[Access, ...] = ("mmap", "pread")
     found = []

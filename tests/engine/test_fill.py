@@ -218,7 +218,7 @@ def test_damage_is_refused_and_the_block_says_what_was_being_read(
             offset = section.offset + 10 * section.stride
         else:
             payload = next(s.offset for s in reader.sections if s.name.startswith("payload"))
-            offset = payload + int(reader.entries(name, np.array([10]))["offset"][0])
+            offset = payload + int(reader.records.entries(name, np.array([10]))["offset"][0])
         with open(reader.path, "r+b") as file:
             file.seek(offset)
             byte = file.read(1)[0]

@@ -103,8 +103,8 @@ def test_a_reader_written_from_the_specification_reads_the_same(path: Path) -> N
                 if not isinstance(value, Stored):
                     assert as_told(value) == sample[name], (row, name)
                     continue
-                (entry,) = reader.entries(name, np.array([row]))
-                place = reader.payload_offset + int(entry["offset"])
+                (entry,) = reader.records.entries(name, np.array([row]))
+                place = reader.records.offset + int(entry["offset"])
                 stored = int(entry["stored"])
                 assert value.codec == stored >> 48
                 assert value.content == content[place : place + (stored & (1 << 48) - 1)]
@@ -153,6 +153,6 @@ def test_offsets_beyond_4_gib_are_read(tmp_path: Path) -> None:
         table.close(n_rows, 0)
     assert path.stat().st_blocks * 512 < 1 << 20
     with ShardReader(path) as reader:
-        assert reader.payload_offset > 1 << 32
+        assert reader.records.offset > 1 << 32
         assert reader[69]["note"] == "note 69"
         assert not reader.column("frames", [69])[0, :: 1 << 12].any()

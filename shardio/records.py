@@ -1,0 +1,235 @@
+"""Records: the values of a shard that are not stored in columns, found by its index, verified.
+
+`reader` and the engine read through this; `payload` is what writes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from shardio.access.content import Content, take
+from shardio.errors import LoaderClosed, ShardChanged, ShardCorrupt
+from shardio.format.codec import Dictionary, decode, known_dictionary
+from shardio.format.index import (
+    ENTRY,
+    ENTRY_DTYPE,
+    Entries,
+    codecs,
+    first_broken,
+    full_shape,
+    stored_bytes,
+)
+from shardio.format.layout import NO_FIELD, Kind
+from shardio.format.schema import Array, Schema
+from shardio.format.values import decode_record
+from shardio.opening import Sections
+from shardio.units import Rows, Units
+
+Present = npt.NDArray[np.bool_]
+
+
+class Records:
+    """The records of one opened shard. Borrows its bytes and units, until `release`.
+
+    Args:
+        content: the whole file.
+        schema, sections: as `opening.open_sections` proved them.
+        units: what has been checked.
+        path: for messages.
+    """
+
+    def __init__(
+        self, content: Content, schema: Schema, sections: Sections, units: Units, *, path: str
+    ) -> None:
+        self._content: Content | None = content
+        self._schema, self._sections, self._units, self._path = schema, sections, units, path
+        self._ids = {name: k for k, name in enumerate(schema.records)}
+        self._dictionaries: dict[str, Dictionary | None] = {}
+
+    @property
+    def _bytes(self) -> Content:
+        if self._content is None:
+            raise LoaderClosed(f"{self._path}: the reader is closed")
+        return self._content
+
+    def release(self) -> None:
+        """Let go of the shard's bytes; nothing can be read any more."""
+        self._content = None
+
+    @property
+    def offset(self) -> int:
+        """Where in the file the records begin."""
+        return self._sections[Kind.PAYLOAD, NO_FIELD, 0].offset
+
+    def present(self, name: str, rows: Rows) -> Present:
+        """Which of `rows` have a value of a field, also of a column, verified.
+
+        Raises:
+            ChecksumMismatch: the bytes changed since they were written.
+        """
+        if not self._schema[name].optional:
+            return np.ones(len(rows), np.bool_)
+        number = self._schema.field_id(name)
+        section = self._sections[Kind.VALIDITY, number, 0]
+        at = rows >> 3
+        self._units.check_blocks(Kind.VALIDITY, number, at, 1)
+        place = section.size, section.offset
+        stored = take(self._bytes, np.uint8, *place, at, section=section.name, field=name)
+        found: Present = (stored >> (rows & 7).astype(np.uint8) & 1).astype(np.bool_)
+        return found
+
+    def entries(self, name: str, rows: Rows) -> Entries:
+        """The index entries of a record field for `rows`, checked: hashes, bounds, sizes.
+
+        Raises:
+            ShardCorrupt: naming the first sample whose entry cannot be right.
+        """
+        k, n_records = self._ids[name], len(self._ids)
+        section = self._sections[Kind.INDEX, NO_FIELD, 0]
+        numbers = rows * n_records + k
+        self._units.check_blocks(Kind.INDEX, NO_FIELD, numbers * ENTRY.size, ENTRY.size)
+        place = section.count, section.offset
+        found: Entries = take(
+            self._bytes, ENTRY_DTYPE, *place, numbers, section=section.name, field=name
+        )
+        payload = self._sections[Kind.PAYLOAD, NO_FIELD, 0]
+        broken = first_broken(found, self._schema[name], payload.size)
+        if broken is not None:
+            raise ShardCorrupt(
+                "an index entry cannot be right (codec, offset, sizes or alignment)",
+                code="index_entry",
+                path=self._path,
+                field=name,
+                sample=int(rows[broken]),
+                offset=section.offset + int(numbers[broken]) * ENTRY.size,
+                found=tuple(found[broken].tolist()),
+            )
+        return found
+
+    def read(self, name: str, rows: Rows, entries: Entries) -> Iterator[bytes | memoryview]:
+        """The decoded record of each row in order, verified; raw ones are views of any map.
+
+        Raises:
+            ShardCorrupt: ChecksumMismatch for changed bytes; otherwise what does not decode.
+        """
+        payload = self.offset
+        content = self._bytes  # release() lets go of the map; this iterator goes on
+        dictionary = self._dictionary(name)
+        k = self._ids[name]
+        columns = (
+            rows.tolist(),
+            (entries["offset"] + np.uint64(payload)).tolist(),
+            stored_bytes(entries).tolist(),
+            codecs(entries).tolist(),
+            entries["n_bytes"].tolist(),
+            entries["hash"].tolist(),
+        )
+        for row, offset, n_stored, codec, n_bytes, expected in zip(*columns, strict=True):
+            try:
+                stored = content[offset : offset + n_stored]
+            except ShardChanged as error:
+                raise error.at(field=name, sample=row) from error
+            self._units.check_record(name, k, row, offset, stored, expected)
+            try:
+                yield decode(stored, codec, n_bytes, dictionary)
+            except ShardCorrupt as error:
+                raise self.placed(error, name, row, offset) from error
+
+    def _dictionary(self, name: str) -> Dictionary | None:
+        """What a field's records are compressed with; None if with nothing. Read once."""
+        if self._schema[name].codec != "zstd_dictionary":
+            return None
+        if name not in self._dictionaries:
+            section = self._sections[Kind.DICTIONARY, self._schema.field_id(name), 0]
+            try:
+                content = bytes(self._bytes[section.offset : section.offset + section.size])
+            except ShardChanged as error:
+                raise error.at(section=section.name, field=name) from error
+            self._units.check_whole(section, content)
+            try:
+                self._dictionaries[name] = known_dictionary(content) if content else None
+            except ShardCorrupt as error:
+                raise self.placed(error, name, None, section.offset) from error
+        return self._dictionaries[name]
+
+    def shapes(self, name: str, rows: Rows) -> npt.NDArray[np.uint64]:
+        """The varying dimensions of an array field for `rows`: (len(rows), n_varying), checked."""
+        field = self._schema[name]
+        if not isinstance(field, Array) or not field.n_varying:
+            return np.empty((len(rows), 0), np.uint64)
+        number = self._schema.field_id(name)
+        section = self._sections[Kind.SHAPES, number, 0]
+        self._units.check_blocks(Kind.SHAPES, number, rows * section.stride, section.stride)
+        line = np.dtype([("dims", "<u8", (field.n_varying,))])
+        place = section.count, section.offset
+        found = take(self._bytes, line, *place, rows, section=section.name, field=name)
+        dims: npt.NDArray[np.uint64] = found["dims"]
+        return dims
+
+    def values(self, name: str, rows: Rows) -> Iterator[Any]:
+        """The value of a record field for each row, in order; raw arrays are views of any map.
+
+        None where a sample has none.
+
+        Raises:
+            ShardCorrupt: bytes that changed, or a record that is not what its field promises.
+        """
+        field = self._schema[name]
+        entries = self.entries(name, rows)
+        dims = self.shapes(name, rows)
+        payload = self.offset
+        absent = self.absent(name, rows, entries)
+        for i, record in enumerate(self.read(name, rows, entries)):
+            n_bytes, offset = int(entries["n_bytes"][i]), payload + int(entries["offset"][i])
+            if i in absent:
+                yield None
+                continue
+            try:
+                shape = full_shape(field, dims[i], n_bytes) if isinstance(field, Array) else ()
+                value = decode_record(field, record, shape)
+            except ShardCorrupt as error:
+                raise self.placed(error, name, int(rows[i]), offset) from error
+            except (ValueError, RecursionError) as error:  # not UTF-8, not JSON, nested too deep
+                broken = ShardCorrupt(f"a record cannot be decoded: {error}", code="value")
+                raise self.placed(broken, name, int(rows[i]), offset) from error
+            for array in value if isinstance(value, list) else [value]:
+                if isinstance(array, np.ndarray):
+                    array.flags.writeable = False
+            yield value
+
+    def absent(self, name: str, rows: Rows, entries: Entries) -> frozenset[int]:
+        """The places in `rows` of samples that lack a record field; `entries` are theirs.
+
+        Raises:
+            ShardCorrupt: such a sample has a record all the same; or a fixed array has no bytes.
+        """
+        field = self._schema[name]
+        if not field.optional:
+            return frozenset()
+        is_absent = ~self.present(name, rows)
+        wrong = is_absent & (entries["n_bytes"] != 0)
+        if isinstance(field, Array) and field.is_fixed:
+            wrong |= ~is_absent & (entries["n_bytes"] == 0)
+        for i in np.flatnonzero(wrong)[:1].tolist():
+            what = "a record is there although the sample lacks the field, or the other way round"
+            error = ShardCorrupt(what, code="validity", found=int(entries["n_bytes"][i]))
+            offset = self.offset + int(entries["offset"][i])
+            raise self.placed(error, name, int(rows[i]), offset)
+        return frozenset(np.flatnonzero(is_absent).tolist())
+
+    def placed(self, error: ShardCorrupt, field: str, row: int | None, offset: int) -> ShardCorrupt:
+        """The same error, with its place."""
+        return ShardCorrupt(
+            error.what,
+            code=error.code,
+            path=self._path,
+            field=field,
+            sample=row,
+            offset=offset,
+            expected=error.expected,
+            found=error.found,
+        )
