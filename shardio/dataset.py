@@ -23,11 +23,13 @@ from shardio.manifest import (
     check_classes,
     holds_dataset,
     load,
+    load_generation,
     publish,
     refuse_existing,
 )
 from shardio.reader import ShardReader
 from shardio.units import VERIFY, Rows, Verify
+from shardio.views import RowRuns
 from shardio.writer import ShardSummary, ShardWriter, check_schema
 
 
@@ -37,8 +39,15 @@ class ShardDataset(Sequence[dict[str, Any]]):
     A shard is opened when it is first needed. The object is for one thread at a time. `verify` and
     `access` are as in ShardReader; the file system of the folder decides for all shards.
 
+    Args:
+        path: the folder.
+        verify: when hashes are checked, see ShardReader.
+        subset: the name of a subset: its samples alone, numbered from 0.
+        generation: the number of the state to open; by default the published one.
+
     Raises:
         DatasetNotFound, DatasetCorrupt, ShardUnsupported: from the folder itself.
+        InvalidArgument: there is no such subset.
         ShardNotFound, ShardCorrupt, …: (also later) from a shard.
     """
 
@@ -48,6 +57,8 @@ class ShardDataset(Sequence[dict[str, Any]]):
         *,
         verify: Verify = "first",
         access: Access = "auto",
+        subset: str | None = None,
+        generation: int | None = None,
     ) -> None:
         if verify not in VERIFY:
             raise InvalidArgument(f"verify must be one of {', '.join(VERIFY)}; found {verify!r}")
@@ -55,7 +66,11 @@ class ShardDataset(Sequence[dict[str, Any]]):
         self._root = os.path.abspath(path)  # shards are opened later, whatever chdir did meanwhile
         self.access: Access = choose_access(self._root, access)
         """What `access` came to: "mmap" or "pread"."""
-        self._generation: Generation = load(path)
+        self._generation: Generation = (
+            load(path) if generation is None else load_generation(path, generation)
+        )
+        self.subset = subset
+        self._view = None if subset is None else self._subset_rows(subset)
         self._verify = verify
         counts = [shard.n_samples for shard in self._generation.shards]
         self._starts: Rows = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
@@ -67,6 +82,13 @@ class ShardDataset(Sequence[dict[str, Any]]):
         self._marks: npt.NDArray[np.uint8] | None = None
         self._first_marks: Rows | None = None
         self._closed = False
+
+    def _subset_rows(self, subset: str) -> RowRuns:
+        rows = self._generation.subsets.get(subset)
+        if rows is None:
+            known = ", ".join(map(repr, self._generation.subsets)) or "none; see shardio split"
+            raise InvalidArgument(f"{self.path}: no subset {subset!r}; there are: {known}")
+        return rows
 
     @property
     def schema(self) -> Schema:
@@ -108,12 +130,28 @@ class ShardDataset(Sequence[dict[str, Any]]):
         """The versions of what its bytes depend on."""
         return self._generation.versions
 
+    @property
+    def subsets(self) -> Mapping[str, int]:
+        """The names of its subsets, and how many samples each has."""
+        return {name: len(rows) for name, rows in self._generation.subsets.items()}
+
+    @property
+    def stats(self) -> Mapping[str, Any]:
+        """What `shardio stats` counted: of the "whole", and of its "subsets"."""
+        return self._generation.stats
+
+    @property
+    def surgery(self) -> Mapping[str, Any]:
+        """What made this state of an earlier one, or of other datasets, with which options."""
+        return self._generation.surgery
+
     def __len__(self) -> int:
-        return int(self._starts[-1])
+        return int(self._starts[-1]) if self._view is None else len(self._view)
 
     def __repr__(self) -> str:
+        part = "" if self.subset is None else f"subset {self.subset!r}, "
         return (
-            f"ShardDataset({self.path!r}: {len(self)} samples in {len(self.shards)} shards, "
+            f"ShardDataset({self.path!r}: {part}{len(self)} samples in {len(self.shards)} shards, "
             f"generation {self.generation})"
         )
 
@@ -125,16 +163,24 @@ class ShardDataset(Sequence[dict[str, Any]]):
         if not -n <= row < n:
             raise IndexError(f"{self.path}: sample {row} of {n}")
         row += n if row < 0 else 0
+        if self._view is not None:
+            row = int(self.rows(np.array([row]))[0])
         shard = int(np.searchsorted(self._starts, row, side="right")) - 1
         return self.reader(shard)[row - int(self._starts[shard])]
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
+        if self._view is not None:
+            return (self[i] for i in range(len(self)))
         return (sample for shard in range(len(self.shards)) for sample in self.reader(shard))
 
     @property
     def starts(self) -> Rows:
         """The number of each shard's first sample, and of all samples at the end."""
         return self._starts
+
+    def rows(self, positions: Rows) -> Rows:
+        """The rows of all shards that the samples at `positions` are: of a subset, its own."""
+        return positions if self._view is None else self._view.rows(positions)
 
     def locate(self, rows: Rows) -> Rows:
         """The number of the shard that each of `rows` lies in."""
@@ -246,10 +292,17 @@ class ShardDataset(Sequence[dict[str, Any]]):
 
 
 def open_dataset(
-    path: str | os.PathLike[str], *, verify: Verify = "first", access: Access = "auto"
+    path: str | os.PathLike[str],
+    *,
+    verify: Verify = "first",
+    access: Access = "auto",
+    subset: str | None = None,
+    generation: int | None = None,
 ) -> ShardDataset:
     """Open the dataset in a folder; see ShardDataset."""
-    return ShardDataset(path, verify=verify, access=access)
+    return ShardDataset(
+        path, verify=verify, access=access, subset=subset, generation=generation
+    )
 
 
 class DatasetWriter:

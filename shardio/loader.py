@@ -64,6 +64,8 @@ class ShardLoader:
         access: "mmap" maps the shards, "pread" reads them by offset, "auto" maps them unless they
             lie on a network file system. The same batches either way.
         reuse: the fast lane: a batch is valid only until the next one.
+        subset: the name of a subset, whose samples alone there are then; that of an open
+            ShardDataset, if it has one.
 
     Raises:
         InvalidArgument: an option is not acceptable; the message lists what is.
@@ -89,10 +91,11 @@ class ShardLoader:
         verify: Verify = "first",
         access: Access = "auto",
         reuse: bool = False,
+        subset: str | None = None,
     ) -> None:
-        path = dataset.path if isinstance(dataset, ShardDataset) else os.fspath(dataset)
         check_verify(verify)
-        opened = ShardDataset(path, verify=verify, access=access)
+        opened = _open_anew(dataset, verify, access, subset)
+        path = opened.path
         self._options = check_options(
             opened.schema,
             batch_size=batch_size,
@@ -116,7 +119,7 @@ class ShardLoader:
         """None with output="numpy"."""
         self._paths = [os.path.join(path, shard.name) for shard in opened.shards]
         self._engine = Engine(
-            self._recipe(path),
+            self._recipe(opened),
             n_workers=self._options.num_workers,
             prefetch=self._options.prefetch,
             memory_bytes=self._options.memory_bytes,
@@ -132,10 +135,10 @@ class ShardLoader:
             self.close()
             raise
 
-    def _recipe(self, path: str) -> Recipe:
+    def _recipe(self, opened: ShardDataset) -> Recipe:
         options = self._options
         return Recipe(
-            path=os.path.abspath(path),
+            path=os.path.abspath(opened.path),
             fields=options.fields,
             # Blocks are made for so many: no more than there are.
             batch_size=min(options.batch_size, max(1, self._n_samples)),
@@ -146,6 +149,8 @@ class ShardLoader:
             access=options.access,
             transform=options.transform,
             takes_rng=options.takes_rng,
+            subset=opened.subset,
+            generation=opened.generation,
         )
 
     @property
@@ -269,6 +274,24 @@ class _Pass:
     def _end(self) -> None:
         self._is_over = True
         self._cancel()
+
+
+def _open_anew(
+    dataset: str | os.PathLike[str] | ShardDataset,
+    verify: Verify,
+    access: Access,
+    subset: str | None,
+) -> ShardDataset:
+    """Open what a loader is given: of an open dataset, the state and the subset that it shows."""
+    if not isinstance(dataset, ShardDataset):
+        return ShardDataset(os.fspath(dataset), verify=verify, access=access, subset=subset)
+    return ShardDataset(
+        dataset.path,
+        verify=verify,
+        access=access,
+        subset=dataset.subset if subset is None else subset,
+        generation=dataset.generation,
+    )
 
 
 def _tensor_maker(device: str | tuple[str, ...] | None) -> Maker:

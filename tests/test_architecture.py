@@ -30,6 +30,7 @@ RANKS = {
     "shardio.records": 3,
     "shardio.rows": 3,
     "shardio.sealed": 3,
+    "shardio.views": 3,
     "shardio.reader": 4,
     "shardio.writer": 4,  # files stop here
     "shardio.manifest": 5,

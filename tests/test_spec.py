@@ -7,14 +7,18 @@ import struct
 import sys
 from enum import IntEnum
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from shardio import manifest, opening
+from shardio import opening
 from shardio.format import checksum, codec, fields, index, layout, schema, values
 from shardio.format.fields import DType, FieldType, numpy_dtype
 from shardio.format.layout import HEADER, HEADER_HASH, MAGIC, PAGE, SECTION, Kind, Required
 from shardio.format.structure import unpack_header, unpack_table
+from shardio.manifest import commit
+from shardio.manifest.generation import Generation, describe
+from shardio.views import RowRuns
 from shardio.writer import ShardWriter
 from tests.golden.second_reader import SecondReader
 
@@ -143,7 +147,7 @@ def test_item_sizes_are_those_of_numpy() -> None:
         ("bytes of a name | 255", schema.MAX_NAME_BYTES),
         ("bytes of the schema | 4 MiB", layout.MAX_SCHEMA_BYTES),
         ("samples of a shard | 2^48", opening.MAX_SAMPLES),
-        ("`generation` (1 to 999999)", manifest._MAX_NUMBER),
+        ("`generation` (1 to 999999)", commit._MAX_NUMBER),
     ],
 )
 def test_limits_are_those_of_the_code(text: str, value: int | bytes) -> None:
@@ -205,9 +209,14 @@ def test_the_version_is_that_of_the_code() -> None:
 
 
 def test_the_keys_of_a_generation_are_those_that_are_written() -> None:
-    generation = manifest.Generation(1, "", _every_kind(), ())
+    extras: dict[str, Any] = {
+        "subsets": {"train": RowRuns([], [])},
+        "stats": {"whole": {}},
+        "surgery": {"name": "split"},
+    }
+    generation = Generation(1, "", _every_kind(), (), **extras)
     keys = {row[0] for row in table("| key of a generation |")}
-    assert keys == set(manifest._describe(generation))
+    assert keys == set(describe(generation))
 
 
 def test_the_specification_fits_on_its_page() -> None:

@@ -37,7 +37,7 @@ class Claims:
 def claim_of_first(recipe: Recipe, dataset: ShardDataset) -> Claims:
     """The sample that the schema of batches is made from."""
     order = Order(recipe.n_samples, shuffle=recipe.shuffle, seed=recipe.seed, epoch=0)
-    rows = order.rows(0, 1)
+    rows = dataset.rows(order.rows(0, 1))
     shard = int(dataset.locate(rows)[0])
     row = int(rows[0] - dataset.starts[shard])
     place = f"sample {row} of shard {dataset.shards[shard].name} of {recipe.path}"

@@ -57,7 +57,8 @@ class Memory(Protocol):
 class Recipe:
     """Everything that decides what is in a batch; travels to the workers once.
 
-    `transform` is the user's; `takes_rng` says whether it wants a generator too.
+    `transform` is the user's; `takes_rng` says whether it wants a generator too. `n_samples` are
+    those of `subset`, if one is named, in the state of the dataset that `generation` numbers.
     """
 
     path: str
@@ -70,6 +71,8 @@ class Recipe:
     access: Access
     transform: Callable[..., Any] | None
     takes_rng: bool
+    subset: str | None = None
+    generation: int | None = None
 
 
 class Filler:

@@ -22,16 +22,17 @@ _STATE_SHIFT: Final = 32
 class Stretch:
     """The samples at positions `start` to `stop` - 1 of an epoch; arrays are not to be written to.
 
-    `rows` are their numbers in the dataset, `shards` the numbers of their shards, `origins` their
+    `rows` are their rows of all shards, `shards` the numbers of their shards, `origins` their
     lines of a block's origin table, (n, 3), claimed for no field yet.
     """
 
-    def __init__(self, dataset: ShardDataset, start: int, rows: Rows) -> None:
+    def __init__(self, dataset: ShardDataset, start: int, numbers: Rows) -> None:
         self._dataset = dataset
-        self.start, self.stop = start, start + len(rows)
+        self.start, self.stop = start, start + len(numbers)
+        rows = dataset.rows(numbers)
         self.rows, self.shards = rows, dataset.locate(rows)
         self.origins: npt.NDArray[np.int64] = np.empty((len(rows), 3), np.int64)
-        self.origins[:, 0] = rows
+        self.origins[:, 0] = numbers
         self.origins[:, 1] = rows - dataset.starts.take(self.shards)
         self.origins[:, 2] = self.shards + (pack_state(NO_FIELD, CLAIMED) << _STATE_SHIFT)
         self._slots: dict[str, Rows] = {}

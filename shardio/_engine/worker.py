@@ -47,7 +47,14 @@ class _Worker:
 
     def __init__(self, recipe: Recipe) -> None:
         self._recipe = recipe
-        self._dataset = ShardDataset(recipe.path, verify=recipe.verify, access=recipe.access)
+        # The state that main has opened, whatever was published since.
+        self._dataset = ShardDataset(
+            recipe.path,
+            verify=recipe.verify,
+            access=recipe.access,
+            subset=recipe.subset,
+            generation=recipe.generation,
+        )
         self._filler = Filler(recipe, self._dataset)
         self._cancelled = np.zeros(0, np.uint8)
         self._blocks: dict[int, BlockMap] = {}

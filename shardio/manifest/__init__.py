@@ -1,0 +1,34 @@
+"""dataset.json and its generations: the only commit point of a dataset.
+
+`generation` is what a generation says and how it is written down, `commit` how one is published
+and read. Nothing that is published is ever modified.
+"""
+
+from shardio.manifest.commit import (
+    GENERATIONS,
+    POINTER,
+    check_classes,
+    holds_dataset,
+    load,
+    load_generation,
+    publish,
+    publish_next,
+    refuse_existing,
+    withdraw,
+)
+from shardio.manifest.generation import Generation, lineage_of
+
+__all__ = [
+    "GENERATIONS",
+    "POINTER",
+    "Generation",
+    "check_classes",
+    "holds_dataset",
+    "lineage_of",
+    "load",
+    "load_generation",
+    "publish",
+    "publish_next",
+    "refuse_existing",
+    "withdraw",
+]

@@ -1,0 +1,275 @@
+"""How a generation is published and read.
+
+A generation is created exclusively under its number, then `dataset.json` is renamed to point to
+it: two concurrent writers cannot lose one another's work. Both files are JSON in one canonical
+form with a digest of the rest inside, so that a change of any byte shows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fcntl
+import os
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from shardio.errors import (
+    DatasetConflict,
+    DatasetCorrupt,
+    DatasetExists,
+    DatasetNotFound,
+    InvalidArgument,
+    ShardUnsupported,
+)
+from shardio.format.schema import Schema
+from shardio.manifest.generation import Generation, describe, lineage_of, parse
+from shardio.sealed import read_sealed, sealed, write_sealed
+from shardio.version import __version__
+from shardio.views import RowRuns
+from shardio.writer import ShardSummary
+
+POINTER: Final = "dataset.json"
+GENERATIONS: Final = "generations"
+_FORMAT: Final = "shardio dataset"
+_VERSION: Final = 1
+_MAX_NUMBER: Final = 999_999
+
+
+def holds_dataset(folder: str | os.PathLike[str]) -> bool:
+    """Whether a dataset is published in `folder`."""
+    return (Path(folder) / POINTER).exists()
+
+
+def refuse_existing(folder: str | os.PathLike[str], *, but: str = "") -> None:
+    """Make sure that a new dataset can be made in `folder`: it is missing or empty.
+
+    Args:
+        but: the name of an entry that may be there.
+
+    Raises:
+        DatasetExists: it is a file, or holds anything.
+    """
+    path = Path(folder)
+    if path.is_dir():
+        if holds_dataset(path):
+            raise DatasetExists(f"{path}: already holds a dataset; choose another folder")
+        if found := sorted({*os.listdir(path)} - {but}):
+            raise DatasetExists(
+                f"{path}: already holds data ({found[0]}, {len(found)} entries in all); "
+                "choose another folder"
+            )
+    elif os.path.lexists(path):
+        raise DatasetExists(f"{path}: is a file; a dataset is a folder")
+
+
+def check_classes(classes: Sequence[str]) -> tuple[str, ...]:
+    """Class names as they are kept.
+
+    Raises:
+        InvalidArgument: they are no names, or one comes twice.
+    """
+    if not isinstance(classes, list | tuple) or not all(isinstance(n, str) for n in classes):
+        raise InvalidArgument(f"classes must be a list of names; found {classes!r}")
+    if twice := [name for name, n in Counter(classes).items() if n > 1]:
+        raise InvalidArgument(f"classes must differ; {', '.join(map(repr, twice))} comes twice")
+    return tuple(classes)
+
+
+def publish(
+    folder: str | os.PathLike[str],
+    *,
+    schema: Schema,
+    shards: Sequence[ShardSummary],
+    classes: Sequence[str] = (),
+    inputs: Sequence[Mapping[str, Any]] = (),
+    converter: Mapping[str, Any] | None = None,
+    versions: Mapping[str, str] | None = None,
+    subsets: Mapping[str, RowRuns] | None = None,
+    stats: Mapping[str, Any] | None = None,
+    surgery: Mapping[str, Any] | None = None,
+) -> Generation:
+    """Publish the first generation of a dataset whose shards lie finished in `folder`.
+
+    Raises:
+        DatasetConflict: another writer published in this folder meanwhile.
+        InvalidArgument: a class name is no string.
+        SchemaError: something given is nothing that JSON can say.
+        OSError: the disk refuses; nothing is published.
+    """
+    generation = Generation(
+        number=1,
+        lineage=lineage_of(schema, shards),
+        schema=schema,
+        shards=tuple(shards),
+        classes=check_classes(classes),
+        inputs=tuple(inputs),
+        converter=dict(converter or {}),
+        versions={"shardio": __version__, **(versions or {})},
+        subsets=dict(subsets or {}),
+        stats=dict(stats or {}),
+        surgery=dict(surgery or {}),
+    )
+    _publish(Path(folder), generation)
+    return generation
+
+
+def publish_next(
+    folder: str | os.PathLike[str], previous: Generation, **changes: Any
+) -> Generation:
+    """Publish the generation that follows `previous`, which it is like but for `changes`.
+
+    Whatever it names that `previous` did not must lie finished in `folder`. Readers of `previous`
+    are undisturbed.
+
+    Args:
+        changes: attributes of a Generation: shards, classes, inputs, subsets, stats, ….
+
+    Raises:
+        DatasetConflict: another writer published meanwhile; nothing of theirs is changed.
+        DatasetCorrupt, ShardUnsupported: what is published cannot be read.
+        SchemaError: something given is nothing that JSON can say.
+        OSError: the disk refuses; nothing is published.
+    """
+    root, number = Path(folder), previous.number + 1
+    versions = {**previous.versions, "shardio": __version__}
+    fitting = dataclasses.replace(previous, versions=versions, **changes)
+    generation = dataclasses.replace(fitting, number=number, lineage=previous.lineage)
+    with _locked(root / GENERATIONS):
+        published = load(root)
+        place = root / GENERATIONS / f"{number:06d}.json"
+        if published.number == previous.number and place.exists():
+            # Its writer was killed between the two files: nobody else is in here. It is whole.
+            published = load_generation(root, number)
+            _point_to(root, published)
+        if (published.number, published.lineage) != (previous.number, previous.lineage):
+            raise DatasetConflict(
+                f"{root}: generation {published.number} is there: another writer published after "
+                f"generation {previous.number} was read, and nothing of theirs was changed; do it "
+                "again, with what is published now"
+            )
+        _publish(root, generation)
+    return generation
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Keep other writers of generations waiting; the kernel lets go when this process ends."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        with contextlib.suppress(OSError):  # a file system without locks: O_EXCL decides alone
+            fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
+
+
+def _point_to(root: Path, generation: Generation) -> None:
+    pointer = {
+        "format": _FORMAT,
+        "version": _VERSION,
+        "generation": generation.number,
+        "lineage": generation.lineage,
+    }
+    write_sealed(root / POINTER, sealed(pointer), exclusive=False)
+
+
+def _publish(root: Path, generation: Generation) -> None:
+    """Write both files, or neither."""
+    number, content = generation.number, sealed(describe(generation))
+    place = root / GENERATIONS / f"{number:06d}.json"
+    place.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        try:
+            write_sealed(place, content, exclusive=True)
+        except FileExistsError as error:
+            raise DatasetConflict(
+                f"{root}: generation {number} is there already: another writer published first, "
+                "and nothing of theirs was changed; choose another folder"
+            ) from error
+        try:
+            _point_to(root, generation)
+        except BaseException:
+            if _pointed_to(root) != number:
+                place.unlink()
+            raise
+    except BaseException:
+        with contextlib.suppress(OSError):  # somebody's generation is there
+            place.parent.rmdir()
+        raise
+
+
+def withdraw(folder: str | os.PathLike[str], lineage: str) -> None:
+    """Remove the first generation of a dataset that was never published, if it founds `lineage`."""
+    root = Path(folder)
+    with contextlib.suppress(DatasetCorrupt, ShardUnsupported, OSError):
+        if load_generation(root, 1).lineage == lineage:
+            (root / GENERATIONS / "000001.json").unlink()
+    with contextlib.suppress(OSError):  # not there, or somebody's
+        (root / GENERATIONS).rmdir()
+
+
+def _pointed_to(root: Path) -> int:
+    """The number of the published generation; 0 if there is none."""
+    with contextlib.suppress(DatasetNotFound):
+        return _read_pointer(root)[0]
+    return 0
+
+
+def load(folder: str | os.PathLike[str]) -> Generation:
+    """Read the generation that `dataset.json` points to.
+
+    Raises:
+        DatasetNotFound: there is none here.
+        DatasetCorrupt: a file is damaged, or breaks a rule.
+        ShardUnsupported: it was written by a newer version.
+    """
+    root = Path(folder)
+    number, lineage = _read_pointer(root)
+    generation = load_generation(root, number)
+    if generation.lineage != lineage:
+        raise DatasetCorrupt(
+            f"{root / POINTER}: expected lineage {generation.lineage} of generation {number}, "
+            f"found {lineage!r}"
+        )
+    return generation
+
+
+def _read_pointer(root: Path) -> tuple[int, object]:
+    """The number and the lineage that `dataset.json` names."""
+    pointer_path = root / POINTER
+    if not root.is_dir():
+        raise DatasetNotFound(f"{root}: there is no such folder")
+    if not pointer_path.exists():
+        raise DatasetNotFound(f"{root}: holds no {POINTER}: not a dataset, or never finished")
+    pointer = read_sealed(pointer_path)
+    if pointer.get("format") != _FORMAT:
+        raise DatasetCorrupt(f"{pointer_path}: expected format {_FORMAT!r}")
+    if pointer.get("version") != _VERSION:
+        raise ShardUnsupported(
+            f"{pointer_path}: version {pointer.get('version')!r}, this shardio reads {_VERSION}"
+        )
+    number = pointer.get("generation")
+    if type(number) is not int or not 1 <= number <= _MAX_NUMBER:
+        raise DatasetCorrupt(
+            f"{pointer_path}: expected a generation from 1 to {_MAX_NUMBER}, found {number!r}"
+        )
+    return number, pointer.get("lineage")
+
+
+def load_generation(folder: str | os.PathLike[str], number: int) -> Generation:
+    """Read a generation by its number, whether or not it is the published one.
+
+    Raises:
+        DatasetCorrupt: it is missing, damaged, or breaks a rule.
+        ShardUnsupported: it was written by a newer version.
+    """
+    place = Path(folder) / GENERATIONS / f"{number:06d}.json"
+    if not place.exists():
+        raise DatasetCorrupt(f"{place}: generation {number} is missing")
+    generation = parse(read_sealed(place), place)
+    if generation.number != number:
+        raise DatasetCorrupt(f"{place}: says that it is generation {generation.number}")
+    return generation

@@ -1,0 +1,190 @@
+"""A generation: one published state of a dataset, and the JSON that it is written down as."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from shardio.errors import DatasetCorrupt, InvalidArgument, SchemaError, ShardUnsupported
+from shardio.format.checksum import hash_bytes
+from shardio.format.layout import MAJOR, MINOR
+from shardio.format.schema import Schema
+from shardio.opening import MAX_SAMPLES
+from shardio.views import RowRuns
+from shardio.writer import ShardSummary
+
+_VIEW: Final = {"kind": "rows"}
+_MAX_BYTES: Final = (1 << 63) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """One published state of a dataset. Immutable.
+
+    `inputs` are what a conversion looked at, each with its outcome; `converter` is the name,
+    versions and those options that change the data; neither holds absolute paths, times or hosts.
+    `subsets` are named parts of the rows, `stats` what was counted of them, and `surgery` says
+    what made this generation of an earlier one: its name and its options.
+    """
+
+    number: int
+    lineage: str
+    schema: Schema
+    shards: tuple[ShardSummary, ...]
+    classes: tuple[str, ...] = ()
+    inputs: tuple[Mapping[str, Any], ...] = ()
+    converter: Mapping[str, Any] = field(default_factory=dict)
+    versions: Mapping[str, str] = field(default_factory=dict)
+    subsets: Mapping[str, RowRuns] = field(default_factory=dict)
+    stats: Mapping[str, Any] = field(default_factory=dict)
+    surgery: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def n_samples(self) -> int:
+        """Samples of all shards."""
+        return sum(shard.n_samples for shard in self.shards)
+
+
+def lineage_of(schema: Schema, shards: Sequence[ShardSummary]) -> str:
+    """The lineage that a first generation founds: a hash of its schema and its shards' ids."""
+    ids = b"".join(bytes.fromhex(shard.id) for shard in shards)
+    return f"{hash_bytes(schema.to_json() + ids):016x}"
+
+
+def describe(generation: Generation) -> dict[str, Any]:
+    """The generation as JSON can say it; what only some have is left out where there is none."""
+    content = {
+        "format_version": f"{MAJOR}.{MINOR}",
+        "generation": generation.number,
+        "lineage": generation.lineage,
+        "schema": json.loads(generation.schema.to_json()),
+        "shards": [
+            {"name": s.name, "samples": s.n_samples, "bytes": s.n_bytes, "id": s.id}
+            for s in generation.shards
+        ],
+        "classes": list(generation.classes),
+        "inputs": [dict(entry) for entry in generation.inputs],
+        "converter": dict(generation.converter),
+        "versions": dict(generation.versions),
+        "view": _VIEW,
+    }
+    subsets = {
+        name: {"samples": len(rows), "rows": rows.to_text()}
+        for name, rows in generation.subsets.items()
+    }
+    extras = {
+        "subsets": subsets,
+        "stats": dict(generation.stats),
+        "surgery": dict(generation.surgery),
+    }
+    return content | {key: value for key, value in extras.items() if value}
+
+
+def parse(content: dict[str, Any], place: Path) -> Generation:
+    """The generation that `describe` wrote down; `place` is for messages.
+
+    Raises:
+        DatasetCorrupt: it breaks a rule.
+        ShardUnsupported: it was written by a newer version.
+    """
+    _check_readable(content, place)
+    _check_kinds(content, place)
+    try:
+        shards = tuple(_parse_shard(entry, place) for entry in content["shards"])
+        raw = json.dumps(
+            content["schema"], ensure_ascii=False, sort_keys=True, separators=(",", ":")
+        )
+        generation = Generation(
+            number=content["generation"],
+            lineage=content["lineage"],
+            schema=Schema.from_json(raw.encode()),
+            shards=shards,
+            classes=tuple(content["classes"]),
+            inputs=tuple(content["inputs"]),
+            converter=content["converter"],
+            versions=content["versions"],
+            subsets=_parse_subsets(content, sum(shard.n_samples for shard in shards), place),
+            stats=content.get("stats", {}),
+            surgery=content.get("surgery", {}),
+        )
+    except (KeyError, TypeError, SchemaError) as error:
+        raise DatasetCorrupt(f"{place}: not a generation: {error!r}") from error
+    except ShardUnsupported as error:
+        raise ShardUnsupported(f"{place}: {error}") from error
+    if len({shard.name for shard in shards}) != len(shards):
+        raise DatasetCorrupt(f"{place}: a shard is named twice")
+    if generation.n_samples > MAX_SAMPLES:
+        raise DatasetCorrupt(f"{place}: {generation.n_samples} samples; at most 2^48 are possible")
+    return generation
+
+
+def _check_readable(content: dict[str, Any], place: Path) -> None:
+    """Make sure that this version knows what a later one may have written."""
+    wanted, view = content.get("format_version"), content.get("view")
+    major = wanted.partition(".")[0] if isinstance(wanted, str) else ""
+    if not (major.isascii() and major.isdigit()):
+        raise DatasetCorrupt(f"{place}: {wanted!r} is no version of the format")
+    if int(major) != MAJOR:
+        raise ShardUnsupported(f"{place}: format {wanted}, this shardio reads {MAJOR}")
+    if view != _VIEW:
+        raise ShardUnsupported(f"{place}: view {view!r}, this shardio reads {_VIEW}")
+
+
+def _check_kinds(content: dict[str, Any], place: Path) -> None:
+    """Make sure that every entry is of the JSON type that it must have."""
+    kinds = {"generation": int, "lineage": str, "shards": list, "classes": list, "inputs": list}
+    for key, kind in {**kinds, "converter": dict, "versions": dict}.items():
+        if type(content.get(key)) is not kind:  # exactly: true is an int, too
+            raise DatasetCorrupt(
+                f"{place}: {key!r} must be a {kind.__name__}; found {content.get(key)!r}"
+            )
+    for key, kind in (("classes", str), ("inputs", dict)):
+        if not all(isinstance(entry, kind) for entry in content[key]):
+            raise DatasetCorrupt(f"{place}: every entry of {key!r} must be a {kind.__name__}")
+    for key in ("subsets", "stats", "surgery"):  # left out where there is nothing to say
+        if type(content.get(key, {})) is not dict:
+            raise DatasetCorrupt(f"{place}: {key!r} must be a dict; found {content[key]!r}")
+    for i, entry in enumerate(content["inputs"]):
+        # The last two are left out where there is nothing to say.
+        texts = [entry.get("path"), entry.get("outcome"), entry.get("reason", "")]
+        n_samples = entry.get("samples", 0)
+        if not all(isinstance(text, str) for text in texts) or type(n_samples) is not int:
+            raise DatasetCorrupt(
+                f"{place}: input {i} must have texts 'path' and 'outcome', and only a text as "
+                f"'reason' and a count as 'samples'; found {entry!r}"
+            )
+    if not isinstance(options := content["converter"].get("options", {}), dict):
+        raise DatasetCorrupt(f"{place}: the converter's options must be a dict; found {options!r}")
+
+
+def _parse_shard(entry: dict[str, Any], place: Path) -> ShardSummary:
+    name, counts = entry["name"], (entry["samples"], entry["bytes"])
+    inside = isinstance(name, str) and name.endswith(".shard") and os.path.basename(name) == name
+    if not inside or "\0" in name:
+        raise DatasetCorrupt(f"{place}: {name!r} is no name of a shard in the dataset's folder")
+    if any(type(n) is not int or not 0 <= n <= _MAX_BYTES for n in counts):
+        raise DatasetCorrupt(f"{place}: shard {name}: samples and bytes must be counts")
+    if not isinstance(entry["id"], str):
+        raise DatasetCorrupt(f"{place}: shard {name}: expected an id, found {entry['id']!r}")
+    return ShardSummary(name, entry["samples"], entry["bytes"], entry["id"])
+
+
+def _parse_subsets(content: dict[str, Any], n_rows: int, place: Path) -> dict[str, RowRuns]:
+    found = {}
+    for name, entry in content.get("subsets", {}).items():
+        text = entry.get("rows") if isinstance(entry, dict) else None
+        try:
+            rows = RowRuns.from_text(text, n_rows)
+        except InvalidArgument as error:
+            raise DatasetCorrupt(f"{place}: subset {name!r}: {error}") from error
+        if entry.get("samples") != len(rows):
+            raise DatasetCorrupt(
+                f"{place}: subset {name!r}: expected {len(rows)} samples, as its rows are, found "
+                f"{entry.get('samples')!r}"
+            )
+        found[name] = rows
+    return found

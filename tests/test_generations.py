@@ -1,0 +1,253 @@
+"""Generations after the first: published exclusively, on what is there, beside their readers."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import multiprocessing
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shardio import ShardLoader, sealed
+from shardio.dataset import ShardDataset, open_dataset
+from shardio.errors import DatasetConflict, DatasetCorrupt, InvalidArgument
+from shardio.format.schema import Array, Schema, Text
+from shardio.manifest import Generation, load, load_generation, publish, publish_next
+from shardio.views import RowRuns
+from tests.loading import write_dataset
+
+LABELS = Schema({"label": Array("int64"), "note": Text()})
+N = 40
+
+
+@pytest.fixture(autouse=True)
+def _quick_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "fsync", lambda fd: None)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    samples = ({"label": i, "note": f"note {i}"} for i in range(N))
+    return Path(write_dataset(tmp_path / "d", N, 3, LABELS, samples))
+
+
+def labels(dataset: ShardDataset) -> list[int]:
+    return [int(sample["label"]) for sample in dataset]
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+def test_the_next_generation_has_the_lineage_of_the_first_and_what_is_not_changed(
+    folder: Path,
+) -> None:
+    first = load(folder)
+    second = publish_next(folder, first, classes=("a", "b"))
+    assert (second.number, second.lineage) == (2, first.lineage)
+    assert (second.shards, second.classes) == (first.shards, ("a", "b"))
+    assert load(folder) == second
+    assert load_generation(folder, 1) == first
+    third = publish_next(folder, second, subsets={"odd": RowRuns([1], [1])}, stats={"whole": {}})
+    assert (third.number, third.classes) == (3, ("a", "b"))
+    assert load(folder) == third
+
+
+def test_who_read_an_older_generation_cannot_publish(folder: Path) -> None:
+    first = load(folder)
+    publish_next(folder, first, classes=("mine",))
+    before = tree(folder)
+    with pytest.raises(DatasetConflict, match="generation 2 is there: another writer"):
+        publish_next(folder, first, classes=("theirs",))
+    assert tree(folder) == before
+
+
+def test_another_dataset_in_the_same_folder_is_a_conflict(folder: Path, tmp_path: Path) -> None:
+    first = load(folder)
+    other = publish(tmp_path / "other", schema=Schema({"x": Text()}), shards=[])
+    assert other.lineage != first.lineage
+    for name in ("dataset.json", "generations/000001.json"):
+        (folder / name).write_bytes((tmp_path / "other" / name).read_bytes())
+    with pytest.raises(DatasetConflict):
+        publish_next(folder, first)
+
+
+def test_a_writer_that_was_killed_between_the_two_files_has_published(folder: Path) -> None:
+    first = load(folder)
+    pointer = (folder / "dataset.json").read_bytes()
+    second = publish_next(folder, first, classes=("killed",))
+    (folder / "dataset.json").write_bytes(pointer)
+    assert load(folder) == first
+    with pytest.raises(DatasetConflict, match="generation 2 is there"):
+        publish_next(folder, first, classes=("later",))
+    assert load(folder) == second
+    assert publish_next(folder, second, classes=("later",)).number == 3
+
+
+def test_a_disk_that_refuses_the_pointer_leaves_the_older_generation(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    first, before = load(folder), tree(folder)
+    monkeypatch.setattr(os, "rename", refuse)
+    with pytest.raises(OSError, match="No space"):
+        publish_next(folder, first)
+    monkeypatch.undo()
+    assert tree(folder) == before
+
+
+def _race(folder: str, barrier: Any, queue: Any) -> None:
+    first = load(folder)
+    barrier.wait()
+    try:
+        queue.put(publish_next(folder, first, classes=(f"of {os.getpid()}",)).classes)
+    except DatasetConflict as error:
+        queue.put(str(error))
+
+
+@pytest.mark.parametrize("has_locks", [True, False], ids=["locks", "no locks"])
+def test_of_processes_that_publish_at_once_one_wins_and_the_others_are_told(
+    folder: Path, has_locks: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not has_locks:
+
+        def refuse(*_: object) -> None:
+            raise OSError(95, "Operation not supported")
+
+        monkeypatch.setattr(fcntl, "flock", refuse)  # the forks inherit it
+    context = multiprocessing.get_context("fork")
+    n, queue = 4, context.Queue()
+    barrier = context.Barrier(n)
+    writers = [context.Process(target=_race, args=(str(folder), barrier, queue)) for _ in range(n)]
+    for writer in writers:
+        writer.start()
+    outcomes = [queue.get(timeout=60) for _ in writers]
+    for writer in writers:
+        writer.join()
+    (winner,) = [outcome for outcome in outcomes if isinstance(outcome, tuple)]
+    assert load(folder).classes == winner
+    assert sorted(os.listdir(folder / "generations")) == ["000001.json", "000002.json"]
+    assert all("another writer" in outcome for outcome in outcomes if isinstance(outcome, str))
+
+
+# What the file says.
+
+
+def forge(place: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    content = json.loads(place.read_bytes())
+    del content["digest"]
+    change(content)
+    place.unlink()
+    sealed.write_sealed(place, sealed.sealed(content), exclusive=True)
+
+
+def with_subset(folder: Path) -> Generation:
+    runs = RowRuns([0, 30], [5, 10])
+    return publish_next(folder, load(folder), subsets={"some": runs})
+
+
+@pytest.mark.parametrize(
+    "subset",
+    [
+        None,
+        [],
+        {},
+        {"samples": 15},
+        {"rows": "0 5 25 10"},
+        {"samples": 14, "rows": "0 5 25 10"},
+        {"samples": 16, "rows": "0 5 25 11"},
+        {"samples": 1, "rows": [0, 1]},
+    ],
+    ids=repr,
+)
+def test_a_subset_that_cannot_be_is_corrupt(folder: Path, subset: object) -> None:
+    with_subset(folder)
+    forge(folder / "generations/000002.json", lambda g: g["subsets"].update(some=subset))
+    with pytest.raises(DatasetCorrupt, match=r"000002\.json: subset 'some'"):
+        load(folder)
+
+
+@pytest.mark.parametrize("key", ["subsets", "stats", "surgery"])
+@pytest.mark.parametrize("value", [None, [], "x", 1], ids=repr)
+def test_what_only_some_generations_have_is_an_object(
+    folder: Path, key: str, value: object
+) -> None:
+    with_subset(folder)
+    forge(folder / "generations/000002.json", lambda g: g.update({key: value}))
+    with pytest.raises(DatasetCorrupt, match=f"{key!r} must be a dict"):
+        load(folder)
+
+
+# Readers.
+
+
+def test_a_subset_is_a_dataset_of_its_samples(folder: Path) -> None:
+    with_subset(folder)
+    with open_dataset(folder, subset="some") as dataset:
+        expected = [*range(5), *range(30, 40)]
+        assert len(dataset) == 15
+        assert labels(dataset) == expected
+        assert [int(dataset[i]["label"]) for i in range(-15, 15)] == expected * 2
+        assert [int(sample["label"]) for sample in dataset[3:7]] == [3, 4, 30, 31]
+        assert dataset.subset == "some"
+        assert dataset.subsets == {"some": 15}
+        assert "subset 'some', 15 samples in 3 shards" in repr(dataset)
+        with pytest.raises(IndexError):
+            dataset[15]
+    with open_dataset(folder) as dataset:
+        assert (len(dataset), dataset.subset) == (N, None)
+
+
+def test_an_unknown_subset_is_refused_and_those_there_are_are_named(folder: Path) -> None:
+    with pytest.raises(InvalidArgument, match="no subset 'val'; there are: none"):
+        open_dataset(folder, subset="val")
+    with_subset(folder)
+    with pytest.raises(InvalidArgument, match="no subset 'val'; there are: 'some'"):
+        open_dataset(folder, subset="val")
+
+
+def test_an_older_generation_can_be_opened_by_its_number(folder: Path) -> None:
+    publish_next(folder, load(folder), classes=("new",))
+    assert open_dataset(folder).classes == ("new",)
+    assert open_dataset(folder, generation=1).classes == ()
+    with pytest.raises(DatasetCorrupt, match="generation 3 is missing"):
+        open_dataset(folder, generation=3)
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_loader_delivers_the_samples_of_a_subset(
+    folder: Path, shuffle: Any, num_workers: int
+) -> None:
+    with_subset(folder)
+    expected = np.array([*range(5), *range(30, 40)])
+    options: dict[str, Any] = {"output": "numpy", "num_workers": num_workers, "shuffle": shuffle}
+    with ShardLoader(folder, 4, subset="some", **options) as loader:
+        assert len(loader) == 4
+        batches = list(loader)
+    found = np.concatenate([batch["label"] for batch in batches])
+    positions = np.concatenate([batch.indices for batch in batches])
+    assert found.tolist() == expected[positions].tolist()
+    assert sorted(positions.tolist()) == list(range(15))
+    assert [n for batch in batches for n in batch["note"]] == [f"note {i}" for i in found]
+    with open_dataset(folder, subset="some") as dataset, ShardLoader(dataset, 4, **options) as same:
+        assert np.concatenate([batch["label"] for batch in same]).tolist() == found.tolist()
+        with ShardLoader(folder, 4, **options) as whole:
+            assert len(whole) == 10
+
+
+def test_a_loader_goes_on_with_the_generation_that_it_opened(folder: Path) -> None:
+    first = load(folder)
+    with open_dataset(folder) as dataset:
+        publish_next(folder, first, shards=first.shards[:1])
+        with ShardLoader(dataset, 8, output="numpy", num_workers=1) as loader:
+            assert sum(batch.n_rows for batch in loader) == N
+    with ShardLoader(folder, 8, output="numpy", num_workers=1) as loader:
+        assert sum(batch.n_rows for batch in loader) == first.shards[0].n_samples
