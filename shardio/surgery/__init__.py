@@ -1,19 +1,26 @@
 """What is done to finished shards and datasets.
 
-An audit checks every byte of them; a survey reads what a damaged shard still says of itself.
+An audit checks every byte of them; a survey reads what a damaged shard still says of itself; a
+repair saves what is undamaged.
 """
 
 from shardio.surgery.audit import AuditReport, audit_dataset, audit_shard
 from shardio.surgery.auditors import AuditProgress
 from shardio.surgery.finding import Finding
+from shardio.surgery.repairing import Loss, RepairProgress, RepairReport, ShardRepair, repair
 from shardio.surgery.survey import Survey, survey_shard
 
 __all__ = [
     "AuditProgress",
     "AuditReport",
     "Finding",
+    "Loss",
+    "RepairProgress",
+    "RepairReport",
+    "ShardRepair",
     "Survey",
     "audit_dataset",
     "audit_shard",
+    "repair",
     "survey_shard",
 ]

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from types import ModuleType
 
 import shardio
-from shardio_tools import convert, inspect, verify
+from shardio_tools import convert, inspect, repair, verify
 from shardio_tools._render import complain, flush, plain, silence
 
 OK, BAD_DATA, USAGE, ENVIRONMENT, INTERRUPTED, NOBODY_READS = 0, 1, 2, 3, 130, 141
@@ -23,7 +23,12 @@ OK, BAD_DATA, USAGE, ENVIRONMENT, INTERRUPTED, NOBODY_READS = 0, 1, 2, 3, 130, 1
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}
 """Errors that only who writes can meet."""
 
-COMMANDS: dict[str, ModuleType] = {"convert": convert, "inspect": inspect, "verify": verify}
+COMMANDS: dict[str, ModuleType] = {
+    "convert": convert,
+    "inspect": inspect,
+    "verify": verify,
+    "repair": repair,
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -124,9 +129,9 @@ def _system_error(error: OSError, options: argparse.Namespace) -> str:
     reason = error.strerror or str(error)
     if isinstance(error.filename, str | bytes):
         return f"{os.fsdecode(error.filename)}: {reason}"
-    if options.command != "convert":
-        return f"{options.path}: {reason}"
-    return f"{options.out if error.errno in FULL else options.command}: {reason}"
+    if hasattr(options, "out"):
+        return f"{options.out if error.errno in FULL else options.command}: {reason}"
+    return f"{options.path}: {reason}"
 
 
 def _one_line(text: str) -> str:

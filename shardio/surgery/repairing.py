@@ -1,0 +1,310 @@
+"""Repair: what is undamaged of a dataset or a shard, as a new dataset, and a list of what is lost.
+
+The source is only read. A shard without a finding is copied byte for byte; of a damaged one each
+sample that can be read, with all its hashes right, is written anew.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from shardio.errors import (
+    DataError,
+    DatasetCorrupt,
+    DatasetNotFound,
+    SchemaError,
+    ShardCorrupt,
+    ShardNotFound,
+)
+from shardio.format.schema import Schema
+from shardio.manifest import GENERATIONS, Generation, load, load_generation
+from shardio.reader import ShardReader
+from shardio.surgery.mending import mend, schema_of, unreadable_pages
+from shardio.surgery.rewriting import SHARD_BYTES, Rewriting
+from shardio.surgery.shard_audit import examine
+from shardio.writer import ShardSummary
+
+_MAX_REASON: Final = 300
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """Samples of one shard, `first` to `last`, that are lost for one reason.
+
+    Both are None where it is not even known how many the shard had.
+    """
+
+    first: int | None
+    last: int | None
+    reason: str
+
+    @property
+    def n_samples(self) -> int | None:
+        """How many samples are lost; None if that cannot be told."""
+        return None if self.first is None or self.last is None else self.last - self.first + 1
+
+
+@dataclass
+class ShardRepair:
+    """What became of one shard: samples that are kept, what was put right, what is lost."""
+
+    name: str
+    n_kept: int = 0
+    mended: tuple[str, ...] = ()
+    losses: list[Loss] = field(default_factory=list)
+
+    @property
+    def outcome(self) -> str:
+        """One of "sound", "mended" (nothing is lost), "damaged" and "lost" (all is)."""
+        if self.losses:
+            return "damaged" if self.n_kept else "lost"
+        return "mended" if self.mended else "sound"
+
+    @property
+    def n_lost(self) -> int:
+        """Samples that are lost, as far as that is known."""
+        return sum(loss.n_samples or 0 for loss in self.losses)
+
+    def lose(self, row: int, reason: str) -> None:
+        """Note that a sample is lost; rows come in ascending order."""
+        last = self.losses[-1] if self.losses else None
+        if last and last.last == row - 1 and last.reason == reason:
+            self.losses[-1] = Loss(last.first, row, reason)
+        else:
+            self.losses.append(Loss(row, row, reason))
+
+    def as_json(self) -> dict[str, Any]:
+        """Itself as JSON can say it, in the form that inputs of a generation have."""
+        entry: dict[str, Any] = {
+            "path": self.name,
+            "outcome": self.outcome,
+            "samples": self.n_kept,
+        }
+        if self.mended:
+            entry["mended"] = list(self.mended)
+        if self.losses:
+            entry["reason"] = self.losses[0].reason
+            entry["lost"] = [asdict(loss) for loss in self.losses]
+        return entry
+
+
+@dataclass(frozen=True, slots=True)
+class RepairReport:
+    """What a repair saved of `source` in `dataset`, shard by shard."""
+
+    source: str
+    dataset: Path
+    n_samples: int
+    shards: tuple[ShardRepair, ...]
+
+    @property
+    def n_lost(self) -> int:
+        """Samples that are lost, as far as that is known."""
+        return sum(shard.n_lost for shard in self.shards)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether nothing is lost."""
+        return not any(shard.losses for shard in self.shards)
+
+    def as_json(self) -> dict[str, Any]:
+        """Itself as JSON can say it."""
+        return {
+            "source": self.source,
+            "dataset": str(self.dataset),
+            "samples": self.n_samples,
+            "lost": self.n_lost,
+            "shards": [shard.as_json() for shard in self.shards],
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class RepairProgress:
+    """How far a repair is."""
+
+    n_shards_done: int
+    n_shards: int
+    n_bytes_done: int
+    n_bytes: int
+
+
+def repair(
+    source: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    *,
+    shard_bytes: int = SHARD_BYTES,
+    progress: Callable[[RepairProgress], None] | None = None,
+) -> RepairReport:
+    """Write every undamaged sample of a dataset, or of one shard, into a new dataset at `out`.
+
+    What is lost, and why, is in the report and in the new dataset's `inputs`. Nothing in `source`
+    is changed.
+
+    Args:
+        source: a dataset's folder, also one whose `dataset.json` is damaged; or a shard.
+        out: a folder that is missing or empty.
+        shard_bytes: how much data of damaged shards goes into one shard.
+        progress: called here, at the start and after every shard.
+
+    Raises:
+        DatasetNotFound, ShardNotFound: there is nothing at `source`.
+        DatasetCorrupt: nothing can be told of it, not even the fields.
+        DatasetExists: `out` holds something.
+        OSError: the disk refuses to write; nothing is published.
+    """
+    patient = _admit(os.fspath(source))
+    schema = patient.schema
+    sizes = [_size_of(path) for path in patient.paths]
+    repairs: list[ShardRepair] = []
+    with Rewriting(out, schema, shard_bytes=shard_bytes) as rewriting:
+        for i, path in enumerate(patient.paths):
+            if progress is not None:
+                progress(RepairProgress(i, len(sizes), sum(sizes[:i]), sum(sizes)))
+            found = ShardRepair(os.path.basename(path))
+            _save(path, patient, rewriting, found)
+            repairs.append(found)
+        if progress is not None:
+            progress(RepairProgress(len(sizes), len(sizes), sum(sizes), sum(sizes)))
+        generation = rewriting.publish(
+            classes=patient.generation.classes if patient.generation else (),
+            inputs=[found.as_json() for found in repairs],
+            converter=patient.generation.converter if patient.generation else {},
+            versions=patient.generation.versions if patient.generation else {},
+            surgery={"name": "repair", "options": {"shard_bytes": shard_bytes}},
+        )
+    return RepairReport(os.fspath(source), Path(out), generation.n_samples, tuple(repairs))
+
+
+@dataclass(frozen=True, slots=True)
+class _Patient:
+    """What is to be repaired: shards, and what their generation says of them, if it can be read."""
+
+    paths: tuple[str, ...]
+    schema: Schema
+    generation: Generation | None = None
+
+    def named(self, path: str) -> ShardSummary | None:
+        """What the generation says of a shard."""
+        shards = self.generation.shards if self.generation else ()
+        return next((s for s in shards if s.name == os.path.basename(path)), None)
+
+
+def _admit(source: str) -> _Patient:
+    """Find out which shards there are, and which fields they have."""
+    if not os.path.isdir(source):
+        return _Patient((source,), _schema_of([source]))
+    generation = _generation_of(Path(source))
+    if generation is not None:
+        paths = tuple(os.path.join(source, shard.name) for shard in generation.shards)
+        return _Patient(paths, generation.schema, generation)
+    names = sorted(name for name in os.listdir(source) if name.endswith(".shard"))
+    if not names:
+        raise DatasetNotFound(f"{source}: holds neither a dataset nor any shard")
+    paths = tuple(os.path.join(source, name) for name in names)
+    return _Patient(paths, _schema_of(list(paths)))
+
+
+def _generation_of(root: Path) -> Generation | None:
+    """The published generation; where that cannot be told, the last one that can be read."""
+    try:
+        return load(root)
+    except (DataError, DatasetNotFound):
+        pass
+    if not (root / GENERATIONS).is_dir():
+        return None
+    numbers = [p.stem for p in (root / GENERATIONS).glob("[0-9]*.json") if p.stem.isdecimal()]
+    for number in sorted(map(int, numbers), reverse=True):
+        try:
+            return load_generation(root, number)
+        except DataError:
+            continue
+    return None
+
+
+def _schema_of(paths: list[str]) -> Schema:
+    """The schema of the first shard that has one."""
+    reason: Exception | None = None
+    for path in paths:
+        try:
+            return schema_of(path)
+        except DataError as error:
+            reason = reason or error
+    raise DatasetCorrupt(f"nothing can be told of the data: {reason}") from reason
+
+
+def _size_of(path: str) -> int:
+    try:
+        return os.path.getsize(path)
+    except OSError:
+        return 0  # missing: that is said when its turn comes
+
+
+def _save(path: str, patient: _Patient, rewriting: Rewriting, found: ShardRepair) -> None:
+    """Take what is undamaged of one shard into the new dataset."""
+    named = patient.named(path)
+    try:
+        if _adopt(path, patient, rewriting, found):
+            return
+        mended = mend(path, rewriting.staging, patient.schema)
+        found.mended = mended.notes
+        with ShardReader(mended.path) as reader:
+            _check_identity(reader, patient, named)
+            _save_samples(reader, rewriting, found)
+    except (DataError, ShardNotFound) as error:
+        n = named.n_samples if named else None
+        reason = _reason(error, path)
+        lost = Loss(None, None, reason) if n is None else Loss(0, n - 1, reason)
+        if n != 0:
+            found.losses.append(lost)
+
+
+def _adopt(path: str, patient: _Patient, rewriting: Rewriting, found: ShardRepair) -> bool:
+    """Copy a shard that is sound and the one that it should be; returns whether it is."""
+    if unreadable_pages(path):
+        return False
+    examined = examine(path)
+    if examined.findings or examined.schema != patient.schema.to_json().decode():
+        return False
+    name, n_samples = os.path.basename(path), examined.n_samples or 0
+    summary = ShardSummary(name, n_samples, examined.n_bytes, examined.id or "")
+    if patient.named(path) not in (None, summary):
+        return False
+    if n_samples:
+        rewriting.adopt(path, summary)
+    found.n_kept = n_samples
+    return True
+
+
+def _check_identity(reader: ShardReader, patient: _Patient, named: ShardSummary | None) -> None:
+    """Make sure that a shard that opens is the one that the dataset means."""
+    if reader.schema != patient.schema:
+        raise DatasetCorrupt("its schema is not the dataset's")
+    if named is not None and reader.id != named.id:
+        raise DatasetCorrupt(
+            f"another shard has taken its place: expected id {named.id}, found {reader.id}"
+        )
+
+
+def _save_samples(reader: ShardReader, rewriting: Rewriting, found: ShardRepair) -> None:
+    for row in range(len(reader)):
+        try:
+            rewriting.append(reader[row])
+        except (DataError, SchemaError) as error:
+            found.lose(row, _reason(error, reader.path))
+        else:
+            found.n_kept += 1
+
+
+def _reason(error: Exception, path: str) -> str:
+    """Why something is lost, without the place, which differs from sample to sample."""
+    if isinstance(error, ShardCorrupt):
+        where = f"field {error.field!r}: " if error.field else ""
+        section = f" ({error.section})" if error.section else ""
+        return f"{where}{error.what}{section}"[:_MAX_REASON]
+    if isinstance(error, SchemaError):
+        return str(error.__cause__ or error)[:_MAX_REASON]  # without the new shard's name
+    return str(error).removeprefix(f"{path}: ")[:_MAX_REASON]

@@ -1,0 +1,215 @@
+"""Rewriting: the shards that a new dataset, or the next generation of one, is to have.
+
+Shards lie in a hidden folder until all are done; then they get their names, and a generation that
+names them is published. Nothing that was there before is touched.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fcntl
+import itertools
+import os
+import shutil
+import tempfile
+import types
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final, Self
+
+from shardio.errors import DatasetConflict, DatasetNotFound, InvalidArgument, ShardioError
+from shardio.format.schema import Schema
+from shardio.manifest import Generation, load, publish, publish_next, refuse_existing
+from shardio.storage import rename_new, sync_folder
+from shardio.writer import ShardSummary, ShardWriter
+
+SHARD_BYTES: Final = 256 << 20
+"""How much data goes into a shard that is written anew, unless something else is asked for."""
+_PREFIX: Final = ".surgery-"
+
+
+class Rewriting:
+    """Owns a hidden folder in `folder` from `with` to its end; what is published stays.
+
+    Args:
+        folder: of a new dataset, missing or empty; or that of `previous`.
+        schema: of all samples.
+        shard_bytes: how much data goes into one shard.
+        previous: the generation that the next one is to follow; None for a new dataset.
+
+    Raises:
+        DatasetExists: a new dataset's folder holds something.
+        DatasetConflict: (from `publish`) another writer published meanwhile.
+        OSError: the disk refuses; nothing is published.
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        schema: Schema,
+        *,
+        shard_bytes: int = SHARD_BYTES,
+        previous: Generation | None = None,
+    ) -> None:
+        check_shard_bytes(shard_bytes)
+        self.root, self.schema = Path(os.path.abspath(folder)), schema
+        self._shard_bytes, self._previous = shard_bytes, previous
+        self._parts: list[ShardSummary] = []
+        self._staged: set[str] = set()
+        self._shard: ShardWriter | None = None
+        self._made_root = False
+
+    def __enter__(self) -> Self:
+        if self.root.is_dir():
+            _sweep(self.root)
+        if self._previous is None:
+            refuse_existing(self.root)
+            self._made_root = not self.root.exists()
+            self.root.mkdir(parents=True, exist_ok=True)
+        self.staging, self._lock_fd = _make_staging(self.root)
+        return self
+
+    def append(self, sample: Mapping[str, Any]) -> None:
+        """Add a sample to the shard that is being written."""
+        if self._shard is None:
+            self._shard = ShardWriter(self.staging / self._next_name(), self.schema)
+        self._shard.append(sample)
+        if self._shard.n_bytes >= self._shard_bytes:
+            self.cut()
+
+    def cut(self) -> None:
+        """End the shard that is being written."""
+        if self._shard is not None:
+            shard, self._shard = self._shard, None
+            self._enter_staged(shard.close())
+
+    def adopt(self, path: str | os.PathLike[str], summary: ShardSummary) -> None:
+        """Add a copy of a finished shard that lies elsewhere, byte for byte."""
+        self.cut()
+        name = self._next_name()
+        with open(path, "rb") as source, open(self.staging / name, "xb") as copy:
+            shutil.copyfileobj(source, copy, 1 << 20)
+            copy.flush()
+            os.fsync(copy.fileno())
+        self._enter_staged(dataclasses.replace(summary, name=name))
+
+    def keep(self, summary: ShardSummary) -> None:
+        """Add a shard that the previous generation has, as it is."""
+        self.cut()
+        self._parts.append(summary)
+
+    def _next_name(self) -> str:
+        return f"{len(self._parts):06d}.shard"
+
+    def _enter_staged(self, summary: ShardSummary) -> None:
+        self._staged.add(summary.name)
+        self._parts.append(summary)
+
+    def publish(self, **details: Any) -> Generation:
+        """Name the shards and publish the generation that has them, and `details`.
+
+        Without any shard there is an empty one, which holds the schema.
+        """
+        self.cut()
+        if not self._parts:
+            with ShardWriter(self.staging / self._next_name(), self.schema) as empty:
+                self._enter_staged(empty.close())
+        moved: list[str] = []
+        try:
+            shards = [self._place(part, moved) for part in self._parts]
+            sync_folder(str(self.root))
+            if self._previous is None:
+                return publish(self.root, schema=self.schema, shards=shards, **details)
+            return publish_next(self.root, self._previous, shards=tuple(shards), **details)
+        except BaseException:
+            self._take_back(moved)
+            raise
+
+    def _place(self, part: ShardSummary, moved: list[str]) -> ShardSummary:
+        """Give a staged shard its name among the others."""
+        if part.name not in self._staged:
+            return part
+        for name in self._names(len(moved)):
+            try:
+                rename_new(str(self.staging / part.name), str(self.root / name))
+            except FileExistsError as error:
+                if self._previous is None:
+                    raise DatasetConflict(
+                        f"{self.root / name}: another writer has put it there meanwhile; nothing "
+                        "of theirs was changed; choose another folder"
+                    ) from error
+                continue  # of a writer that was killed, or is about to publish
+            moved.append(name)
+            return dataclasses.replace(part, name=name)
+        raise AssertionError("names never run out")
+
+    def _names(self, first: int) -> Any:
+        if self._previous is None:
+            return iter([f"000000-{first:03d}.shard"])
+        number = self._previous.number + 1
+        return (f"g{number:06d}-{k:03d}.shard" for k in itertools.count(first))
+
+    def _take_back(self, moved: list[str]) -> None:
+        """Remove shards that no generation came to name."""
+        try:
+            published = {shard.name for shard in load(self.root).shards}
+        except DatasetNotFound:
+            published = set()
+        except (ShardioError, OSError):
+            return  # whether they are named cannot be told
+        for name in set(moved) - published:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self.root / name)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: types.TracebackType | None,
+    ) -> None:
+        if self._shard is not None:
+            self._shard.abort()
+        shutil.rmtree(self.staging, ignore_errors=True)
+        os.close(self._lock_fd)
+        if self._made_root:
+            with contextlib.suppress(OSError):  # not empty: the dataset is there
+                self.root.rmdir()
+
+
+def check_shard_bytes(shard_bytes: object) -> None:
+    """Make sure that it is a size.
+
+    Raises:
+        InvalidArgument: it is none.
+    """
+    if type(shard_bytes) is not int or shard_bytes < 1:
+        raise InvalidArgument(f"shard_bytes must be an integer from 1 up; found {shard_bytes!r}")
+
+
+def _make_staging(root: Path) -> tuple[Path, int]:
+    """Make and lock a folder; one that another process swept in between is made again."""
+    while True:
+        folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=root))
+        try:
+            fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            continue
+        with contextlib.suppress(OSError):  # a file system without locks: nobody sweeps there
+            fcntl.flock(fd, fcntl.LOCK_EX)
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(fd), os.stat(folder)):
+                return folder, fd
+        os.close(fd)
+
+
+def _sweep(root: Path) -> None:
+    """Remove the folders of surgeries that were killed: those that nobody holds a lock on."""
+    for folder in root.glob(_PREFIX + "*"):
+        with contextlib.suppress(OSError):  # held, gone, or no folder
+            fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder, ignore_errors=True)
+            finally:
+                os.close(fd)

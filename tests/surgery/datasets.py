@@ -1,0 +1,69 @@
+"""What the tests of surgery share: datasets, and damage to them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from shardio import Array, Schema, ShardWriter, Text
+from shardio.format.layout import NO_FIELD, Kind
+from shardio.manifest import publish
+from shardio.reader import ShardReader
+from tests.shards import EVERY_FIELD, every_field_sample
+
+LABELS = Schema({"label": Array("int64"), "source": Text()})
+
+
+def write(
+    folder: Path,
+    n_samples: int,
+    n_shards: int = 1,
+    *,
+    schema: Schema = EVERY_FIELD,
+    samples: Iterable[Mapping[str, Any]] | None = None,
+    classes: Sequence[str] = (),
+    **details: Any,
+) -> Path:
+    """Write a dataset of n_samples in n_shards shards; of EVERY_FIELD's values by default."""
+    folder.mkdir(parents=True)
+    values = map(every_field_sample, range(n_samples)) if samples is None else iter(samples)
+    shards = []
+    for k in range(n_shards):
+        with ShardWriter(folder / f"000000-{k:03d}.shard", schema) as writer:
+            for _ in range((k + 1) * n_samples // n_shards - k * n_samples // n_shards):
+                writer.append(next(values))
+            shards.append(writer.close())
+    publish(folder, schema=schema, shards=shards, classes=classes, **details)
+    return folder
+
+
+def labelled(n: int, *, first: int = 0, n_classes: int = 2) -> list[dict[str, Any]]:
+    """Samples of LABELS: the label is a class, the source tells the number."""
+    return [{"label": i % n_classes, "source": f"clip {i}"} for i in range(first, first + n)]
+
+
+def shard_of(folder: Path, k: int) -> Path:
+    """The k-th shard that `write` made."""
+    return folder / f"000000-{k:03d}.shard"
+
+
+def place(path: Path, kind: Kind, field: str | None = None, of_kind: int = 0) -> tuple[int, int]:
+    """Offset and size of a section."""
+    with ShardReader(path) as reader:
+        number = NO_FIELD if field is None else reader.schema.field_id(field)
+        found = {s.key: s for s in reader.sections}[kind, number, of_kind]
+        return found.offset, found.size
+
+
+def flip(path: Path, *offsets: int) -> None:
+    """Flip a bit of each of these bytes."""
+    content = bytearray(path.read_bytes())
+    for offset in offsets:
+        content[offset] ^= 4
+    path.write_bytes(content)
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    """All files below a folder, and what they hold."""
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}

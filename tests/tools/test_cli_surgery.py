@@ -1,0 +1,85 @@
+"""The commands that are for finished datasets: what they print, their options and exit codes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import shardio
+from shardio.format.layout import Kind
+from shardio_tools import cli
+from tests.surgery.datasets import LABELS, flip, labelled, place, shard_of, write
+
+Capture = pytest.CaptureFixture[str]
+
+
+def make(folder: Path, n: int = 12, n_shards: int = 3, *, first: int = 0) -> Path:
+    """A dataset of two classes."""
+    samples = labelled(n, first=first)
+    return write(folder, n, n_shards, schema=LABELS, samples=samples, classes=["a", "b"])
+
+
+@pytest.fixture
+def dataset(tmp_path: Path) -> Path:
+    return make(tmp_path / "d")
+
+
+def sources(path: Path) -> list[str]:
+    with shardio.open(path) as dataset:
+        return [sample["source"] for sample in dataset]
+
+
+def test_repair_lists_what_is_mended_and_what_is_lost(
+    dataset: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    flip(shard_of(dataset, 0), 20)
+    flip(shard_of(dataset, 1), place(shard_of(dataset, 1), Kind.PAYLOAD)[0])
+    shard_of(dataset, 2).unlink()
+    assert cli.main(["repair", str(dataset), str(tmp_path / "out")]) == 1
+    out, err = capsys.readouterr()
+    mended, sample, shard, summary = out.splitlines()
+    assert mended == "000000-000.shard: mended: the first page is made of the last"
+    assert sample.startswith("000000-001.shard: lost: sample 0: field 'source': the data of")
+    assert shard == "000000-002.shard: lost: samples 0 to 3: there is no such shard"
+    assert summary == f"repaired 3 shards: 7 samples saved, 5 lost: {tmp_path / 'out'}"
+    assert "repairing: 100%" in err
+    assert len(sources(tmp_path / "out")) == 7
+
+
+def test_repair_of_what_is_sound_loses_nothing_and_may_be_silent(
+    dataset: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    assert cli.main(["repair", str(dataset), str(tmp_path / "out")]) == 0
+    assert "12 samples saved, nothing lost" in capsys.readouterr().out
+    assert cli.main(["repair", str(dataset), str(tmp_path / "quiet"), "--quiet"]) == 0
+    assert capsys.readouterr() == ("", "")
+    shard_of(dataset, 0).unlink()
+    assert cli.main(["repair", str(dataset), str(tmp_path / "less"), "--quiet"]) == 1
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+
+
+def test_repair_reports_in_json(dataset: Path, tmp_path: Path, capsys: Capture) -> None:
+    (dataset / "dataset.json").unlink()
+    (dataset / "generations" / "000001.json").unlink()
+    shard_of(dataset, 2).write_bytes(b"x" * 9000)
+    out = tmp_path / "out"
+    assert cli.main(["repair", str(dataset), str(out), "--json"]) == 1
+    captured = capsys.readouterr()
+    report = json.loads(captured.out)
+    assert captured.err == ""
+    assert (report["samples"], report["lost"], report["dataset"]) == (8, 0, str(out))
+    assert [shard["outcome"] for shard in report["shards"]] == ["sound", "sound", "lost"]
+    assert report["shards"][2]["lost"][0]["first"] is None
+    assert cli.main(["repair", str(dataset), str(tmp_path / "again")]) == 1
+    assert "0 or more lost" in capsys.readouterr().out
+
+
+def test_repair_needs_a_source_and_a_new_folder(
+    dataset: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    assert cli.main(["repair", str(tmp_path / "no"), str(tmp_path / "out")]) == 2
+    assert cli.main(["repair", str(dataset), str(dataset)]) == 2
+    assert capsys.readouterr().err.count("\n") == 2

@@ -1,0 +1,79 @@
+"""Save what is undamaged of a dataset or a shard, as a new dataset.
+
+Every sample that can be read, with all its hashes right, is in the new dataset; all others are
+listed, with the reason. Nothing in SRC is changed. Exit code 1 means that something is lost.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+
+from shardio.surgery import Loss, RepairProgress, RepairReport, ShardRepair, repair
+from shardio_tools._render import (
+    ProgressLine,
+    complain,
+    counted,
+    plain,
+    say,
+    say_json,
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command to its parser."""
+    add = parser.add_argument
+    add("src", metavar="SRC", help="a dataset (a folder) or one shard (a file), damaged or not")
+    add("out", metavar="OUT", help="the dataset to make: a folder that is missing or empty")
+    add("--quiet", action="store_true", help="print nothing but what is lost")
+    add("--json", action="store_true", help="print the report as JSON")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Repair, report, and return the exit code."""
+    with ProgressLine("repairing", is_silent=options.quiet or options.json) as line:
+
+        def show(state: RepairProgress) -> None:
+            note = f"{state.n_shards_done:,} of {counted(state.n_shards, 'shard')}"
+            line.show(state.n_bytes_done, state.n_bytes, note)
+
+        report = repair(options.src, options.out, progress=show)
+    if options.json:
+        say_json(report.as_json())
+        return 0 if report.is_whole else 1
+    tell = complain if options.quiet else say
+    for shard in report.shards:
+        if not options.quiet:
+            for note in shard.mended:
+                say(f"{plain(shard.name)}: mended: {plain(note)}")
+        for text in _losses(shard):
+            tell(text)
+    if not options.quiet:
+        say(_summary(report))
+    return 0 if report.is_whole else 1
+
+
+def _losses(shard: ShardRepair) -> Iterator[str]:
+    for loss in shard.losses:
+        yield f"{plain(shard.name)}: lost: {_which(loss)}: {plain(loss.reason)}"
+
+
+def _which(loss: Loss) -> str:
+    if loss.first is None:
+        return "all samples"
+    if loss.first == loss.last:
+        return f"sample {loss.first}"
+    return f"samples {loss.first} to {loss.last}"
+
+
+def _summary(report: RepairReport) -> str:
+    """Say in one line what was saved, and where it is."""
+    lost = "nothing lost" if report.is_whole else f"{report.n_lost:,} lost"
+    if not report.is_whole and any(
+        loss.n_samples is None for shard in report.shards for loss in shard.losses
+    ):
+        lost = f"{report.n_lost:,} or more lost"
+    return (
+        f"repaired {counted(len(report.shards), 'shard')}: "
+        f"{counted(report.n_samples, 'sample')} saved, {lost}: {plain(str(report.dataset))}"
+    )
