@@ -6,6 +6,7 @@ repair saves what is undamaged.
 
 from shardio.surgery.audit import AuditReport, audit_dataset, audit_shard
 from shardio.surgery.auditors import AuditProgress
+from shardio.surgery.comparing import DiffReport, diff
 from shardio.surgery.finding import Finding
 from shardio.surgery.repairing import Loss, RepairProgress, RepairReport, ShardRepair, repair
 from shardio.surgery.survey import Survey, survey_shard
@@ -13,6 +14,7 @@ from shardio.surgery.survey import Survey, survey_shard
 __all__ = [
     "AuditProgress",
     "AuditReport",
+    "DiffReport",
     "Finding",
     "Loss",
     "RepairProgress",
@@ -21,6 +23,7 @@ __all__ = [
     "Survey",
     "audit_dataset",
     "audit_shard",
+    "diff",
     "repair",
     "survey_shard",
 ]

@@ -83,3 +83,37 @@ def test_repair_needs_a_source_and_a_new_folder(
     assert cli.main(["repair", str(tmp_path / "no"), str(tmp_path / "out")]) == 2
     assert cli.main(["repair", str(dataset), str(dataset)]) == 2
     assert capsys.readouterr().err.count("\n") == 2
+
+
+def test_diff_names_the_samples_that_differ(dataset: Path, tmp_path: Path, capsys: Capture) -> None:
+    samples = labelled(12)
+    samples[5]["source"] = "another"
+    other = write(tmp_path / "b", 12, 1, schema=LABELS, samples=samples, classes=["a", "b"])
+    assert cli.main(["diff", str(dataset), str(other)]) == 1
+    assert capsys.readouterr().out.splitlines() == [
+        "samples that differ",
+        "  5: source",
+        f"compared {dataset} with {other}: 12 samples: 1 differ",
+    ]
+    assert cli.main(["diff", str(dataset), str(other), "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["changed"] == [{"sample": 5, "fields": ["source"]}]
+    for arguments, code in ((("--quiet",), 1), ((), 0)):
+        second = other if code else dataset
+        assert cli.main(["diff", str(dataset), str(second), *arguments]) == code
+    assert capsys.readouterr().out.endswith(": 12 samples: all the same\n")
+
+
+def test_diff_says_what_only_one_side_has(dataset: Path, tmp_path: Path, capsys: Capture) -> None:
+    other = write(tmp_path / "b", 5, 1, schema=LABELS, samples=labelled(5))
+    assert cli.main(["diff", str(other), str(dataset)]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:3] == ["the classes are not the same", "samples only in B", "  5"]
+    assert lines[-1].endswith("5 and 12 samples: 0 only in A, 7 only in B")
+    bare = write(tmp_path / "c", 12, 3, schema=LABELS, samples=labelled(12))
+    assert cli.main(["diff", str(bare), str(dataset)]) == 1
+    assert "the samples' common fields are the same" in capsys.readouterr().out
+
+
+def test_diff_needs_two_things_that_are_there(dataset: Path, capsys: Capture) -> None:
+    assert cli.main(["diff", str(dataset), str(dataset / "no")]) == 2
+    assert capsys.readouterr().err.count("\n") == 1

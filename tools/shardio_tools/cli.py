@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from types import ModuleType
 
 import shardio
-from shardio_tools import convert, inspect, repair, verify
+from shardio_tools import convert, diff, inspect, repair, verify
 from shardio_tools._render import complain, flush, plain, silence
 
 OK, BAD_DATA, USAGE, ENVIRONMENT, INTERRUPTED, NOBODY_READS = 0, 1, 2, 3, 130, 141
@@ -28,6 +28,7 @@ COMMANDS: dict[str, ModuleType] = {
     "inspect": inspect,
     "verify": verify,
     "repair": repair,
+    "diff": diff,
 }
 
 
