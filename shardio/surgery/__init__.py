@@ -8,7 +8,11 @@ from shardio.surgery.audit import AuditReport, audit_dataset, audit_shard
 from shardio.surgery.auditors import AuditProgress
 from shardio.surgery.comparing import DiffReport, diff
 from shardio.surgery.finding import Finding
+from shardio.surgery.merging import merge
 from shardio.surgery.repairing import Loss, RepairProgress, RepairReport, ShardRepair, repair
+from shardio.surgery.resharding import compact, reshard
+from shardio.surgery.rewriting import SurgeryReport
+from shardio.surgery.soundness import SurgeryProgress
 from shardio.surgery.survey import Survey, survey_shard
 
 __all__ = [
@@ -20,10 +24,15 @@ __all__ = [
     "RepairProgress",
     "RepairReport",
     "ShardRepair",
+    "SurgeryProgress",
+    "SurgeryReport",
     "Survey",
     "audit_dataset",
     "audit_shard",
+    "compact",
     "diff",
+    "merge",
     "repair",
+    "reshard",
     "survey_shard",
 ]

@@ -15,6 +15,7 @@ import shutil
 import tempfile
 import types
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -27,6 +28,45 @@ from shardio.writer import ShardSummary, ShardWriter
 SHARD_BYTES: Final = 256 << 20
 """How much data goes into a shard that is written anew, unless something else is asked for."""
 _PREFIX: Final = ".surgery-"
+
+
+@dataclass(frozen=True, slots=True)
+class SurgeryReport:
+    """The generation that came of a surgery, or was there already if nothing was to be done.
+
+    `n_rewritten` counts its shards that are new, `n_removed` old ones that were removed.
+    """
+
+    dataset: Path
+    generation: int
+    n_samples: int
+    n_shards: int
+    n_bytes: int
+    n_rewritten: int
+    n_removed: int = 0
+
+    @classmethod
+    def of(
+        cls,
+        folder: str | os.PathLike[str],
+        generation: Generation,
+        n_rewritten: int,
+        n_removed: int = 0,
+    ) -> Self:
+        """The report about a generation of the dataset in `folder`."""
+        return cls(
+            Path(folder),
+            generation.number,
+            generation.n_samples,
+            len(generation.shards),
+            sum(shard.n_bytes for shard in generation.shards),
+            n_rewritten,
+            n_removed,
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        """Itself as JSON can say it."""
+        return {**dataclasses.asdict(self), "dataset": str(self.dataset)}
 
 
 class Rewriting:
@@ -53,6 +93,7 @@ class Rewriting:
         previous: Generation | None = None,
     ) -> None:
         check_shard_bytes(shard_bytes)
+        self._folder = folder
         self.root, self.schema = Path(os.path.abspath(folder)), schema
         self._shard_bytes, self._previous = shard_bytes, previous
         self._parts: list[ShardSummary] = []
@@ -125,6 +166,10 @@ class Rewriting:
         except BaseException:
             self._take_back(moved)
             raise
+
+    def report(self, **details: Any) -> SurgeryReport:
+        """Publish, and say what came of it."""
+        return SurgeryReport.of(self._folder, self.publish(**details), len(self._staged))
 
     def _place(self, part: ShardSummary, moved: list[str]) -> ShardSummary:
         """Give a staged shard its name among the others."""

@@ -117,3 +117,59 @@ def test_diff_says_what_only_one_side_has(dataset: Path, tmp_path: Path, capsys:
 def test_diff_needs_two_things_that_are_there(dataset: Path, capsys: Capture) -> None:
     assert cli.main(["diff", str(dataset), str(dataset / "no")]) == 2
     assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_merge_puts_datasets_together(dataset: Path, tmp_path: Path, capsys: Capture) -> None:
+    other, out = make(tmp_path / "b", 4, 1, first=50), tmp_path / "out"
+    assert cli.main(["merge", str(out), str(dataset), str(other), "--workers", "0"]) == 0
+    said, err = capsys.readouterr()
+    assert said.startswith("merged 2 datasets: 16 samples in 4 shards, ")
+    assert said.endswith(f", generation 1: {out}\n")
+    assert "verifying: 100%" in err and "writing: 100%" in err and "4 of 4 shards" in err
+    assert sources(out) == sources(dataset) + sources(other)
+
+
+def test_reshard_cuts_shards_of_the_size_asked_for(
+    dataset: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    arguments = ["reshard", str(dataset), str(tmp_path / "out"), "--workers", "1"]
+    assert cli.main([*arguments, "--shard-bytes", "1"]) == 0
+    assert capsys.readouterr().out.startswith("resharded: 12 samples in 12 shards, ")
+    arguments[2] = str(tmp_path / "one")
+    assert cli.main([*arguments, "--json"]) == 0
+    captured = capsys.readouterr()
+    assert (json.loads(captured.out)["n_shards"], captured.err) == (1, "")
+
+
+def test_compact_tidies_up_and_removes_what_is_old(dataset: Path, capsys: Capture) -> None:
+    assert cli.main(["compact", str(dataset), "--workers", "0"]) == 0
+    assert "compacted into 1 new shard: 12 samples in 1 shard, " in capsys.readouterr().out
+    assert len(list(dataset.glob("*.shard"))) == 4
+    assert cli.main(["compact", str(dataset), "--remove-old"]) == 0
+    assert "nothing to put together, 3 old shards removed: " in capsys.readouterr().out
+    assert len(list(dataset.glob("*.shard"))) == 1
+    assert cli.main(["compact", str(dataset), "--quiet"]) == 0
+    assert capsys.readouterr() == ("", "")
+    assert cli.main(["compact", str(dataset), "--shard-bytes", "0"]) == 2
+
+
+def test_compact_puts_together_what_is_small_for_the_size_asked_for(dataset: Path) -> None:
+    n_bytes = shard_of(dataset, 0).stat().st_size
+    assert cli.main(["compact", str(dataset), "--shard-bytes", str(n_bytes), "--quiet"]) == 0
+    assert len(list(dataset.glob("*.shard"))) == 3
+    assert cli.main(["compact", str(dataset), "--shard-bytes", str(3 * n_bytes), "--quiet"]) == 0
+    assert len(list(dataset.glob("*.shard"))) == 4
+
+
+@pytest.mark.parametrize("command", ["merge", "reshard", "compact"])
+def test_damaged_data_is_refused_with_code_1_in_one_line(
+    dataset: Path, tmp_path: Path, capsys: Capture, command: str
+) -> None:
+    flip(shard_of(dataset, 1), place(shard_of(dataset, 1), Kind.PAYLOAD)[0])
+    out = str(tmp_path / "out")
+    arguments = {"merge": [out, str(dataset)], "reshard": [str(dataset), out]}
+    given = arguments.get(command, [str(dataset)])
+    assert cli.main([command, *given, "--workers", "0", "--quiet"]) == 1
+    said, err = capsys.readouterr()
+    assert (said, err.count("\n")) == ("", 1)
+    assert "damaged, and was not touched" in err and "shardio repair" in err

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from types import ModuleType
 
 import shardio
-from shardio_tools import convert, diff, inspect, repair, verify
+from shardio_tools import compact, convert, diff, inspect, merge, repair, reshard, verify
 from shardio_tools._render import complain, flush, plain, silence
 
 OK, BAD_DATA, USAGE, ENVIRONMENT, INTERRUPTED, NOBODY_READS = 0, 1, 2, 3, 130, 141
@@ -29,6 +29,9 @@ COMMANDS: dict[str, ModuleType] = {
     "verify": verify,
     "repair": repair,
     "diff": diff,
+    "merge": merge,
+    "reshard": reshard,
+    "compact": compact,
 }
 
 

@@ -1,0 +1,79 @@
+"""Nothing is rewritten that is not sound: new hashes over damaged data would hide the damage."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import astuple, dataclass
+from pathlib import Path
+
+from shardio.errors import DatasetCorrupt
+from shardio.surgery.audit import audit_dataset
+from shardio.surgery.auditors import AuditProgress, examine_all
+from shardio.surgery.finding import Finding
+
+_NO_DAMAGE = {"unknown_shard"}
+"""Findings about a folder that say nothing about the dataset's own samples."""
+
+
+@dataclass(frozen=True, slots=True)
+class SurgeryProgress:
+    """How far a rewriting is; `step` is "verifying" or "writing"."""
+
+    step: str
+    n_shards_done: int
+    n_shards: int
+    n_bytes_done: int
+    n_bytes: int
+
+
+Progress = Callable[[SurgeryProgress], None]
+
+
+def tell_writing(progress: Progress | None, n_done: int, sizes: Sequence[int]) -> None:
+    """Report that so many of the shards, whose sizes are given, are written."""
+    if progress is not None:
+        n_bytes = sum(sizes[:n_done])
+        progress(SurgeryProgress("writing", n_done, len(sizes), n_bytes, sum(sizes)))
+
+
+def require_sound(
+    folder: str | os.PathLike[str], workers: int | None, progress: Progress | None
+) -> None:
+    """Check every byte of a dataset.
+
+    Raises:
+        DatasetNotFound: there is none.
+        DatasetCorrupt: something is wrong with it; the first finding is named.
+    """
+    report = audit_dataset(folder, workers=workers, progress=_told(progress))
+    _refuse(folder, [f for f in report.findings if f.code not in _NO_DAMAGE])
+
+
+def require_sound_shards(
+    folder: str | os.PathLike[str],
+    names: Sequence[str],
+    workers: int | None,
+    progress: Progress | None,
+) -> None:
+    """Check every byte of some shards of a dataset.
+
+    Raises:
+        DatasetCorrupt: something is wrong with one; the first finding is named.
+    """
+    examined = examine_all(Path(folder), names, workers, _told(progress))
+    _refuse(folder, [f for found in examined.values() for f in found.findings])
+
+
+def _told(progress: Progress | None) -> Callable[[AuditProgress], None] | None:
+    if progress is None:
+        return None
+    return lambda state: progress(SurgeryProgress("verifying", *astuple(state)))
+
+
+def _refuse(folder: str | os.PathLike[str], findings: Sequence[Finding]) -> None:
+    if findings:
+        raise DatasetCorrupt(
+            f"{os.fspath(folder)}: is damaged, and was not touched: {findings[0]} (findings: "
+            f"{len(findings)}; shardio verify lists them, shardio repair saves what is sound)"
+        )

@@ -1,0 +1,58 @@
+"""How commands that rewrite datasets show how far they are, and say what they did."""
+
+from __future__ import annotations
+
+import argparse
+from contextlib import ExitStack
+
+from shardio.surgery import SurgeryProgress, SurgeryReport
+from shardio_tools._render import ProgressLine, counted, plain, say, say_json, size
+
+
+def add_size(parser: argparse.ArgumentParser) -> None:
+    """Add the argument for the size of new shards."""
+    parser.add_argument(
+        "--shard-bytes",
+        type=int,
+        metavar="N",
+        default=256 << 20,
+        help="how much data goes into one new shard (default: 268435456, that is 256 MiB)",
+    )
+
+
+def add_common(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments that all of these commands take."""
+    add = parser.add_argument
+    add("--workers", type=int, metavar="N", help="processes that verify (default: one per CPU)")
+    add("--quiet", action="store_true", help="print nothing but errors")
+    add("--json", action="store_true", help="print the report as JSON")
+
+
+class Steps(ExitStack):
+    """Shows a progress line for one step after the other; call `show` with each state."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        super().__init__()
+        self._is_silent = options.quiet or options.json
+        self._step, self._line = "", ProgressLine("", is_silent=True)
+
+    def show(self, state: SurgeryProgress) -> None:
+        """Say how far the step is."""
+        if state.step != self._step:
+            self.close()
+            self._step = state.step
+            self._line = self.enter_context(ProgressLine(state.step, is_silent=self._is_silent))
+        note = f"{state.n_shards_done:,} of {counted(state.n_shards, 'shard')}"
+        self._line.show(state.n_bytes_done, state.n_bytes, note)
+
+
+def tell(report: SurgeryReport, options: argparse.Namespace, did: str) -> None:
+    """Say what came of it: `did` begins the sentence."""
+    if options.json:
+        say_json(report.as_json())
+    elif not options.quiet:
+        shards = counted(report.n_shards, "shard")
+        say(
+            f"{did}: {counted(report.n_samples, 'sample')} in {shards}, {size(report.n_bytes)}, "
+            f"generation {report.generation}: {plain(str(report.dataset))}"
+        )

@@ -1,0 +1,34 @@
+"""Write the samples of a dataset into a new one, with shards of another size.
+
+Every byte is verified first; a damaged dataset is refused.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from shardio.surgery import reshard
+from shardio_tools._steps import Steps, add_common, add_size, tell
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command to its parser."""
+    add = parser.add_argument
+    add("src", metavar="SRC", help="the dataset to read")
+    add("out", metavar="OUT", help="the dataset to make: a folder that is missing or empty")
+    add_size(parser)
+    add_common(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Reshard, report, and return the exit code."""
+    with Steps(options) as steps:
+        report = reshard(
+            options.src,
+            options.out,
+            shard_bytes=options.shard_bytes,
+            workers=options.workers,
+            progress=steps.show,
+        )
+    tell(report, options, "resharded")
+    return 0
