@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import shardio
@@ -173,3 +174,85 @@ def test_damaged_data_is_refused_with_code_1_in_one_line(
     said, err = capsys.readouterr()
     assert (said, err.count("\n")) == ("", 1)
     assert "damaged, and was not touched" in err and "shardio repair" in err
+
+
+def test_split_says_how_many_samples_are_where_and_inspect_shows_it(
+    dataset: Path, capsys: Capture
+) -> None:
+    command = ["split", str(dataset), "--parts", "train=0.75,val=0.25"]
+    assert cli.main([*command, "--group", "source", "--seed", "3"]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "train  9 samples  9 groups",
+        "val    3 samples  3 groups",
+        f"split 12 samples into 2 subsets, generation 2: {dataset}",
+    ]
+    assert cli.main([*command, "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert (report["n_samples"], report["generation"]) == ({"train": 9, "val": 3}, 3)
+    assert cli.main([*command, "--quiet"]) == 0
+    assert capsys.readouterr() == ("", "")
+    assert cli.main(["inspect", str(dataset)]) == 0
+    out = capsys.readouterr().out
+    assert "subsets\n  train  9 samples\n  val    3 samples\n" in out
+    assert 'made by     split group=null parts={"train": 0.75, "val": 0.25} seed=0\n' in out
+
+
+@pytest.mark.parametrize(
+    "parts", ["train", "=1", "a=x", "a=0.5,a=0.5", "a=0.5,,b=0.5", "a=0.7", "a=2"]
+)
+def test_split_refuses_parts_that_cannot_be_with_code_2(
+    dataset: Path, capsys: Capture, parts: str
+) -> None:
+    try:
+        code: object = cli.main(["split", str(dataset), "--parts", parts])
+    except SystemExit as ended:
+        code = ended.code
+    assert code == 2
+    assert capsys.readouterr().err
+
+
+def test_split_gives_the_same_for_the_same_seed_and_keeps_groups_together(dataset: Path) -> None:
+    found = []
+    for seed, group in (("1", []), ("1", []), ("2", []), ("1", ["--group", "label"])):
+        command = ["split", str(dataset), "--parts", "a=0.5,b=0.5", "--quiet"]
+        assert cli.main([*command, "--seed", seed, *group]) == 0
+        with shardio.open(dataset, subset="a") as subset:
+            found.append([sample["source"] for sample in subset])
+    assert found[0] == found[1]
+    assert found[0] != found[2]
+    numbers = {int(source.split()[1]) % 2 for source in found[3]}
+    assert len(numbers) == 1
+
+
+def test_stats_are_shown_and_kept_for_inspect(dataset: Path, capsys: Capture) -> None:
+    assert cli.main(["stats", str(dataset)]) == 0
+    out, err = capsys.readouterr()
+    assert out.splitlines() == [
+        "  field  mean  std  min  max  count",
+        "  label  0.5   0.5  0    1    12",
+        "samples of 2 classes",
+        "  a: 6",
+        "  b: 6",
+        f"counted 12 samples, kept in generation 2: {dataset}",
+    ]
+    assert "counting: 100%" in err
+    assert cli.main(["inspect", str(dataset)]) == 0
+    assert "statistics\n  field  mean" in capsys.readouterr().out
+    assert cli.main(["split", str(dataset), "--parts", "s=1", "--quiet"]) == 0
+    assert cli.main(["stats", str(dataset), "--subset", "s", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert (report["subset"], report["fields"]["label"]["count"]) == ("s", 12)
+    assert cli.main(["inspect", str(dataset)]) == 0
+    assert "statistics of subset s\n" in capsys.readouterr().out
+    assert cli.main(["stats", str(dataset), "--quiet"]) == 0
+    assert capsys.readouterr() == ("", "")
+    assert cli.main(["stats", str(dataset), "--subset", "no"]) == 2
+
+
+def test_stats_say_what_is_unusual_about_a_field(tmp_path: Path, capsys: Capture) -> None:
+    schema = shardio.Schema({"x": shardio.Array("float32", (None, 2)), "t": shardio.Text()})
+    samples = [{"x": np.full((i, 2), [1, np.nan], np.float32), "t": ""} for i in range(3)]
+    folder = write(tmp_path / "x", 3, schema=schema, samples=samples)
+    assert cli.main(["stats", str(folder)]) == 0
+    line = capsys.readouterr().out.splitlines()[1]
+    assert line.split(maxsplit=6)[-1] == "3 not finite, 0 × 2 to 2 × 2"

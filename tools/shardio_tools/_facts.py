@@ -201,6 +201,9 @@ def dataset_facts(dataset: shardio.ShardDataset) -> Facts:
         "classes": dict.fromkeys(dataset.classes),
         "converter": dict(dataset.converter),
         "versions": dict(dataset.versions),
+        "subsets": dict(dataset.subsets),
+        "stats": dict(dataset.stats),
+        "surgery": dict(dataset.surgery),
         "outcomes": outcomes,
         "without_samples": [dict(e) for e in dataset.inputs if not e.get("samples")],
     }

@@ -15,7 +15,18 @@ from collections.abc import Sequence
 from types import ModuleType
 
 import shardio
-from shardio_tools import compact, convert, diff, inspect, merge, repair, reshard, verify
+from shardio_tools import (
+    compact,
+    convert,
+    diff,
+    inspect,
+    merge,
+    repair,
+    reshard,
+    split,
+    stats,
+    verify,
+)
 from shardio_tools._render import complain, flush, plain, silence
 
 OK, BAD_DATA, USAGE, ENVIRONMENT, INTERRUPTED, NOBODY_READS = 0, 1, 2, 3, 130, 141
@@ -32,6 +43,8 @@ COMMANDS: dict[str, ModuleType] = {
     "merge": merge,
     "reshard": reshard,
     "compact": compact,
+    "split": split,
+    "stats": stats,
 }
 
 

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from shardio_tools._facts import Facts, Inspection, inspect_dataset, inspect_shard, is_dataset
+from shardio_tools._numbers import describe_stats
 from shardio_tools._render import (
     OUTCOMES,
     counted,
@@ -65,6 +66,11 @@ def describe_dataset(facts: Facts) -> Iterator[str]:
         yield listed(table(rows).splitlines(), "--json lists all")
     if n_without := facts.get("without_class"):
         yield f"{counted(n_without, 'sample')} with a label that names no class"
+    if subsets := facts.get("subsets"):
+        yield "subsets"
+        rows = [[plain(name), counted(n, "sample")] for name, n in subsets.items()]
+        yield listed(table(rows).splitlines(), "--json lists all")
+    yield from describe_stats(facts.get("stats", {}))
     yield "shards"
     rows = [_shard_row(shard) for shard in facts["shards"]]
     yield listed(table(rows).splitlines() if rows else ["none"], "--json lists all")
@@ -92,6 +98,10 @@ def _origin(facts: Facts) -> Iterator[str]:
         rows.append(["converter", f"{converter.get('name')} {converter.get('version')}"])
         rows.append(["options", plain(" ".join(options))])
     rows.append(["versions", ", ".join(f"{k} {v}" for k, v in facts["versions"].items())])
+    if surgery := facts["surgery"]:
+        given = surgery.get("options")
+        said = [f"{k}={json.dumps(v)}" for k, v in given.items()] if isinstance(given, dict) else []
+        rows.append(["made by", plain(" ".join([str(surgery.get("name")), *said]))])
     if facts["outcomes"]:
         counts = [f"{n:,} {OUTCOMES.get(kind, kind)}" for kind, n in facts["outcomes"].items()]
         n_inputs = counted(sum(facts["outcomes"].values()), "file")

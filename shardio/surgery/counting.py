@@ -1,0 +1,235 @@
+"""Statistics of a dataset: of each numeric field mean, deviation, range and shapes; and classes."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from shardio.dataset import ShardDataset
+from shardio.format.schema import Array
+from shardio.manifest import load_generation, publish_next
+from shardio.reader import ShardReader
+from shardio.surgery.soundness import Progress, SurgeryProgress
+from shardio.units import Rows
+
+_CHUNK_ITEMS: Final = 1 << 20
+"""Numbers that are looked at at a time; as float64 they take 8 MiB."""
+
+
+@dataclass(frozen=True, slots=True)
+class StatsReport:
+    """The generation that has the statistics, and what they are.
+
+    `stats` has `samples`, and `fields`: of each numeric field `count` (numbers, not samples),
+    `mean` and `std` of all of them, `min`, `max`, `not_finite` (numbers that all these leave out),
+    `missing` (samples without a value), `smallest` and `largest` (of each dimension). Where the
+    dataset has class names and labels, it has `classes` and `without_class` too.
+    """
+
+    dataset: Path
+    generation: int
+    subset: str | None
+    stats: Mapping[str, Any]
+
+    def as_json(self) -> dict[str, Any]:
+        """Itself as JSON can say it."""
+        return {
+            "dataset": str(self.dataset),
+            "generation": self.generation,
+            "subset": self.subset,
+            **self.stats,
+        }
+
+
+def compute_stats(
+    folder: str | os.PathLike[str],
+    *,
+    subset: str | None = None,
+    progress: Progress | None = None,
+) -> StatsReport:
+    """Count a dataset, or one of its subsets, and keep the result in the next generation.
+
+    If it is there already, nothing is published. The hash of everything that is read is checked.
+
+    Args:
+        folder: the dataset.
+        subset: the name of a subset.
+        progress: called here, at the start and after every shard.
+
+    Raises:
+        InvalidArgument: there is no such subset.
+        ChecksumMismatch, ShardCorrupt: damage is met; nothing is published.
+        DatasetNotFound, DatasetConflict: as in `split`.
+    """
+    with ShardDataset(folder, subset=subset) as dataset:
+        previous = load_generation(folder, dataset.generation)
+        found = _count(dataset, progress)
+    kept = dict(previous.stats)
+    if subset is None:
+        kept["whole"] = found
+    else:
+        of_subsets = kept.get("subsets", {})
+        kept["subsets"] = {**(of_subsets if isinstance(of_subsets, dict) else {}), subset: found}
+    generation = previous
+    if kept != previous.stats:
+        generation = publish_next(folder, previous, stats=kept, surgery={"name": "stats"})
+    return StatsReport(Path(folder), generation.number, subset, found)
+
+
+def _count(dataset: ShardDataset, progress: Progress | None) -> dict[str, Any]:
+    arrays = {name: field for name, field in dataset.schema.items() if isinstance(field, Array)}
+    tallies = {name: _Tally(field) for name, field in arrays.items()}
+    by_class = _ClassTally(dataset)
+    rows = dataset.rows(np.arange(len(dataset)))
+    sizes = [shard.n_bytes for shard in dataset.shards]
+    for k in range(len(sizes)):
+        _tell(progress, k, sizes)
+        start = int(dataset.starts[k])
+        first, last = np.searchsorted(rows, [start, start + dataset.shards[k].n_samples])
+        local = rows[first:last] - start
+        if not len(local):
+            continue
+        reader = dataset.reader(k)
+        for name, tally in tallies.items():
+            for values in _values(reader, name, arrays[name], local):
+                tally.add(values)
+                by_class.add(name, values)
+    _tell(progress, len(sizes), sizes)
+    fields = {name: tally.as_json() for name, tally in tallies.items()}
+    return {"samples": len(dataset), "fields": fields, **by_class.as_json()}
+
+
+def _tell(progress: Progress | None, n_done: int, sizes: list[int]) -> None:
+    if progress is not None:
+        n_bytes = sum(sizes[:n_done])
+        progress(SurgeryProgress("counting", n_done, len(sizes), n_bytes, sum(sizes)))
+
+
+def _values(
+    reader: ShardReader, name: str, field: Array, rows: Rows
+) -> Iterator[npt.NDArray[Any] | None]:
+    """The values of a field: of a column many rows at a time, else one; None for a missing one."""
+    if name in reader.schema.columns and not getattr(field, "optional", False):
+        step = max(1, _CHUNK_ITEMS // max(1, (field.row_bytes or 0) // field.numpy.itemsize))
+        for first in range(0, len(rows), step):
+            yield reader.column(name, rows[first : first + step])
+        return
+    for row in rows.tolist():
+        value = reader.sample(row, [name])[name]
+        yield None if value is None else np.asarray(value)[None]
+
+
+class _Tally:
+    """Mean, deviation and range of numbers that come piece by piece.
+
+    The moments of two pieces are put together as by T. F. Chan, G. H. Golub and R. J. LeVeque,
+    "Updating formulae and a pairwise algorithm for computing sample variances", 1979.
+    """
+
+    def __init__(self, field: Array) -> None:
+        self._dtype = field.dtype
+        self._n = self._n_not_finite = self._n_missing = 0
+        self._mean = self._squares = 0.0
+        self._min: Any = None
+        self._max: Any = None
+        self._smallest: list[int] | None = None
+        self._largest: list[int] = []
+
+    def add(self, values: npt.NDArray[Any] | None) -> None:
+        """Take in the values of some samples, one per row; or note that one has none."""
+        if values is None:
+            self._n_missing += 1
+            return
+        self._see_shape(values.shape[1:])
+        if values.dtype.kind == "b":
+            values = values.view(np.uint8)
+        if self._dtype == "bfloat16":  # held as the upper halves of float32
+            values = (values.astype(np.uint32) << 16).view(np.float32)
+        flat = values.reshape(-1)
+        for first in range(0, len(flat), _CHUNK_ITEMS):
+            self._add_numbers(flat[first : first + _CHUNK_ITEMS])
+
+    def _see_shape(self, shape: tuple[int, ...]) -> None:
+        if self._smallest is None:
+            self._smallest, self._largest = list(shape), list(shape)
+            return
+        self._smallest = [min(pair) for pair in zip(self._smallest, shape, strict=True)]
+        self._largest = [max(pair) for pair in zip(self._largest, shape, strict=True)]
+
+    def _add_numbers(self, numbers: npt.NDArray[Any]) -> None:
+        if numbers.dtype.kind == "f":
+            finite = np.isfinite(numbers)
+            if not finite.all():
+                self._n_not_finite += int((~finite).sum())
+                numbers = numbers[finite]
+        if not len(numbers):
+            return
+        low, high = numbers.min().item(), numbers.max().item()
+        self._min = low if self._min is None else min(self._min, low)
+        self._max = high if self._max is None else max(self._max, high)
+        wide = numbers.astype(np.float64)
+        with np.errstate(all="ignore"):  # sums of what is near the largest float64
+            n, mean = len(wide), float(wide.mean())
+            wide -= mean
+            squares = float(wide @ wide)
+        total, step = self._n + n, mean - self._mean
+        self._squares += squares + step * step * self._n * n / total
+        self._mean += step * n / total
+        self._n = total
+
+    def as_json(self) -> dict[str, Any]:
+        """What was found; what cannot be told, or is beyond all numbers, is None."""
+        deviation = math.sqrt(self._squares / self._n) if self._n else None
+        return {
+            "count": self._n,
+            "mean": _finite(self._mean) if self._n else None,
+            "std": _finite(deviation),
+            "min": self._min,
+            "max": self._max,
+            "not_finite": self._n_not_finite,
+            "missing": self._n_missing,
+            "smallest": self._smallest,
+            "largest": self._largest if self._smallest is not None else None,
+        }
+
+
+def _finite(number: float | None) -> float | None:
+    return number if number is not None and math.isfinite(number) else None
+
+
+class _ClassTally:
+    """How many samples each class has, where a field `label` says."""
+
+    def __init__(self, dataset: ShardDataset) -> None:
+        field = dataset.schema.get("label")
+        self._names = dataset.classes
+        is_label = isinstance(field, Array) and field.shape == () and "int" in field.dtype
+        self._is_known = bool(self._names) and is_label
+        self._counts = np.zeros(len(self._names), np.int64)
+        self._n_without = 0
+
+    def add(self, name: str, values: npt.NDArray[Any] | None) -> None:
+        """Take in values of a field, of labels."""
+        if name != "label" or not self._is_known:
+            return
+        if values is None:
+            self._n_without += 1
+            return
+        labels = values.reshape(-1)
+        inside = labels[(labels >= 0) & (labels < len(self._names))].astype(np.int64)
+        self._counts += np.bincount(inside, minlength=len(self._names))
+        self._n_without += len(labels) - len(inside)
+
+    def as_json(self) -> dict[str, Any]:
+        """The counts; nothing where there are none."""
+        if not self._is_known:
+            return {}
+        counts = dict(zip(self._names, self._counts.tolist(), strict=True))
+        return {"classes": counts, "without_class": self._n_without}

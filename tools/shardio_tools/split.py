@@ -1,0 +1,69 @@
+"""Split a dataset into named subsets, by chance, as its next generation.
+
+With --group no two samples that have the same value in that field come into different subsets. No
+data is written: shardio.open and ShardLoader read the samples of one with subset=NAME.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from shardio.surgery import SplitReport, split
+from shardio_tools._render import counted, plain, say, say_json, table
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command to its parser."""
+    add = parser.add_argument
+    add("path", metavar="DATASET", help="the dataset to split")
+    add(
+        "--parts",
+        type=_parts,
+        required=True,
+        metavar="NAME=SHARE,…",
+        help="the subsets, and the share of the samples that each is to have; together 1",
+    )
+    add("--group", metavar="FIELD", help="samples with the same value in this field stay together")
+    add("--seed", type=int, metavar="N", default=0, help="of the chance (default: 0)")
+    add("--quiet", action="store_true", help="print nothing but errors")
+    add("--json", action="store_true", help="print the report as JSON")
+
+
+def _parts(text: str) -> dict[str, float]:
+    """Read "train=0.9,val=0.1"."""
+    parts: dict[str, float] = {}
+    for entry in text.split(","):
+        name, _, share = entry.rpartition("=")
+        if name in parts:
+            raise argparse.ArgumentTypeError(f"{name!r} comes twice")
+        try:
+            parts[name] = float(share)
+        except ValueError:
+            name = ""
+        if not name:
+            raise argparse.ArgumentTypeError(f"expected NAME=SHARE, as in train=0.9: {entry!r}")
+    return parts
+
+
+def run(options: argparse.Namespace) -> int:
+    """Split, report, and return the exit code."""
+    report = split(options.path, options.parts, group=options.group, seed=options.seed)
+    if options.json:
+        say_json(report.as_json())
+    elif not options.quiet:
+        say(_described(report, has_groups=options.group is not None))
+    return 0
+
+
+def _described(report: SplitReport, *, has_groups: object) -> str:
+    """Say how many samples are where."""
+    rows = []
+    for name, n_samples in report.n_samples.items():
+        groups = [counted(report.n_groups[name], "group")] if has_groups else []
+        rows.append([plain(name), counted(n_samples, "sample"), *groups])
+    total = counted(sum(report.n_samples.values()), "sample")
+    summary = (
+        f"split {total} into {counted(len(rows), 'subset')}, "
+        f"generation {report.generation}: {plain(str(report.dataset))}"
+    )
+    return f"{table(rows)}\n{summary}"
