@@ -1,0 +1,151 @@
+"""How fast `shardio verify` is, against reading and hashing the same files, in as many processes.
+
+    python tools/dev/bench_verify.py [--mib N] [--rounds N] [--folder DIR]
+
+Three datasets are written: clips of raw frames, encoded pictures of about 30 KB with a label, and
+embeddings of 3 KB. Of each, the files are read and xxh3-hashed in 1 MiB pieces (the files dealt out
+to one process per usable CPU), and audited, in turns; the files are in the page cache for both. A
+round's ratio is the audit's rate by that of the reading right before and after it. Exit code 1 if
+the median of the ratios of any dataset is under 0.8.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xxhash
+
+import shardio
+from shardio import Array, Bytes, Schema, Text
+from shardio.surgery import audit_dataset
+
+WANTED = 0.8
+PIECE_BYTES = 1 << 20
+SHARD_BYTES = 64 << 20
+N_PROCESSES = len(os.sched_getaffinity(0))
+
+Samples = Iterator[dict[str, Any]]
+
+
+def clips(n_bytes: int) -> Samples:
+    """Clips as `shardio convert` writes them."""
+    frames = np.random.default_rng(0).integers(0, 255, (16, 112, 112, 3), np.uint8)
+    for i in range(n_bytes // frames.nbytes):
+        frames[0, 0, 0] = i % 251
+        yield {"frames": frames, "label": i, "source": f"class/video {i}.mp4"}
+
+
+def pictures(n_bytes: int) -> Samples:
+    """Encoded pictures of many sizes."""
+    rng = np.random.default_rng(0)
+    content = rng.bytes(1 << 20)
+    for i in range(n_bytes // 30_000):
+        start, size = i % 1000, int(rng.integers(10_000, 50_000))
+        yield {"picture": content[start : start + size], "label": i}
+
+
+def embeddings(n_bytes: int) -> Samples:
+    """Rows just long enough for a hash of their own."""
+    row = np.random.default_rng(0).random(768, np.float32)
+    for i in range(n_bytes // row.nbytes):
+        row[0] = i
+        yield {"embedding": row, "label": i}
+
+
+DATASETS: dict[str, tuple[Schema, Callable[[int], Samples]]] = {
+    "clips": (
+        Schema(
+            {
+                "frames": Array("uint8", (16, 112, 112, 3)),
+                "label": Array("int64"),
+                "source": Text(),
+            }
+        ),
+        clips,
+    ),
+    "pictures": (Schema({"picture": Bytes(), "label": Array("int64")}), pictures),
+    "embeddings": (
+        Schema({"embedding": Array("float32", (768,)), "label": Array("int64")}),
+        embeddings,
+    ),
+}
+
+
+def hash_file(path: str) -> int:
+    """Read a file and hash its bytes; returns how many there are."""
+    hasher, buffer = xxhash.xxh3_64(), bytearray(PIECE_BYTES)
+    n_bytes = 0
+    with open(path, "rb", buffering=0) as file:
+        while n := file.readinto(buffer):
+            hasher.update(memoryview(buffer)[:n])
+            n_bytes += n
+    return n_bytes
+
+
+def hash_rate(folder: Path) -> float:
+    """Bytes per second of reading and hashing."""
+    paths = sorted(map(str, folder.glob("*.shard")))
+    start_s = time.perf_counter()
+    with multiprocessing.get_context("fork").Pool(min(N_PROCESSES, len(paths))) as pool:
+        n_bytes = sum(pool.imap_unordered(hash_file, paths))
+    return n_bytes / (time.perf_counter() - start_s)
+
+
+def audit_rate(folder: Path) -> float:
+    """Bytes per second of an audit."""
+    start_s = time.perf_counter()
+    report = audit_dataset(folder)
+    if report.findings:
+        raise SystemExit(f"{folder}: {report.findings[0]}")
+    return report.n_bytes / (time.perf_counter() - start_s)
+
+
+def ratios(folder: Path, n_rounds: int) -> list[tuple[float, float]]:
+    """(rate of the audit, its ratio to the hashing around it), round by round."""
+    hash_rate(folder), audit_rate(folder)  # the page cache, and what is loaded late
+    found, before = [], hash_rate(folder)
+    for _ in range(n_rounds):
+        audited, after = audit_rate(folder), hash_rate(folder)
+        found.append((audited, audited / statistics.mean([before, after])))
+        before = after
+    return found
+
+
+def main() -> int:
+    """Measure, print, and return the exit code."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--mib", type=int, default=1024, help="size of each dataset")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--folder", help="where the datasets are written for a while")
+    options = parser.parse_args()
+    is_bad = False
+    for name, (schema, samples) in DATASETS.items():
+        with tempfile.TemporaryDirectory(dir=options.folder) as place:
+            folder = Path(place) / name
+            with shardio.DatasetWriter(folder, schema, shard_bytes=SHARD_BYTES) as writer:
+                for sample in samples(options.mib << 20):
+                    writer.append(sample)
+            found = ratios(folder, options.rounds)
+        rate, ratio = (statistics.median(values) for values in zip(*found, strict=True))
+        low, high = min(r for _, r in found), max(r for _, r in found)
+        is_bad |= ratio < WANTED
+        print(
+            f"{name:<10}  {rate / (1 << 30):5.2f} GiB/s  ratio {ratio:.2f} ({low:.2f}–{high:.2f})"
+            f"{'' if ratio >= WANTED else f'  under {WANTED}'}",
+            flush=True,
+        )
+    return 1 if is_bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
