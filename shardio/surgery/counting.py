@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardio.dataset import ShardDataset
-from shardio.format.schema import Array
+from shardio.format.fields import Array, array_of
 from shardio.manifest import load_generation, publish_next
 from shardio.reader import ShardReader
 from shardio.surgery.soundness import Progress, SurgeryProgress
@@ -84,8 +84,8 @@ def compute_stats(
 
 
 def _count(dataset: ShardDataset, progress: Progress | None) -> dict[str, Any]:
-    arrays = {name: field for name, field in dataset.schema.items() if isinstance(field, Array)}
-    tallies = {name: _Tally(field) for name, field in arrays.items()}
+    arrays = {name: array for name, field in dataset.schema.items() if (array := array_of(field))}
+    tallies = {name: _Tally(array) for name, array in arrays.items()}
     by_class = _ClassTally(dataset)
     rows = dataset.rows(np.arange(len(dataset)))
     sizes = [shard.n_bytes for shard in dataset.shards]
@@ -113,17 +113,24 @@ def _tell(progress: Progress | None, n_done: int, sizes: list[int]) -> None:
 
 
 def _values(
-    reader: ShardReader, name: str, field: Array, rows: Rows
+    reader: ShardReader, name: str, array: Array, rows: Rows
 ) -> Iterator[npt.NDArray[Any] | None]:
-    """The values of a field: of a column many rows at a time, else one; None for a missing one."""
-    if name in reader.schema.columns and not getattr(field, "optional", False):
-        step = max(1, _CHUNK_ITEMS // max(1, (field.row_bytes or 0) // field.numpy.itemsize))
-        for first in range(0, len(rows), step):
-            yield reader.column(name, rows[first : first + step])
+    """The arrays of a field, one per row of what is given: of a column many, else one at a time.
+
+    None for a sample without a value.
+    """
+    if name not in reader.schema.columns:
+        for row in rows.tolist():
+            value = reader.sample(row, [name])[name]
+            values = value if isinstance(value, list) else [value]
+            yield from (None if one is None else np.asarray(one)[None] for one in values)
         return
-    for row in rows.tolist():
-        value = reader.sample(row, [name])[name]
-        yield None if value is None else np.asarray(value)[None]
+    present = reader.present(name, rows)
+    yield from [None] * int((~present).sum())
+    rows = rows[present]
+    step = max(1, _CHUNK_ITEMS // max(1, (array.row_bytes or 0) // array.numpy.itemsize))
+    for first in range(0, len(rows), step):
+        yield reader.column(name, rows[first : first + step])
 
 
 class _Tally:

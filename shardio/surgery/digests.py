@@ -16,7 +16,7 @@ import numpy.typing as npt
 from shardio.format.checksum import hash_bytes, rows_per_unit
 from shardio.format.codec import Codec
 from shardio.format.index import codecs
-from shardio.format.schema import Array, Bytes, Field, Json, Text, canonical_json
+from shardio.format.schema import Array, Bytes, Field, Json, List, Text, canonical_json
 from shardio.reader import ShardReader
 from shardio.units import Rows
 
@@ -24,7 +24,8 @@ Digests = npt.NDArray[np.uint64]
 DigestsOf = Callable[[ShardReader, str, Rows], Digests]
 
 _WORD: Final = 8
-_PLAIN: Final = (Array, Bytes, Text, Json)
+_PLAIN: Final = (Array, Bytes, Text, Json, List)
+"""Field types whose values are told by their stored bytes, shapes and validity."""
 
 
 def stored_digests(reader: ShardReader, name: str, rows: Rows) -> Digests:
@@ -32,14 +33,14 @@ def stored_digests(reader: ShardReader, name: str, rows: Rows) -> Digests:
     field = reader.schema[name]
     if name in reader.schema.columns:
         return _column_digests(reader, name, rows)
-    if type(field) not in _PLAIN or getattr(field, "optional", False):
+    if type(field) not in _PLAIN:
         return value_digests(reader, name, rows)
     entries = reader.entries(name, rows)
     kinds = codecs(entries)
     if (kinds > Codec.ZSTD).any():  # what the stored bytes mean depends on more than them
         return value_digests(reader, name, rows)
     digests = mix(entries["hash"].astype(np.uint64), kinds)
-    return mix(digests, *reader.shapes(name, rows).T)
+    return mix(digests, *reader.shapes(name, rows).T, reader.present(name, rows))
 
 
 def value_digests(reader: ShardReader, name: str, rows: Rows) -> Digests:
@@ -66,10 +67,17 @@ def mix(digests: Digests, *others: npt.NDArray[Any]) -> Digests:
 
 
 def _column_digests(reader: ShardReader, name: str, rows: Rows) -> Digests:
+    digests = _row_digests(reader, name, rows)
+    if reader.schema.columns[name].optional:  # a row that is not there is zeros
+        return mix(digests, reader.present(name, rows))
+    return digests
+
+
+def _row_digests(reader: ShardReader, name: str, rows: Rows) -> Digests:
     """Of large rows their hashes; of small ones, which share hashes, their bytes."""
     field = reader.schema.columns[name]
     n_bytes = field.row_bytes or 0
-    if rows_per_unit(n_bytes, field.stride) == 1 and not getattr(field, "optional", False):
+    if rows_per_unit(n_bytes, field.stride) == 1:
         return reader.units.column_hashes(name, rows).astype(np.uint64)
     found = reader.column(name, rows)
     values = np.ascontiguousarray(found).reshape(len(rows), -1).view(np.uint8)

@@ -154,7 +154,7 @@ def test_empty_sources_give_an_empty_dataset(tmp_path: Path) -> None:
 # Reshard.
 
 
-@pytest.mark.parametrize(("shard_bytes", "n_shards"), [(1, 10), (20_000, 4), (1 << 28, 1)])
+@pytest.mark.parametrize(("shard_bytes", "n_shards"), [(1, 10), (20_000, 5), (1 << 28, 1)])
 def test_resharding_keeps_samples_and_what_is_said_of_them(
     tmp_path: Path, shard_bytes: int, n_shards: int
 ) -> None:

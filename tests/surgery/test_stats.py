@@ -11,8 +11,9 @@ import pytest
 
 from shardio.dataset import open_dataset
 from shardio.errors import InvalidArgument, ShardCorrupt
+from shardio.format.fields import array_of
 from shardio.format.layout import Kind
-from shardio.format.schema import Array, Schema, Text
+from shardio.format.schema import Array, List, Schema, Text
 from shardio.manifest import load, publish_next
 from shardio.surgery import SurgeryProgress, audit_dataset, compute_stats, counting
 from shardio.views import RowRuns
@@ -36,20 +37,23 @@ def test_moments_and_ranges_of_every_numeric_field_are_those_of_all_values(
     monkeypatch.setattr(counting, "_CHUNK_ITEMS", chunk)
     report = compute_stats(write(tmp_path / "d", N, 3))
     samples = [every_field_sample(i) for i in range(N)]
-    arrays = {name: field for name, field in EVERY_FIELD.items() if isinstance(field, Array)}
+    arrays = {name: found for name, field in EVERY_FIELD.items() if (found := array_of(field))}
     assert list(report.stats["fields"]) == list(arrays)
     assert report.stats["samples"] == N
     for name, field in arrays.items():
         found = report.stats["fields"][name]
-        values = as_numbers([sample[name] for sample in samples], field.dtype)
+        given = [sample[name] for sample in samples if sample[name] is not None]
+        if isinstance(EVERY_FIELD[name], List):
+            given = [array for arrays_ in given for array in arrays_]
+        values = as_numbers(given, field.dtype)
         assert found["count"] == len(values), name
         assert found["mean"] == pytest.approx(values.mean(), rel=1e-9)
         assert found["std"] == pytest.approx(values.std(), rel=1e-9)
         assert (found["min"], found["max"]) == (values.min(), values.max())
-        shapes = np.array([np.shape(sample[name]) for sample in samples])
+        shapes = np.array([np.shape(array) for array in given])
         assert found["smallest"] == shapes.min(0).tolist()
         assert found["largest"] == shapes.max(0).tolist()
-        assert found["missing"] == 0
+        assert found["missing"] == sum(sample[name] is None for sample in samples)
 
 
 def test_they_are_kept_in_the_next_generation_and_not_again(tmp_path: Path) -> None:
