@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -122,42 +123,52 @@ def _size_of(path: Path) -> int:
 
 
 class _Foreman:
-    """Gives every worker of a crew one shard at a time, the next when it is done."""
+    """Gives every worker of a crew one shard after the other, one ahead of the one it works on.
+
+    One ahead, so that on a busy machine no worker waits for main to be scheduled.
+    """
 
     def __init__(self, crew: Crew, root: Path, tally: _Tally) -> None:
         self._crew, self._root, self._tally = crew, root, tally
         self._waiting = list(reversed(tally.names))
-        self._tasks: dict[int, str] = {}
+        self._tasks: dict[int, deque[str]] = {}
+        """What each worker has been told, the one it works on first."""
         self._pieces = Pieces()
 
     def run(self) -> None:
         """Return when all shards are done."""
-        for worker in range(len(self._crew)):
+        workers = range(len(self._crew))
+        self._tasks = {worker: deque() for worker in workers}
+        for worker in (*workers, *workers):
             self._assign(worker)
-        while self._tasks:
+        while any(self._tasks.values()):
             for event in self._crew.wait():
                 self._take(event)
 
     def _assign(self, worker: int) -> None:
         if self._waiting:
-            self._tasks[worker] = self._waiting.pop()
-            self._crew.send(worker, os.fsencode(self._root / self._tasks[worker]))
+            name = self._waiting.pop()
+            self._tasks[worker].append(name)
+            self._crew.send(worker, os.fsencode(self._root / name))
 
     def _take(self, event: Event) -> None:
         if isinstance(event, Message):
             whole = self._pieces.take(event.worker, event.data)
             if whole is not None:
-                self._tally.enter(self._tasks.pop(event.worker), _examined(whole))
+                self._tally.enter(self._tasks[event.worker].popleft(), _examined(whole))
                 self._assign(event.worker)
         elif isinstance(event, Failed):
-            name = self._tasks.get(event.worker, "no shard")
+            name = next(iter(self._tasks[event.worker]), "no shard")
             raise WorkerDied(f"the audit of {name} failed in a worker:\n{event.text}")
         else:
             self._bury(event)
 
     def _bury(self, died: Died) -> None:
         """Note the shard that a worker died of, and go on with a new one."""
-        name = self._tasks.pop(died.worker, None)
+        tasks = self._tasks[died.worker]
+        name = tasks.popleft() if tasks else None
+        self._waiting += reversed(tasks)
+        tasks.clear()
         self._pieces.forget(died.worker)
         if name is None or died.signal != signal.SIGBUS:
             raise WorkerDied(
@@ -169,4 +180,5 @@ class _Foreman:
         findings.add("unreadable", message)
         self._tally.enter(name, Examined(findings.close(), 0))
         self._crew.restart(died.worker)
+        self._assign(died.worker)
         self._assign(died.worker)

@@ -45,7 +45,7 @@ def audit_column(
     per_unit = rows_per_unit(field.row_bytes or 0, field.stride)
     for first, n_rows in _chunks(n_samples, field.stride, per_unit):
         units = expected[first // per_unit : -(-(first + n_rows) // per_unit)]
-        _check_units(content, column, field, name, first, n_rows, units.tolist(), findings)
+        _check_units(content, column, field, name, first, n_rows, units, findings)
         here = None if present is None else present[first : first + n_rows]
         _check_bytes(content, column, field, name, first, n_rows, here, findings)
         content.forget()
@@ -65,17 +65,19 @@ def _check_units(
     name: str,
     first: int,
     n_rows: int,
-    expected: list[int],
+    expected: npt.NDArray[np.uint64],
     findings: Findings,
 ) -> None:
     stride, row_bytes = column.stride, field.row_bytes or 0
     per_unit = rows_per_unit(row_bytes, stride)
-    for i, hash_ in enumerate(expected):
-        row = first + i * per_unit
-        last = min(row + per_unit, first + n_rows)
-        n_bytes = row_bytes if per_unit == 1 else (last - row) * stride
-        offset = column.offset + row * stride
-        content.check_hash(offset, n_bytes, hash_, findings, column.name, field=name, sample=row)
+    rows = np.arange(first, first + n_rows, per_unit)
+    starts = column.offset + rows * stride
+    n_bytes = row_bytes if per_unit == 1 else per_unit * stride
+    ends = np.minimum(starts + n_bytes, column.offset + (first + n_rows) * stride)
+    found = content.hashes(starts, ends)
+    for i in np.flatnonzero(found != expected).tolist():
+        where = {"field": name, "sample": int(rows[i])}
+        findings.add_hash(column.name, int(starts[i]), int(expected[i]), int(found[i]), **where)
 
 
 def _check_bytes(

@@ -220,21 +220,23 @@ class OneDeath:
     """A crew of one whose worker dies of `signal` at the first shard, or fails."""
 
     def __init__(self, death: int | None) -> None:
-        self.death, self.waiting, self.restarted = death, [b""], 0
+        self.death, self.restarted = death, 0
+        self.waiting: list[bytes] = []
 
     def __len__(self) -> int:
         return 1
 
     def send(self, index: int, message: bytes) -> None:
-        self.waiting = [message]
+        self.waiting.append(message)
 
     def restart(self, index: int) -> None:
         self.restarted += 1
+        self.waiting.clear()
 
     def wait(self) -> list[Any]:
         if self.restarted == 0 and self.death is not None:
             return [Died(0, 1, self.death, None)]
-        examined = auditors.examine_anyhow(Path(os.fsdecode(self.waiting[0])))
+        examined = auditors.examine_anyhow(Path(os.fsdecode(self.waiting.pop(0))))
         whole = json.dumps(asdict(examined)).encode()
         half = len(whole) // 2
         pieces = (b"+" + whole[:half], b"." + whole[half:])
@@ -255,6 +257,7 @@ def test_a_shard_whose_bytes_kill_the_worker_is_a_finding_and_the_rest_is_checke
     first, *others = shard_names(dataset)
     assert [f.code for f in examined[first].findings] == ["unreadable"]
     assert [examined[name].n_samples for name in others] == [4] * (N_SHARDS - 1)
+    assert len({examined[name].id for name in others}) == N_SHARDS - 1
     assert crew.restarted == 1
 
 
