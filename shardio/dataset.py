@@ -300,9 +300,7 @@ def open_dataset(
     generation: int | None = None,
 ) -> ShardDataset:
     """Open the dataset in a folder; see ShardDataset."""
-    return ShardDataset(
-        path, verify=verify, access=access, subset=subset, generation=generation
-    )
+    return ShardDataset(path, verify=verify, access=access, subset=subset, generation=generation)
 
 
 class DatasetWriter:
