@@ -88,13 +88,14 @@ class Records:
         Raises:
             ShardCorrupt: naming the first sample whose entry cannot be right.
         """
+        content = self._bytes  # first: it refuses when all is released
         k, n_records = self._ids[name], len(self._ids)
         section = self._sections[Kind.INDEX, NO_FIELD, 0]
         numbers = rows * n_records + k
         self._units.check_blocks(Kind.INDEX, NO_FIELD, numbers * ENTRY.size, ENTRY.size)
         place = section.count, section.offset
         found: Entries = take(
-            self._bytes, ENTRY_DTYPE, *place, numbers, section=section.name, field=name
+            content, ENTRY_DTYPE, *place, numbers, section=section.name, field=name
         )
         payload = self._sections[Kind.PAYLOAD, NO_FIELD, 0]
         broken = first_broken(found, self._schema[name], payload.size)
@@ -161,12 +162,13 @@ class Records:
         field = self._schema[name]
         if not isinstance(field, Array) or not field.n_varying:
             return np.empty((len(rows), 0), np.uint64)
+        content = self._bytes  # first: it refuses when all is released
         number = self._schema.field_id(name)
         section = self._sections[Kind.SHAPES, number, 0]
         self._units.check_blocks(Kind.SHAPES, number, rows * section.stride, section.stride)
         line = np.dtype([("dims", "<u8", (field.n_varying,))])
         place = section.count, section.offset
-        found = take(self._bytes, line, *place, rows, section=section.name, field=name)
+        found = take(content, line, *place, rows, section=section.name, field=name)
         dims: npt.NDArray[np.uint64] = found["dims"]
         return dims
 

@@ -35,12 +35,12 @@ def stored_digests(reader: ShardReader, name: str, rows: Rows) -> Digests:
         return _column_digests(reader, name, rows)
     if type(field) not in _PLAIN:
         return value_digests(reader, name, rows)
-    entries = reader.entries(name, rows)
+    entries = reader.records.entries(name, rows)
     kinds = codecs(entries)
     if (kinds > Codec.ZSTD).any():  # what the stored bytes mean depends on more than them
         return value_digests(reader, name, rows)
     digests = mix(entries["hash"].astype(np.uint64), kinds)
-    return mix(digests, *reader.shapes(name, rows).T, reader.present(name, rows))
+    return mix(digests, *reader.records.shapes(name, rows).T, reader.present(name, rows))
 
 
 def value_digests(reader: ShardReader, name: str, rows: Rows) -> Digests:
