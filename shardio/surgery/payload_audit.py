@@ -25,7 +25,7 @@ from shardio.format.index import (
 from shardio.format.layout import NO_FIELD, Header, Kind, Required, Section
 from shardio.format.lists import unpack_list
 from shardio.format.schema import Array, Bytes, Field, Json, List, Schema, canonical_json
-from shardio.format.values import decode_record
+from shardio.format.values import check_json, decode_record
 from shardio.opening import Sections
 from shardio.surgery.content import CHUNK_BYTES, Content
 from shardio.surgery.finding import Findings
@@ -327,6 +327,8 @@ def check_value(
     try:
         value = decode_record(field, record, ())
         is_canonical = not isinstance(field, Json) or canonical_json(value) == record
+        if isinstance(field, Json):
+            check_json(value)
     except (ValueError, RecursionError, SchemaError) as error:
         raise ShardCorrupt(f"a record cannot be decoded: {error}", code="value") from error
     if not is_canonical:
