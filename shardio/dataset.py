@@ -26,6 +26,7 @@ from shardio.manifest import (
     load_generation,
     publish,
     refuse_existing,
+    refuse_links_outside,
 )
 from shardio.reader import ShardReader
 from shardio.units import VERIFY, Rows, Verify
@@ -207,8 +208,9 @@ class ShardDataset(Sequence[dict[str, Any]]):
         return os.path.join(self._root, self.shards[shard].name)
 
     def _open(self, shard: int) -> ShardReader:
-        summary = self.shards[shard]
-        reader = ShardReader(self.path_of(shard), verify=self._verify, access=self.access)
+        summary, path = self.shards[shard], self.path_of(shard)
+        refuse_links_outside(Path(self._root), Path(path))
+        reader = ShardReader(path, verify=self._verify, access=self.access)
         found = (reader.id, len(reader), reader.header.file_size)
         expected = (summary.id, summary.n_samples, summary.n_bytes)
         if found != expected:

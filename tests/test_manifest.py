@@ -251,6 +251,7 @@ def test_a_missing_generation_is_named(published: Path) -> None:
         "",
         "000000-000",
         "000000-000.shard/",
+        "ä" * 125 + ".shard",
         7,
         None,
         ["a.shard"],

@@ -14,6 +14,7 @@ from shardio.manifest.commit import (
     publish,
     publish_next,
     refuse_existing,
+    refuse_links_outside,
     withdraw,
 )
 from shardio.manifest.generation import Generation, lineage_of
@@ -30,5 +31,6 @@ __all__ = [
     "publish",
     "publish_next",
     "refuse_existing",
+    "refuse_links_outside",
     "withdraw",
 ]

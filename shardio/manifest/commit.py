@@ -244,6 +244,7 @@ def _read_pointer(root: Path) -> tuple[int, object]:
         raise DatasetNotFound(f"{root}: there is no such folder")
     if not pointer_path.exists():
         raise DatasetNotFound(f"{root}: holds no {POINTER}: not a dataset, or never finished")
+    refuse_links_outside(root, pointer_path)
     pointer = read_sealed(pointer_path)
     if pointer.get("format") != _FORMAT:
         raise DatasetCorrupt(f"{pointer_path}: expected format {_FORMAT!r}")
@@ -269,7 +270,24 @@ def load_generation(folder: str | os.PathLike[str], number: int) -> Generation:
     place = Path(folder) / GENERATIONS / f"{number:06d}.json"
     if not place.exists():
         raise DatasetCorrupt(f"{place}: generation {number} is missing")
+    refuse_links_outside(Path(folder), place.parent, place)
     generation = parse(read_sealed(place), place)
     if generation.number != number:
         raise DatasetCorrupt(f"{place}: says that it is generation {generation.number}")
     return generation
+
+
+def refuse_links_outside(root: Path, *paths: Path) -> None:
+    """Make sure that nothing of the dataset in `root` is a link to somewhere outside of it.
+
+    A dataset is one folder: what is copied, verified or deleted with it is what is read.
+
+    Raises:
+        DatasetCorrupt: naming the link and where it leads.
+    """
+    for path in paths:
+        if not path.is_symlink():
+            continue
+        target, inside = os.path.realpath(path), os.path.realpath(root)
+        if os.path.commonpath([target, inside]) != inside:
+            raise DatasetCorrupt(f"{path}: a link that leads out of the dataset, to {target}")

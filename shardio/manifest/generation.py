@@ -19,6 +19,8 @@ from shardio.writer import ShardSummary
 
 _VIEW: Final = {"kind": "rows"}
 _MAX_BYTES: Final = (1 << 63) - 1
+_MAX_NAME_BYTES: Final = 255
+"""What the file systems of Linux and macOS allow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +166,7 @@ def _check_kinds(content: dict[str, Any], place: Path) -> None:
 def _parse_shard(entry: dict[str, Any], place: Path) -> ShardSummary:
     name, counts = entry["name"], (entry["samples"], entry["bytes"])
     inside = isinstance(name, str) and name.endswith(".shard") and os.path.basename(name) == name
-    if not inside or "\0" in name:
+    if not inside or "\0" in name or len(name.encode()) > _MAX_NAME_BYTES:
         raise DatasetCorrupt(f"{place}: {name!r} is no name of a shard in the dataset's folder")
     if any(type(n) is not int or not 0 <= n <= _MAX_BYTES for n in counts):
         raise DatasetCorrupt(f"{place}: shard {name}: samples and bytes must be counts")

@@ -18,6 +18,7 @@ from shardio.manifest import (
     lineage_of,
     load,
     load_generation,
+    refuse_links_outside,
 )
 from shardio.storage import map_file
 from shardio.surgery.auditors import AuditProgress, examine_all
@@ -189,6 +190,10 @@ def _disagreements(
     found: list[Finding] = []
     for shard in published.shards:
         actual, findings = examined[shard.name], Findings(root / shard.name)
+        try:
+            refuse_links_outside(root, root / shard.name)
+        except DatasetCorrupt as error:
+            findings.add("outside", str(error).removeprefix(f"{findings.path}: "))
         pairs = {
             "bytes": (shard.n_bytes, actual.n_bytes or None),
             "samples": (shard.n_samples, actual.n_samples),

@@ -1,74 +1,152 @@
-"""Flips every bit of a small shard, one at a time; exits with 1 if the audit misses one.
+"""Damages a shard in every way there is; exits with 1 if the audit or a reader misses one.
 
 python tools/dev/flip_every_bit.py [--step N] [--offset N]
+python tools/dev/flip_every_bit.py --minutes N [--seed S]
 
-The shard has every kind of section. A reader then reads the flipped shard as well: it must return
-the same data or raise an error of shardio, and nothing else. `--step 8` takes one bit of each byte.
+Without `--minutes`: a small shard with every kind of section, field type and codec. Every bit is
+flipped, the file is cut at every length, and bytes are appended. The audit must find each, and say
+where; a reader must refuse the file, or return the same data where the bit lies in padding that it
+does not read. `--step` and `--offset` take every N-th case only, from an offset on.
+
+With `--minutes`: shards of random sizes, larger ones too, are damaged at random until the time is
+over.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
+import random
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # for tests/, which no wheel holds
 
-from shardio.errors import ShardioError
-from shardio.surgery.shard_audit import examine_bytes
-from tests.corruption.forge import SMALL, content_of, read_everything, small_samples
-from tests.shards import same_sample
+from tests.corruption.damage import Victim
+from tests.corruption.forge import SMALL, content_of, small_samples
+from tests.shards import EVERY_FIELD, as_read, samples
+
+FLIPS_PER_SHARD = 400
+MAX_SAMPLES = 400
+REPORT_S = 30.0
 
 
-def check(file: int, path: Path, content: bytearray, bit: int) -> str | None:
-    """Flip one bit in the file and back; returns what is wrong with how that was met, if anything.
+class Count:
+    """How many cases of a kind were met as they should be."""
 
-    Args:
-        file: descriptor of the shard.
-        path: of the same file.
-        content: what the shard holds.
-        bit: which bit of the file.
-    """
-    at, flipped = bit // 8, bytes([content[bit // 8] ^ 1 << bit % 8])
-    os.pwrite(file, flipped, at)
-    try:
-        content[at] ^= 1 << bit % 8
-        is_found = bool(examine_bytes(memoryview(content), str(path)).findings)
-        read = read_everything(path)
-    finally:
-        content[at] ^= 1 << bit % 8
-        os.pwrite(file, content[at : at + 1], at)
-    if not is_found:
-        return "the audit found nothing"
-    wanted = small_samples()
-    if isinstance(read, ShardioError) or all(map(same_sample, read, wanted)):
-        return None
-    return "a reader returned other data"
+    def __init__(self, what: str, n_cases: int | None) -> None:
+        self._what, self._n_cases = what, n_cases
+        self.n_done = self.n_missed = 0
+        self._start = self._last = time.monotonic()
+
+    def enter(self, case: str, complaint: str | None) -> None:
+        """Note how one case was met."""
+        self.n_done += 1
+        if complaint is not None:
+            self.n_missed += 1
+            print(f"{case}: {complaint}", flush=True)
+        if time.monotonic() - self._last > REPORT_S:
+            self._last = time.monotonic()
+            of_all = f" of {self._n_cases:,}" if self._n_cases else ""
+            print(f"... {self.n_done:,}{of_all} {self._what}", flush=True)
+
+    def close(self) -> int:
+        """Say how many, and return how many were missed."""
+        met, elapsed_s = self.n_done - self.n_missed, time.monotonic() - self._start
+        print(f"{self._what}: {met:,}/{self.n_done:,} in {elapsed_s:.0f} s", flush=True)
+        return self.n_missed
+
+
+def check_all(what: str, cases: Sequence[int], check: Callable[[int], str | None]) -> int:
+    """Check all cases of a kind; returns how many were missed."""
+    count = Count(what, len(cases))
+    for case in cases:
+        count.enter(f"{what} {case}", check(case))
+    return count.close()
+
+
+def tails(content: bytes) -> list[bytes]:
+    """What is appended: one byte to three pages, of zeros and of others; the file itself."""
+    lengths = [*range(1, 129), 511, 512, 4095, 4096, 4097, 8192, 12288]
+    return [byte * n for n in lengths for byte in (b"\0", b"\x01", b"\xff")] + [content]
+
+
+def damage_small_shard(folder: Path, step: int, offset: int) -> int:
+    """Every bit, every length, many tails; returns how many were missed."""
+    content = content_of(folder / "small.shard", SMALL, small_samples())
+    print(f"a shard of {len(content):,} bytes", flush=True)
+    victim = Victim(folder / "small.shard", content, small_samples())
+    n_missed = check_all(
+        "flipped bits", range(offset, 8 * len(content), step), victim.complaint_about_flip
+    )
+    print(f"  readers: {victim.n_refused:,} refused, {victim.n_same:,} the same data (padding)")
+    n_missed += check_all(
+        "lengths", range(offset, len(content), step), victim.complaint_about_length
+    )
+    appended = tails(bytes(content))
+    n_missed += check_all(
+        "tails", range(len(appended)), lambda i: victim.complaint_about_tail(appended[i])
+    )
+    victim.close()
+    return n_missed
+
+
+def damage_random_shards(folder: Path, minutes: float, seed: int) -> int:
+    """Flips, cuts and tails of larger shards until time is over; returns how many were missed."""
+    rng, end = random.Random(seed), time.monotonic() + 60 * minutes
+    count, n_shards, n_bytes = Count("cases of damage to random shards", None), 0, 0
+    while time.monotonic() < end:
+        some = list(samples(rng.randint(0, MAX_SAMPLES)))
+        rng.shuffle(some)
+        path = folder / f"{n_shards}.shard"
+        content = content_of(path, EVERY_FIELD, some)
+        victim = Victim(path, content, [as_read(sample) for sample in some])
+        n_shards, n_bytes = n_shards + 1, n_bytes + len(content)
+        for case, complaint in random_damage(victim, rng):
+            count.enter(
+                f"seed {seed}, shard {n_shards - 1} of {len(some)} samples, {case}", complaint
+            )
+            if time.monotonic() >= end:
+                break
+        victim.close()
+        path.unlink()
+    print(f"{n_shards} shards, {n_bytes:,} bytes")
+    return count.close()
+
+
+def random_damage(victim: Victim, rng: random.Random) -> Iterable[tuple[str, str | None]]:
+    """Cases of damage, with what is wrong with how each was met."""
+    size = len(victim.content)
+    n_flips = max(4, FLIPS_PER_SHARD * 100_000 // size)
+    for _ in range(n_flips):
+        bit = rng.randrange(8 * size)
+        verify = rng.choice(["first", "always"])
+        yield f"bit {bit}", victim.complaint_about_flip(bit, verify)
+    for _ in range(n_flips // 4):
+        length = rng.randrange(size)
+        yield f"length {length}", victim.complaint_about_length(length)
+    tail = rng.randbytes(rng.randint(1, 9000))
+    yield f"{len(tail)} bytes appended", victim.complaint_about_tail(tail)
 
 
 def main() -> int:
-    """Flip all bits, or every N-th; print what was missed; return the exit code."""
-    parser = argparse.ArgumentParser(description="Flip every bit of a small shard.")
-    parser.add_argument("--step", type=int, default=1, help="flip every N-th bit only")
-    parser.add_argument("--offset", type=int, default=0, help="the first bit to flip")
+    """Damage shards; print what was missed; return the exit code."""
+    parser = argparse.ArgumentParser(description="Damage shards in every way there is.")
+    parser.add_argument("--step", type=int, default=1, help="take every N-th case only")
+    parser.add_argument("--offset", type=int, default=0, help="the first case to take")
+    parser.add_argument("--minutes", type=float, help="damage random shards for this long instead")
+    parser.add_argument("--seed", type=int, default=0, help="of the random shards")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        path, n_missed, start_s = Path(folder) / "small.shard", 0, time.monotonic()
-        content = content_of(path, SMALL, small_samples())
-        path.write_bytes(content)
-        bits = range(options.offset, 8 * len(content), options.step)
-        with open(path, "r+b", buffering=0) as file:
-            for n_done, bit in enumerate(bits):
-                if wrong := check(file.fileno(), path, content, bit):
-                    n_missed += 1
-                    print(f"byte {bit // 8}, bit {bit % 8}: {wrong}")
-                if n_done % 50_000 == 49_999:
-                    print(f"{n_done + 1:,} of {len(bits):,} bits", flush=True)
-    elapsed_s = time.monotonic() - start_s
-    print(f"{len(bits):,} bits of {len(content):,} bytes in {elapsed_s:.0f} s: {n_missed} missed")
+    memory = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as name:
+        folder = Path(name)
+        if options.minutes is not None:
+            n_missed = damage_random_shards(folder, options.minutes, options.seed)
+        else:
+            n_missed = damage_small_shard(folder, options.step, options.offset)
+    print("nothing was missed" if not n_missed else f"{n_missed:,} cases were missed")
     return int(n_missed > 0)
 
 

@@ -1,0 +1,350 @@
+"""Crafted files that other tests of this folder do not make: padding, swaps, bombs, links.
+
+Where hashes are made right again, it is said what refuses the file; where nothing in the file can
+tell, it is another sound shard, with another id, which the generation of its dataset does not know.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zstandard
+
+from shardio.dataset import DatasetWriter, ShardDataset
+from shardio.errors import ChecksumMismatch, DatasetCorrupt, ShardCorrupt
+from shardio.format.checksum import content_id
+from shardio.format.codec import Codec
+from shardio.format.layout import NO_FIELD, PAGE, Kind
+from shardio.format.schema import Array, Bytes, Schema, Text
+from shardio.manifest import GENERATIONS, POINTER
+from shardio.sealed import sealed
+from shardio.surgery.audit import audit_dataset
+from shardio.surgery.shard_audit import examine_bytes
+from tests.corruption.forge import read_everything
+from tests.fuzz.mutate import records_of, set_records
+from tests.fuzz.parts import Parts
+from tests.fuzz.seeds import shard_of
+from tests.shards import same_sample
+
+SCHEMA = Schema(
+    {
+        "grid": Array("int16", (None, None)),
+        "name": Text(),
+        "tag": Text(),
+        "blob": Bytes(codec="zstd"),
+    }
+)
+SAMPLES: list[dict[str, Any]] = [
+    {
+        "grid": np.arange(6, dtype=np.int16).reshape(2, 3) + i,
+        "name": f"name {i}",
+        "tag": f"tags {i}",
+        "blob": bytes(1000) + bytes([i]),
+    }
+    for i in range(3)
+]
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    return shard_of(tmp_path_factory.mktemp("sound"), SCHEMA, SAMPLES)
+
+
+def codes_of(content: bytes) -> list[str]:
+    return [finding.code for finding in examine_bytes(memoryview(content), "c.shard").findings]
+
+
+def read(tmp_path: Path, content: bytes) -> Any:
+    path = tmp_path / "c.shard"
+    path.write_bytes(content)
+    return read_everything(path)
+
+
+def contents_of(parts: Parts, kind: Kind, field: int = NO_FIELD) -> tuple[int, bytes]:
+    place = parts.find(kind, field)
+    assert place is not None
+    return place, parts.contents[place]
+
+
+# --- padding ----------------------------------------------------------------------------------
+
+
+def test_padding_of_a_section_or_of_the_table_that_is_not_zero_is_found(sound: bytes) -> None:
+    (table_offset,) = struct.unpack_from("<Q", sound, 48)
+    for end in [*(section.end for section in Parts.of(sound).sections), table_offset + PAGE]:
+        content = bytearray(sound)
+        content[end - 1] = 1
+        (finding,) = examine_bytes(memoryview(content), "c.shard").findings
+        assert (finding.code, finding.offset, finding.found) == ("padding", end - 1, 1)
+
+
+def test_a_header_page_that_is_not_zero_behind_its_hash_is_refused(
+    sound: bytes, tmp_path: Path
+) -> None:
+    content = bytearray(sound)
+    content[PAGE - 1] = content[-1] = 1
+    error = read(tmp_path, bytes(content))
+    assert isinstance(error, ShardCorrupt)
+    assert (error.code, error.section, error.offset) == ("padding", "header", PAGE - 1)
+
+
+# --- what lies where something else should be ---------------------------------------------------
+
+
+def swap_dimensions(parts: Parts) -> None:
+    place, shapes = contents_of(parts, Kind.SHAPES, 0)
+    parts.contents[place] = shapes[8:16] + shapes[:8] + shapes[16:]
+
+
+def swap_entries(parts: Parts) -> None:
+    place, index = contents_of(parts, Kind.INDEX)
+    a, b = 1 * 32, 5 * 32  # `name` of the first and of the second sample
+    first, second = index[a : a + 32], index[b : b + 32]
+    parts.contents[place] = index[:a] + second + index[a + 32 : b] + first + index[b + 32 :]
+
+
+def swap_bytes(i: int, j: int) -> Callable[[Parts], None]:
+    def change(parts: Parts) -> None:
+        place, payload = contents_of(parts, Kind.PAYLOAD)
+        old = records_of(parts)
+        records = [*old]
+        records[i], records[j] = old[j], old[i]
+        assert len(old[i][0]) == len(old[j][0])
+        parts.contents[place] = _laid_out(parts, records, payload)
+
+    return change
+
+
+def _laid_out(parts: Parts, records: list[tuple[bytes, int, int]], payload: bytes) -> bytes:
+    """The payload with other records in the places that the index gives."""
+    _, index = contents_of(parts, Kind.INDEX)
+    content = bytearray(payload)
+    for i, (stored, _, _) in enumerate(records):
+        (offset,) = struct.unpack_from("<Q", index, 32 * i)
+        content[offset : offset + len(stored)] = stored
+    return bytes(content)
+
+
+SWAPS: dict[str, tuple[Callable[[Parts], None], str]] = {
+    "the dimensions of a shape": (swap_dimensions, "shapes"),
+    "two index entries": (swap_entries, "index"),
+    "two records of a field": (swap_bytes(1, 5), "payload"),
+    "two records of a sample": (swap_bytes(1, 2), "payload"),
+}
+
+
+@pytest.mark.parametrize("what", SWAPS)
+def test_what_was_swapped_after_writing_does_not_match_its_hash(
+    sound: bytes, tmp_path: Path, what: str
+) -> None:
+    parts = Parts.of(sound)
+    change, section = SWAPS[what]
+    change(parts)
+    parts.hashes = parts.blocks = False
+    error = read(tmp_path, parts.seal())
+    assert isinstance(error, ChecksumMismatch)
+    found = examine_bytes(memoryview(parts.seal()), "c.shard").findings
+    assert {(f.code, f.section) for f in found} >= {("checksum", section)}
+
+
+def test_index_entries_that_were_swapped_with_all_hashes_right_do_not_tile(sound: bytes) -> None:
+    parts = Parts.of(sound)
+    swap_entries(parts)
+    assert set(codes_of(parts.seal())) == {"tiling"}
+
+
+def test_a_shape_that_is_right_in_product_only_cannot_be_told_in_the_file_but_in_its_dataset(
+    tmp_path: Path,
+) -> None:
+    root = tmp_path / "out"
+    with DatasetWriter(root, SCHEMA) as writer:
+        for sample in SAMPLES:
+            writer.append(sample)
+    path = root / "000000-000.shard"
+    parts = Parts.of(path.read_bytes())
+    swap_dimensions(parts)
+    path.unlink()
+    path.write_bytes(parts.seal())
+    found = read_everything(path)
+    assert isinstance(found, list) and found[0]["grid"].shape == (3, 2)
+    with ShardDataset(root) as dataset, pytest.raises(DatasetCorrupt, match="not the shard that"):
+        dataset[0]
+    assert [f.code for f in audit_dataset(root, workers=0).findings] == ["generation"]
+
+
+def test_records_swapped_with_all_hashes_right_are_another_shard_with_another_id(
+    sound: bytes, tmp_path: Path
+) -> None:
+    parts = Parts.of(sound)
+    records = records_of(parts)
+    records[1], records[5] = records[5], records[1]
+    set_records(parts, SCHEMA, records)
+    content = parts.seal()
+    assert codes_of(content) == [] and content_id(content) != content_id(sound)
+    found = read(tmp_path, content)
+    assert [sample["name"] for sample in found] == ["name 1", "name 0", "name 2"]
+    assert same_sample(found[2], SAMPLES[2])
+
+
+# --- bombs --------------------------------------------------------------------------------------
+
+_READ = """
+import os, sys
+from shardio.errors import ShardCorrupt
+from shardio.reader import ShardReader
+from shardio.surgery.shard_audit import examine
+
+def peak_bytes():
+    with open("/proc/self/status") as file:
+        return next(int(line.split()[1]) << 10 for line in file if line.startswith("VmHWM:"))
+
+sound, bomb = sys.argv[1:]
+for path in (sound, bomb):
+    with open("/proc/self/clear_refs", "w") as file:
+        file.write("5")
+    before, code = peak_bytes(), None
+    try:
+        with ShardReader(path, verify="off") as reader:
+            list(reader)
+    except ShardCorrupt as error:
+        code = error.code
+    found = [finding.code for finding in examine(path).findings]
+print(code, ",".join(found), peak_bytes() - before)
+"""
+
+
+MIB = 1 << 20
+
+
+def bomb(n_bytes: int, declared: int | None, n_index: int) -> tuple[bytes, int]:
+    """A frame, mostly of zeros, that declares another size, and what the index says of it.
+
+    It is so long that its size justifies 64 MiB.
+    """
+    content = np.random.default_rng(0).bytes(2048) + bytes(n_bytes - 2048)
+    packed = bytearray(zstandard.ZstdCompressor(level=1).compress(content))
+    if declared is not None:
+        at = packed.index(struct.pack("<I", n_bytes), 4)
+        packed[at : at + 4] = struct.pack("<I", declared)
+        assert zstandard.frame_content_size(bytes(packed)) == declared
+    return bytes(packed), n_index
+
+
+BOMBS: dict[str, tuple[tuple[bytes, int], str]] = {
+    "a frame that declares more than the index": (bomb(64 * MIB, None, MIB), "zstd_size"),
+    "a frame that holds more than it declares": (bomb(64 * MIB, MIB, MIB), "zstd_frame"),
+    "an index that declares more than the frame": (bomb(MIB, None, 60 * MIB), "zstd_size"),
+    "both declare more than it holds": (bomb(MIB, 60 * MIB, 60 * MIB), "zstd_frame"),
+    "more than zstd can hold": (bomb(MIB, None, 1 << 40), "index_entry"),
+}
+
+
+@pytest.mark.parametrize("what", BOMBS)
+def test_a_zstd_bomb_is_refused_in_less_than_16_mib(
+    sound: bytes, tmp_path: Path, what: str
+) -> None:
+    (packed, n_index), code = BOMBS[what]
+    parts = Parts.of(sound)
+    records = records_of(parts)
+    records[3] = (packed, Codec.ZSTD, n_index)
+    set_records(parts, SCHEMA, records)
+    (tmp_path / "bomb.shard").write_bytes(parts.seal())
+    (tmp_path / "sound.shard").write_bytes(sound)
+    done = subprocess.run(
+        [sys.executable, "-c", _READ, tmp_path / "sound.shard", tmp_path / "bomb.shard"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    found, audited, grown = done.stdout.split()
+    assert (found, audited) == (code, code)
+    assert int(grown) < 16 * MIB
+
+
+# --- generations that point outside ---------------------------------------------------------------
+
+
+@pytest.fixture
+def dataset(tmp_path: Path) -> Path:
+    root = tmp_path / "out"
+    with DatasetWriter(root, SCHEMA) as writer:
+        writer.append(SAMPLES[0])
+    return root
+
+
+def rename_in_generation(root: Path, name: str) -> None:
+    """Let the generation name another file; both digests are right."""
+    place = root / GENERATIONS / "000001.json"
+    content = json.loads(place.read_bytes())
+    del content["digest"]
+    content["shards"][0]["name"] = name
+    place.write_bytes(sealed(content))
+
+
+@pytest.mark.parametrize("name", ["../other.shard", "{0}/other.shard", "sub/other.shard"])
+def test_a_generation_that_names_a_file_outside_is_refused(
+    dataset: Path, tmp_path: Path, name: str
+) -> None:
+    (dataset / "000000-000.shard").rename(tmp_path / "other.shard")
+    rename_in_generation(dataset, name.format(tmp_path))
+    with pytest.raises(DatasetCorrupt, match="no name of a shard in the dataset's folder"):
+        ShardDataset(dataset)
+    assert [f.code for f in audit_dataset(dataset, workers=0).findings] == ["dataset"]
+
+
+@pytest.mark.parametrize("how", ["absolute", "relative", "by two links"])
+def test_a_shard_that_is_a_link_to_outside_is_refused(
+    dataset: Path, tmp_path: Path, how: str
+) -> None:
+    shard, outside = dataset / "000000-000.shard", tmp_path / "other.shard"
+    shard.rename(outside)
+    if how == "by two links":
+        (dataset / "between").symlink_to(outside)
+    targets = {"absolute": str(outside), "relative": "../other.shard", "by two links": "between"}
+    shard.symlink_to(targets[how])
+    with ShardDataset(dataset) as opened, pytest.raises(DatasetCorrupt) as caught:
+        opened[0]
+    assert str(caught.value) == f"{shard}: a link that leads out of the dataset, to {outside}"
+    assert [f.code for f in audit_dataset(dataset, workers=0).findings] == ["outside"]
+
+
+@pytest.mark.parametrize("name", [POINTER, GENERATIONS, f"{GENERATIONS}/000001.json"])
+def test_a_manifest_that_is_a_link_to_outside_is_refused(
+    dataset: Path, tmp_path: Path, name: str
+) -> None:
+    (dataset / name).rename(tmp_path / "moved")
+    (dataset / name).symlink_to(tmp_path / "moved")
+    with pytest.raises(DatasetCorrupt, match="a link that leads out of the dataset"):
+        ShardDataset(dataset)
+    assert [f.code for f in audit_dataset(dataset, workers=0).findings] == ["dataset"]
+
+
+def test_links_within_a_dataset_and_to_a_dataset_are_followed(
+    dataset: Path, tmp_path: Path
+) -> None:
+    shard = dataset / "000000-000.shard"
+    shard.rename(dataset / "data")
+    shard.symlink_to("data")
+    (tmp_path / "link").symlink_to(dataset)
+    with ShardDataset(tmp_path / "link") as opened:
+        assert same_sample(opened[0], SAMPLES[0])
+    assert audit_dataset(tmp_path / "link", workers=0).findings == ()
+
+
+def test_a_shard_linked_in_a_circle_is_an_error_of_the_system(dataset: Path) -> None:
+    shard = dataset / "000000-000.shard"
+    shard.unlink()
+    shard.symlink_to(shard.name)
+    with ShardDataset(dataset) as opened, pytest.raises(OSError, match="symbolic links"):
+        opened[0]
+    assert [f.code for f in audit_dataset(dataset, workers=0).findings] == ["unreadable"]
+    assert os.path.islink(shard)

@@ -1,0 +1,96 @@
+"""Inputs without end: target, family of change, and bytes. A seed gives the same ones again."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from typing import Any, Final
+
+import zstandard
+
+from shardio.format.schema import canonical_json
+from shardio.sealed import sealed
+from tests.fuzz import seeds
+from tests.fuzz.judge import Target
+from tests.fuzz.mutate import ShardMutator, change_bytes, change_json, dumped
+from tests.fuzz.targets import SEPARATOR, DatasetFolder
+
+_SHARES: Final = {"shard": 10, "dataset": 3, "schema": 3, "record": 4}
+"""How often each target is fed."""
+_RECORDS: Final = (
+    b"",
+    b"text",
+    "größer".encode(),
+    b'{"a":[1,2.5,null],"b":{}}',
+    b"\1\0\1",
+    bytes(24),
+)
+
+
+class Inputs:
+    """Makes inputs for `targets`; with `only`, for one of them."""
+
+    def __init__(self, targets: dict[str, Target], seed: int, only: str | None = None) -> None:
+        self._rng = random.Random(seed)
+        names = [only] if only else list(_SHARES)
+        self._names = [name for name in names for _ in range(_SHARES[name])]
+        self._shards = ShardMutator(seeds.shards())
+        dataset = targets["dataset"]
+        if not isinstance(dataset, DatasetFolder):
+            raise TypeError("the dataset's documents are those of its target")
+        self._documents = dataset.pointer, dataset.generation
+        self._schemas = [json.loads(s.to_json()) for s in self._shards.schemas]
+
+    def __iter__(self) -> Iterator[tuple[str, str, bytes]]:
+        while True:
+            name = self._rng.choice(self._names)
+            family, content = getattr(self, f"_{name}")(self._rng)
+            yield name, family, content
+
+    def _shard(self, rng: random.Random) -> tuple[str, bytes]:
+        return self._shards.make(rng)
+
+    def _dataset(self, rng: random.Random) -> tuple[str, bytes]:
+        pointer, generation = self._documents
+        if rng.random() < 0.3:
+            pointer = change_json(rng, pointer)
+        else:
+            generation = change_json(rng, generation)
+            if isinstance(generation, dict) and rng.random() < 0.5:  # else refused at once
+                pointer = {**pointer, "lineage": generation.get("lineage")}
+        files = [with_digest(rng, pointer), with_digest(rng, generation)]
+        if rng.random() < 0.2:
+            i = rng.randrange(2)
+            files[i] = change_bytes(rng, files[i])
+        return "documents", SEPARATOR.join(files)
+
+    def _schema(self, rng: random.Random) -> tuple[str, bytes]:
+        value = rng.choice(self._schemas)
+        for _ in range(rng.randint(1, 3)):
+            value = change_json(rng, value)
+        return "schemas", dumped(rng, value)
+
+    def _record(self, rng: random.Random) -> tuple[str, bytes]:
+        content = rng.choice(_RECORDS)
+        if rng.random() < 0.3:
+            content = dumped(rng, change_json(rng, {"a": [1, 2.5, None], "b": {"ä": "\0"}}))
+        elif rng.random() < 0.7:
+            content = change_bytes(rng, content)
+        codec = rng.randrange(2)
+        if codec:
+            sized = rng.random() < 0.9
+            content = zstandard.ZstdCompressor(write_content_size=sized).compress(content * 9)
+            content = change_bytes(rng, content) if rng.random() < 0.6 else content
+        return "values", bytes([rng.randrange(256), codec]) + content
+
+
+def with_digest(rng: random.Random, value: Any) -> bytes:
+    """A document with the right digest, wherever it can have one."""
+    if not isinstance(value, dict) or "digest" in value or rng.random() < 0.05:
+        return dumped(rng, value)
+    try:
+        canonical_json(value)
+        return sealed(value)
+    except ValueError:  # a surrogate
+        return dumped(rng, value)

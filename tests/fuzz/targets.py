@@ -1,0 +1,254 @@
+"""What a fuzzer feeds: each target takes any bytes at all, and says what became of them.
+
+It returns the name of the outcome; errors of shardio are outcomes like any other. It raises
+`PromiseBroken` where two parts of shardio disagree: what a reader refuses, an audit must find.
+"""
+
+from __future__ import annotations
+
+import collections
+import json
+import os
+import zlib
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import zstandard
+
+import shardio
+from shardio.dataset import DatasetWriter, ShardDataset
+from shardio.errors import DataError, MemoryShort, ShardCorrupt, ShardioError
+from shardio.format.codec import Codec, decode
+from shardio.format.schema import Array, Bytes, Field, Json, Schema, Text
+from shardio.format.values import decode_record
+from shardio.manifest import GENERATIONS, POINTER, lineage_of
+from shardio.opening import expected_sections
+from shardio.reader import ShardReader
+from shardio.sealed import sealed
+from shardio.surgery.audit import audit_dataset
+from shardio.surgery.finding import Finding
+from shardio.surgery.payload_audit import check_value
+from shardio.surgery.shard_audit import examine_bytes
+from shardio.surgery.survey import survey_shard
+from shardio.units import Verify
+from shardio.writer import ShardSummary
+from tests.corruption.forge import SMALL, small_samples
+from tests.fuzz.judge import Target
+
+SEPARATOR: Final = b"\n\0\n"
+"""Between dataset.json and its generation, in an input of `DatasetFolder`."""
+_VERIFY: Final[tuple[Verify, ...]] = ("first", "always", "off")
+_MAX_ROWS: Final = 500
+_FOR_AUDITS: Final = {"padding", "tiling", "value", "section_hash", "feature", "more"}
+"""Rules that a reader need not check: what breaks them is returned as its writer put it there."""
+
+
+class PromiseBroken(Exception):
+    """Parts of shardio contradict one another."""
+
+
+def outcome_of(error: ShardioError) -> str:
+    """The name of an error, with the code of the rule where it has one."""
+    if isinstance(error, MemoryShort):
+        raise error  # no input of a fuzzer justifies that much
+    code = f":{error.code}" if isinstance(error, ShardCorrupt) else ""
+    return type(error).__name__ + code
+
+
+def _is_for_audits(finding: Finding, verify: Verify) -> bool:
+    """Whether a reader may read on where the audit finds this."""
+    if finding.code == "checksum":
+        return verify == "off" or str(finding.section).startswith("kind ")  # of the future: skipped
+    return finding.code in _FOR_AUDITS
+
+
+class ShardFile:
+    """Audits and reads a shard in all ways there are; the bytes are a file in `folder`."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / "input.shard"
+        self._dataset = folder / "dataset"
+        (self._dataset / GENERATIONS).mkdir(parents=True)
+
+    def __call__(self, content: bytes) -> str:
+        """Feed one input."""
+        chosen = zlib.crc32(content)
+        self._path.unlink(missing_ok=True)  # whoever maps the last one keeps it
+        self._path.write_bytes(content)
+        findings = examine_bytes(memoryview(content), "input.shard").findings if content else None
+        try:
+            self._read(chosen)
+        except ShardioError as error:
+            if findings == ():
+                raise PromiseBroken(f"refused, and the audit found nothing: {error}") from error
+            if chosen % 4 == 0:
+                survey_shard(self._path)
+            return outcome_of(error)
+        missed = [f for f in findings or () if not _is_for_audits(f, _VERIFY[chosen % 3])]
+        if missed:
+            raise PromiseBroken(f"a reader did not notice: {missed[0]}")
+        return "sound" if not findings else "read, with findings"
+
+    def _read(self, chosen: int) -> None:
+        with ShardReader(self._path, verify=_VERIFY[chosen % 3]) as reader:
+            rows = np.arange(min(len(reader), _MAX_ROWS))
+            for name in reader.schema:
+                if name in reader.schema.columns:
+                    reader.column(name, rows)
+                else:
+                    collections.deque(reader.values(name, rows), maxlen=0)
+            for row in range(0, len(rows), 50):
+                reader[row]
+            summary = ShardSummary("i.shard", len(reader), reader.header.file_size, reader.id)
+            schema = reader.schema
+        if chosen % 8 == 0:
+            self._read_as_dataset(schema, summary, chosen)
+
+    def _read_as_dataset(self, schema: Schema, summary: ShardSummary, chosen: int) -> None:
+        """Gather from it as a loader does; the dataset says of it what is true."""
+        target = self._dataset / summary.name
+        target.unlink(missing_ok=True)
+        os.link(self._path, target)
+        _write_generation(self._dataset, schema, summary)
+        with ShardDataset(self._dataset, verify=_VERIFY[chosen % 3]) as dataset:
+            rows = np.arange(min(len(dataset), _MAX_ROWS))
+            for name, field in schema.columns.items():
+                gather, shards = dataset.gather(name), dataset.locate(rows)
+                out = np.empty((len(rows), field.row_bytes or 0), np.uint8)
+                gather.gather(gather.place(rows, shards), rows, shards, out)
+        if chosen % 64 == 0 and summary.n_samples:
+            with shardio.ShardLoader(
+                self._dataset, batch_size=2, num_workers=0, output="numpy", shuffle=True
+            ) as loader:
+                for _ in loader:
+                    pass
+
+
+def _write_generation(folder: Path, schema: Schema, summary: ShardSummary) -> None:
+    generation = generation_of(schema, [summary])
+    (folder / GENERATIONS / "000001.json").write_bytes(sealed(generation))
+    (folder / POINTER).write_bytes(sealed(pointer_to(generation)))
+
+
+def generation_of(schema: Schema, shards: list[ShardSummary]) -> dict[str, Any]:
+    """What a first generation says."""
+    return {
+        "format_version": "1.0",
+        "generation": 1,
+        "lineage": lineage_of(schema, shards),
+        "schema": json.loads(schema.to_json()),
+        "shards": [
+            {"name": s.name, "samples": s.n_samples, "bytes": s.n_bytes, "id": s.id} for s in shards
+        ],
+        "classes": ["a", "b"],
+        "inputs": [{"path": "a/1", "outcome": "converted", "samples": 2}],
+        "converter": {"name": "videos", "options": {"size": 4}},
+        "versions": {"shardio": "1"},
+        "view": {"kind": "rows"},
+    }
+
+
+def pointer_to(generation: dict[str, Any]) -> dict[str, Any]:
+    """What dataset.json says of it."""
+    return {
+        "format": "shardio dataset",
+        "version": 1,
+        "generation": generation["generation"],
+        "lineage": generation["lineage"],
+    }
+
+
+class DatasetFolder:
+    """Opens, reads and audits a dataset whose two JSON files are the input."""
+
+    def __init__(self, folder: Path) -> None:
+        self._root = folder / "folder"
+        with DatasetWriter(self._root, SMALL, shard_bytes=1) as writer:
+            for sample in small_samples():
+                writer.append(sample)
+        self._generation = self._root / GENERATIONS / "000001.json"
+        files = (self._root / POINTER, self._generation)
+        self.pointer, self.generation = (json.loads(file.read_bytes()) for file in files)
+        """What the two files say of the dataset as it was written, without their digests."""
+        for content in (self.pointer, self.generation):
+            del content["digest"]
+
+    def __call__(self, content: bytes) -> str:
+        """Feed one input."""
+        pointer, _, generation = content.partition(SEPARATOR)
+        (self._root / POINTER).write_bytes(pointer)
+        self._generation.write_bytes(generation)
+        refused = None
+        try:
+            with ShardDataset(self._root) as dataset:
+                for _ in dataset:
+                    pass
+        except ShardioError as error:
+            refused = error
+        if refused is not None and zlib.crc32(content) % 8 == 0:
+            report = audit_dataset(self._root, workers=0)
+            if isinstance(refused, DataError) and not report.findings:
+                raise PromiseBroken(f"refused, and the audit found nothing: {refused}")
+        return "sound" if refused is None else outcome_of(refused)
+
+
+def feed_schema(content: bytes) -> str:
+    """Parse a schema; what is accepted must be in the one form it is stored in."""
+    try:
+        schema = Schema.from_json(content)
+    except ShardioError as error:
+        return outcome_of(error)
+    expected_sections(schema, 1 << 48)
+    if schema.to_json() != content:
+        raise PromiseBroken("a schema in another than its canonical form was accepted")
+    return "sound"
+
+
+_FIELDS: Final[tuple[Field, ...]] = (
+    Text(codec="zstd"),
+    Json(codec="zstd"),
+    Bytes(codec="zstd"),
+    Array("bool", (None,), codec="zstd"),
+    Array("float32", (2, 3), codec="zstd"),
+)
+
+
+def feed_record(content: bytes) -> str:
+    """Decode one record: its first byte tells the field, the second the codec."""
+    if len(content) < 2:
+        return "too short"
+    field, codec, stored = _FIELDS[content[0] % len(_FIELDS)], content[1] % 2, content[2:]
+    n_bytes = len(stored)
+    if codec == Codec.ZSTD:
+        try:
+            declared = zstandard.frame_content_size(stored)  # -1 if it says nothing
+            n_bytes = max(0, min(declared, 32768 * len(stored)))
+        except zstandard.ZstdError:
+            n_bytes = 1 + len(stored)
+    try:
+        record = decode(memoryview(stored), codec, n_bytes)
+    except ShardioError as error:
+        return outcome_of(error)
+    dims = np.array([n_bytes], np.uint64) if isinstance(field, Array) else None
+    try:
+        check_value(field, record, dims, n_bytes)
+    except ShardioError as error:
+        return outcome_of(error)
+    if isinstance(field, Array):
+        return "sound"
+    try:
+        decode_record(field, record, ())
+    except ValueError as error:
+        raise PromiseBroken(f"the audit accepts a record that cannot be decoded: {error}") from None
+    return "sound"
+
+
+def targets(folder: Path) -> dict[str, Target]:
+    """All targets by name; those that need files keep them in `folder`."""
+    return {
+        "shard": ShardFile(folder),
+        "dataset": DatasetFolder(folder),
+        "schema": feed_schema,
+        "record": feed_record,
+    }

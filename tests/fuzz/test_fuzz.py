@@ -1,0 +1,354 @@
+"""A slice of `tools/fuzz`, all inputs that are kept, and that a defect would be found."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import os
+import random
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardio.errors import MemoryShort
+from shardio.format.schema import Schema
+from tests.fuzz import seeds
+from tests.fuzz.feeding import (
+    TARGETS,
+    Feeder,
+    Tally,
+    corpus,
+    guided_mutation,
+    read_current,
+    save_finding,
+)
+from tests.fuzz.inputs import Inputs
+from tests.fuzz.judge import Judge, Target, justified_bytes
+from tests.fuzz.mutate import ShardMutator
+from tests.fuzz.parts import Parts, from_dense, to_dense
+from tests.fuzz.targets import targets
+
+ROOT = Path(__file__).resolve().parents[2]
+N_SLICE = 600
+
+
+@pytest.fixture
+def judge() -> Iterator[Judge]:
+    found = Judge(limit_s=0.5)
+    yield found
+    found.close()
+
+
+@pytest.fixture(scope="module")
+def fed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Target]:
+    return targets(tmp_path_factory.mktemp("targets"))
+
+
+@pytest.fixture(scope="module")
+def tool() -> ModuleType:
+    """tools/dev/fuzz.py, which is no module of a package."""
+    spec = importlib.util.spec_from_file_location("fuzz", ROOT / "tools" / "dev" / "fuzz.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look there
+    spec.loader.exec_module(module)
+    return module
+
+
+def problems(found: Inputs, fed: dict[str, Target], judge: Judge, n: int) -> list[str]:
+    verdicts = [judge.judge(fed[name], content) for name, _, content in itertools.islice(found, n)]
+    return [verdict.problem for verdict in verdicts if verdict.problem]
+
+
+# --- shardio ------------------------------------------------------------------------------------
+
+
+def test_no_input_of_a_slice_shows_a_defect(fed: dict[str, Target], judge: Judge) -> None:
+    assert problems(Inputs(fed, 0), fed, judge, N_SLICE) == []
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_no_input_that_is_kept_shows_a_defect(
+    fed: dict[str, Target], judge: Judge, target: str
+) -> None:
+    kept = [(name, content) for owner, name, content in corpus() if owner == target]
+    assert len(kept) >= 5
+    for name, content in kept:
+        whole = from_dense(content).seal() if target == "shard" else content
+        assert judge.judge(fed[target], whole).problem is None, name
+
+
+# --- inputs ---------------------------------------------------------------------------------------
+
+
+def test_a_slice_has_every_target_family_and_many_outcomes(
+    fed: dict[str, Target], judge: Judge
+) -> None:
+    inputs = list(itertools.islice(Inputs(fed, 1), N_SLICE))
+    assert {name for name, _, _ in inputs} == set(TARGETS)
+    families = ShardMutator(seeds.shards()).families
+    assert {family for _, family, _ in inputs} == {*families, "documents", "schemas", "values"}
+    outcomes = {judge.judge(fed[name], content).outcome for name, _, content in inputs}
+    assert len(outcomes) > 20 and "sound" in outcomes
+
+
+def test_the_seed_decides_the_inputs(fed: dict[str, Target]) -> None:
+    first, again, other = (list(itertools.islice(Inputs(fed, seed), 50)) for seed in (3, 3, 4))
+    assert first == again != other
+
+
+def test_one_target_alone_can_be_fed(fed: dict[str, Target]) -> None:
+    assert {name for name, _, _ in itertools.islice(Inputs(fed, 0, "schema"), 50)} == {"schema"}
+
+
+@pytest.mark.parametrize("name", sorted(seeds.shards()))
+def test_a_shard_taken_apart_is_put_together_again_also_from_its_dense_form(name: str) -> None:
+    content = seeds.shards()[name]
+    parts = Parts.of(content)
+    assert parts.seal() == content
+    assert from_dense(to_dense(parts)).seal() == content
+
+
+@given(st.binary(max_size=400))
+def test_any_bytes_are_the_dense_form_of_some_file(dense: bytes) -> None:
+    assert len(from_dense(dense).seal()) % 4096 == 0
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_guided_changes_depend_on_the_seed_alone_and_change_something(target: str) -> None:
+    start = next(content for owner, _, content in corpus() if owner == target)
+
+    def change(seed: int) -> bytes:
+        return guided_mutation(random.Random(seed), target, start, lambda some: some + b"!")
+
+    changed = [change(seed) for seed in range(20)]
+    assert changed == [change(seed) for seed in range(20)]
+    assert set(changed) != {start}
+
+
+# --- that defects are found -----------------------------------------------------------------------
+
+
+def foreign(content: bytes) -> str:
+    raise KeyError(content)
+
+
+def endless(content: bytes) -> str:
+    while True:
+        pass
+
+
+def waiting(content: bytes) -> str:
+    reading, writing = os.pipe()
+    try:
+        return str(os.read(reading, 1))
+    finally:
+        os.close(reading)
+        os.close(writing)
+
+
+def hungry(content: bytes) -> str:
+    return str(len(b"\1" * (justified_bytes(0) * 3)))
+
+
+def short(content: bytes) -> str:
+    raise MemoryShort("a record needs too much") from None
+
+
+@pytest.mark.parametrize(
+    ("target", "outcome", "text"),
+    [
+        (foreign, "KeyError", "KeyError: b'?'"),
+        (endless, "slow", "took over 0.5 s"),
+        (waiting, "slow", "took over"),
+        (hungry, "large", "are justified"),
+        (short, "MemoryShort", "needs too much"),
+    ],
+)
+def test_what_is_not_promised_is_a_problem(
+    monkeypatch: pytest.MonkeyPatch, judge: Judge, target: Target, outcome: str, text: str
+) -> None:
+    monkeypatch.setattr("tests.fuzz.judge.LIMIT_WAITING_S", 0.2)
+    verdict = judge.judge(target, b"?")
+    assert verdict.outcome == outcome
+    assert verdict.problem is not None and text in verdict.problem
+
+
+def test_memory_that_the_size_justifies_is_no_problem(judge: Judge) -> None:
+    verdict = judge.judge(lambda content: str(len(b"\1" * (40 << 20))), bytes(2 << 20))
+    assert verdict.problem is None and verdict.n_bytes > 39 << 20
+
+
+@pytest.mark.parametrize(
+    ("check", "instead"),
+    [
+        ("shardio.opening.check_sections", lambda *arguments: None),
+        ("shardio.format.structure._check_extent", lambda *arguments: None),
+        ("shardio.reader.first_broken", lambda *arguments: None),
+        ("shardio.reader.full_shape", lambda field, dims, n_bytes: tuple(dims.tolist())),
+        ("shardio.units.hash_bytes", lambda content: 0),
+        ("shardio.surgery.payload_audit.broken", lambda e, *rest: np.zeros(len(e), np.bool_)),
+        ("shardio.surgery.content.hash_bytes", lambda content: 0),
+    ],
+)
+def test_a_check_that_is_left_out_is_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+    fed: dict[str, Target],
+    judge: Judge,
+    check: str,
+    instead: Callable[..., object],
+) -> None:
+    inputs = Inputs(fed, 0, "shard")
+    monkeypatch.setattr(check, instead)
+    for target, _, content in itertools.islice(inputs, N_SLICE):
+        if judge.judge(fed[target], content).problem:
+            return
+    pytest.fail(f"{N_SLICE} inputs do not show that a check is missing")
+
+
+# --- feeding, and the command ---------------------------------------------------------------------
+
+
+def test_each_defect_is_kept_once_with_what_is_wrong_and_how_to_see_it(tmp_path: Path) -> None:
+    (tmp_path / "work").mkdir()
+    feeder = Feeder(tmp_path / "work", tmp_path / "found")
+    feeder.targets["schema"] = foreign
+    for content in (b"one", b"two"):
+        feeder.feed("schema", "some", content)
+    feeder.close()
+    (kept,) = feeder.tally.findings
+    assert Path(kept).read_bytes() == b"one"
+    text = Path(kept + ".txt").read_text()
+    assert text.startswith(f"tools/fuzz --replay {kept}\n") and "KeyError: b'one'" in text
+    assert (feeder.tally.n_inputs, feeder.tally.n_found) == (2, 2)
+    assert feeder.tally.outcomes == {"schema: KeyError": 2}
+    assert read_current(tmp_path / "work") == ("schema", b"two")
+
+
+def run_tool(tool: ModuleType, *arguments: object) -> int:
+    code: int = tool.main([str(argument) for argument in arguments])
+    return code
+
+
+def test_a_kept_input_is_fed_again(
+    tool: ModuleType,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    place = save_finding(tmp_path, "schema", b"{", "what was wrong")
+    assert run_tool(tool, "--replay", place) == 0
+    assert capsys.readouterr().out == "SchemaError: as it should be\n"
+
+    def broken(content: bytes) -> Schema:
+        raise KeyError("a defect")
+
+    monkeypatch.setattr(Schema, "from_json", broken)
+    assert run_tool(tool, "--replay", place) == 1
+    assert "KeyError: 'a defect'" in capsys.readouterr().out
+
+
+def test_the_command_feeds_until_its_time_is_over_and_says_what_it_did(tmp_path: Path) -> None:
+    command = [sys.executable, str(ROOT / "tools" / "dev" / "fuzz.py"), "--minutes", "0.02"]
+    command += ["--engine", "mutator", "--target", "schema", "--out", str(tmp_path / "found")]
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "inputs in all: 0 findings" in done.stdout and "schema: SchemaError" in done.stdout
+    assert "dataset:" not in done.stdout and not (tmp_path / "found").exists()
+
+
+_DIES = """
+import os, sys
+from pathlib import Path
+from tests.fuzz.feeding import Feeder
+folder, findings = map(Path, sys.argv[2:4])
+feeder = Feeder(folder, findings)
+feeder.feed("schema", "some", b"{}")
+feeder.close()
+os.kill(os.getpid(), 11)
+"""
+
+
+def test_an_input_that_kills_its_process_is_kept_and_feeding_goes_on(
+    tool: ModuleType, tmp_path: Path
+) -> None:
+    (tmp_path / "work").mkdir()
+    script = tmp_path / "dies.py"
+    script.write_text(_DIES)
+    options = tool.parse(["--minutes", "1", "--out", str(tmp_path / "found")])
+    run = tool.Run(options, tmp_path / "work", command=[sys.executable, str(script)])
+    run.run([tool.Lane(0, [("mutator", "", 0.5), ("mutator", "", 0.5)])])
+    (place,) = run.totals.findings
+    assert run.totals.findings[place] == "the process was killed by SIGSEGV"
+    assert Path(place).read_bytes() == b"{}"
+    assert len(run.totals.tallies) == 2
+
+
+def test_engines_share_processes_or_take_turns(tool: ModuleType) -> None:
+    alone = tool.lanes_for(["mutator", "guided"], 1, 100.0)
+    assert [lane.turns[0] for lane in alone] == [("mutator", "", 50.0)]
+    assert sum(seconds for _, _, seconds in alone[0].turns) == pytest.approx(100.0)
+    assert {target for engine, target, _ in alone[0].turns if engine == "guided"} == set(TARGETS)
+    shared = tool.lanes_for(["mutator", "guided"], 3, 100.0, "shard")
+    turns: list[Any] = [lane.turns for lane in shared]
+    assert turns == [
+        [("mutator", "shard", 100.0)],
+        [("guided", "shard", 100.0)],
+        [("mutator", "shard", 100.0)],
+    ]
+
+
+def test_without_atheris_the_mutator_works_alone_and_guided_alone_is_an_error(
+    tool: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engines: list[str] = []
+
+    class Nothing:
+        totals = tool.Totals()
+
+        def __init__(self, *arguments: object) -> None:
+            pass
+
+        def run(self, lanes: list[Any]) -> None:
+            engines.extend(lane.turns[0][0] for lane in lanes)
+
+    monkeypatch.setattr(tool, "find_spec", lambda name: None)
+    monkeypatch.setattr(tool, "Run", Nothing)
+    assert run_tool(tool, "--minutes", 1, "--processes", 2) == 0
+    assert engines == ["mutator", "mutator"]
+    assert run_tool(tool, "--minutes", 1, "--engine", "guided") == 3
+    assert "pip install 'shardio[fuzz]'" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "arguments", [[], ["--minutes", "0"], ["--minutes", "1", "--processes", "0"]]
+)
+def test_a_command_line_that_makes_no_sense_is_refused(
+    tool: ModuleType, arguments: list[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        tool.parse(arguments)
+
+
+def test_totals_add_up(tool: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    first = Tally(n_inputs=3, seconds=1.0, outcomes=Counter({"a": 3}), slowest_s=0.5)
+    second = Tally(n_inputs=5, seconds=1.0, outcomes=Counter({"a": 1, "b": 4}))
+    totals = tool.Totals([("mutator", vars(first)), ("mutator", vars(second))], {"file": "wrong"})
+    tool.print_totals(totals)
+    text = capsys.readouterr().out
+    assert "mutator: 8 inputs, 4 per second and process" in text
+    assert "8 inputs in all: 1 findings" in text and "tools/fuzz --replay file" in text
+    assert "4  a" in text and "slowest input 0.50 s" in text
