@@ -54,7 +54,7 @@ class Content:
         """Check that bytes which mean nothing are zero."""
         padding = bytes(self.bytes[start:end])
         if padding.count(0) != len(padding):
-            at = next(i for i, byte in enumerate(padding) if byte)
+            at = len(padding) - len(padding.lstrip(b"\0"))
             findings.add(
                 "padding",
                 "padding is not zero",

@@ -7,19 +7,21 @@ only the check of that rule can refuse it.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
+import zstandard
 
 from shardio.errors import ShardioError
 from shardio.format.checksum import block_hashes, content_id, hash_bytes, pack_hashes
 from shardio.format.codec import Codec
 from shardio.format.index import ENTRY, ENTRY_DTYPE, pack_entry
 from shardio.format.layout import NO_FIELD, PAGE, Header, Kind, Section, pack_table, padded
-from shardio.format.schema import Array, Bytes, Json, Schema, Text
+from shardio.format.schema import Array, Bytes, Json, List, Schema, Text
 from shardio.format.structure import unpack_header, unpack_table
 from shardio.reader import ShardReader
 from shardio.writer import ShardWriter
@@ -31,12 +33,15 @@ SCHEMA: Key = (Kind.SCHEMA, NO_FIELD, 0)
 
 SMALL = Schema(
     {
-        "vector": Array("float32", (25,)),  # 100 bytes at a stride of 128
+        "vector": Array("float32", (25,), optional=True),  # 100 bytes at a stride of 128
         "points": Array("int16", (None, 2)),
+        "boxes": List(Array("uint8", (None, 3))),
         "note": Text(codec="zstd"),
+        "meta": Json(),
+        "camera.id": Bytes(codec="zstd_dictionary"),
     }
 )
-"""Every kind of section in as few pages as can be."""
+"""Every kind of section, every field type and every codec, in as few pages as can be."""
 
 RULES = Schema(
     {
@@ -57,12 +62,24 @@ def small_samples() -> list[dict[str, Any]]:
     """The samples of the small shard, as a reader returns them."""
     return [
         {
-            "vector": np.arange(25, dtype=np.float32) + i,
+            "vector": np.arange(25, dtype=np.float32) + i if i != 1 else None,
             "points": np.arange(6 * i, dtype=np.int16).reshape(-1, 2),
+            "boxes": [np.full((k, 3), i, np.uint8) for k in range(2 * i)],
             "note": f"clip {i} " * 9 * i,
+            "meta": {"i": i, "ü": [None, 0.5]},
+            "camera.id": _camera(i),
         }
         for i in range(3)
     ]
+
+
+def _camera(i: int) -> bytes:
+    return f"camera number {i}, in hall {i * i % 7} on the left, behind door {i % 5}".encode()
+
+
+def train_small(records: Sequence[memoryview]) -> bytes:
+    """A dictionary that was learned from more records than the small shard has."""
+    return zstandard.train_dictionary(512, [_camera(i) * 2 for i in range(200)]).as_bytes()
 
 
 def rules_samples() -> list[dict[str, Any]]:
@@ -83,10 +100,11 @@ def rules_samples() -> list[dict[str, Any]]:
 
 
 def content_of(path: Path, schema: Schema, samples: Iterable[dict[str, Any]]) -> bytearray:
-    """The bytes of a shard of these samples."""
-    with ShardWriter(path, schema) as writer:
-        for sample in samples:
-            writer.append(sample)
+    """The bytes of a shard of these samples, however few; with a dictionary, if it can have one."""
+    with mock.patch("shardio.payload.train_dictionary", train_small):
+        with ShardWriter(path, schema) as writer:
+            for sample in samples:
+                writer.append(sample)
     content = bytearray(path.read_bytes())
     path.unlink()
     return content

@@ -12,8 +12,11 @@ from pathlib import Path
 import pytest
 
 from shardio.errors import ShardioError
+from shardio.format.fields import CODECS
 from shardio.format.layout import HEADER, HEADER_HASH, PAGE, Kind
+from shardio.format.schema import Array, Bytes, Json, List, Text
 from shardio.surgery.shard_audit import examine_bytes
+from shardio.units import Verify
 from tests.corruption.damage import Victim, code_found
 from tests.corruption.forge import (
     SMALL,
@@ -70,8 +73,11 @@ def padding_bytes(content: bytearray, *, of_headers: bool) -> list[list[int]]:
 
 
 def test_the_small_shard_has_every_kind_of_section(small: bytearray) -> None:
-    built = {kind for kind in Kind if kind < Kind.DICTIONARY}
+    built = {kind for kind in Kind if kind < Kind.PACKETS}
     assert {section.kind for section in Forgery.of(small).sections.values()} == built
+    assert {type(field) for field in SMALL.values()} >= {Array, List, Text, Json, Bytes}
+    assert {field.codec for field in SMALL.values()} == set(CODECS)
+    assert len(small) <= 64 << 10
 
 
 def test_an_intact_shard_has_no_findings_and_is_read_whole(
@@ -124,7 +130,7 @@ def test_the_audit_finds_and_places_a_flipped_bit_in_every_byte_of_all_other_pad
 
 @pytest.mark.parametrize("verify", ["first", "always", "off"])
 def test_a_reader_returns_the_same_whatever_is_in_the_padding(
-    small: bytearray, tmp_path: Path, verify: str
+    small: bytearray, tmp_path: Path, verify: Verify
 ) -> None:
     for turn in range(8):
         damaged = bytearray(small)
@@ -211,8 +217,8 @@ def test_all_data_is_still_checked_where_one_header_page_is_lost(small: bytearra
 
 def test_the_audit_goes_on_after_a_finding(small: bytearray) -> None:
     damaged, sections = bytearray(small), Forgery.of(small).sections
-    payload = sections[Kind.PAYLOAD, 0xFFFF, 0]
-    for at in (4096 + 5, 4096 + 4000, payload.offset + 10, len(small) - 9):
+    payload, column = sections[Kind.PAYLOAD, 0xFFFF, 0], sections[Kind.COLUMN, 0, 0]
+    for at in (column.offset + 5, column.offset + 4000, payload.offset + 10, len(small) - 9):
         damaged[at] ^= 0x10
     found = examine_bytes(memoryview(damaged), "s.shard").findings
     assert {(f.code, f.section) for f in found} == {

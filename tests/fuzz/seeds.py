@@ -10,14 +10,22 @@ from typing import Any, Final
 
 import numpy as np
 
-from shardio.format.schema import Array, Bytes, Json, Schema, Text
-from shardio.writer import ShardWriter
-from tests.corruption.forge import RULES, SMALL, rules_samples, small_samples
+from shardio.format.schema import Array, Bytes, Json, List, Schema, Text
+from tests.corruption.forge import RULES, SMALL, content_of, rules_samples, small_samples
 
 _FIXED: Final = Schema({"image": Array("uint8", (40, 60)), "flag": Array("bool", (2,))})
 _TEXTS: Final = Schema({"note": Text(codec="zstd"), "meta": Json(codec="zstd"), "raw": Bytes()})
 _CLOUDS: Final = Schema(
     {"cloud": Array("float32", (None, 2, None), codec="zstd"), "mask": Array("bool", (None,))}
+)
+_MAYBE: Final = Schema(
+    {
+        "image": Array("uint8", (9, 9), optional=True),
+        "flag": Array("bool", optional=True),
+        "hint": Text(codec="zstd", optional=True),
+        "parts": List(Array("float32", (2,)), codec="zstd", optional=True),
+        "boxes": List(Array("bool", (None, None))),
+    }
 )
 
 
@@ -39,15 +47,22 @@ def _cloud_samples(n: int) -> list[dict[str, Any]]:
     return [{"cloud": np.ones((i, 2, 9), "f4"), "mask": np.ones(i, np.bool_)} for i in range(n)]
 
 
+def _maybe_samples(n: int) -> list[dict[str, Any]]:
+    return [
+        {
+            "image": np.full((9, 9), i, np.uint8) if i % 2 else None,
+            "flag": None if i % 2 else True,
+            "hint": "a hint " * 9 * i if i % 3 else None,
+            "parts": [np.ones(2, "f4")] * i if i else None,
+            "boxes": [np.ones((k, 2), np.bool_) for k in range(i)],
+        }
+        for i in range(n)
+    ]
+
+
 def shard_of(folder: Path, schema: Schema, samples: Iterable[dict[str, Any]]) -> bytes:
     """The bytes of a shard of these samples."""
-    path = folder / "seed.shard"
-    with ShardWriter(path, schema) as writer:
-        for sample in samples:
-            writer.append(sample)
-    content = path.read_bytes()
-    path.unlink()
-    return content
+    return bytes(content_of(folder / "seed.shard", schema, samples))
 
 
 @functools.cache
@@ -58,6 +73,7 @@ def shards() -> dict[str, bytes]:
         "rules": (RULES, rules_samples()[:2]),
         "fixed": (_FIXED, _fixed_samples(3)),
         "texts": (_TEXTS, _text_samples(2)),
+        "maybe": (_MAYBE, _maybe_samples(4)),
         "clouds": (_CLOUDS, _cloud_samples(3)),
         "empty": (SMALL, []),
         "one-text": (Schema({"a": Text()}), [{"a": "ä"}]),
