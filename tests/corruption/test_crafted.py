@@ -11,7 +11,7 @@ import os
 import struct
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +23,13 @@ from shardio.dataset import DatasetWriter, ShardDataset
 from shardio.errors import ChecksumMismatch, DatasetCorrupt, ShardCorrupt
 from shardio.format.checksum import content_id
 from shardio.format.codec import Codec
-from shardio.format.layout import NO_FIELD, PAGE, Kind
+from shardio.format.layout import NO_FIELD, PAGE, Kind, Required
 from shardio.format.schema import Array, Bytes, Schema, Text
 from shardio.manifest import GENERATIONS, POINTER
 from shardio.sealed import sealed
 from shardio.surgery.audit import audit_dataset
 from shardio.surgery.shard_audit import examine_bytes
-from tests.corruption.forge import read_everything
+from tests.corruption.forge import SMALL, read_everything, small_samples
 from tests.fuzz.mutate import records_of, set_records
 from tests.fuzz.parts import Parts
 from tests.fuzz.seeds import shard_of
@@ -248,16 +248,23 @@ BOMBS: dict[str, tuple[tuple[bytes, int], str]] = {
 }
 
 
+def bombs(folder: Path) -> Iterator[tuple[str, bytes]]:
+    """Shards that hold a bomb each, and what is wrong with it."""
+    sound = shard_of(folder, SCHEMA, SAMPLES)
+    for what, ((packed, n_index), _) in BOMBS.items():
+        parts = Parts.of(sound)
+        records = records_of(parts)
+        records[3] = (packed, Codec.ZSTD, n_index)
+        set_records(parts, SCHEMA, records)
+        yield what, parts.seal()
+
+
 @pytest.mark.parametrize("what", BOMBS)
 def test_a_zstd_bomb_is_refused_in_less_than_16_mib(
     sound: bytes, tmp_path: Path, what: str
 ) -> None:
-    (packed, n_index), code = BOMBS[what]
-    parts = Parts.of(sound)
-    records = records_of(parts)
-    records[3] = (packed, Codec.ZSTD, n_index)
-    set_records(parts, SCHEMA, records)
-    (tmp_path / "bomb.shard").write_bytes(parts.seal())
+    code = BOMBS[what][1]
+    (tmp_path / "bomb.shard").write_bytes(dict(bombs(tmp_path))[what])
     (tmp_path / "sound.shard").write_bytes(sound)
     done = subprocess.run(
         [sys.executable, "-c", _READ, tmp_path / "sound.shard", tmp_path / "bomb.shard"],
@@ -268,6 +275,105 @@ def test_a_zstd_bomb_is_refused_in_less_than_16_mib(
     found, audited, grown = done.stdout.split()
     assert (found, audited) == (code, code)
     assert int(grown) < 16 * MIB
+
+
+# --- optional fields, dictionaries ----------------------------------------------------------------
+
+
+def _section(kind: Kind, name: str, new: Callable[[bytes], bytes]) -> Callable[[Parts], None]:
+    def change(parts: Parts) -> None:
+        place, content = contents_of(parts, kind, SMALL.field_id(name))
+        parts.contents[place] = new(content)
+
+    return change
+
+
+def _drop(kind: Kind, name: str) -> Callable[[Parts], None]:
+    def change(parts: Parts) -> None:
+        place, _ = contents_of(parts, kind, SMALL.field_id(name))
+        del parts.sections[place], parts.contents[place]
+
+    return change
+
+
+def _without_feature(feature: Required) -> Callable[[Parts], None]:
+    def change(parts: Parts) -> None:
+        parts.required &= ~int(feature)
+
+    return change
+
+
+OPTIONAL: dict[str, tuple[Callable[[Parts], None], str, str]] = {
+    "a value where there is none": (
+        _section(Kind.VALIDITY, "vector", lambda bits: bytes([bits[0] & 0b110])),
+        "",
+        "validity",
+    ),
+    "a sample beyond the last one": (
+        _section(Kind.VALIDITY, "vector", lambda bits: bytes([bits[0] | 0b1000])),
+        "",
+        "validity",
+    ),
+    "a bitmap that is too long": (
+        _section(Kind.VALIDITY, "vector", lambda bits: bits + bytes(1)),
+        "section",
+        "section",
+    ),
+    "no bitmap": (_drop(Kind.VALIDITY, "vector"), "section", "section"),
+    "no dictionary": (_drop(Kind.DICTIONARY, "camera.id"), "section", "section"),
+    "an empty dictionary": (
+        _section(Kind.DICTIONARY, "camera.id", lambda content: b""),
+        "dictionary",
+        "dictionary",
+    ),
+    "a dictionary that is none": (
+        _section(Kind.DICTIONARY, "camera.id", lambda content: b"no dictionary" * 9),
+        "dictionary",
+        "dictionary",
+    ),
+    "a dictionary that is too large": (
+        _section(Kind.DICTIONARY, "camera.id", lambda content: bytes((1 << 20) + 1)),
+        "section",
+        "section",
+    ),
+    "another dictionary": (
+        _section(Kind.DICTIONARY, "camera.id", lambda content: content[:4] + b"!" + content[5:]),
+        "zstd_frame",
+        "zstd_frame",
+    ),
+    "no feature bit for optional fields": (
+        _without_feature(Required.OPTIONAL_FIELDS),
+        "feature",
+        "feature",
+    ),
+    "no feature bit for lists": (_without_feature(Required.LISTS), "feature", "feature"),
+    "no feature bit for nested names": (
+        _without_feature(Required.NESTED_NAMES),
+        "feature",
+        "feature",
+    ),
+}
+
+
+def optional_cases(folder: Path) -> dict[str, tuple[bytes, str, str]]:
+    """Shards that break a rule each; the codes that a reader and an audit give."""
+    sound, cases = shard_of(folder, SMALL, small_samples()), {}
+    for what, (change, reader_code, code) in OPTIONAL.items():
+        parts = Parts.of(sound)
+        change(parts)
+        cases[what] = parts.seal(), reader_code, code
+    return cases
+
+
+@pytest.mark.parametrize("what", OPTIONAL)
+def test_a_bitmap_or_dictionary_that_breaks_a_rule_is_refused_or_found(
+    tmp_path: Path, what: str
+) -> None:
+    content, reader_code, code = optional_cases(tmp_path)[what]
+    assert code in codes_of(content)
+    found = read(tmp_path, content)
+    assert getattr(found, "code", "") == reader_code
+    assert isinstance(found, ShardCorrupt) is bool(reader_code)
 
 
 # --- generations that point outside ---------------------------------------------------------------

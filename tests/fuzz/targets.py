@@ -43,6 +43,7 @@ _MAX_ROWS: Final = 500
 _FOR_AUDITS: Final = {
     "padding",
     "tiling",
+    "codec",
     "value",
     "validity",
     "section_hash",

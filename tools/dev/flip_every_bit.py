@@ -1,6 +1,6 @@
 """Damages a shard in every way there is; exits with 1 if the audit or a reader misses one.
 
-python tools/dev/flip_every_bit.py [--step N] [--offset N]
+python tools/dev/flip_every_bit.py [--what KIND] [--step N] [--offset N]
 python tools/dev/flip_every_bit.py --minutes N [--seed S]
 
 Without `--minutes`: a small shard with every kind of section, field type and codec. Every bit is
@@ -33,6 +33,7 @@ FLIPS_PER_SHARD = 400
 MAX_SAMPLES = 60
 VERIFYING: tuple[Verify, ...] = ("first", "always")
 REPORT_S = 30.0
+KINDS = ("lengths", "tails", "flips")
 
 
 class Count:
@@ -75,22 +76,23 @@ def tails(content: bytes) -> list[bytes]:
     return [byte * n for n in lengths for byte in (b"\0", b"\x01", b"\xff")] + [content]
 
 
-def damage_small_shard(folder: Path, step: int, offset: int) -> int:
+def damage_small_shard(folder: Path, kinds: Sequence[str], step: int, offset: int) -> int:
     """Every bit, every length, many tails; returns how many were missed."""
     content = content_of(folder / "small.shard", SMALL, small_samples())
     print(f"a shard of {len(content):,} bytes", flush=True)
     victim = Victim(folder / "small.shard", content, small_samples())
-    n_missed = check_all(
-        "flipped bits", range(offset, 8 * len(content), step), victim.complaint_about_flip
-    )
-    print(f"  readers: {victim.n_refused:,} refused, {victim.n_same:,} the same data (padding)")
-    n_missed += check_all(
-        "lengths", range(offset, len(content), step), victim.complaint_about_length
-    )
-    appended = tails(bytes(content))
-    n_missed += check_all(
-        "tails", range(len(appended)), lambda i: victim.complaint_about_tail(appended[i])
-    )
+    appended, n_missed = tails(bytes(content)), 0
+    if "lengths" in kinds:
+        lengths = range(offset, len(content), step)
+        n_missed += check_all("lengths", lengths, victim.complaint_about_length)
+    if "tails" in kinds:
+        which = range(offset, len(appended), step)
+        n_missed += check_all("tails", which, lambda i: victim.complaint_about_tail(appended[i]))
+    if "flips" in kinds:
+        victim.n_refused = 0
+        bits = range(offset, 8 * len(content), step)
+        n_missed += check_all("flipped bits", bits, victim.complaint_about_flip)
+        print(f"  readers: {victim.n_refused:,} refused, {victim.n_same:,} the same data (padding)")
     victim.close()
     return n_missed
 
@@ -137,6 +139,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Damage shards in every way there is.")
     parser.add_argument("--step", type=int, default=1, help="take every N-th case only")
     parser.add_argument("--offset", type=int, default=0, help="the first case to take")
+    parser.add_argument("--what", choices=KINDS, help="one kind of damage only")
     parser.add_argument("--minutes", type=float, help="damage random shards for this long instead")
     parser.add_argument("--seed", type=int, default=0, help="of the random shards")
     options = parser.parse_args()
@@ -146,7 +149,8 @@ def main() -> int:
         if options.minutes is not None:
             n_missed = damage_random_shards(folder, options.minutes, options.seed)
         else:
-            n_missed = damage_small_shard(folder, options.step, options.offset)
+            kinds = [options.what] if options.what else KINDS
+            n_missed = damage_small_shard(folder, kinds, options.step, options.offset)
     print("nothing was missed" if not n_missed else f"{n_missed:,} cases were missed")
     return int(n_missed > 0)
 

@@ -1,0 +1,93 @@
+"""The commands that do at length what the tests here do in part: that they count, and tell."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+TRUST = ROOT / "docs" / "explanation" / "trust.md"
+
+
+def load(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, ROOT / "tools" / "dev" / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def flip(monkeypatch: pytest.MonkeyPatch, *arguments: str, misses: str | None = None) -> int:
+    tool = load("flip_every_bit")
+    monkeypatch.setattr(sys, "argv", ["flip_every_bit.py", *arguments])
+    if misses is not None:
+        monkeypatch.setattr(tool.Victim, misses, lambda victim, *rest: "it was missed")
+    code: int = tool.main()
+    return code
+
+
+def test_a_slice_of_all_damage_is_counted_kind_by_kind(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert flip(monkeypatch, "--step", "6007", "--offset", "5") == 0
+    text = capsys.readouterr().out
+    assert "lengths: 11/11" in text and "tails: 1/1" in text and "flipped bits: 82/82" in text
+    assert text.endswith("nothing was missed\n")
+
+
+@pytest.mark.parametrize(
+    ("what", "method"),
+    [
+        ("flips", "complaint_about_flip"),
+        ("lengths", "complaint_about_length"),
+        ("tails", "complaint_about_tail"),
+    ],
+)
+def test_one_kind_of_damage_can_be_chosen_and_what_is_missed_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], what: str, method: str
+) -> None:
+    assert flip(monkeypatch, "--what", what, "--step", "60007", misses=method) == 1
+    text = capsys.readouterr().out
+    assert re.search(r": 0/\d", text) and "cases were missed" in text
+    assert text.count(" in ") == 1
+
+
+def test_random_shards_are_damaged_until_the_time_is_over(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert flip(monkeypatch, "--minutes", "0.005", "--seed", "3") == 0
+    text = capsys.readouterr().out
+    found = re.search(r"random shards: (\d+)/(\d+) in", text)
+    assert found is not None and found[1] == found[2] != "0"
+
+
+def test_every_crafted_shard_is_listed_as_the_page_about_trust_counts_them(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert load("list_crafted").main() == 0
+    counted = capsys.readouterr().out.splitlines()[-1].partition(" ")[0]
+    assert f"{counted} as" in TRUST.read_text("utf-8").replace("\n", " ")
+    rows = re.findall(r"^\|.*\| (\d+) \|$", TRUST.read_text("utf-8"), re.MULTILINE)
+    assert sum(map(int, rows)) == int(counted.partition("/")[0])
+
+
+def test_a_crafted_shard_that_is_met_by_another_rule_is_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tool = load("list_crafted")
+    cases = [("nothing", b"no shard at all", "hole", "hole")]
+    monkeypatch.setattr(tool, "crafted", lambda folder: iter(cases))
+    assert tool.main() == 1
+    assert "EXPECTED hole hole" in capsys.readouterr().out
+
+
+def test_every_command_that_the_page_about_trust_names_exists() -> None:
+    named = re.findall(r"`[^`]*?(tools/[\w/.]+)", TRUST.read_text("utf-8"))
+    assert len(set(named)) >= 4
+    assert [name for name in named if not (ROOT / name).exists()] == []

@@ -1,0 +1,76 @@
+"""Makes every crafted shard of the tests, and lists what refuses it; exits with 1 if another does.
+
+python tools/dev/list_crafted.py
+
+In each one rule is broken, and all hashes are right again: it is the rule's own check that refuses.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # for tests/, which no wheel holds
+
+from shardio.errors import ShardioError
+from shardio.surgery.shard_audit import examine_bytes
+from tests.corruption import test_crafted, test_forged_records, test_forged_structure
+from tests.corruption.forge import (
+    RULES,
+    Change,
+    Forgery,
+    content_of,
+    read_everything,
+    rules_samples,
+)
+
+Case = tuple[str, bytes, str, str]
+"""What is wrong, the file, and the codes that a reader and an audit must give; "" for none."""
+
+
+def crafted(folder: Path) -> Iterator[Case]:
+    """All crafted shards."""
+    sound = content_of(folder / "rules.shard", RULES, rules_samples())
+    refused = [*test_forged_structure.STRUCTURE, *test_forged_records.BROKEN_VALUES]
+    for what, change, code in refused:
+        yield what, forged(sound, change), code, code
+    for what, change, codes in test_forged_records.AUDITED:
+        yield what, forged(sound, change), "", codes[0]
+    for what, content in test_crafted.bombs(folder):
+        code = test_crafted.BOMBS[what][1]
+        yield what, content, code, code
+    for what, (content, reader_code, code) in test_crafted.optional_cases(folder).items():
+        yield what, content, reader_code, code
+
+
+def forged(sound: bytearray, change: Change) -> bytes:
+    """A shard with one change, and all hashes right."""
+    forgery = Forgery.of(sound)
+    change(forgery)
+    return forgery.seal()
+
+
+def main() -> int:
+    """List them; return the exit code."""
+    n_made = n_met = 0
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for what, content, reader_code, code in crafted(folder):
+            path = folder / "crafted.shard"
+            path.write_bytes(content)
+            error = read_everything(path)
+            found = getattr(error, "code", "") if isinstance(error, ShardioError) else ""
+            findings = examine_bytes(memoryview(content), "crafted.shard").findings
+            codes = sorted({finding.code for finding in findings})
+            is_met = found == reader_code and code in codes
+            n_made, n_met = n_made + 1, n_met + is_met
+            said = f"reader: {found or '-':14} verify: {', '.join(codes) or '-'}"
+            print(f"{what:50} {said}{'' if is_met else f'   EXPECTED {reader_code} {code}'}")
+    print(f"{n_met}/{n_made} crafted shards are met by the rule that they break")
+    return int(n_met < n_made)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
