@@ -133,7 +133,7 @@ class Victim:
                 present = reader.present(name).tolist()
                 found[name] = [column[i] if present[i] else None for i in range(len(reader))]
             else:
-                found[name] = list(reader.values(name, rows))
+                found[name] = list(reader.records.values(name, rows))
         written = {name: [sample[name] for sample in self._samples] for name in reader.schema}
         return len(reader) == len(self._samples) and all(
             all(map(same_value, found[name], written[name])) for name in written

@@ -107,7 +107,7 @@ class ShardFile:
                 if name in reader.schema.columns:
                     reader.column(name, rows)
                 else:
-                    collections.deque(reader.values(name, rows), maxlen=0)
+                    collections.deque(reader.records.values(name, rows), maxlen=0)
             for row in range(0, len(rows), 50):
                 reader[row]
             summary = ShardSummary("i.shard", len(reader), reader.header.file_size, reader.id)
