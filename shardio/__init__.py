@@ -19,8 +19,9 @@ if sys.platform == "win32":
 if TYPE_CHECKING:
     from shardio.batch import Batch
     from shardio.conversion import ConversionReport, Input, Outcome, Source, convert
-    from shardio.dataset import DatasetWriter, ShardDataset
+    from shardio.dataset import ShardDataset
     from shardio.dataset import open_dataset as open
+    from shardio.dataset_writer import DatasetWriter
     from shardio.errors import (
         ChecksumMismatch,
         DataError,
@@ -100,7 +101,7 @@ _HOMES = {
     "Batch": "shardio.batch",
     "Bytes": "shardio.format.fields",
     "ConversionReport": "shardio.conversion",
-    "DatasetWriter": "shardio.dataset",
+    "DatasetWriter": "shardio.dataset_writer",
     "Input": "shardio.conversion",
     "Json": "shardio.format.fields",
     "List": "shardio.format.fields",

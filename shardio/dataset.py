@@ -1,8 +1,7 @@
-"""A dataset: a folder of shards as one sequence of samples, and the writer that makes one."""
+"""A dataset: a folder of shards as one sequence of samples. `dataset_writer` makes one."""
 
 from __future__ import annotations
 
-import contextlib
 import operator
 import os
 import types
@@ -14,24 +13,20 @@ import numpy as np
 import numpy.typing as npt
 
 from shardio.access.filesystems import Access, choose_access
-from shardio.errors import DatasetConflict, DatasetCorrupt, InvalidArgument, LoaderClosed
+from shardio.errors import DatasetCorrupt, InvalidArgument, LoaderClosed
 from shardio.format.checksum import distinct
 from shardio.format.schema import Schema
 from shardio.gather import ColumnGather
 from shardio.manifest import (
     Generation,
-    check_classes,
-    holds_dataset,
     load,
     load_generation,
-    publish,
-    refuse_existing,
     refuse_links_outside,
 )
 from shardio.reader import ShardReader
 from shardio.units import VERIFY, Rows, Verify
 from shardio.views import RowRuns
-from shardio.writer import ShardSummary, ShardWriter, check_schema
+from shardio.writer import ShardSummary
 
 
 class ShardDataset(Sequence[dict[str, Any]]):
@@ -303,117 +298,3 @@ def open_dataset(
 ) -> ShardDataset:
     """Open the dataset in a folder; see ShardDataset."""
     return ShardDataset(path, verify=verify, access=access, subset=subset, generation=generation)
-
-
-class DatasetWriter:
-    """Writes samples to a new dataset, shard after shard; publishes it at `close()`.
-
-    Args:
-        path: a folder that is missing or empty.
-        schema: of all samples.
-        shard_bytes: how much data goes into one shard.
-        classes: names that the labels stand for.
-
-    Raises:
-        DatasetExists: the folder holds something already.
-        DatasetConflict: (also from `append`) another writer works in this folder.
-        SchemaError: (from `append`) the sample does not fit; the writer stays usable.
-        OSError: the disk refuses; nothing is published.
-    """
-
-    def __init__(
-        self,
-        path: str | os.PathLike[str],
-        schema: Schema,
-        *,
-        shard_bytes: int = 256 << 20,
-        classes: Sequence[str] = (),
-    ) -> None:
-        if type(shard_bytes) is not int or shard_bytes < 1:
-            raise InvalidArgument(f"shard_bytes must be an integer from 1 up; found {shard_bytes}")
-        self.path = os.fspath(path)
-        self._root = os.path.abspath(path)
-        self.schema = check_schema(schema)
-        self._shard_bytes, self._classes = shard_bytes, check_classes(classes)
-        refuse_existing(path)
-        self._made_folder = not os.path.exists(path)
-        Path(path).mkdir(parents=True, exist_ok=True)
-        self._done: list[ShardSummary] = []
-        self._shard: ShardWriter | None = None
-        self._closed = False
-
-    def append(self, sample: Mapping[str, Any]) -> None:
-        """Add one sample: a value for every field of the schema, and nothing else."""
-        if self._closed:
-            raise LoaderClosed(f"{self.path}: the writer is closed")
-        if self._shard is None:
-            self._shard = self._next()
-        self._shard.append(sample)
-        if self._shard.n_bytes >= self._shard_bytes:
-            self._finish(self._shard)
-            self._shard = None
-
-    def _next(self) -> ShardWriter:
-        name = f"000000-{len(self._done):03d}.shard"
-        try:
-            return ShardWriter(os.path.join(self._root, name), self.schema)
-        except FileExistsError as error:
-            raise self._conflict(error) from error
-
-    def _finish(self, shard: ShardWriter) -> None:
-        try:
-            self._done.append(shard.close())
-        except FileExistsError as error:
-            raise self._conflict(error) from error
-
-    def _conflict(self, error: FileExistsError) -> DatasetConflict:
-        return DatasetConflict(f"another writer is at work in this folder: {error}")
-
-    def close(self) -> Generation:
-        """Finish the last shard and publish the dataset."""
-        if self._closed:
-            raise LoaderClosed(f"{self.path}: the writer is closed")
-        try:
-            if self._shard is None and not self._done:
-                self._shard = self._next()  # an empty dataset has one empty shard, with its schema
-            if self._shard is not None:
-                self._finish(self._shard)
-                self._shard = None
-            found = publish(
-                self._root, schema=self.schema, shards=self._done, classes=self._classes
-            )
-        except BaseException:
-            if not holds_dataset(self._root):
-                self.abort()
-            raise
-        finally:
-            self._closed = True
-        return found
-
-    def abort(self) -> None:
-        """Remove what was written; nothing is published. Idempotent."""
-        if self._closed:
-            return
-        self._closed = True
-        if self._shard is not None:
-            self._shard.abort()
-        for summary in self._done:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(os.path.join(self._root, summary.name))
-        if self._made_folder:
-            with contextlib.suppress(OSError):  # not empty
-                os.rmdir(self._root)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: types.TracebackType | None,
-    ) -> None:
-        if kind is not None:
-            self.abort()
-        elif not self._closed:
-            self.close()

@@ -39,6 +39,7 @@ RANKS = {
     "shardio.collate": 5,
     "shardio.inference": 5,
     "shardio.dataset": 6,
+    "shardio.dataset_writer": 6,
     "shardio.batch": 6,
     "shardio._engine": 7,  # processes stop here
     "shardio.surgery": 8,

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shardio.dataset import DatasetWriter, ShardDataset, open_dataset
+from shardio.dataset import ShardDataset, open_dataset
+from shardio.dataset_writer import DatasetWriter
 from shardio.errors import (
     ChecksumMismatch,
     DatasetConflict,

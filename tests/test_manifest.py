@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from shardio import sealed
-from shardio.dataset import DatasetWriter
+from shardio.dataset_writer import DatasetWriter
 from shardio.errors import (
     DatasetConflict,
     DatasetCorrupt,

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from shardio import Array, Bytes, Json, List, Schema, SchemaError, ShardLoader, ShardReader, Text
-from shardio.dataset import DatasetWriter
+from shardio.dataset_writer import DatasetWriter
 from shardio.errors import ChecksumMismatch
 from shardio.format.layout import Kind
 from shardio.surgery import audit_shard

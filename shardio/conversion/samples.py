@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from shardio.conversion.report import ConversionReport
-from shardio.dataset import DatasetWriter
+from shardio.dataset_writer import DatasetWriter
 from shardio.errors import InvalidArgument
 from shardio.format.schema import Schema
 from shardio.inference import infer_schema

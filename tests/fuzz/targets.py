@@ -17,7 +17,8 @@ import numpy as np
 import zstandard
 
 import shardio
-from shardio.dataset import DatasetWriter, ShardDataset
+from shardio.dataset import ShardDataset
+from shardio.dataset_writer import DatasetWriter
 from shardio.errors import DataError, MemoryShort, ShardCorrupt, ShardioError
 from shardio.format.codec import Codec, decode
 from shardio.format.schema import Array, Bytes, Field, Json, Schema, Text

@@ -16,7 +16,7 @@ import pytest
 
 from shardio import surgery
 from shardio._engine.crew import Died, Failed, Message
-from shardio.dataset import DatasetWriter
+from shardio.dataset_writer import DatasetWriter
 from shardio.errors import DatasetNotFound, InvalidArgument, ShardCorrupt, ShardNotFound, WorkerDied
 from shardio.format.schema import Array, Bytes, Schema, Text
 from shardio.manifest import GENERATIONS, POINTER
