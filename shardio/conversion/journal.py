@@ -21,7 +21,7 @@ import zstandard
 from shardio.conversion.events import InputDone, UnitDone
 from shardio.conversion.plan import Unit
 from shardio.conversion.source import Outcome
-from shardio.errors import DataError, InvalidArgument, ShardNotFound
+from shardio.errors import DataError, DatasetCorrupt, InvalidArgument
 from shardio.format.layout import MAJOR, MINOR
 from shardio.reader import ShardReader
 from shardio.sealed import read_sealed, sealed, write_sealed
@@ -83,7 +83,13 @@ def read_plan(folder: Path) -> Plan | None:
             f"{folder / PLAN}: version {content.get('version')!r} of the journal, this shardio "
             f"reads {_VERSION}; resume with the shardio that began, or overwrite"
         )
-    return Plan(content["settings"], tuple(content["units"]), content["replaces"])
+    settings, units, replaces = (content.get(key) for key in ("settings", "units", "replaces"))
+    if not (isinstance(settings, dict) and isinstance(units, list) and type(replaces) is bool):
+        raise DatasetCorrupt(
+            f"{folder / PLAN}: a plan has settings, units and whether it replaces a dataset; "
+            f"found {sorted(content)}; overwrite to start again"
+        )
+    return Plan(settings, tuple(map(str, units)), replaces)
 
 
 def refuse_other_settings(plan: Plan, settings: Mapping[str, Any], out: Path) -> None:
@@ -150,7 +156,7 @@ def read_record(folder: Path, unit: Unit) -> tuple[list[InputDone], UnitDone] | 
 
     None where nothing is recorded, or anything is not as it was: the unit is converted anew.
     """
-    with contextlib.suppress(DataError, ShardNotFound, OSError, KeyError, TypeError):
+    with contextlib.suppress(DataError, OSError, LookupError, TypeError, ValueError):
         content = read_sealed(folder / RECORD)
         shards = [
             ShardSummary(one["name"], one["samples"], one["bytes"], one["id"])
@@ -171,6 +177,8 @@ def read_record(folder: Path, unit: Unit) -> tuple[list[InputDone], UnitDone] | 
 
 
 def _is_sound(folder: Path, shard: ShardSummary) -> bool:
+    if os.path.basename(shard.name) != shard.name:
+        return False  # it lies elsewhere: nothing that a conversion wrote
     place = os.path.join(folder, shard.name)
     with ShardReader(place, verify="off") as reader:
         found = ShardSummary(shard.name, len(reader), reader.header.file_size, reader.id)

@@ -28,7 +28,7 @@ from shardio.format.checksum import (
 )
 from shardio.format.layout import MAGIC, NO_FIELD, PAGE, Header, Kind, Section
 from shardio.format.schema import Schema
-from shardio.format.structure import unpack_header, unpack_table
+from shardio.format.structure import check_place, unpack_header, unpack_table
 from shardio.opening import Sections, read_schema
 from shardio.storage import map_file
 
@@ -179,6 +179,7 @@ def _open_any(content: memoryview, path: str) -> tuple[Header, Sections]:
             reason = reason or header
             continue
         try:
+            check_place(header, header.file_size, path)  # the file itself may be cut or longer
             end = header.table_offset + header.table_size
             if end > len(content):
                 raise ShardCorrupt(
@@ -200,6 +201,10 @@ def _open_any(content: memoryview, path: str) -> tuple[Header, Sections]:
 
 def _headers(content: memoryview, path: str) -> Iterator[Header | DataError]:
     """The header of the first page, then that of the last one that has one; or why not."""
+    if len(content) < PAGE:
+        what, size = "too short to be a shard", len(content)
+        yield ShardCorrupt(what, code="file_size", path=path, expected=PAGE, found=size)
+        return
     for offset in (0, *_last_header(content)):
         try:
             yield unpack_header(bytes(content[offset : offset + PAGE]), path, offset=offset)

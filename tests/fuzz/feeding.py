@@ -26,7 +26,7 @@ from typing import Final
 from tests.fuzz.judge import Judge, Verdict, prepare_process
 
 CORPUS: Final = Path(__file__).parent / "corpus"
-TARGETS: Final = ("shard", "dataset", "schema", "record")
+TARGETS: Final = ("shard", "dataset", "schema", "record", "labels", "journal")
 """Names of all targets."""
 _TALLY_S: Final = 0.5
 _MAX_GUIDED_BYTES: Final = 8192

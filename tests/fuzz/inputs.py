@@ -16,7 +16,7 @@ from tests.fuzz.judge import Target
 from tests.fuzz.mutate import ShardMutator, change_bytes, change_json, dumped
 from tests.fuzz.targets import SEPARATOR, DatasetFolder
 
-_SHARES: Final = {"shard": 10, "dataset": 3, "schema": 3, "record": 4}
+_SHARES: Final = {"shard": 10, "dataset": 3, "schema": 2, "record": 3, "labels": 1, "journal": 1}
 """How often each target is fed."""
 _RECORDS: Final = (
     b"",
@@ -83,6 +83,36 @@ class Inputs:
             content = zstandard.ZstdCompressor(write_content_size=sized).compress(content * 9)
             content = change_bytes(rng, content) if rng.random() < 0.6 else content
         return "values", bytes([rng.randrange(256), codec]) + content
+
+    def _labels(self, rng: random.Random) -> tuple[str, bytes]:
+        if rng.random() < 0.5:
+            return "labels", b"\0" + change_bytes(rng, _CSV)
+        lines = change_json(rng, rng.choice(_LINES))
+        entries = lines if isinstance(lines, list) else [lines]
+        return "labels", b"\1" + b"\n".join(dumped(rng, entry) for entry in entries)
+
+    def _journal(self, rng: random.Random) -> tuple[str, bytes]:
+        which = rng.randrange(2)
+        content = with_digest(rng, change_json(rng, (_PLAN, _RECORD)[which]))
+        return "journal", bytes([which]) + content
+
+
+_LINES: Final = (
+    [{"path": "a/1.mp4", "label": "cat"}, {"path": "b/ü.mp4", "label": 7, "more": [1]}],
+    [{"path": str(i), "label": str(i)} for i in range(9)],
+)
+_CSV: Final = b'path,label,"more, of it"\na/1.mp4,cat,\n"b\n2",,x\n./c,7,\n'
+_PLAN: Final = {
+    "version": 1,
+    "settings": {"machine": "x86_64", "converter": {"options": {"size": [1]}}},
+    "units": ["0", "1"],
+    "replaces": False,
+}
+_RECORD: Final = {
+    "inputs": [{"outcome": "broken", "reason": "why", "detail": {}, "samples": 0}],
+    "shards": [{"name": "a.shard", "samples": 1, "bytes": 4096, "id": "00"}],
+    "stopped": False,
+}
 
 
 def with_digest(rng: random.Random, value: Any) -> bytes:

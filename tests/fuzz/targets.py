@@ -9,6 +9,7 @@ from __future__ import annotations
 import collections
 import json
 import os
+import shutil
 import zlib
 from pathlib import Path
 from typing import Any, Final
@@ -17,6 +18,17 @@ import numpy as np
 import zstandard
 
 import shardio
+from shardio.access.filesystems import Access
+from shardio.conversion.journal import (
+    PLAN,
+    RECORD,
+    read_plan,
+    read_record,
+    refuse_other_settings,
+)
+from shardio.conversion.labels import read_labels, relabel
+from shardio.conversion.plan import Listing, Unit
+from shardio.conversion.source import Input
 from shardio.dataset import ShardDataset
 from shardio.dataset_writer import DatasetWriter
 from shardio.errors import DataError, MemoryShort, ShardCorrupt, ShardioError
@@ -30,6 +42,7 @@ from shardio.sealed import sealed
 from shardio.surgery.audit import audit_dataset
 from shardio.surgery.finding import Finding
 from shardio.surgery.payload_audit import check_value
+from shardio.surgery.repairing import repair
 from shardio.surgery.shard_audit import examine_bytes
 from shardio.surgery.survey import survey_shard
 from shardio.units import Verify
@@ -94,6 +107,8 @@ class ShardFile:
                 raise PromiseBroken(f"refused, and the audit found nothing: {error}") from error
             if chosen % 4 == 0:
                 survey_shard(self._path)
+            if chosen % 16 == 0:
+                self._repair()
             return outcome_of(error)
         missed = [f for f in findings or () if not _is_for_audits(f, _VERIFY[chosen % 3])]
         if missed and n_read:  # who reads no row looks at no index
@@ -102,7 +117,8 @@ class ShardFile:
 
     def _read(self, chosen: int) -> int:
         """Read the file in several ways; returns how many rows."""
-        with ShardReader(self._path, verify=_VERIFY[chosen % 3]) as reader:
+        access: Access = "mmap" if chosen % 5 else "pread"
+        with ShardReader(self._path, verify=_VERIFY[chosen % 3], access=access) as reader:
             rows = np.arange(min(len(reader), _MAX_ROWS))
             for name in reader.schema:
                 if name in reader.schema.columns:
@@ -116,6 +132,18 @@ class ShardFile:
         if chosen % 8 == 0:
             self._read_as_dataset(schema, summary, chosen)
         return summary.n_samples
+
+    def _repair(self) -> None:
+        """Save what can be saved; whatever that is, it must be sound."""
+        out = self._path.with_name("repaired")
+        try:
+            repair(self._path, out)
+            if findings := audit_dataset(out, workers=0).findings:
+                raise PromiseBroken(f"a repaired dataset is not sound: {findings[0]}")
+        except DataError:
+            pass  # nothing can be told of it
+        finally:
+            shutil.rmtree(out, ignore_errors=True)
 
     def _read_as_dataset(self, schema: Schema, summary: ShardSummary, chosen: int) -> None:
         """Gather from it as a loader does; the dataset says of it what is true."""
@@ -185,6 +213,8 @@ class DatasetFolder:
         """What the two files say of the dataset as it was written, without their digests."""
         for content in (self.pointer, self.generation):
             del content["digest"]
+        self.generation["subsets"] = {"train": {"rows": "0 1 1 1", "samples": 2}}
+        self.generation["stats"] = {"vector": {"mean": 0.5}}
 
     def __call__(self, content: bytes) -> str:
         """Feed one input."""
@@ -256,6 +286,50 @@ def feed_record(content: bytes) -> str:
     return "sound"
 
 
+class LabelsFile:
+    """Reads labels, CSV or JSON Lines by the first byte, and gives them to the files they name."""
+
+    def __init__(self, folder: Path) -> None:
+        self._paths = (folder / "labels.csv", folder / "labels.jsonl")
+
+    def __call__(self, content: bytes) -> str:
+        """Feed one input."""
+        path = self._paths[content[0] % 2 if content else 0]
+        path.write_bytes(content[1:])
+        try:
+            labels = read_labels(str(path))
+            listing = relabel(
+                Listing(tuple(Input(n, n, 1, -1) for n in labels), ()), labels, "here"
+            )
+        except ShardioError as error:
+            return outcome_of(error)
+        named = [listing.classes[source.label] for source in listing.inputs]
+        if named != list(labels.values()):
+            raise PromiseBroken("a file has another class than its label says")
+        return "sound" if labels else "empty"
+
+
+class JournalFolder:
+    """Reads what an interrupted conversion left: the plan, or by the first byte a unit's record."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder / "journal"
+        self._folder.mkdir()
+
+    def __call__(self, content: bytes) -> str:
+        """Feed one input."""
+        is_plan = not content or content[0] % 2 == 0
+        (self._folder / (PLAN if is_plan else RECORD)).write_bytes(content[1:])
+        try:
+            if not is_plan:
+                return "kept" if read_record(self._folder, Unit(0, 0, ())) else "made anew"
+            if plan := read_plan(self._folder):
+                refuse_other_settings(plan, {"machine": "x86_64"}, self._folder)
+        except ShardioError as error:
+            return outcome_of(error)
+        return "sound"
+
+
 def targets(folder: Path) -> dict[str, Target]:
     """All targets by name; those that need files keep them in `folder`."""
     return {
@@ -263,4 +337,6 @@ def targets(folder: Path) -> dict[str, Target]:
         "dataset": DatasetFolder(folder),
         "schema": feed_schema,
         "record": feed_record,
+        "labels": LabelsFile(folder),
+        "journal": JournalFolder(folder),
     }

@@ -81,7 +81,7 @@ def test_no_input_that_is_kept_shows_a_defect(
     fed: dict[str, Target], judge: Judge, target: str
 ) -> None:
     kept = [(name, content) for owner, name, content in corpus() if owner == target]
-    assert len(kept) >= 5
+    assert len(kept) >= 2
     for name, content in kept:
         whole = from_dense(content).seal() if target == "shard" else content
         assert judge.judge(fed[target], whole).problem is None, name
@@ -96,7 +96,14 @@ def test_a_slice_has_every_target_family_and_many_outcomes(
     inputs = list(itertools.islice(Inputs(fed, 1), N_SLICE))
     assert {name for name, _, _ in inputs} == set(TARGETS)
     families = ShardMutator(seeds.shards()).families
-    assert {family for _, family, _ in inputs} == {*families, "documents", "schemas", "values"}
+    assert {family for _, family, _ in inputs} == {
+        *families,
+        "documents",
+        "schemas",
+        "values",
+        "labels",
+        "journal",
+    }
     outcomes = {judge.judge(fed[name], content).outcome for name, _, content in inputs}
     assert len(outcomes) > 20 and "sound" in outcomes
 

@@ -38,7 +38,14 @@ REPORT_S = 30.0
 
 Turn = tuple[str, str, float]
 """Engine, target ("" for all of them), seconds."""
-GUIDED_SHARES = {"shard": 0.5, "dataset": 0.2, "schema": 0.15, "record": 0.15}
+GUIDED_SHARES = {
+    "shard": 0.5,
+    "dataset": 0.2,
+    "schema": 0.1,
+    "record": 0.1,
+    "labels": 0.05,
+    "journal": 0.05,
+}
 
 
 @dataclass

@@ -1,0 +1,70 @@
+"""What fuzzing found, one test for each defect: the smallest input that shows it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shardio.conversion.journal import PLAN, RECORD, read_plan, read_record
+from shardio.conversion.plan import Unit
+from shardio.errors import DatasetCorrupt
+from shardio.format.layout import PAGE
+from shardio.reader import ShardReader
+from shardio.sealed import sealed
+from shardio.surgery.repairing import repair
+from tests.fuzz import seeds
+from tests.fuzz.parts import Parts
+
+
+@pytest.mark.parametrize("file_size", [0, 1, PAGE - 1, 1 << 46, (1 << 64) - 1])
+def test_repair_makes_no_file_of_a_size_that_only_the_header_claims(
+    tmp_path: Path, file_size: int
+) -> None:
+    parts = Parts.of(seeds.shards()["small"])
+    parts.header["file_size"] = file_size
+    (tmp_path / "s.shard").write_bytes(parts.seal())
+    with pytest.raises(DatasetCorrupt, match="the section table does not end where the last page"):
+        repair(tmp_path / "s.shard", tmp_path / "out")
+
+
+@pytest.mark.parametrize("n_bytes", [1, 95, 96, 97, PAGE - 1])
+def test_repair_of_less_than_a_page_says_that_it_is_too_short(tmp_path: Path, n_bytes: int) -> None:
+    (tmp_path / "s.shard").write_bytes(seeds.shards()["small"][:n_bytes])
+    with pytest.raises(DatasetCorrupt, match="too short to be a shard"):
+        repair(tmp_path / "s.shard", tmp_path / "out")
+
+
+@pytest.mark.parametrize("key", ["settings", "units", "replaces"])
+@pytest.mark.parametrize("value", [None, 1.5, "text"])
+def test_a_plan_of_a_conversion_that_says_something_else_is_corrupt(
+    tmp_path: Path, key: str, value: object
+) -> None:
+    plan: dict[str, Any] = {"version": 1, "settings": {}, "units": [], "replaces": False}
+    (tmp_path / PLAN).write_bytes(sealed(plan))
+    assert read_plan(tmp_path) is not None
+    (tmp_path / PLAN).write_bytes(sealed({**plan, key: value}))
+    with pytest.raises(DatasetCorrupt, match=r"plan\.json: a plan has settings, units"):
+        read_plan(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "name", ["a\0.shard", "../elsewhere.shard", "{0}/elsewhere.shard", 7, None, {}]
+)
+def test_a_unit_whose_record_names_no_file_in_its_folder_is_converted_anew(
+    tmp_path: Path, name: object
+) -> None:
+    folder = tmp_path / "unit"
+    folder.mkdir()
+    (tmp_path / "elsewhere.shard").write_bytes(seeds.shards()["small"])
+    with ShardReader(tmp_path / "elsewhere.shard") as reader:
+        shard = {"samples": len(reader), "bytes": reader.header.file_size, "id": reader.id}
+    named = name.format(tmp_path) if isinstance(name, str) else name
+    record = {"inputs": [], "shards": [{"name": named, **shard}], "stopped": False}
+    (folder / RECORD).write_bytes(sealed(record))
+    assert read_record(folder, Unit(0, 0, ())) is None
+    (tmp_path / "elsewhere.shard").rename(folder / "here.shard")
+    record["shards"] = [{"name": "here.shard", **shard}]
+    (folder / RECORD).write_bytes(sealed(record))
+    assert read_record(folder, Unit(0, 0, ())) is not None
