@@ -35,7 +35,10 @@ def encode_array(name: str, field: Array, value: object) -> npt.NDArray[Any]:
         raise SchemaError(
             f"field {name!r}: expected shape {_show(field.shape)}, found {_show(found.shape)}"
         )
-    return np.ascontiguousarray(found).reshape(found.shape)
+    whole: npt.NDArray[Any] = np.ascontiguousarray(found).reshape(found.shape)
+    if field.dtype == "bool" and (whole.view(np.uint8) > 1).any():  # a view of other bytes
+        raise SchemaError(f"field {name!r}: a bool in it is neither 0 nor 1")
+    return whole
 
 
 def _show(shape: tuple[int | None, ...]) -> str:

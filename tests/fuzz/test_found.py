@@ -5,15 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from shardio.conversion.journal import PLAN, RECORD, read_plan, read_record
 from shardio.conversion.plan import Unit
-from shardio.errors import DatasetCorrupt
-from shardio.format.layout import PAGE
+from shardio.errors import DatasetCorrupt, SchemaError
+from shardio.format.checksum import hash_bytes, pack_hashes
+from shardio.format.layout import PAGE, Kind
+from shardio.format.schema import Array, List, Schema
 from shardio.reader import ShardReader
 from shardio.sealed import sealed
+from shardio.surgery.audit import audit_dataset
 from shardio.surgery.repairing import repair
+from shardio.writer import ShardWriter
 from tests.fuzz import seeds
 from tests.fuzz.parts import Parts
 
@@ -68,3 +73,27 @@ def test_a_unit_whose_record_names_no_file_in_its_folder_is_converted_anew(
     record["shards"] = [{"name": "here.shard", **shard}]
     (folder / RECORD).write_bytes(sealed(record))
     assert read_record(folder, Unit(0, 0, ())) is not None
+
+
+def test_a_bool_that_is_neither_0_nor_1_is_not_written_and_not_laundered_by_repair(
+    tmp_path: Path,
+) -> None:
+    schema = Schema({"flag": Array("bool", (2,)), "mask": List(Array("bool", (None,)))})
+    broken = np.array([1, 2, 0], np.uint8).view(np.bool_)
+    with ShardWriter(tmp_path / "w.shard", schema) as writer:
+        writer.append({"flag": [True, False], "mask": [broken[::2]]})
+        for sample in (
+            {"flag": broken[:2], "mask": []},
+            {"flag": broken[::2], "mask": [broken]},
+        ):
+            with pytest.raises(SchemaError, match="a bool in it is neither 0 nor 1"):
+                writer.append(sample)
+    parts = Parts.of((tmp_path / "w.shard").read_bytes())
+    column, hashes = parts.find(Kind.COLUMN, 0), parts.find(Kind.COLUMN_HASHES, 0)
+    assert column is not None and hashes is not None
+    parts.contents[column] = b"\2\0"
+    parts.contents[hashes] = pack_hashes([hash_bytes(b"\2\0")])
+    (tmp_path / "s.shard").write_bytes(parts.seal())
+    report = repair(tmp_path / "s.shard", tmp_path / "out")
+    assert report.n_lost == 1
+    assert audit_dataset(tmp_path / "out", workers=0).findings == ()
