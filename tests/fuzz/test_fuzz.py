@@ -285,19 +285,32 @@ folder, findings = map(Path, sys.argv[2:4])
 feeder = Feeder(folder, findings)
 feeder.feed("schema", "some", b"{}")
 feeder.close()
-os.kill(os.getpid(), 11)
 """
+
+
+def run_dying(tool: ModuleType, tmp_path: Path, end: str) -> Any:
+    """Run two turns of a process that feeds one input and then comes to this end."""
+    (tmp_path / "work").mkdir()
+    script = tmp_path / "dies.py"
+    script.write_text(_DIES + end)
+    options = tool.parse(["--minutes", "1", "--out", str(tmp_path / "found")])
+    run = tool.Run(options, tmp_path / "work", command=[sys.executable, str(script)])
+    run.run([tool.Lane(0, [("mutator", "", 0.5), ("mutator", "", 0.5)])])
+    return run
+
+
+@pytest.mark.parametrize("end", ["os.kill(os.getpid(), 15)", "sys.exit(72)"])
+def test_a_process_that_somebody_else_ends_is_no_finding(
+    tool: ModuleType, tmp_path: Path, end: str
+) -> None:
+    run = run_dying(tool, tmp_path, end)
+    assert run.totals.findings == {} and len(run.totals.tallies) == 2
 
 
 def test_an_input_that_kills_its_process_is_kept_and_feeding_goes_on(
     tool: ModuleType, tmp_path: Path
 ) -> None:
-    (tmp_path / "work").mkdir()
-    script = tmp_path / "dies.py"
-    script.write_text(_DIES)
-    options = tool.parse(["--minutes", "1", "--out", str(tmp_path / "found")])
-    run = tool.Run(options, tmp_path / "work", command=[sys.executable, str(script)])
-    run.run([tool.Lane(0, [("mutator", "", 0.5), ("mutator", "", 0.5)])])
+    run = run_dying(tool, tmp_path, "os.kill(os.getpid(), 11)")
     (place,) = run.totals.findings
     assert run.totals.findings[place] == "the process was killed by SIGSEGV"
     assert Path(place).read_bytes() == b"{}"

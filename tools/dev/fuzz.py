@@ -33,6 +33,8 @@ from tests.fuzz.feeding import TARGETS, read_current, save_finding
 ROOT = Path(__file__).resolve().parents[2]
 FEEDING = (sys.executable, "-m", "tests.fuzz.feeding")
 HUNG_S = 30.0
+ENDED_FROM_OUTSIDE = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+LIBFUZZER_INTERRUPTED = 72  # how it ends at one of the first two signals
 REPORT_S = 30.0
 
 
@@ -143,6 +145,8 @@ class Run:
             lane.process.kill()
             lane.process.wait()
             self._bury(lane, f"hung: no input ended in {HUNG_S:.0f} s, and no signal got through")
+        elif -code in ENDED_FROM_OUTSIDE or code == LIBFUZZER_INTERRUPTED:
+            pass  # by a person, or whoever shares the machine: it says nothing of the input
         elif code < 0:
             self._bury(lane, f"the process was killed by {signal.Signals(-code).name}")
         elif code > 0:
