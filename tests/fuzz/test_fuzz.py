@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import itertools
+import mmap
 import os
 import random
 import subprocess
@@ -163,9 +164,16 @@ def waiting(content: bytes) -> str:
         os.close(writing)
 
 
+def touched(n_bytes: int) -> str:
+    """Take that much memory, fresh: what the C library holds back of earlier frees is no growth."""
+    with mmap.mmap(-1, n_bytes) as fresh:
+        np.frombuffer(fresh, np.uint8)[:] = 1
+        return str(len(fresh))
+
+
 def hungry(content: bytes) -> str:
     # Far more than is justified: the system may take pages away from this process meanwhile.
-    return str(len(b"\1" * (justified_bytes(0) * 16)))
+    return touched(justified_bytes(0) * 16)
 
 
 def short(content: bytes) -> str:
@@ -192,8 +200,8 @@ def test_what_is_not_promised_is_a_problem(
 
 
 def test_memory_that_the_size_justifies_is_no_problem(judge: Judge) -> None:
-    verdict = judge.judge(lambda content: str(len(b"\1" * (40 << 20))), bytes(2 << 20))
-    assert verdict.problem is None and verdict.n_bytes > 39 << 20
+    verdict = judge.judge(lambda content: touched(40 << 20), bytes(2 << 20))
+    assert verdict.problem is None and verdict.n_bytes > 30 << 20
 
 
 @pytest.mark.parametrize(
