@@ -43,12 +43,13 @@ def pack_state(field: int, status: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class FixedSlot:
-    """A dense array: (rows, *shape) of dtype, from `offset` on."""
+    """A dense array: (rows, *shape) of dtype, from `offset` on; of a whole batch, `full_shape`."""
 
     name: str
     offset: int
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
+    full_shape: tuple[int, ...]
     row_bytes: int
     special: str | None
     """The name of a dtype that NumPy does not have (bfloat16, held as uint16)."""
@@ -120,6 +121,8 @@ class BlockLayout:
 
     def arrays(self, block: npt.NDArray[np.uint8], n: int) -> dict[str, npt.NDArray[Any]]:
         """The first n rows of every fixed field, as arrays over the block."""
+        if n == self.n_rows:
+            return {s.name: np.ndarray(s.full_shape, s.dtype, block, s.offset) for s in self.fixed}
         return {s.name: np.ndarray((n, *s.shape), s.dtype, block, s.offset) for s in self.fixed}
 
     def present(self, block: npt.NDArray[np.uint8], slot: PresenceSlot) -> npt.NDArray[np.bool_]:
@@ -165,7 +168,8 @@ def lay_out(schema: Schema, n_rows: int) -> BlockLayout:
             shape = tuple(d for d in field.shape if d is not None)
             row_bytes = field.row_bytes or 0
             special = field.dtype if field.dtype == "bfloat16" else None
-            fixed.append(FixedSlot(name, place, field.numpy, shape, row_bytes, special))
+            full = (n_rows, *shape)
+            fixed.append(FixedSlot(name, place, field.numpy, shape, full, row_bytes, special))
             place = _aligned(place + n_rows * row_bytes)
     heap = -(-place // PAGE) * PAGE
     return BlockLayout(schema, n_rows, tuple(fixed), tuple(varying), tuple(presence), heap)

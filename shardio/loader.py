@@ -179,42 +179,43 @@ class ShardLoader:
     def _hand_over(self, delivered: Delivered, iteration: Iteration) -> Batch:
         """Make the batch that the loop gets from a filled block."""
         layout = iteration.layout
+        number, step, n_rows, heap_bytes = delivered
         if self._options.reuse:
-            block = self._engine.pool[delivered.block].bytes
-            values = self._lane(layout, delivered, block)
+            block = self._engine.pool[number].bytes
+            values = self._lane(layout, number, n_rows, block)
         else:
             leased = self._engine.lease(iteration)
-            block = self._private_copy(layout, delivered) if leased is None else leased
-            values = self._values(layout, delivered, block)
-        epoch, step = iteration.epoch, delivered.step
-        return Batch(layout, block, delivered.n_rows, values, epoch, step, self._paths)
+            if leased is None:
+                leased = self._private_copy(number, layout.heap + heap_bytes)
+            block = leased
+            values = self._values(layout, n_rows, block)
+        return Batch(layout, block, n_rows, values, iteration.epoch, step, self._paths)
 
     def _values(
-        self, layout: BlockLayout, delivered: Delivered, block: npt.NDArray[np.uint8]
+        self, layout: BlockLayout, n_rows: int, block: npt.NDArray[np.uint8]
     ) -> dict[str, Any]:
-        arrays = layout.arrays(block, delivered.n_rows)
+        arrays = layout.arrays(block, n_rows)
         if self._maker is None:
             return arrays
         wrap = self._maker.wrap
         return {slot.name: wrap(arrays[slot.name], block, slot.special) for slot in layout.fixed}
 
     def _lane(
-        self, layout: BlockLayout, delivered: Delivered, block: npt.NDArray[np.uint8]
+        self, layout: BlockLayout, number: int, n_rows: int, block: npt.NDArray[np.uint8]
     ) -> dict[str, Any]:
         """reuse=True: arrays or tensors made once per block, where they share its memory."""
         if self._maker is not None and not self._maker.aliases:
-            return self._values(layout, delivered, block)
-        key = delivered.block, delivered.n_rows
+            return self._values(layout, n_rows, block)
         lanes = self._engine.pool.kept
-        values = lanes.get(key)
+        values = lanes.get((number, n_rows))
         if values is None:
-            values = lanes[key] = self._values(layout, delivered, block)
+            values = lanes[number, n_rows] = self._values(layout, n_rows, block)
         return values
 
-    def _private_copy(self, layout: BlockLayout, delivered: Delivered) -> npt.NDArray[np.uint8]:
+    def _private_copy(self, number: int, n_bytes: int) -> npt.NDArray[np.uint8]:
         """The batch outside of any block, because all blocks that may be had are held."""
         pool = self._engine.pool
-        copy = pool.copy(delivered.block, layout.heap + delivered.heap_bytes)
+        copy = pool.copy(number, n_bytes)
         if pool.n_copies == 1:
             warnings.warn(
                 f"batches are copied: the program holds all {len(pool)} blocks that memory_bytes, "

@@ -18,7 +18,7 @@ import os
 import resource
 import weakref
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import numpy as np
@@ -172,6 +172,11 @@ class BlockPool:
         """Bytes of all blocks."""
         return sum(len(block.bytes) for block in self._blocks)
 
+    @property
+    def has_idle(self) -> bool:
+        """Whether there is a block that nobody uses."""
+        return bool(self._idle)
+
     def take_idle(self) -> int | None:
         """A block that nobody uses, or None."""
         return self._idle.pop() if self._idle else None
@@ -242,13 +247,13 @@ class BlockPool:
         self._leases[-self.n_copies] = lease
         return leased
 
-    def returned(self) -> list[int]:
-        """The blocks and copies whose leases have ended since the last call."""
+    def take_back_returned(self, settle: Callable[[], None]) -> None:
+        """Take back the blocks and copies whose leases have ended; `settle` is called before it."""
         # Only this end takes from the deque, under the engine's lock; the other end only adds.
-        found = []
-        while self._returned:
-            found.append(self._returned.popleft().number)
-        return found
+        if n_returned := len(self._returned):
+            settle()
+            for _ in range(n_returned):
+                self.give_back(self._returned.popleft().number)
 
     def close(self) -> None:
         """Close every descriptor. Memory that is still leased lives on until it is let go."""

@@ -11,7 +11,6 @@ import gc
 import mmap
 import os
 import threading
-from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Final
 
@@ -25,6 +24,7 @@ from shardio._engine.inquiry import Inquiry
 from shardio._engine.iteration import Delivered, Iteration
 from shardio._engine.linux import this_process
 from shardio._engine.memory import require
+from shardio._engine.passes import N_SLOTS, Passes
 from shardio._engine.schedule import Schedule
 from shardio._engine.sizing import block_bytes
 from shardio._engine.staff import Answer, Local, Loss, Staff, Workers
@@ -39,9 +39,6 @@ _FILL, _FILLED = int(Ask.FILL), int(Status.FILLED)
 
 # Raised where the bookkeeping is whole, of a pass that could not begin.
 _TEAR_NOTHING: Final = (MemoryShort, TransformError, InvalidArgument, LoaderClosed)
-
-N_SLOTS: Final = 4096
-"""How many passes of one loader can be under way at the same time."""
 
 
 class Engine:
@@ -72,9 +69,7 @@ class Engine:
         # One more, for the batch in the loop's hands; without workers nothing is filled ahead.
         self._n_blocks = n_workers + prefetch + 1 if n_workers else 2
         self._lock = threading.RLock()
-        self._iterations: dict[int, Iteration] = {}
-        self._ended: deque[Iteration] = deque()
-        self._free_slots = list(range(N_SLOTS))
+        self._passes = Passes()
         self._pool: BlockPool | None = None
         self._layout: BlockLayout | None = None
         self._fds: list[int] = []
@@ -94,12 +89,9 @@ class Engine:
         n_marks = max(1, dataset.n_marks)
         marks_fd = reserve_memory_file(n_marks, "the table of what has been checked")
         self._fds = [marks_fd]
-        cancelled_fd = reserve_memory_file(N_SLOTS, "the table of passes")
-        self._fds.append(cancelled_fd)
-        marks = np.frombuffer(mmap.mmap(marks_fd, 0), np.uint8)
-        self._cancelled: npt.NDArray[np.uint8] = np.frombuffer(mmap.mmap(cancelled_fd, 0), np.uint8)
-        dataset.share_marks(marks)
-        self._staff.introduce(dataset, marks_fd, cancelled_fd)
+        self._fds.append(self._passes.share())
+        dataset.share_marks(np.frombuffer(mmap.mmap(marks_fd, 0), np.uint8))
+        self._staff.introduce(dataset, *self._fds)
         self._inquiry = Inquiry(self._recipe, dataset, self._staff)
         schema = self._inquiry.ask()  # now; the answer is awaited when it is needed
         if schema is not None:
@@ -130,18 +122,15 @@ class Engine:
         with self._inside():
             self.layout()
             self._reap()
-            while not self._free_slots and self._n_coming_back():
+            while self._passes.is_full and self._passes.n_coming_back:
                 self._take_answers()
-            if not self._free_slots:
+            if self._passes.is_full:
                 raise InvalidArgument(
                     f"{N_SLOTS} passes over one loader are under way, the most there may be; "
                     "let go of iterators that are no longer needed"
                 )
-            slot = self._free_slots.pop()
-            self._cancelled[slot] = 0
             schedule = Schedule(first, last, self._staff.n_workers, self._staff.depth)
-            iteration = Iteration(slot, epoch, schedule, self.layout())
-            self._iterations[slot] = iteration
+            iteration = self._passes.begin(epoch, schedule, self.layout())
             try:
                 self._feed(iteration)
             except BaseException:  # the caller has nothing to end
@@ -200,16 +189,7 @@ class Engine:
         if not self._is_torn:
             return
         self._staff.close()
-        while self._ended:
-            self._ended.popleft().is_cancelled = True
-        for iteration in self._iterations.values():
-            iteration.is_cancelled |= not iteration.is_watched
-            iteration.schedule = iteration.schedule.renewed()
-            iteration.sizes, iteration.held = {}, None
-        alive = [each for each in self._iterations.values() if not each.is_cancelled]
-        self._iterations = {each.slot: each for each in alive}
-        self._free_slots = [slot for slot in range(N_SLOTS) if slot not in self._iterations]
-        self._cancelled[:] = 0
+        self._passes.start_anew()
         self._staff = self._new_staff()
         self._staff.introduce(self.dataset, *self._fds)
         self._inquiry = Inquiry(self._recipe, self.dataset, self._staff)
@@ -220,15 +200,14 @@ class Engine:
         self._is_torn = False
 
     def _next(self, iteration: Iteration) -> Delivered | None:
-        schedule = iteration.schedule
+        schedule, pool = iteration.schedule, self.pool
         if iteration.held is not None:
             self._take_back(iteration)
         if schedule.is_over or iteration.is_cancelled:
             return None
         step = schedule.next_step
         self._reap()
-        if schedule.has_more:
-            self._feed(iteration)
+        self._feed(iteration)
         while True:
             try:
                 block = schedule.deliver()
@@ -237,48 +216,39 @@ class Engine:
                 raise
             if block is not None:
                 break
-            if not schedule.n_in_flight and not self._n_coming_back():
+            if not schedule.n_in_flight and not self._passes.n_coming_back:
                 self._insist(iteration)
             self._take_answers()
-            if schedule.can_assign or not schedule.n_in_flight:
+            if pool.has_idle or len(pool) < self._n_blocks or not schedule.n_in_flight:
                 self._reap()
                 self._feed(iteration)
         iteration.held = block
-        return Delivered(block, step, *iteration.sizes.pop(step))
+        return block, step, *iteration.sizes.pop(step)
 
     def _feed(self, iteration: Iteration) -> None:
-        """Put free blocks to work, and give out tasks."""
+        """Give tasks out, while there are workers with room for them and blocks."""
         schedule, pool = iteration.schedule, self.pool
-        while True:
-            while (given := schedule.assign()) is not None:
-                worker, step, number = given
-                block = pool[number]
-                block.use = (block.use + 1) & 0xFFFFFFFF
-                task = Task(_FILL, iteration.slot, number, iteration.epoch, step, block.use, 0)
-                self._staff.give(worker, task, block)
-            if not schedule.wants_blocks:
-                break
-            found = pool.take_idle()
-            if found is None and not self._has_enough(schedule):
-                found = pool.make()
-            if found is None:
-                break
-            schedule.free(found)
+        while schedule.wants_task:
+            if schedule.wants_block:
+                found = pool.take_idle()
+                if found is None and not self._has_enough(schedule):
+                    found = pool.make()
+                if found is None:
+                    return
+                schedule.free(found)
+            worker, step, number = schedule.assign()
+            block = pool[number]
+            block.use = (block.use + 1) & 0xFFFFFFFF
+            task = Task(_FILL, iteration.slot, number, iteration.epoch, step, block.use, 0)
+            self._staff.give(worker, task, block)
 
     def _has_enough(self, schedule: Schedule) -> bool:
         """Whether a pass keeps every worker busy, and there are as many blocks as there should."""
-        n_workers, n_blocks = self._staff.n_workers, self._n_blocks
-        if len(self._iterations) == 1:  # as nearly always
-            return len(self.pool) >= n_blocks and schedule.n_circulating >= n_workers
-        n_live = sum(not each.is_cancelled for each in self._iterations.values())
-        n_to_come = schedule.n_circulating + self._n_coming_back()
-        return len(self.pool) >= n_blocks * n_live and n_to_come >= n_workers
-
-    def _n_coming_back(self) -> int:
-        """How many blocks workers still have for passes that are cancelled."""
-        return sum(
-            each.schedule.n_in_flight for each in self._iterations.values() if each.is_cancelled
-        )
+        n_enough, n_to_come = self._n_blocks, schedule.n_circulating
+        if len(self._passes) > 1:  # hardly ever
+            n_enough *= self._passes.n_live
+            n_to_come += self._passes.n_coming_back
+        return len(self.pool) >= n_enough and n_to_come >= self._staff.n_workers
 
     def _insist(self, iteration: Iteration) -> None:
         """Find a block for a pass that has none: one beyond the budget if need be.
@@ -311,23 +281,24 @@ class Engine:
     def _route(self, answer: Answer | Loss) -> None:
         """Tell the pass that an answer belongs to."""
         if isinstance(answer, Loss):
-            for iteration in list(self._iterations.values()):
+            for iteration in self._passes:
                 self._lose(iteration, answer)
             return
-        worker, done = answer.worker, answer.done
-        iteration = self._iterations[done.slot]
-        if done.status == _FILLED:
-            if done.use != self.pool[done.block].use:
-                raise AssertionError(f"block {done.block}: answer to use {done.use}, not its last")
-            if done.heap_bytes and self._layout:
-                self.pool[done.block].see_growth(self._layout.heap + done.heap_bytes)
-            iteration.sizes[done.step] = done.n_rows, done.heap_bytes
-            iteration.schedule.done(worker, done.step)
-        elif done.status == Status.FAILED:
+        status, slot, number, step, heap_bytes, use, n_rows = answer.done
+        iteration = self._passes[slot]
+        if status == _FILLED:
+            block = self.pool[number]
+            if use != block.use:
+                raise AssertionError(f"block {number}: answer to use {use}, not its last")
+            if heap_bytes:
+                block.see_growth(iteration.layout.heap + heap_bytes)
+            iteration.sizes[step] = n_rows, heap_bytes
+            iteration.schedule.done(answer.worker, step)
+        elif status == Status.FAILED:
             error = answer.error or TransformError("a worker failed without saying why")
-            iteration.schedule.failed(worker, done.step, error)
-        elif done.status == Status.CANCELLED:
-            iteration.schedule.cancelled(worker, done.step)
+            iteration.schedule.failed(answer.worker, step, error)
+        elif status == Status.CANCELLED:
+            iteration.schedule.cancelled(answer.worker, step)
         if iteration.is_cancelled:
             self._finish(iteration)
 
@@ -350,23 +321,16 @@ class Engine:
 
         May be called by a finalizer: in any thread, in the middle of anything.
         """
-        is_ours = this_process.pid == self._owner_pid  # a fork's end must not reach our workers
-        if is_ours and not (iteration.is_cancelled or self._is_closed):
-            self._cancelled[iteration.slot] = 1  # now: the next call may never come
-        self._ended.append(iteration)
+        is_ours = this_process.pid == self._owner_pid
+        self._passes.cancel(iteration, is_known=is_ours and not self._is_closed)
 
     def _reap(self) -> None:
         """Do what finalizers asked for: end passes, take back blocks that were let go."""
-        while self._ended:
-            iteration = self._ended.popleft()
-            if not iteration.is_cancelled:
-                iteration.is_cancelled = True
-                self._cancelled[iteration.slot] = 1
+        if self._passes.ended:
+            for iteration in self._passes.take_ended():
                 self._finish(iteration)
-        if self._pool is not None and (returned := self._pool.returned()):
-            self.settle()
-            for block in returned:
-                self._pool.give_back(block)
+        if self._pool is not None:
+            self._pool.take_back_returned(self.settle)
 
     def _finish(self, iteration: Iteration) -> None:
         """Take back what a cancelled pass has; forget it when its last task is answered."""
@@ -374,8 +338,7 @@ class Engine:
             self.pool.give_back(block)
         self._take_back(iteration)
         if not iteration.schedule.n_in_flight:
-            del self._iterations[iteration.slot]
-            self._free_slots.append(iteration.slot)
+            self._passes.forget(iteration)
 
     def _take_back(self, iteration: Iteration) -> None:
         """The block delivered last, unless it was leased, may be filled again."""
@@ -402,7 +365,7 @@ class Engine:
             if iteration.schedule.is_over:
                 return self.pool.has_room
             self._feed(iteration)
-            return iteration.schedule.n_circulating + self._n_coming_back() > 0
+            return iteration.schedule.n_circulating + self._passes.n_coming_back > 0
 
     @property
     def pool(self) -> BlockPool:
@@ -440,6 +403,6 @@ class Engine:
         for fd in self._fds:
             os.close(fd)
         self._fds = []
-        self._cancelled = np.zeros(N_SLOTS, np.uint8)
+        self._passes.unshare()
         if hasattr(self, "dataset"):
             self.dataset.close()

@@ -3,19 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from shardio._engine.schedule import Schedule
 from shardio.collate import BlockLayout
 
-
-class Delivered(NamedTuple):
-    """A filled block, until it is given back: n_rows rows, heap_bytes of varying values."""
-
-    block: int
-    step: int
-    n_rows: int
-    heap_bytes: int
+Delivered = tuple[int, int, int, int]
+"""A filled block, until it is given back: its number, the step, rows, bytes of varying values."""
 
 
 @dataclass(slots=True, eq=False)

@@ -8,18 +8,13 @@ belongs to exactly one of: free, in flight (with its step and worker), ready, de
 from __future__ import annotations
 
 from collections import deque
-from typing import NamedTuple
 
 DEPTH = 2
 """Tasks a worker may have: the one it works on, and the next, so that it never waits for main."""
 
 
-class Assignment(NamedTuple):
-    """Worker `worker` is to fill `block` with batch `step`."""
-
-    worker: int
-    step: int
-    block: int
+Assignment = tuple[int, int, int]
+"""A worker, the step it is to do, and the block for it."""
 
 
 class Schedule:
@@ -35,7 +30,7 @@ class Schedule:
         self.next_step = first
         """The step that is delivered next."""
         self._next_assigned, self._last = first, last
-        self._depth = depth
+        self._depth, self._most_in_flight = depth, depth * n_workers
         self._tasks: list[dict[int, int]] = [{} for _ in range(n_workers)]  # worker: step -> block
         self._n_tasks = [0] * n_workers
         self._ready: dict[int, int] = {}
@@ -52,19 +47,16 @@ class Schedule:
         return self.next_step >= self._last
 
     @property
-    def wants_blocks(self) -> bool:
-        """Whether there are steps left to assign, and no block for them."""
-        return not self._free and self._next_assigned < self._last and not self._failed
+    def wants_task(self) -> bool:
+        """Whether there are steps left to assign, and a worker with room for one."""
+        is_busy = self.n_in_flight == self._most_in_flight
+        # After a failure nothing behind it will be delivered.
+        return not is_busy and self._next_assigned < self._last and not self._failed
 
     @property
-    def has_more(self) -> bool:
-        """Whether there are steps left to assign."""
-        return self._next_assigned < self._last
-
-    @property
-    def can_assign(self) -> bool:
-        """Whether there are free blocks and steps to fill them with."""
-        return bool(self._free) and self._next_assigned < self._last
+    def wants_block(self) -> bool:
+        """Whether there is no block that could be assigned."""
+        return not self._free
 
     def renewed(self) -> Schedule:
         """A schedule of what is still to be delivered, of which nothing has been assigned."""
@@ -76,20 +68,18 @@ class Schedule:
         self._free.append(block)
         self.n_circulating += 1
 
-    def assign(self) -> Assignment | None:
-        """Give the next step to the worker with the fewest tasks, if there is a free block."""
-        # After a failure nothing behind it will be delivered.
-        if not self._free or self._next_assigned >= self._last or self._failed:
-            return None
-        least = min(self._n_tasks)
-        if least >= self._depth:
-            return None
-        worker, step, block = self._n_tasks.index(least), self._next_assigned, self._free.pop()
+    def assign(self) -> Assignment:
+        """Give the next step to the worker with the fewest tasks; there must be a task to give."""
+        n_tasks = self._n_tasks
+        least = min(n_tasks)
+        if least >= self._depth or not self._free:
+            raise AssertionError("nothing can be assigned")
+        worker, step, block = n_tasks.index(least), self._next_assigned, self._free.pop()
         self._next_assigned = step + 1
         self._tasks[worker][step] = block
-        self._n_tasks[worker] = least + 1
+        n_tasks[worker] = least + 1
         self.n_in_flight += 1
-        return Assignment(worker, step, block)
+        return worker, step, block
 
     def done(self, worker: int, step: int) -> None:
         """A worker has filled the block of a step."""

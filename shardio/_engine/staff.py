@@ -94,7 +94,8 @@ class Workers:
                 self._deaths_in_a_row = 0
                 worker, data, _ = event
                 if len(data) == DESCRIPTOR_BYTES:
-                    found.append(Answer(worker, unpack_done(data)))
+                    answer = worker, unpack_done(data), None, None
+                    found.append(tuple.__new__(Answer, answer))
                 else:
                     found.append(_long_answer(worker, data))
             elif isinstance(event, Died):

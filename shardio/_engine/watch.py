@@ -157,7 +157,7 @@ class Watch:
         for index, (data, ancillary, flags, _) in self._held.intake:
             if data:
                 fds = unpack_fds(ancillary, flags) if ancillary or flags & LOST_FDS else ()
-                events.append(Message(index, data, fds))
+                events.append(tuple.__new__(Message, (index, data, fds)))
             elif ancillary:
                 events.append(Failed(index, _failure(workers[index], ancillary, flags)))
             else:

@@ -19,6 +19,7 @@ import cloudpickle  # type: ignore[import-untyped]  # it has no annotations
 from shardio._engine.channel import MAX_MESSAGE_BYTES
 from shardio.errors import TransformError
 
+# A NamedTuple's own constructors run Python; for every batch, `tuple.__new__` makes them.
 _TASK = struct.Struct("<HHIQQII")
 _DONE = struct.Struct("<HHIQQII")
 DESCRIPTOR_BYTES = _TASK.size
@@ -81,12 +82,12 @@ class Done(NamedTuple):
 
 def unpack_task(message: bytes) -> Task:
     """Read a task from the first bytes of a message."""
-    return Task._make(_TASK.unpack_from(message))
+    return tuple.__new__(Task, _TASK.unpack_from(message))
 
 
 def unpack_done(message: bytes) -> Done:
     """Read an answer from the first bytes of a message."""
-    return Done._make(_DONE.unpack_from(message))
+    return tuple.__new__(Done, _DONE.unpack_from(message))
 
 
 def pack_error(error: BaseException) -> bytes:

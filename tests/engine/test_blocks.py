@@ -230,6 +230,12 @@ def test_memory_is_asked_for_with_every_block(monkeypatch: pytest.MonkeyPatch) -
 # Leases.
 
 
+def returned(pool: BlockPool) -> list[int]:
+    """The blocks that have come back, each once."""
+    pool.take_back_returned(lambda: None)
+    return list(iter(pool.take_idle, None))
+
+
 def leased(pool: BlockPool) -> tuple[int, Any]:
     number = pool.make()
     assert number is not None
@@ -246,10 +252,10 @@ def test_a_lease_is_memory_over_the_whole_block(pool: BlockPool) -> None:
 
 def test_a_block_comes_back_once_when_its_lease_is_dropped(pool: BlockPool) -> None:
     number, memory = leased(pool)
-    assert pool.returned() == []
+    assert returned(pool) == []
     del memory
-    assert pool.returned() == [number]
-    assert pool.returned() == []
+    assert returned(pool) == [number]
+    assert returned(pool) == []
 
 
 VIEWS: dict[str, Callable[[Any], Any]] = {
@@ -280,9 +286,9 @@ def test_a_view_of_any_kind_keeps_the_lease(pool: BlockPool, kind: str) -> None:
     kept = VIEWS[kind](memory)
     del memory
     gc.collect()
-    assert pool.returned() == []
+    assert returned(pool) == []
     del kept
-    assert pool.returned() == [number]
+    assert returned(pool) == [number]
 
 
 @pytest.mark.parametrize("kind", COPIES)
@@ -290,7 +296,7 @@ def test_a_copy_keeps_nothing(pool: BlockPool, kind: str) -> None:
     number, memory = leased(pool)
     kept = COPIES[kind](memory)
     del memory
-    assert pool.returned() == [number]
+    assert returned(pool) == [number]
     del kept
 
 
@@ -299,9 +305,20 @@ def test_the_last_of_many_views_ends_the_lease(pool: BlockPool) -> None:
     views = [memory[i : i + 10] for i in range(20)]
     del memory
     while views:
-        assert pool.returned() == []
+        assert returned(pool) == []
         views.pop()
-    assert pool.returned() == [number]
+    assert returned(pool) == [number]
+
+
+def test_the_device_settles_once_before_blocks_come_back(pool: BlockPool) -> None:
+    held = dict(leased(pool) for _ in range(3))
+    found: list[int | None] = []
+    pool.take_back_returned(lambda: found.append(pool.take_idle()))
+    assert found == []
+    held.clear()
+    pool.take_back_returned(lambda: found.append(pool.take_idle()))
+    assert found == [None]
+    assert sorted(returned(pool)) == [0, 1, 2]
 
 
 def test_a_lease_in_a_cycle_ends_when_the_cycle_is_collected(pool: BlockPool) -> None:
@@ -312,9 +329,9 @@ def test_a_lease_in_a_cycle_ends_when_the_cycle_is_collected(pool: BlockPool) ->
     gc.disable()
     try:
         del cycle
-        assert pool.returned() == []
+        assert returned(pool) == []
         gc.collect()
-        assert pool.returned() == [number]
+        assert returned(pool) == [number]
     finally:
         gc.enable()
 
@@ -326,7 +343,7 @@ def test_a_lease_may_end_in_another_thread(pool: BlockPool) -> None:
     thread = threading.Thread(target=held.clear)
     thread.start()
     thread.join()
-    assert pool.returned() == [number]
+    assert returned(pool) == [number]
 
 
 def test_a_block_may_be_leased_over_and_over(pool: BlockPool) -> None:
@@ -334,7 +351,7 @@ def test_a_block_may_be_leased_over_and_over(pool: BlockPool) -> None:
     for i in range(100):
         memory[0] = i
         del memory
-        assert pool.returned() == [number]
+        assert returned(pool) == [number]
         memory = pool.lease(number)
         assert memory[0] == i
 
@@ -343,7 +360,7 @@ def test_leases_of_several_blocks_end_each_for_itself(pool: BlockPool) -> None:
     held = dict(leased(pool) for _ in range(4))
     for number in (2, 0, 3, 1):
         del held[number]
-        assert pool.returned() == [number]
+        assert returned(pool) == [number]
 
 
 def test_a_lease_stays_valid_when_its_block_grows(pool: BlockPool) -> None:
@@ -354,7 +371,7 @@ def test_a_lease_stays_valid_when_its_block_grows(pool: BlockPool) -> None:
     assert memory[5] == 9
     assert len(memory) == 64 * KIB
     del memory
-    assert pool.returned() == [number]
+    assert returned(pool) == [number]
     assert len(pool.lease(number)) == MIB
 
 

@@ -18,6 +18,7 @@ import pytest
 import shardio
 from shardio import InvalidArgument, ShardDataset, ShardLoader
 from shardio._engine import engine as module
+from shardio._engine import passes as passes_module
 from shardio._engine.crew import Crew
 from shardio._engine.engine import Engine
 from shardio._engine.fill import Recipe
@@ -65,7 +66,7 @@ def _steps(engine: Engine, iteration: Iteration) -> list[int]:
     """The rest of a pass, by step; no block is kept."""
     found = []
     while (delivered := engine.next(iteration)) is not None:
-        found.append(delivered.step)
+        found.append(delivered[1])
     return found
 
 
@@ -160,7 +161,8 @@ def test_passes_that_are_cancelled_leave_neither_slot_nor_block(
 def test_there_is_an_end_to_passes_at_the_same_time(
     folder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "N_SLOTS", 3)
+    for each in (module, passes_module):
+        monkeypatch.setattr(each, "N_SLOTS", 3)
     engine = _engine(folder, 0)
     passes = [engine.iterate(epoch, 0, 10) for epoch in range(3)]
     with pytest.raises(InvalidArgument, match="3 passes over one loader are under way"):
@@ -181,7 +183,7 @@ def test_a_pass_that_cannot_begin_leaves_nothing(
             with pytest.raises(shardio.MemoryShort):
                 engine.iterate(epoch, 0, 10)
     assert _steps(engine, engine.iterate(3, 0, 10)) == list(range(10))
-    assert len(engine._iterations) <= 1
+    assert len(engine._passes) <= 1
     engine.close()
 
 

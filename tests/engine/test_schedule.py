@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -17,6 +18,12 @@ from hypothesis.stateful import (
 )
 
 from shardio._engine.schedule import DEPTH, Assignment, Schedule
+
+
+def assign_all(schedule: Schedule) -> Iterator[Assignment]:
+    """Give out what can be given out."""
+    while schedule.wants_task and not schedule.wants_block:
+        yield schedule.assign()
 
 
 class Passes(RuleBasedStateMachine):
@@ -53,7 +60,7 @@ class Passes(RuleBasedStateMachine):
     @precondition(lambda self: not self.is_cancelled)
     @rule()
     def tasks_are_given_out(self) -> None:
-        for worker, step, block in iter(self.schedule.assign, None):
+        for worker, step, block in assign_all(self.schedule):
             assert step == self.assigned_to, "steps are assigned in order, each once"
             assert step < self.last
             assert block in self.free
@@ -152,7 +159,8 @@ class Passes(RuleBasedStateMachine):
         assert schedule.n_circulating == len(self.free) + len(self.working) + len(self.ready)
         assert schedule.is_over == (self.next_step == self.last)
         left = self.assigned_to < self.last and not self.errors
-        assert schedule.wants_blocks == (left and not self.free)
+        assert schedule.wants_task == (left and min(self.counts()) < self.depth)
+        assert schedule.wants_block == (not self.free)
 
     def teardown(self) -> None:
         if not hasattr(self, "schedule"):
@@ -201,8 +209,8 @@ def drive(schedule: Schedule, blocks: list[int]) -> list[tuple[int, int]]:
         schedule.free(block)
     found = []
     while not schedule.is_over:
-        while (given := schedule.assign()) is not None:
-            schedule.done(given.worker, given.step)
+        for worker, step, _ in assign_all(schedule):
+            schedule.done(worker, step)
         next_step, delivered = schedule.next_step, schedule.deliver()
         assert delivered is not None
         found.append((next_step, delivered))
@@ -219,16 +227,16 @@ def test_the_block_used_last_is_used_next() -> None:
     schedule = Schedule(0, 9, n_workers=1, depth=1)
     for block in (1, 2, 3):
         schedule.free(block)
-    assert schedule.assign() == Assignment(0, 0, 3)
-    assert schedule.assign() is None
+    assert list(assign_all(schedule)) == [(0, 0, 3)]
+    with pytest.raises(AssertionError, match="nothing can be assigned"):
+        schedule.assign()
 
 
 def test_a_pass_of_no_steps_is_over_and_wants_nothing() -> None:
     schedule = Schedule(5, 5, n_workers=2)
     schedule.free(0)
     assert schedule.is_over
-    assert not schedule.wants_blocks
-    assert schedule.assign() is None
+    assert not schedule.wants_task
     assert schedule.deliver() is None
     assert schedule.surrender() == [0]
 
@@ -238,7 +246,7 @@ def test_depth_is_how_many_tasks_a_worker_has_at_most(depth: int) -> None:
     schedule = Schedule(0, 100, n_workers=2, depth=depth)
     for block in range(10):
         schedule.free(block)
-    given = [worker for worker, _, _ in iter(schedule.assign, None)]
+    given = [worker for worker, _, _ in assign_all(schedule)]
     assert given == [0, 1] * depth
 
 
@@ -246,14 +254,13 @@ def test_a_failure_waits_for_its_turn_and_stops_what_comes_after() -> None:
     schedule = Schedule(0, 9, n_workers=2, depth=1)
     for block in (0, 1, 2):
         schedule.free(block)
-    first, second = iter(schedule.assign, None)
+    first, second = assign_all(schedule)
     error = KeyError("mine")
-    schedule.failed(second.worker, second.step, error)
-    assert schedule.assign() is None
-    assert not schedule.wants_blocks
+    schedule.failed(*second[:2], error)
+    assert not schedule.wants_task
     assert schedule.deliver() is None
-    schedule.done(first.worker, first.step)
-    assert schedule.deliver() == first.block
+    schedule.done(*first[:2])
+    assert schedule.deliver() == first[2]
     with pytest.raises(KeyError) as caught:
         schedule.deliver()
     assert caught.value is error

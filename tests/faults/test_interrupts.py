@@ -24,7 +24,7 @@ PLACES: list[tuple[Any, str]] = [
     (engine.Engine, "_reap"),
     (engine.Engine, "_feed"),
     (engine.Engine, "lease"),
-    (blocks.BlockPool, "returned"),
+    (blocks.BlockPool, "take_back_returned"),
     (blocks.BlockPool, "lease"),
     (blocks.BlockPool, "take_idle"),
     (schedule.Schedule, "assign"),

@@ -1,0 +1,112 @@
+"""The passes under way over one loader, and the shared words that say which are cancelled."""
+
+from __future__ import annotations
+
+import mmap
+from collections import deque
+from collections.abc import Iterator
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from shardio._engine.blocks import reserve_memory_file
+from shardio._engine.iteration import Iteration
+from shardio._engine.schedule import Schedule
+from shardio.collate import BlockLayout
+
+N_SLOTS: Final = 4096
+"""How many passes of one loader can be under way at the same time."""
+
+
+class Passes:
+    """Keeps every pass, by its slot, until the last of its tasks is answered.
+
+    All but `cancel` is for whoever holds the engine's lock.
+    """
+
+    def __init__(self) -> None:
+        self._by_slot: dict[int, Iteration] = {}
+        self._free_slots = list(range(N_SLOTS))
+        self._words: npt.NDArray[np.uint8] = np.zeros(N_SLOTS, np.uint8)
+        self.ended: deque[Iteration] = deque()
+        """Passes that `cancel` was called for, until `take_ended` gives them out."""
+
+    def share(self) -> int:
+        """Put the words into memory that workers can map; the caller owns its descriptor."""
+        fd = reserve_memory_file(N_SLOTS, "the table of passes")
+        self._words = np.frombuffer(mmap.mmap(fd, 0), np.uint8)
+        return fd
+
+    def unshare(self) -> None:
+        """Let go of the shared memory."""
+        self._words = np.zeros(N_SLOTS, np.uint8)
+
+    def __len__(self) -> int:
+        return len(self._by_slot)
+
+    def __iter__(self) -> Iterator[Iteration]:
+        return iter(list(self._by_slot.values()))
+
+    def __getitem__(self, slot: int) -> Iteration:
+        return self._by_slot[slot]
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no other pass can begin."""
+        return not self._free_slots
+
+    @property
+    def n_live(self) -> int:
+        """How many are not cancelled."""
+        return sum(not each.is_cancelled for each in self._by_slot.values())
+
+    @property
+    def n_coming_back(self) -> int:
+        """How many blocks workers still have for passes that are cancelled."""
+        each_cancelled = (each for each in self._by_slot.values() if each.is_cancelled)
+        return sum(each.schedule.n_in_flight for each in each_cancelled)
+
+    def begin(self, epoch: int, schedule: Schedule, layout: BlockLayout) -> Iteration:
+        """Begin a pass; there must be room for it."""
+        slot = self._free_slots.pop()
+        self._words[slot] = 0
+        iteration = self._by_slot[slot] = Iteration(slot, epoch, schedule, layout)
+        return iteration
+
+    def cancel(self, iteration: Iteration, *, is_known: bool) -> None:
+        """Note that a pass has ended early, also where workers that have its tasks see it.
+
+        May be called by a finalizer: in any thread, in the middle of anything. `is_known` is False
+        in a fork of the process that has the workers, which this must not reach.
+        """
+        if is_known and not iteration.is_cancelled:
+            self._words[iteration.slot] = 1  # now: the next call may never come
+        self.ended.append(iteration)
+
+    def take_ended(self) -> Iterator[Iteration]:
+        """Give out, once each, the passes that were cancelled since the last call."""
+        while self.ended:
+            iteration = self.ended.popleft()
+            if not iteration.is_cancelled:
+                iteration.is_cancelled = True
+                self._words[iteration.slot] = 1
+                yield iteration
+
+    def forget(self, iteration: Iteration) -> None:
+        """All tasks of a pass are answered: its slot is free for another."""
+        del self._by_slot[iteration.slot]
+        self._free_slots.append(iteration.slot)
+
+    def start_anew(self) -> None:
+        """Keep the passes that somebody iterates, each where it is, with nothing given out."""
+        while self.ended:
+            self.ended.popleft().is_cancelled = True
+        for iteration in self._by_slot.values():
+            iteration.is_cancelled |= not iteration.is_watched
+            iteration.schedule = iteration.schedule.renewed()
+            iteration.sizes, iteration.held = {}, None
+        alive = [each for each in self._by_slot.values() if not each.is_cancelled]
+        self._by_slot = {each.slot: each for each in alive}
+        self._free_slots = [slot for slot in range(N_SLOTS) if slot not in self._by_slot]
+        self._words[:] = 0
