@@ -16,14 +16,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import IO, Any, Final, Self
 
+from shardio.columns import ColumnWriter, ValidityWriter
 from shardio.disk import create, create_unnamed, sync
 from shardio.errors import InvalidArgument, LoaderClosed, SchemaError, ShardExists
-from shardio.format.checksum import (
-    ROW_HASH_MIN,
-    Hasher,
-    hash_bytes,
-    rows_per_unit,
-)
+from shardio.format.checksum import Hasher, hash_bytes
 from shardio.format.index import DIMENSION, ENTRY
 from shardio.format.layout import NO_FIELD, PAGE, Header, Kind
 from shardio.format.schema import Array, Schema
@@ -46,67 +42,6 @@ class ShardSummary:
     n_samples: int
     n_bytes: int
     id: str
-
-
-class _Column:
-    """A fixed raw field on its way: rows at their stride, and one hash per unit."""
-
-    def __init__(self, field: Array) -> None:
-        row_bytes = field.row_bytes or 0
-        self.data, self.hashes = Spool(), Spool()
-        self._fill = bytes(field.stride - row_bytes)
-        self._absent = memoryview(bytes(row_bytes if field.optional else 0))
-        self._rows_per_unit = rows_per_unit(row_bytes, field.stride)
-        self._by_row = row_bytes >= ROW_HASH_MIN
-        self._run, self._n_in_run = Hasher(), 0
-
-    def append(self, row: memoryview | None) -> None:
-        """Add a row; None, of an optional field, is a row of zeros."""
-        row = self._absent if row is None else row
-        self.data.write(row)
-        if self._fill:
-            self.data.write(self._fill)
-        if self._by_row:
-            self._put(hash_bytes(row))
-            return
-        self._run.update(row)
-        self._run.update(self._fill)
-        self._n_in_run += 1
-        if self._n_in_run == self._rows_per_unit:
-            self.finish()
-
-    def finish(self) -> None:
-        """Close the last, incomplete run."""
-        if self._n_in_run:
-            self._put(self._run.intdigest())
-            self._run.reset()
-            self._n_in_run = 0
-
-    def _put(self, hash_: int) -> None:
-        self.hashes.write(DIMENSION.pack(hash_))
-
-
-class _Validity:
-    """Which samples have a value of an optional field: a bit each, from the lowest on."""
-
-    def __init__(self) -> None:
-        self.data = Spool()
-        self._n, self._byte = 0, 0
-
-    def append(self, value: object) -> None:
-        self._byte |= (value is not None) << (self._n & 7)
-        self._n += 1
-        if not self._n & 7:
-            self._put()
-
-    def finish(self) -> None:
-        """Fill the last byte up with zeros."""
-        if self._n & 7:
-            self._put()
-
-    def _put(self) -> None:
-        self.data.write(bytes([self._byte]))
-        self._byte = 0
 
 
 class ShardWriter:
@@ -137,9 +72,9 @@ class ShardWriter:
         self._temporary = os.path.join(self._folder, temporary)
         self._file: IO[bytes] | None = create(self._temporary)
         self._file.write(bytes(PAGE))
-        self._columns = {n: _Column(f) for n, f in schema.columns.items()}
+        self._columns = {n: ColumnWriter(f) for n, f in schema.columns.items()}
         self._payload = PayloadWriter(schema)
-        self._validity = {name: _Validity() for name in schema.optional}
+        self._validity = {name: ValidityWriter() for name in schema.optional}
         self._dominant: Spool | None = None
 
     @property

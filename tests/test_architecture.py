@@ -26,6 +26,7 @@ RANKS = {
     "shardio.opening": 2,
     "shardio.units": 2,
     "shardio.sections": 2,
+    "shardio.columns": 3,
     "shardio.payload": 3,
     "shardio.records": 3,
     "shardio.rows": 3,

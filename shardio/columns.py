@@ -1,0 +1,74 @@
+"""The columns of samples on their way into a shard, and the bits of optional fields.
+
+Beside `payload`, which does the same for records. What is gathered waits in spools; the writer of
+the shard says where they go, and closes them.
+"""
+
+from __future__ import annotations
+
+from shardio.format.checksum import ROW_HASH_MIN, Hasher, hash_bytes, rows_per_unit
+from shardio.format.fields import Array
+from shardio.format.index import DIMENSION
+from shardio.storage import Spool
+
+
+class ColumnWriter:
+    """Gathers the rows of one column, at their stride, and one hash per unit of them."""
+
+    def __init__(self, field: Array) -> None:
+        row_bytes = field.row_bytes or 0
+        self.data, self.hashes = Spool(), Spool()
+        self._fill = bytes(field.stride - row_bytes)
+        self._absent = memoryview(bytes(row_bytes if field.optional else 0))
+        self._rows_per_unit = rows_per_unit(row_bytes, field.stride)
+        self._by_row = row_bytes >= ROW_HASH_MIN
+        self._run, self._n_in_run = Hasher(), 0
+
+    def append(self, row: memoryview | None) -> None:
+        """Add a row; None, of an optional field, is a row of zeros."""
+        row = self._absent if row is None else row
+        self.data.write(row)
+        if self._fill:
+            self.data.write(self._fill)
+        if self._by_row:
+            self._put(hash_bytes(row))
+            return
+        self._run.update(row)
+        self._run.update(self._fill)
+        self._n_in_run += 1
+        if self._n_in_run == self._rows_per_unit:
+            self.finish()
+
+    def finish(self) -> None:
+        """Close the last, incomplete run."""
+        if self._n_in_run:
+            self._put(self._run.intdigest())
+            self._run.reset()
+            self._n_in_run = 0
+
+    def _put(self, hash_: int) -> None:
+        self.hashes.write(DIMENSION.pack(hash_))
+
+
+class ValidityWriter:
+    """Gathers which samples have a value of an optional field: a bit each, from the lowest on."""
+
+    def __init__(self) -> None:
+        self.data = Spool()
+        self._n, self._byte = 0, 0
+
+    def append(self, value: object) -> None:
+        """Add a sample's bit: 0 if `value` is None."""
+        self._byte |= (value is not None) << (self._n & 7)
+        self._n += 1
+        if not self._n & 7:
+            self._put()
+
+    def finish(self) -> None:
+        """Fill the last byte up with zeros."""
+        if self._n & 7:
+            self._put()
+
+    def _put(self) -> None:
+        self.data.write(bytes([self._byte]))
+        self._byte = 0
