@@ -18,9 +18,9 @@ from tinygrad.engine.jit import TinyJit
 from tinygrad.tensor import Tensor
 from tinygrad.uop.ops import UOpMetaClass, buffers
 
-from shardio import tensors
 from shardio.errors import EnvironmentUnsuitable, InvalidArgument
-from shardio.tensors import TensorMaker
+from shardio.tensors import TensorMaker, views, waiting
+from shardio.tensors import maker as maker_module
 
 on_cpu = pytest.mark.cpu_device
 Array = Any
@@ -53,7 +53,7 @@ def break_the_fast_way(
     def fail(self: object, *args: object) -> None:
         raise kind("tinygrad has changed")
 
-    monkeypatch.setattr(tensors._Graft, "__init__", fail)
+    monkeypatch.setattr(views.Graft, "__init__", fail)
 
 
 @pytest.fixture(params=["graft", "blob"])
@@ -63,7 +63,7 @@ def maker(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Te
         if request.param == "blob":
             break_the_fast_way(patch)
         made = TensorMaker("CPU")
-    expected = {"graft": tensors._Graft, "blob": tensors._Blob}[request.param]
+    expected = {"graft": views.Graft, "blob": views.Blob}[request.param]
     assert isinstance(made._view, expected)
     return made
 
@@ -84,7 +84,7 @@ def test_a_tensor_has_the_shape_and_the_values_of_the_array(
 
 
 @on_cpu
-@pytest.mark.parametrize("name", tensors._NAMES)
+@pytest.mark.parametrize("name", maker_module._NAMES)
 def test_every_numeric_dtype_arrives_as_itself(maker: TensorMaker, name: str) -> None:
     array = counting((3, 4), name)
     tensor = maker.wrap(array, array, name)
@@ -313,8 +313,8 @@ def test_varying_shapes_do_not_pile_up() -> None:
     memory = aligned((1000,), np.uint8)
     for n in range(1, 1000):
         assert maker.wrap(memory[:n], memory).shape == (n,)
-    assert isinstance(maker._view, tensors._Graft)
-    assert len(maker._view._templates) <= tensors._Graft.MOST_TEMPLATES
+    assert isinstance(maker._view, views.Graft)
+    assert len(maker._view._templates) <= views.Graft.MOST_TEMPLATES
 
 
 # --- other versions of tinygrad -----------------------------------------------------------------
@@ -331,7 +331,7 @@ def test_where_internals_are_not_there_the_public_way_serves(
 ) -> None:
     break_the_fast_way(monkeypatch, kind)
     maker = TensorMaker("CPU")
-    assert isinstance(maker._view, tensors._Blob)
+    assert isinstance(maker._view, views.Blob)
     assert maker.aliases
 
 
@@ -339,16 +339,16 @@ def test_where_internals_are_not_there_the_public_way_serves(
 def test_where_internals_lose_the_memory_the_public_way_serves(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(tensors._Graft, "__call__", _lose_the_carrier)
-    assert isinstance(TensorMaker("CPU")._view, tensors._Blob)
+    monkeypatch.setattr(views.Graft, "__call__", _lose_the_carrier)
+    assert isinstance(TensorMaker("CPU")._view, views.Blob)
 
 
 @on_cpu
 def test_where_no_way_keeps_the_memory_the_bytes_are_copied(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(tensors._Graft, "__call__", _lose_the_carrier)
-    monkeypatch.setattr(tensors._Blob, "__call__", _lose_the_carrier)
+    monkeypatch.setattr(views.Graft, "__call__", _lose_the_carrier)
+    monkeypatch.setattr(views.Blob, "__call__", _lose_the_carrier)
     maker = TensorMaker("CPU")
     array = counting((3, 4))
     tensor = maker.wrap(array, array)
@@ -393,7 +393,7 @@ def test_a_copy_that_may_read_later_is_waited_for(
     maker = TensorMaker("PYTHON")
     maker.wrap(counting((3, 4)), None)
     assert waits == []
-    monkeypatch.setattr(tensors, "_READS_AT_ONCE", frozenset())
+    monkeypatch.setattr(maker_module, "_READS_AT_ONCE", frozenset())
     maker.wrap(counting((3, 4)), None)
     assert waits == ["PYTHON"]
 
@@ -401,8 +401,8 @@ def test_a_copy_that_may_read_later_is_waited_for(
 def test_staging_memory_that_only_a_wait_frees_is_bounded(
     monkeypatch: pytest.MonkeyPatch, waits: list[str]
 ) -> None:
-    monkeypatch.setattr(tensors, "_KEEPS_STAGING", frozenset({"PYTHON"}))
-    monkeypatch.setattr(tensors, "_STAGING_BYTES", 100)
+    monkeypatch.setattr(maker_module, "_KEEPS_STAGING", frozenset({"PYTHON"}))
+    monkeypatch.setattr(maker_module, "_STAGING_BYTES", 100)
     maker = TensorMaker("PYTHON")
     n_waits = []
     for _ in range(6):
@@ -416,8 +416,8 @@ QUEUED = """
 import numpy
 from tinygrad import Tensor
 from tinygrad.device import Device
-from shardio import tensors
-maker, device = tensors.TensorMaker("CPU"), Device["CPU"]
+from shardio.tensors import TensorMaker, waiting
+maker, device = TensorMaker("CPU"), Device["CPU"]
 synchronize, calls = device.synchronize, []
 device.synchronize = lambda: calls.append(0) or synchronize()
 a = Tensor(numpy.ones((500, 500), numpy.float32)).realize()
@@ -428,7 +428,7 @@ for _ in range(4):
     counters = [(queue.put, queue.done) for queue in device.workers]
     assert counters, "nothing was ever queued"
     for put, done in counters:
-        assert tensors._counter(put)[0] == tensors._counter(done)[0], "work is still queued"
+        assert waiting._counter(put)[0] == waiting._counter(done)[0], "work is still queued"
 assert calls, "the work was never found queued"
 n_calls = len(calls)
 maker.synchronize()
@@ -452,7 +452,7 @@ def test_synchronize_waits_for_queued_work_and_glances_at_an_idle_device() -> No
 def test_a_synchronize_that_is_not_known_is_called_as_it_is(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert isinstance(TensorMaker("CPU")._waits[0], tensors._Glance)
+    assert isinstance(TensorMaker("CPU")._waits[0], waiting.Glance)
     calls: list[str] = []
     device: Any = Device["CPU"]
     monkeypatch.setattr(type(device), "synchronize", lambda self: calls.append(self.device))

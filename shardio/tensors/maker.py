@@ -1,0 +1,159 @@
+"""TensorMaker: arrays become tensors, of the same memory where the device allows."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+from tinygrad.device import Device
+from tinygrad.dtype import DType, dtypes
+from tinygrad.tensor import Tensor
+
+from shardio.errors import EnvironmentUnsuitable, InvalidArgument
+from shardio.tensors.views import find_view
+from shardio.tensors.waiting import wait_for
+
+Ndarray = npt.NDArray[Any]
+
+_NAMES = "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64".split()
+_DTYPES: Final[dict[np.dtype[Any], DType]] = {
+    np.dtype(name): getattr(dtypes, name) for name in _NAMES
+}
+
+# A float32 kernel on memory at 8 bytes past a multiple of 16 ends in SIGSEGV: compilers use aligned
+# vector loads. Blocks align every field to a cache line, which no vector is longer than.
+_ALIGNMENT: Final = 64
+
+# Devices whose copy has read the source when it returns, by their runtimes in tinygrad 0.14. After
+# a copy to any other (CL reads later) we wait, which costs the overlap with queued work.
+_READS_AT_ONCE: Final = frozenset({"CPU", "CUDA", "METAL", "NV", "AMD", "PYTHON", "QCOM"})
+
+# CUDA copies by way of pinned memory, one piece per copy, and takes them back in `synchronize`
+# only: a loop that never reads a result would pin ever more.
+_KEEPS_STAGING: Final = frozenset({"CUDA"})
+_STAGING_BYTES: Final = 512 << 20
+
+_HOLDS_ONLY: Final = frozenset({"DISK", "NPY", "TINYFS"})
+
+
+class TensorMaker:
+    """Makes tinygrad Tensors of arrays: of the same memory on the CPU device, else copies.
+
+    Opens `device`, tinygrad's default if None; over a tuple, tensors are sharded along axis 0.
+    `aliases` says whether tensors share the arrays' memory. Where they do not, `wrap` has read the
+    array when it returns, and the memory may be written again at once. Use it in one thread, the
+    one that uses tinygrad: tinygrad is not made for several.
+
+    Raises:
+        InvalidArgument: no such device, or none that computes.
+        EnvironmentUnsuitable: the device cannot be opened here.
+    """
+
+    def __init__(self, device: str | tuple[str, ...] | None = None) -> None:
+        names: tuple[str | None, ...] = device if isinstance(device, tuple) else (device,)
+        self._devices = tuple(_open(name) for name in names)
+        if not names or len(set(self._devices)) < len(names):
+            raise InvalidArgument(f"device must name different devices; found {device!r}")
+        self._waits = [wait_for(name) for name in self._devices]
+        self._n_staged_bytes = 0
+        self._view = find_view(self._devices[0]) if _kinds(self._devices) == ["CPU"] else None
+        self.aliases = self._view is not None
+
+    def wrap(self, array: Ndarray, carrier: object, dtype: str | None = None) -> Tensor:
+        """Make a Tensor of the array's shape and dtype, or of its bits taken as `dtype`.
+
+        `carrier` keeps the array's memory valid. Where tensors alias, it is held until the Tensor
+        and all that was made from it are gone or realized (a view realizes to the same memory);
+        the memory must not be written until then. Arrays that are not C-contiguous, not in native
+        byte order, empty, or not at a multiple of 64 bytes are copied also then.
+
+        Raises:
+            InvalidArgument: tinygrad has no such dtype, or the rows do not divide by the devices.
+        """
+        native = _DTYPES.get(array.dtype) if self._view is not None else None
+        if self._view is None or native is None or not array.flags.c_contiguous or not array.size:
+            tensor = self._copy(array)
+        else:
+            address: int = array.__array_interface__["data"][0]
+            if address % _ALIGNMENT:
+                tensor = self._copy(array)
+            else:
+                tensor = self._view(address, array.shape, native, carrier)
+        if dtype is None or dtype == array.dtype.name:
+            return tensor
+        target = getattr(dtypes, dtype, None)
+        if not isinstance(target, DType) or target.itemsize != array.dtype.itemsize:
+            raise InvalidArgument(f"the bits of {array.dtype} cannot be taken as {dtype!r}")
+        return tensor.bitcast(target)
+
+    def synchronize(self) -> None:
+        """Wait until the devices have done all work queued so far.
+
+        Where tensors alias, call it after carriers were let go and before their memory is written:
+        kernels that were queued may still read it.
+        """
+        for wait in self._waits:
+            wait()
+        self._n_staged_bytes = 0
+
+    def _copy(self, array: Ndarray) -> Tensor:
+        """Copy to the device, or shard over the devices; the array has been read at return."""
+        native = array.dtype.newbyteorder("=")
+        if native not in _DTYPES:
+            raise InvalidArgument(
+                f"tinygrad has no dtype for {array.dtype}: leave the field out with `fields=`, "
+                'convert it in a transform, or use output="numpy"'
+            )
+        first, n_devices = self._devices[0], len(self._devices)
+        if n_devices > 1 and (not array.ndim or len(array) % n_devices):
+            raise InvalidArgument(
+                f"shape {array.shape} cannot be sharded along axis 0 over {n_devices} devices: "
+                'choose a batch_size that divides by them, and tail="drop"'
+            )
+        if not array.size:
+            tensor = Tensor.empty(*array.shape, dtype=_DTYPES[native], device=first)
+            return tensor.shard(self._devices, axis=0) if n_devices > 1 else tensor
+        source = Tensor(np.ascontiguousarray(array, native).reshape(array.shape), device="NPY")
+        try:
+            tensor = source.shard(self._devices, axis=0) if n_devices > 1 else source.to(first)
+            tensor.realize()
+        except NotImplementedError:  # before 0.14, NumPy's memory is not cut without a kernel
+            tensor = source.to(first).contiguous().realize().shard(self._devices, axis=0).realize()
+        kinds = set(_kinds(self._devices))
+        self._n_staged_bytes += array.nbytes if kinds & _KEEPS_STAGING else 0
+        if not kinds <= _READS_AT_ONCE or self._n_staged_bytes > _STAGING_BYTES:
+            self.synchronize()
+        return tensor
+
+
+def _kinds(devices: tuple[str, ...]) -> list[str]:
+    """Name the devices without their numbers."""
+    return [name.partition(":")[0] for name in devices]
+
+
+def _open(name: str | None) -> str:
+    """Open a device and return its canonical name."""
+    try:
+        canonical = Device.canonicalize(name)
+        if canonical.partition(":")[0] in _HOLDS_ONLY:
+            raise InvalidArgument(f"device {canonical} holds data but computes nothing; try CPU")
+        Device[canonical]
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("tinygrad.runtime.ops_"):
+            raise InvalidArgument(f"tinygrad has no device {name!r}") from error
+        raise _unsuitable(name, error) from error
+    except InvalidArgument:
+        raise
+    except Exception as error:  # whatever a driver's absence leads to
+        raise _unsuitable(name, error) from error
+    return canonical
+
+
+def _unsuitable(name: str | None, error: Exception) -> EnvironmentUnsuitable:
+    return EnvironmentUnsuitable(
+        f"tinygrad cannot open {'its default device' if name is None else f'device {name}'} "
+        f"({type(error).__name__}: {error}); the CPU device needs the program clang "
+        "(apt-get install clang), DEV=PYTHON works without but is very slow, and "
+        'output="numpy" needs no device'
+    )
