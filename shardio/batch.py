@@ -11,8 +11,8 @@ import numpy.typing as npt
 
 from shardio.collate import FILLED, BlockLayout, VaryingSlot
 from shardio.errors import ShardCorrupt
+from shardio.format.fields import Array, Json, List, Text
 from shardio.format.lists import unpack_list
-from shardio.format.schema import Array, Json, List, Text
 
 
 class Batch(Mapping[str, Any]):

@@ -17,9 +17,9 @@ import numpy.typing as npt
 from shardio.access.pread import PreadFile
 from shardio.errors import ShardChanged
 from shardio.format.checksum import BLOCK_BYTES, distinct, hash_bytes, rows_per_unit
+from shardio.format.fields import Array
 from shardio.format.index import DIMENSION
 from shardio.format.layout import Section
-from shardio.format.schema import Array
 from shardio.reader import ShardReader
 from shardio.rows import FileRows, MappedRows, read_hashes
 from shardio.storage import ColumnPlace

@@ -9,8 +9,8 @@ from typing import Any, Final
 import numpy as np
 
 from shardio.errors import SchemaError
-from shardio.format.fields import DTYPES
-from shardio.format.schema import Array, Bytes, Field, Json, List, Schema, Text
+from shardio.format.fields import DTYPES, Array, Bytes, Field, Json, List, Text
+from shardio.format.schema import Schema
 
 _NUMBERS: Final = np.ndarray | np.generic | bool | int | float
 

@@ -13,6 +13,7 @@ from shardio.access.content import Content
 from shardio.errors import SchemaError, ShardCorrupt, ShardIncomplete, ShardUnsupported
 from shardio.format.checksum import hash_bytes, n_blocks, n_units
 from shardio.format.codec import MAX_DICTIONARY_BYTES
+from shardio.format.fields import Array
 from shardio.format.index import DIMENSION, ENTRY
 from shardio.format.layout import (
     BUILT,
@@ -25,7 +26,7 @@ from shardio.format.layout import (
     Required,
     Section,
 )
-from shardio.format.schema import Array, Schema
+from shardio.format.schema import Schema
 from shardio.format.structure import check_place, unpack_header, unpack_table
 
 MAX_SAMPLES: Final = 1 << 48

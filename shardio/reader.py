@@ -21,8 +21,8 @@ from shardio.access.content import Content
 from shardio.access.files import check_length
 from shardio.access.filesystems import Access
 from shardio.errors import InvalidArgument, LoaderClosed
+from shardio.format.fields import Array
 from shardio.format.layout import PAGE, Kind, Section
-from shardio.format.schema import Array
 from shardio.opening import open_sections
 from shardio.records import Present, Records
 from shardio.storage import open_content

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from shardio.access.content import Content, take
 from shardio.errors import LoaderClosed, ShardChanged, ShardCorrupt
 from shardio.format.codec import Dictionary, decode, known_dictionary
+from shardio.format.fields import Array
 from shardio.format.index import (
     ENTRY,
     ENTRY_DTYPE,
@@ -24,7 +25,7 @@ from shardio.format.index import (
     stored_bytes,
 )
 from shardio.format.layout import NO_FIELD, Kind
-from shardio.format.schema import Array, Schema
+from shardio.format.schema import Schema
 from shardio.format.values import decode_record
 from shardio.opening import Sections
 from shardio.units import Rows, Units

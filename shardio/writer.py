@@ -20,9 +20,10 @@ from shardio.columns import ColumnWriter, ValidityWriter
 from shardio.disk import create, create_unnamed, sync
 from shardio.errors import InvalidArgument, LoaderClosed, SchemaError, ShardExists
 from shardio.format.checksum import Hasher, hash_bytes
+from shardio.format.fields import Array
 from shardio.format.index import DIMENSION, ENTRY
 from shardio.format.layout import NO_FIELD, PAGE, Header, Kind
-from shardio.format.schema import Array, Schema
+from shardio.format.schema import Schema
 from shardio.format.values import encode_array, encode_record
 from shardio.payload import PayloadWriter, Record
 from shardio.sections import SectionTable

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from shardio.format.schema import Array, Bytes, Json, List, Schema, Text
+from shardio.format.fields import Array, Bytes, Json, List, Text
+from shardio.format.schema import Schema
 from shardio.writer import ShardWriter
 
 EVERY_FIELD = Schema(

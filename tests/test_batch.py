@@ -9,7 +9,8 @@ import pytest
 from shardio.batch import Batch
 from shardio.collate import CLAIMED, EMPTY, FILLED, lay_out
 from shardio.errors import ShardCorrupt
-from shardio.format.schema import Array, Bytes, Json, Schema, Text
+from shardio.format.fields import Array, Bytes, Json, Text
+from shardio.format.schema import Schema
 
 SCHEMA = Schema(
     {

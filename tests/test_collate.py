@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardio.collate import EXTENT, NO_FIELD, ORIGIN, BlockLayout, is_fixed, lay_out
-from shardio.format.fields import DTYPES
-from shardio.format.schema import Array, Bytes, Field, Json, Schema, Text
+from shardio.format.fields import DTYPES, Array, Bytes, Field, Json, Text
+from shardio.format.schema import Schema
 from tests.shards import EVERY_FIELD
 
 DIMS = st.one_of(st.none(), st.integers(1, 9))

@@ -23,7 +23,8 @@ from shardio.errors import (
     ShardCorrupt,
     ShardNotFound,
 )
-from shardio.format.schema import Array, Schema, Text
+from shardio.format.fields import Array, Text
+from shardio.format.schema import Schema
 from shardio.manifest import load, publish
 from tests.loading import write_dataset
 from tests.shards import as_read, every_field_sample, same_sample, write_shard

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from shardio.dataset import ShardDataset
 from shardio.errors import ChecksumMismatch
-from shardio.format.schema import Array, Schema
+from shardio.format.fields import Array
+from shardio.format.schema import Schema
 from shardio.units import Verify
 from tests.loading import write_dataset
 

@@ -16,7 +16,8 @@ import pytest
 from shardio import ShardLoader, sealed
 from shardio.dataset import ShardDataset, open_dataset
 from shardio.errors import DatasetConflict, DatasetCorrupt, InvalidArgument
-from shardio.format.schema import Array, Schema, Text
+from shardio.format.fields import Array, Text
+from shardio.format.schema import Schema
 from shardio.manifest import Generation, load, load_generation, publish, publish_next
 from shardio.views import RowRuns
 from tests.loading import write_dataset

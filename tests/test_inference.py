@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from shardio.errors import SchemaError
-from shardio.format.fields import DTYPES, numpy_dtype
-from shardio.format.schema import Array, Bytes, Json, Schema, Text
+from shardio.format.fields import DTYPES, Array, Bytes, Json, Text, numpy_dtype
+from shardio.format.schema import Schema
 from shardio.inference import check_sample, infer_schema
 
 SOURCE = Schema(

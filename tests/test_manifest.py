@@ -23,7 +23,8 @@ from shardio.errors import (
     SchemaError,
     ShardUnsupported,
 )
-from shardio.format.schema import Array, Schema, Text
+from shardio.format.fields import Array, Text
+from shardio.format.schema import Schema
 from shardio.manifest import Generation, lineage_of, load, publish, refuse_existing
 from shardio.writer import ShardSummary
 

@@ -13,8 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardio.errors import ShardCorrupt, ShardIncomplete
+from shardio.format.fields import Array, Text
 from shardio.format.layout import NO_FIELD, PAGE, Kind
-from shardio.format.schema import Array, Schema, Text
+from shardio.format.schema import Schema
 from shardio.opening import expected_sections, open_sections
 from shardio.writer import ShardWriter
 from tests.format.strategies import SCHEMAS

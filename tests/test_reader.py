@@ -17,7 +17,7 @@ from shardio.errors import (
     ShardIncomplete,
     ShardNotFound,
 )
-from shardio.format.schema import Array
+from shardio.format.fields import Array
 from shardio.reader import ShardReader
 from tests.shards import EVERY_FIELD, as_read, every_field_sample, same_sample, write_shard
 

@@ -103,12 +103,12 @@ def test_reserved_codes_are_exactly_those_that_are_not_built() -> None:
 
 
 def _every_kind() -> schema.Schema:
-    fields: dict[str, schema.Field] = {
-        "a": schema.Array("uint8"),
-        "b": schema.Array("uint8", (None,), optional=True),
-        "c": schema.Text("zstd_dictionary"),
+    kinds: dict[str, fields.Field] = {
+        "a": fields.Array("uint8"),
+        "b": fields.Array("uint8", (None,), optional=True),
+        "c": fields.Text("zstd_dictionary"),
     }
-    return schema.Schema(fields)
+    return schema.Schema(kinds)
 
 
 def test_item_sizes_are_those_of_numpy() -> None:
@@ -173,7 +173,7 @@ def dumped() -> bytes:
 
 
 def test_the_hex_dump_is_the_file_that_it_says_it_is(tmp_path: Path) -> None:
-    schema_ = schema.Schema({"label": schema.Array("uint8"), "note": schema.Text(optional=True)})
+    schema_ = schema.Schema({"label": fields.Array("uint8"), "note": fields.Text(optional=True)})
     with ShardWriter(tmp_path / "written.shard", schema_) as writer:
         writer.append({"label": 7, "note": "hi"})
         writer.append({"label": 9, "note": None})

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from shardio.errors import ChecksumMismatch
+from shardio.format.fields import Array, Text
 from shardio.format.layout import Kind
-from shardio.format.schema import Array, Schema, Text
+from shardio.format.schema import Schema
 from shardio.reader import ShardReader
 from shardio.writer import ShardWriter
 

@@ -15,7 +15,8 @@ from hypothesis import HealthCheck, given, settings
 
 from shardio import writer as writer_module
 from shardio.errors import InvalidArgument, LoaderClosed, SchemaError
-from shardio.format.schema import Array, Bytes, Schema, Text
+from shardio.format.fields import Array, Bytes, Text
+from shardio.format.schema import Schema
 from shardio.reader import ShardReader
 from shardio.surgery import audit_shard
 from shardio.writer import ShardWriter
@@ -268,7 +269,8 @@ _FILL_THE_DISK = """
 import os, resource, sys
 sys.path.insert(0, {root!r})
 from shardio import writer as w
-from shardio.format.schema import Array, Bytes, Schema
+from shardio.format.fields import Array, Bytes
+from shardio.format.schema import Schema
 w.SPOOL_BYTES, w.MEMORY_BYTES = 50_000, 50_000
 limit = int(sys.argv[2])
 resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))

@@ -31,8 +31,9 @@ from shardio.collate import (
 from shardio.dataset import ShardDataset
 from shardio.errors import SchemaError, ShardCorrupt, TransformError
 from shardio.format.checksum import distinct
+from shardio.format.fields import Array
 from shardio.format.index import Entries, full_shape
-from shardio.format.schema import Array, Schema
+from shardio.format.schema import Schema
 from shardio.format.values import encode_record
 from shardio.inference import check_sample, infer_schema
 from shardio.order import SampleGenerators

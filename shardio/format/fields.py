@@ -173,42 +173,33 @@ class List:
 
 
 @dataclass(frozen=True, slots=True)
-class Bytes:
+class _AnyLength:
+    """A field whose values are bytes of any length, each in a record; it has no other options."""
+
+    codec: str = "raw"
+    _: KW_ONLY
+    optional: bool = False
+
+    def __post_init__(self) -> None:
+        _check_options(self.codec, self.optional)
+
+
+@dataclass(frozen=True, slots=True)
+class Bytes(_AnyLength):
     """A field of opaque bytes of any length; for codec and optional see Array."""
 
-    codec: str = "raw"
-    _: KW_ONLY
-    optional: bool = False
-
-    def __post_init__(self) -> None:
-        _check_options(self.codec, self.optional)
-
 
 @dataclass(frozen=True, slots=True)
-class Text:
+class Text(_AnyLength):
     """A field of text, stored as UTF-8; for codec and optional see Array."""
 
-    codec: str = "raw"
-    _: KW_ONLY
-    optional: bool = False
-
-    def __post_init__(self) -> None:
-        _check_options(self.codec, self.optional)
-
 
 @dataclass(frozen=True, slots=True)
-class Json:
+class Json(_AnyLength):
     """A field of anything JSON can say, stored as canonical UTF-8; for its options see Array.
 
     None in an optional field is a value that is not there; elsewhere it is JSON's null.
     """
-
-    codec: str = "raw"
-    _: KW_ONLY
-    optional: bool = False
-
-    def __post_init__(self) -> None:
-        _check_options(self.codec, self.optional)
 
 
 Field = Array | Bytes | Text | Json | List

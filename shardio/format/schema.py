@@ -18,17 +18,12 @@ from shardio.format.fields import (
     DTYPES,
     FIELD_TYPES,
     Array,
-    Bytes,
     Field,
     FieldType,
-    Json,
     List,
-    Text,
     array_of,
 )
 from shardio.format.layout import Required
-
-__all__ = ["Array", "Bytes", "Field", "Json", "List", "Schema", "Text", "canonical_json"]
 
 MAX_FIELDS: Final = 1024
 MAX_NAME_BYTES: Final = 255

@@ -8,8 +8,9 @@ import numpy as np
 import numpy.typing as npt
 
 from shardio.format.checksum import hash_bytes, rows_per_unit
+from shardio.format.fields import Array
 from shardio.format.layout import Kind, Section
-from shardio.format.schema import Array, Schema
+from shardio.format.schema import Schema
 from shardio.opening import Sections
 from shardio.surgery.content import CHUNK_BYTES, Content
 from shardio.surgery.finding import Findings

@@ -15,8 +15,9 @@ import numpy.typing as npt
 
 from shardio.format.checksum import hash_bytes, rows_per_unit
 from shardio.format.codec import Codec
+from shardio.format.fields import Array, Bytes, Field, Json, List, Text
 from shardio.format.index import codecs
-from shardio.format.schema import Array, Bytes, Field, Json, List, Text, canonical_json
+from shardio.format.schema import canonical_json
 from shardio.reader import ShardReader
 from shardio.units import Rows
 

@@ -9,7 +9,8 @@ from typing import Any
 
 from shardio.dataset import ShardDataset
 from shardio.errors import InvalidArgument
-from shardio.format.schema import Array, Schema
+from shardio.format.fields import Array
+from shardio.format.schema import Schema
 from shardio.surgery.rewriting import SHARD_BYTES, Rewriting, SurgeryReport
 from shardio.surgery.soundness import Progress, require_sound, tell_writing
 

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from shardio.errors import SchemaError, ShardCorrupt
 from shardio.format.checksum import Hasher
 from shardio.format.codec import Codec, Dictionary, decode
+from shardio.format.fields import Array, Bytes, Field, Json, List
 from shardio.format.index import (
     ENTRY,
     ENTRY_DTYPE,
@@ -24,7 +25,7 @@ from shardio.format.index import (
 )
 from shardio.format.layout import NO_FIELD, Header, Kind, Required, Section
 from shardio.format.lists import unpack_list
-from shardio.format.schema import Array, Bytes, Field, Json, List, Schema, canonical_json
+from shardio.format.schema import Schema, canonical_json
 from shardio.format.values import check_json, decode_record
 from shardio.opening import Sections
 from shardio.surgery.content import CHUNK_BYTES, Content

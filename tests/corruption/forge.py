@@ -19,9 +19,10 @@ import zstandard
 from shardio.errors import ShardioError
 from shardio.format.checksum import block_hashes, content_id, hash_bytes, pack_hashes
 from shardio.format.codec import Codec
+from shardio.format.fields import Array, Bytes, Json, List, Text
 from shardio.format.index import ENTRY, ENTRY_DTYPE, pack_entry
 from shardio.format.layout import NO_FIELD, PAGE, Header, Kind, Section, pack_table, padded
-from shardio.format.schema import Array, Bytes, Json, List, Schema, Text
+from shardio.format.schema import Schema
 from shardio.format.structure import unpack_header, unpack_table
 from shardio.reader import ShardReader
 from shardio.writer import ShardWriter

@@ -24,8 +24,9 @@ from shardio.dataset_writer import DatasetWriter
 from shardio.errors import ChecksumMismatch, DatasetCorrupt, ShardCorrupt
 from shardio.format.checksum import content_id
 from shardio.format.codec import Codec
+from shardio.format.fields import Array, Bytes, Text
 from shardio.format.layout import NO_FIELD, PAGE, Kind, Required
-from shardio.format.schema import Array, Bytes, Schema, Text
+from shardio.format.schema import Schema
 from shardio.manifest import GENERATIONS, POINTER
 from shardio.sealed import sealed
 from shardio.surgery.audit import audit_dataset

@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 
 from shardio.errors import ShardioError
-from shardio.format.fields import CODECS
+from shardio.format.fields import CODECS, Array, Bytes, Json, List, Text
 from shardio.format.layout import HEADER, HEADER_HASH, PAGE, Kind
-from shardio.format.schema import Array, Bytes, Json, List, Text
 from shardio.surgery.shard_audit import examine_bytes
 from shardio.units import Verify
 from tests.corruption.damage import Victim, code_found

@@ -11,7 +11,8 @@ from shardio._engine.blocks import Block
 from shardio._engine.claims import claims_in
 from shardio.collate import CLAIMED, EMPTY, FILLED, NO_FIELD, lay_out
 from shardio.dataset import ShardDataset
-from shardio.format.schema import Array, Schema, Text
+from shardio.format.fields import Array, Text
+from shardio.format.schema import Schema
 from tests.loading import write_dataset
 
 SCHEMA = Schema({"label": Array("int64"), "note": Text()})

@@ -18,7 +18,8 @@ from shardio.batch import Batch
 from shardio.collate import CLAIMED, EMPTY, FILLED, NO_FIELD, BlockLayout, lay_out
 from shardio.dataset import ShardDataset
 from shardio.errors import ChecksumMismatch, MemoryShort, TransformError
-from shardio.format.schema import Array, Json, Schema, Text
+from shardio.format.fields import Array, Json, Text
+from shardio.format.schema import Schema
 from shardio.order import Order, SampleGenerators
 from tests.loading import write_dataset
 from tests.shards import EVERY_FIELD, as_read, every_field_sample, same_in_batch, same_value

@@ -9,8 +9,8 @@ import numpy as np
 from hypothesis import strategies as st
 
 from shardio.format import fields
-from shardio.format.fields import DTYPES
-from shardio.format.schema import Array, Bytes, Field, Json, List, Schema, Text
+from shardio.format.fields import DTYPES, Array, Bytes, Field, Json, List, Text
+from shardio.format.schema import Schema
 
 CODECS = st.sampled_from(fields.CODECS)
 OPTIONAL = st.booleans()

@@ -22,6 +22,7 @@ from shardio.format.checksum import (
     rows_per_unit,
 )
 from shardio.format.codec import Codec, decode, encode
+from shardio.format.fields import Array, Bytes
 from shardio.format.index import (
     ENTRY_DTYPE,
     Entries,
@@ -31,7 +32,6 @@ from shardio.format.index import (
     pack_entry,
     stored_bytes,
 )
-from shardio.format.schema import Array, Bytes
 
 U64 = st.integers(0, (1 << 64) - 1)
 

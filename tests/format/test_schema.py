@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 
 from shardio.errors import SchemaError, ShardUnsupported
-from shardio.format.schema import Array, Bytes, Json, Schema, Text, canonical_json
+from shardio.format.fields import Array, Bytes, Json, Text
+from shardio.format.schema import Schema, canonical_json
 from tests.format.strategies import SCHEMAS
 
 

@@ -10,7 +10,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from shardio.format.schema import Array, Bytes, Json, List, Schema, Text
+from shardio.format.fields import Array, Bytes, Json, List, Text
+from shardio.format.schema import Schema
 from tests.corruption.forge import RULES, SMALL, content_of, rules_samples, small_samples
 
 _FIXED: Final = Schema({"image": Array("uint8", (40, 60)), "flag": Array("bool", (2,))})

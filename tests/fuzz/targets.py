@@ -33,7 +33,8 @@ from shardio.dataset import ShardDataset
 from shardio.dataset_writer import DatasetWriter
 from shardio.errors import DataError, MemoryShort, ShardCorrupt, ShardioError
 from shardio.format.codec import Codec, decode
-from shardio.format.schema import Array, Bytes, Field, Json, Schema, Text
+from shardio.format.fields import Array, Bytes, Field, Json, Text
+from shardio.format.schema import Schema
 from shardio.format.values import decode_record
 from shardio.manifest import GENERATIONS, POINTER, lineage_of
 from shardio.opening import expected_sections

@@ -12,8 +12,9 @@ from shardio.conversion.journal import PLAN, RECORD, read_plan, read_record
 from shardio.conversion.plan import Unit
 from shardio.errors import DatasetCorrupt, SchemaError
 from shardio.format.checksum import hash_bytes, pack_hashes
+from shardio.format.fields import Array, List
 from shardio.format.layout import PAGE, Kind
-from shardio.format.schema import Array, List, Schema
+from shardio.format.schema import Schema
 from shardio.reader import ShardReader
 from shardio.sealed import sealed
 from shardio.surgery.audit import audit_dataset

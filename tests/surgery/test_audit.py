@@ -18,7 +18,8 @@ from shardio import surgery
 from shardio._engine.crew import Died, Failed, Message
 from shardio.dataset_writer import DatasetWriter
 from shardio.errors import DatasetNotFound, InvalidArgument, ShardCorrupt, ShardNotFound, WorkerDied
-from shardio.format.schema import Array, Bytes, Schema, Text
+from shardio.format.fields import Array, Bytes, Text
+from shardio.format.schema import Schema
 from shardio.manifest import GENERATIONS, POINTER
 from shardio.surgery import AuditProgress, Finding, audit_dataset, audit_shard, auditors
 from shardio.surgery.finding import MAX_FINDINGS, Findings

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 from shardio.errors import DatasetNotFound
+from shardio.format.fields import Array, Field, List, Text
 from shardio.format.layout import Kind
-from shardio.format.schema import Array, Field, List, Schema, Text
+from shardio.format.schema import Schema
 from shardio.surgery import comparing, diff
 from tests.shards import EVERY_FIELD, every_field_sample, samples
 from tests.surgery.datasets import LABELS, flip, labelled, place, shard_of, write

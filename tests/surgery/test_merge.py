@@ -21,8 +21,9 @@ from shardio.errors import (
     InvalidArgument,
     ShardNotFound,
 )
+from shardio.format.fields import Array, Text
 from shardio.format.layout import Kind
-from shardio.format.schema import Array, Schema, Text
+from shardio.format.schema import Schema
 from shardio.manifest import load, publish_next
 from shardio.surgery import (
     SurgeryProgress,

@@ -11,9 +11,9 @@ import pytest
 
 from shardio.dataset import open_dataset
 from shardio.errors import InvalidArgument, ShardCorrupt
-from shardio.format.fields import array_of
+from shardio.format.fields import Array, List, Text, array_of
 from shardio.format.layout import Kind
-from shardio.format.schema import Array, List, Schema, Text
+from shardio.format.schema import Schema
 from shardio.manifest import load, publish_next
 from shardio.surgery import SurgeryProgress, audit_dataset, compute_stats, counting
 from shardio.views import RowRuns
