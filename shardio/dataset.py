@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import operator
 import os
-import types
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from shardio.access.filesystems import Access, choose_access
+from shardio.closing import Closing
 from shardio.errors import DatasetCorrupt, InvalidArgument, LoaderClosed
 from shardio.format.checksum import distinct
 from shardio.format.schema import Schema
@@ -29,7 +29,7 @@ from shardio.views import RowRuns
 from shardio.writer import ShardSummary
 
 
-class ShardDataset(Sequence[dict[str, Any]]):
+class ShardDataset(Sequence[dict[str, Any]], Closing):
     """All samples of a dataset, by number; owns its shards' maps until `close()`.
 
     A shard is opened when it is first needed. The object is for one thread at a time. `verify` and
@@ -275,17 +275,6 @@ class ShardDataset(Sequence[dict[str, Any]]):
                 reader.close()
         self._gathers, self._marks = {}, None
         self._readers = [None] * len(self._readers)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: types.TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def open_dataset(

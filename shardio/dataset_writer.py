@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import os
-import types
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
+from shardio.closing import Publishing
 from shardio.errors import DatasetConflict, InvalidArgument, LoaderClosed
 from shardio.format.schema import Schema
 from shardio.manifest import Generation, check_classes, holds_dataset, publish, refuse_existing
 from shardio.writer import ShardSummary, ShardWriter, check_schema
 
 
-class DatasetWriter:
+class DatasetWriter(Publishing):
     """Writes samples to a new dataset, shard after shard; publishes it at `close()`.
 
     Args:
@@ -114,16 +114,6 @@ class DatasetWriter:
             with contextlib.suppress(OSError):  # not empty
                 os.rmdir(self._root)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: types.TracebackType | None,
-    ) -> None:
-        if kind is not None:
-            self.abort()
-        elif not self._closed:
-            self.close()
+    @property
+    def _is_closed(self) -> bool:
+        return self._closed

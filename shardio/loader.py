@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import types
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator
@@ -17,6 +16,7 @@ from shardio._engine.fill import Recipe
 from shardio._engine.iteration import Delivered, Iteration
 from shardio.access.filesystems import Access
 from shardio.batch import Batch
+from shardio.closing import Closing
 from shardio.collate import BlockLayout
 from shardio.dataset import ShardDataset
 from shardio.options import Output, Shuffle, Tail, check_options, check_verify
@@ -35,7 +35,7 @@ class Maker(Protocol):
         """Wait until nothing reads memory that was let go."""
 
 
-class ShardLoader:
+class ShardLoader(Closing):
     """Iterates over the batches of a dataset; every iteration is one epoch.
 
     The batches are a pure function of dataset, seed and epoch: the same for any number of workers
@@ -228,17 +228,6 @@ class ShardLoader:
     def close(self) -> None:
         """End the workers; batches that are held stay valid. May be called again."""
         self._finalizer()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: types.TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 class _Pass:

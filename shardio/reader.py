@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import operator
 import os
-import types
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +19,7 @@ from shardio.access.columns import Column
 from shardio.access.content import Content
 from shardio.access.files import check_length
 from shardio.access.filesystems import Access
+from shardio.closing import Closing
 from shardio.errors import InvalidArgument, LoaderClosed
 from shardio.format.fields import Array
 from shardio.format.layout import PAGE, Kind, Section
@@ -29,7 +29,7 @@ from shardio.storage import open_content
 from shardio.units import VERIFY, Rows, Units, Verify
 
 
-class ShardReader:
+class ShardReader(Closing):
     """Reads one shard; owns its map until `close()` and until the last view of it is gone.
 
     Without a map, what it hands out are copies, and it owns a descriptor at most.
@@ -229,14 +229,3 @@ class ShardReader:
         self._bytes = memoryview(bytes(PAGE))
         self.units.release()
         self.records.release()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: types.TracebackType | None,
-    ) -> None:
-        self.close()

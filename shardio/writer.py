@@ -11,11 +11,11 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-import types
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import IO, Any, Final, Self
+from typing import IO, Any, Final
 
+from shardio.closing import Publishing
 from shardio.columns import ColumnWriter, ValidityWriter
 from shardio.disk import create, create_unnamed, sync
 from shardio.errors import InvalidArgument, LoaderClosed, SchemaError, ShardExists
@@ -45,7 +45,7 @@ class ShardSummary:
     id: str
 
 
-class ShardWriter:
+class ShardWriter(Publishing):
     """Writes samples to one shard; owns a hidden temporary file beside it until `close()`.
 
     The shard appears under its name only when `close()` (or the end of the `with`) has written,
@@ -259,19 +259,9 @@ class ShardWriter:
                 with contextlib.suppress(OSError):
                     spool.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: types.TracebackType | None,
-    ) -> None:
-        if kind is not None:
-            self.abort()
-        elif self._file is not None:
-            self.close()
+    @property
+    def _is_closed(self) -> bool:
+        return self._file is None
 
 
 def check_schema(schema: object) -> Schema:

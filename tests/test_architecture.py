@@ -18,6 +18,7 @@ ROOT = Path(__file__).resolve().parent.parent
 RANKS = {
     "shardio.errors": 0,
     "shardio.version": 0,
+    "shardio.closing": 0,
     "shardio.disk": 0,  # whatever changes a file system
     "shardio.format": 1,  # bytes <-> values
     "shardio.access": 1,  # how a file's bytes are got at

@@ -9,7 +9,6 @@ import os
 import socket
 import weakref
 from collections.abc import Callable, Sequence
-from types import TracebackType
 
 from shardio._engine.channel import (
     MAX_FDS,
@@ -22,12 +21,13 @@ from shardio._engine.launch import acquire
 from shardio._engine.linux import interrupts_held, this_process
 from shardio._engine.watch import Event, Failed, Message, Watch
 from shardio._engine.zygote import REQUEST
+from shardio.closing import Closing
 from shardio.errors import InvalidArgument, LoaderClosed, WorkerDied
 
 __all__ = ["Channel", "Crew", "Died", "Event", "Failed", "Message"]
 
 
-class Crew:
+class Crew(Closing):
     """Owns `n_workers` processes that each run `target(channel)`; ends them on `close`.
 
     `target` travels by cloudpickle. `fds` are duplicated and arrive as `channel.fds` in every
@@ -70,17 +70,6 @@ class Crew:
         except BaseException:
             self.close()
             raise
-
-    def __enter__(self) -> Crew:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def __len__(self) -> int:
         """Give the number of places, whether or not a worker lives there."""

@@ -9,11 +9,11 @@ their container declares. Damage that changes pixels within the rules of the cod
 from __future__ import annotations
 
 import re
-import types
 from collections.abc import Callable, Iterator
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import TYPE_CHECKING, Any, cast
 
+from shardio.closing import Closing
 from shardio.errors import MediaError
 from shardio.media.container import missing_bytes
 from shardio.media.picture import Picture, PictureMaker
@@ -49,7 +49,7 @@ def library_versions() -> dict[str, str]:
     return {"av": av.__version__, **found}
 
 
-class VideoFile:
+class VideoFile(Closing):
     """An open video file and its decoder; `close()` or the end of `with` releases both.
 
     The first video stream that is not a cover picture is read, by one thread: parallelism is
@@ -222,17 +222,6 @@ class VideoFile:
     def close(self) -> None:
         """Release the file and the decoder; pictures handed out stay valid."""
         self._container.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: types.TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def _display(frame: VideoFrame) -> bytes | None:
