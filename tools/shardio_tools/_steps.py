@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from contextlib import ExitStack
 
 from shardio.surgery import SurgeryProgress, SurgeryReport
 from shardio_tools._render import ProgressLine, counted, plain, say, say_json, size
 
 
-def add_size(parser: argparse.ArgumentParser) -> None:
-    """Add the argument for the size of new shards."""
-    parser.add_argument(
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that all of these commands take."""
+    add = parser.add_argument
+    add(
         "--shard-bytes",
         type=int,
         metavar="N",
         default=256 << 20,
         help="how much data goes into one new shard (default: 268435456, that is 256 MiB)",
     )
-
-
-def add_common(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments that all of these commands take."""
-    add = parser.add_argument
     add("--workers", type=int, metavar="N", help="processes that verify (default: one per CPU)")
     add("--quiet", action="store_true", help="print nothing but errors")
     add("--json", action="store_true", help="print the report as JSON")
@@ -44,6 +41,20 @@ class Steps(ExitStack):
             self._line = self.enter_context(ProgressLine(state.step, is_silent=self._is_silent))
         note = f"{state.n_shards_done:,} of {counted(state.n_shards, 'shard')}"
         self._line.show(state.n_bytes_done, state.n_bytes, note)
+
+
+def rewrite(
+    surgery: Callable[..., SurgeryReport], options: argparse.Namespace, *places: str, **more: object
+) -> SurgeryReport:
+    """Call a surgery with the options that all of these commands take; shows how far it is."""
+    with Steps(options) as steps:
+        return surgery(
+            *places,
+            shard_bytes=options.shard_bytes,
+            workers=options.workers,
+            progress=steps.show,
+            **more,
+        )
 
 
 def tell(report: SurgeryReport, options: argparse.Namespace, did: str) -> None:

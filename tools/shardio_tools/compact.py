@@ -10,28 +10,20 @@ import argparse
 
 from shardio.surgery import compact
 from shardio_tools._render import counted
-from shardio_tools._steps import Steps, add_common, add_size, tell
+from shardio_tools._steps import add_options, rewrite, tell
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command to its parser."""
     add = parser.add_argument
     add("path", metavar="DATASET", help="the dataset to tidy up")
-    add_size(parser)
     add("--remove-old", action="store_true", help="remove shards that only older generations name")
-    add_common(parser)
+    add_options(parser)
 
 
 def run(options: argparse.Namespace) -> int:
     """Compact, report, and return the exit code."""
-    with Steps(options) as steps:
-        report = compact(
-            options.path,
-            shard_bytes=options.shard_bytes,
-            remove_old=options.remove_old,
-            workers=options.workers,
-            progress=steps.show,
-        )
+    report = rewrite(compact, options, options.path, remove_old=options.remove_old)
     did = f"compacted into {counted(report.n_rewritten, 'new shard')}"
     if not report.n_rewritten:
         did = "nothing to put together"

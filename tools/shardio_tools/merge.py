@@ -10,7 +10,7 @@ import argparse
 
 from shardio.surgery import merge
 from shardio_tools._render import counted
-from shardio_tools._steps import Steps, add_common, add_size, tell
+from shardio_tools._steps import add_options, rewrite, tell
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -18,19 +18,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("out", metavar="OUT", help="the dataset to make: a folder that is missing or empty")
     add("sources", metavar="SRC", nargs="+", help="the datasets to put together, in their order")
-    add_size(parser)
-    add_common(parser)
+    add_options(parser)
 
 
 def run(options: argparse.Namespace) -> int:
     """Merge, report, and return the exit code."""
-    with Steps(options) as steps:
-        report = merge(
-            options.out,
-            *options.sources,
-            shard_bytes=options.shard_bytes,
-            workers=options.workers,
-            progress=steps.show,
-        )
+    report = rewrite(merge, options, options.out, *options.sources)
     tell(report, options, f"merged {counted(len(options.sources), 'dataset')}")
     return 0

@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 
 from shardio.surgery import reshard
-from shardio_tools._steps import Steps, add_common, add_size, tell
+from shardio_tools._steps import add_options, rewrite, tell
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -16,19 +16,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("src", metavar="SRC", help="the dataset to read")
     add("out", metavar="OUT", help="the dataset to make: a folder that is missing or empty")
-    add_size(parser)
-    add_common(parser)
+    add_options(parser)
 
 
 def run(options: argparse.Namespace) -> int:
     """Reshard, report, and return the exit code."""
-    with Steps(options) as steps:
-        report = reshard(
-            options.src,
-            options.out,
-            shard_bytes=options.shard_bytes,
-            workers=options.workers,
-            progress=steps.show,
-        )
+    report = rewrite(reshard, options, options.src, options.out)
     tell(report, options, "resharded")
     return 0
