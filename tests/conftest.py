@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import os
 import platform
 import shutil
@@ -38,6 +39,12 @@ os.environ.setdefault("DEV", "CPU" if cpu_device_works() else "PYTHON")
 # nohup does the same with SIGHUP.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+@pytest.fixture
+def swept() -> None:
+    """For tests that count what this process holds: what earlier tests left goes before they do."""
+    gc.collect()
 
 
 @pytest.fixture(scope="session")

@@ -341,6 +341,7 @@ def test_a_dataset_may_have_more_shards_than_a_process_may_open_files(tmp_path: 
     assert done.stdout.strip() == "True", done.stderr
 
 
+@pytest.mark.usefixtures("swept")
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("reuse", [False, True])
 def test_close_lets_go_of_all_memory_and_descriptors(

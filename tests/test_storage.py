@@ -99,6 +99,7 @@ def test_a_mapped_file_can_be_read_and_not_written(tmp_path: Path) -> None:
         mapped[0] = 1
 
 
+@pytest.mark.usefixtures("swept")
 def test_a_map_needs_no_descriptor_and_goes_with_its_last_view(tmp_path: Path) -> None:
     (tmp_path / "a.shard").write_bytes(b"abc" * 5000)
 
@@ -115,6 +116,7 @@ def test_a_map_needs_no_descriptor_and_goes_with_its_last_view(tmp_path: Path) -
     assert n_maps() == 0
 
 
+@pytest.mark.usefixtures("swept")
 def test_mapping_leaves_no_descriptor_open(tmp_path: Path) -> None:
     (tmp_path / "a.shard").write_bytes(b"abc")
     (tmp_path / "empty.shard").touch()

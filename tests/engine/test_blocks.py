@@ -63,6 +63,7 @@ def test_nobody_can_take_mapped_pages_away() -> None:
         os.close(fd)
 
 
+@pytest.mark.usefixtures("swept")
 def test_a_memory_file_larger_than_memory_is_refused_before_anything_is_reserved() -> None:
     before = n_descriptors()
     with pytest.raises(MemoryShort, match="3 elephants need"):
@@ -70,6 +71,7 @@ def test_a_memory_file_larger_than_memory_is_refused_before_anything_is_reserved
     assert n_descriptors() == before
 
 
+@pytest.mark.usefixtures("swept")
 @pytest.mark.parametrize("number", [errno.ENOMEM, errno.ENOSPC])
 def test_memory_that_others_took_meanwhile_is_memory_short(
     monkeypatch: pytest.MonkeyPatch, number: int
@@ -81,6 +83,7 @@ def test_memory_that_others_took_meanwhile_is_memory_short(
     assert n_descriptors() == before
 
 
+@pytest.mark.usefixtures("swept")
 def test_another_refusal_stays_what_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     before = n_descriptors()
     monkeypatch.setattr(os, "posix_fallocate", refusing(errno.EINTR))
@@ -89,6 +92,7 @@ def test_another_refusal_stays_what_it_is(monkeypatch: pytest.MonkeyPatch) -> No
     assert n_descriptors() == before
 
 
+@pytest.mark.usefixtures("swept")
 def test_a_block_that_cannot_be_mapped_leaves_no_descriptor(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -378,6 +382,7 @@ def test_a_lease_stays_valid_when_its_block_grows(pool: BlockPool) -> None:
 # Ends.
 
 
+@pytest.mark.usefixtures("swept")
 def test_closing_closes_every_descriptor() -> None:
     before = n_descriptors()
     pool = BlockPool(64 * KIB, budget=MIB)
@@ -390,6 +395,7 @@ def test_closing_closes_every_descriptor() -> None:
     assert len(pool) == 0
 
 
+@pytest.mark.usefixtures("swept")
 def test_many_pools_leave_no_descriptor_and_no_map() -> None:
     descriptors, maps = n_descriptors(), n_maps()
     for _ in range(50):
@@ -402,6 +408,7 @@ def test_many_pools_leave_no_descriptor_and_no_map() -> None:
     assert (n_descriptors(), n_maps()) == (descriptors, maps)
 
 
+@pytest.mark.usefixtures("swept")
 def test_memory_outlives_the_pool_for_as_long_as_it_is_held() -> None:
     maps = n_maps()
     pool = BlockPool(64 * KIB, budget=MIB)
@@ -417,6 +424,7 @@ def test_memory_outlives_the_pool_for_as_long_as_it_is_held() -> None:
     assert n_maps() == maps
 
 
+@pytest.mark.usefixtures("swept")
 def test_a_lease_does_not_keep_the_pool() -> None:
     pool = BlockPool(64 * KIB, budget=MIB)
     others = pool.make(), pool.make()

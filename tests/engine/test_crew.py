@@ -100,6 +100,7 @@ def test_send_keeps_what_a_worker_does_not_read_yet_and_wait_sends_it() -> None:
     os.close(tell)
 
 
+@pytest.mark.usefixtures("swept")
 def test_descriptors_travel_both_ways_and_with_queued_messages() -> None:
     def give_back(channel: Channel) -> None:
         for _ in range(600):
@@ -127,6 +128,7 @@ def test_descriptors_travel_both_ways_and_with_queued_messages() -> None:
     assert _open_fds() == before
 
 
+@pytest.mark.usefixtures("swept")
 def test_descriptors_of_events_that_nobody_waited_for_are_closed() -> None:
     def give(channel: Channel) -> None:
         channel.send(b"take", [channel.fileno()])
@@ -244,6 +246,7 @@ def test_a_function_that_cannot_be_unpickled_is_reported() -> None:
     assert all("LookupError: no such thing here" in text for text in texts)
 
 
+@pytest.mark.usefixtures("swept")
 def test_a_function_that_cannot_be_pickled_is_refused_and_nothing_is_left_open() -> None:
     before = _open_fds()
     lock = threading.Lock()
@@ -384,6 +387,7 @@ def test_a_crew_that_is_collected_ends_its_workers(kind: str) -> None:
     assert _all_ended(pidfds)
 
 
+@pytest.mark.usefixtures("swept")
 def test_a_crew_can_be_closed_before_its_workers_exist() -> None:
     before = _open_fds()
     for _ in range(20):
@@ -454,6 +458,7 @@ def test_close_in_several_threads_at_once_returns_when_the_workers_are_gone() ->
     assert _all_ended(pidfds)
 
 
+@pytest.mark.usefixtures("swept")
 def test_two_hundred_crews_one_after_the_other_leak_no_descriptor() -> None:
     before = _open_fds()
     for n in range(200):

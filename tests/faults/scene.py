@@ -63,6 +63,14 @@ class Scene:
                         found[int(folder.name)] = (folder / "comm").read_text().strip()
         return found
 
+    def wait_for_processes(self, n: int) -> None:
+        """Wait until there are n: the last worker may still be on its way when the first works."""
+        end_s = time.monotonic() + PATIENCE_S
+        while len(found := self.processes()) != n:
+            if time.monotonic() > end_s:
+                raise AssertionError(f"expected {n} processes, found {found}")
+            time.sleep(0.01)
+
     def left_after(self, *, but: set[int] | None = None) -> dict[int, str]:
         """Wait for all processes to be gone, apart from `but`; give those that do not go."""
         end_s = time.monotonic() + PATIENCE_S

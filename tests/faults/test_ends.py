@@ -80,7 +80,7 @@ def test_no_process_is_left_after_a_signal(
 ) -> None:
     main = stage.start(_program(STAY, busy))
     assert line(main) == "ready"
-    assert len(stage.processes()) == 4
+    stage.wait_for_processes(4)
     send(main.pid, number)
     assert main.wait(PATIENCE_S) != 0
     assert stage.left_after() == {}
@@ -228,7 +228,7 @@ threading.Thread(target=crew.wait, daemon=True).start()
 def test_no_name_in_dev_shm_is_used(stage: Scene) -> None:
     main = stage.start(_program(STAY))
     assert line(main) == "ready"
-    assert len(stage.processes()) == 4
+    stage.wait_for_processes(4)
     assert stage.files_in_dev_shm() == []
 
 
