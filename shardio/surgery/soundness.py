@@ -18,7 +18,7 @@ _NO_DAMAGE = {"unknown_shard"}
 
 @dataclass(frozen=True, slots=True)
 class SurgeryProgress:
-    """How far a rewriting is; `step` is "verifying" or "writing"."""
+    """How far a rewriting is; `step` is "verifying", "writing" or "counting"."""
 
     step: str
     n_shards_done: int

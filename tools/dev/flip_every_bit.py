@@ -15,6 +15,7 @@ over.
 from __future__ import annotations
 
 import argparse
+import os
 import random
 import sys
 import tempfile
@@ -144,7 +145,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="of the random shards")
     options = parser.parse_args()
     memory = Path("/dev/shm")
-    with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as name:
+    with tempfile.TemporaryDirectory(dir=memory if os.access(memory, os.W_OK) else None) as name:
         folder = Path(name)
         if options.minutes is not None:
             n_missed = damage_random_shards(folder, options.minutes, options.seed)

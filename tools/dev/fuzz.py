@@ -278,7 +278,7 @@ def main(arguments: list[str]) -> int:
         if not engines:
             return 3
     memory = Path("/dev/shm")
-    with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as scratch:
+    with tempfile.TemporaryDirectory(dir=memory if os.access(memory, os.W_OK) else None) as scratch:
         run = Run(options, Path(scratch))
         seconds = options.minutes * 60
         run.run(lanes_for(engines, options.processes, seconds, options.target))
