@@ -11,8 +11,8 @@ class Closing(ABC):
     """Closes itself at the end of its `with`, however that is left."""
 
     @abstractmethod
-    def close(self) -> None:
-        """Let go of what is held. Idempotent."""
+    def close(self) -> object:
+        """Finish, and let go of what is held."""
 
     def __enter__(self) -> Self:
         return self
@@ -26,7 +26,7 @@ class Closing(ABC):
         self.close()
 
 
-class Publishing(ABC):
+class Publishing(Closing):
     """Publishes at the end of its `with` what was written; nothing, if an exception leaves that."""
 
     @property
@@ -35,15 +35,8 @@ class Publishing(ABC):
         """Whether `close` or `abort` has been called."""
 
     @abstractmethod
-    def close(self) -> object:
-        """Publish, once; what is returned says what that is."""
-
-    @abstractmethod
     def abort(self) -> None:
         """Remove what was written; nothing is published. Idempotent."""
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(
         self,
