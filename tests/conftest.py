@@ -9,6 +9,7 @@ import platform
 import shutil
 import signal
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,24 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 def swept() -> None:
     """For tests that count what this process holds: what earlier tests left goes before they do."""
     gc.collect()
+
+
+@pytest.fixture(scope="module")
+def quick_disk() -> Iterator[None]:
+    """For modules that write hundreds of shards, none of which has to survive a power cut."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda fd: None)
+        yield
+
+
+@pytest.fixture(scope="module")
+def warm_zygote() -> Iterator[None]:
+    """For modules that start many workers: they find a zygote that is running."""
+    from shardio._engine.crew import Crew
+
+    with Crew(1, lambda channel: channel.recv()):
+        yield
+    gc.collect()  # what failures refer to must not end in the middle of other tests
 
 
 @pytest.fixture(scope="session")

@@ -29,16 +29,10 @@ from shardio.manifest import load, publish
 from tests.loading import write_dataset
 from tests.shards import as_read, every_field_sample, same_sample, write_shard
 
+pytestmark = pytest.mark.usefixtures("quick_disk")
+
 N_SAMPLES = 40
 LABELS = Schema({"label": Array("int64"), "note": Text()})
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _quick_disk() -> Iterator[None]:
-    """Hundreds of shards are written here, and none has to survive a power cut."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "fsync", lambda fd: None)
-        yield
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +17,8 @@ from shardio.format.fields import Array
 from shardio.format.schema import Schema
 from shardio.units import Verify
 from tests.loading import write_dataset
+
+pytestmark = pytest.mark.usefixtures("quick_disk")
 
 # Rows of 2 KiB and more have a hash each; smaller ones share a hash per run of up to 64 KiB.
 COLUMNS = Schema(
@@ -50,14 +51,6 @@ def make_columns(n: int) -> dict[str, npt.NDArray[Any]]:
 
 
 VALUES = make_columns(N_SAMPLES)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _quick_disk() -> Iterator[None]:
-    """Hundreds of shards are written here, and none has to survive a power cut."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "fsync", lambda fd: None)
-        yield
 
 
 @pytest.fixture(scope="module")

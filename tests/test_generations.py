@@ -22,13 +22,10 @@ from shardio.manifest import Generation, load, load_generation, publish, publish
 from shardio.views import RowRuns
 from tests.loading import write_dataset
 
+pytestmark = pytest.mark.usefixtures("quick_disk")
+
 LABELS = Schema({"label": Array("int64"), "note": Text()})
 N = 40
-
-
-@pytest.fixture(autouse=True)
-def _quick_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "fsync", lambda fd: None)
 
 
 @pytest.fixture

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import ast
-import gc
 import inspect
 import itertools
 import os
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,21 +16,14 @@ import pytest
 import shardio
 from shardio import Batch, InvalidArgument, Schema, ShardLoader, options
 from shardio._engine import memory
-from shardio._engine.crew import Crew
 from shardio.format.layout import Kind
 from shardio.reader import ShardReader
 from tests.loading import RAGGED, TWO_FIELDS, bits, check_against, two_fields, write_dataset
 from tests.shards import EVERY_FIELD
 
+pytestmark = pytest.mark.usefixtures("warm_zygote")
+
 N = 403
-
-
-@pytest.fixture(scope="module", autouse=True)
-def warm_zygote() -> Iterator[None]:
-    """Keep one crew open, so that loaders find a zygote that is running."""
-    with Crew(1, lambda channel: channel.recv()):
-        yield
-    gc.collect()  # loaders that failures refer to must not end in the middle of other tests
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,6 @@ import pytest
 
 import shardio
 from shardio import Batch, LoaderClosed, ShardLoader
-from shardio._engine.crew import Crew
 from tests.loading import (
     PATIENCE_S,
     RAGGED,
@@ -29,19 +28,13 @@ from tests.loading import (
     write_dataset,
 )
 
+pytestmark = pytest.mark.usefixtures("warm_zygote")
+
 N = 200
 WORKERS = pytest.mark.parametrize("num_workers", [0, 2])
 # Blocks of 8 samples of TWO_FIELDS: 49,152 + 64 + origins, in pages.
 BATCH = 8
 BLOCK_BYTES = 53_248
-
-
-@pytest.fixture(scope="module", autouse=True)
-def warm_zygote() -> Iterator[None]:
-    """Keep one crew open, so that loaders find a zygote that is running."""
-    with Crew(1, lambda channel: channel.recv()):
-        yield
-    gc.collect()  # loaders that failures refer to must not end in the middle of other tests
 
 
 @pytest.fixture(scope="module")

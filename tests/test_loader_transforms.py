@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import gc
 import os
 import random
 import re
@@ -11,7 +10,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,6 @@ import pytest
 
 import shardio
 from shardio import Array, Json, Schema, ShardLoader, TransformError, WorkerDied
-from shardio._engine.crew import Crew
 from tests.loading import (
     PATIENCE_S,
     RAGGED,
@@ -32,17 +30,11 @@ from tests.loading import (
 )
 from tests.shards import EVERY_FIELD
 
+pytestmark = pytest.mark.usefixtures("warm_zygote")
+
 N = 40
 WORKERS = pytest.mark.parametrize("num_workers", [0, 2])
 Sample = dict[str, Any]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def warm_zygote() -> Iterator[None]:
-    """Keep one crew open, so that loaders find a zygote that is running."""
-    with Crew(1, lambda channel: channel.recv()):
-        yield
-    gc.collect()  # loaders that failures refer to must not end in the middle of other tests
 
 
 @pytest.fixture(scope="module")

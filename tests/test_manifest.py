@@ -28,6 +28,8 @@ from shardio.format.schema import Schema
 from shardio.manifest import Generation, lineage_of, load, publish, refuse_existing
 from shardio.writer import ShardSummary
 
+pytestmark = pytest.mark.usefixtures("quick_disk")
+
 SCHEMA = Schema({"label": Array("int64"), "größe": Text()})
 SHARDS = (
     ShardSummary("000000-000.shard", 7, 12288, "00112233445566778899aabbccddeeff"),
@@ -65,12 +67,6 @@ def forge(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
     change(content)
     path.unlink()
     sealed.write_sealed(path, sealed.sealed(content), exclusive=True)
-
-
-@pytest.fixture(autouse=True)
-def _quick_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hundreds of datasets are published here, and none has to survive a power cut."""
-    monkeypatch.setattr(os, "fsync", lambda fd: None)
 
 
 @pytest.fixture

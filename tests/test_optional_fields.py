@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +14,8 @@ from shardio.errors import ChecksumMismatch
 from shardio.format.layout import Kind
 from shardio.surgery import audit_shard
 from shardio.writer import ShardWriter
+
+pytestmark = pytest.mark.usefixtures("quick_disk")
 
 SCHEMA = Schema(
     {
@@ -38,12 +38,6 @@ EMPTY: dict[str, Any] = {
     "blob": b"",
     "meta": {},
 }
-
-
-@pytest.fixture(autouse=True)
-def _quick_disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(os, "fsync", lambda fd: None)
-    yield
 
 
 def sample(i: int) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import select
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import FrameType
 
 import pytest
@@ -18,15 +18,10 @@ from shardio._engine.channel import MAX_MESSAGE_BYTES
 from shardio._engine.crew import Channel, Crew, Died, Event, Failed, Message
 from shardio.errors import InvalidArgument, LoaderClosed, WorkerDied
 
+pytestmark = pytest.mark.usefixtures("warm_zygote")
+
 # Generous: reached only by a test that is about to fail.
 PATIENCE_S = 30.0
-
-
-@pytest.fixture(scope="module", autouse=True)
-def warm_zygote() -> Iterator[None]:
-    """Keep one crew open, so that the others find a zygote that is running."""
-    with Crew(1, lambda channel: channel.recv()):
-        yield
 
 
 def _echo() -> Callable[[Channel], None]:

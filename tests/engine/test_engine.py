@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import signal
 import subprocess
 import sys
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,22 +17,15 @@ import shardio
 from shardio import InvalidArgument, ShardDataset, ShardLoader
 from shardio._engine import engine as module
 from shardio._engine import passes as passes_module
-from shardio._engine.crew import Crew
 from shardio._engine.engine import Engine
 from shardio._engine.fill import Recipe
 from shardio._engine.iteration import Iteration
 from tests.loading import TWO_FIELDS, bits, two_fields, write_dataset
 
+pytestmark = pytest.mark.usefixtures("warm_zygote")
+
 N, BATCH = 100, 10
 WORKERS = pytest.mark.parametrize("n_workers", [0, 2])
-
-
-@pytest.fixture(scope="module", autouse=True)
-def warm_zygote() -> Iterator[None]:
-    """Keep one crew open, so that engines find a zygote that is running."""
-    with Crew(1, lambda channel: channel.recv()):
-        yield
-    gc.collect()
 
 
 @pytest.fixture(scope="module")

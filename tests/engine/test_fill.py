@@ -24,14 +24,9 @@ from shardio.order import Order, SampleGenerators
 from tests.loading import write_dataset
 from tests.shards import EVERY_FIELD, as_read, every_field_sample, same_in_batch, same_value
 
+pytestmark = pytest.mark.usefixtures("quick_disk")
+
 N_SAMPLES = 50
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _quick_disk() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "fsync", lambda fd: None)
-        yield
 
 
 @pytest.fixture(scope="module")
