@@ -16,6 +16,22 @@ from pathlib import Path
 _ROOT = Path(__file__).parents[2]
 _MARK = "SHARDIO_TEST_SCENE"
 
+# Transforms that let the first two batches of 4 pass and then get stuck: asleep, or in a call of C
+# that holds the GIL.
+STUCK = """
+import collections, itertools, time
+
+def linger(sample):
+    if sample["label"] >= 8:
+        time.sleep(1000)
+    return sample
+
+def spin(sample):
+    if sample["label"] >= 8:
+        collections.deque(itertools.repeat(0), maxlen=0)
+    return sample
+"""
+
 # Generous: a test waits this long only when it is about to fail.
 PATIENCE_S = 20.0
 
@@ -32,9 +48,12 @@ class Scene:
         self.mains: list[subprocess.Popen[bytes]] = []
 
     def start(
-        self, arguments: list[str], *, stdin: bytes = b"", cwd: Path | None = None
+        self, arguments: list[str], *, stdin: bytes | None = b"", cwd: Path | None = None
     ) -> subprocess.Popen[bytes]:
-        """Start Python with `arguments`; its output is read with `line`."""
+        """Start Python with `arguments`; its output is read with `line`.
+
+        Its standard input has `stdin` and ends, or stays open where that is None.
+        """
         marks = {_MARK: self.mark, "PYTHONPATH": str(_ROOT), "PYTHONFAULTHANDLER": "1"}
         main = subprocess.Popen(
             [sys.executable, *arguments],
@@ -47,7 +66,7 @@ class Scene:
             start_new_session=True,
         )
         self.mains.append(main)
-        if main.stdin is not None:
+        if stdin is not None and main.stdin is not None:
             main.stdin.write(stdin)
             main.stdin.close()
             main.stdin = None  # or `communicate` would use it again

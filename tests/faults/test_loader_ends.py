@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.faults.scene import PATIENCE_S, Scene, line, scene
+from tests.faults.scene import PATIENCE_S, STUCK, Scene, line, scene
 from tests.loading import TWO_FIELDS, two_fields, write_dataset
 
 # What the workers do when it ends: wait, since all blocks are full; sleep, or sit in a C call that
@@ -21,29 +21,19 @@ BUSY = {
     "not there": "num_workers = 0",
 }
 
-PROGRAM = """
-import collections, itertools, os, signal, sys, threading, time
+PROGRAM = f"""{STUCK}
+import os, signal, sys, threading
 from shardio import ShardLoader
 from shardio._engine import launch
 
-def linger(sample):
-    if sample["label"] >= 8:
-        time.sleep(1000)
-    return sample
-
-def spin(sample):
-    if sample["label"] >= 8:
-        collections.deque(itertools.repeat(0), maxlen=0)
-    return sample
-
 num_workers, transform = 2, None
-{busy}
+{{busy}}
 
 def load():
-    return ShardLoader({folder!r}, 4, output={output!r}, num_workers=num_workers,
+    return ShardLoader({{folder!r}}, 4, output={{output!r}}, num_workers=num_workers,
                        transform=transform)
 
-{then}
+{{then}}
 """
 
 STAY = """
