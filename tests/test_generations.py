@@ -123,7 +123,10 @@ def test_of_processes_that_publish_at_once_one_wins_and_the_others_are_told(
     context = multiprocessing.get_context("fork")
     n, queue = 4, context.Queue()
     barrier = context.Barrier(n)
-    writers = [context.Process(target=_race, args=(str(folder), barrier, queue)) for _ in range(n)]
+    writers = [
+        context.Process(target=_race, args=(str(folder), barrier, queue), daemon=True)
+        for _ in range(n)
+    ]
     for writer in writers:
         writer.start()
     outcomes = [queue.get(timeout=60) for _ in writers]

@@ -361,7 +361,9 @@ def test_of_two_processes_that_compact_one_wins_and_the_other_is_told(tmp_path: 
     context = multiprocessing.get_context("fork")
     barrier, queue = context.Barrier(2), context.Queue()
     processes = [
-        context.Process(target=_compete, args=("compact", str(source), "", barrier, queue))
+        context.Process(
+            target=_compete, args=("compact", str(source), "", barrier, queue), daemon=True
+        )
         for _ in range(2)
     ]
     for process in processes:

@@ -199,7 +199,7 @@ def test_of_two_who_change_a_dataset_one_wins_and_the_other_is_told(
     context = multiprocessing.get_context("fork")
     barrier, queue = context.Barrier(2), context.Queue()
     processes = [
-        context.Process(target=_compete, args=(name, str(folder), barrier, queue))
+        context.Process(target=_compete, args=(name, str(folder), barrier, queue), daemon=True)
         for name in ("split", other)
     ]
     for process in processes:
