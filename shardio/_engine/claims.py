@@ -9,17 +9,20 @@ from __future__ import annotations
 import os
 import signal
 from dataclasses import dataclass, field
+from typing import Final
 
 import numpy as np
 
 from shardio._engine.blocks import Block
 from shardio._engine.fill import Recipe
-from shardio.collate import CLAIMED, NO_FIELD, BlockLayout
+from shardio.collate import CLAIMED, EMPTY, NO_FIELD, BlockLayout
 from shardio.dataset import ShardDataset
 from shardio.errors import ShardChanged, WorkerDied
 from shardio.order import Order
 
-_NAMED_SAMPLES = 3
+MOST_DEATHS: Final = 2
+"""What so many workers died of is not tried again."""
+_NAMED_SAMPLES: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +54,7 @@ def claims_in(
     origins = layout.origins(block.bytes)
     claimed = origins[origins["status"] == CLAIMED]
     if not len(claimed):
-        return Claims("while it worked on")
+        return Claims("before it began with")
     numbers = set(claimed["field"].tolist()) - {NO_FIELD}
     name = fields[numbers.pop()] if len(numbers) == 1 else None
     rows = {
@@ -67,6 +70,11 @@ def claims_in(
     more = " and others" if len(rows) > _NAMED_SAMPLES else ""
     what = f"field {name!r} of " if name is not None else ""
     return Claims(f"while it worked on {what}{'; '.join(named)}{more} for", rows, name)
+
+
+def clear_claims(layout: BlockLayout, block: Block) -> None:
+    """Forget what was being read for a batch that was not finished: no later death is its fault."""
+    layout.origins(block.bytes)["status"] = EMPTY
 
 
 def error_of_death(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import itertools
 import mmap
 import os
 import threading
@@ -17,8 +18,8 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from shardio._engine.blocks import BlockPool, reserve_memory_file
-from shardio._engine.claims import Claims, claims_in, error_of_death
+from shardio._engine.blocks import Block, BlockPool, reserve_memory_file
+from shardio._engine.claims import MOST_DEATHS, claims_in, clear_claims, error_of_death
 from shardio._engine.fill import Recipe
 from shardio._engine.inquiry import Inquiry
 from shardio._engine.iteration import Delivered, Iteration
@@ -31,7 +32,14 @@ from shardio._engine.staff import Answer, Local, Loss, Staff, Workers
 from shardio._engine.wire import Ask, Status, Task
 from shardio.collate import BlockLayout, lay_out
 from shardio.dataset import ShardDataset
-from shardio.errors import InvalidArgument, LoaderClosed, MemoryShort, TransformError
+from shardio.errors import (
+    InvalidArgument,
+    LoaderClosed,
+    MemoryShort,
+    ShardChanged,
+    TransformError,
+    WorkerDied,
+)
 from shardio.format.schema import Schema
 
 # Plain numbers: members of an enum are slow to look up and to compare.
@@ -219,7 +227,8 @@ class Engine:
             if not schedule.n_in_flight and not self._passes.n_coming_back:
                 self._insist(iteration)
             self._take_answers()
-            if pool.has_idle or len(pool) < self._n_blocks or not schedule.n_in_flight:
+            has_blocks = pool.has_idle or len(pool) < self._n_blocks or not schedule.wants_block
+            if has_blocks or not schedule.n_in_flight:
                 self._reap()
                 self._feed(iteration)
         iteration.held = block
@@ -295,6 +304,7 @@ class Engine:
             iteration.sizes[step] = n_rows, heap_bytes
             iteration.schedule.done(answer.worker, step)
         elif status == Status.FAILED:
+            clear_claims(iteration.layout, self.pool[number])
             error = answer.error or TransformError("a worker failed without saying why")
             iteration.schedule.failed(answer.worker, step, error)
         elif status == Status.CANCELLED:
@@ -303,18 +313,36 @@ class Engine:
             self._finish(iteration)
 
     def _lose(self, iteration: Iteration, loss: Loss) -> None:
-        """Report the tasks that a dead worker had; it worked on the first of them."""
-        for i, (step, block) in enumerate(iteration.schedule.tasks_of(loss.worker).items()):
-            claims = Claims("before it began with")
-            if i == 0:
-                claims = claims_in(
-                    self.layout(), self.pool[block], self.dataset, self._recipe.fields
-                )
-            where = f" batch {step} of epoch {iteration.epoch} of {self._recipe.path}"
-            error = error_of_death(loss.how, loss.signal, claims, where, self.dataset)
-            iteration.schedule.failed(loss.worker, step, error)
+        """Have the tasks of a dead worker done again, but one that kills whoever does it."""
+        schedule = iteration.schedule
+        tasks = schedule.tasks_of(loss.worker)
         if iteration.is_cancelled:
+            for step in tasks:
+                schedule.cancelled(loss.worker, step)
             self._finish(iteration)
+            return
+        for step, number in itertools.islice(tasks.items(), 1):  # that it worked on, if it did
+            error = self._blame(iteration, loss, step, self.pool[number])
+            if error is not None:
+                schedule.failed(loss.worker, step, error)
+        schedule.lost(loss.worker)
+
+    def _blame(
+        self, iteration: Iteration, loss: Loss, step: int, block: Block
+    ) -> WorkerDied | ShardChanged | None:
+        """The error for a task whose worker died of it; None if it is to be done once more."""
+        layout = iteration.layout
+        claims = claims_in(layout, block, self.dataset, self._recipe.fields)
+        clear_claims(layout, block)
+        if not claims.rows:  # it had not begun
+            return None
+        n_deaths = iteration.deaths.get(step, 0) + 1
+        iteration.deaths[step] = n_deaths
+        where = f" batch {step} of epoch {iteration.epoch} of {self._recipe.path}"
+        again = f", which {n_deaths} workers have died of" if n_deaths > 1 else ""
+        error = error_of_death(loss.how, loss.signal, claims, where + again, self.dataset)
+        is_certain = isinstance(error, ShardChanged) or n_deaths >= MOST_DEATHS
+        return error if is_certain else None
 
     def cancel(self, iteration: Iteration) -> None:
         """End a pass early; its blocks come back as its tasks are answered.

@@ -5,11 +5,12 @@ The transform is run where it always runs, in a worker, while main goes on openi
 
 from __future__ import annotations
 
-from shardio._engine.claims import claim_of_first, error_of_death
+from shardio._engine.claims import MOST_DEATHS, claim_of_first, error_of_death
 from shardio._engine.fill import Recipe
 from shardio._engine.staff import Answer, Local, Loss, Workers
 from shardio._engine.wire import Ask, Task
 from shardio.dataset import ShardDataset
+from shardio.errors import ShardChanged
 from shardio.format.schema import Schema
 
 _ASKED = 0
@@ -22,6 +23,7 @@ class Inquiry:
     def __init__(self, recipe: Recipe, dataset: ShardDataset, staff: Workers | Local) -> None:
         self._recipe, self._dataset, self._staff = recipe, dataset, staff
         self._is_asked = False
+        self._n_deaths = 0
 
     def ask(self) -> Schema | None:
         """The schema, if it is known; else a worker is asked, unless it was already."""
@@ -51,11 +53,23 @@ class Inquiry:
             return None
         self._is_asked = False
         if isinstance(answer, Loss):
-            claim = claim_of_first(self._recipe, self._dataset)
-            raise error_of_death(answer.how, answer.signal, claim, "", self._dataset)
+            return self._ask_again(answer)
         if answer.error is None:
             return answer.schema
         try:
             raise answer.error
         finally:
             del answer  # or the error would refer to itself, and keep the loader alive
+
+    def _ask_again(self, loss: Loss) -> Schema | None:
+        """Ask another worker, unless the first sample has killed enough of them."""
+        self._n_deaths += 1
+        claim = claim_of_first(self._recipe, self._dataset)
+        error = error_of_death(loss.how, loss.signal, claim, "", self._dataset)
+        if self._n_deaths < MOST_DEATHS and not isinstance(error, ShardChanged):
+            return self.ask()
+        self._n_deaths = 0
+        try:
+            raise error
+        finally:
+            del error  # as above

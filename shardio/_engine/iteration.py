@@ -21,6 +21,8 @@ class Iteration:
     layout: BlockLayout
     sizes: dict[int, tuple[int, int]] = field(default_factory=dict)
     """Rows, and bytes of varying values, of the steps that are ready."""
+    deaths: dict[int, int] = field(default_factory=dict)
+    """How many workers died while they worked on a step that is still to be done."""
     held: int | None = None
     """The block delivered last, until it is leased, or taken back before the next."""
     is_cancelled: bool = False

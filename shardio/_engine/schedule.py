@@ -2,7 +2,8 @@
 
 One Schedule belongs to one pass over an epoch. It knows steps, workers and blocks by number only;
 `engine.py` does what it decides. Steps are assigned in order and delivered in order; a block
-belongs to exactly one of: free, in flight (with its step and worker), ready, delivered.
+belongs to exactly one of: free, in flight (with its step and worker), lost (with its step, which
+is to be done again), ready, delivered.
 """
 
 from __future__ import annotations
@@ -35,11 +36,12 @@ class Schedule:
         self._n_tasks = [0] * n_workers
         self._ready: dict[int, int] = {}
         self._failed: dict[int, BaseException] = {}
+        self._lost: dict[int, int] = {}
         self._free: deque[int] = deque()
         self.n_in_flight = 0
         """How many tasks have been assigned and not answered."""
         self.n_circulating = 0
-        """How many blocks are free, in flight or ready."""
+        """How many blocks are free, in flight, lost or ready."""
 
     @property
     def is_over(self) -> bool:
@@ -49,14 +51,15 @@ class Schedule:
     @property
     def wants_task(self) -> bool:
         """Whether there are steps left to assign, and a worker with room for one."""
-        is_busy = self.n_in_flight == self._most_in_flight
-        # After a failure nothing behind it will be delivered.
-        return not is_busy and self._next_assigned < self._last and not self._failed
+        if self.n_in_flight == self._most_in_flight:
+            return False
+        # After a failure nothing new behind it will be delivered.
+        return (self._next_assigned < self._last and not self._failed) or bool(self._lost)
 
     @property
     def wants_block(self) -> bool:
-        """Whether there is no block that could be assigned."""
-        return not self._free
+        """Whether a task that is wanted has no block yet."""
+        return not (self._free or self._lost)
 
     def renewed(self) -> Schedule:
         """A schedule of what is still to be delivered, of which nothing has been assigned."""
@@ -72,10 +75,15 @@ class Schedule:
         """Give the next step to the worker with the fewest tasks; there must be a task to give."""
         n_tasks = self._n_tasks
         least = min(n_tasks)
-        if least >= self._depth or not self._free:
+        if least >= self._depth or self.wants_block:
             raise AssertionError("nothing can be assigned")
-        worker, step, block = n_tasks.index(least), self._next_assigned, self._free.pop()
-        self._next_assigned = step + 1
+        worker = n_tasks.index(least)
+        if self._lost:  # first: the loop may be waiting for it
+            step = min(self._lost)
+            block = self._lost.pop(step)
+        else:
+            step, block = self._next_assigned, self._free.pop()
+            self._next_assigned = step + 1
         self._tasks[worker][step] = block
         n_tasks[worker] = least + 1
         self.n_in_flight += 1
@@ -89,6 +97,11 @@ class Schedule:
         """A worker could not fill the block of a step; the error is raised when its turn comes."""
         self._free.append(self._answered(worker, step))
         self._failed[step] = error
+
+    def lost(self, worker: int) -> None:
+        """A worker has died: its tasks will be assigned again, each with the block that it had."""
+        for step in self.tasks_of(worker):
+            self._lost[step] = self._answered(worker, step)
 
     def cancelled(self, worker: int, step: int) -> None:
         """A worker has dropped a step of this pass, which has been cancelled."""
@@ -123,8 +136,9 @@ class Schedule:
 
     def surrender(self) -> list[int]:
         """Give up every block that no worker has: for when the pass is cancelled."""
-        blocks = [*self._free, *self._ready.values()]
+        blocks = [*self._free, *self._lost.values(), *self._ready.values()]
         self._free.clear()
+        self._lost.clear()
         self._ready.clear()
         self.n_circulating -= len(blocks)
         return blocks

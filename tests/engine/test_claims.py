@@ -48,9 +48,9 @@ def described(block: Block, dataset: ShardDataset) -> str:
 
 
 def test_a_block_without_claims_names_no_sample(block: Block, dataset: ShardDataset) -> None:
-    assert described(block, dataset) == "while it worked on"
+    assert described(block, dataset) == "before it began with"
     LAYOUT.origins(block.bytes)["status"] = FILLED
-    assert described(block, dataset) == "while it worked on"
+    assert described(block, dataset) == "before it began with"
 
 
 def test_one_sample_is_named_with_its_shard(block: Block, dataset: ShardDataset) -> None:

@@ -45,6 +45,7 @@ class Passes(RuleBasedStateMachine):
         self.working: dict[int, tuple[int, int]] = {}  # step -> worker, block
         self.ready: dict[int, int] = {}
         self.free: set[int] = set()
+        self.lost: dict[int, int] = {}
         self.errors: dict[int, Exception] = {}
         self.assigned_to = first
         self.is_cancelled = False
@@ -61,15 +62,19 @@ class Passes(RuleBasedStateMachine):
     @rule()
     def tasks_are_given_out(self) -> None:
         for worker, step, block in assign_all(self.schedule):
-            assert step == self.assigned_to, "steps are assigned in order, each once"
-            assert step < self.last
-            assert block in self.free
             counts = self.counts()
             assert counts[worker] == min(counts) < self.depth
-            self.assigned_to += 1
-            self.free.remove(block)
+            if self.lost:
+                assert step == min(self.lost), "what was lost comes first, in order"
+                assert block == self.lost.pop(step)
+            else:
+                assert step == self.assigned_to, "steps are assigned in order, each once"
+                assert step < self.last
+                assert block in self.free
+                self.assigned_to += 1
+                self.free.remove(block)
             self.working[step] = worker, block
-        if self.free and self.assigned_to < self.last and not self.errors:
+        if self.lost or self.free and self.assigned_to < self.last and not self.errors:
             assert min(self.counts()) == self.depth, "what can be given out is given out"
 
     def counts(self) -> list[int]:
@@ -96,8 +101,8 @@ class Passes(RuleBasedStateMachine):
             self.free.add(block)
 
     @precondition(lambda self: self.working)
-    @rule(data=st.data())
-    def a_worker_dies(self, data: st.DataObject) -> None:
+    @rule(data=st.data(), is_blamed=st.booleans())
+    def a_worker_dies(self, data: st.DataObject, *, is_blamed: bool) -> None:
         worker = data.draw(st.sampled_from(sorted({who for who, _ in self.working.values()})))
         tasks = self.schedule.tasks_of(worker)
         assert list(tasks.items()) == sorted(
@@ -105,9 +110,16 @@ class Passes(RuleBasedStateMachine):
         ), "the task it worked on comes first"
         for step, block in tasks.items():
             del self.working[step]
-            self.errors[step] = ValueError(step)
-            self.schedule.failed(worker, step, self.errors[step])
-            self.free.add(block)
+            if self.is_cancelled:
+                self.schedule.cancelled(worker, step)
+                self.free.add(block)
+            elif is_blamed and step == min(tasks):
+                self.errors[step] = ValueError(step)
+                self.schedule.failed(worker, step, self.errors[step])
+                self.free.add(block)
+            else:
+                self.lost[step] = block
+        self.schedule.lost(worker)
         assert self.schedule.tasks_of(worker) == {}
 
     @precondition(lambda self: not self.is_cancelled)
@@ -136,17 +148,18 @@ class Passes(RuleBasedStateMachine):
     @rule()
     def blocks_come_back(self) -> None:
         found = self.schedule.surrender()
-        assert sorted(found) == sorted([*self.free, *self.ready.values()])
+        assert sorted(found) == sorted([*self.free, *self.lost.values(), *self.ready.values()])
         assert self.schedule.surrender() == [], "none is given up twice"
         self.outside |= set(found)
         self.free.clear()
+        self.lost.clear()
         self.ready.clear()
 
     @invariant()
     def every_block_is_in_one_place(self) -> None:
         if not hasattr(self, "schedule"):
             return
-        places = [*self.outside, *self.free, *self.ready.values()]
+        places = [*self.outside, *self.free, *self.lost.values(), *self.ready.values()]
         places += [block for _, block in self.working.values()]
         assert sorted(places) == sorted(self.blocks)
 
@@ -156,11 +169,12 @@ class Passes(RuleBasedStateMachine):
             return
         schedule = self.schedule
         assert schedule.n_in_flight == len(self.working)
-        assert schedule.n_circulating == len(self.free) + len(self.working) + len(self.ready)
+        here = (self.free, self.lost, self.working, self.ready)
+        assert schedule.n_circulating == sum(map(len, here))
         assert schedule.is_over == (self.next_step == self.last)
-        left = self.assigned_to < self.last and not self.errors
+        left = bool(self.lost) or (self.assigned_to < self.last and not self.errors)
         assert schedule.wants_task == (left and min(self.counts()) < self.depth)
-        assert schedule.wants_block == (not self.free)
+        assert schedule.wants_block == (not self.free and not self.lost)
 
     def teardown(self) -> None:
         if not hasattr(self, "schedule"):
