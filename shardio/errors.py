@@ -21,6 +21,7 @@ can catch what they expect.
     ├── SchemaError                     ValueError      a schema or a sample is not acceptable
     ├── TransformError                  RuntimeError    the user's transform failed
     ├── WorkerDied                      RuntimeError    a worker process ended too early
+    ├── BatchOverdue                    TimeoutError    a batch did not come in time
     ├── LoaderClosed                    RuntimeError    something is used after close()
     ├── MemoryShort                     MemoryError     says needed and available bytes
     └── EnvironmentUnsuitable           RuntimeError    something is missing here (exit code 3)
@@ -52,6 +53,7 @@ __all__ = [
     "ShardioError",
     "TransformError",
     "WorkerDied",
+    "BatchOverdue",
 ]
 
 
@@ -191,6 +193,10 @@ class TransformError(ShardioError, RuntimeError):
 
 class WorkerDied(ShardioError, RuntimeError):
     """A worker process ended without finishing its task."""
+
+
+class BatchOverdue(ShardioError, TimeoutError):
+    """A batch did not come within `timeout_s`; the message says what every worker was doing."""
 
 
 class LoaderClosed(ShardioError, RuntimeError):

@@ -63,6 +63,8 @@ class ShardLoader(Closing):
         verify: "first" checks every hash when its bytes are first read, "always", or "off".
         access: "mmap" maps the shards, "pread" reads them by offset, "auto" maps them unless they
             lie on a network file system. The same batches either way.
+        timeout_s: how long the loop waits for a batch before it is an error that says what every
+            worker is doing; None for ever. Without workers nothing is interrupted.
         reuse: the fast lane: a batch is valid only until the next one.
         subset: the name of a subset, whose samples alone there are then; that of an open
             ShardDataset, if it has one.
@@ -90,6 +92,7 @@ class ShardLoader(Closing):
         memory_bytes: int | None = None,
         verify: Verify = "first",
         access: Access = "auto",
+        timeout_s: float | None = None,
         reuse: bool = False,
         subset: str | None = None,
     ) -> None:
@@ -111,6 +114,7 @@ class ShardLoader(Closing):
             memory_bytes=memory_bytes,
             verify=verify,
             access=opened.access,
+            timeout_s=timeout_s,
             reuse=reuse,
         )
         self._n_samples = len(opened)
@@ -123,6 +127,7 @@ class ShardLoader(Closing):
             n_workers=self._options.num_workers,
             prefetch=self._options.prefetch,
             memory_bytes=self._options.memory_bytes,
+            timeout_s=self._options.timeout_s,
         )
         self._finalizer = weakref.finalize(self, self._engine.close)
         try:

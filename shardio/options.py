@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Final, Literal, get_args
@@ -41,6 +42,7 @@ class Options:
     memory_bytes: int
     verify: Verify
     access: Access
+    timeout_s: float | None
     reuse: bool
 
 
@@ -60,6 +62,7 @@ def check_options(
     memory_bytes: int | None,
     verify: Verify,
     access: Access,
+    timeout_s: float | None,
     reuse: bool,
 ) -> Options:
     """Check every option against what is acceptable, and `fields` against the schema.
@@ -85,6 +88,7 @@ def check_options(
         ),
         verify=check_verify(verify),
         access=access,
+        timeout_s=_seconds("timeout_s", timeout_s),
         reuse=bool(_one_of("reuse", reuse, (True, False))),
     )
 
@@ -107,6 +111,13 @@ def _count(name: str, value: Any, least: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
         raise InvalidArgument(f"{name} must be an integer from {least} up; found {value!r}")
     return int(value)
+
+
+def _seconds(name: str, value: Any) -> float | None:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if value is not None and not (is_number and 0 < value < math.inf):
+        raise InvalidArgument(f"{name} must be a number of seconds above 0; found {value!r}")
+    return None if value is None else float(value)
 
 
 def _fields(fields: Any, schema: Schema) -> tuple[str, ...]:

@@ -116,6 +116,11 @@ def error_of_death(
     )
 
 
+def is_final(error: WorkerDied | ShardChanged, n_deaths: int) -> bool:
+    """Whether what so many workers have died of is reported, rather than tried again."""
+    return isinstance(error, ShardChanged) or n_deaths >= MOST_DEATHS
+
+
 def _first_lost(dataset: ShardDataset, shard: int, claims: Claims, n_bytes: int) -> int | None:
     """The first claimed row of a shard that its file has no bytes for, as far as can be told."""
     rows = claims.rows.get(shard, [])

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import weakref
 from collections.abc import Callable, Sequence
@@ -108,6 +109,17 @@ class Crew(Closing):
             self._watch.queue(worker, message, fds)
         except (BrokenPipeError, ConnectionResetError):
             return  # `wait` tells of its death
+
+    def signal(self, index: int, number: int) -> bool:
+        """Send a signal to worker `index`; False if there is no process yet, or no more."""
+        worker = self._held.workers[index]
+        if worker.pidfd is None or worker.ended is not None:
+            return False
+        try:
+            signal.pidfd_send_signal(worker.pidfd, number)
+        except ProcessLookupError:
+            return False
+        return True
 
     def wait(self, timeout_s: float | None = None) -> list[Event]:
         """Wait for events and return at least one, or none when `timeout_s` has passed.

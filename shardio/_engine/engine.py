@@ -12,18 +12,20 @@ import itertools
 import mmap
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator
+from textwrap import indent
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-from shardio._engine.blocks import Block, BlockPool, reserve_memory_file
-from shardio._engine.claims import MOST_DEATHS, claims_in, clear_claims, error_of_death
+from shardio._engine.blocks import BlockPool, reserve_memory_file
+from shardio._engine.claims import Claims, claims_in, clear_claims, error_of_death, is_final
 from shardio._engine.fill import Recipe
 from shardio._engine.inquiry import Inquiry
 from shardio._engine.iteration import Delivered, Iteration
-from shardio._engine.linux import this_process
+from shardio._engine.linux import memory_file, this_process
 from shardio._engine.memory import require
 from shardio._engine.passes import N_SLOTS, Passes
 from shardio._engine.schedule import Schedule
@@ -33,12 +35,11 @@ from shardio._engine.wire import Ask, Status, Task
 from shardio.collate import BlockLayout, lay_out
 from shardio.dataset import ShardDataset
 from shardio.errors import (
+    BatchOverdue,
     InvalidArgument,
     LoaderClosed,
     MemoryShort,
-    ShardChanged,
     TransformError,
-    WorkerDied,
 )
 from shardio.format.schema import Schema
 
@@ -57,6 +58,7 @@ class Engine:
         n_workers: processes; 0 fills blocks in this process.
         prefetch: blocks beyond one per worker.
         memory_bytes: budget of all blocks.
+        timeout_s: how long `next` waits for a batch that workers make; None for ever.
     """
 
     def __init__(
@@ -66,8 +68,9 @@ class Engine:
         n_workers: int,
         prefetch: int,
         memory_bytes: int,
+        timeout_s: float | None = None,
     ) -> None:
-        self._recipe, self._memory_bytes = recipe, memory_bytes
+        self._recipe, self._memory_bytes, self._timeout_s = recipe, memory_bytes, timeout_s
         self._n_workers = n_workers
         self.settle: Callable[[], None] = lambda: None
         """Called before the memory of batches that were let go is used again."""
@@ -98,8 +101,9 @@ class Engine:
         marks_fd = reserve_memory_file(n_marks, "the table of what has been checked")
         self._fds = [marks_fd]
         self._fds.append(self._passes.share())
+        self._fds.append(memory_file())  # for stacks
         dataset.share_marks(np.frombuffer(mmap.mmap(marks_fd, 0), np.uint8))
-        self._staff.introduce(dataset, *self._fds)
+        self._staff.introduce(dataset, self._fds)
         self._inquiry = Inquiry(self._recipe, dataset, self._staff)
         schema = self._inquiry.ask()  # now; the answer is awaited when it is needed
         if schema is not None:
@@ -110,10 +114,16 @@ class Engine:
 
         Raises:
             TransformError: it could not be.
+            BatchOverdue: it takes too long.
         """
         with self._lock:
             self._check_usable()
-            return self._layout or self._lay_out(self._inquiry.schema())
+            if self._layout is not None:
+                return self._layout
+            schema = self._inquiry.schema(self._end_s())
+            if schema is None:
+                raise self._overdue("the first sample, from which batches are laid out,")
+            return self._lay_out(schema)
 
     def _lay_out(self, schema: Schema) -> BlockLayout:
         layout = lay_out(schema, self._recipe.batch_size)
@@ -199,7 +209,7 @@ class Engine:
         self._staff.close()
         self._passes.start_anew()
         self._staff = self._new_staff()
-        self._staff.introduce(self.dataset, *self._fds)
+        self._staff.introduce(self.dataset, self._fds)
         self._inquiry = Inquiry(self._recipe, self.dataset, self._staff)
         if self._pool is not None and self._layout is not None:
             self._pool.close()
@@ -216,6 +226,7 @@ class Engine:
         step = schedule.next_step
         self._reap()
         self._feed(iteration)
+        end_s = self._end_s()
         while True:
             try:
                 block = schedule.deliver()
@@ -226,7 +237,9 @@ class Engine:
                 break
             if not schedule.n_in_flight and not self._passes.n_coming_back:
                 self._insist(iteration)
-            self._take_answers()
+            if end_s is not None and time.monotonic() >= end_s:
+                raise self._overdue(f"batch {step} of epoch {iteration.epoch}")
+            self._take_answers(end_s)
             has_blocks = pool.has_idle or len(pool) < self._n_blocks or not schedule.wants_block
             if has_blocks or not schedule.n_in_flight:
                 self._reap()
@@ -282,9 +295,14 @@ class Engine:
             ) from error
         self._feed(iteration)
 
-    def _take_answers(self) -> None:
-        """Wait for answers, and tell the passes that they belong to."""
-        for answer in self._staff.wait():
+    def _end_s(self) -> float | None:
+        """When the wait that begins now is over, if it is ever."""
+        return None if self._timeout_s is None else time.monotonic() + self._timeout_s
+
+    def _take_answers(self, end_s: float | None = None) -> None:
+        """Wait for answers, until `end_s` at most, and tell the passes that they belong to."""
+        left_s = None if end_s is None else max(0.0, end_s - time.monotonic())
+        for answer in self._staff.wait(left_s):
             self._route(answer)
 
     def _route(self, answer: Answer | Loss) -> None:
@@ -322,27 +340,34 @@ class Engine:
             self._finish(iteration)
             return
         for step, number in itertools.islice(tasks.items(), 1):  # that it worked on, if it did
-            error = self._blame(iteration, loss, step, self.pool[number])
-            if error is not None:
+            claims = self._claims_in(iteration, number)
+            clear_claims(iteration.layout, self.pool[number])
+            if not claims.rows:
+                break
+            n_deaths = iteration.deaths[step] = iteration.deaths.get(step, 0) + 1
+            where = f" batch {step} of epoch {iteration.epoch} of {self._recipe.path}"
+            where += f", which {n_deaths} workers have died of" if n_deaths > 1 else ""
+            error = error_of_death(loss.how, loss.signal, claims, where, self.dataset)
+            if is_final(error, n_deaths):
                 schedule.failed(loss.worker, step, error)
         schedule.lost(loss.worker)
 
-    def _blame(
-        self, iteration: Iteration, loss: Loss, step: int, block: Block
-    ) -> WorkerDied | ShardChanged | None:
-        """The error for a task whose worker died of it; None if it is to be done once more."""
-        layout = iteration.layout
-        claims = claims_in(layout, block, self.dataset, self._recipe.fields)
-        clear_claims(layout, block)
-        if not claims.rows:  # it had not begun
-            return None
-        n_deaths = iteration.deaths.get(step, 0) + 1
-        iteration.deaths[step] = n_deaths
-        where = f" batch {step} of epoch {iteration.epoch} of {self._recipe.path}"
-        again = f", which {n_deaths} workers have died of" if n_deaths > 1 else ""
-        error = error_of_death(loss.how, loss.signal, claims, where + again, self.dataset)
-        is_certain = isinstance(error, ShardChanged) or n_deaths >= MOST_DEATHS
-        return error if is_certain else None
+    def _overdue(self, what: str) -> BatchOverdue:
+        """The error for what did not come in time; the next call starts anew with other workers."""
+        lines = [f"{what} of {self._recipe.path} did not come within {self._timeout_s:g} s"]
+        for worker, (who, stacks) in enumerate(self._staff.ask_what_they_do()):
+            tasks = self._inquiry.tasks_of(worker) + [
+                f"{claims.text} batch {step} of epoch {iteration.epoch}"
+                for iteration in self._passes
+                for step, number in itertools.islice(iteration.schedule.tasks_of(worker).items(), 1)
+                for claims in [self._claims_in(iteration, number)]
+            ]
+            lines += [f"{who}, {'; '.join(tasks) or 'without a task'}:", indent(stacks, "    ")]
+        return BatchOverdue("\n".join(lines))
+
+    def _claims_in(self, iteration: Iteration, number: int) -> Claims:
+        fields = self._recipe.fields
+        return claims_in(iteration.layout, self.pool[number], self.dataset, fields)
 
     def cancel(self, iteration: Iteration) -> None:
         """End a pass early; its blocks come back as its tasks are answered.

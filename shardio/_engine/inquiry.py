@@ -5,12 +5,13 @@ The transform is run where it always runs, in a worker, while main goes on openi
 
 from __future__ import annotations
 
-from shardio._engine.claims import MOST_DEATHS, claim_of_first, error_of_death
+import time
+
+from shardio._engine.claims import claim_of_first, error_of_death, is_final
 from shardio._engine.fill import Recipe
 from shardio._engine.staff import Answer, Local, Loss, Workers
 from shardio._engine.wire import Ask, Task
 from shardio.dataset import ShardDataset
-from shardio.errors import ShardChanged
 from shardio.format.schema import Schema
 
 _ASKED = 0
@@ -35,18 +36,26 @@ class Inquiry:
             self._staff.give(_ASKED, Task(Ask.SCHEMA, 0, 0, 0, 0, 0, 0), None)
         return None
 
-    def schema(self) -> Schema:
-        """Ask, and wait for the answer.
+    def schema(self, end_s: float | None = None) -> Schema | None:
+        """Ask, and wait for the answer; None when the clock is at `end_s`.
 
         Raises:
             TransformError, WorkerDied, ShardChanged: naming the first sample; ask again.
         """
         known = self.ask()
         while known is None:
+            left_s = None if end_s is None else end_s - time.monotonic()
+            if left_s is not None and left_s <= 0:
+                return None
             # By `map`: a variable that holds an answer would be in the traceback of its error.
-            for schema in map(self._take, self._staff.wait()):
+            for schema in map(self._take, self._staff.wait(left_s)):
                 known = schema or known
         return known
+
+    def tasks_of(self, worker: int) -> list[str]:
+        """What a worker has been asked and has not answered, in words."""
+        is_busy = self._is_asked and worker == _ASKED
+        return [claim_of_first(self._recipe, self._dataset).text] if is_busy else []
 
     def _take(self, answer: Answer | Loss) -> Schema | None:
         if isinstance(answer, Loss) and answer.worker != _ASKED:
@@ -66,7 +75,7 @@ class Inquiry:
         self._n_deaths += 1
         claim = claim_of_first(self._recipe, self._dataset)
         error = error_of_death(loss.how, loss.signal, claim, "", self._dataset)
-        if self._n_deaths < MOST_DEATHS and not isinstance(error, ShardChanged):
+        if not is_final(error, self._n_deaths):
             return self.ask()
         self._n_deaths = 0
         try:

@@ -7,6 +7,7 @@ import functools
 import mmap
 import random
 from collections import deque
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -14,9 +15,12 @@ import numpy as np
 from shardio._engine.blocks import Block
 from shardio._engine.crew import Crew, Died, Message
 from shardio._engine.fill import Filler, Recipe
+from shardio._engine.overdue import ask_for_stacks
 from shardio._engine.schedule import DEPTH
 from shardio._engine.wire import (
+    CANCELLED,
     DESCRIPTOR_BYTES,
+    STACKS,
     Ask,
     Done,
     Status,
@@ -58,16 +62,16 @@ class Workers:
         self._crew = Crew(
             n_workers, functools.partial(work, recipe), preload=("shardio._engine.worker",)
         )
-        self._hello: tuple[bytes, tuple[int, int]] | None = None
+        self._hello: tuple[bytes, tuple[int, ...]] | None = None
         self._layout: bytes | None = None
         self._blocks: dict[int, Block] = {}
         self._deaths_in_a_row = 0
         self._last_words: dict[int, str] = {}
 
-    def introduce(self, dataset: ShardDataset, marks_fd: int, cancelled_fd: int) -> None:
-        """Hand over what workers share with main; the descriptors stay the caller's."""
+    def introduce(self, dataset: ShardDataset, fds: Sequence[int]) -> None:
+        """Hand over the files that workers share with main; they stay the caller's."""
         hello = _message(Ask.HELLO) + dataset.lineage.encode()
-        self._hello = hello, (marks_fd, cancelled_fd)
+        self._hello = hello, tuple(fds)
         for worker in range(self.n_workers):
             self._crew.send(worker, *self._hello)
 
@@ -86,10 +90,13 @@ class Workers:
             block.known_to.add(worker)
         self._crew.send(worker, task.pack())
 
-    def wait(self) -> list[Answer | Loss]:
-        """Wait until there are answers or losses; what a dead worker had answered comes first."""
+    def wait(self, timeout_s: float | None = None) -> list[Answer | Loss]:
+        """Wait until there are answers or losses, or the time is up.
+
+        What a dead worker had answered comes first.
+        """
         found: list[Answer | Loss] = []
-        for event in self._crew.wait():
+        for event in self._crew.wait(timeout_s):
             if isinstance(event, Message):
                 self._deaths_in_a_row = 0
                 worker, data, _ = event
@@ -102,6 +109,17 @@ class Workers:
                 found.append(Loss(event.worker, self._bury(event), event.signal))
             else:
                 self._last_words[event.worker] = event.text
+        return found
+
+    def ask_what_they_do(self) -> list[tuple[str, str]]:
+        """Who each worker is, and its Python stacks."""
+        if self._hello is None:
+            return []
+        fd = self._hello[1][STACKS]
+        found = []
+        for worker, pid in enumerate(self._crew.pids()):
+            stacks = ask_for_stacks(fd, functools.partial(self._crew.signal, worker))
+            found.append((f"worker {worker} (process {pid})", stacks))
         return found
 
     def _bury(self, died: Died) -> str:
@@ -164,7 +182,7 @@ class Local:
         self._cancelled = np.zeros(0, np.uint8)
         self._tasks: deque[tuple[Task, Block | None]] = deque()
 
-    def introduce(self, dataset: ShardDataset, marks_fd: int, cancelled_fd: int) -> None:
+    def introduce(self, dataset: ShardDataset, fds: Sequence[int]) -> None:
         """Use main's own dataset."""
         self._filler = Filler(
             self._recipe,
@@ -174,7 +192,7 @@ class Local:
             # What costs a worker its life, which is reported, would cost this program its own.
             beware=dataset.check_lengths if dataset.access == "mmap" else None,
         )
-        self._cancelled = np.frombuffer(mmap.mmap(cancelled_fd, 0), np.uint8)
+        self._cancelled = np.frombuffer(mmap.mmap(fds[CANCELLED], 0), np.uint8)
 
     def use_layout(self, layout: BlockLayout) -> None:
         """Lay blocks out so from now on."""
@@ -184,8 +202,8 @@ class Local:
         """Keep a task for the next `wait`."""
         self._tasks.append((task, block))
 
-    def wait(self) -> list[Answer | Loss]:
-        """Do the oldest task."""
+    def wait(self, timeout_s: float | None = None) -> list[Answer | Loss]:
+        """Do the oldest task, however long it takes."""
         if not self._tasks:
             raise LoaderClosed("the loader is closed")
         task, block = self._tasks[0]  # stays until it is done: Ctrl-C may strike
@@ -221,6 +239,10 @@ class Local:
             status, error = Status.FAILED, failure
         done = Done(status, task.slot, task.block, task.step, heap_bytes, task.use, n_rows)
         return Answer(0, done, error, schema)
+
+    def ask_what_they_do(self) -> list[tuple[str, str]]:
+        """Nobody works while main asks."""
+        return []
 
     def close(self) -> None:
         """Forget all tasks, and what was shared."""

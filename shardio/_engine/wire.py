@@ -25,6 +25,11 @@ _DONE = struct.Struct("<HHIQQII")
 DESCRIPTOR_BYTES = _TASK.size
 
 
+MARKS, CANCELLED, STACKS = range(3)
+"""The files that main shares with its workers, in order: marks of checked units, words that say
+what is cancelled, and where stacks are written when main asks for them."""
+
+
 class Ask(IntEnum):
     """What a message of main asks for."""
 
@@ -32,7 +37,7 @@ class Ask(IntEnum):
     SCHEMA = 2  # run the transform on the first sample, and say what comes out
     BLOCK = 3  # here is a block: its descriptor comes along
     LAYOUT = 4  # lay blocks out for the schema that follows
-    HELLO = 5  # here are the marks of checked units, and the words that say what is cancelled
+    HELLO = 5  # here are the files that are shared: MARKS, CANCELLED, STACKS
 
 
 class Status(IntEnum):

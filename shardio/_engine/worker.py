@@ -13,8 +13,12 @@ from shardio._engine.blocks import BlockMap
 from shardio._engine.channel import Channel
 from shardio._engine.fill import Filler, Recipe
 from shardio._engine.linux import yield_to_main
+from shardio._engine.overdue import answer_with_stacks
 from shardio._engine.wire import (
+    CANCELLED,
     DESCRIPTOR_BYTES,
+    MARKS,
+    STACKS,
     Ask,
     Done,
     Status,
@@ -81,9 +85,10 @@ class _Worker:
 
     def _meet(self, lineage: str, fds: tuple[int, ...]) -> None:
         """Take over what main shares, once all shards have been opened."""
-        marks, self._cancelled = (np.frombuffer(mmap.mmap(fd, 0), np.uint8) for fd in fds)
+        answer_with_stacks(fds[STACKS])
+        self._cancelled = np.frombuffer(mmap.mmap(fds[CANCELLED], 0), np.uint8)
         self._compare(lineage)
-        self._dataset.share_marks(marks)
+        self._dataset.share_marks(np.frombuffer(mmap.mmap(fds[MARKS], 0), np.uint8))
 
     def _compare(self, lineage: str) -> None:
         """Make sure that main has opened the dataset that stands here now."""

@@ -41,13 +41,25 @@ from shardio._engine.linux import (
     open_pidfd,
 )
 
-__all__ = ["EXITED", "GRACE_S", "NOT_STARTED", "REPLY", "REQUEST", "STARTED", "serve"]
+__all__ = [
+    "ASK_FOR_STACKS",
+    "EXITED",
+    "GRACE_S",
+    "NOT_STARTED",
+    "REPLY",
+    "REQUEST",
+    "STARTED",
+    "serve",
+]
 
 REQUEST = struct.Struct("<I")  # place of the worker in its crew
 REPLY = struct.Struct("<BIiii")  # kind, place, pid, how (CLD_*), status
 STARTED, EXITED, NOT_STARTED = 1, 2, 3
 
 GRACE_S = 0.1
+
+ASK_FOR_STACKS = signal.SIGRTMIN + 7
+"""The signal that a loader's workers answer with their stacks; see `overdue.py`."""
 
 
 def serve(control_fd: int, main_pidfd: int, modules: tuple[str, ...]) -> NoReturn:
@@ -59,6 +71,7 @@ def serve(control_fd: int, main_pidfd: int, modules: tuple[str, ...]) -> NoRetur
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.signal(ASK_FOR_STACKS, signal.SIG_IGN)  # until a worker can answer
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     os.set_inheritable(control_fd, False)
     os.set_inheritable(main_pidfd, False)

@@ -137,7 +137,7 @@ def exit_code(error: shardio.ShardioError) -> int:
     """Give the exit code that an error of shardio's leads to."""
     if isinstance(error, shardio.DataError | shardio.TransformError):
         return BAD_DATA
-    kinds = (shardio.EnvironmentUnsuitable, shardio.MemoryShort, shardio.WorkerDied)
+    kinds = (shardio.EnvironmentUnsuitable, shardio.MemoryShort, shardio.WorkerDied, TimeoutError)
     return ENVIRONMENT if isinstance(error, kinds) else USAGE
 
 

@@ -1,0 +1,112 @@
+"""A batch that does not come in time is an error that says what every worker was doing."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shardio import InvalidArgument, ShardLoader
+from shardio._engine import overdue
+from shardio.errors import BatchOverdue
+from tests.loading import PATIENCE_S, TWO_FIELDS, two_fields, write_dataset
+
+N, BATCH, STUCK = 40, 4, 20
+Transform = Callable[[dict[str, Any]], dict[str, Any]]
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However busy the machine is, a worker gets to say what it does."""
+    monkeypatch.setattr(overdue, "_PATIENCE_S", PATIENCE_S)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> str:
+    return write_dataset(tmp_path / "set", N, 2, TWO_FIELDS, two_fields(N))
+
+
+def hanging(marker: Path, label: int, *, in_c: bool) -> Transform:
+    """A transform that never comes back from one sample, and says when it is there."""
+
+    def hang(sample: dict[str, Any]) -> dict[str, Any]:
+        import collections
+        import itertools
+
+        if sample["label"] == label:
+            marker.touch()
+            while not in_c:
+                time.sleep(0.1)
+            collections.deque(itertools.repeat(0), maxlen=0)
+        return sample
+
+    return hang
+
+
+def await_file(path: Path) -> None:
+    end_s = time.monotonic() + PATIENCE_S
+    while not path.exists():
+        assert time.monotonic() < end_s, f"{path.name} never came"
+        time.sleep(0.001)
+
+
+def seen_before_it_is_overdue(loader: ShardLoader, marker: Path) -> tuple[list[int], str]:
+    """An epoch whose patience ends when the transform hangs: its samples, and the error."""
+    seen: list[int] = []
+    loader._engine._timeout_s = None
+    with pytest.raises(BatchOverdue) as caught:
+        for batch in loader:
+            seen += batch["label"].tolist()
+            if len(seen) == STUCK:
+                await_file(marker)
+                loader._engine._timeout_s = 0.05
+    return seen, str(caught.value)
+
+
+@pytest.mark.parametrize("in_c", [False, True])
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_a_transform_that_hangs_is_named_with_its_sample_and_its_stack(
+    folder: str, tmp_path: Path, num_workers: int, *, in_c: bool
+) -> None:
+    marker = tmp_path / "hangs"
+    transform = hanging(marker, STUCK, in_c=in_c)
+    with ShardLoader(
+        folder, BATCH, output="numpy", num_workers=num_workers, transform=transform
+    ) as loader:
+        for epoch in range(2):  # the workers that hang are replaced
+            marker.unlink(missing_ok=True)
+            seen, text = seen_before_it_is_overdue(loader, marker)
+            assert seen == list(range(STUCK))
+            assert text.startswith(f"batch 5 of epoch {epoch} of {folder} did not come within 0.05")
+            place = f"sample 0 of shard 000001-000.shard for batch 5 of epoch {epoch}:"
+            assert f"while it worked on {place}" in text
+            assert f'{Path(__file__).name}", line' in text and "in hang" in text
+            assert "fill.py" not in text, "frames that are not the user's are left out"
+            assert text.count("\nworker ") == num_workers
+
+
+def test_a_first_sample_that_hangs_is_named(folder: str, tmp_path: Path) -> None:
+    marker = tmp_path / "hangs"
+    transform = hanging(marker, 0, in_c=False)
+    with ShardLoader(folder, BATCH, output="numpy", num_workers=2, transform=transform) as loader:
+        await_file(marker)
+        loader._engine._timeout_s = 0.05
+        with pytest.raises(BatchOverdue) as caught:
+            iter(loader)
+    assert "the first sample, from which batches are laid out" in str(caught.value)
+    assert "worker 0" in str(caught.value) and "in hang" in str(caught.value)
+    assert ", without a task:" in str(caught.value)
+
+
+def test_batches_that_come_in_time_are_as_without_a_limit(folder: str) -> None:
+    with ShardLoader(folder, BATCH, output="numpy", num_workers=2, timeout_s=PATIENCE_S) as loader:
+        assert [int(i) for batch in loader for i in batch["label"]] == list(range(N))
+
+
+@pytest.mark.parametrize("timeout_s", [0, -1, float("inf"), float("nan"), True, "5"])
+def test_a_timeout_is_a_number_of_seconds(folder: str, timeout_s: Any) -> None:
+    with pytest.raises(InvalidArgument, match="timeout_s must be a number of seconds above 0"):
+        ShardLoader(folder, BATCH, output="numpy", num_workers=0, timeout_s=timeout_s)
