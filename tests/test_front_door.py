@@ -25,7 +25,11 @@ def test_a_public_name_leads_to_something(name: str) -> None:
     assert getattr(shardio, name) is not None
 
 
-@pytest.mark.parametrize("name", sorted(errors.__all__))
+# There is no more room at the door for what few programs will ever catch.
+INNER = {"BatchOverdue"}
+
+
+@pytest.mark.parametrize("name", sorted(set(errors.__all__) - INNER))
 def test_every_error_is_at_the_front_door(name: str) -> None:
     assert getattr(shardio, name) is getattr(errors, name)
 

@@ -334,7 +334,7 @@ try:
                 threading.Thread(target=end_when_replaced, args=(workers,), daemon=True).start()
     print('whole' if found == list(range(64)) else found, flush=True)
 except RuntimeError as error:
-    print(type(error).__name__, found == list(range(8)), flush=True)
+    print(type(error).__name__, found == list(range(len(found))), flush=True)
 loader.close()
 time.sleep(1000)
 """
