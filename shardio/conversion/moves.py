@@ -54,7 +54,7 @@ def _parts(out: Path) -> list[str]:
         DatasetCorrupt, ShardUnsupported: a generation does not say what belongs to it.
     """
     numbers = [int(path.stem) for path in (out / GENERATIONS).glob("[0-9]*.json")]
-    named = {shard.name for n in numbers for shard in load_generation(out, n).shards}
+    named = {shard.name for n in numbers for shard, _ in load_generation(out, n).files}
     return [POINTER, GENERATIONS, *sorted(name for name in named if (out / name).exists())]
 
 

@@ -125,17 +125,23 @@ def publish_next(
     are undisturbed.
 
     Args:
-        changes: attributes of a Generation: shards, classes, inputs, subsets, stats, ….
+        changes: attributes of a Generation: shards, sides, classes, inputs, subsets, stats, ….
 
     Raises:
         DatasetConflict: another writer published meanwhile; nothing of theirs is changed.
         DatasetCorrupt, ShardUnsupported: what is published cannot be read.
+        InvalidArgument: a column that was added later does not have a shard beside each shard.
         SchemaError: something given is nothing that JSON can say.
         OSError: the disk refuses; nothing is published.
     """
     root, number = Path(folder), previous.number + 1
     versions = {**previous.versions, "shardio": __version__}
     fitting = dataclasses.replace(previous, versions=versions, **changes)
+    if lacking := [side.name for side in fitting.sides if not side.fits(fitting.shards)]:
+        raise InvalidArgument(
+            f"{root}: fields {', '.join(lacking)} were added later, and lie in shards beside the "
+            "others: not every shard has one; shardio compact puts them together"
+        )
     generation = dataclasses.replace(fitting, number=number, lineage=previous.lineage)
     with _locked(root / GENERATIONS):
         published = load(root)
