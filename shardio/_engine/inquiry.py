@@ -6,7 +6,7 @@ The transform is run where it always runs, in a worker, while main goes on openi
 from __future__ import annotations
 
 from shardio._engine.claims import claim_of_first, error_of_death
-from shardio._engine.fill import Recipe
+from shardio._engine.recipe import Recipe
 from shardio._engine.staff import Answer, Local, Loss, Workers
 from shardio._engine.wire import Ask, Task
 from shardio.dataset import ShardDataset

@@ -13,7 +13,8 @@ import numpy as np
 
 from shardio._engine.blocks import Block
 from shardio._engine.crew import Crew, Died, Message
-from shardio._engine.fill import Filler, Recipe
+from shardio._engine.fill import Filler
+from shardio._engine.recipe import Recipe
 from shardio._engine.schedule import DEPTH
 from shardio._engine.wire import (
     DESCRIPTOR_BYTES,
