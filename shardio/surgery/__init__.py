@@ -4,6 +4,7 @@ An audit checks every byte of them; a survey reads what a damaged shard still sa
 repair saves what is undamaged.
 """
 
+from shardio.surgery.adding import add_column
 from shardio.surgery.audit import AuditReport, audit_dataset, audit_shard
 from shardio.surgery.auditors import AuditProgress
 from shardio.surgery.comparing import DiffReport, diff
@@ -31,6 +32,7 @@ __all__ = [
     "SurgeryProgress",
     "SurgeryReport",
     "Survey",
+    "add_column",
     "audit_dataset",
     "audit_shard",
     "compact",

@@ -35,6 +35,7 @@ class AuditReport:
     `unknown` are files and folders that the dataset does not name, relative to its folder: no
     error, unless they are shards, which are findings too. Where `dataset.json` or its generation
     cannot be read, `generation` and `lineage` are None and all shards in the folder are checked.
+    `n_shards` counts those of columns that were added later, too.
     """
 
     path: str
@@ -102,11 +103,12 @@ def audit_dataset(
     published = generations[-1] if generations else None
     unknown = _unknown(root, generations)
     if published is not None:
-        names = [shard.name for shard in published.shards]
+        names = [shard.name for shard, _ in published.files]
         findings += [_stray(root / name) for name in unknown if name.endswith(".shard")]
     else:
         names = [name for name in unknown if name.endswith(".shard")]
         unknown = []
+    n_whole = len(published.shards) if published else len(names)  # the others lie beside them
     examined = examine_all(root, names, workers, progress)
     if published is not None:
         findings += _disagreements(root, published, examined)
@@ -115,7 +117,7 @@ def audit_dataset(
         generation=published.number if published else None,
         lineage=published.lineage if published else None,
         n_shards=len(names),
-        n_samples=sum(found.n_samples or 0 for found in examined.values()),
+        n_samples=sum(examined[name].n_samples or 0 for name in names[:n_whole]),
         n_bytes=sum(found.n_bytes for found in examined.values()),
         findings=(*findings, *(f for found in examined.values() for f in found.findings)),
         unknown=tuple(unknown),
@@ -169,7 +171,7 @@ def _check_lineage(root: Path, generation: Generation, published: Generation) ->
 def _unknown(root: Path, generations: Sequence[Generation]) -> list[str]:
     """What lies in the folder and no generation names."""
     known = {POINTER, GENERATIONS}
-    known |= {shard.name for generation in generations for shard in generation.shards}
+    known |= {shard.name for generation in generations for shard, _ in generation.files}
     found = [name for name in sorted(os.listdir(root)) if name not in known]
     if (root / GENERATIONS).is_dir() and generations:
         numbers = {f"{generation.number:06d}.json" for generation in generations}
@@ -186,9 +188,8 @@ def _disagreements(
     root: Path, published: Generation, examined: dict[str, Examined]
 ) -> list[Finding]:
     """Compare the shards with what their generation says of them."""
-    schema = published.schema.to_json().decode()
     found: list[Finding] = []
-    for shard in published.shards:
+    for shard, schema in published.files:
         actual, findings = examined[shard.name], Findings(root / shard.name)
         try:
             refuse_links_outside(root, root / shard.name)
@@ -198,7 +199,7 @@ def _disagreements(
             "bytes": (shard.n_bytes, actual.n_bytes or None),
             "samples": (shard.n_samples, actual.n_samples),
             "id": (shard.id, actual.id),
-            "schema": (schema, actual.schema),
+            "schema": (schema.to_json().decode(), actual.schema),
         }
         for what, (expected, is_so) in pairs.items():
             if is_so is not None and is_so != expected:
