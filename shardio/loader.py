@@ -117,11 +117,11 @@ class ShardLoader(Closing):
         self._epoch = self._next_epoch = 0
         self._maker: Maker | None = None
         """None with output="numpy"."""
-        self._paths = [os.path.join(path, shard.name) for shard in opened.shards]
-        self._beside = {
+        beside = {
             name: [os.path.join(path, shard.name) for shard in shards]
             for name, shards in opened.sides.items()
         }
+        self._places = [os.path.join(path, shard.name) for shard in opened.shards], beside
         self._engine = Engine(
             self._recipe(opened),
             n_workers=self._options.num_workers,
@@ -193,8 +193,7 @@ class ShardLoader(Closing):
                 leased = self._private_copy(number, layout.heap + heap_bytes)
             block = leased
             values = self._values(layout, n_rows, block)
-        places = self._paths, self._beside
-        return Batch(layout, block, n_rows, values, iteration.epoch, step, *places)
+        return Batch(layout, block, n_rows, values, iteration.epoch, step, *self._places)
 
     def _values(
         self, layout: BlockLayout, n_rows: int, block: npt.NDArray[np.uint8]

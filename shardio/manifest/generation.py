@@ -135,7 +135,8 @@ def parse(content: dict[str, Any], place: Path) -> Generation:
         raise DatasetCorrupt(f"{place}: not a generation: {error!r}") from error
     except ShardUnsupported as error:
         raise ShardUnsupported(f"{place}: {error}") from error
-    if len({shard.name for shard, _ in generation.files}) != len(generation.files):
+    names = [shard.name for shard, _ in generation.files]
+    if len(set(names)) != len(names):
         raise DatasetCorrupt(f"{place}: a shard is named twice")
     if generation.n_samples > MAX_SAMPLES:
         raise DatasetCorrupt(f"{place}: {generation.n_samples} samples; at most 2^48 are possible")
