@@ -50,6 +50,7 @@ from shardio.units import Verify
 from shardio.writer import ShardSummary
 from tests.corruption.forge import SMALL, small_samples
 from tests.fuzz.judge import Target
+from tests.fuzz.seeds import beside
 
 SEPARATOR: Final = b"\n\0\n"
 """Between dataset.json and its generation, in an input of `DatasetFolder`."""
@@ -216,6 +217,7 @@ class DatasetFolder:
             del content["digest"]
         self.generation["subsets"] = {"train": {"rows": "0 1 1 1", "samples": 2}}
         self.generation["stats"] = {"vector": {"mean": 0.5}}
+        self.generation |= beside(self._root, [s["samples"] for s in self.generation["shards"]])
 
     def __call__(self, content: bytes) -> str:
         """Feed one input."""
