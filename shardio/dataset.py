@@ -69,6 +69,7 @@ class ShardDataset(Sequence[dict[str, Any]], Closing):
             load(path) if generation is None else load_generation(path, generation)
         )
         self._schema, self._files = self._generation.whole_schema, self._generation.files
+        self._numbers = range(len(self.shards))
         self._first_files = {
             side.name: k * len(self.shards) for k, side in enumerate(self._generation.sides, 1)
         }
@@ -187,9 +188,10 @@ class ShardDataset(Sequence[dict[str, Any]], Closing):
             reader = self.reader(shard)
             return reader[row] if names is None else reader.sample(row, names)
         sample: dict[str, Any] = {}
+        place = self._numbers[shard]
         chosen = self._schema if names is None else names
         for first, group in itertools.groupby(chosen, key=lambda n: self._first_files.get(n, 0)):
-            sample |= self._reader(first + shard).sample(row, group)
+            sample |= self._reader(first + place).sample(row, group)
         return sample
 
     def samples(self, shard: int) -> Iterator[dict[str, Any]]:
@@ -218,8 +220,10 @@ class ShardDataset(Sequence[dict[str, Any]], Closing):
 
         Raises:
             DatasetCorrupt: the file is another one than the generation names.
+            IndexError: there is no such shard.
         """
-        return self._reader(shard if name is None else self._first_files.get(name, 0) + shard)
+        first = 0 if name is None else self._first_files.get(name, 0)
+        return self._reader(first + self._numbers[shard])
 
     def _reader(self, file: int) -> ShardReader:
         if self._closed:
@@ -235,7 +239,7 @@ class ShardDataset(Sequence[dict[str, Any]], Closing):
         firsts = [0, *self._first_files.values()]
         if name is not None:
             firsts = [self._first_files.get(name, 0)]
-        summaries = [self._files[first + shard][0] for first in firsts]
+        summaries = [self._files[first + self._numbers[shard]][0] for first in firsts]
         return [(summary, os.path.join(self._root, summary.name)) for summary in summaries]
 
     def _open(self, file: int) -> ShardReader:

@@ -279,6 +279,18 @@ def test_an_added_column_is_not_lost_to_one_who_read_what_was_before(folder: Pat
     assert numbers_of(folder) == list(range(N))
 
 
+def test_files_that_a_killed_writer_left_are_neither_taken_nor_overwritten(folder: Path) -> None:
+    left = folder / "g000002-000.shard"
+    left.write_bytes(b"left")
+    (folder / ".surgery-killed").mkdir()
+    report = add_column(folder, "x", FLOAT, rows_of(N))
+    assert (report.generation, left.read_bytes()) == (2, b"left")
+    names = [shard.name for shard in load(folder).sides[0].shards]
+    assert names == [f"g000002-{k:03d}.shard" for k in (1, 2, 3)]
+    assert numbers_of(folder) == list(range(N))
+    assert not (folder / ".surgery-killed").exists()
+
+
 def test_who_has_the_older_generation_open_is_undisturbed(folder: Path) -> None:
     with open_dataset(folder) as dataset:
         assert dataset[0]["source"] == "clip 0"
