@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from shardio.disk import create, link, rename, sync
+from shardio.disk import create, link, rename, sync, unlink
 from shardio.errors import DatasetCorrupt, SchemaError
 from shardio.format.checksum import hash_bytes
 from shardio.storage import sync_folder
@@ -87,9 +87,11 @@ def write_sealed(path: Path, content: bytes, *, exclusive: bool) -> None:
             sync(file, temporary)
         if exclusive:
             link(temporary, path)
+            unlink(temporary)
         else:
             rename(temporary, path)
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(temporary)
+    except BaseException:
+        with contextlib.suppress(OSError):  # hidden, and of no meaning to anybody
+            unlink(temporary)
+        raise
     sync_folder(str(path.parent))
