@@ -158,7 +158,8 @@ def describe(
     report: shardio.ConversionReport, *, has_file: bool = False, appends: bool = False
 ) -> Iterator[str]:
     """Say in words what was done, what was not and why, and where it is; `has_file`: of labels."""
-    yield from _describe_clips(report, has_file=has_file)
+    if report.n_samples or not appends:
+        yield from _describe_clips(report, has_file=has_file)
     for outcome in LISTED:
         yield from _group(report, outcome)
     if report.changed:
