@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial
 from typing import Any, Literal
 
 from shardio.conversion.appending import load_base
@@ -83,11 +82,11 @@ def convert(
         to_dataset = append_samples if append else convert_samples
         return to_dataset(src, os.fspath(out), schema, shard_bytes)
     request.check(schema, append=append)
-    base = load_base(out) if append else None
-    job_in = request.job(base)  # now, so that options are refused before anything is made
+    # Now, so that options are refused before anything is made.
+    job_in = request.job(load_base(out) if append else None)
     staging = Staging(os.fspath(out), resume=resume, overwrite=overwrite, appends=append)
     listing = list_inputs(os.fspath(src), but=str(staging.out))
     if labels is not None:
         listing = relabel(listing, read_labels(os.fspath(labels)), os.fspath(labels))
-    convert_all = convert_files if base is None else partial(append_files, base)
+    convert_all = append_files if append else convert_files
     return convert_all(listing, staging, job_in(str(staging.folder)), request)

@@ -62,14 +62,14 @@ def convert_files(
 
 
 def append_files(
-    base: Generation, listing: Listing, staging: Staging, job: Job, request: Request
+    listing: Listing, staging: Staging, job: Job, request: Request
 ) -> ConversionReport:
     """Convert what the dataset does not have, and publish its next generation."""
     start_s = time.monotonic()
     converter = _described(job)
-    refuse_other_samples(base, converter, job.source.schema(), staging.out)
     with staging:
         base = load_base(staging.out)  # as it is now that nobody else appends files
+        refuse_other_samples(base, converter, job.source.schema(), staging.out)
         additions = sift(listing, base, request.n_workers, staging.out)
         units = cut(additions.listing.inputs)
         ledger = Ledger(additions.listing, units, request.progress)

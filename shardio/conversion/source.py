@@ -67,7 +67,8 @@ class Source(Protocol):
     """A converter: a frozen dataclass whose fields are its options.
 
     The constructor validates them (InvalidArgument); their values are recorded in the dataset, so
-    they must be JSON values and name neither machines nor places. Instances travel to the workers.
+    they must be JSON values and name neither machines nor places. An append makes the converter
+    again from what is recorded. Instances travel to the workers.
     """
 
     kind: ClassVar[str]  # the name it is found by
