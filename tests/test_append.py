@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 from collections.abc import Callable, Generator, Mapping
@@ -519,6 +520,25 @@ def test_classes_that_others_publish_meanwhile_are_not_mixed_up(lines: Path, out
         append(lines, out, progress=meanwhile)
     append(lines, out, resume=True)
     assert labels(out)[7:] == [0, 5, 5, 7] and texts(out) == OLD + NEW
+
+
+@pytest.mark.parametrize("of", ["files", "samples"])
+def test_what_a_killed_writer_had_begun_comes_first(
+    lines: Path, out: Path, monkeypatch: pytest.MonkeyPatch, of: str
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(shardio.manifest.commit, "_point_to", killed)
+        patch.setattr(shardio.manifest.commit, "_pointed_to", lambda _: 2)  # nobody cleans up
+        with pytest.raises(KeyboardInterrupt):
+            split(out, {"train": 0.5, "val": 0.5})
+    (out / "generations" / ".000003.json.0.tmp").touch()
+    if of == "files":
+        report = append(lines, out)
+    else:
+        sample = {"text": "eight", "label": 0, "pad": [0] * 5000}
+        report = shardio.convert([sample], out, append=True)
+    assert report.generation == 3 and shardio.open(out).subsets == {"train": 4, "val": 3}
+    assert texts(out)[:8] == [*OLD, "eight"] and len(os.listdir(out / "generations")) == 3
 
 
 def test_only_one_conversion_appends_at_a_time(

@@ -18,14 +18,17 @@ from typing import Any, Final
 from shardio.conversion.inputs import hash_of
 from shardio.conversion.plan import Listing
 from shardio.conversion.report import InputReport
-from shardio.conversion.source import Input
+from shardio.conversion.source import Input, OutcomeKind
 from shardio.errors import DatasetConflict, DatasetNotFound, InvalidArgument
 from shardio.format.schema import Schema
-from shardio.manifest import Generation, holds_dataset, load
+from shardio.manifest import Generation, holds_dataset, load, settle
 from shardio.writer import ShardSummary
 
 OF_RUN: Final = ("on_error", "shard_bytes")
 """Recorded options that say how a conversion ran, not what a sample is: an append may differ."""
+
+_RUN: Final = 256
+"""Files that a thread compares at a time: a task for each would take more memory than its work."""
 
 Entry = Mapping[str, Any]
 PathName = str | os.PathLike[str]
@@ -135,27 +138,22 @@ def sift(listing: Listing, base: Generation, n_threads: int, out: PathName) -> A
         if entry.get("samples"):
             known.setdefault(entry["path"], []).append(entry)
     had = [one for one in listing.inputs if one.name in known]
+    runs = [had[first : first + _RUN] for first in range(0, len(had), _RUN)]
+
+    def compared(run: Sequence[Input]) -> list[InputReport]:
+        return [_compared(one, known[one.name]) for one in run]
+
     with ThreadPoolExecutor(max(1, n_threads)) as pool:
-        differs = dict(
-            zip(
-                (one.name for one in had),
-                pool.map(lambda one: _difference(one, known[one.name]), had),
-                strict=True,
-            )
-        )
-    others = (
-        InputReport(
-            one.name,
-            "changed" if differs[one.name] else "present",
-            differs[one.name],
-            0,
-            one.n_bytes,
-            label=one.label,
-        )
-        for one in had
-    )
+        others = [report for reports in pool.map(compared, runs) for report in reports]
     new = tuple(one for one in listing.inputs if one.name not in known)
     return Additions(replace(listing, inputs=new), tuple(others))
+
+
+def _compared(one: Input, entries: Sequence[Entry]) -> InputReport:
+    """Report a file of which a dataset has samples, made of the states in `entries`."""
+    reason = _difference(one, entries)
+    outcome: OutcomeKind = "changed" if reason else "present"
+    return InputReport(one.name, outcome, reason, 0, one.n_bytes, label=one.label)
 
 
 def _difference(one: Input, entries: Sequence[Entry]) -> str:
@@ -193,10 +191,12 @@ def _renumbered(listing: Listing, base: Generation, out: PathName) -> Listing:
 def follow(base: Generation, out: Path) -> Generation:
     """Read the generation that is to be followed: others may have published meanwhile.
 
+    What a writer that was killed has begun is settled first: it would come in between.
+
     Raises:
         DatasetConflict: it is another dataset, or has got other fields or classes.
     """
-    latest = load(out)
+    latest = settle(out)
     if (latest.lineage, latest.schema, latest.classes) != (base.lineage, base.schema, base.classes):
         raise DatasetConflict(
             f"{out}: generation {latest.number} has another lineage, other fields or classes than "
