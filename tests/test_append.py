@@ -7,6 +7,7 @@ import re
 import shutil
 from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -26,7 +27,7 @@ from shardio import (
     SchemaError,
     Text,
 )
-from shardio.conversion import Progress, files
+from shardio.conversion import Progress, appending, files
 from shardio.conversion.staging import Staging
 from shardio.manifest import load, publish_next
 from shardio.sealed import read_sealed, sealed
@@ -336,6 +337,17 @@ def test_there_must_be_a_dataset(lines: Path, tmp_path: Path) -> None:
         with pytest.raises(DatasetNotFound, match=r"no dataset to append to; leave out append"):
             shardio.convert([{"n": 1}], out, append=True)
     assert not (tmp_path / "missing").exists() and not [*(tmp_path / "empty").iterdir()]
+
+
+def test_columns_that_were_added_later_are_not_left_without_values(
+    lines: Path, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sides = (SimpleNamespace(name="depth"), SimpleNamespace(name="flow"))
+    monkeypatch.setattr(appending, "load", lambda _: SimpleNamespace(sides=sides))
+    with pytest.raises(InvalidArgument, match=r"added later \(depth, flow\), .* and merge both"):
+        append(lines, out)
+    with pytest.raises(InvalidArgument, match=r"added later \(depth, flow\), .* and merge both"):
+        shardio.convert([{"n": 1}], out, append=True)
 
 
 def test_append_and_overwrite_exclude_each_other(lines: Path, out: Path) -> None:

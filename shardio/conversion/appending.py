@@ -39,13 +39,24 @@ def load_base(out: PathName) -> Generation:
 
     Raises:
         DatasetNotFound: there is none.
+        InvalidArgument: it has columns that were added later, which new samples would lack.
     """
     if not holds_dataset(out):
         raise DatasetNotFound(
             f"{os.fspath(out)}: holds no dataset to append to; leave out append (--append) to make "
             "one"
         )
-    return load(out)
+    return _without_added_columns(load(out), out)
+
+
+def _without_added_columns(base: Generation, out: PathName) -> Generation:
+    """Make sure that the shards of a generation hold whole samples."""
+    if added := [side.name for side in getattr(base, "sides", ())]:
+        raise InvalidArgument(
+            f"{os.fspath(out)}: has columns that were added later ({', '.join(added)}), which new "
+            "samples would lack; convert into a folder of its own, add them there, and merge both"
+        )
+    return base
 
 
 def inherit(
@@ -195,8 +206,9 @@ def follow(base: Generation, out: Path) -> Generation:
 
     Raises:
         DatasetConflict: it is another dataset, or has got other fields or classes.
+        InvalidArgument: it has got columns that new samples would lack.
     """
-    latest = settle(out)
+    latest = _without_added_columns(settle(out), out)
     if (latest.lineage, latest.schema, latest.classes) != (base.lineage, base.schema, base.classes):
         raise DatasetConflict(
             f"{out}: generation {latest.number} has another lineage, other fields or classes than "
