@@ -34,6 +34,19 @@ Entry = Mapping[str, Any]
 PathName = str | os.PathLike[str]
 
 
+def refuse_missing(out: PathName) -> None:
+    """Make sure that there is a dataset that can grow.
+
+    Raises:
+        DatasetNotFound: there is none.
+    """
+    if not holds_dataset(out):
+        raise DatasetNotFound(
+            f"{os.fspath(out)}: holds no dataset to append to; leave out append (--append) to make "
+            "one"
+        )
+
+
 def load_base(out: PathName) -> Generation:
     """Read the generation of the dataset that is to grow.
 
@@ -41,11 +54,7 @@ def load_base(out: PathName) -> Generation:
         DatasetNotFound: there is none.
         InvalidArgument: it has columns that were added later, which new samples would lack.
     """
-    if not holds_dataset(out):
-        raise DatasetNotFound(
-            f"{os.fspath(out)}: holds no dataset to append to; leave out append (--append) to make "
-            "one"
-        )
+    refuse_missing(out)
     return _without_added_columns(load(out), out)
 
 

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, Self
 
-from shardio.conversion.appending import load_base
+from shardio.conversion.appending import refuse_missing
 from shardio.conversion.journal import (
     PLAN,
     Plan,
@@ -151,7 +151,7 @@ class Staging:
     def _refuse_others(self) -> None:
         """Refuse an `out` that holds what the options do not allow to give way."""
         if self.appends:
-            load_base(self.out)
+            refuse_missing(self.out)
         elif self._overwrite or (self._plan is not None and self._plan.replaces):
             refuse_strangers(self.out, but=NAME)
         else:
