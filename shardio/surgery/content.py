@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import os
 from collections.abc import Iterable
 from itertools import compress
 from operator import ne
@@ -12,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardio.access.content import Content as Bytes
+from shardio.access.filesystems import Access, choose_access
 from shardio.format.checksum import BLOCK_BYTES, hash_bytes
 from shardio.format.layout import PAGE, Section
 from shardio.storage import forget_pages
@@ -22,6 +24,18 @@ CHUNK_BYTES: Final = 16 << 20
 
 WINDOW_BYTES: Final = 1 << 20
 """Bytes that are looked at together, but for longer rows and records: they stay in the cache."""
+
+
+def access_once(access: Access) -> Access:
+    """What `access` means where bytes are read once: "auto" is "pread".
+
+    Reading is as fast then as mapping, and bytes that cannot be read kill no process.
+
+    Raises:
+        InvalidArgument: it is not one of ACCESS.
+    """
+    chosen = choose_access(os.curdir, access)
+    return "pread" if access == "auto" else chosen
 
 
 class Content:

@@ -39,16 +39,15 @@ class Examined:
     schema: str | None = None
 
 
-def examine(path: str | os.PathLike[str], access: Access = "auto") -> Examined:
+def examine(path: str | os.PathLike[str], access: Access = "pread") -> Examined:
     """Check every byte of a shard.
 
     Args:
         path: the file.
-        access: as `ShardReader` takes it. What is mapped and cannot be read kills this process;
-            what is not mapped is a finding then.
+        access: "pread" reads it: what cannot be read is a finding. "mmap" maps it: what cannot be
+            read kills this process.
 
     Raises:
-        InvalidArgument: `access` is none of the three.
         ShardNotFound: there is no such file.
         OSError: the system refuses to open it.
     """
