@@ -83,7 +83,8 @@ class Content:
 
     def numbers(self, section: Section) -> npt.NDArray[np.uint64]:
         """A section of unsigned 64-bit integers, as a view of the map or read into memory."""
-        return np.frombuffer(self.bytes[section.offset : section.offset + section.size], "<u8")
+        stored = self.bytes[section.offset : section.offset + section.size]
+        return np.frombuffer(stored, "<u8", section.size // 8)
 
     def check_hash(
         self, offset: int, n_bytes: int, expected: int, findings: Findings, section: str, **w: Any

@@ -135,7 +135,7 @@ def _chunks(content: Content, index: Section, n_fields: int) -> Iterator[tuple[i
         n_entries = min(n_rows * n_fields, index.count - first)
         place = index.offset + first * ENTRY.size
         stored = content.bytes[place : place + n_entries * ENTRY.size]
-        yield first // n_fields, np.frombuffer(stored, ENTRY_DTYPE).copy()
+        yield first // n_fields, np.frombuffer(stored, ENTRY_DTYPE, n_entries).copy()
 
 
 def _broken(payload: _Payload, first_row: int, entries: Entries) -> npt.NDArray[np.bool_]:

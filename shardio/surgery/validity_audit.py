@@ -25,7 +25,7 @@ def audit_validity(
     for name in schema.optional:
         section = sections[Kind.VALIDITY, schema.field_id(name), 0]
         whole = content.bytes[section.offset : section.offset + section.size]
-        stored = np.frombuffer(whole, np.uint8)
+        stored = np.frombuffer(whole, np.uint8, section.size)
         bits = np.unpackbits(stored, bitorder="little")
         if bits[n_samples:].any():
             findings.add(

@@ -14,7 +14,8 @@ from shardio import storage
 from shardio._engine.crew import Message
 from shardio.access.pread import PreadFile
 from shardio.errors import InvalidArgument
-from shardio.format.schema import Array, Bytes, Schema
+from shardio.format.fields import Array, Bytes
+from shardio.format.schema import Schema
 from shardio.reader import ShardReader
 from shardio.surgery import audit_dataset, audit_shard, auditors, survey_shard
 from shardio.surgery.content import Content
