@@ -138,10 +138,11 @@ class Filler:
         states: npt.NDArray[np.int32],
     ) -> int:
         rows, shards = stretch.rows[part], stretch.shards[part]
-        used = 0
+        used, present = 0, {}
         for presence in layout.presence:
             states[:] = self._claims[presence.name]
-            self._fill_presence(layout.present(memory.bytes, presence), presence.name, rows, shards)
+            present[presence.name] = layout.present(memory.bytes, presence)
+            self._fill_presence(present[presence.name], presence.name, rows, shards)
         for slot, whole in zip(layout.fixed, views.fixed, strict=True):
             name = slot.name
             states[:] = self._claims[name]
@@ -149,6 +150,8 @@ class Filler:
             if name in self._gathered:
                 slots = stretch.slots(name)[part]
                 self._dataset.gather(name).gather(slots, rows, shards, out)
+                if name in present:  # zeros, whatever a file has in the place of no value
+                    out[~present[name][: len(out)]] = 0
             else:
                 self._decode_fixed(name, rows, shards, out)
         for varying in layout.varying:

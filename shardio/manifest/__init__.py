@@ -15,6 +15,8 @@ from shardio.manifest.commit import (
     publish_next,
     refuse_existing,
     refuse_links_outside,
+    remove_halves,
+    settle,
     withdraw,
 )
 from shardio.manifest.generation import Generation, lineage_of
@@ -34,6 +36,8 @@ __all__ = [
     "publish_next",
     "refuse_existing",
     "refuse_links_outside",
+    "remove_halves",
+    "settle",
     "whole_schema",
     "withdraw",
 ]

@@ -190,13 +190,14 @@ def _check_kinds(content: dict[str, Any], place: Path) -> None:
     if type(content.get("sides", [])) is not list:
         raise DatasetCorrupt(f"{place}: 'sides' must be a list; found {content['sides']!r}")
     for i, entry in enumerate(content["inputs"]):
-        # The last two are left out where there is nothing to say.
-        texts = [entry.get("path"), entry.get("outcome"), entry.get("reason", "")]
-        n_samples = entry.get("samples", 0)
-        if not all(isinstance(text, str) for text in texts) or type(n_samples) is not int:
+        # All but the first two are left out where there is nothing to say.
+        texts = [entry.get("path"), entry.get("outcome")]
+        texts += [entry.get(key, "") for key in ("reason", "hash")]
+        counts = [entry.get(key, 0) for key in ("samples", "bytes")]
+        if not (all(type(t) is str for t in texts) and all(type(n) is int for n in counts)):
             raise DatasetCorrupt(
-                f"{place}: input {i} must have texts 'path' and 'outcome', and only a text as "
-                f"'reason' and a count as 'samples'; found {entry!r}"
+                f"{place}: input {i} must have texts 'path' and 'outcome', and only texts as "
+                f"'reason' and 'hash', and counts as 'samples' and 'bytes'; found {entry!r}"
             )
     if not isinstance(options := content["converter"].get("options", {}), dict):
         raise DatasetCorrupt(f"{place}: the converter's options must be a dict; found {options!r}")

@@ -149,6 +149,12 @@ class Rewriting:
         self.cut()
         self._parts.append(summary)
 
+    def come_behind(self, generation: Generation) -> None:
+        """Follow this generation: its shards are kept, those written so far come after them."""
+        self.cut()
+        self._previous = generation
+        self._parts[:0] = generation.shards
+
     def _next_name(self) -> str:
         return f"{len(self._parts):06d}.shard"
 

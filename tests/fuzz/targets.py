@@ -327,7 +327,7 @@ class JournalFolder:
             if not is_plan:
                 return "kept" if read_record(self._folder, Unit(0, 0, ())) else "made anew"
             if plan := read_plan(self._folder):
-                refuse_other_settings(plan, {"machine": "x86_64"}, self._folder)
+                refuse_other_settings(plan, {"machine": "x86_64"}, self._folder, "or not")
         except ShardioError as error:
             return outcome_of(error)
         return "sound"
