@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +13,8 @@ from shardio.collate import FILLED, BlockLayout, VaryingSlot
 from shardio.errors import ShardCorrupt
 from shardio.format.fields import Array, Json, List, Text
 from shardio.format.lists import unpack_list
+
+_NONE: Final[Mapping[str, Sequence[str]]] = {}
 
 
 class Batch(Mapping[str, Any]):
@@ -25,7 +27,17 @@ class Batch(Mapping[str, Any]):
     (with reuse=True: until the next batch).
     """
 
-    __slots__ = ("_block", "_layout", "_lists", "_n_rows", "_paths", "_values", "epoch", "step")
+    __slots__ = (
+        "_beside",
+        "_block",
+        "_layout",
+        "_lists",
+        "_n_rows",
+        "_paths",
+        "_values",
+        "epoch",
+        "step",
+    )
 
     def __init__(
         self,
@@ -36,10 +48,12 @@ class Batch(Mapping[str, Any]):
         epoch: int,
         step: int,
         paths: Sequence[str] = (),
+        beside: Mapping[str, Sequence[str]] = _NONE,
     ) -> None:
         self._layout, self._block, self._n_rows, self._values = layout, block, n_rows, values
         self._lists: dict[str, list[Any]] = {}
-        self._paths = paths  # of the shards, for messages
+        # Of the shards, and by field of those beside them, for messages.
+        self._paths, self._beside = paths, beside
         self.epoch = epoch
         """The epoch it belongs to."""
         self.step = step
@@ -148,7 +162,8 @@ class Batch(Mapping[str, Any]):
     def _placed(self, what: str, code: str, name: str, i: int) -> ShardCorrupt:
         """The error for a value of row i."""
         shard, row = self.origins[i].tolist()
-        path = self._paths[shard] if self._paths else f"shard number {shard}"
+        paths = self._beside.get(name, self._paths)
+        path = paths[shard] if paths else f"shard number {shard}"
         return ShardCorrupt(what, code=code, path=path, field=name, sample=row)
 
     def _refuse(

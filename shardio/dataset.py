@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import operator
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +33,10 @@ from shardio.writer import ShardSummary
 class ShardDataset(Sequence[dict[str, Any]], Closing):
     """All samples of a dataset, by number; owns its shards' maps until `close()`.
 
-    A shard is opened when it is first needed. The object is for one thread at a time. `verify` and
-    `access` are as in ShardReader; the file system of the folder decides for all shards.
+    A shard is opened when it is first needed. A column that was added later lies in shards of its
+    own beside the others; *files* are all of them, those beside come behind. The object is for one
+    thread at a time. `verify` and `access` are as in ShardReader; the file system of the folder
+    decides for all shards.
 
     Args:
         path: the folder.
@@ -65,6 +68,11 @@ class ShardDataset(Sequence[dict[str, Any]], Closing):
         self._generation: Generation = (
             load(path) if generation is None else load_generation(path, generation)
         )
+        self._schema, self._files = self._generation.whole_schema, self._generation.files
+        self._numbers = range(len(self.shards))
+        self._first_files = {
+            side.name: k * len(self.shards) for k, side in enumerate(self._generation.sides, 1)
+        }
         self.subset = subset
         self._view = None if subset is None else self._subset_rows(subset)
         self._verify = verify
@@ -73,7 +81,7 @@ class ShardDataset(Sequence[dict[str, Any]], Closing):
         # As most datasets are written; a division finds the shard in a tenth of a search's time.
         is_even = counts and len({*counts[:-1]}) <= 1 and counts[-1] <= counts[0]
         self._rows_per_shard = max(1, counts[0]) if is_even else 0
-        self._readers: list[ShardReader | None] = [None] * len(counts)
+        self._readers: list[ShardReader | None] = [None] * len(self._files)
         self._gathers: dict[str, ColumnGather] = {}
         self._marks: npt.NDArray[np.uint8] | None = None
         self._first_marks: Rows | None = None
@@ -89,7 +97,7 @@ class ShardDataset(Sequence[dict[str, Any]], Closing):
     @property
     def schema(self) -> Schema:
         """The fields of its samples."""
-        return self._generation.schema
+        return self._schema
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -108,8 +116,13 @@ class ShardDataset(Sequence[dict[str, Any]], Closing):
 
     @property
     def shards(self) -> tuple[ShardSummary, ...]:
-        """Its shards in order: name, samples, bytes, id."""
+        """Its shards in order: name, samples, bytes, id; without those beside them."""
         return self._generation.shards
+
+    @property
+    def sides(self) -> Mapping[str, tuple[ShardSummary, ...]]:
+        """By name, each column that was added later: its shards, in the order of `shards`."""
+        return {side.name: side.shards for side in self._generation.sides}
 
     @property
     def inputs(self) -> tuple[Mapping[str, Any], ...]:
@@ -162,12 +175,28 @@ class ShardDataset(Sequence[dict[str, Any]], Closing):
         if self._view is not None:
             row = int(self.rows(np.array([row]))[0])
         shard = int(np.searchsorted(self._starts, row, side="right")) - 1
-        return self.reader(shard)[row - int(self._starts[shard])]
+        return self.sample(shard, row - int(self._starts[shard]))
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         if self._view is not None:
             return (self[i] for i in range(len(self)))
-        return (sample for shard in range(len(self.shards)) for sample in self.reader(shard))
+        return (sample for shard in range(len(self.shards)) for sample in self.samples(shard))
+
+    def sample(self, shard: int, row: int, names: Iterable[str] | None = None) -> dict[str, Any]:
+        """Some fields (by default all) of one sample, by its row in its shard."""
+        if not self._first_files:
+            reader = self.reader(shard)
+            return reader[row] if names is None else reader.sample(row, names)
+        sample: dict[str, Any] = {}
+        place = self._numbers[shard]
+        chosen = self._schema if names is None else names
+        for first, group in itertools.groupby(chosen, key=lambda n: self._first_files.get(n, 0)):
+            sample |= self._reader(first + place).sample(row, group)
+        return sample
+
+    def samples(self, shard: int) -> Iterator[dict[str, Any]]:
+        """All samples of one shard, in order."""
+        return (self.sample(shard, row) for row in range(self.shards[shard].n_samples))
 
     @property
     def starts(self) -> Rows:
@@ -184,26 +213,38 @@ class ShardDataset(Sequence[dict[str, Any]], Closing):
             return rows // self._rows_per_shard
         return np.searchsorted(self._starts, rows, side="right") - 1
 
-    def reader(self, shard: int) -> ShardReader:
+    def reader(self, shard: int, name: str | None = None) -> ShardReader:
         """The reader of one shard, opened if need be; it belongs to the dataset.
+
+        With a `name`, of the file that has this field: the shard, or the one beside it.
 
         Raises:
             DatasetCorrupt: the file is another one than the generation names.
+            IndexError: there is no such shard.
         """
+        first = 0 if name is None else self._first_files.get(name, 0)
+        return self._reader(first + self._numbers[shard])
+
+    def _reader(self, file: int) -> ShardReader:
         if self._closed:
             raise LoaderClosed(f"{self.path}: the dataset is closed")
-        reader = self._readers[shard]
+        reader = self._readers[file]
         if reader is None:
-            reader = self._open(shard)
-            self._readers[shard] = reader
+            reader = self._open(file)
+            self._readers[file] = reader
         return reader
 
-    def path_of(self, shard: int) -> str:
-        """Where the file of a shard is."""
-        return os.path.join(self._root, self.shards[shard].name)
+    def files_of(self, shard: int, name: str | None = None) -> list[tuple[ShardSummary, str]]:
+        """The files that the samples of a shard lie in, and where they are; or that of a field."""
+        firsts = [0, *self._first_files.values()]
+        if name is not None:
+            firsts = [self._first_files.get(name, 0)]
+        summaries = [self._files[first + self._numbers[shard]][0] for first in firsts]
+        return [(summary, os.path.join(self._root, summary.name)) for summary in summaries]
 
-    def _open(self, shard: int) -> ShardReader:
-        summary, path = self.shards[shard], self.path_of(shard)
+    def _open(self, file: int) -> ShardReader:
+        summary, schema = self._files[file]
+        path = os.path.join(self._root, summary.name)
         refuse_links_outside(Path(self._root), Path(path))
         reader = ShardReader(path, verify=self._verify, access=self.access)
         found = (reader.id, len(reader), reader.header.file_size)
@@ -213,35 +254,36 @@ class ShardDataset(Sequence[dict[str, Any]], Closing):
                 f"{reader.path}: not the shard that the generation names: expected (id, samples, "
                 f"bytes) {expected}, found {found}"
             )
-        if reader.schema != self.schema:
+        if reader.schema != schema:
             raise DatasetCorrupt(f"{reader.path}: its schema is not the dataset's")
         return reader
 
     def check_lengths(self, shards: Rows) -> None:
-        """Make sure that none of these shards was cut short since it was mapped.
+        """Make sure that none of these shards' files was cut short since it was mapped.
 
         Raises:
             ShardChanged: the first that was.
         """
         for shard in distinct(shards).tolist():
-            self.reader(shard).check_length()
+            for file in range(shard, len(self._files), len(self.shards)):
+                self._reader(file).check_length()
 
     @property
     def n_marks(self) -> int:
-        """How many units all shards have together; opens every shard."""
+        """How many units all files have together; opens every one."""
         return int(self._place_marks()[-1])
 
     def _place_marks(self) -> Rows:
         if self._first_marks is None:
-            counts = [self.reader(i).units.n_marks for i in range(len(self.shards))]
+            counts = [self._reader(file).units.n_marks for file in range(len(self._files))]
             self._first_marks = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
         return self._first_marks
 
     def share_marks(self, marks: npt.NDArray[np.uint8]) -> None:
-        """Remember what has been checked in `marks`, n_marks bytes; opens every shard."""
+        """Remember what has been checked in `marks`, n_marks bytes; opens every file."""
         first = self._place_marks().tolist()
-        for i in range(len(self.shards)):
-            self.reader(i).units.marks = marks[first[i] : first[i + 1]]
+        for file in range(len(self._files)):
+            self._reader(file).units.marks = marks[first[file] : first[file + 1]]
         self._marks = marks
 
     def gather(self, name: str) -> ColumnGather:
@@ -252,14 +294,14 @@ class ShardDataset(Sequence[dict[str, Any]], Closing):
         if found is None:
             if self._marks is None:
                 self.share_marks(np.zeros(self.n_marks, np.uint8))
-            readers = [self.reader(i) for i in range(len(self.shards))]
+            first, n = self._first_files.get(name, 0), len(self.shards)
             found = ColumnGather(
                 name,
                 self.schema.columns[name],
-                readers,
+                [self._reader(file) for file in range(first, first + n)],
                 self._starts[:-1],
                 self._marks if self._marks is not None else np.zeros(0, np.uint8),
-                self._place_marks()[:-1],
+                self._place_marks()[first : first + n],
                 self._verify,
             )
             self._gathers[name] = found

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from shardio.closing import Publishing
+from shardio.disk import make_folder, remove_folder, unlink
 from shardio.errors import DatasetConflict, InvalidArgument, LoaderClosed
 from shardio.format.schema import Schema
 from shardio.manifest import Generation, check_classes, holds_dataset, publish, refuse_existing
@@ -47,7 +46,7 @@ class DatasetWriter(Publishing):
         self._shard_bytes, self._classes = shard_bytes, check_classes(classes)
         refuse_existing(path)
         self._made_folder = not os.path.exists(path)
-        Path(path).mkdir(parents=True, exist_ok=True)
+        make_folder(path)
         self._done: list[ShardSummary] = []
         self._shard: ShardWriter | None = None
         self._closed = False
@@ -108,11 +107,9 @@ class DatasetWriter(Publishing):
         if self._shard is not None:
             self._shard.abort()
         for summary in self._done:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(os.path.join(self._root, summary.name))
+            unlink(os.path.join(self._root, summary.name))
         if self._made_folder:
-            with contextlib.suppress(OSError):  # not empty
-                os.rmdir(self._root)
+            remove_folder(self._root)
 
     @property
     def _is_closed(self) -> bool:

@@ -1,4 +1,4 @@
-"""The one door through which shardio changes a file system: every write, fsync, rename and link.
+"""The one door through which shardio changes a file system: every write, fsync, rename and removal.
 
 `perform` sees each of these calls by name, with the file that it is about. An error of the system
 leaves it with that file's name, which the system does not say of a write. Tests and the tools that
@@ -8,6 +8,8 @@ to end the process there.
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import io
 import os
 import tempfile
@@ -90,3 +92,31 @@ def make_folder(path: str | os.PathLike[str]) -> None:
     """Make a folder, and those above it that are missing; it may be there."""
     if not os.path.isdir(path):
         perform("mkdir", os.fspath(path), Path(path).mkdir, parents=True, exist_ok=True)
+
+
+def unlink(path: str | os.PathLike[str]) -> None:
+    """Remove a file; it may be gone already."""
+    with contextlib.suppress(FileNotFoundError):
+        perform("unlink", os.fspath(path), os.unlink, path)
+
+
+def remove_folder(path: str | os.PathLike[str]) -> None:
+    """Remove a folder if it is empty; it may be gone already."""
+    try:
+        perform("rmdir", os.fspath(path), os.rmdir, path)
+    except OSError as error:
+        if error.errno not in (errno.ENOENT, errno.ENOTEMPTY, errno.EEXIST):
+            raise
+
+
+def remove_tree(path: str | os.PathLike[str]) -> None:
+    """Remove a folder and all that is in it; it may be gone already. Links are not followed."""
+    with contextlib.suppress(FileNotFoundError):
+        with os.scandir(path) as found:
+            entries = list(found)
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                remove_tree(entry.path)
+            else:
+                unlink(entry.path)
+        perform("rmdir", os.fspath(path), os.rmdir, path)

@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from shardio._engine.engine import Engine
-from shardio._engine.fill import Recipe
 from shardio._engine.iteration import Delivered, Iteration
+from shardio._engine.recipe import Recipe
 from shardio.access.filesystems import Access
 from shardio.batch import Batch
 from shardio.closing import Closing
@@ -121,7 +121,11 @@ class ShardLoader(Closing):
         self._epoch = self._next_epoch = 0
         self._maker: Maker | None = None
         """None with output="numpy"."""
-        self._paths = [os.path.join(path, shard.name) for shard in opened.shards]
+        beside = {
+            name: [os.path.join(path, shard.name) for shard in shards]
+            for name, shards in opened.sides.items()
+        }
+        self._places = [os.path.join(path, shard.name) for shard in opened.shards], beside
         self._engine = Engine(
             self._recipe(opened),
             n_workers=self._options.num_workers,
@@ -194,7 +198,7 @@ class ShardLoader(Closing):
                 leased = self._private_copy(number, layout.heap + heap_bytes)
             block = leased
             values = self._values(layout, n_rows, block)
-        return Batch(layout, block, n_rows, values, iteration.epoch, step, self._paths)
+        return Batch(layout, block, n_rows, values, iteration.epoch, step, *self._places)
 
     def _values(
         self, layout: BlockLayout, n_rows: int, block: npt.NDArray[np.uint8]

@@ -20,7 +20,7 @@ from shardio.access.content import Content
 from shardio.access.files import check_length
 from shardio.access.filesystems import Access
 from shardio.closing import Closing
-from shardio.errors import InvalidArgument, LoaderClosed
+from shardio.errors import InvalidArgument, LoaderClosed, ShardCorrupt
 from shardio.format.fields import Array
 from shardio.format.layout import PAGE, Kind, Section
 from shardio.opening import open_sections
@@ -143,13 +143,14 @@ class ShardReader(Closing):
         Without `rows`: the whole column over the map (or read into memory), read-only,
         **unverified** unless the reader was opened with verify="always"; it keeps the map alive.
         With `rows`: those rows, verified, copied into `out` or a new array of shape
-        (len(rows), *field.shape). Samples that lack an optional field have zeros; `present` tells
-        which.
+        (len(rows), *field.shape). Samples that lack an optional field have zeros, whatever the file
+        has in their place; `present` tells which.
 
         Raises:
             InvalidArgument: no such column, or an `out` that does not fit.
             IndexError: a row out of range.
             ChecksumMismatch: the bytes changed since they were written.
+            ShardCorrupt: the whole of a column is verified, and has other than zeros there.
             ShardChanged: the file was cut short while in use.
         """
         if name not in self.schema.columns:
@@ -158,9 +159,11 @@ class ShardReader(Closing):
         column = self._column(name)
         self.check_length()
         if rows is None:
+            whole = column.whole()
             if self._verify == "always":
                 self.units.check_column(name, np.arange(len(self)))
-            return column.whole()
+                self._check_absent(name, whole)
+            return whole
         places = self._places(rows)
         shape = (len(places), *column.shape)
         if out is not None and out.shape != shape:
@@ -169,10 +172,31 @@ class ShardReader(Closing):
             raise InvalidArgument(f"out has dtype {out.dtype}, expected {column.dtype}")
         self.units.check_column(name, places)
         found = column.rows(places)
+        if self.schema.columns[name].optional:
+            found[~self.records.present(name, places)] = 0
         if out is None:
             return found
         out[...] = found
         return out
+
+    def _check_absent(self, name: str, whole: npt.NDArray[Any]) -> None:
+        """Make sure that the rows of samples that lack an optional field are zeros.
+
+        Raises:
+            ShardCorrupt: naming the first that is not.
+        """
+        absent = np.flatnonzero(~self.present(name))
+        for row in absent.tolist():
+            if any(whole[row].tobytes()):
+                section = self.column_section(name)
+                raise ShardCorrupt(
+                    "a sample lacks the field, and its row is not zero",
+                    code="validity",
+                    path=self.path,
+                    field=name,
+                    sample=row,
+                    offset=section.offset + row * section.stride,
+                )
 
     def _places(self, rows: Sequence[int] | npt.NDArray[Any]) -> Rows:
         """Row numbers as given by a user, counted from the start."""

@@ -13,18 +13,32 @@ import secrets
 import stat
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-from shardio.disk import create, link, rename, sync
+from shardio.disk import create, link, rename, sync, unlink
 from shardio.errors import DatasetCorrupt, SchemaError
 from shardio.format.checksum import hash_bytes
 from shardio.storage import sync_folder
+
+_NO_DIGEST: Final = "0" * 16
 
 
 def _dumps(content: Mapping[str, Any]) -> bytes:
     """The one form these files have: sorted keys, one space of indent, a digest of the rest."""
     text = json.dumps(content, ensure_ascii=False, sort_keys=True, indent=1, allow_nan=False)
     return text.encode("utf-8") + b"\n"
+
+
+def _digest(text: bytes) -> str:
+    """The digest of what `_dumps` gives of a content, but for the line of its digest."""
+    # Only a key of the outermost level is behind a line's end and a single space.
+    before, start, rest = text.partition(b'\n "digest": ')
+    if start:
+        behind = rest.partition(b"\n")[2]
+        if behind == b"}\n":  # the last key
+            before = before.removesuffix(b",")
+        text = b"{}\n" if before + behind == b"{}\n" else before + b"\n" + behind
+    return f"{hash_bytes(text):016x}"
 
 
 def read_sealed(path: Path) -> dict[str, Any]:
@@ -38,8 +52,7 @@ def read_sealed(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(raw.decode("utf-8"))
         rest = {key: value for key, value in content.items() if key != "digest"}
-        intact = raw == _dumps(content)
-        digest = f"{hash_bytes(_dumps(rest)):016x}"
+        intact, digest = raw == _dumps(content), _digest(raw)
     except (ValueError, AttributeError, RecursionError) as error:
         raise DatasetCorrupt(f"{path}: not JSON: {error}") from error
     if not intact or content.get("digest") != digest:
@@ -72,8 +85,11 @@ def sealed(content: Mapping[str, Any]) -> bytes:
         SchemaError: JSON cannot say it.
     """
     try:
-        plain = json.loads(_dumps(content))  # keys become strings before they are sorted
-        return _dumps({**plain, "digest": f"{hash_bytes(_dumps(plain)):016x}"})
+        # Keys become strings before they are sorted. (Without indents, json is in C.)
+        plain = json.loads(json.dumps(content, sort_keys=True, allow_nan=False))
+        text = _dumps({**plain, "digest": _NO_DIGEST})
+        line = b'\n "digest": "%s"'
+        return text.replace(line % _NO_DIGEST.encode(), line % _digest(text).encode(), 1)
     except (TypeError, ValueError, RecursionError) as error:
         raise SchemaError(f"a generation cannot be written as JSON: {error}") from error
 
@@ -87,9 +103,11 @@ def write_sealed(path: Path, content: bytes, *, exclusive: bool) -> None:
             sync(file, temporary)
         if exclusive:
             link(temporary, path)
+            unlink(temporary)
         else:
             rename(temporary, path)
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(temporary)
+    except BaseException:
+        with contextlib.suppress(OSError):  # hidden, and of no meaning to anybody
+            unlink(temporary)
+        raise
     sync_folder(str(path.parent))

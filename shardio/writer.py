@@ -17,7 +17,7 @@ from typing import IO, Any, Final
 
 from shardio.closing import Publishing
 from shardio.columns import ColumnWriter, ValidityWriter
-from shardio.disk import create, create_unnamed, sync
+from shardio.disk import create, create_unnamed, sync, unlink
 from shardio.errors import InvalidArgument, LoaderClosed, SchemaError, ShardExists
 from shardio.format.checksum import Hasher, hash_bytes
 from shardio.format.fields import Array
@@ -246,8 +246,8 @@ class ShardWriter(Publishing):
         if self._file is None:
             return
         self._release()
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(self._temporary)
+        with contextlib.suppress(OSError):  # hidden: whoever asked knows what went wrong before
+            unlink(self._temporary)
 
     def _release(self) -> None:
         if self._file is not None:

@@ -35,6 +35,7 @@ from shardio.conversion.plan import (
     list_inputs,
 )
 from shardio.conversion.source import options_of
+from shardio.format.checksum import hash_bytes
 from tests.lines import contents, convert, install, outcomes, texts, write
 
 NUMBERS = Schema({"n": Array("int64")})
@@ -64,6 +65,8 @@ def test_every_input_is_accounted_for_in_the_report_and_in_the_generation(
         "path": "a/1.txt",
         "outcome": "converted",
         "samples": 2,
+        "bytes": 7,
+        "hash": f"{hash_bytes(b'one two'):016x}",
         "detail": {"lines": 2},
     }
     assert dataset.inputs[1]["reason"] == "no line"

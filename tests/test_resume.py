@@ -12,7 +12,7 @@ import pytest
 
 import shardio
 from shardio import DatasetCorrupt, DatasetExists, Input, InvalidArgument, Outcome
-from shardio.conversion import Progress, driver
+from shardio.conversion import Progress, files
 from tests.lines import Lines, contents, convert, install, outcomes, texts, write
 
 N_INPUTS = 7
@@ -118,7 +118,7 @@ def test_a_failure_to_publish_takes_the_shards_back_and_keeps_them(
 
     convert(lines, tmp_path / "whole")
     with monkeypatch.context() as patch:
-        patch.setattr(driver, "publish", refuse)
+        patch.setattr(files, "publish", refuse)
         with pytest.raises(OSError, match="No space left"):
             convert(lines, tmp_path / "out")
     assert os.listdir(tmp_path / "out") == [".conversion"]
@@ -331,7 +331,7 @@ def test_a_dataset_that_could_not_be_replaced_is_there_as_before(
     convert(lines, tmp_path / "out")
     old = contents(tmp_path / "out")
     with monkeypatch.context() as patch:
-        patch.setattr(driver, "publish", refuse)
+        patch.setattr(files, "publish", refuse)
         with pytest.raises(OSError, match="No space left"):
             convert(lines, tmp_path / "out", overwrite=True, repeat=1 if is_same else 2)
     now = contents(tmp_path / "out")

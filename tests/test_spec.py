@@ -16,7 +16,7 @@ from shardio.format import checksum, codec, fields, index, layout, schema, value
 from shardio.format.fields import DType, FieldType, numpy_dtype
 from shardio.format.layout import HEADER, HEADER_HASH, MAGIC, PAGE, SECTION, Kind, Required
 from shardio.format.structure import unpack_header, unpack_table
-from shardio.manifest import commit
+from shardio.manifest import Side, commit
 from shardio.manifest.generation import Generation, describe
 from shardio.views import RowRuns
 from shardio.writer import ShardWriter
@@ -213,10 +213,14 @@ def test_the_keys_of_a_generation_are_those_that_are_written() -> None:
         "subsets": {"train": RowRuns([], [])},
         "stats": {"whole": {}},
         "surgery": {"name": "split"},
+        "sides": (Side(schema.Schema({"x": fields.Text()}), ()),),
     }
     generation = Generation(1, "", _every_kind(), (), **extras)
     keys = {row[0] for row in table("| key of a generation |")}
     assert keys == set(describe(generation))
+    (side,) = describe(generation)["sides"]
+    assert {row[0] for row in table("| key of a side |")} == set(side)
+    assert f"`{describe(generation)['required']}`".replace("'", '"') in PAGE_TEXT
 
 
 def test_the_specification_fits_on_its_page() -> None:

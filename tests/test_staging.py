@@ -30,7 +30,7 @@ from shardio import (
     ShardLoader,
     Text,
 )
-from shardio.conversion import Progress, driver
+from shardio.conversion import Progress, files
 from shardio.conversion.plan import list_inputs
 from shardio.conversion.staging import Staging
 
@@ -86,7 +86,7 @@ def abandoned(source: Path, out: Path, *, publish: bool = False) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Staging, "_tidy_up", lambda *_: None)
         if not publish:
-            patch.setattr(driver, "publish", killed)
+            patch.setattr(files, "publish", killed)
             with pytest.raises(KeyboardInterrupt):
                 convert(source, out)
         else:
@@ -153,7 +153,7 @@ def test_what_happens_after_publishing_does_not_take_the_shards_back(
         shardio.manifest.publish(*given, **named)
         raise error
 
-    monkeypatch.setattr(driver, "publish", publish)
+    monkeypatch.setattr(files, "publish", publish)
     with pytest.raises(error):
         convert(source, tmp_path / "out")
     assert [sample["n"] for sample in shardio.open(tmp_path / "out")] == [1]

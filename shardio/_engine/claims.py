@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
 
 from shardio._engine.blocks import Block
-from shardio._engine.fill import Recipe
+from shardio._engine.recipe import Recipe
 from shardio.collate import CLAIMED, EMPTY, NO_FIELD, BlockLayout
 from shardio.dataset import ShardDataset
 from shardio.errors import ShardChanged, WorkerDied
 from shardio.order import Order
+from shardio.writer import ShardSummary
 
 MOST_DEATHS: Final = 2
 """What so many workers died of is not tried again."""
@@ -92,8 +94,7 @@ def error_of_death(
     text = f"{how}, {claims.text}{where}"
     if by_signal != signal.SIGBUS:
         return WorkerDied(text)
-    for shard in claims.rows or range(len(dataset.shards)):
-        summary, path = dataset.shards[shard], dataset.path_of(shard)
+    for shard, (summary, path) in _suspects(dataset, claims):
         try:
             n_bytes = os.stat(path).st_size
         except OSError:
@@ -121,11 +122,20 @@ def is_final(error: WorkerDied | ShardChanged, n_deaths: int) -> bool:
     return isinstance(error, ShardChanged) or n_deaths >= MOST_DEATHS
 
 
+def _suspects(
+    dataset: ShardDataset, claims: Claims
+) -> Iterator[tuple[int, tuple[ShardSummary, str]]]:
+    """The files that were read from, each with the number of its shard."""
+    for shard in claims.rows or range(len(dataset.shards)):
+        for file in dataset.files_of(shard, claims.field):
+            yield shard, file
+
+
 def _first_lost(dataset: ShardDataset, shard: int, claims: Claims, n_bytes: int) -> int | None:
     """The first claimed row of a shard that its file has no bytes for, as far as can be told."""
     rows = claims.rows.get(shard, [])
     if claims.field in dataset.schema.columns:
-        section = dataset.reader(shard).column_section(claims.field)
+        section = dataset.reader(shard, claims.field).column_section(claims.field)
         lost = [row for row in rows if section.offset + (row + 1) * section.stride > n_bytes]
         return min(lost, default=None)
     return min(rows, default=None)  # where a record lies is in the file: not to be touched

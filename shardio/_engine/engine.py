@@ -22,12 +22,12 @@ import numpy.typing as npt
 
 from shardio._engine.blocks import BlockPool, reserve_memory_file
 from shardio._engine.claims import Claims, claims_in, clear_claims, error_of_death, is_final
-from shardio._engine.fill import Recipe
 from shardio._engine.inquiry import Inquiry
 from shardio._engine.iteration import Delivered, Iteration
 from shardio._engine.linux import memory_file, this_process
 from shardio._engine.memory import require
 from shardio._engine.passes import N_SLOTS, Passes
+from shardio._engine.recipe import Recipe
 from shardio._engine.schedule import Schedule
 from shardio._engine.sizing import block_bytes
 from shardio._engine.staff import Answer, Local, Loss, Staff, Workers

@@ -10,14 +10,13 @@ from __future__ import annotations
 import random
 import traceback
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from shardio._engine.itinerary import Itinerary, Stretch
-from shardio.access.filesystems import Access
+from shardio._engine.recipe import Recipe
 from shardio.collate import (
     CLAIMED,
     EMPTY,
@@ -37,7 +36,7 @@ from shardio.format.schema import Schema
 from shardio.format.values import encode_record
 from shardio.inference import check_sample, infer_schema
 from shardio.order import SampleGenerators
-from shardio.units import Rows, Verify
+from shardio.units import Rows
 
 Bytes = npt.NDArray[np.uint8]
 _ALL_FILLED: Final = pack_state(NO_FIELD, FILLED)
@@ -52,28 +51,6 @@ class Memory(Protocol):
 
     def grow(self, n_bytes: int) -> None:
         """Make it at least n_bytes long; `bytes` is then another array over the same memory."""
-
-
-@dataclass(frozen=True, slots=True)
-class Recipe:
-    """Everything that decides what is in a batch; travels to the workers once.
-
-    `transform` is the user's; `takes_rng` says whether it wants a generator too. `n_samples` are
-    those of `subset`, if one is named, in the state of the dataset that `generation` numbers.
-    """
-
-    path: str
-    fields: tuple[str, ...]
-    batch_size: int
-    n_samples: int
-    shuffle: bool
-    seed: int
-    verify: Verify
-    access: Access
-    transform: Callable[..., Any] | None
-    takes_rng: bool
-    subset: str | None = None
-    generation: int | None = None
 
 
 class Filler:
@@ -161,10 +138,11 @@ class Filler:
         states: npt.NDArray[np.int32],
     ) -> int:
         rows, shards = stretch.rows[part], stretch.shards[part]
-        used = 0
+        used, present = 0, {}
         for presence in layout.presence:
             states[:] = self._claims[presence.name]
-            self._fill_presence(layout.present(memory.bytes, presence), presence.name, rows, shards)
+            present[presence.name] = layout.present(memory.bytes, presence)
+            self._fill_presence(present[presence.name], presence.name, rows, shards)
         for slot, whole in zip(layout.fixed, views.fixed, strict=True):
             name = slot.name
             states[:] = self._claims[name]
@@ -172,6 +150,8 @@ class Filler:
             if name in self._gathered:
                 slots = stretch.slots(name)[part]
                 self._dataset.gather(name).gather(slots, rows, shards, out)
+                if name in present:  # zeros, whatever a file has in the place of no value
+                    out[~present[name][: len(out)]] = 0
             else:
                 self._decode_fixed(name, rows, shards, out)
         for varying in layout.varying:
@@ -186,13 +166,13 @@ class Filler:
         for shard in distinct(shards).tolist():
             places = np.flatnonzero(shards == shard)
             local = rows[places] - self._dataset.starts[shard]
-            out[places] = self._dataset.reader(shard).present(name, local)
+            out[places] = self._dataset.reader(shard, name).present(name, local)
 
     def _decode_fixed(self, name: str, rows: Rows, shards: Rows, out: Bytes) -> None:
         """Compressed arrays of fixed shape: record by record into their rows."""
         for shard in distinct(shards).tolist():
             places = np.flatnonzero(shards == shard)
-            reader = self._dataset.reader(shard)
+            reader = self._dataset.reader(shard, name)
             local = rows[places] - self._dataset.starts[shard]
             entries = reader.records.entries(name, local)
             records = reader.records.read(name, local, entries)
@@ -215,7 +195,7 @@ class Filler:
         for shard in distinct(shards).tolist():
             places = np.flatnonzero(shards == shard)
             local = rows[places] - self._dataset.starts[shard]
-            entries = self._dataset.reader(shard).records.entries(slot.name, local)
+            entries = self._dataset.reader(shard, slot.name).records.entries(slot.name, local)
             n_bytes[places] = entries["n_bytes"]
             by_shard.append((shard, places, local, entries))
         alignment = slot.alignment
@@ -240,7 +220,7 @@ class Filler:
         local: Rows,
         entries: Entries,
     ) -> None:
-        reader = self._dataset.reader(shard)
+        reader = self._dataset.reader(shard, slot.name)
         field = self._source[slot.name]
         starts = layout.extents(memory.bytes, slot)["place"][places].tolist()
         heap = memory.bytes[layout.heap :].data
@@ -325,7 +305,7 @@ class Filler:
         """What the transform makes of one sample, with every generator keyed for it."""
         recipe = self._recipe
         local = int(rows[i] - self._dataset.starts[shard])
-        sample = self._dataset.reader(shard).sample(local, recipe.fields)
+        sample = self._dataset.sample(shard, local, recipe.fields)
         key = self._generators.key(epoch, position)
         random.seed(key)
         np.random.seed(key & 0xFFFFFFFF)  # the user's code may draw from it

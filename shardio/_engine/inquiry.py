@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 
 from shardio._engine.claims import claim_of_first, error_of_death, is_final
-from shardio._engine.fill import Recipe
+from shardio._engine.recipe import Recipe
 from shardio._engine.staff import Answer, Local, Loss, Workers
 from shardio._engine.wire import Ask, Task
 from shardio.dataset import ShardDataset

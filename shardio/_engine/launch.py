@@ -20,15 +20,14 @@ from shardio.errors import EnvironmentUnsuitable
 
 __all__ = ["PRELOAD", "Zygote", "acquire", "release"]
 
-# What workers are most likely to use and takes long to import. NumPy loads numpy.random only when
-# it is first used, 12 ms in every worker.
+# What every crew's workers use and takes long to import; the rest each crew names. NumPy loads
+# numpy.random only when it is first used, 12 ms in every worker.
 PRELOAD = (
     "numpy",
     "numpy.random",
     "xxhash",
     "zstandard",
     "shardio._engine.cargo",
-    "shardio._engine.worker",
 )
 
 # One thread per process is the point of worker processes; and a zygote must have a single thread.

@@ -6,7 +6,7 @@ import mmap
 
 import numpy as np
 
-from shardio._engine.fill import Recipe
+from shardio._engine.recipe import Recipe
 from shardio.collate import BlockLayout
 from shardio.dataset import ShardDataset
 from shardio.errors import MemoryShort
@@ -36,8 +36,9 @@ def _expected_heap(layout: BlockLayout, recipe: Recipe, dataset: ShardDataset) -
     n = min(_SAMPLED, recipe.n_samples)
     if not names or not n or recipe.transform is not None:
         return mmap.PAGESIZE if layout.varying else 0
-    reader = dataset.reader(0)
-    rows = np.linspace(0, max(0, len(reader) - 1), min(n, len(reader)), dtype=np.int64)
-    sizes = [reader.records.entries(name, rows)["n_bytes"].mean() for name in names if len(rows)]
+    n_rows = dataset.shards[0].n_samples
+    rows = np.linspace(0, max(0, n_rows - 1), min(n, n_rows), dtype=np.int64)
+    records = [(name, dataset.reader(0, name).records) for name in names if len(rows)]
+    sizes = [found.entries(name, rows)["n_bytes"].mean() for name, found in records]
     wanted = int(1.5 * sum(sizes) * recipe.batch_size) + mmap.PAGESIZE
     return -(-wanted // mmap.PAGESIZE) * mmap.PAGESIZE

@@ -14,8 +14,9 @@ import numpy as np
 
 from shardio._engine.blocks import Block
 from shardio._engine.crew import Crew, Died, Message
-from shardio._engine.fill import Filler, Recipe
+from shardio._engine.fill import Filler
 from shardio._engine.overdue import ask_for_stacks
+from shardio._engine.recipe import Recipe
 from shardio._engine.schedule import DEPTH
 from shardio._engine.wire import (
     CANCELLED,

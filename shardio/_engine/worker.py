@@ -11,9 +11,10 @@ import numpy as np
 
 from shardio._engine.blocks import BlockMap
 from shardio._engine.channel import Channel
-from shardio._engine.fill import Filler, Recipe
+from shardio._engine.fill import Filler
 from shardio._engine.linux import yield_to_main
 from shardio._engine.overdue import answer_with_stacks
+from shardio._engine.recipe import Recipe
 from shardio._engine.wire import (
     CANCELLED,
     DESCRIPTOR_BYTES,

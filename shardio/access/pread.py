@@ -84,7 +84,7 @@ class PreadFile:
         if len(found) == n_bytes:
             return memoryview(found)
         buffer = bytearray(n_bytes)  # more than one call gives, or a connection that was lost
-        self._read_into(memoryview(buffer), start)
+        self.read_into(memoryview(buffer), start)
         return memoryview(buffer).toreadonly()
 
     def read_rows(self, offset: int, stride: int, rows: Rows, out: npt.NDArray[np.uint8]) -> None:
@@ -147,7 +147,7 @@ class PreadFile:
         n_rows = int(rows[-1]) - first + 1
         span = np.empty((n_rows, stride), np.uint8)
         needed = (n_rows - 1) * stride + size
-        self._read_into(span.reshape(-1).data[:needed], offset + first * stride)
+        self.read_into(span.reshape(-1).data[:needed], offset + first * stride)
         out[lines] = (span if stride == size else span[:, :size])[rows - first]
 
     def _read_each(self, offsets: Rows, out: npt.NDArray[np.uint8], lines: Rows) -> None:
@@ -184,11 +184,11 @@ class PreadFile:
             return
         for view in views:
             if n_read < view.nbytes:
-                self._read_into(view[n_read:], offset + n_read)
+                self.read_into(view[n_read:], offset + n_read)
             n_read = max(0, n_read - view.nbytes)
             offset += view.nbytes
 
-    def _read_into(self, view: memoryview, offset: int) -> None:
+    def read_into(self, view: memoryview, offset: int) -> None:
         """Fill a buffer from `offset` on, by as many calls as it takes."""
         done, n_failures = 0, 0
         while done < view.nbytes:

@@ -25,7 +25,7 @@ from shardio.conversion.journal import forget_record
 from shardio.conversion.ledger import Ledger
 from shardio.conversion.plan import Unit
 from shardio.conversion.unit import Job, convert_unit
-from shardio.disk import create
+from shardio.disk import create, unlink
 from shardio.errors import ShardioError, WorkerDied
 
 MAX_DEATHS: Final = 2
@@ -141,8 +141,8 @@ def _serve(job: Job, channel: Channel) -> None:
     while (place := channel.recv()) is not None:
         with open(place, "rb") as file:
             unit = pickle.load(file)
-        os.unlink(place)
         try:
+            unlink(os.fsdecode(place))
             convert_unit(unit, job, lambda event: send_whole(channel, pickle.dumps(event)))
         except (OSError, ShardioError) as error:  # the caller is to see it as it is
             send_whole(channel, pickle.dumps(error))

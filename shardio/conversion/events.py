@@ -16,12 +16,16 @@ class InputBegun(NamedTuple):
 
 
 class InputDone(NamedTuple):
-    """One input is finished: `position` among all inputs."""
+    """One input is finished: `position` among all inputs.
+
+    `hash` is that of its content where it gave samples: what an append knows it by.
+    """
 
     unit: int
     position: int
     outcome: Outcome
     n_samples: int
+    hash: str = ""
 
 
 class UnitDone(NamedTuple):

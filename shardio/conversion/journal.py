@@ -21,6 +21,7 @@ import zstandard
 from shardio.conversion.events import InputDone, UnitDone
 from shardio.conversion.plan import Unit
 from shardio.conversion.source import Outcome
+from shardio.disk import unlink
 from shardio.errors import DataError, DatasetCorrupt, InvalidArgument
 from shardio.format.layout import MAJOR, MINOR
 from shardio.reader import ShardReader
@@ -31,23 +32,25 @@ from shardio.writer import ShardSummary
 
 PLAN: Final = "plan.json"
 RECORD: Final = "unit.json"
-_VERSION: Final = 1
+_VERSION: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
     """With which settings a conversion was begun, and the keys of its units.
 
-    `replaces`: a dataset lies in the same folder until this one is published.
+    `replaces`: a dataset lies in the same folder until this one is published. `appends`: one lies
+    there that is to grow.
     """
 
     settings: Mapping[str, Any]
     units: tuple[str, ...]
     replaces: bool
+    appends: bool
 
 
 def settings_of(converter: Mapping[str, Any], libraries: Mapping[str, str]) -> dict[str, Any]:
-    """Give all that decides over the bytes of a dataset, beside its source."""
+    """Give all that decides over the bytes of a conversion's shards, beside its source."""
     versions = {
         "shardio": __version__,
         "format": f"{MAJOR}.{MINOR}",
@@ -64,6 +67,7 @@ def write_plan(folder: Path, plan: Plan) -> None:
         "settings": plan.settings,
         "units": list(plan.units),
         "replaces": plan.replaces,
+        "appends": plan.appends,
     }
     write_sealed(folder / PLAN, sealed(content), exclusive=False)
 
@@ -83,17 +87,19 @@ def read_plan(folder: Path) -> Plan | None:
             f"{folder / PLAN}: version {content.get('version')!r} of the journal, this shardio "
             f"reads {_VERSION}; resume with the shardio that began, or overwrite"
         )
-    settings, units, replaces = (content.get(key) for key in ("settings", "units", "replaces"))
-    if not (isinstance(settings, dict) and isinstance(units, list) and type(replaces) is bool):
+    settings, units = content.get("settings"), content.get("units")
+    replaces, appends = content.get("replaces"), content.get("appends")
+    is_whole = type(replaces) is bool and type(appends) is bool
+    if not (is_whole and isinstance(settings, dict) and isinstance(units, list)):
         raise DatasetCorrupt(
-            f"{folder / PLAN}: a plan has settings, units and whether it replaces a dataset; "
-            f"found {sorted(content)}; overwrite to start again"
+            f"{folder / PLAN}: a plan has settings, units, and whether it replaces a dataset or "
+            f"appends to it; found {sorted(content)}; overwrite to start again"
         )
-    return Plan(settings, tuple(map(str, units)), replaces)
+    return Plan(settings, tuple(map(str, units)), bool(replaces), bool(appends))
 
 
-def refuse_other_settings(plan: Plan, settings: Mapping[str, Any], out: Path) -> None:
-    """Make sure that a conversion goes on as it began.
+def refuse_other_settings(plan: Plan, settings: Mapping[str, Any], out: Path, way_out: str) -> None:
+    """Make sure that a conversion goes on as it began; `way_out`: what else can be done.
 
     Raises:
         InvalidArgument: the options, a version or the machine's kind are others; it names all.
@@ -107,7 +113,7 @@ def refuse_other_settings(plan: Plan, settings: Mapping[str, Any], out: Path) ->
     if others:
         raise InvalidArgument(
             f"{out}: resume goes on only as the conversion was begun: {'; '.join(others)}; "
-            "convert as before, or overwrite to start again"
+            f"convert as before, {way_out}"
         )
 
 
@@ -129,6 +135,7 @@ def write_record(folder: Path, done: Sequence[InputDone], end: UnitDone) -> None
                 "reason": one.outcome.reason,
                 "detail": dict(one.outcome.detail),
                 "samples": one.n_samples,
+                "hash": one.hash,
             }
             for one in done
         ],
@@ -148,7 +155,7 @@ def has_records(folder: Path) -> bool:
 
 def forget_record(folder: Path) -> None:
     """Have a unit converted anew."""
-    (folder / RECORD).unlink(missing_ok=True)
+    unlink(folder / RECORD)
 
 
 def read_record(folder: Path, unit: Unit) -> tuple[list[InputDone], UnitDone] | None:
@@ -168,6 +175,7 @@ def read_record(folder: Path, unit: Unit) -> tuple[list[InputDone], UnitDone] | 
                 position,
                 Outcome(one["outcome"], one["reason"], one["detail"]),
                 one["samples"],
+                one["hash"],
             )
             for position, one in enumerate(content["inputs"], unit.first)
         ]

@@ -95,6 +95,7 @@ class Ledger:
                     source.n_bytes,
                     outcome.detail,
                     source.label,
+                    done.hash,
                 )
             )
         return reports

@@ -12,8 +12,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from shardio.disk import make_folder
-from shardio.errors import DatasetConflict, DatasetCorrupt, DatasetExists, ShardUnsupported
+from shardio.disk import make_folder, unlink
+from shardio.errors import (
+    DatasetConflict,
+    DatasetCorrupt,
+    DatasetExists,
+    DatasetNotFound,
+    ShardUnsupported,
+)
 from shardio.manifest import (
     GENERATIONS,
     POINTER,
@@ -21,6 +27,8 @@ from shardio.manifest import (
     load,
     load_generation,
     refuse_existing,
+    remove_halves,
+    settle,
     withdraw,
 )
 from shardio.sealed import read_sealed, sealed, write_sealed
@@ -54,7 +62,7 @@ def _parts(out: Path) -> list[str]:
         DatasetCorrupt, ShardUnsupported: a generation does not say what belongs to it.
     """
     numbers = [int(path.stem) for path in (out / GENERATIONS).glob("[0-9]*.json")]
-    named = {shard.name for n in numbers for shard in load_generation(out, n).shards}
+    named = {shard.name for n in numbers for shard, _ in load_generation(out, n).files}
     return [POINTER, GENERATIONS, *sorted(name for name in named if (out / name).exists())]
 
 
@@ -64,12 +72,15 @@ class Moves:
     def __init__(self, out: Path, folder: Path) -> None:
         self._out, self._folder = out, folder
 
-    def do(self, shards: Sequence[tuple[str, str]], lineage: str, *, replace: bool) -> None:
+    def do(
+        self, shards: Sequence[tuple[str, str]], lineage: str, number: int, *, replace: bool
+    ) -> None:
         """Move shards, (name in the folder, name in `out`), durably.
 
         Args:
             shards: what is moved into `out`.
-            lineage: that their dataset will have.
+            lineage: that their dataset will have, or has.
+            number: of the generation that will name them.
             replace: whether the dataset in `out` is moved away first.
 
         Raises:
@@ -79,7 +90,11 @@ class Moves:
         old = _parts(self._out) if replace and holds_dataset(self._out) else []
         moves = [(name, f"{here}/{_REPLACED}/{name}") for name in old]
         moves += [(f"{here}/{name}", final) for name, final in shards]
-        content = {"lineage": lineage, "moves": [list(move) for move in moves]}
+        content = {
+            "lineage": lineage,
+            "generation": number,
+            "moves": [list(move) for move in moves],
+        }
         write_sealed(self._folder / _LIST, sealed(content), exclusive=False)
         if old:
             make_folder(self._folder / _REPLACED)
@@ -94,15 +109,24 @@ class Moves:
         sync_folder(str(self._out))
 
     def are_published(self) -> bool:
-        """Whether the dataset in `out` is the one whose shards were moved there."""
+        """Whether the dataset in `out` has the shards that were moved there.
+
+        A generation that is there and only lacks its pointer is published: the next writer of one
+        would do it, too.
+        """
         found = self._read()
         if found is None or not holds_dataset(self._out):
             return False
-        lineage, moves = found
+        lineage, number, moves = found
         if self._replaces(moves) and not (self._folder / _REPLACED / POINTER).exists():
             return False
-        with contextlib.suppress(DatasetCorrupt, ShardUnsupported):
-            return load(self._out).lineage == lineage
+        with contextlib.suppress(DatasetCorrupt, ShardUnsupported, DatasetNotFound):
+            if number == 1:
+                return load(self._out).lineage == lineage
+            if settle(self._out).number >= number:
+                made = load_generation(self._out, number)
+                names = {shard.name for shard in made.shards}
+                return made.lineage == lineage and names.issuperset(name for _, name in moves)
         return False
 
     def undo(self) -> None:
@@ -110,25 +134,27 @@ class Moves:
         found = self._read()
         if found is None:
             return
-        lineage, moves = found
-        if not self._replaces(moves) or (self._folder / _REPLACED / GENERATIONS).exists():
-            for pattern in (f".{POINTER}.*.tmp", f"{GENERATIONS}/.*.tmp"):
-                for half in self._out.glob(pattern):
-                    half.unlink()
+        lineage, number, moves = found
+        is_first = number == 1
+        if is_first and (
+            not self._replaces(moves) or (self._folder / _REPLACED / GENERATIONS).exists()
+        ):
+            remove_halves(self._out)
             withdraw(self._out, lineage)
         for source, target in reversed(moves):
             # Is it at its source still, then what has the other name is another's.
             if not (self._out / source).exists() and (self._out / target).exists():
                 make_folder((self._out / source).parent)
                 rename_new(str(self._out / target), str(self._out / source))
-        (self._folder / _LIST).unlink()
+        unlink(self._folder / _LIST)
 
-    def _read(self) -> tuple[str, list[tuple[str, str]]] | None:
+    def _read(self) -> tuple[str, int, list[tuple[str, str]]] | None:
         place = self._folder / _LIST
         if not place.exists():
             return None
         content = read_sealed(place)
-        return content["lineage"], [(source, target) for source, target in content["moves"]]
+        moves = [(source, target) for source, target in content["moves"]]
+        return content["lineage"], content["generation"], moves
 
     def _replaces(self, moves: Sequence[tuple[str, str]]) -> bool:
         return bool(moves) and moves[0][0] == POINTER

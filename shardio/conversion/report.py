@@ -34,7 +34,9 @@ class Progress:
 class InputReport:
     """What became of one input; `detail` is what its converter recorded.
 
-    `label` is the position of its class in the report's `classes`, -1 for none.
+    `n_samples` are those that this conversion has made of it, `label` is the position of its class
+    in the report's `classes`, -1 for none, and `hash` the xxh3-64 of its content where it gave
+    samples.
     """
 
     name: str
@@ -44,6 +46,7 @@ class InputReport:
     n_bytes: int
     detail: Mapping[str, Any] = field(default_factory=dict)
     label: int = -1
+    hash: str = ""
 
     @classmethod
     def of_json(cls, entry: Mapping[str, Any], known: Mapping[str, Input]) -> InputReport:
@@ -57,6 +60,7 @@ class InputReport:
             source.n_bytes,
             entry.get("detail", {}),
             source.label,
+            entry.get("hash", ""),
         )
 
     def as_json(self) -> dict[str, Any]:
@@ -64,6 +68,8 @@ class InputReport:
         entry: dict[str, Any] = {"path": self.name, "outcome": self.outcome}
         if self.n_samples:
             entry["samples"] = self.n_samples
+        if self.hash:
+            entry |= {"bytes": self.n_bytes, "hash": self.hash}
         if self.reason:
             entry["reason"] = self.reason
         if self.detail:
@@ -75,8 +81,11 @@ class InputReport:
 class ConversionReport:
     """What a finished conversion did.
 
-    `n_bytes` are those of the shards, `inputs` all files in order of their names (none for samples
-    from an iterable), `stopped` says that the conversion ended at a broken input.
+    `n_samples` and `n_bytes` (of shards) are what it has made, `n_samples_before` what the dataset
+    had that was appended to. `inputs` are all files of the source in order of their names (none for
+    samples from an iterable), `generation` the one that has the samples, `stopped` says that the
+    conversion ended at a broken input. `stats_dropped`: the dataset had statistics that are true of
+    its earlier samples alone, which the new generation does not have.
     """
 
     dataset: Path
@@ -87,6 +96,9 @@ class ConversionReport:
     inputs: tuple[InputReport, ...] = ()
     classes: tuple[str, ...] = ()
     stopped: bool = False
+    generation: int = 1
+    n_samples_before: int = 0
+    stats_dropped: bool = False
 
     @property
     def counts(self) -> dict[str, int]:
@@ -97,3 +109,8 @@ class ConversionReport:
     def broken(self) -> tuple[InputReport, ...]:
         """The inputs that could not be read: where there are any, the exit code is 1."""
         return tuple(source for source in self.inputs if source.outcome == "broken")
+
+    @property
+    def changed(self) -> tuple[InputReport, ...]:
+        """The inputs of which the dataset has the samples of another state: exit code 1, too."""
+        return tuple(source for source in self.inputs if source.outcome == "changed")

@@ -7,11 +7,13 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from shardio.conversion.appending import follow, load_base, refuse_other_schema
 from shardio.conversion.report import ConversionReport
 from shardio.dataset_writer import DatasetWriter
 from shardio.errors import InvalidArgument
 from shardio.format.schema import Schema
 from shardio.inference import infer_schema
+from shardio.surgery.rewriting import Rewriting
 
 
 def convert_samples(
@@ -37,4 +39,44 @@ def convert_samples(
         n_samples=generation.n_samples,
         n_bytes=sum(shard.n_bytes for shard in generation.shards),
         elapsed_s=time.monotonic() - start_s,
+    )
+
+
+def append_samples(
+    samples: Iterable[Mapping[str, Any]], out: str, schema: Schema | None, shard_bytes: int
+) -> ConversionReport:
+    """Write samples behind those of the dataset at `out`, as its next generation.
+
+    Raises:
+        InvalidArgument: `schema` is not that of the dataset.
+        SchemaError: a sample does not fit; nothing is appended.
+    """
+    start_s = time.monotonic()
+    base = load_base(out)
+    if schema is not None:
+        refuse_other_schema(base.schema, schema, out)
+    n_samples = 0
+    with Rewriting(out, base.schema, shard_bytes=shard_bytes, previous=base) as rewriting:
+        for sample in samples:
+            rewriting.append(sample)
+            n_samples += 1
+        found = latest = follow(base, Path(out))
+        if n_samples:
+            rewriting.come_behind(latest)
+            stats = {key: value for key, value in latest.stats.items() if key != "whole"}
+            found = rewriting.publish(
+                stats=stats,
+                surgery={"name": "append", "options": {"shard_bytes": shard_bytes}},
+            )
+    new = found.shards[len(latest.shards) :]
+    return ConversionReport(
+        dataset=Path(out),
+        kind="samples",
+        n_samples=n_samples,
+        n_bytes=sum(shard.n_bytes for shard in new),
+        elapsed_s=time.monotonic() - start_s,
+        classes=found.classes,
+        generation=found.number,
+        n_samples_before=latest.n_samples,
+        stats_dropped=found.stats != latest.stats,
     )

@@ -22,8 +22,10 @@ from shardio.format.schema import Schema
 GROUP: Final = "shardio.converters"
 _OURS: Final = {"videos": "shardio_converters.videos:Videos"}
 
-OutcomeKind = Literal["converted", "too_short", "broken", "not_video", "not_reached"]
-OUTCOMES: Final = get_args(OutcomeKind)[:-1]
+OutcomeKind = Literal[
+    "converted", "too_short", "broken", "not_video", "not_reached", "present", "changed"
+]
+OUTCOMES: Final = get_args(OutcomeKind)[:4]
 """Those that a converter may return."""
 
 
@@ -50,7 +52,9 @@ class Outcome:
 
     `"converted"`; `"too_short"`: fine, but it gives no sample; `"not_video"`: not of the
     converter's kind; `"broken"`: of its kind and unreadable, which is what exit code 1 means. The
-    driver adds `"not_reached"`, for inputs after the one at which a conversion stopped.
+    driver adds `"not_reached"`, for inputs after the one at which a conversion stopped; when it
+    appends, `"present"` for those whose samples the dataset has, and `"changed"` for those of which
+    it has the samples of another state: neither is read again.
     `detail` is what is worth recording beside that, in JSON's terms.
     """
 
@@ -63,7 +67,8 @@ class Source(Protocol):
     """A converter: a frozen dataclass whose fields are its options.
 
     The constructor validates them (InvalidArgument); their values are recorded in the dataset, so
-    they must be JSON values and name neither machines nor places. Instances travel to the workers.
+    they must be JSON values and name neither machines nor places. An append makes the converter
+    again from what is recorded. Instances travel to the workers.
     """
 
     kind: ClassVar[str]  # the name it is found by

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import itertools
 import os
-import shutil
 import time
 import types
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, Self
 
+from shardio.conversion.appending import refuse_missing
 from shardio.conversion.journal import (
     PLAN,
     Plan,
@@ -25,8 +26,14 @@ from shardio.conversion.journal import (
     write_plan,
 )
 from shardio.conversion.moves import Moves, refuse_strangers
-from shardio.disk import make_folder
-from shardio.errors import DataError, DatasetConflict, DatasetExists
+from shardio.disk import make_folder, remove_folder, remove_tree, unlink
+from shardio.errors import (
+    DataError,
+    DatasetConflict,
+    DatasetCorrupt,
+    DatasetExists,
+    InvalidArgument,
+)
 from shardio.manifest import holds_dataset, refuse_existing
 from shardio.storage import sync_folder
 
@@ -40,21 +47,30 @@ class Staging:
 
     `resume` goes on with what an interrupted conversion left there, or begins where there is
     nothing; `overwrite` begins anew, and a dataset in `out` gives way once the new one is done.
+    `appends`: to the dataset in `out`.
     At the end of a conversion that called `finish` the folder disappears. After an error it stays
     if any unit is finished; otherwise it disappears too, and so does `out` if it was made here.
 
     Raises:
         DatasetExists: `out` is a file, or holds data or an interrupted conversion, and neither
             option allows that.
+        DatasetNotFound: there is no dataset in `out` to append to.
         DatasetConflict: another writer is at work in `out`.
     """
 
-    def __init__(self, out: str, *, resume: bool = False, overwrite: bool = False) -> None:
+    def __init__(
+        self,
+        out: str,
+        *,
+        resume: bool = False,
+        overwrite: bool = False,
+        appends: bool = False,
+    ) -> None:
         self.out = Path(os.path.abspath(out))
         self.folder = self.out / NAME
         self.is_published = False
         self.lock_fd = -1
-        self._resume, self._overwrite = resume, overwrite
+        self._resume, self._overwrite, self.appends = resume, overwrite, appends
         self._moves = Moves(self.out, self.folder)
         self._plan: Plan | None = None
         self._has_begun = self._is_finished = self._made_out = False
@@ -78,21 +94,65 @@ class Staging:
             self._refuse_others()
             return
         self.is_published = self._moves.are_published()
+        if self.appends:
+            self._look_at_append()
+            return
         if not (self._resume or self._overwrite or self.is_published):
-            raise DatasetExists(
-                f"{self.out}: an interrupted conversion lies here; resume (--resume) goes on with "
-                "what it has finished, overwrite (--overwrite) starts again"
-            )
+            raise DatasetExists(self._interrupted())
         if self._resume:
             self._plan = read_plan(self.folder)
+            if self._plan is not None and self._plan.appends:
+                raise DatasetExists(self._interrupted())
         if not self.is_published:
             self._moves.undo()
         if not (self._resume and self.is_published):
             self._refuse_others()
 
+    def _look_at_append(self) -> None:
+        """Go on with an append that was interrupted; one that only had to tidy up is over."""
+        if self.is_published:
+            unlink(self.folder / PLAN)  # first: without it, the rest is nothing
+            self._clear()
+            self.is_published = False
+            return
+        self._moves.undo()  # so that the folder may be deleted as well
+        try:
+            plan = read_plan(self.folder)
+        except DatasetCorrupt as error:
+            raise DatasetCorrupt(f"{error}; {self._give_up}") from error
+        if plan is not None and not (plan.appends and self._resume):
+            raise DatasetExists(self._interrupted())
+        self._plan = plan
+
+    def _interrupted(self) -> str:
+        """Say what lies here, and how to go on."""
+        plan = None
+        with contextlib.suppress(DataError, InvalidArgument):
+            plan = read_plan(self.folder)
+        if plan is not None and plan.appends:
+            return (
+                f"{self.out}: an interrupted append lies here; append and resume (--append "
+                f"--resume) goes on with what it has finished; {self._give_up}"
+            )
+        if self.appends:
+            return (
+                f"{self.out}: an interrupted conversion lies here; resume it (--resume) before "
+                "anything is appended"
+            )
+        return (
+            f"{self.out}: an interrupted conversion lies here; resume (--resume) goes on with "
+            "what it has finished, overwrite (--overwrite) starts again"
+        )
+
+    @property
+    def _give_up(self) -> str:
+        return f"to give it up, delete {self.folder}: the dataset is whole without it"
+
     def _refuse_others(self) -> None:
         """Refuse an `out` that holds what the options do not allow to give way."""
-        if self._overwrite or (self._plan is not None and self._plan.replaces):
+        if self.appends:
+            refuse_missing(self.out)
+        elif self._overwrite or (self._plan is not None and self._plan.replaces):
             refuse_strangers(self.out, but=NAME)
         else:
             refuse_existing(self.out, but=NAME)
@@ -104,24 +164,44 @@ class Staging:
             InvalidArgument: the earlier one was begun with other settings.
         """
         if self._plan is not None:
-            refuse_other_settings(self._plan, settings, self.out)
+            way_out = self._give_up if self.appends else "or overwrite to start again"
+            refuse_other_settings(self._plan, settings, self.out, way_out)
         self._has_begun = True
         if self.is_published and self._resume:
             return
-        replaces = holds_dataset(self.out)
+        replaces = holds_dataset(self.out) and not self.appends
         self._clear(but={PLAN, *units} if self._plan is not None else set())
-        self._plan = Plan(settings, tuple(units), replaces)
+        self._plan = Plan(settings, tuple(units), replaces, self.appends)
         write_plan(self.folder, self._plan)
         sync_folder(str(self.out))
 
-    def move_out(self, shards: Sequence[tuple[str, str]], lineage: str) -> None:
+    def free_names(self, number: int, names: Sequence[str]) -> dict[str, str]:
+        """The name in `out/` that each shard of an append is to get.
+
+        The one that is expected, unless something is there which a writer that was killed has left.
+        """
+        prefixes = (f"g{number:06d}-{'-' * n}" for n in itertools.count())
+        free = (
+            prefix
+            for prefix in prefixes
+            if not any((self.out / f"{prefix}{name}").exists() for name in names)
+        )
+        prefix = next(free)
+        return {name: f"{prefix}{name}" for name in names}
+
+    def move_out(self, shards: Sequence[tuple[str, str]], lineage: str, number: int = 1) -> None:
         """Move finished shards, (name here, name there), into `out/`, durably.
+
+        Args:
+            shards: of a dataset, in order.
+            lineage: of the dataset.
+            number: of the generation that is to be published next, and names them.
 
         Raises:
             DatasetConflict: another writer has put something of the same name there.
         """
         replace = self._plan is not None and self._plan.replaces
-        self._moves.do(shards, lineage, replace=replace)
+        self._moves.do(shards, lineage, number, replace=replace)
 
     def finish(self) -> None:
         """Say that the dataset is published: nothing is kept here."""
@@ -133,9 +213,9 @@ class Staging:
             if entry.name in but:
                 continue
             if entry.is_dir(follow_symlinks=False):
-                shutil.rmtree(entry.path)
+                remove_tree(entry.path)
             else:
-                os.unlink(entry.path)
+                unlink(entry.path)
 
     def __exit__(
         self,
@@ -151,19 +231,19 @@ class Staging:
 
     def _tidy_up(self, error: BaseException | None) -> None:
         if not self._has_begun:
-            with contextlib.suppress(OSError):  # not empty: an interrupted conversion lies there
-                self.folder.rmdir()
+            remove_folder(self.folder)  # unless an interrupted conversion lies there
         elif self._is_finished or not self._keep():
-            (self.folder / PLAN).unlink(missing_ok=True)  # from here on there is nothing to resume
-            shutil.rmtree(self.folder, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                unlink(self.folder / PLAN)  # from here on there is nothing to resume
+                remove_tree(self.folder)
         elif error is not None:
+            way = "append and resume (--append --resume)" if self.appends else "resume (--resume)"
+            or_else = self._give_up if self.appends else "overwrite (--overwrite) starts again"
             error.add_note(
-                f"{self.out}: what is finished is kept; resume (--resume) goes on with it, "
-                "overwrite (--overwrite) starts again"
+                f"{self.out}: what is finished is kept; {way} goes on with it, {or_else}"
             )
         if self._made_out:
-            with contextlib.suppress(OSError):  # not empty: the dataset is there
-                self.out.rmdir()
+            remove_folder(self.out)  # unless the dataset is there
 
     def _keep(self) -> bool:
         """Take back what was moved out; whether the next one has anything to go on with."""

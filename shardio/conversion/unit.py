@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
-import shutil
 import stat
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -14,10 +14,11 @@ from typing import IO, Any, Final
 import numpy as np
 
 from shardio.conversion.events import InputBegun, InputDone, UnitDone, UnitEvent
+from shardio.conversion.inputs import hash_of, state_of
 from shardio.conversion.journal import read_record, write_record
 from shardio.conversion.plan import Unit
 from shardio.conversion.source import OUTCOMES, Input, Outcome, Source
-from shardio.disk import create_unnamed, make_folder
+from shardio.disk import create_unnamed, make_folder, remove_tree
 from shardio.errors import InvalidArgument, MediaError
 from shardio.format.schema import Schema
 from shardio.storage import sync_folder
@@ -51,7 +52,7 @@ def convert_unit(unit: Unit, job: Job, tell: Callable[[UnitEvent], None]) -> Non
         for one in done:
             tell(one)
     else:
-        shutil.rmtree(folder, ignore_errors=True)  # what an earlier attempt left
+        remove_tree(folder)  # what an earlier attempt left
         make_folder(folder)
         sync_folder(job.folder)
         end = _convert(unit, job, folder, tell)
@@ -66,12 +67,12 @@ def _convert(unit: Unit, job: Job, folder: Path, tell: Callable[[UnitEvent], Non
             tell(InputBegun(unit.number, position))
             with _Spool(str(folder)) as spool:
                 if position in lost:
-                    outcome = Outcome("broken", lost[position])
+                    outcome, content = Outcome("broken", lost[position]), ""
                 else:
-                    outcome = _read(source, job, spool)
+                    outcome, content = _read(source, job, spool)
                 for sample in spool:
                     shards.append(sample)
-                done.append(InputDone(unit.number, position, outcome, spool.n_samples))
+                done.append(InputDone(unit.number, position, outcome, spool.n_samples, content))
                 tell(done[-1])
             if outcome.kind == "broken" and job.stop_at_broken:
                 stopped = True
@@ -81,41 +82,41 @@ def _convert(unit: Unit, job: Job, folder: Path, tell: Callable[[UnitEvent], Non
     return end
 
 
-def _read(source: Input, job: Job, spool: _Spool) -> Outcome:
-    """Read one input to its end, into the spool, and say what became of it."""
-    before = _state(source.path)
+def _read(source: Input, job: Job, spool: _Spool) -> tuple[Outcome, str]:
+    """Read one input to its end, into the spool: what became of it, its hash if it gave samples."""
+    before, content = state_of(source.path), ""
     if before is not None and not stat.S_ISREG(before[0]):
-        return _read_other(source.path, before[0])
+        return _read_other(source.path, before[0]), ""
+    outcome = _convert_input(source, job, spool)
+    if outcome.kind == "broken" and not job.keep_partial:
+        spool.clear()
+    if spool.n_samples:
+        with contextlib.suppress(OSError):  # then it is known by its name alone
+            content = hash_of(source.path)
+    if (after := state_of(source.path)) != before:  # samples may be of both states, or of neither
+        spool.clear()
+        return Outcome("broken", f"{'changed' if after else 'vanished'} while it was read"), ""
+    # Reasons are kept in the dataset, which holds no path of this machine.
+    reason = outcome.reason.replace(source.path, source.name)
+    return replace(outcome, reason=reason[:_MAX_REASON]), content
+
+
+def _convert_input(source: Input, job: Job, spool: _Spool) -> Outcome:
+    """Have the converter read an input; its samples are in the spool then."""
     try:
-        outcome: object = _drain(job.source.samples(source), spool)
+        outcome = _drain(job.source.samples(source), spool)
     except MediaError as error:
-        outcome = Outcome("broken", str(error).removeprefix(f"{source.path}: "))
+        return Outcome("broken", str(error).removeprefix(f"{source.path}: "))
     except OSError as error:
         if error.filename not in (source.path, os.fsencode(source.path)):
             raise  # not about the input: about where samples are kept
-        outcome = Outcome("broken", f"cannot be read: {error.strerror}")
-    if not isinstance(outcome, Outcome) or outcome.kind not in OUTCOMES:
-        raise InvalidArgument(
-            f"the converter {job.source.kind!r} returned {outcome!r} for {source.name}; "
-            f"`samples` must return an Outcome of one of the kinds {', '.join(OUTCOMES)}"
-        )
-    if (after := _state(source.path)) != before:  # samples may be of both states, or of neither
-        spool.clear()
-        return Outcome("broken", f"{'changed' if after else 'vanished'} while it was read")
-    if outcome.kind == "broken" and not job.keep_partial:
-        spool.clear()
-    # Reasons are kept in the dataset, which holds no path of this machine.
-    reason = outcome.reason.replace(source.path, source.name)
-    return replace(outcome, reason=reason[:_MAX_REASON])
-
-
-def _state(path: str) -> tuple[int, int, int, int] | None:
-    """What tells a file from another, or from itself after a change; None where there is none."""
-    try:
-        found = os.stat(path)
-    except OSError:
-        return None
-    return found.st_mode, found.st_ino, found.st_size, found.st_mtime_ns
+        return Outcome("broken", f"cannot be read: {error.strerror}")
+    if isinstance(outcome, Outcome) and outcome.kind in OUTCOMES:
+        return outcome
+    raise InvalidArgument(
+        f"the converter {job.source.kind!r} returned {outcome!r} for {source.name}; "
+        f"`samples` must return an Outcome of one of the kinds {', '.join(OUTCOMES)}"
+    )
 
 
 def _read_other(path: str, mode: int) -> Outcome:

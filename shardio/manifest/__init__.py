@@ -1,7 +1,7 @@
 """dataset.json and its generations: the only commit point of a dataset.
 
-`generation` is what a generation says and how it is written down, `commit` how one is published
-and read. Nothing that is published is ever modified.
+`generation` is what a generation says and how it is written down, `listing` the shards in it,
+`commit` how one is published and read. Nothing that is published is ever modified.
 """
 
 from shardio.manifest.commit import (
@@ -15,14 +15,18 @@ from shardio.manifest.commit import (
     publish_next,
     refuse_existing,
     refuse_links_outside,
+    remove_halves,
+    settle,
     withdraw,
 )
 from shardio.manifest.generation import Generation, lineage_of
+from shardio.manifest.listing import Side, whole_schema
 
 __all__ = [
     "GENERATIONS",
     "POINTER",
     "Generation",
+    "Side",
     "check_classes",
     "holds_dataset",
     "lineage_of",
@@ -32,5 +36,8 @@ __all__ = [
     "publish_next",
     "refuse_existing",
     "refuse_links_outside",
+    "remove_halves",
+    "settle",
+    "whole_schema",
     "withdraw",
 ]

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from shardio.disk import make_folder, remove_folder, unlink
 from shardio.errors import (
     DatasetConflict,
     DatasetCorrupt,
@@ -125,25 +126,26 @@ def publish_next(
     are undisturbed.
 
     Args:
-        changes: attributes of a Generation: shards, classes, inputs, subsets, stats, ….
+        changes: attributes of a Generation: shards, sides, classes, inputs, subsets, stats, ….
 
     Raises:
         DatasetConflict: another writer published meanwhile; nothing of theirs is changed.
         DatasetCorrupt, ShardUnsupported: what is published cannot be read.
+        InvalidArgument: a column that was added later does not have a shard beside each shard.
         SchemaError: something given is nothing that JSON can say.
         OSError: the disk refuses; nothing is published.
     """
     root, number = Path(folder), previous.number + 1
-    versions = {**previous.versions, "shardio": __version__}
+    versions = {**changes.pop("versions", previous.versions), "shardio": __version__}
     fitting = dataclasses.replace(previous, versions=versions, **changes)
+    if lacking := [side.name for side in fitting.sides if not side.fits(fitting.shards)]:
+        raise InvalidArgument(
+            f"{root}: fields {', '.join(lacking)} were added later, and lie in shards beside the "
+            "others: not every shard has one; shardio compact puts them together"
+        )
     generation = dataclasses.replace(fitting, number=number, lineage=previous.lineage)
     with _locked(root / GENERATIONS):
-        published = load(root)
-        place = root / GENERATIONS / f"{number:06d}.json"
-        if published.number == previous.number and place.exists():
-            # Its writer was killed between the two files: nobody else is in here. It is whole.
-            published = load_generation(root, number)
-            _point_to(root, published)
+        published = _published(root)
         if (published.number, published.lineage) != (previous.number, previous.lineage):
             raise DatasetConflict(
                 f"{root}: generation {published.number} is there: another writer published after "
@@ -154,14 +156,56 @@ def publish_next(
     return generation
 
 
+def settle(folder: str | os.PathLike[str]) -> Generation:
+    """Bring to an end what a writer of the next generation began that was killed, and read it.
+
+    A generation that is there whole is published, as the next writer would; halves of files are
+    removed.
+
+    Raises:
+        DatasetNotFound, DatasetCorrupt, ShardUnsupported: as `load` does.
+        OSError: the disk refuses.
+    """
+    root = Path(folder)
+    if not holds_dataset(root):
+        raise DatasetNotFound(f"{root}: holds no {POINTER}: not a dataset, or never finished")
+    with _locked(root / GENERATIONS) as is_alone:
+        if is_alone:
+            remove_halves(root)
+        return _published(root)
+
+
+def _published(root: Path) -> Generation:
+    """Read what is published, and what only lacks its pointer. For who holds the lock."""
+    published = load(root)
+    number = published.number + 1
+    if (root / GENERATIONS / f"{number:06d}.json").exists():
+        # Its writer was killed between the two files: nobody else is in here. It is whole.
+        published = load_generation(root, number)
+        _point_to(root, published)
+    return published
+
+
+def remove_halves(folder: str | os.PathLike[str]) -> None:
+    """Remove what writers that were killed left of `dataset.json` and of generations."""
+    for pattern in (f".{POINTER}.*.tmp", f"{GENERATIONS}/.*.tmp"):
+        for half in Path(folder).glob(pattern):
+            unlink(half)
+
+
 @contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Keep other writers of generations waiting; the kernel lets go when this process ends."""
+def _locked(folder: Path) -> Iterator[bool]:
+    """Keep other writers of generations waiting; the kernel lets go when this process ends.
+
+    Yields whether it can: on a file system without locks O_EXCL decides alone.
+    """
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    is_alone = False
     try:
-        with contextlib.suppress(OSError):  # a file system without locks: O_EXCL decides alone
+        with contextlib.suppress(OSError):
             fcntl.flock(fd, fcntl.LOCK_EX)
-        yield
+            is_alone = True
+        yield is_alone
     finally:
         os.close(fd)
 
@@ -180,7 +224,7 @@ def _publish(root: Path, generation: Generation) -> None:
     """Write both files, or neither."""
     number, content = generation.number, sealed(describe(generation))
     place = root / GENERATIONS / f"{number:06d}.json"
-    place.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(place.parent)
     try:
         try:
             write_sealed(place, content, exclusive=True)
@@ -189,26 +233,28 @@ def _publish(root: Path, generation: Generation) -> None:
                 f"{root}: generation {number} is there already: another writer published first, "
                 "and nothing of theirs was changed; choose another folder"
             ) from error
-        try:
-            _point_to(root, generation)
-        except BaseException:
-            if _pointed_to(root) != number:
-                place.unlink()
-            raise
+        _point_to(root, generation)
+    except DatasetConflict:
+        raise
     except BaseException:
-        with contextlib.suppress(OSError):  # somebody's generation is there
-            place.parent.rmdir()
+        with contextlib.suppress(OSError):  # somebody's generation is there, or the disk refuses
+            if _pointed_to(root) != number:
+                with contextlib.suppress(FileNotFoundError):
+                    if place.read_bytes() == content:
+                        unlink(place)
+                remove_folder(place.parent)
         raise
 
 
 def withdraw(folder: str | os.PathLike[str], lineage: str) -> None:
     """Remove the first generation of a dataset that was never published, if it founds `lineage`."""
     root = Path(folder)
+    is_ours = False
     with contextlib.suppress(DatasetCorrupt, ShardUnsupported, OSError):
-        if load_generation(root, 1).lineage == lineage:
-            (root / GENERATIONS / "000001.json").unlink()
-    with contextlib.suppress(OSError):  # not there, or somebody's
-        (root / GENERATIONS).rmdir()
+        is_ours = load_generation(root, 1).lineage == lineage
+    if is_ours:
+        unlink(root / GENERATIONS / "000001.json")
+    remove_folder(root / GENERATIONS)  # unless it is somebody's
 
 
 def _pointed_to(root: Path) -> int:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,14 +11,23 @@ from shardio.errors import DatasetCorrupt, InvalidArgument, SchemaError, ShardUn
 from shardio.format.checksum import hash_bytes
 from shardio.format.layout import MAJOR, MINOR
 from shardio.format.schema import Schema
+from shardio.manifest.listing import (
+    Side,
+    describe_schema,
+    describe_shards,
+    describe_side,
+    parse_schema,
+    parse_shards,
+    parse_sides,
+    whole_schema,
+)
 from shardio.opening import MAX_SAMPLES
 from shardio.views import RowRuns
 from shardio.writer import ShardSummary
 
 _VIEW: Final = {"kind": "rows"}
-_MAX_BYTES: Final = (1 << 63) - 1
-_MAX_NAME_BYTES: Final = 255
-"""What the file systems of Linux and macOS allow."""
+_SIDE_COLUMNS: Final = "side_columns"
+"""What a reader must know to read a generation that has sides."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +37,8 @@ class Generation:
     `inputs` are what a conversion looked at, each with its outcome; `converter` is the name,
     versions and those options that change the data; neither holds absolute paths, times or hosts.
     `subsets` are named parts of the rows, `stats` what was counted of them, and `surgery` says
-    what made this generation of an earlier one: its name and its options.
+    what made this generation of an earlier one: its name and its options. `schema` is that of
+    `shards`; `sides` are columns that were added later, in the order in which they were.
     """
 
     number: int
@@ -44,6 +52,18 @@ class Generation:
     subsets: Mapping[str, RowRuns] = field(default_factory=dict)
     stats: Mapping[str, Any] = field(default_factory=dict)
     surgery: Mapping[str, Any] = field(default_factory=dict)
+    sides: tuple[Side, ...] = ()
+
+    @property
+    def whole_schema(self) -> Schema:
+        """The fields of its samples: those of the shards, then the added ones."""
+        return whole_schema(self.schema, self.sides)
+
+    @property
+    def files(self) -> tuple[tuple[ShardSummary, Schema], ...]:
+        """Every shard with its schema: `shards`, then those of each side, in the same order."""
+        groups = [(self.schema, self.shards), *((s.schema, s.shards) for s in self.sides)]
+        return tuple((shard, schema) for schema, shards in groups for shard in shards)
 
     @property
     def n_samples(self) -> int:
@@ -63,11 +83,8 @@ def describe(generation: Generation) -> dict[str, Any]:
         "format_version": f"{MAJOR}.{MINOR}",
         "generation": generation.number,
         "lineage": generation.lineage,
-        "schema": json.loads(generation.schema.to_json()),
-        "shards": [
-            {"name": s.name, "samples": s.n_samples, "bytes": s.n_bytes, "id": s.id}
-            for s in generation.shards
-        ],
+        "schema": describe_schema(generation.schema),
+        "shards": describe_shards(generation.shards),
         "classes": list(generation.classes),
         "inputs": [dict(entry) for entry in generation.inputs],
         "converter": dict(generation.converter),
@@ -82,6 +99,8 @@ def describe(generation: Generation) -> dict[str, Any]:
         "subsets": subsets,
         "stats": dict(generation.stats),
         "surgery": dict(generation.surgery),
+        "sides": [describe_side(side) for side in generation.sides],
+        "required": [_SIDE_COLUMNS] if generation.sides else [],
     }
     return content | {key: value for key, value in extras.items() if value}
 
@@ -96,14 +115,11 @@ def parse(content: dict[str, Any], place: Path) -> Generation:
     _check_readable(content, place)
     _check_kinds(content, place)
     try:
-        shards = tuple(_parse_shard(entry, place) for entry in content["shards"])
-        raw = json.dumps(
-            content["schema"], ensure_ascii=False, sort_keys=True, separators=(",", ":")
-        )
+        shards = parse_shards(content["shards"], place)
         generation = Generation(
             number=content["generation"],
             lineage=content["lineage"],
-            schema=Schema.from_json(raw.encode()),
+            schema=parse_schema(content["schema"]),
             shards=shards,
             classes=tuple(content["classes"]),
             inputs=tuple(content["inputs"]),
@@ -112,12 +128,15 @@ def parse(content: dict[str, Any], place: Path) -> Generation:
             subsets=_parse_subsets(content, sum(shard.n_samples for shard in shards), place),
             stats=content.get("stats", {}),
             surgery=content.get("surgery", {}),
+            sides=parse_sides(content.get("sides", []), shards, place),
         )
+        _ = generation.whole_schema  # whose names fit together, or this raises
     except (KeyError, TypeError, SchemaError) as error:
         raise DatasetCorrupt(f"{place}: not a generation: {error!r}") from error
     except ShardUnsupported as error:
         raise ShardUnsupported(f"{place}: {error}") from error
-    if len({shard.name for shard in shards}) != len(shards):
+    names = [shard.name for shard, _ in generation.files]
+    if len(set(names)) != len(names):
         raise DatasetCorrupt(f"{place}: a shard is named twice")
     if generation.n_samples > MAX_SAMPLES:
         raise DatasetCorrupt(f"{place}: {generation.n_samples} samples; at most 2^48 are possible")
@@ -134,6 +153,24 @@ def _check_readable(content: dict[str, Any], place: Path) -> None:
         raise ShardUnsupported(f"{place}: format {wanted}, this shardio reads {MAJOR}")
     if view != _VIEW:
         raise ShardUnsupported(f"{place}: view {view!r}, this shardio reads {_VIEW}")
+    _check_required(content, place)
+
+
+def _check_required(content: dict[str, Any], place: Path) -> None:
+    """Make sure that whatever a reader must know is known, and said where it must be."""
+    required = content.get("required", [])
+    if type(required) is not list or not all(isinstance(name, str) for name in required):
+        raise DatasetCorrupt(f"{place}: 'required' must be a list of names; found {required!r}")
+    if unknown := [name for name in required if name != _SIDE_COLUMNS]:
+        raise ShardUnsupported(
+            f"{place}: needs {', '.join(map(repr, unknown))}, which this shardio cannot read; "
+            "a newer one may"
+        )
+    if required != ([_SIDE_COLUMNS] if content.get("sides") else []):
+        raise DatasetCorrupt(
+            f"{place}: 'required' must name {_SIDE_COLUMNS!r} once where there are sides, and "
+            f"nothing else; found {required!r}"
+        )
 
 
 def _check_kinds(content: dict[str, Any], place: Path) -> None:
@@ -150,29 +187,20 @@ def _check_kinds(content: dict[str, Any], place: Path) -> None:
     for key in ("subsets", "stats", "surgery"):  # left out where there is nothing to say
         if type(content.get(key, {})) is not dict:
             raise DatasetCorrupt(f"{place}: {key!r} must be a dict; found {content[key]!r}")
+    if type(content.get("sides", [])) is not list:
+        raise DatasetCorrupt(f"{place}: 'sides' must be a list; found {content['sides']!r}")
     for i, entry in enumerate(content["inputs"]):
-        # The last two are left out where there is nothing to say.
-        texts = [entry.get("path"), entry.get("outcome"), entry.get("reason", "")]
-        n_samples = entry.get("samples", 0)
-        if not all(isinstance(text, str) for text in texts) or type(n_samples) is not int:
+        # All but the first two are left out where there is nothing to say.
+        texts = [entry.get("path"), entry.get("outcome")]
+        texts += [entry.get(key, "") for key in ("reason", "hash")]
+        counts = [entry.get(key, 0) for key in ("samples", "bytes")]
+        if not (all(type(t) is str for t in texts) and all(type(n) is int for n in counts)):
             raise DatasetCorrupt(
-                f"{place}: input {i} must have texts 'path' and 'outcome', and only a text as "
-                f"'reason' and a count as 'samples'; found {entry!r}"
+                f"{place}: input {i} must have texts 'path' and 'outcome', and only texts as "
+                f"'reason' and 'hash', and counts as 'samples' and 'bytes'; found {entry!r}"
             )
     if not isinstance(options := content["converter"].get("options", {}), dict):
         raise DatasetCorrupt(f"{place}: the converter's options must be a dict; found {options!r}")
-
-
-def _parse_shard(entry: dict[str, Any], place: Path) -> ShardSummary:
-    name, counts = entry["name"], (entry["samples"], entry["bytes"])
-    inside = isinstance(name, str) and name.endswith(".shard") and os.path.basename(name) == name
-    if not inside or "\0" in name or len(name.encode()) > _MAX_NAME_BYTES:
-        raise DatasetCorrupt(f"{place}: {name!r} is no name of a shard in the dataset's folder")
-    if any(type(n) is not int or not 0 <= n <= _MAX_BYTES for n in counts):
-        raise DatasetCorrupt(f"{place}: shard {name}: samples and bytes must be counts")
-    if not isinstance(entry["id"], str):
-        raise DatasetCorrupt(f"{place}: shard {name}: expected an id, found {entry['id']!r}")
-    return ShardSummary(name, entry["samples"], entry["bytes"], entry["id"])
 
 
 def _parse_subsets(content: dict[str, Any], n_rows: int, place: Path) -> dict[str, RowRuns]:

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from shardio.access.filesystems import Access
 from shardio.errors import DatasetCorrupt, InvalidArgument, ShardIncomplete, ShardUnsupported
 from shardio.manifest import (
     GENERATIONS,
@@ -20,8 +21,9 @@ from shardio.manifest import (
     load_generation,
     refuse_links_outside,
 )
-from shardio.storage import map_file
+from shardio.storage import open_content
 from shardio.surgery.auditors import AuditProgress, examine_all
+from shardio.surgery.content import access_once
 from shardio.surgery.finding import Finding, Findings
 from shardio.surgery.shard_audit import Examined, examine
 
@@ -35,6 +37,7 @@ class AuditReport:
     `unknown` are files and folders that the dataset does not name, relative to its folder: no
     error, unless they are shards, which are findings too. Where `dataset.json` or its generation
     cannot be read, `generation` and `lineage` are None and all shards in the folder are checked.
+    `n_shards` counts those of columns that were added later, too.
     """
 
     path: str
@@ -51,24 +54,31 @@ class AuditReport:
         return {**asdict(self), "findings": [finding.as_json() for finding in self.findings]}
 
 
-def audit_shard(path: str | os.PathLike[str], *, workers: int = 0) -> list[Finding]:
+def audit_shard(
+    path: str | os.PathLike[str], *, workers: int = 0, access: Access = "auto"
+) -> list[Finding]:
     """Check every byte of one shard; returns what is wrong with it, nothing if it is sound.
 
-    With `workers` from 1 up it is done in a process of its own: a page that the disk cannot read
-    is a finding then, and does not kill this one.
+    Args:
+        path: the file.
+        workers: from 1 up it is done in a process of its own.
+        access: "mmap" maps the file, and a page that the disk cannot read kills the process that
+            checks it, which is a finding if that is not this one. "pread" reads it by offset;
+            "auto" does the same: what is read once is read as fast as mapped.
 
     Raises:
-        InvalidArgument: workers is negative.
+        InvalidArgument: workers is negative, or `access` is none of the three.
         ShardNotFound: there is no such file.
         OSError: the system refuses to open it.
     """
     _check_workers(workers)
+    access = access_once(access)
     if not workers:
-        return list(examine(path).findings)
+        return list(examine(path, access).findings)
     place = Path(path)
     with contextlib.suppress(ShardIncomplete):  # a finding
-        map_file(os.fspath(place))  # that it is missing is none here
-    found = examine_all(place.parent, [place.name], 1, None)
+        open_content(os.fspath(place), "pread")  # that it is missing is none here
+    found = examine_all(place.parent, [place.name], 1, None, access)
     return list(found[place.name].findings)
 
 
@@ -82,32 +92,37 @@ def audit_dataset(
     *,
     workers: int | None = None,
     progress: Callable[[AuditProgress], None] | None = None,
+    access: Access = "auto",
 ) -> AuditReport:
     """Check every byte of every shard of a dataset, its generations, and that they agree.
 
     Args:
         folder: the dataset.
-        workers: processes; by default one per usable CPU, never more than shards. With 0 it is
-            done in this process, which a disk that cannot read a page then kills (SIGBUS).
+        workers: processes, never more than shards. By default one per usable CPU, of which this
+            one is one, unless shards are mapped; it does alone what is less than half a GiB.
+            With 0 all is done in this process.
         progress: called in this process, at the start and after every shard.
+        access: how shards are read, as in `audit_shard`.
 
     Raises:
         DatasetNotFound: there is no dataset in `folder`.
-        InvalidArgument: workers is negative.
+        InvalidArgument: workers is negative, or `access` is none of the three.
         WorkerDied: a worker was killed, other than by bytes that cannot be read.
     """
     _check_workers(workers)
+    access = access_once(access)
     root = Path(folder)
     generations, findings = _audit_generations(root)
     published = generations[-1] if generations else None
     unknown = _unknown(root, generations)
     if published is not None:
-        names = [shard.name for shard in published.shards]
+        names = [shard.name for shard, _ in published.files]
         findings += [_stray(root / name) for name in unknown if name.endswith(".shard")]
     else:
         names = [name for name in unknown if name.endswith(".shard")]
         unknown = []
-    examined = examine_all(root, names, workers, progress)
+    n_whole = len(published.shards) if published else len(names)  # the others lie beside them
+    examined = examine_all(root, names, workers, progress, access)
     if published is not None:
         findings += _disagreements(root, published, examined)
     return AuditReport(
@@ -115,7 +130,7 @@ def audit_dataset(
         generation=published.number if published else None,
         lineage=published.lineage if published else None,
         n_shards=len(names),
-        n_samples=sum(found.n_samples or 0 for found in examined.values()),
+        n_samples=sum(examined[name].n_samples or 0 for name in names[:n_whole]),
         n_bytes=sum(found.n_bytes for found in examined.values()),
         findings=(*findings, *(f for found in examined.values() for f in found.findings)),
         unknown=tuple(unknown),
@@ -169,7 +184,7 @@ def _check_lineage(root: Path, generation: Generation, published: Generation) ->
 def _unknown(root: Path, generations: Sequence[Generation]) -> list[str]:
     """What lies in the folder and no generation names."""
     known = {POINTER, GENERATIONS}
-    known |= {shard.name for generation in generations for shard in generation.shards}
+    known |= {shard.name for generation in generations for shard, _ in generation.files}
     found = [name for name in sorted(os.listdir(root)) if name not in known]
     if (root / GENERATIONS).is_dir() and generations:
         numbers = {f"{generation.number:06d}.json" for generation in generations}
@@ -186,9 +201,8 @@ def _disagreements(
     root: Path, published: Generation, examined: dict[str, Examined]
 ) -> list[Finding]:
     """Compare the shards with what their generation says of them."""
-    schema = published.schema.to_json().decode()
     found: list[Finding] = []
-    for shard in published.shards:
+    for shard, schema in published.files:
         actual, findings = examined[shard.name], Findings(root / shard.name)
         try:
             refuse_links_outside(root, root / shard.name)
@@ -198,7 +212,7 @@ def _disagreements(
             "bytes": (shard.n_bytes, actual.n_bytes or None),
             "samples": (shard.n_samples, actual.n_samples),
             "id": (shard.id, actual.id),
-            "schema": (schema, actual.schema),
+            "schema": (schema.to_json().decode(), actual.schema),
         }
         for what, (expected, is_so) in pairs.items():
             if is_so is not None and is_so != expected:

@@ -1,7 +1,8 @@
-"""The processes that audit shards: one shard at a time each, here or in a crew.
+"""The processes that audit shards: one shard at a time each, here and in a crew.
 
-Processes rather than threads: hashing holds the interpreter's lock, and a page that the disk
-cannot read kills the process that touches it, which then is a finding and not the end.
+Processes rather than threads: hashing small rows holds the interpreter's lock. And where shards are
+mapped, a page that the disk cannot read kills the process that touches it, which then is a finding
+and not the end; so this process maps none unless it is told to do all by itself.
 """
 
 from __future__ import annotations
@@ -12,15 +13,20 @@ import signal
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from shardio._engine.cpus import usable_cpus
 from shardio._engine.crew import Channel, Crew, Died, Event, Failed, Message
 from shardio._engine.pieces import Pieces, send_whole
+from shardio.access.filesystems import Access
 from shardio.errors import ShardNotFound, WorkerDied
 from shardio.surgery.finding import Finding, Findings
 from shardio.surgery.shard_audit import Examined, examine
+
+LITTLE_BYTES: Final = 512 << 20
+"""Less than this is checked before there is a worker."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +44,7 @@ def examine_all(
     names: Sequence[str],
     workers: int | None,
     progress: Callable[[AuditProgress], None] | None,
+    access: Access = "pread",
 ) -> dict[str, Examined]:
     """Audit shards of a folder; a shard that cannot be read at all has a finding that says so.
 
@@ -46,26 +53,30 @@ def examine_all(
         names: file names of the shards.
         workers: processes, see `audit_dataset`.
         progress: called at the start and after every shard.
+        access: see `audit_dataset`.
 
     Raises:
         WorkerDied: a worker was killed, other than by bytes that cannot be read.
     """
     tally = _Tally(root, names, progress)
+    takes_part = workers is None and access != "mmap"
     n_workers = min(len(names), usable_cpus() if workers is None else workers)
+    if takes_part:
+        n_workers = max(0, n_workers - 1) if tally.n_bytes >= LITTLE_BYTES else 0
     if n_workers == 0:
         for name in names:
-            tally.enter(name, examine_anyhow(root / name))
+            tally.enter(name, examine_anyhow(root / name, access))
     else:
-        with Crew(n_workers, serve, preload=(__name__,)) as crew:
-            _Foreman(crew, root, tally).run()
+        with Crew(n_workers, partial(serve, access), preload=(__name__,)) as crew:
+            _Foreman(crew, root, tally).run(takes_part=takes_part)
     return {name: tally.examined[name] for name in names}
 
 
-def examine_anyhow(path: Path) -> Examined:
+def examine_anyhow(path: Path, access: Access) -> Examined:
     """Audit a shard; that it is missing or cannot be opened is a finding."""
     findings = Findings(path)
     try:
-        return examine(path)
+        return examine(path, access)
     except ShardNotFound:
         findings.add("missing", "the shard is missing")
     except OSError as error:
@@ -73,10 +84,10 @@ def examine_anyhow(path: Path) -> Examined:
     return Examined(findings.close(), 0)
 
 
-def serve(channel: Channel) -> None:
+def serve(access: Access, channel: Channel) -> None:
     """Audit one shard after another, as main names them, until it is done."""
     while (message := channel.recv()) is not None:
-        found = examine_anyhow(Path(os.fsdecode(message)))
+        found = examine_anyhow(Path(os.fsdecode(message)), access)
         send_whole(channel, json.dumps(asdict(found)).encode())
 
 
@@ -99,6 +110,7 @@ class _Tally:
         self.examined: dict[str, Examined] = {}
         self.names = names
         self._sizes = {name: _size_of(root / name) for name in names}
+        self.n_bytes = sum(self._sizes.values())
         self._n_bytes_done, self._progress = 0, progress
         self._tell()
 
@@ -110,9 +122,9 @@ class _Tally:
 
     def _tell(self) -> None:
         if self._progress is not None:
-            n_bytes = sum(self._sizes.values())
-            done = AuditProgress(len(self.examined), len(self.names), self._n_bytes_done, n_bytes)
-            self._progress(done)
+            n_done = len(self.examined)
+            bytes_done = self._n_bytes_done
+            self._progress(AuditProgress(n_done, len(self.names), bytes_done, self.n_bytes))
 
 
 def _size_of(path: Path) -> int:
@@ -125,30 +137,38 @@ def _size_of(path: Path) -> int:
 class _Foreman:
     """Gives every worker of a crew one shard after the other, one ahead of the one it works on.
 
-    One ahead, so that on a busy machine no worker waits for main to be scheduled.
+    One ahead, so that on a busy machine no worker waits for main to be scheduled; but of the last
+    shards each goes to who is free.
     """
 
     def __init__(self, crew: Crew, root: Path, tally: _Tally) -> None:
         self._crew, self._root, self._tally = crew, root, tally
         self._waiting = list(reversed(tally.names))
-        self._tasks: dict[int, deque[str]] = {}
+        self._tasks: dict[int, deque[str]] = {worker: deque() for worker in range(len(crew))}
         """What each worker has been told, the one it works on first."""
         self._pieces = Pieces()
 
-    def run(self) -> None:
-        """Return when all shards are done."""
-        workers = range(len(self._crew))
-        self._tasks = {worker: deque() for worker in workers}
-        for worker in (*workers, *workers):
+    def run(self, *, takes_part: bool = False) -> None:
+        """Return when all shards are done; some of them here, if main takes part."""
+        for worker in self._tasks:
+            self._assign(worker)
+        while takes_part and self._waiting:  # workers take a quarter of a second to be there
+            name = self._waiting.pop()
+            self._tally.enter(name, examine_anyhow(self._root / name, "pread"))
+            for event in self._crew.wait(0):
+                self._take(event)
+        for worker in self._tasks:
             self._assign(worker)
         while any(self._tasks.values()):
             for event in self._crew.wait():
                 self._take(event)
 
     def _assign(self, worker: int) -> None:
-        if self._waiting:
+        """Give a worker what it works on next, and what after that, while there is enough."""
+        tasks = self._tasks[worker]
+        while self._waiting and len(tasks) < 1 + (len(self._waiting) > 2 * len(self._tasks)):
             name = self._waiting.pop()
-            self._tasks[worker].append(name)
+            tasks.append(name)
             self._crew.send(worker, os.fsencode(self._root / name))
 
     def _take(self, event: Event) -> None:
@@ -180,5 +200,4 @@ class _Foreman:
         findings.add("unreadable", message)
         self._tally.enter(name, Examined(findings.close(), 0))
         self._crew.restart(died.worker)
-        self._assign(died.worker)
         self._assign(died.worker)

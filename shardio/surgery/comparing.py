@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
@@ -63,16 +63,17 @@ class _Side:
     """One of two things that are compared: a dataset, or a shard."""
 
     def __init__(self, path: str, stack: ExitStack) -> None:
-        self.readers: list[ShardReader]
         self.classes: tuple[str, ...] = ()
+        self._reader: Callable[[int, str], ShardReader]
         if os.path.isfile(path):
-            self.readers = [stack.enter_context(ShardReader(path))]
-            self.schema = self.readers[0].schema
+            reader = stack.enter_context(ShardReader(path))
+            self._reader = lambda shard, name: reader
+            self.schema, counts = reader.schema, [len(reader)]
         else:
             dataset = stack.enter_context(ShardDataset(path))
-            self.readers = [dataset.reader(k) for k in range(len(dataset.shards))]
-            self.schema, self.classes = dataset.schema, dataset.classes
-        counts = [len(reader) for reader in self.readers]
+            self._reader, self.schema = dataset.reader, dataset.schema
+            self.classes = dataset.classes
+            counts = [shard.n_samples for shard in dataset.shards]
         self._starts: Rows = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
 
     def __len__(self) -> int:
@@ -84,7 +85,7 @@ class _Side:
         shards = np.searchsorted(self._starts, rows, side="right") - 1
         for shard in np.unique(shards).tolist():
             here = shards == shard
-            found[here] = of(self.readers[shard], name, rows[here] - self._starts[shard])
+            found[here] = of(self._reader(shard, name), name, rows[here] - self._starts[shard])
         return found
 
 

@@ -96,9 +96,8 @@ def _count(dataset: ShardDataset, progress: Progress | None) -> dict[str, Any]:
         local = rows[first:last] - start
         if not len(local):
             continue
-        reader = dataset.reader(k)
         for name, tally in tallies.items():
-            for values in _values(reader, name, arrays[name], local):
+            for values in _values(dataset.reader(k, name), name, arrays[name], local):
                 tally.add(values)
                 by_class.add(name, values)
     _tell(progress, len(sizes), sizes)

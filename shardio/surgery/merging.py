@@ -31,7 +31,8 @@ def merge(
 
     All must have the same fields. Where class names differ, the new dataset has all of them, in the
     order in which they first come, and the numbers in the field `label` are adapted. Shards in
-    which nothing changes are copied byte for byte. Every byte is verified first.
+    which nothing changes are copied byte for byte; columns that were added later become part of
+    shards that are written anew. Every byte is verified first.
 
     Args:
         out: a folder that is missing or empty.
@@ -85,11 +86,12 @@ def _write(
     for dataset, numbers in zip(datasets, changes, strict=True):
         for k, shard in enumerate(dataset.shards):
             yield
-            if numbers is None and dataset.schema == rewriting.schema:
+            is_same = numbers is None and dataset.schema == rewriting.schema
+            if is_same and not dataset.sides:
                 if shard.n_samples:
                     rewriting.adopt(os.path.join(dataset.path, shard.name), shard)
                 continue
-            for row, sample in enumerate(dataset.reader(k)):
+            for row, sample in enumerate(dataset.samples(k)):
                 if numbers is not None:
                     sample[LABEL] = _renumbered(sample[LABEL], numbers, shard.name, row)
                 rewriting.append(sample)

@@ -16,6 +16,7 @@ from shardio.format.fields import Array, Bytes, Field, Json, List
 from shardio.format.index import (
     ENTRY,
     ENTRY_DTYPE,
+    RECORD_ALIGNMENT,
     Entries,
     alignment,
     broken,
@@ -28,7 +29,7 @@ from shardio.format.lists import unpack_list
 from shardio.format.schema import Schema, canonical_json
 from shardio.format.values import check_json, decode_record
 from shardio.opening import Sections
-from shardio.surgery.content import CHUNK_BYTES, Content
+from shardio.surgery.content import CHUNK_BYTES, WINDOW_BYTES, Content, differing
 from shardio.surgery.finding import Findings
 from shardio.surgery.validity_audit import Present
 
@@ -47,10 +48,7 @@ class _Payload:
     present: Present
     dictionaries: dict[str, Dictionary | None]
     findings: Findings
-
-    @property
-    def fields(self) -> list[tuple[str, Field]]:
-        return list(self.schema.records.items())
+    fields: list[tuple[str, Field]]
 
 
 @dataclass(slots=True)
@@ -60,7 +58,6 @@ class _Walk:
     end: int = 0
     """Where the last record ended; -1 if that is unknown."""
     uses_zstd: bool = False
-    unforgotten: int = 0
 
 
 def audit_payload(
@@ -79,7 +76,10 @@ def audit_payload(
             shapes[name] = dims.reshape(-1, field.n_varying)
     section, index = sections[Kind.PAYLOAD, NO_FIELD, 0], sections[Kind.INDEX, NO_FIELD, 0]
     dictionaries = _dictionaries(content, schema, sections, findings)
-    payload = _Payload(content, schema, section, index, shapes, present, dictionaries, findings)
+    fields = list(schema.records.items())
+    payload = _Payload(
+        content, schema, section, index, shapes, present, dictionaries, findings, fields
+    )
     hasher, walk = Hasher(), _Walk()
     for first_row, entries in _chunks(content, index, len(schema.records)):
         hasher.update(np.ascontiguousarray(entries["hash"]).data)
@@ -134,7 +134,8 @@ def _chunks(content: Content, index: Section, n_fields: int) -> Iterator[tuple[i
     for first in range(0, index.count, n_rows * n_fields):
         n_entries = min(n_rows * n_fields, index.count - first)
         place = index.offset + first * ENTRY.size
-        yield first // n_fields, np.frombuffer(content.bytes, ENTRY_DTYPE, n_entries, place).copy()
+        stored = content.bytes[place : place + n_entries * ENTRY.size]
+        yield first // n_fields, np.frombuffer(stored, ENTRY_DTYPE, n_entries).copy()
 
 
 def _broken(payload: _Payload, first_row: int, entries: Entries) -> npt.NDArray[np.bool_]:
@@ -209,62 +210,69 @@ def _check_records(
     bad: npt.NDArray[np.bool_],
 ) -> None:
     """Check each record's hash, and that it decodes to what its field promises."""
-    fields = payload.fields
-    kinds, sizes = codecs(entries), stored_bytes(entries).astype(np.int64)
-    walk.uses_zstd |= bool((kinds[~bad] == Codec.ZSTD).any())
-    places = payload.section.offset + entries["offset"].astype(np.int64)
-    tells_more = _tells_more(payload, kinds)
-    for part in _parts(sizes, ~bad):
-        found = payload.content.hashes(places[part], places[part] + sizes[part])
-        differs = found != entries["hash"][part]
-        for i, hash_ in zip(part[differs].tolist(), found[differs].tolist(), strict=True):
-            name, row = fields[i % len(fields)][0], first_row + i // len(fields)
-            where: dict[str, Any] = {"field": name, "sample": row}
-            expected = int(entries["hash"][i])
-            payload.findings.add_hash(
-                payload.section.name, int(places[i]), expected, hash_, **where
-            )
-        some = part[~differs & tells_more[part]]
-        columns = (some, places[some], sizes[some], kinds[some], entries["n_bytes"][some])
-        for i, *what in zip(*(column.tolist() for column in columns), strict=True):
-            name, field = fields[i % len(fields)]
-            _check_content(payload, name, field, first_row + i // len(fields), *what)
-        walk.unforgotten += int(sizes[part].sum())
-        if walk.unforgotten >= CHUNK_BYTES:
-            payload.content.forget()
-            walk.unforgotten = 0
+    fields, content = payload.fields, payload.content
+    numbers = np.flatnonzero(~bad)
+    kinds, sizes = codecs(entries[numbers]), stored_bytes(entries[numbers]).astype(np.int64)
+    walk.uses_zstd |= bool((kinds == Codec.ZSTD).any())
+    starts = payload.section.offset + entries["offset"][numbers].astype(np.int64)
+    ends, hashes = starts + sizes, np.ascontiguousarray(entries["hash"][numbers])
+    tells_more = _tells_more(payload, numbers, kinds)
+    for part in _parts(starts, ends, CHUNK_BYTES if content.is_mapped else WINDOW_BYTES):
+        start = int(starts[part.start])
+        window = content.window(start, int(ends[part.stop - 1]))
+        places, ends_here = (starts[part] - start).tolist(), (ends[part] - start).tolist()
+        records = map(window.__getitem__, map(slice, places, ends_here))
+        for i, found in differing(records, hashes[part]):
+            k = part.start + i
+            row, number = divmod(first_row * len(fields) + int(numbers[k]), len(fields))
+            where: dict[str, Any] = {"field": fields[number][0], "sample": row}
+            expected, place = int(hashes[k]), int(starts[k])
+            payload.findings.add_hash(payload.section.name, place, expected, found, **where)
+            tells_more[k] = False
+        for i in np.flatnonzero(tells_more[part]).tolist():
+            k = part.start + i
+            row, number = divmod(first_row * len(fields) + int(numbers[k]), len(fields))
+            stored = window[places[i] : ends_here[i]]
+            codec, n_bytes = int(kinds[k]), int(entries["n_bytes"][numbers[k]])
+            _check_content(payload, number, row, start + places[i], stored, codec, n_bytes)
 
 
-def _tells_more(payload: _Payload, kinds: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
+def _tells_more(
+    payload: _Payload, numbers: npt.NDArray[np.int64], kinds: npt.NDArray[np.uint64]
+) -> npt.NDArray[np.bool_]:
     """Which records can break a rule although their hash is right: all but raw bytes."""
-    found = np.ones(len(kinds), np.bool_)
-    for k, (name, field) in enumerate(payload.fields):
-        if isinstance(field, Bytes) and name not in payload.present:
-            found[k :: len(payload.fields)] = kinds[k :: len(payload.fields)] != Codec.RAW
+    fields = payload.fields
+    plain = [isinstance(field, Bytes) and name not in payload.present for name, field in fields]
+    found: npt.NDArray[np.bool_] = ~np.array(plain)[numbers % len(fields)] | (kinds != Codec.RAW)
     return found
 
 
 def _parts(
-    sizes: npt.NDArray[np.int64], chosen: npt.NDArray[np.bool_]
-) -> Iterator[npt.NDArray[np.int64]]:
-    """The numbers of the chosen records, in pieces of about CHUNK_BYTES."""
-    numbers = np.flatnonzero(chosen)
-    pieces = np.cumsum(sizes[numbers]) // CHUNK_BYTES
-    return iter(np.split(numbers, np.flatnonzero(np.diff(pieces)) + 1) if len(numbers) else [])
+    starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64], n_bytes: int
+) -> Iterator[slice]:
+    """Pieces of about n_bytes of records that lie side by side."""
+    if not len(starts):
+        return
+    gaps = starts[1:] - ends[:-1]
+    is_cut = np.diff(np.cumsum(ends - starts) // n_bytes) > 0
+    is_cut |= (gaps < 0) | (gaps >= RECORD_ALIGNMENT)
+    first = 0
+    for last in (*(np.flatnonzero(is_cut) + 1).tolist(), len(starts)):
+        yield slice(first, last)
+        first = last
 
 
 def _check_content(
     payload: _Payload,
-    name: str,
-    field: Field,
+    number: int,
     row: int,
     place: int,
-    n_stored: int,
+    stored: memoryview,
     codec: int,
     n_bytes: int,
 ) -> None:
     """Check that a record whose hash is right decodes to what its field promises."""
-    stored = payload.content.bytes[place : place + n_stored]
+    name, field = payload.fields[number]
     dims = payload.shapes[name][row] if name in payload.shapes else None
     dictionary = payload.dictionaries.get(name)
     try:

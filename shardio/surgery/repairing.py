@@ -7,7 +7,8 @@ sample that can be read, with all its hashes right, is written anew.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -157,15 +158,14 @@ def repair(
         OSError: the disk refuses to write; nothing is published.
     """
     patient = _admit(os.fspath(source))
-    schema = patient.schema
-    sizes = [_size_of(path) for path in patient.paths]
+    sizes = [sum(_size_of(part.path) for part in parts) for parts in patient.shards]
     repairs: list[ShardRepair] = []
-    with Rewriting(out, schema, shard_bytes=shard_bytes) as rewriting:
-        for i, path in enumerate(patient.paths):
+    with Rewriting(out, patient.schema, shard_bytes=shard_bytes) as rewriting:
+        for i, parts in enumerate(patient.shards):
             if progress is not None:
                 progress(RepairProgress(i, len(sizes), sum(sizes[:i]), sum(sizes)))
-            found = ShardRepair(os.path.basename(path))
-            _save(path, patient, rewriting, found)
+            found = ShardRepair(parts[0].name)
+            _save(parts, rewriting, found)
             repairs.append(found)
         if progress is not None:
             progress(RepairProgress(len(sizes), len(sizes), sum(sizes), sum(sizes)))
@@ -180,32 +180,45 @@ def repair(
 
 
 @dataclass(frozen=True, slots=True)
-class _Patient:
-    """What is to be repaired: shards, and what their generation says of them, if it can be read."""
+class _Part:
+    """A file that samples lie in, and what the generation says of it, if it can be read."""
 
-    paths: tuple[str, ...]
+    path: str
+    schema: Schema
+    named: ShardSummary | None = None
+
+    @property
+    def name(self) -> str:
+        """The file's name."""
+        return os.path.basename(self.path)
+
+
+@dataclass(frozen=True, slots=True)
+class _Patient:
+    """What is to be repaired: shards, each with what lies beside it, and the fields of samples."""
+
+    shards: tuple[tuple[_Part, ...], ...]
     schema: Schema
     generation: Generation | None = None
-
-    def named(self, path: str) -> ShardSummary | None:
-        """What the generation says of a shard."""
-        shards = self.generation.shards if self.generation else ()
-        return next((s for s in shards if s.name == os.path.basename(path)), None)
 
 
 def _admit(source: str) -> _Patient:
     """Find out which shards there are, and which fields they have."""
     if not os.path.isdir(source):
-        return _Patient((source,), _schema_of([source]))
+        schema = _schema_of([source])
+        return _Patient(((_Part(source, schema),),), schema)
     generation = _generation_of(Path(source))
     if generation is not None:
-        paths = tuple(os.path.join(source, shard.name) for shard in generation.shards)
-        return _Patient(paths, generation.schema, generation)
+        parts = [_Part(os.path.join(source, s.name), schema, s) for s, schema in generation.files]
+        n = len(generation.shards)
+        shards = tuple(tuple(parts[k::n]) for k in range(n))
+        return _Patient(shards, generation.whole_schema, generation)
     names = sorted(name for name in os.listdir(source) if name.endswith(".shard"))
     if not names:
         raise DatasetNotFound(f"{source}: holds neither a dataset nor any shard")
-    paths = tuple(os.path.join(source, name) for name in names)
-    return _Patient(paths, _schema_of(list(paths)))
+    paths = [os.path.join(source, name) for name in names]
+    schema = _schema_of(paths)
+    return _Patient(tuple((_Part(path, schema),) for path in paths), schema)
 
 
 def _generation_of(root: Path) -> Generation | None:
@@ -243,58 +256,80 @@ def _size_of(path: str) -> int:
         return 0  # missing: that is said when its turn comes
 
 
-def _save(path: str, patient: _Patient, rewriting: Rewriting, found: ShardRepair) -> None:
-    """Take what is undamaged of one shard into the new dataset."""
-    named = patient.named(path)
-    try:
-        if _adopt(path, patient, rewriting, found):
-            return
-        mended = mend(path, rewriting.staging, patient.schema)
-        found.mended = mended.notes
-        with ShardReader(mended.path) as reader:
-            _check_identity(reader, patient, named)
-            _save_samples(reader, rewriting, found)
-    except (DataError, ShardNotFound) as error:
-        n = named.n_samples if named else None
-        reason = _reason(error, path)
-        lost = Loss(None, None, reason) if n is None else Loss(0, n - 1, reason)
-        if n != 0:
-            found.losses.append(lost)
+def _save(parts: Sequence[_Part], rewriting: Rewriting, found: ShardRepair) -> None:
+    """Take what is undamaged of one shard, and of what lies beside it, into the new dataset."""
+    with ExitStack() as stack:
+        readers = []
+        for part in parts:
+            about = "" if part is parts[0] else f"{part.name}: "
+            try:
+                if len(parts) == 1 and _adopt(part, rewriting, found):
+                    return
+                mended = mend(part.path, _folder_for(part, parts, rewriting), part.schema)
+                found.mended += tuple(about + note for note in mended.notes)
+                reader = stack.enter_context(ShardReader(mended.path))
+                _check_identity(reader, part)
+            except (DataError, ShardNotFound) as error:
+                _lose_all(part, about + _reason(error, part.path), found)
+                return
+            readers.append(reader)
+        _save_samples(readers, rewriting, found)
 
 
-def _adopt(path: str, patient: _Patient, rewriting: Rewriting, found: ShardRepair) -> bool:
+def _folder_for(part: _Part, parts: Sequence[_Part], rewriting: Rewriting) -> Path:
+    """Where a copy of a file is mended, which stays while those of the other parts are."""
+    if part is parts[0]:
+        return rewriting.staging
+    folder = rewriting.staging / f"beside-{parts.index(part)}"
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+def _lose_all(part: _Part, reason: str, found: ShardRepair) -> None:
+    """Note that no sample can be had, as one of their files does not open."""
+    n = part.named.n_samples if part.named else None
+    if n != 0:
+        found.losses.append(Loss(None, None, reason) if n is None else Loss(0, n - 1, reason))
+
+
+def _adopt(part: _Part, rewriting: Rewriting, found: ShardRepair) -> bool:
     """Copy a shard that is sound and the one that it should be; returns whether it is."""
-    if unreadable_pages(path):
+    if unreadable_pages(part.path):
         return False
-    examined = examine(path)
-    if examined.findings or examined.schema != patient.schema.to_json().decode():
+    examined = examine(part.path)
+    if examined.findings or examined.schema != part.schema.to_json().decode():
         return False
-    name, n_samples = os.path.basename(path), examined.n_samples or 0
-    summary = ShardSummary(name, n_samples, examined.n_bytes, examined.id or "")
-    if patient.named(path) not in (None, summary):
+    n_samples = examined.n_samples or 0
+    summary = ShardSummary(part.name, n_samples, examined.n_bytes, examined.id or "")
+    if part.named not in (None, summary):
         return False
     if n_samples:
-        rewriting.adopt(path, summary)
+        rewriting.adopt(part.path, summary)
     found.n_kept = n_samples
     return True
 
 
-def _check_identity(reader: ShardReader, patient: _Patient, named: ShardSummary | None) -> None:
+def _check_identity(reader: ShardReader, part: _Part) -> None:
     """Make sure that a shard that opens is the one that the dataset means."""
-    if reader.schema != patient.schema:
+    if reader.schema != part.schema:
         raise DatasetCorrupt("its schema is not the dataset's")
-    if named is not None and reader.id != named.id:
+    named = part.named
+    if named is not None and (reader.id, len(reader)) != (named.id, named.n_samples):
         raise DatasetCorrupt(
             f"another shard has taken its place: expected id {named.id}, found {reader.id}"
         )
 
 
-def _save_samples(reader: ShardReader, rewriting: Rewriting, found: ShardRepair) -> None:
-    for row in range(len(reader)):
+def _save_samples(readers: Sequence[ShardReader], rewriting: Rewriting, found: ShardRepair) -> None:
+    """Write the samples whose fields can all be read, each from the reader that has it."""
+    for row in range(min(map(len, readers))):
+        sample: dict[str, Any] = {}
         try:
-            rewriting.append(reader[row])
+            for reader in readers:
+                sample |= reader[row]
+            rewriting.append(sample)
         except (DataError, SchemaError) as error:
-            found.lose(row, _reason(error, reader.path))
+            found.lose(row, _reason(error, readers[0].path))
         else:
             found.n_kept += 1
 

@@ -23,7 +23,6 @@ from shardio.surgery.soundness import (
     require_sound_shards,
     tell_writing,
 )
-from shardio.writer import ShardSummary
 
 PathName = str | os.PathLike[str]
 
@@ -84,7 +83,7 @@ def _append_shards(
     sizes = [dataset.shards[k].n_bytes for k in chosen]
     tell_writing(progress, 0, sizes)
     for n_done, k in enumerate(chosen, 1):
-        for sample in dataset.reader(k):
+        for sample in dataset.samples(k):
             rewriting.append(sample)
         tell_writing(progress, n_done, sizes)
 
@@ -102,7 +101,8 @@ def compact(
     Shards of less than half of `shard_bytes` are small. Samples keep their numbers, the dataset
     its lineage. Files of older generations stay for who has those open; `remove_old` removes the
     shards that the published generation does not name: who has an older one open keeps what is
-    mapped already, and meets a ShardNotFound for the rest. What is rewritten is verified first.
+    mapped already, and meets a ShardNotFound for the rest. Where columns were added later, all
+    shards are rewritten, with those in them. What is rewritten is verified first.
 
     Args:
         folder: the dataset.
@@ -120,10 +120,10 @@ def compact(
     check_shard_bytes(shard_bytes)
     with ShardDataset(folder) as dataset:
         previous = load_generation(folder, dataset.generation)
-        groups = _groups(previous.shards, shard_bytes)
-        small = [k for group in groups if len(group) > 1 for k in group]
-        if small:
-            names = [previous.shards[k].name for k in small]
+        groups = _groups(previous, shard_bytes)
+        chosen = [k for group in groups if _is_rewritten(group, previous) for k in group]
+        if chosen:
+            names = [shard.name for k in chosen for shard, _ in dataset.files_of(k)]
             require_sound_shards(folder, names, workers, progress)
             report = _compacted(dataset, previous, groups, shard_bytes, progress)
         else:
@@ -133,14 +133,25 @@ def compact(
     return SurgeryReport.of(folder, load(folder), report.n_rewritten, _remove_old(Path(folder)))
 
 
-def _groups(shards: Sequence[ShardSummary], shard_bytes: int) -> list[list[int]]:
-    """Numbers of shards in order: each alone, but for neighbours that are small."""
+def _groups(previous: Generation, shard_bytes: int) -> list[list[int]]:
+    """Numbers of shards in order: each alone, but for neighbours that are small.
+
+    All together where columns lie beside them.
+    """
+    shards = previous.shards
+    if previous.sides:
+        return [[*range(len(shards))]]
     found: list[list[int]] = []
     is_small = [shard.n_bytes < shard_bytes // 2 for shard in shards]
     for small, numbers in groupby(range(len(shards)), key=is_small.__getitem__):
         run = list(numbers)
         found += [run] if small else [[k] for k in run]
     return found
+
+
+def _is_rewritten(group: Sequence[int], previous: Generation) -> bool:
+    """Whether these shards do not stay as they are."""
+    return len(group) > 1 or bool(previous.sides)
 
 
 def _compacted(
@@ -154,19 +165,21 @@ def _compacted(
         dataset.path, dataset.schema, shard_bytes=shard_bytes, previous=previous
     ) as rewriting:
         for group in groups:
-            if len(group) == 1:
-                rewriting.keep(previous.shards[group[0]])
-            else:
+            if _is_rewritten(group, previous):
                 _append_shards(dataset, group, rewriting, progress)
+            else:
+                rewriting.keep(previous.shards[group[0]])
         return rewriting.report(
-            surgery={"name": "compact", "options": {"shard_bytes": shard_bytes}}
+            schema=dataset.schema,
+            sides=(),
+            surgery={"name": "compact", "options": {"shard_bytes": shard_bytes}},
         )
 
 
 def _remove_old(root: Path) -> int:
     """Remove shards that only older generations name; returns how many there were."""
     published = load(root)
-    named = {shard.name for shard in published.shards}
+    named = {shard.name for shard, _ in published.files}
     n_removed = 0
     for name in sorted(set(_older_names(root, published.number)) - named):
         with contextlib.suppress(FileNotFoundError):  # removed before
@@ -178,4 +191,4 @@ def _remove_old(root: Path) -> int:
 def _older_names(root: Path, number: int) -> Iterator[str]:
     for older in range(1, number):
         with contextlib.suppress(DataError):  # verify names it
-            yield from (shard.name for shard in load_generation(root, older).shards)
+            yield from (shard.name for shard, _ in load_generation(root, older).files)

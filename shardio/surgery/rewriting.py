@@ -14,14 +14,14 @@ import os
 import shutil
 import tempfile
 import types
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Self
 
 from shardio.errors import DatasetConflict, DatasetNotFound, InvalidArgument, ShardioError
 from shardio.format.schema import Schema
-from shardio.manifest import Generation, load, publish, publish_next, refuse_existing
+from shardio.manifest import Generation, Side, load, publish, publish_next, refuse_existing
 from shardio.storage import rename_new, sync_folder
 from shardio.writer import ShardSummary, ShardWriter
 
@@ -34,7 +34,8 @@ _PREFIX: Final = ".surgery-"
 class SurgeryReport:
     """The generation that came of a surgery, or was there already if nothing was to be done.
 
-    `n_rewritten` counts its shards that are new, `n_removed` old ones that were removed.
+    `n_rewritten` counts its shards that are new, `n_removed` old ones that were removed. `n_shards`
+    does not count the shards of columns that were added later, `n_bytes` does.
     """
 
     dataset: Path
@@ -59,7 +60,7 @@ class SurgeryReport:
             generation.number,
             generation.n_samples,
             len(generation.shards),
-            sum(shard.n_bytes for shard in generation.shards),
+            sum(shard.n_bytes for shard, _ in generation.files),
             n_rewritten,
             n_removed,
         )
@@ -119,6 +120,14 @@ class Rewriting:
         if self._shard.n_bytes >= self._shard_bytes:
             self.cut()
 
+    def add_shard(self, samples: Iterable[Mapping[str, Any]]) -> None:
+        """Add a shard of just these samples, however many they are."""
+        self.cut()
+        with ShardWriter(self.staging / self._next_name(), self.schema) as writer:
+            for sample in samples:
+                writer.append(sample)
+            self._enter_staged(writer.close())
+
     def cut(self) -> None:
         """End the shard that is being written."""
         if self._shard is not None:
@@ -140,6 +149,12 @@ class Rewriting:
         self.cut()
         self._parts.append(summary)
 
+    def come_behind(self, generation: Generation) -> None:
+        """Follow this generation: its shards are kept, those written so far come after them."""
+        self.cut()
+        self._previous = generation
+        self._parts[:0] = generation.shards
+
     def _next_name(self) -> str:
         return f"{len(self._parts):06d}.shard"
 
@@ -154,15 +169,29 @@ class Rewriting:
         """
         self.cut()
         if not self._parts:
-            with ShardWriter(self.staging / self._next_name(), self.schema) as empty:
-                self._enter_staged(empty.close())
-        moved: list[str] = []
-        try:
-            shards = [self._place(part, moved) for part in self._parts]
-            sync_folder(str(self.root))
+            self.add_shard([])
+        with self._placed() as shards:
             if self._previous is None:
                 return publish(self.root, schema=self.schema, shards=shards, **details)
-            return publish_next(self.root, self._previous, shards=tuple(shards), **details)
+            return publish_next(self.root, self._previous, shards=shards, **details)
+
+    def report_beside(self, **details: Any) -> SurgeryReport:
+        """Name the shards and publish them beside those of the previous generation, as a side."""
+        if self._previous is None:
+            raise AssertionError("a new dataset has nothing that shards could lie beside")
+        with self._placed() as shards:
+            sides = (*self._previous.sides, Side(self.schema, shards))
+            found = publish_next(self.root, self._previous, sides=sides, **details)
+        return SurgeryReport.of(self._folder, found, len(self._staged))
+
+    @contextlib.contextmanager
+    def _placed(self) -> Iterator[tuple[ShardSummary, ...]]:
+        """Name the shards; should the block fail, those that no generation names go again."""
+        moved: list[str] = []
+        try:
+            shards = tuple(self._place(part, moved) for part in self._parts)
+            sync_folder(str(self.root))
+            yield shards
         except BaseException:
             self._take_back(moved)
             raise
@@ -198,7 +227,7 @@ class Rewriting:
     def _take_back(self, moved: list[str]) -> None:
         """Remove shards that no generation came to name."""
         try:
-            published = {shard.name for shard in load(self.root).shards}
+            published = {shard.name for shard, _ in load(self.root).files}
         except DatasetNotFound:
             published = set()
         except (ShardioError, OSError):

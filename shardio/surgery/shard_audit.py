@@ -12,13 +12,15 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, replace
 
+from shardio.access.content import Content as Bytes
 from shardio.access.files import FileState
-from shardio.errors import ShardCorrupt, ShardIncomplete
+from shardio.access.filesystems import Access
+from shardio.errors import ShardChanged, ShardCorrupt, ShardIncomplete
 from shardio.format.layout import FIRST_OPTIONAL_KIND, NO_FIELD, PAGE, Header, Kind, Section
 from shardio.format.schema import Schema
 from shardio.format.structure import check_place, unpack_header, unpack_table
 from shardio.opening import Sections, check_sections, read_schema
-from shardio.storage import map_known_file
+from shardio.storage import open_content
 from shardio.surgery.columns_audit import audit_column
 from shardio.surgery.content import Content
 from shardio.surgery.finding import Finding, Findings
@@ -37,8 +39,13 @@ class Examined:
     schema: str | None = None
 
 
-def examine(path: str | os.PathLike[str]) -> Examined:
+def examine(path: str | os.PathLike[str], access: Access = "pread") -> Examined:
     """Check every byte of a shard.
+
+    Args:
+        path: the file.
+        access: "pread" reads it: what cannot be read is a finding. "mmap" maps it: what cannot be
+            read kills this process.
 
     Raises:
         ShardNotFound: there is no such file.
@@ -46,12 +53,12 @@ def examine(path: str | os.PathLike[str]) -> Examined:
     """
     name = os.fspath(path)
     try:
-        mapped, opened = map_known_file(name)
+        content, opened = open_content(name, access)
     except ShardIncomplete as error:
         findings = Findings(name)
         findings.add("incomplete", str(error).removeprefix(f"{name}: "))
         return Examined(findings.close(), 0)
-    examined = examine_bytes(mapped, name)
+    examined = examine_bytes(content, name)
     change = _change_of(name, opened)
     return replace(examined, findings=(*examined.findings, change)) if change else examined
 
@@ -69,22 +76,27 @@ def _change_of(path: str, opened: FileState) -> Finding | None:
     return Finding(path, "changed", message, expected=str(opened), found=str(now))
 
 
-def examine_bytes(whole: memoryview, path: str) -> Examined:
-    """Check every byte of a shard that is in memory; `path` is for the findings."""
+def examine_bytes(whole: Bytes, path: str) -> Examined:
+    """Check every byte of a shard that is in memory or in a file; `path` is for the findings."""
     content, findings = Content(whole), Findings(path)
-    header = _audit_headers(content, findings)
-    schema = _audit_sections(content, header, findings) if header else None
-    if header is None:
-        return Examined(findings.close(), content.n_bytes)
-    text = schema.to_json().decode() if schema else None
-    return Examined(findings.close(), content.n_bytes, header.id.hex(), header.n_samples, text)
+    known = Examined((), content.n_bytes)
+    try:
+        if header := _audit_headers(content, findings):
+            known = replace(known, id=header.id.hex(), n_samples=header.n_samples)
+            if schema := _audit_sections(content, header, findings):
+                known = replace(known, schema=schema.to_json().decode())
+    except ShardChanged as error:
+        findings.add(error.code, error.what, expected=error.expected, found=error.found)
+    except OSError as error:
+        findings.add("unreadable", f"the file cannot be read: {error.strerror or error}")
+    return replace(known, findings=findings.close())
 
 
 def _audit_headers(content: Content, findings: Findings) -> Header | None:
     """Check the first and the last page; returns a header that can be relied upon, if any."""
     size, path = content.n_bytes, findings.path
     if size < 2 * PAGE:
-        if any(content.bytes):
+        if any(content.bytes[:size]):
             findings.add("file_size", "too short to be a shard", expected=3 * PAGE, found=size)
         else:
             findings.add("incomplete", "there is no header: its writer did not finish")

@@ -128,7 +128,7 @@ def _groups(
         return np.arange(n_rows, dtype=np.intp), np.ones(n_rows, np.int64)
     found: list[Digests] = [np.empty(0, np.uint64)]
     for shard in range(len(dataset.shards)):
-        reader = dataset.reader(shard)
+        reader = dataset.reader(shard, group)
         for first in range(0, len(reader), _CHUNK_ROWS):
             rows = np.arange(first, min(len(reader), first + _CHUNK_ROWS))
             found.append(exact_digests(reader, group, rows))

@@ -10,12 +10,15 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from shardio.access.content import Content
+from shardio.access.filesystems import Access
 from shardio.errors import DataError, ShardIncomplete
 from shardio.format.layout import NO_FIELD, PAGE, Header, Kind, Section
 from shardio.format.schema import Schema
 from shardio.format.structure import unpack_header, unpack_table
 from shardio.opening import open_sections, read_schema
-from shardio.storage import map_file
+from shardio.storage import open_content
+from shardio.surgery.content import access_once
 from shardio.surgery.finding import Finding, Findings
 
 _Sections = dict[tuple[int, int, int], Section]
@@ -43,17 +46,22 @@ class Survey:
         return names[section.field] if section.field < len(names) else f"number {section.field}"
 
 
-def survey_shard(path: str | os.PathLike[str]) -> Survey:
+def survey_shard(path: str | os.PathLike[str], *, access: Access = "auto") -> Survey:
     """Read what a shard says of itself, damaged or not.
 
+    Args:
+        path: the file.
+        access: as in `audit_shard`.
+
     Raises:
+        InvalidArgument: `access` is none of the three.
         ShardNotFound: there is no such file.
         OSError: the system refuses to open it.
     """
     findings = Findings(path)
     name = findings.path
     try:
-        content = map_file(name)
+        content, _ = open_content(name, access_once(access))
     except ShardIncomplete as error:
         findings.add("incomplete", str(error).removeprefix(f"{name}: "))
         return Survey(name, 0, findings.close())
@@ -63,7 +71,7 @@ def survey_shard(path: str | os.PathLike[str]) -> Survey:
     return _salvage(content, name, findings.close())
 
 
-def _salvage(content: memoryview, path: str, refusal: tuple[Finding, ...]) -> Survey:
+def _salvage(content: Content, path: str, refusal: tuple[Finding, ...]) -> Survey:
     """Go on, piece by piece, where opening refused."""
     header = _any_header(content, path)
     further = Findings(path)
@@ -73,7 +81,7 @@ def _salvage(content: memoryview, path: str, refusal: tuple[Finding, ...]) -> Su
     return Survey(path, content.nbytes, findings, header, schema, tuple(sections.values()))
 
 
-def _any_header(content: memoryview, path: str) -> Header | None:
+def _any_header(content: Content, path: str) -> Header | None:
     """The header of the first page, else that of the last."""
     if content.nbytes < PAGE:
         return None
@@ -85,7 +93,7 @@ def _any_header(content: memoryview, path: str) -> Header | None:
     return None
 
 
-def _sections(content: memoryview, header: Header, findings: Findings) -> _Sections:
+def _sections(content: Content, header: Header, findings: Findings) -> _Sections:
     end = header.table_offset + header.table_size
     if end > content.nbytes:
         return {}  # cut off: that the file is too short is known
@@ -96,7 +104,7 @@ def _sections(content: memoryview, header: Header, findings: Findings) -> _Secti
 
 
 def _schema(
-    content: memoryview, sections: Mapping[tuple[int, int, int], Section], findings: Findings
+    content: Content, sections: Mapping[tuple[int, int, int], Section], findings: Findings
 ) -> Schema | None:
     schema = sections.get((Kind.SCHEMA, NO_FIELD, 0))
     if schema is None or schema.offset + schema.size > content.nbytes:

@@ -24,7 +24,8 @@ def audit_validity(
     present: Present = {}
     for name in schema.optional:
         section = sections[Kind.VALIDITY, schema.field_id(name), 0]
-        stored = np.frombuffer(content.bytes, np.uint8, section.size, section.offset)
+        whole = content.bytes[section.offset : section.offset + section.size]
+        stored = np.frombuffer(whole, np.uint8, section.size)
         bits = np.unpackbits(stored, bitorder="little")
         if bits[n_samples:].any():
             findings.add(

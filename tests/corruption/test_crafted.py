@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 import zstandard
 
+from shardio.access.filesystems import Access
 from shardio.dataset import ShardDataset
 from shardio.dataset_writer import DatasetWriter
 from shardio.errors import ChecksumMismatch, DatasetCorrupt, ShardCorrupt
@@ -27,10 +28,13 @@ from shardio.format.codec import Codec
 from shardio.format.fields import Array, Bytes, Text
 from shardio.format.layout import NO_FIELD, PAGE, Kind, Required
 from shardio.format.schema import Schema
-from shardio.manifest import GENERATIONS, POINTER
+from shardio.loader import ShardLoader
+from shardio.manifest import GENERATIONS, POINTER, publish
+from shardio.reader import ShardReader
 from shardio.sealed import sealed
 from shardio.surgery.audit import audit_dataset
 from shardio.surgery.shard_audit import examine_bytes
+from shardio.writer import ShardSummary
 from tests.corruption.forge import SMALL, read_everything, small_samples
 from tests.fuzz.mutate import records_of, set_records
 from tests.fuzz.parts import Parts
@@ -376,6 +380,40 @@ def test_a_bitmap_or_dictionary_that_breaks_a_rule_is_refused_or_found(
     found = read(tmp_path, content)
     assert getattr(found, "code", "") == reader_code
     assert isinstance(found, ShardCorrupt) is bool(reader_code)
+
+
+@pytest.mark.parametrize("access", ["mmap", "pread"])
+def test_no_reader_delivers_what_lies_in_the_place_of_no_value(
+    tmp_path: Path, access: Access
+) -> None:
+    content, _, _ = optional_cases(tmp_path)["a value where there is none"]
+    root = tmp_path / "out"
+    root.mkdir()
+    path = root / "a.shard"
+    path.write_bytes(content)
+    with ShardReader(path, access=access) as reader:
+        present, raw = reader.present("vector"), reader.column("vector")
+        rows = np.flatnonzero(~present)
+        assert raw[rows].any()  # unverified, and said to be
+        assert not reader.column("vector", rows).any()
+        into = np.ones((len(reader), *raw.shape[1:]), raw.dtype)
+        reader.column("vector", np.arange(len(reader)), into)
+        assert (into[present] == raw[present]).all() and not into[~present].any()
+        shard = ShardSummary("a.shard", len(reader), len(content), reader.id)
+        publish(root, schema=reader.schema, shards=[shard])
+    with ShardReader(path, access=access, verify="always") as reader:
+        with pytest.raises(ShardCorrupt, match="its row is not zero") as caught:
+            reader.column("vector")
+        assert (caught.value.code, caught.value.sample) == ("validity", int(rows[0]))
+    options: dict[str, Any] = {
+        "shuffle": False,
+        "num_workers": 0,
+        "access": access,
+        "output": "numpy",
+    }
+    with ShardLoader(root, batch_size=2, fields=["vector"], **options) as loader:
+        batches = [batch["vector"].copy() for batch in loader]
+    assert (np.concatenate(batches) == into).all()
 
 
 # --- generations that point outside ---------------------------------------------------------------

@@ -454,9 +454,9 @@ def test_close_in_several_threads_at_once_returns_when_the_workers_are_gone() ->
 
 
 @pytest.mark.usefixtures("swept")
-def test_two_hundred_crews_one_after_the_other_leak_no_descriptor() -> None:
+def test_sixty_crews_one_after_the_other_leak_no_descriptor() -> None:
     before = _open_fds()
-    for n in range(200):
+    for n in range(60):
         crew = Crew(1, _echo())
         if n % 2:
             crew.send(0, b"x")

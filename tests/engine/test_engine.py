@@ -18,8 +18,8 @@ from shardio import InvalidArgument, ShardDataset, ShardLoader
 from shardio._engine import engine as module
 from shardio._engine import passes as passes_module
 from shardio._engine.engine import Engine
-from shardio._engine.fill import Recipe
 from shardio._engine.iteration import Iteration
+from shardio._engine.recipe import Recipe
 from tests.loading import TWO_FIELDS, bits, two_fields, write_dataset
 
 pytestmark = pytest.mark.usefixtures("warm_zygote")

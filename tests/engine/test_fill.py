@@ -13,7 +13,8 @@ import pytest
 
 from shardio._engine import blocks
 from shardio._engine.blocks import Block
-from shardio._engine.fill import Filler, Recipe
+from shardio._engine.fill import Filler
+from shardio._engine.recipe import Recipe
 from shardio.batch import Batch
 from shardio.collate import CLAIMED, EMPTY, FILLED, NO_FIELD, BlockLayout, lay_out
 from shardio.dataset import ShardDataset

@@ -103,13 +103,14 @@ _LINES: Final = (
 )
 _CSV: Final = b'path,label,"more, of it"\na/1.mp4,cat,\n"b\n2",,x\n./c,7,\n'
 _PLAN: Final = {
-    "version": 1,
+    "version": 2,
     "settings": {"machine": "x86_64", "converter": {"options": {"size": [1]}}},
     "units": ["0", "1"],
     "replaces": False,
+    "appends": False,
 }
 _RECORD: Final = {
-    "inputs": [{"outcome": "broken", "reason": "why", "detail": {}, "samples": 0}],
+    "inputs": [{"outcome": "broken", "reason": "why", "detail": {}, "samples": 0, "hash": ""}],
     "shards": [{"name": "a.shard", "samples": 1, "bytes": 4096, "id": "00"}],
     "stopped": False,
 }

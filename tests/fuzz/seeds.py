@@ -12,6 +12,8 @@ import numpy as np
 
 from shardio.format.fields import Array, Bytes, Json, List, Text
 from shardio.format.schema import Schema
+from shardio.manifest.listing import Side, describe_side
+from shardio.writer import ShardWriter
 from tests.corruption.forge import RULES, SMALL, content_of, rules_samples, small_samples
 
 _FIXED: Final = Schema({"image": Array("uint8", (40, 60)), "flag": Array("bool", (2,))})
@@ -82,3 +84,15 @@ def shards() -> dict[str, bytes]:
     }
     with tempfile.TemporaryDirectory() as folder:
         return {name: shard_of(Path(folder), *made) for name, made in wanted.items()}
+
+
+def beside(folder: Path, n_samples: Iterable[int]) -> dict[str, Any]:
+    """Write shards of an added field beside those of so many samples; what a generation says."""
+    side = Schema({"deep.er": Text(codec="zstd", optional=True)})
+    shards = []
+    for k, n in enumerate(n_samples):
+        with ShardWriter(folder / f"beside-{k}.shard", side) as writer:
+            for i in range(n):
+                writer.append({"deep.er": None if i % 2 else f"{i}" * 90})
+            shards.append(writer.close())
+    return {"sides": [describe_side(Side(side, tuple(shards)))], "required": ["side_columns"]}

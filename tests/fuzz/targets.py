@@ -50,6 +50,7 @@ from shardio.units import Verify
 from shardio.writer import ShardSummary
 from tests.corruption.forge import SMALL, small_samples
 from tests.fuzz.judge import Target
+from tests.fuzz.seeds import beside
 
 SEPARATOR: Final = b"\n\0\n"
 """Between dataset.json and its generation, in an input of `DatasetFolder`."""
@@ -216,6 +217,7 @@ class DatasetFolder:
             del content["digest"]
         self.generation["subsets"] = {"train": {"rows": "0 1 1 1", "samples": 2}}
         self.generation["stats"] = {"vector": {"mean": 0.5}}
+        self.generation |= beside(self._root, [s["samples"] for s in self.generation["shards"]])
 
     def __call__(self, content: bytes) -> str:
         """Feed one input."""
@@ -325,7 +327,7 @@ class JournalFolder:
             if not is_plan:
                 return "kept" if read_record(self._folder, Unit(0, 0, ())) else "made anew"
             if plan := read_plan(self._folder):
-                refuse_other_settings(plan, {"machine": "x86_64"}, self._folder)
+                refuse_other_settings(plan, {"machine": "x86_64"}, self._folder, "or not")
         except ShardioError as error:
             return outcome_of(error)
         return "sound"

@@ -42,12 +42,13 @@ def test_repair_of_less_than_a_page_says_that_it_is_too_short(tmp_path: Path, n_
         repair(tmp_path / "s.shard", tmp_path / "out")
 
 
-@pytest.mark.parametrize("key", ["settings", "units", "replaces"])
+@pytest.mark.parametrize("key", ["settings", "units", "replaces", "appends"])
 @pytest.mark.parametrize("value", [None, 1.5, "text"])
 def test_a_plan_of_a_conversion_that_says_something_else_is_corrupt(
     tmp_path: Path, key: str, value: object
 ) -> None:
-    plan: dict[str, Any] = {"version": 1, "settings": {}, "units": [], "replaces": False}
+    does = {"replaces": False, "appends": False}
+    plan: dict[str, Any] = {"version": 2, "settings": {}, "units": [], **does}
     (tmp_path / PLAN).write_bytes(sealed(plan))
     assert read_plan(tmp_path) is not None
     (tmp_path / PLAN).write_bytes(sealed({**plan, key: value}))

@@ -13,13 +13,14 @@ import numpy as np
 import pytest
 
 from shardio import Array, Schema, ShardReader, Text
+from shardio import open as open_dataset
 from shardio.format.checksum import hash_bytes
 from shardio.format.fields import DType
 from shardio.format.index import DIMENSION, ENTRY
 from shardio.format.layout import NO_FIELD, PAGE, Kind
 from shardio.payload import PayloadWriter
 from shardio.sections import SectionTable
-from shardio.surgery import audit_shard
+from shardio.surgery import audit_dataset, audit_shard
 from tests.golden.second_reader import RefusedError, SecondReader, Stored
 
 HERE = Path(__file__).parent
@@ -109,6 +110,46 @@ def test_a_reader_written_from_the_specification_reads_the_same(path: Path) -> N
                 assert value.codec == stored >> 48
                 assert value.content == content[place : place + (stored & (1 << 48) - 1)]
                 assert value.n_bytes == entry["n_bytes"]
+
+
+def told_by_the_specification(folder: Path) -> list[dict[str, Any]]:
+    """The samples of a dataset, by the second reader and what the specification says of sides."""
+    number = json.loads((folder / "dataset.json").read_text())["generation"]
+    generation = json.loads((folder / f"generations/{number:06d}.json").read_text())
+    assert generation["required"] == ["side_columns"]
+    found = []
+    for k, shard in enumerate(generation["shards"]):
+        listed = [shard, *(side["shards"][k] for side in generation["sides"])]
+        readers = [SecondReader(folder / entry["name"]) for entry in listed]
+        for reader, side in zip(readers[1:], generation["sides"], strict=True):
+            assert reader.fields == side["schema"]["fields"]
+        for row in range(shard["samples"]):
+            sample = {n: v for reader in readers for n, v in reader[row].items()}
+            found.append({name: as_told(value) for name, value in sample.items()})
+    return found
+
+
+def test_a_golden_dataset_with_columns_beside_its_shards_is_read_and_sound() -> None:
+    folder = HERE / "datasets-v1.0" / "sides"
+    provenance = json.loads((folder.parent / "provenance.json").read_text())["files"]["sides"]
+    samples = expected(folder)
+    with open_dataset(folder, verify="always") as dataset:
+        known = {"lineage": dataset.lineage, "generation": dataset.generation}
+        assert known == provenance
+        assert list(dataset.sides) == ["vector", "camera.id", "boxes"]
+        assert len(dataset.shards) > 1
+        found = [{n: as_written_down(v) for n, v in sample.items()} for sample in dataset]
+    assert found == samples
+    assert told_by_the_specification(folder) == samples
+    with open_dataset(folder, generation=2) as dataset:
+        assert list(dataset.schema) == ["label", "note", "vector"]
+    report = audit_dataset(folder, workers=0)
+    assert (report.findings, report.unknown) == ((), ())
+
+
+def test_no_golden_dataset_is_missing_and_none_is_forgotten() -> None:
+    found = {path.name for path in (HERE / "datasets-v1.0").iterdir()}
+    assert found == {"sides", "sides.json", "provenance.json"}
 
 
 @pytest.mark.parametrize("version", list(NAMES))

@@ -237,7 +237,7 @@ class OneDeath:
     def wait(self) -> list[Any]:
         if self.restarted == 0 and self.death is not None:
             return [Died(0, 1, self.death, None)]
-        examined = auditors.examine_anyhow(Path(os.fsdecode(self.waiting.pop(0))))
+        examined = auditors.examine_anyhow(Path(os.fsdecode(self.waiting.pop(0))), "pread")
         whole = json.dumps(asdict(examined)).encode()
         half = len(whole) // 2
         pieces = (b"+" + whole[:half], b"." + whole[half:])
@@ -277,7 +277,7 @@ def test_a_worker_that_fails_tells_how(dataset: Path) -> None:
 def test_a_file_that_cannot_be_opened_is_a_finding(
     dataset: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(path: Path) -> None:
+    def refuse(path: Path, access: str) -> None:
         raise PermissionError(13, "Permission denied", str(path))
 
     monkeypatch.setattr(auditors, "examine", refuse)

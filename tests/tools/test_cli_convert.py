@@ -3,6 +3,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -201,3 +202,57 @@ def test_the_longest_clip_that_can_be_asked_for_is_only_too_long_for_every_file(
     source, out = str(videos / "dogs"), str(tmp_path / "out")
     assert cli.main(["convert", source, out, "--size=16", "--workers=0", *options, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["files"] == {"too_short": 1}
+
+
+def test_append_says_what_is_new_what_is_there_and_what_has_changed(
+    videos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, out = videos / "dogs", tmp_path / "out"
+    assert cli.main(["convert", str(source), str(out), *SMALL]) == 0
+    write_video(source / "new.mp4", scene(9))
+    append = ["convert", str(source), str(out), "--append", "--workers=0"]
+    capsys.readouterr()
+    assert cli.main(append) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[lines.index("in the dataset already: 1 file") + 1].startswith("  ")
+    assert re.fullmatch(
+        r"appended 1 of 2 files as 2 clips, .*, generation 2, 4 clips in all", lines[-1]
+    )
+    with (source / "new.mp4").open("ab") as file:
+        file.write(b"\0")
+    assert cli.main(append) == 1
+    lines = capsys.readouterr().out.splitlines()
+    after = lines.index("changed since it was converted: 1 file")
+    assert (
+        lines[after + 1].startswith("  new.mp4: ")
+        and "--append replaces no clips" in lines[after + 2]
+    )
+    assert lines[-1].startswith("appended 0 of 2 files as 0 clips, 0 bytes, ")
+    assert cli.main([*append, "--quiet"]) == 1
+    said = capsys.readouterr()
+    assert said.out == "" and said.err.startswith("shardio: changed: new.mp4: ")
+    assert cli.main([*append, "--json"]) == 1
+    report = json.loads(capsys.readouterr().out)
+    assert (report["generation"], report["clips"], report["clips_before"]) == (2, 0, 4)
+    assert report["files"] == {"present": 1, "changed": 1}
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--overwrite"], "append and overwrite: only one of the two"),
+        (["--size=32"], "size was 16, is 32"),
+        (["--kind=stamps"], "'stamps'"),
+    ],
+)
+def test_an_append_that_makes_no_sense_is_one_line_and_exit_code_2(
+    videos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], words: str
+) -> None:
+    source, out = str(videos / "dogs"), str(tmp_path / "out")
+    assert cli.main(["convert", source, out, "--append"]) == 2
+    assert "holds no dataset to append to; leave out append (--append)" in capsys.readouterr().err
+    assert cli.main(["convert", source, out, *SMALL]) == 0
+    capsys.readouterr()
+    assert cli.main(["convert", source, out, "--append", *options]) == 2
+    said = capsys.readouterr()
+    assert said.out == "" and said.err.count("\n") == 1 and words in said.err

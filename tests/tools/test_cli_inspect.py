@@ -16,7 +16,7 @@ import shardio
 from shardio import Array, Bytes, Json, List, Schema, Text, sealed
 from shardio.format import values
 from shardio_tools import cli
-from shardio_tools._facts import value_facts
+from shardio_tools._values import value_facts
 from tests.shards import EVERY_FIELD, write_shard
 
 

@@ -1,10 +1,11 @@
-"""Write the golden files of the format: shards that every later version has to read.
+"""Write the golden files of the format: shards and datasets that every later version has to read.
 
     python tools/dev/make_golden.py tests/golden/v1.0
+    python tools/dev/make_golden.py tests/golden/datasets-v1.0 --datasets
 
 Run once for a version of the format, by hand, never by the tests: a golden file that is made anew
-proves nothing. Refuses to write into a folder that holds anything. Beside each shard goes what is
-in it, and beside them all what they were made with.
+proves nothing. Refuses to write into a folder that holds anything. Beside each shard or dataset
+goes what is in it, and beside them all what they were made with.
 """
 
 from __future__ import annotations
@@ -19,9 +20,11 @@ from typing import Any
 
 import numpy as np
 
-from shardio import Array, Bytes, Json, List, Schema, ShardWriter, Text
+from shardio import Array, Bytes, DatasetWriter, Json, List, Schema, ShardWriter, Text
+from shardio import open as open_dataset
 from shardio.format.fields import DTYPES
 from shardio.format.layout import MAJOR, MINOR
+from shardio.surgery import add_column
 
 LIBRARIES = ("shardio", "numpy", "zstandard", "xxhash")
 Samples = list[dict[str, Any]]
@@ -193,26 +196,64 @@ def plain(value: Any) -> Any:
     return {"value": value}
 
 
-def main() -> int:
-    """Write all files into the folder that is named."""
-    folder = Path(sys.argv[1])
-    if folder.exists() and any(folder.iterdir()):
-        print(
-            f"{folder} holds files already: golden files are never written twice", file=sys.stderr
-        )
-        return 2
-    folder.mkdir(parents=True, exist_ok=True)
+def write_shards(folder: Path) -> dict[str, Mapping[str, Any]]:
+    """Write every golden shard, and what is in it; returns what the provenance says of them."""
     written: dict[str, Mapping[str, Any]] = {}
     for name, schema, samples in goldens():
         with ShardWriter(folder / f"{name}.shard", schema) as writer:
             for sample in samples:
                 writer.append(sample)
             summary = writer.close()
-        content = [{field: plain(sample[field]) for field in schema} for sample in samples]
-        (folder / f"{name}.json").write_text(
-            json.dumps(content, ensure_ascii=False, indent=0, sort_keys=True) + "\n"
-        )
+        _write_content(folder / f"{name}.json", samples, list(schema))
         written[name] = {"id": summary.id, "bytes": summary.n_bytes, "samples": summary.n_samples}
+    return written
+
+
+def write_datasets(folder: Path) -> dict[str, Mapping[str, Any]]:
+    """Write the golden dataset, with columns beside its shards, and what is in it."""
+    place = folder / "sides"
+    schema = Schema({"label": Array("int64"), "note": Text()})
+    added: dict[str, Any] = {
+        "vector": Array("float32", (3,)),
+        "camera.id": Text(),
+        "boxes": Array("float32", (None, 4), optional=True),
+    }
+    samples = [
+        {
+            "label": np.int64(i),
+            "note": _caption(i),
+            "vector": _array("float32", (3,), i),
+            "camera.id": f"camera {i % 3}",
+            "boxes": _array("float32", (i, 4), i) if i % 3 else None,
+        }
+        for i in range(7)
+    ]
+    with DatasetWriter(place, schema, shard_bytes=200) as writer:
+        for sample in samples:
+            writer.append({name: sample[name] for name in schema})
+    for name, kind in added.items():
+        add_column(place, name, kind, [sample[name] for sample in samples])
+    _write_content(folder / "sides.json", samples, [*schema, *added])
+    with open_dataset(place) as dataset:
+        return {"sides": {"lineage": dataset.lineage, "generation": dataset.generation}}
+
+
+def _write_content(place: Path, samples: Samples, fields: list[str]) -> None:
+    content = [{field: plain(sample[field]) for field in fields} for sample in samples]
+    place.write_text(json.dumps(content, ensure_ascii=False, indent=0, sort_keys=True) + "\n")
+
+
+def main() -> int:
+    """Write all files into the folder that is named."""
+    folder = Path(sys.argv[1])
+    write = write_datasets if "--datasets" in sys.argv[2:] else write_shards
+    if folder.exists() and any(folder.iterdir()):
+        print(
+            f"{folder} holds files already: golden files are never written twice", file=sys.stderr
+        )
+        return 2
+    folder.mkdir(parents=True, exist_ok=True)
+    written = write(folder)
     provenance = {
         "format": f"{MAJOR}.{MINOR}",
         "generator": "tools/dev/make_golden.py",
@@ -222,7 +263,7 @@ def main() -> int:
         "files": written,
     }
     (folder / "provenance.json").write_text(json.dumps(provenance, indent=1, sort_keys=True) + "\n")
-    print(f"wrote {len(written)} shards into {folder}")
+    print(f"wrote {', '.join(written)} into {folder}")
     return 0
 
 

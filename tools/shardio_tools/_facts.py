@@ -6,20 +6,19 @@ Whatever is damaged becomes a finding, and what can still be read is looked at n
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 import shardio
 from shardio.surgery import Finding, Survey, survey_shard
+from shardio_tools._values import value_facts
 
 Facts = dict[str, Any]
-N_VALUES: Final = 8
-"""How many values of an array are shown."""
 
 
 @dataclass
@@ -175,10 +174,15 @@ def inspect_dataset(path: str, sample: int | None) -> Inspection:
         return inspection
     with dataset:
         inspection.facts |= dataset_facts(dataset)
-        surveys = _surveys(inspection, path, [shard.name for shard in dataset.shards])
-        for i, shard in enumerate(dataset.shards):
-            if survey := surveys.get(shard.name):
-                inspection.findings += _disagreements(survey, dataset, i)
+        groups = {"": dataset.shards, **dataset.sides}
+        surveys = _surveys(inspection, path, [s.name for group in groups.values() for s in group])
+        for side, shards in groups.items():
+            listed = [surveys[shard.name] for shard in shards if shard.name in surveys]
+            _list(inspection.facts, side, listed)
+            schema = _schema_of(dataset, side)
+            for shard in shards:
+                if survey := surveys.get(shard.name):
+                    inspection.findings += _disagreements(survey, shard, schema)
         if not inspection.findings:
             inspection.facts |= _samples_by_class(inspection, dataset)
         row = checked_row(path, sample, len(dataset))
@@ -190,13 +194,14 @@ def inspect_dataset(path: str, sample: int | None) -> Inspection:
 def dataset_facts(dataset: shardio.ShardDataset) -> Facts:
     """Give what a dataset's generation says."""
     outcomes: dict[str, int] = {}
+    sides = dataset.sides
     for entry in dataset.inputs:
         outcomes[entry["outcome"]] = outcomes.get(entry["outcome"], 0) + 1
     return {
         "generation": dataset.generation,
         "lineage": dataset.lineage,
         "samples": len(dataset),
-        "bytes": sum(shard.n_bytes for shard in dataset.shards),
+        "bytes": sum(s.n_bytes for group in (dataset.shards, *sides.values()) for s in group),
         "schema": schema_facts(dataset.schema),
         "classes": dict.fromkeys(dataset.classes),
         "converter": dict(dataset.converter),
@@ -217,15 +222,29 @@ def _surveys(inspection: Inspection, folder: str, names: list[str]) -> dict[str,
         if survey is not None:
             inspection.findings += survey.findings
             surveys[name] = survey
-    inspection.facts["shards"] = [shard_facts(survey) for survey in surveys.values()]
+    _list(inspection.facts, "", list(surveys.values()))
     return surveys
 
 
-def _disagreements(survey: Survey, dataset: shardio.ShardDataset, shard: int) -> list[Finding]:
+def _list(facts: Facts, side: str, surveys: list[Survey]) -> None:
+    """Put shards among the facts: those of whole samples, or of a column that was added later."""
+    listed = [shard_facts(survey) for survey in surveys]
+    if side:
+        facts.setdefault("sides", {})[side] = listed
+    else:
+        facts["shards"] = listed
+
+
+def _schema_of(dataset: shardio.ShardDataset, side: str) -> shardio.Schema:
+    """What the schema of shards must be: of those of whole samples, or of an added column."""
+    names = [side] if side else [name for name in dataset.schema if name not in dataset.sides]
+    return shardio.Schema({name: dataset.schema[name] for name in names})
+
+
+def _disagreements(survey: Survey, named: Any, schema: shardio.Schema) -> list[Finding]:
     """Say where a sound shard is not what the generation says of it."""
     if survey.header is None or survey.findings:
         return []
-    named = dataset.shards[shard]
     if (found := survey.header.id.hex()) != named.id:
         message = "not the shard that the dataset names"
         return [Finding(survey.path, "other_shard", message, expected=named.id, found=found)]
@@ -239,7 +258,7 @@ def _disagreements(survey: Survey, dataset: shardio.ShardDataset, shard: int) ->
         for what, (expected, is_so) in counts.items()
         if expected != is_so
     ]
-    if survey.schema != dataset.schema:
+    if survey.schema != schema:
         findings.append(Finding(survey.path, "generation", f"{message} schema"))
     return findings
 
@@ -265,7 +284,7 @@ def _samples_by_class(inspection: Inspection, dataset: shardio.ShardDataset) -> 
 
 
 def _labels(dataset: shardio.ShardDataset, shard: int) -> npt.NDArray[Any]:
-    reader = dataset.reader(shard)
+    reader = dataset.reader(shard, "label")
     return reader.column("label", rows=np.arange(len(reader)))
 
 
@@ -284,15 +303,19 @@ def checked_row(path: str, sample: int | None, n_samples: int) -> int | None:
 
 def _dataset_sample(inspection: Inspection, dataset: shardio.ShardDataset, row: int) -> Facts:
     shard = int(dataset.locate(np.array([row]))[0])
-    place = os.path.join(dataset.path, dataset.shards[shard].name)
+    in_shard = row - int(dataset.starts[shard])
     known = {finding.path for finding in inspection.findings}
-    facts: Facts = {"sample": row, "shard": dataset.shards[shard].name, "fields": {}}
-    # That this shard does not open has been said already.
-    reader = None if place in known else inspection.attempt(place, partial(dataset.reader, shard))
-    if reader is not None:
-        in_shard = row - int(dataset.starts[shard])
-        facts |= {**sample_facts(inspection, reader, in_shard), "sample": row}
-    return facts
+    fields: Facts = {}
+    named = {"": dataset.shards[shard]} | {name: s[shard] for name, s in dataset.sides.items()}
+    for side, summary in named.items():
+        place = os.path.join(dataset.path, summary.name)
+        # That this shard does not open has been said already.
+        open_one = partial(dataset.reader, shard, side or None)
+        reader = None if place in known else inspection.attempt(place, open_one)
+        if reader is not None:
+            fields |= sample_facts(inspection, reader, in_shard)["fields"]
+    facts: Facts = {"sample": row, "shard": dataset.shards[shard].name, "fields": fields}
+    return facts | {"row": in_shard} if fields else facts
 
 
 def sample_facts(inspection: Inspection, reader: shardio.ShardReader, row: int) -> Facts:
@@ -303,35 +326,3 @@ def sample_facts(inspection: Inspection, reader: shardio.ShardReader, row: int) 
         fields[name] = None if read is None else value_facts(read[name], kind)
     shard = os.path.basename(reader.path)
     return {"sample": row, "shard": shard, "row": row, "fields": fields}
-
-
-def value_facts(value: Any, kind: Any) -> Facts:
-    """Give a value as a few facts: of an array dtype, shape, range and first values."""
-    if value is None and kind.optional:
-        return {"type": type(kind).__name__, "absent": True}
-    if isinstance(kind, shardio.List):
-        shapes = [list(np.shape(array)) for array in value[:N_VALUES]]
-        return {"type": "List", "dtype": kind.element.dtype, "arrays": len(value), "first": shapes}
-    if isinstance(kind, shardio.Text):
-        return {"type": "Text", "characters": len(value), "value": value}
-    if isinstance(kind, shardio.Bytes):
-        return {"type": "Bytes", "bytes": len(value), "first": value[: 2 * N_VALUES].hex(" ")}
-    if isinstance(kind, shardio.Json):
-        return {"type": "Json", "value": value}
-    numbers = np.asarray(value)
-    if kind.dtype == "bfloat16":  # held as the upper halves of float32
-        numbers = (numbers.astype(np.uint32) << 16).view(np.float32)
-    facts = {"type": "Array", "dtype": kind.dtype, "shape": list(numbers.shape)}
-    if numbers.size:
-        facts |= _range(numbers)
-    return facts
-
-
-def _range(numbers: npt.NDArray[Any]) -> Mapping[str, Any]:
-    with np.errstate(all="ignore"):  # infinities have no mean, and what is no number no order
-        return {
-            "min": numbers.min().item(),
-            "max": numbers.max().item(),
-            "mean": float(numbers.astype(np.float64).mean()),
-            "first": numbers.reshape(-1)[:N_VALUES].tolist(),
-        }

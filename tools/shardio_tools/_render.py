@@ -32,6 +32,8 @@ OUTCOMES: Final = {
     "broken": "broken",
     "not_video": "not a video",
     "not_reached": "not reached",
+    "present": "in the dataset already",
+    "changed": "changed since it was converted",
 }
 """What became of an input, in words; other converters may have further outcomes."""
 

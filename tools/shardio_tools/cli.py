@@ -16,6 +16,7 @@ from types import ModuleType
 
 import shardio
 from shardio_tools import (
+    add_column,
     compact,
     convert,
     diff,
@@ -43,6 +44,7 @@ COMMANDS: dict[str, ModuleType] = {
     "merge": merge,
     "reshard": reshard,
     "compact": compact,
+    "add-column": add_column,
     "split": split,
     "stats": stats,
 }

@@ -1,7 +1,8 @@
-"""Convert a folder of videos into a new dataset.
+"""Convert a folder of videos into a dataset.
 
 Every file below SRC is looked at and accounted for. The name of the folder that holds a file is its
-class. Exit code 1 means that some files are broken; they are listed, and all others are converted.
+class. Exit code 1 means that some files are broken, or have changed since they were converted; they
+are listed, and all others are converted.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from shardio_tools._render import (
 # it is given, so that its default is stated in one place, the converter.
 CONVERTER_OPTIONS: Final = ("frames", "stride", "step", "size", "store")
 
-LISTED: Final = ("not_reached", "not_video", "too_short", "broken")
+LISTED: Final = ("present", "not_reached", "not_video", "too_short", "changed", "broken")
 """Outcomes whose inputs are listed, in this order: what matters most comes last."""
 
 
@@ -38,7 +39,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command to its parser."""
     add = parser.add_argument
     add("src", metavar="SRC", help="a folder of videos, or one video")
-    add("out", metavar="OUT", help="the dataset to make: a folder that is missing or empty")
+    add(
+        "out",
+        metavar="OUT",
+        help="the dataset: a folder that is missing or empty, but for --append",
+    )
     add("--kind", help="what SRC holds: the name of a converter (default: videos)")
     add("--labels", metavar="FILE", help="CSV or JSON Lines with columns path and label")
     add("--workers", type=int, metavar="N", help="processes (default: one per usable CPU)")
@@ -73,6 +78,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="start again; a dataset in OUT is replaced once the new one is done",
     )
+    add(
+        "--append",
+        action="store_true",
+        help="add to the dataset in OUT what it does not have; other options as it was made with",
+    )
     add("--quiet", action="store_true", help="print nothing but what is wrong")
     add("--json", action="store_true", help="print the report as JSON")
 
@@ -90,6 +100,7 @@ def run(options: argparse.Namespace) -> int:
             keep_partial=options.keep_partial,
             resume=options.resume,
             overwrite=options.overwrite,
+            append=options.append,
             labels=options.labels,
             progress=lambda state: line.show(state.n_bytes_done, state.n_bytes, _note(state)),
             **given,
@@ -97,11 +108,12 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         say_json(as_json(report))
     elif options.quiet:
-        for source in report.broken:
-            complain(f"broken: {plain(source.name)}: {plain(source.reason)}")
+        for source in (*report.changed, *report.broken):
+            complain(f"{source.outcome}: {plain(source.name)}: {plain(source.reason)}")
     else:
-        say("\n".join(describe(report, has_file=options.labels is not None)))
-    return 1 if report.broken else 0
+        lines = describe(report, has_file=options.labels is not None, appends=options.append)
+        say("\n".join(lines))
+    return 1 if report.broken or report.changed else 0
 
 
 def _note(state: Any) -> str:
@@ -122,7 +134,9 @@ def as_json(report: shardio.ConversionReport) -> dict[str, Any]:
         "dataset": str(report.dataset),
         "kind": report.kind,
         "files": report.counts,
+        "generation": report.generation,
         "clips": report.n_samples,
+        "clips_before": report.n_samples_before,
         "bytes": report.n_bytes,
         "seconds": round(report.elapsed_s, 3),
         "dropped_frames": n_dropped(report),
@@ -140,8 +154,36 @@ def clips_by_class(report: shardio.ConversionReport) -> dict[str, int]:
     return {name: found[label] for label, name in enumerate(report.classes)}
 
 
-def describe(report: shardio.ConversionReport, *, has_file: bool = False) -> Iterator[str]:
+def describe(
+    report: shardio.ConversionReport, *, has_file: bool = False, appends: bool = False
+) -> Iterator[str]:
     """Say in words what was done, what was not and why, and where it is; `has_file`: of labels."""
+    if report.n_samples or not appends:
+        yield from _describe_clips(report, has_file=has_file)
+    for outcome in LISTED:
+        yield from _group(report, outcome)
+    if report.changed:
+        yield (
+            "  what the dataset has of them stays as it was: --append replaces no clips; "
+            "--overwrite converts anew, a file under another name is a new one"
+        )
+    if report.stopped:
+        yield "stopped at the first broken file; what comes before it is published"
+    if report.stats_dropped:
+        yield "statistics of the clips before are dropped; shardio stats counts again"
+    n_converted = report.counts.get("converted", 0)
+    total = report.n_samples_before + report.n_samples
+    yield (
+        f"{'appended' if appends else 'converted'} {n_converted:,} of "
+        f"{counted(len(report.inputs), 'file')} {'as' if appends else 'into'} "
+        f"{counted(report.n_samples, 'clip')}, {size(report.n_bytes)}, "
+        f"in {seconds(report.elapsed_s)}: {plain(str(report.dataset))}"
+        + (f", generation {report.generation}, {counted(total, 'clip')} in all" if appends else "")
+    )
+
+
+def _describe_clips(report: shardio.ConversionReport, *, has_file: bool) -> Iterator[str]:
+    """Say how many clips each class has, which have none, and what was left over."""
     by_class = clips_by_class(report)
     n_unlabelled = report.n_samples - sum(by_class.values())
     if by_class:
@@ -157,16 +199,6 @@ def describe(report: shardio.ConversionReport, *, has_file: bool = False) -> Ite
             f"{counted(dropped, 'frame')} dropped: too few for another clip, "
             f"at the ends of {counted(n_files, 'file')}"
         )
-    for outcome in LISTED:
-        yield from _group(report, outcome)
-    if report.stopped:
-        yield "stopped at the first broken file; what comes before it is published"
-    n_converted = report.counts.get("converted", 0)
-    yield (
-        f"converted {n_converted:,} of {counted(len(report.inputs), 'file')} into "
-        f"{counted(report.n_samples, 'clip')}, {size(report.n_bytes)}, "
-        f"in {seconds(report.elapsed_s)}: {plain(str(report.dataset))}"
-    )
 
 
 def _group(report: shardio.ConversionReport, outcome: str) -> Iterator[str]:
@@ -179,7 +211,7 @@ def _group(report: shardio.ConversionReport, outcome: str) -> Iterator[str]:
     for source in group:
         kept = f" ({counted(source.n_samples, 'clip')} kept)" if source.n_samples else ""
         lines.append(plain(": ".join(filter(None, (source.name, source.reason)))) + kept)
-    if outcome == "broken":
+    if outcome in ("broken", "changed"):
         yield from (f"  {line}" for line in lines)
     else:
         yield listed(lines, "shardio inspect --json OUT lists all")

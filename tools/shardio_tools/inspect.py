@@ -74,6 +74,10 @@ def describe_dataset(facts: Facts) -> Iterator[str]:
     yield "shards"
     rows = [_shard_row(shard) for shard in facts["shards"]]
     yield listed(table(rows).splitlines() if rows else ["none"], "--json lists all")
+    for name, beside in facts.get("sides", {}).items():
+        yield f"shards of {plain(name)}, which was added later"
+        rows = [_shard_row(shard) for shard in beside]
+        yield listed(table(rows).splitlines() if rows else ["none"], "--json lists all")
     if without := facts.get("without_samples"):
         yield "inputs that gave no sample"
         reasons = [plain(_reason(entry)) for entry in without]

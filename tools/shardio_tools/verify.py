@@ -30,6 +30,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("path", metavar="PATH", help="a dataset (a folder) or one shard (a file)")
     add("--workers", type=int, metavar="N", help="processes (default: one per usable CPU)")
+    add(
+        "--access",
+        choices=("auto", "mmap", "pread"),
+        default="auto",
+        help="how shards are read (default: auto, which maps none)",
+    )
     add("--quiet", action="store_true", help="print nothing but what is wrong")
     add("--json", action="store_true", help="print the report as JSON")
 
@@ -40,8 +46,10 @@ def run(options: argparse.Namespace) -> int:
     if is_dataset(options.path):
         report, findings = _check_dataset(options)
     else:
-        workers = 1 if options.workers is None else options.workers
-        findings = tuple(audit_shard(options.path, workers=workers))
+        # A process of its own for what may kill it.
+        workers = int(options.access == "mmap") if options.workers is None else options.workers
+        found = audit_shard(options.path, workers=workers, access=options.access)
+        findings = tuple(found)
         report = {
             "path": options.path,
             "n_shards": 1,
@@ -68,7 +76,9 @@ def _check_dataset(options: argparse.Namespace) -> tuple[dict[str, Any], tuple[F
             note = f"{state.n_shards_done:,} of {counted(state.n_shards, 'shard')}"
             line.show(state.n_bytes_done, state.n_bytes, note)
 
-        report = audit_dataset(options.path, workers=options.workers, progress=show)
+        report = audit_dataset(
+            options.path, workers=options.workers, progress=show, access=options.access
+        )
     return report.as_json(), report.findings
 
 

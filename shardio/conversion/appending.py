@@ -1,0 +1,259 @@
+"""What it means to append: which inputs a dataset has already, and the generation that it becomes.
+
+An input that gave samples is never read again: they cannot be replaced, so it is `present`, or
+`changed` where the file has another content than then. Everything else is converted: what is new,
+and what gave nothing the last time. Samples that are there keep their positions, classes their
+numbers; what is new comes behind them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from shardio.conversion.inputs import hash_of
+from shardio.conversion.plan import Listing
+from shardio.conversion.report import InputReport
+from shardio.conversion.source import Input, OutcomeKind
+from shardio.errors import DatasetConflict, DatasetNotFound, InvalidArgument
+from shardio.format.schema import Schema
+from shardio.manifest import Generation, holds_dataset, load, settle
+from shardio.writer import ShardSummary
+
+OF_RUN: Final = ("on_error", "shard_bytes")
+"""Recorded options that say how a conversion ran, not what a sample is: an append may differ."""
+
+_RUN: Final = 256
+"""Files that a thread compares at a time: a task for each would take more memory than its work."""
+
+Entry = Mapping[str, Any]
+PathName = str | os.PathLike[str]
+
+
+def refuse_missing(out: PathName) -> None:
+    """Make sure that there is a dataset that can grow.
+
+    Raises:
+        DatasetNotFound: there is none.
+    """
+    if not holds_dataset(out):
+        raise DatasetNotFound(
+            f"{os.fspath(out)}: holds no dataset to append to; leave out append (--append) to make "
+            "one"
+        )
+
+
+def load_base(out: PathName) -> Generation:
+    """Read the generation of the dataset that is to grow.
+
+    Raises:
+        DatasetNotFound: there is none.
+        InvalidArgument: it has columns that were added later, which new samples would lack.
+    """
+    refuse_missing(out)
+    return _without_added_columns(load(out), out)
+
+
+def _without_added_columns(base: Generation, out: PathName) -> Generation:
+    """Make sure that the shards of a generation hold whole samples."""
+    if added := [side.name for side in base.sides]:
+        raise InvalidArgument(
+            f"{os.fspath(out)}: has columns that were added later ({', '.join(added)}), which new "
+            "samples would lack; convert into a folder of its own, add them there, and merge both"
+        )
+    return base
+
+
+def inherit(
+    base: Generation, kind: str | None, options: Mapping[str, Any], *, keep_partial: bool
+) -> tuple[str | None, dict[str, Any], bool]:
+    """Kind, options and keep_partial of an append: as given, else those that the dataset has."""
+    if not base.converter:
+        return kind, dict(options), keep_partial
+    of_samples = base.converter.get("options", {}).items()
+    recorded = {option: value for option, value in of_samples if option not in OF_RUN}
+    keeps = bool(recorded.pop("keep_partial", False)) or keep_partial
+    name: str = base.converter.get("name", "")
+    kind = kind or name or None
+    return kind, {**recorded, **options} if kind == name else dict(options), keeps
+
+
+def refuse_other_samples(
+    base: Generation, converter: Mapping[str, Any], schema: Schema, out: PathName
+) -> None:
+    """Make sure that new samples are what the dataset's samples are.
+
+    Raises:
+        InvalidArgument: the converter, an option or the schema is another; it names all.
+    """
+    others = []
+    if base.converter:
+        was, now = _samples_of(base.converter), _samples_of(converter)
+        others = [
+            f"{name} was {was.get(name)!r}, is {now.get(name)!r}"
+            for name in sorted({*was, *now})
+            if was.get(name) != now.get(name)
+        ]
+    refuse_other_schema(base.schema, schema, out, others)
+
+
+def refuse_other_schema(
+    expected: Schema, found: Schema, out: PathName, others: Iterable[str] = ()
+) -> None:
+    """Make sure that samples of a schema fit into a dataset; `others`: what differs beside it.
+
+    Raises:
+        InvalidArgument: it names every field that differs.
+    """
+    differing = [*others]
+    for name in dict.fromkeys([*expected, *found]):
+        if expected.get(name) != found.get(name):
+            was, now = (str(s[name]) if name in s else "missing" for s in (expected, found))
+            differing.append(f"field {name!r}: expected {was}, as the dataset has it, found {now}")
+    if not differing and expected != found:
+        differing.append(f"expected the order {', '.join(expected)}; found {', '.join(found)}")
+    if differing:
+        raise InvalidArgument(
+            f"{os.fspath(out)}: cannot append other samples than the dataset has: "
+            f"{'; '.join(differing)}; convert as the dataset was, or into a folder of its own"
+        )
+
+
+def _samples_of(converter: Mapping[str, Any]) -> dict[str, Any]:
+    """What decides over samples: the converter and its options, by name."""
+    options = {k: v for k, v in converter.get("options", {}).items() if k not in OF_RUN}
+    return {
+        "converter": converter.get("name"),
+        "version of the converter": converter.get("version"),
+        **{k: list(v) if isinstance(v, tuple) else v for k, v in options.items()},
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Additions:
+    """What an append is to convert (`listing`), and what it is not: reports of the others.
+
+    The classes of the listing are all of the grown dataset.
+    """
+
+    listing: Listing
+    others: tuple[InputReport, ...]
+
+
+def sift(listing: Listing, base: Generation, n_threads: int, out: PathName) -> Additions:
+    """Tell the inputs that a dataset has from those that are to be converted.
+
+    Those of a known name and size are read, to compare their hashes.
+
+    Raises:
+        InvalidArgument: what the labels of the dataset mean cannot be told.
+    """
+    listing = _renumbered(listing, base, out)
+    known: dict[str, list[Entry]] = {}
+    for entry in base.inputs:
+        if entry.get("samples"):
+            known.setdefault(entry["path"], []).append(entry)
+    had = [one for one in listing.inputs if one.name in known]
+    runs = [had[first : first + _RUN] for first in range(0, len(had), _RUN)]
+
+    def compared(run: Sequence[Input]) -> list[InputReport]:
+        return [_compared(one, known[one.name]) for one in run]
+
+    with ThreadPoolExecutor(max(1, n_threads)) as pool:
+        others = [report for reports in pool.map(compared, runs) for report in reports]
+    new = tuple(one for one in listing.inputs if one.name not in known)
+    return Additions(replace(listing, inputs=new), tuple(others))
+
+
+def _compared(one: Input, entries: Sequence[Entry]) -> InputReport:
+    """Report a file of which a dataset has samples, made of the states in `entries`."""
+    reason = _difference(one, entries)
+    outcome: OutcomeKind = "changed" if reason else "present"
+    return InputReport(one.name, outcome, reason, 0, one.n_bytes, label=one.label)
+
+
+def _difference(one: Input, entries: Sequence[Entry]) -> str:
+    """Say in what a file differs from all states of it that a dataset has; "" if from none."""
+    sizes = [entry["bytes"] for entry in entries if "bytes" in entry]
+    if len(sizes) == len(entries) and one.n_bytes not in sizes:
+        return f"{one.n_bytes:,} bytes, {sizes[-1]:,} when it was converted"
+    hashes = [entry["hash"] for entry in entries if "hash" in entry]
+    if len(hashes) < len(entries):
+        return ""  # converted by something that kept no hashes
+    try:
+        found = hash_of(one.path)
+    except OSError as error:
+        return f"cannot be read: {error.strerror}"
+    return "" if found in hashes else f"hash {found}, {hashes[-1]} when it was converted"
+
+
+def _renumbered(listing: Listing, base: Generation, out: PathName) -> Listing:
+    """Number classes as the dataset does; those that it does not have come behind its own."""
+    if base.n_samples and not base.classes and not base.converter and listing.classes:
+        raise InvalidArgument(
+            f"{os.fspath(out)}: has no class names, while the source has "
+            f"{', '.join(map(repr, listing.classes[:3]))}: what the labels of the dataset mean "
+            "cannot be told; append files without classes, or convert into a folder of its own"
+        )
+    classes = tuple(dict.fromkeys([*base.classes, *listing.classes]))
+    place = {name: number for number, name in enumerate(classes)}
+    numbers = [place[name] for name in listing.classes]
+    inputs = (
+        replace(one, label=numbers[one.label]) if one.label >= 0 else one for one in listing.inputs
+    )
+    return Listing(tuple(inputs), classes)
+
+
+def follow(base: Generation, out: Path) -> Generation:
+    """Read the generation that is to be followed: others may have published meanwhile.
+
+    What a writer that was killed has begun is settled first: it would come in between.
+
+    Raises:
+        DatasetConflict: it is another dataset, or has got other fields or classes.
+        InvalidArgument: it has got columns that new samples would lack.
+    """
+    latest = _without_added_columns(settle(out), out)
+    if (latest.lineage, latest.schema, latest.classes) != (base.lineage, base.schema, base.classes):
+        raise DatasetConflict(
+            f"{out}: generation {latest.number} has another lineage, other fields or classes than "
+            f"generation {base.number}, which was to grow: another writer published meanwhile; "
+            "append again"
+        )
+    return latest
+
+
+def changes(
+    latest: Generation,
+    shards: Sequence[ShardSummary],
+    classes: tuple[str, ...],
+    reports: Sequence[InputReport],
+) -> dict[str, Any]:
+    """What the next generation has that `latest` has not; nothing, where nothing has changed.
+
+    Statistics of the whole are true no longer; those of a subset are, unless they count classes
+    that have become more.
+    """
+    again = {report.name: report.as_json() for report in reports}
+    kept = [
+        entry if entry.get("samples") else again.pop(entry["path"], entry)
+        for entry in latest.inputs
+    ]
+    entries = (*kept, *again.values())
+    if not shards and classes == latest.classes and entries == latest.inputs:
+        return {}
+    stats = dict(latest.stats)
+    if shards:
+        stats.pop("whole", None)
+    if classes != latest.classes:
+        stats = {}
+    return {
+        "shards": (*latest.shards, *shards),
+        "classes": classes,
+        "inputs": entries,
+        "stats": stats,
+    }

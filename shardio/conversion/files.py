@@ -1,0 +1,174 @@
+"""Files become a dataset, or more of one: runs a plan, in worker processes or here; publishes."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from shardio.conversion.appending import (
+    OF_RUN,
+    changes,
+    follow,
+    load_base,
+    refuse_other_samples,
+    sift,
+)
+from shardio.conversion.crew import run_crew
+from shardio.conversion.journal import settings_of
+from shardio.conversion.ledger import Ledger
+from shardio.conversion.plan import Listing, Unit, cut
+from shardio.conversion.report import ConversionReport, InputReport
+from shardio.conversion.request import Request
+from shardio.conversion.source import options_of
+from shardio.conversion.staging import Staging
+from shardio.conversion.unit import Job, convert_unit
+from shardio.disk import make_folder
+from shardio.manifest import Generation, lineage_of, load, publish, publish_next
+from shardio.writer import ShardSummary, ShardWriter
+
+
+def convert_files(
+    listing: Listing, staging: Staging, job: Job, request: Request
+) -> ConversionReport:
+    """Cut, run, publish a new dataset."""
+    start_s = time.monotonic()
+    units = cut(listing.inputs)
+    ledger = Ledger(listing, units, request.progress)
+    converter = _described(job)
+    with staging:
+        staging.begin(settings_of(converter, job.source.libraries()), [unit.key for unit in units])
+        if staging.is_published:  # the earlier conversion was interrupted while it tidied up
+            found = load(staging.out)
+            known = {source.name: source for source in listing.inputs}
+            reports = [InputReport.of_json(entry, known) for entry in found.inputs]
+        else:
+            _run(units, job, request.n_workers, ledger, staging)
+            reports = ledger.reports()
+            found = _publish(job, ledger, reports, staging, converter)
+        staging.finish()
+    return ConversionReport(
+        dataset=staging.out,
+        kind=job.source.kind,
+        n_samples=found.n_samples,
+        n_bytes=sum(shard.n_bytes for shard in found.shards),
+        elapsed_s=time.monotonic() - start_s,
+        inputs=tuple(reports),
+        classes=found.classes,
+        stopped=any(report.outcome == "not_reached" for report in reports),
+    )
+
+
+def append_files(
+    listing: Listing, staging: Staging, job: Job, request: Request
+) -> ConversionReport:
+    """Convert what the dataset does not have, and publish its next generation."""
+    start_s = time.monotonic()
+    converter = _described(job)
+    with staging:
+        base = load_base(staging.out)  # as it is now that nobody else appends files
+        refuse_other_samples(base, converter, job.source.schema(), staging.out)
+        additions = sift(listing, base, request.n_workers, staging.out)
+        units = cut(additions.listing.inputs)
+        ledger = Ledger(additions.listing, units, request.progress)
+        staging.begin(settings_of(converter, job.source.libraries()), [unit.key for unit in units])
+        _run(units, job, request.n_workers, ledger, staging)
+        found = _publish_next(base, job, ledger, staging)
+        staging.finish()
+    shards = ledger.shards()
+    order = {source.name: position for position, source in enumerate(listing.inputs)}
+    reports = sorted([*ledger.reports(), *additions.others], key=lambda one: order[one.name])
+    n_samples = sum(shard.n_samples for _, shard in shards)
+    return ConversionReport(
+        dataset=staging.out,
+        kind=job.source.kind,
+        n_samples=n_samples,
+        n_bytes=sum(shard.n_bytes for _, shard in shards),
+        elapsed_s=time.monotonic() - start_s,
+        inputs=tuple(reports),
+        classes=found.classes,
+        stopped=any(report.outcome == "not_reached" for report in reports),
+        generation=found.number,
+        n_samples_before=found.n_samples - n_samples,
+        stats_dropped=bool(base.stats) and found.stats != base.stats,
+    )
+
+
+def _run(units: Sequence[Unit], job: Job, n_workers: int, ledger: Ledger, staging: Staging) -> None:
+    ledger.tell_start()
+    if n_workers and units:
+        run_crew(units, job, min(n_workers, len(units)), ledger, staging.lock_fd)
+        return
+    while (number := ledger.next_unit()) is not None:
+        convert_unit(units[number], job, ledger.take)
+
+
+def _publish(
+    job: Job,
+    ledger: Ledger,
+    reports: Sequence[InputReport],
+    staging: Staging,
+    converter: Mapping[str, Any],
+) -> Generation:
+    """Make the finished shards a dataset."""
+    # Readers take the schema from a shard: a dataset without samples has an empty one.
+    placed = ledger.shards() or [_empty_shard(job)]
+    shards = [shard for _, shard in placed]
+    schema = job.source.schema()
+    staging.move_out([(place, shard.name) for place, shard in placed], lineage_of(schema, shards))
+    return publish(
+        staging.out,
+        schema=schema,
+        shards=shards,
+        classes=ledger.classes,
+        inputs=[report.as_json() for report in reports],
+        converter=converter,
+        versions=job.source.libraries(),
+    )
+
+
+def _publish_next(base: Generation, job: Job, ledger: Ledger, staging: Staging) -> Generation:
+    """Add the finished shards to the dataset, unless nothing has come of the inputs."""
+    latest = follow(base, staging.out)
+    placed = ledger.shards()
+    names = staging.free_names(latest.number + 1, [shard.name for _, shard in placed])
+    shards = [replace(shard, name=names[shard.name]) for _, shard in placed]
+    changed = changes(latest, shards, ledger.classes, ledger.reports())
+    if not changed:
+        return latest
+    moves = [(place, names[shard.name]) for place, shard in placed]
+    staging.move_out(moves, latest.lineage, latest.number + 1)
+    return publish_next(
+        staging.out,
+        latest,
+        **changed,
+        versions={**latest.versions, **job.source.libraries()},
+        surgery={
+            "name": "append",
+            "options": {name: _described(job)["options"][name] for name in OF_RUN},
+        },
+    )
+
+
+def _described(job: Job) -> dict[str, Any]:
+    """Name the converter and every option that has a part in the data."""
+    return {
+        "name": job.source.kind,
+        "version": job.source.version,
+        "options": {
+            **options_of(job.source),
+            "keep_partial": job.keep_partial,
+            "on_error": "stop" if job.stop_at_broken else "skip",
+            "shard_bytes": job.shard_bytes,
+        },
+    }
+
+
+def _empty_shard(job: Job) -> tuple[str, ShardSummary]:
+    """Write a shard without samples; where it lies, and as it is published."""
+    folder = os.path.join(job.folder, "empty")
+    make_folder(folder)
+    with ShardWriter(os.path.join(folder, "000.shard"), job.source.schema()) as writer:
+        return "empty/000.shard", replace(writer.close(), name="000000-000.shard")

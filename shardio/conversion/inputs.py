@@ -1,0 +1,38 @@
+"""The files that are converted: which state one is in, and what tells its content from another."""
+
+from __future__ import annotations
+
+import os
+from typing import Final
+
+from shardio.format.checksum import Hasher
+
+_CHUNK_BYTES: Final = 1 << 20
+
+State = tuple[int, int, int, int]
+
+
+def state_of(path: str) -> State | None:
+    """What tells a file from another, or from itself after a change; None where there is none."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_mode, found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def hash_of(path: str) -> str:
+    """The xxh3-64 of a file's content, in 16 hex digits, as a generation keeps it.
+
+    Raises:
+        OSError: it cannot be read; the error names it.
+    """
+    hasher = Hasher()
+    try:
+        with open(path, "rb", buffering=0) as file:
+            while chunk := file.read(_CHUNK_BYTES):
+                hasher.update(chunk)
+    except OSError as error:
+        error.filename = path  # the system does not say it of a read
+        raise
+    return f"{hasher.intdigest():016x}"

@@ -1,0 +1,88 @@
+"""What is asked of a conversion: its options, checked, and the job that follows from them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+from shardio._engine.cpus import usable_cpus
+from shardio.conversion.appending import inherit
+from shardio.conversion.report import Progress
+from shardio.conversion.source import make_source
+from shardio.conversion.unit import Job
+from shardio.errors import InvalidArgument
+from shardio.format.schema import Schema
+from shardio.manifest import Generation
+
+DEFAULT_KIND: Final = "videos"
+ON_ERROR: Final = ("skip", "stop")
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """The options of a conversion, as they are given."""
+
+    kind: str | None
+    options: Mapping[str, Any]
+    workers: int | None
+    on_error: str
+    keep_partial: bool
+    progress: Callable[[Progress], None] | None
+    shard_bytes: int
+    resume: bool
+    overwrite: bool
+
+    @property
+    def n_workers(self) -> int:
+        """How many processes convert."""
+        return usable_cpus() if self.workers is None else self.workers
+
+    def refuse_for_samples(self, *, labels: bool) -> None:
+        """Make sure that nothing is given that is for files alone."""
+        for_files = {
+            "kind": self.kind is not None,
+            "workers": self.workers is not None,
+            "on_error": self.on_error != "skip",
+            "keep_partial": self.keep_partial,
+            "progress": self.progress is not None,
+            "resume": self.resume,
+            "overwrite": self.overwrite,
+            "labels": labels,
+            **dict.fromkeys(self.options, True),
+        }
+        if given := [name for name, is_given in for_files.items() if is_given]:
+            raise InvalidArgument(f"{', '.join(given)}: not for samples from an iterable")
+
+    def check(self, schema: Schema | None, *, append: bool) -> None:
+        """Check the options of a conversion of files."""
+        if schema is not None:
+            raise InvalidArgument(
+                "schema: only for samples from an iterable; a converter has its own"
+            )
+        if self.on_error not in ON_ERROR:
+            raise InvalidArgument(f"on_error is {self.on_error!r}; it must be one of {ON_ERROR}")
+        if self.overwrite and (self.resume or append):
+            other = "resume" if self.resume else "append"
+            raise InvalidArgument(f"{other} and overwrite: only one of the two can be had")
+        if self.workers is not None and self.workers < 0:
+            raise InvalidArgument(f"workers is {self.workers}; it must be 0 or more")
+
+    def job(self, base: Generation | None) -> Callable[[str], Job]:
+        """What makes the job, once the folder for its shards is known.
+
+        Raises:
+            InvalidArgument: the converter does not take the options, or makes other samples than
+                `base` has.
+        """
+        kind, options, keeps = self.kind, self.options, self.keep_partial
+        if base is not None:
+            kind, options, keeps = inherit(base, kind, options, keep_partial=keeps)
+        return partial(
+            Job,
+            make_source(kind or DEFAULT_KIND, options),
+            shard_bytes=self.shard_bytes,
+            keep_partial=keeps,
+            stop_at_broken=self.on_error == "stop",
+        )

@@ -1,0 +1,86 @@
+"""A disk that is really full: of bytes, or of files. Needs the right to mount one in memory."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from shardio.surgery import audit_dataset
+from shardio_tools import cli
+from tests.lines import contents, convert, install, texts, write
+
+Mount = Callable[[str], Path]
+
+
+@pytest.fixture
+def lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    return install(tmp_path, monkeypatch)
+
+
+@pytest.fixture
+def mount(tmp_path: Path) -> Iterator[Mount]:
+    """Mount a file system in memory with the options given, or change those that it has."""
+    place = tmp_path / "disk"
+    is_mounted = False
+
+    def mount(options: str) -> Path:
+        nonlocal is_mounted
+        place.mkdir(exist_ok=True)
+        options = f"remount,{options}" if is_mounted else options
+        command = ["mount", "-t", "tmpfs", "-o", options, "none", str(place)]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+        except FileNotFoundError:
+            pytest.skip("there is no command mount")
+        if done.returncode:
+            pytest.skip(f"no file system can be mounted here: {done.stderr.strip()}")
+        is_mounted = True
+        return place
+
+    yield mount
+    if is_mounted:
+        subprocess.run(["umount", str(place)], check=True)
+
+
+@pytest.mark.parametrize(
+    ("workers", "full"), [(0, "size=100k"), (2, "size=100k"), (0, "nr_inodes=12")]
+)
+def test_a_conversion_that_fills_the_disk_is_resumed_when_there_is_room(
+    lines: Path,
+    tmp_path: Path,
+    mount: Mount,
+    capsys: pytest.CaptureFixture[str],
+    workers: int,
+    full: str,
+) -> None:
+    convert(lines, tmp_path / "whole")
+    out = mount(full) / "out"
+    command = ["convert", str(lines), str(out), "--kind=lines", f"--workers={workers}"]
+    assert cli.main(command) == cli.ENVIRONMENT
+    said = capsys.readouterr().err
+    assert f"shardio: {out}" in said and ": No space left on device\n" in said
+    assert not out.exists() or [path.name for path in out.iterdir()] == [".conversion"]
+    mount("size=2m,nr_inodes=1000")
+    assert cli.main([*command, "--resume"]) == cli.OK
+    assert contents(out) == contents(tmp_path / "whole")
+
+
+def test_a_dataset_that_an_append_fills_the_disk_of_is_as_it_was(
+    lines: Path, mount: Mount, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = mount("size=400k") / "out"
+    convert(lines, out)
+    before = contents(out)
+    write(lines, {f"new/{n}.txt": "eight nine ten" for n in range(5)})
+    append = ["convert", str(lines), str(out), "--append", "--workers=2"]
+    assert cli.main(append) == cli.ENVIRONMENT
+    assert "(--append --resume) goes on with it" in capsys.readouterr().err
+    now = contents(out)
+    assert {name: now[name] for name in before} == before
+    assert audit_dataset(out, workers=0).findings == ()
+    mount("size=4m")
+    assert cli.main([*append, "--resume"]) == cli.OK
+    assert texts(out) == "one two three four five six seven".split() + 5 * ["eight", "nine", "ten"]

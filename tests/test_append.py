@@ -1,0 +1,647 @@
+"""Appending: what a dataset has stays where it is; what is new comes behind it, and only once."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Callable, Generator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import shardio
+from shardio import (
+    Array,
+    DatasetConflict,
+    DatasetCorrupt,
+    DatasetExists,
+    DatasetNotFound,
+    DatasetWriter,
+    Input,
+    InvalidArgument,
+    Outcome,
+    Schema,
+    SchemaError,
+    Text,
+)
+from shardio.conversion import Progress, files
+from shardio.conversion.staging import Staging
+from shardio.manifest import load, publish_next
+from shardio.sealed import read_sealed, sealed
+from shardio.surgery import add_column, audit_dataset, compute_stats, merge, split
+from tests.lines import Lines, contents, convert, install, outcomes, texts, write
+
+MORE = {"a/0.txt": "eight", "bb/6.txt": "nine ten", "e/7.txt": "", "z/8.txt": "eleven"}
+OLD, NEW = "one two three four five six seven".split(), "eight nine ten eleven".split()
+
+
+@pytest.fixture
+def lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    return install(tmp_path, monkeypatch)
+
+
+@pytest.fixture
+def out(lines: Path, tmp_path: Path) -> Path:
+    """A dataset of the lines, to which MORE has come since."""
+    convert(lines, tmp_path / "out")
+    write(lines, MORE)
+    return tmp_path / "out"
+
+
+@pytest.fixture
+def whole(lines: Path, out: Path, tmp_path: Path) -> dict[str, bytes]:
+    """What an undisturbed append gives."""
+    shutil.copytree(out, tmp_path / "whole")
+    append(lines, tmp_path / "whole")
+    return contents(tmp_path / "whole")
+
+
+@pytest.fixture
+def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Collect the names of the inputs that are read from now on, by this process."""
+    names: list[str] = []
+    samples = Lines.samples
+
+    def reading(self: Lines, source: Input) -> Generator[Mapping[str, Any], None, Outcome]:
+        names.append(source.name)
+        return (yield from samples(self, source))
+
+    monkeypatch.setattr(Lines, "samples", reading)
+    return names
+
+
+def append(root: Path, out: Path, **options: Any) -> shardio.ConversionReport:
+    return shardio.convert(root, out, append=True, **{"workers": 0, **options})
+
+
+def interrupt_after(n_inputs: int) -> Callable[[Progress], None]:
+    def progress(state: Progress) -> None:
+        if state.n_inputs_done == n_inputs:
+            raise KeyboardInterrupt
+
+    return progress
+
+
+def killed(*_: object, **__: object) -> None:
+    raise KeyboardInterrupt
+
+
+def labels(out: Path) -> list[int]:
+    return [int(sample["label"]) for sample in shardio.open(out)]
+
+
+# What comes of it.
+
+
+def test_what_is_new_comes_behind_what_was_there(lines: Path, out: Path) -> None:
+    before, first = contents(out), shardio.open(out)
+    report = append(lines, out)
+    with shardio.open(out) as dataset:
+        assert [sample["text"] for sample in dataset] == OLD + NEW
+        assert (dataset.generation, dataset.lineage) == (2, first.lineage)
+        assert dataset.surgery["name"] == "append"
+    assert [sample["text"] for sample in first] == OLD
+    now = contents(out)
+    assert {name: now[name] for name in before if name != "dataset.json"} == {
+        name: content for name, content in before.items() if name != "dataset.json"
+    }
+    assert (report.n_samples, report.n_samples_before, report.generation) == (4, 7, 2)
+    new = [name for name in now if name.endswith(".shard") and name not in before]
+    assert report.n_bytes == sum(len(now[name]) for name in new)
+    assert audit_dataset(out, workers=0).findings == ()
+
+
+def test_only_what_gave_no_sample_yet_is_converted(lines: Path, out: Path, read: list[str]) -> None:
+    report = append(lines, out)
+    assert sorted(read) == sorted([*MORE, "a/2.txt", "b/readme", "d/5.txt"])
+    assert outcomes(report) == {
+        "a/0.txt": "converted",
+        "a/1.txt": "present",
+        "a/2.txt": "too_short",
+        "b/3.txt": "present",
+        "b/readme": "not_video",
+        "bb/6.txt": "converted",
+        "c/4.txt": "present",
+        "d/5.txt": "too_short",
+        "e/7.txt": "too_short",
+        "top.txt": "present",
+        "z/8.txt": "converted",
+    }
+    assert [one.n_samples for one in report.inputs if one.outcome == "present"] == [0] * 4
+
+
+def test_the_new_generation_has_all_inputs_each_once(lines: Path, out: Path) -> None:
+    before = shardio.open(out).inputs
+    append(lines, out)
+    after = shardio.open(out).inputs
+    assert after[: len(before)] == before
+    assert [entry["path"] for entry in after[len(before) :]] == list(MORE)
+
+
+def test_classes_keep_their_numbers_and_new_ones_come_behind(lines: Path, out: Path) -> None:
+    report = append(lines, out)
+    assert shardio.open(out).classes == ("a", "b", "c", "d", "bb", "e", "z") == report.classes
+    assert labels(out) == [0, 0, 1, 2, 2, 2, -1] + [0, 4, 4, 6]
+    assert {one.name: one.label for one in report.inputs}["bb/6.txt"] == 4
+
+
+def test_labels_of_a_file_are_numbered_alike(lines: Path, out: Path, tmp_path: Path) -> None:
+    (tmp_path / "labels.csv").write_text("path,label\nz/8.txt,new\na/0.txt,c\na/1.txt,b\n")
+    append(lines, out, labels=tmp_path / "labels.csv")
+    assert shardio.open(out).classes == ("a", "b", "c", "d", "new")
+    assert labels(out)[7:] == [2, -1, -1, 4]
+
+
+def test_another_folder_can_be_appended(lines: Path, out: Path, tmp_path: Path) -> None:
+    write(tmp_path / "other", {"b/9.txt": "twelve", "y/9.txt": "thirteen"})
+    append(tmp_path / "other", out)
+    assert texts(out) == [*OLD, "twelve", "thirteen"] and labels(out)[7:] == [1, 4]
+
+
+def test_where_nothing_is_new_nothing_is_published(lines: Path, out: Path) -> None:
+    append(lines, out)
+    before = contents(out)
+    for workers in (0, 2):
+        report = append(lines, out, workers=workers)
+        assert (report.n_samples, report.generation, report.n_samples_before) == (0, 2, 11)
+        assert contents(out) == before
+
+
+def test_what_gave_nothing_may_give_something_later(lines: Path, out: Path) -> None:
+    write(lines, {"a/2.txt": "mended", "b/9.txt": "broken !"})
+    append(lines, out)
+    entries = {entry["path"]: entry for entry in shardio.open(out).inputs}
+    assert (entries["a/2.txt"]["samples"], entries["b/9.txt"]["outcome"]) == (1, "broken")
+    write(lines, {"b/9.txt": "unbroken"})
+    report = append(lines, out)
+    assert report.counts["converted"] == 1 and texts(out)[-1] == "unbroken"
+    paths = [entry["path"] for entry in shardio.open(out).inputs]
+    assert len(paths) == len({*paths})
+
+
+def test_an_append_that_stops_is_gone_on_with_by_the_next(lines: Path, out: Path) -> None:
+    write(lines, {"bb/6.txt": "!"})
+    report = append(lines, out, on_error="stop")
+    assert report.stopped and texts(out) == [*OLD, "eight"]
+    assert outcomes(report)["z/8.txt"] == "not_reached"
+    write(lines, {"bb/6.txt": "nine ten"})
+    report = append(lines, out, on_error="stop")
+    assert not report.stopped and texts(out) == OLD + NEW
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ("ONE two", r"hash [0-9a-f]{16}, [0-9a-f]{16} when it was converted"),
+        ("one two more", "12 bytes, 7 when it was converted"),
+    ],
+)
+def test_what_has_changed_is_listed_and_never_replaced(
+    lines: Path, out: Path, content: str, reason: str
+) -> None:
+    (lines / "a" / "1.txt").write_text(content)
+    report = append(lines, out)
+    (changed,) = report.changed
+    assert changed.name == "a/1.txt" and not report.broken
+    assert re.fullmatch(reason, changed.reason)
+    assert texts(out) == OLD + NEW
+    entries = {entry["path"]: entry for entry in shardio.open(out).inputs}
+    assert entries["a/1.txt"]["bytes"] == 7
+
+
+def test_a_file_of_which_no_hash_is_kept_is_known_by_its_name(lines: Path, out: Path) -> None:
+    inputs = [
+        {key: value for key, value in entry.items() if key not in ("hash", "bytes")}
+        for entry in load(out).inputs
+    ]
+    publish_next(out, load(out), inputs=tuple(inputs))
+    (lines / "a" / "1.txt").write_text("another content")
+    report = append(lines, out)
+    assert not report.changed and texts(out) == OLD + NEW
+
+
+def test_of_a_name_that_was_merged_any_state_is_known(
+    lines: Path, out: Path, tmp_path: Path
+) -> None:
+    write(tmp_path / "second", {"a/1.txt": "other", "b/3.txt": "three"})
+    convert(tmp_path / "second", tmp_path / "of second")
+    merge(tmp_path / "both", out, tmp_path / "of second", workers=0)
+    assert append(lines, tmp_path / "both", kind="lines").counts["present"] == 4
+    assert append(tmp_path / "second", tmp_path / "both", kind="lines").counts == {"present": 2}
+    write(tmp_path / "second", {"a/1.txt": "third"})
+    (changed,) = append(tmp_path / "second", tmp_path / "both", kind="lines").changed
+    assert changed.name == "a/1.txt"
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_the_bytes_are_the_same_for_any_number_of_workers(
+    lines: Path, out: Path, whole: dict[str, bytes], workers: int
+) -> None:
+    append(lines, out, workers=workers)
+    assert contents(out) == whole
+
+
+# What must fit.
+
+
+def test_options_that_are_not_given_are_those_of_the_dataset(lines: Path, tmp_path: Path) -> None:
+    convert(lines, tmp_path / "out", repeat=2, keep_partial=True, shard_bytes=5000)
+    write(lines, {"z/8.txt": "eight !"})
+    append(lines, tmp_path / "out")
+    assert texts(tmp_path / "out")[-2:] == ["eight", "eight"]
+    options = shardio.open(tmp_path / "out").converter["options"]
+    assert (options["repeat"], options["keep_partial"], options["shard_bytes"]) == (2, True, 5000)
+    assert shardio.open(tmp_path / "out").surgery["options"]["shard_bytes"] == 256 << 20
+
+
+def test_shard_bytes_and_on_error_are_those_of_this_time(lines: Path, out: Path) -> None:
+    write(lines, {"z/9.txt": "a b c d"})
+    append(lines, out, shard_bytes=5000, on_error="stop")
+    assert len(shardio.open(out).shards) > 8
+    assert shardio.open(out).surgery["options"] == {"on_error": "stop", "shard_bytes": 5000}
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"repeat": 2}, "repeat was 1, is 2"),
+        ({"keep_partial": True}, "keep_partial was False, is True"),
+        ({"kind": "videos"}, "converter was 'lines', is 'videos'"),
+    ],
+)
+def test_other_options_are_refused_with_the_way_out(
+    lines: Path, out: Path, options: dict[str, Any], named: str
+) -> None:
+    before = contents(out)
+    with pytest.raises(InvalidArgument, match=f"{named}.*; convert as the dataset was, or into"):
+        append(lines, out, **options)
+    assert contents(out) == before
+
+
+def test_another_version_of_the_converter_is_refused(
+    lines: Path, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Lines, "version", "8")
+    with pytest.raises(InvalidArgument, match="version of the converter was '7', is '8'"):
+        append(lines, out)
+
+
+def test_other_versions_of_libraries_are_recorded(
+    lines: Path, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Lines, "libraries", lambda _: {"alphabet": "27"})
+    append(lines, out)
+    assert shardio.open(out).versions["alphabet"] == "27"
+    assert shardio.open(out, generation=1).versions["alphabet"] == "26"
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        (
+            {"text": Text(), "label": Array("int32"), "pad": Array("uint8", (5000,))},
+            "field 'label': expected .*int32.*, as the dataset has it, found .*int64",
+        ),
+        ({"text": Text(), "label": Array("int64")}, "field 'pad': expected missing.* found .*5000"),
+        (
+            {"label": Array("int64"), "text": Text(), "pad": Array("uint8", (5000,))},
+            "expected the order label, text, pad; found text, label, pad",
+        ),
+    ],
+)
+def test_another_schema_is_refused_and_every_field_that_differs_is_named(
+    lines: Path, tmp_path: Path, fields: dict[str, Any], named: str
+) -> None:
+    DatasetWriter(tmp_path / "out", Schema(fields)).close()
+    with pytest.raises(InvalidArgument, match=named):
+        append(lines, tmp_path / "out", kind="lines")
+
+
+def test_labels_without_class_names_are_not_mixed_with_classes(lines: Path, tmp_path: Path) -> None:
+    with DatasetWriter(tmp_path / "out", Lines().schema()) as writer:
+        writer.append({"text": "zero", "label": 5, "pad": [0] * 5000})
+    with pytest.raises(InvalidArgument, match="has no class names, while the source has 'a', 'b'"):
+        append(lines, tmp_path / "out", kind="lines")
+    append(lines / "a", tmp_path / "out", kind="lines")
+    assert labels(tmp_path / "out") == [5, -1, -1]
+
+
+def test_there_must_be_a_dataset(lines: Path, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    for out in (tmp_path / "missing", tmp_path / "empty"):
+        with pytest.raises(DatasetNotFound, match=r"no dataset to append to; leave out append"):
+            append(lines, out, kind="lines")
+        with pytest.raises(DatasetNotFound, match=r"no dataset to append to; leave out append"):
+            shardio.convert([{"n": 1}], out, append=True)
+    assert not (tmp_path / "missing").exists() and not [*(tmp_path / "empty").iterdir()]
+
+
+def test_columns_that_were_added_later_are_not_left_without_values(lines: Path, out: Path) -> None:
+    for name in ("depth", "flow"):
+        add_column(out, name, Array("int64"), range(len(shardio.open(out))))
+    before = contents(out)
+    with pytest.raises(InvalidArgument, match=r"added later \(depth, flow\), .* and merge both"):
+        append(lines, out)
+    with pytest.raises(InvalidArgument, match=r"added later \(depth, flow\), .* and merge both"):
+        shardio.convert([{"n": 1}], out, append=True)
+    assert contents(out) == before
+
+
+def test_append_and_overwrite_exclude_each_other(lines: Path, out: Path) -> None:
+    with pytest.raises(InvalidArgument, match="append and overwrite: only one of the two"):
+        append(lines, out, overwrite=True)
+
+
+# Subsets and statistics.
+
+
+def test_subsets_stay_and_statistics_that_are_true_no_longer_go(lines: Path, out: Path) -> None:
+    split(out, {"train": 0.5, "val": 0.5})
+    compute_stats(out)
+    compute_stats(out, subset="val")
+    val = [sample["text"] for sample in shardio.open(out, subset="val")]
+    write(lines / "only", {"a/0.txt": "new"})
+    report = append(lines / "only", out)
+    stats = shardio.open(out).stats
+    assert report.stats_dropped and stats.keys() == {"subsets"} and "val" in stats["subsets"]
+    assert [sample["text"] for sample in shardio.open(out, subset="val")] == val
+    assert not append(lines / "only", out).stats_dropped
+    append(lines, out)  # it has other classes, which statistics count
+    assert shardio.open(out).stats == {} and shardio.open(out).subsets == {"train": 4, "val": 3}
+
+
+# Interruptions.
+
+
+@pytest.mark.parametrize(
+    ("n_inputs", "workers", "then"), [*((n, 0, 0) for n in (4, 5, 6, 7)), (6, 2, 0), (6, 0, 2)]
+)
+def test_an_interrupted_append_is_resumed_to_the_same_bytes(
+    lines: Path, out: Path, whole: dict[str, bytes], n_inputs: int, workers: int, then: int
+) -> None:
+    before = contents(out)
+    with pytest.raises(KeyboardInterrupt) as caught:
+        append(lines, out, progress=interrupt_after(n_inputs), workers=workers)
+    now = contents(out)
+    assert {name: now[name] for name in before} == before and texts(out) == OLD
+    assert r"(--append --resume) goes on with it" in caught.value.__notes__[0]
+    append(lines, out, resume=True, workers=then)
+    assert contents(out) == whole
+
+
+def leave(lines: Path, out: Path, place: object, name: str) -> None:
+    """Append, and be killed when `name` is called."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Staging, "_tidy_up", killed)
+        patch.setattr(place, name, killed)
+        with pytest.raises(KeyboardInterrupt):
+            append(lines, out)
+
+
+@pytest.mark.parametrize(
+    ("place", "name"),
+    [
+        pytest.param(files, "publish_next", id="shards moved"),
+        pytest.param(shardio.manifest.commit, "_point_to", id="no pointer"),
+        pytest.param(Staging, "finish", id="published"),
+    ],
+)
+def test_one_that_was_killed_while_it_published_is_resumed_to_the_same_bytes(
+    lines: Path,
+    out: Path,
+    whole: dict[str, bytes],
+    monkeypatch: pytest.MonkeyPatch,
+    place: object,
+    name: str,
+) -> None:
+    monkeypatch.setattr(shardio.manifest.commit, "_pointed_to", lambda _: 2)  # nobody cleans up
+    leave(lines, out, place, name)
+    monkeypatch.undo()
+    monkeypatch.syspath_prepend(str(lines.parent / "site"))
+    monkeypatch.setattr("shardio.conversion.plan.MIN_UNIT_BYTES", 8)
+    monkeypatch.setattr("shardio.conversion.plan.MIN_INPUT_BYTES", 0)
+    assert (out / ".conversion" / "plan.json").exists()
+    append(lines, out, resume=True)
+    assert contents(out) == whole
+
+
+def test_what_lies_there_is_said_and_what_can_be_done(lines: Path, out: Path) -> None:
+    before = contents(out)
+    leave(lines, out, files, "publish_next")
+    interrupted = r"an interrupted append lies here; .* \(--append --resume\) .*, delete /.*"
+    for options in ({}, {"resume": True}, {"append": True}):
+        with pytest.raises(DatasetExists, match=interrupted):
+            convert(lines, out, **options)
+    shutil.rmtree(out / ".conversion")  # as the message says
+    assert contents(out) == before
+    append(lines, out)
+    assert texts(out) == OLD + NEW
+
+
+def test_an_interrupted_append_goes_on_with_the_same_options_only(lines: Path, out: Path) -> None:
+    leave(lines, out, files, "publish_next")
+    with pytest.raises(InvalidArgument, match=r"shard_bytes was .*; convert as before, .* delete"):
+        append(lines, out, resume=True, shard_bytes=77)
+    append(lines, out, resume=True)
+
+
+def test_a_damaged_plan_of_an_append_is_told_with_the_way_out(lines: Path, out: Path) -> None:
+    leave(lines, out, files, "publish_next")
+    plan = out / ".conversion" / "plan.json"
+    plan.write_bytes(plan.read_bytes().replace(b"units", b"Units"))
+    with pytest.raises(DatasetCorrupt, match=r"plan\.json: changed.*; to give it up, delete"):
+        append(lines, out, resume=True)
+
+
+def test_overwrite_replaces_the_dataset_and_what_an_append_has_left(
+    lines: Path, out: Path, tmp_path: Path
+) -> None:
+    leave(lines, out, files, "publish_next")
+    convert(lines, out, overwrite=True)
+    convert(lines, tmp_path / "model")
+    assert contents(out) == contents(tmp_path / "model")
+
+
+def test_an_interrupted_conversion_is_resumed_before_anything_is_appended(
+    lines: Path, out: Path
+) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        convert(lines, out, overwrite=True, progress=interrupt_after(8))
+    for resume in (False, True):
+        with pytest.raises(DatasetExists, match=r"resume it \(--resume\) before anything"):
+            append(lines, out, resume=resume)
+    convert(lines, out, resume=True)
+    assert append(lines, out).n_samples == 0
+
+
+def test_a_shard_that_a_killed_writer_left_does_not_stand_in_the_way(
+    lines: Path, out: Path
+) -> None:
+    write(out, {"g000002-000000-000.shard": "left"})
+    append(lines, out)
+    assert texts(out) == OLD + NEW
+    assert (out / "g000002-000000-000.shard").read_text() == "left"
+
+
+def test_what_others_have_in_the_folder_stays(lines: Path, out: Path) -> None:
+    write(out, {"notes.txt": "mine"})
+    append(lines, out)
+    assert (out / "notes.txt").read_text() == "mine"
+
+
+# Others who publish meanwhile.
+
+
+def test_what_others_publish_meanwhile_is_kept(lines: Path, out: Path) -> None:
+    def meanwhile(state: Progress) -> None:
+        if state.n_inputs_done == state.n_inputs:
+            split(out, {"train": 0.5, "val": 0.5})
+
+    report = append(lines, out, progress=meanwhile)
+    assert report.generation == 3 and texts(out) == OLD + NEW
+    assert shardio.open(out).subsets == {"train": 4, "val": 3}
+
+
+def test_one_who_publishes_in_the_same_moment_wins_and_the_work_is_kept(
+    lines: Path, out: Path, monkeypatch: pytest.MonkeyPatch, read: list[str]
+) -> None:
+    def late(*given: Any, **changes: Any) -> Any:
+        split(out, {"train": 0.5, "val": 0.5})
+        return publish_next(*given, **changes)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "publish_next", late)
+        with pytest.raises(DatasetConflict, match="another writer published"):
+            append(lines, out)
+    assert texts(out) == OLD
+    read.clear()
+    append(lines, out, resume=True)
+    assert read == [] and texts(out) == OLD + NEW
+    assert shardio.open(out).subsets == {"train": 4, "val": 3}
+
+
+def test_classes_that_others_publish_meanwhile_are_not_mixed_up(lines: Path, out: Path) -> None:
+    def meanwhile(state: Progress) -> None:
+        if state.n_inputs_done == state.n_inputs:
+            publish_next(out, load(out), classes=("a", "b", "c", "d", "theirs"))
+
+    with pytest.raises(DatasetConflict, match="other fields or classes .* append again"):
+        append(lines, out, progress=meanwhile)
+    append(lines, out, resume=True)
+    assert labels(out)[7:] == [0, 5, 5, 7] and texts(out) == OLD + NEW
+
+
+@pytest.mark.parametrize("of", ["files", "samples"])
+def test_what_a_killed_writer_had_begun_comes_first(
+    lines: Path, out: Path, monkeypatch: pytest.MonkeyPatch, of: str
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(shardio.manifest.commit, "_point_to", killed)
+        patch.setattr(shardio.manifest.commit, "_pointed_to", lambda _: 2)  # nobody cleans up
+        with pytest.raises(KeyboardInterrupt):
+            split(out, {"train": 0.5, "val": 0.5})
+    (out / "generations" / ".000003.json.0.tmp").touch()
+    if of == "files":
+        report = append(lines, out)
+    else:
+        sample = {"text": "eight", "label": 0, "pad": [0] * 5000}
+        report = shardio.convert([sample], out, append=True)
+    assert report.generation == 3 and shardio.open(out).subsets == {"train": 4, "val": 3}
+    assert texts(out)[:8] == [*OLD, "eight"] and len(os.listdir(out / "generations")) == 3
+
+
+def test_only_one_conversion_appends_at_a_time(
+    lines: Path, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shardio.conversion.staging.LOCK_PATIENCE_S", 0)
+    found = []
+
+    def meanwhile(state: Progress) -> None:
+        if state.n_inputs_done == 1:
+            with pytest.raises(DatasetConflict, match="another conversion is writing here"):
+                append(lines, out, resume=True)
+            found.append(state)
+
+    append(lines, out, progress=meanwhile)
+    assert found and texts(out) == OLD + NEW
+
+
+# Samples from an iterable.
+
+
+@pytest.fixture
+def numbers(tmp_path: Path) -> Path:
+    shardio.convert(({"n": n, "t": str(n)} for n in range(5)), tmp_path / "numbers")
+    return tmp_path / "numbers"
+
+
+def values(out: Path) -> list[int]:
+    return [int(sample["n"]) for sample in shardio.open(out)]
+
+
+def test_samples_are_appended_with_the_schema_of_the_dataset(numbers: Path) -> None:
+    compute_stats(numbers)
+    more = ({"n": n, "t": str(n)} for n in range(5, 9))
+    report = shardio.convert(more, numbers, append=True, shard_bytes=8)
+    assert (report.n_samples, report.n_samples_before, report.generation) == (4, 5, 3)
+    assert values(numbers) == [*range(9)] and report.stats_dropped
+    with shardio.open(numbers) as dataset:
+        assert dataset.surgery == {"name": "append", "options": {"shard_bytes": 8}}
+        assert len(dataset.shards) == 5 and dataset.stats == {}
+        assert report.n_bytes == sum(shard.n_bytes for shard in dataset.shards[1:])
+    assert audit_dataset(numbers, workers=0).findings == ()
+
+
+def test_no_samples_make_no_generation(numbers: Path) -> None:
+    before = contents(numbers)
+    report = shardio.convert([], numbers, append=True)
+    assert (report.n_samples, report.generation) == (0, 1) and contents(numbers) == before
+
+
+@pytest.mark.parametrize("sample", [{"n": 1}, {"n": "x", "t": "x"}, {"n": 1, "t": "x", "u": 1}])
+def test_a_sample_that_does_not_fit_leaves_the_dataset_as_it_was(
+    numbers: Path, sample: dict[str, Any]
+) -> None:
+    before = contents(numbers)
+    with pytest.raises(SchemaError):
+        shardio.convert([{"n": 7, "t": "7"}, sample], numbers, append=True)
+    assert contents(numbers) == before
+
+
+def test_a_schema_that_is_given_must_be_that_of_the_dataset(numbers: Path) -> None:
+    other = Schema({"n": Array("int32"), "t": Text()})
+    with pytest.raises(InvalidArgument, match="field 'n': expected .*int64.*, found .*int32"):
+        shardio.convert([{"n": 7, "t": "7"}], numbers, append=True, schema=other)
+    same = shardio.open(numbers).schema
+    shardio.convert([{"n": 5, "t": "5"}], numbers, append=True, schema=same)
+    assert values(numbers) == [*range(6)]
+
+
+def test_samples_come_behind_what_others_append_meanwhile(numbers: Path) -> None:
+    def samples() -> Generator[dict[str, Any], None, None]:
+        yield {"n": 6, "t": "6"}
+        shardio.convert([{"n": 5, "t": "5"}], numbers, append=True)
+        split(numbers, {"train": 1.0})
+
+    report = shardio.convert(samples(), numbers, append=True)
+    assert values(numbers) == [*range(7)] and report.generation == 4
+    assert shardio.open(numbers).subsets == {"train": 6}
+
+
+def test_append_of_samples_takes_no_option_for_files(numbers: Path) -> None:
+    with pytest.raises(InvalidArgument, match="resume: not for samples from an iterable"):
+        shardio.convert([{"n": 1}], numbers, append=True, resume=True)
+
+
+@pytest.mark.parametrize(("key", "value"), [("hash", 7), ("bytes", "7"), ("bytes", True)])
+def test_an_input_of_a_generation_says_what_an_append_can_compare(
+    out: Path, key: str, value: object
+) -> None:
+    place = out / "generations" / "000001.json"
+    content = read_sealed(place)
+    content["inputs"][0][key] = value
+    place.write_bytes(sealed(content))
+    with pytest.raises(DatasetCorrupt, match="'hash', and counts as 'samples' and 'bytes'"):
+        load(out)

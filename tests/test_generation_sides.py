@@ -1,0 +1,143 @@
+"""What a generation says of columns that were added later, and of what a reader must know."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shardio import Array, Schema, sealed
+from shardio.dataset import open_dataset
+from shardio.errors import DatasetCorrupt, ShardUnsupported
+from shardio.manifest import load
+from shardio.surgery import add_column, audit_dataset
+from tests.surgery.datasets import LABELS, labelled, tree, write
+
+pytestmark = pytest.mark.usefixtures("quick_disk")
+
+N = 6
+Content = dict[str, Any]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Two shards, and two columns beside them: generation 3."""
+    made = write(tmp_path / "d", N, 2, schema=LABELS, samples=labelled(N))
+    add_column(made, "x", Array("float32"), range(N))
+    add_column(made, "deep.y", Array("int8"), range(N))
+    return made
+
+
+def forge(folder: Path, change: Callable[[Content], object]) -> Path:
+    """Change the published generation, and make its digest right again."""
+    place = folder / "generations/000003.json"
+    content = {key: value for key, value in sealed.read_sealed(place).items() if key != "digest"}
+    change(content)
+    place.write_bytes(sealed.sealed(content))
+    return place
+
+
+def test_a_side_is_its_schema_and_its_shards(folder: Path) -> None:
+    content = sealed.read_sealed(folder / "generations/000003.json")
+    assert content["required"] == ["side_columns"]
+    assert [field["name"] for field in content["schema"]["fields"]] == ["label", "source"]
+    x, y = content["sides"]
+    assert (set(x), set(y)) == ({"schema", "shards"},) * 2
+    assert x["schema"] == {
+        "fields": [{"codec": 0, "dtype": 11, "id": 0, "name": "x", "shape": [], "type": 1}]
+    }
+    assert [shard["name"] for shard in y["shards"]] == ["g000003-000.shard", "g000003-001.shard"]
+    assert [set(shard) for shard in x["shards"]] == [{"name", "samples", "bytes", "id"}] * 2
+    assert (folder / x["shards"][1]["name"]).stat().st_size == x["shards"][1]["bytes"]
+    first = sealed.read_sealed(folder / "generations/000001.json")
+    assert not {"sides", "required"} & set(first)
+
+
+@pytest.mark.parametrize("required", [["side_columns", "tags"], ["tags"]])
+def test_a_generation_that_needs_what_is_not_known_is_refused_by_name(
+    folder: Path, required: list[str]
+) -> None:
+    place = forge(folder, lambda g: g.update(required=required))
+    with pytest.raises(ShardUnsupported, match=rf"{place}: needs 'tags', which this shardio"):
+        open_dataset(folder)
+    with open_dataset(folder, generation=2) as dataset:
+        assert list(dataset.schema) == ["label", "source", "x"]
+    (finding,) = [f for f in audit_dataset(folder, workers=0).findings if f.path.endswith("json")]
+    assert finding.code == "unsupported"
+
+
+def without(key: str) -> Callable[[Content], object]:
+    return lambda g: g.pop(key)
+
+
+def sides(change: Callable[[list[Content]], object]) -> Callable[[Content], object]:
+    return lambda g: change(g["sides"])
+
+
+def field_named(name: str) -> Callable[[Content], object]:
+    return sides(lambda s: s[0]["schema"]["fields"][0].update(name=name))
+
+
+def with_two_fields(s: list[Content]) -> None:
+    second = copy.deepcopy(s[0]["schema"]["fields"][0]) | {"id": 1, "name": "z"}
+    s[0]["schema"]["fields"].append(second)
+
+
+BROKEN: dict[str, tuple[Callable[[Content], object], str]] = {
+    "nothing required": (without("required"), "'required' must name 'side_columns' once"),
+    "no sides": (without("sides"), "'required' must name 'side_columns' once"),
+    "empty sides": (lambda g: g.update(sides=[]), "'required' must name 'side_columns' once"),
+    "twice": (lambda g: g.update(required=["side_columns"] * 2), "'side_columns' once"),
+    "a text": (lambda g: g.update(required="side_columns"), "must be a list of names"),
+    "no names": (lambda g: g.update(required=[1]), "'required' must be a list of names"),
+    "no list": (lambda g: g.update(sides={"x": 1}), "'sides' must be a list"),
+    "no dict": (lambda g: g.update(sides=["x"]), "a side must be a dict with shards"),
+    "no shards": (sides(lambda s: s[0].update(shards={})), "a side must be a dict with shards"),
+    "no schema": (sides(lambda s: s[0].pop("schema")), "not a generation: KeyError"),
+    "a schema": (sides(lambda s: s[0].update(schema=7)), "not a generation: SchemaError"),
+    "two fields": (sides(with_two_fields), "a side has one field; found 'x', 'z'"),
+    "one less": (sides(lambda s: s[1]["shards"].pop()), "field 'deep.y': expected a shard beside"),
+    "counts": (sides(lambda s: s[1]["shards"][0].update(samples=4)), "field 'deep.y': expected a"),
+    "outside": (sides(lambda s: s[1]["shards"][0].update(name="../x.shard")), "no name of a shard"),
+    "shared": (sides(lambda s: s[0].update(shards=s[1]["shards"])), "a shard is named twice"),
+    "a main one": (sides(lambda s: s[1]["shards"][0].update(name="000000-000.shard")), "twice"),
+    "known": (field_named("label"), "there is a field 'label' already"),
+    "added before": (field_named("deep.y"), "there is a field 'deep.y' already"),
+    "below": (field_named("source.x"), "names of fields and of nested records"),
+}
+
+
+@pytest.mark.parametrize(("change", "message"), BROKEN.values(), ids=BROKEN)
+def test_sides_that_cannot_be_are_corrupt(
+    folder: Path, change: Callable[[Content], object], message: str
+) -> None:
+    place = forge(folder, change)
+    with pytest.raises(DatasetCorrupt, match=message) as caught:
+        load(folder)
+    assert str(place) in str(caught.value)
+
+
+def test_a_field_of_a_newer_version_is_refused(folder: Path) -> None:
+    forge(folder, sides(lambda s: s[0]["schema"]["fields"][0].update(type=5)))
+    with pytest.raises(ShardUnsupported, match=r"000003\.json: field 'x' has field type 5"):
+        load(folder)
+
+
+def test_every_flipped_byte_of_a_generation_with_sides_is_met(folder: Path) -> None:
+    place = folder / "generations/000003.json"
+    whole, expected = place.read_bytes(), load(folder)
+    for offset in range(0, len(whole), 7):
+        damaged = bytearray(whole)
+        damaged[offset] ^= 1 << offset % 8
+        place.write_bytes(damaged)
+        with pytest.raises((DatasetCorrupt, ShardUnsupported), match=r"000003\.json"):
+            load(folder)
+    place.write_bytes(whole)
+    assert load(folder) == expected
+    assert set(tree(folder)) >= {"generations/000003.json", "g000003-001.shard"}
+    assert expected.whole_schema == Schema(
+        {**LABELS, "x": Array("float32"), "deep.y": Array("int8")}
+    )

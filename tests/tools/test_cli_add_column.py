@@ -1,0 +1,224 @@
+"""`shardio add-column`: what it takes as values and types, what it prints, its exit codes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import shardio
+from shardio import Array, Bytes, Json, List, Text
+from shardio_tools import cli
+from shardio_tools._columns import parse_field
+from tests.surgery.datasets import LABELS, labelled, write
+
+Capture = pytest.CaptureFixture[str]
+N = 4
+
+
+@pytest.fixture
+def dataset(tmp_path: Path) -> Path:
+    return write(tmp_path / "d", N, 2, schema=LABELS, samples=labelled(N))
+
+
+def add(dataset: Path, content: str, *options: str, name: str = "x", kind: str = "jsonl") -> int:
+    file = dataset.parent / f"values.{kind}"
+    file.write_text(content, "utf-8")
+    return cli.main(["add-column", str(dataset), name, "--from", str(file), *options])
+
+
+def values(dataset: Path, name: str = "x") -> list[Any]:
+    with shardio.open(dataset) as opened:
+        return [sample[name] for sample in opened]
+
+
+def field(dataset: Path, name: str = "x") -> Any:
+    with shardio.open(dataset) as opened:
+        return opened.schema[name]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("float32", Array("float32")),
+        ("float32[3]", Array("float32", (3,))),
+        ("uint8[ any , 2 ], zstd", Array("uint8", (None, 2), "zstd")),
+        ("int8[2],optional", Array("int8", (2,), optional=True)),
+        ("list of float64[any,4], zstd, optional", None),
+        ("list of int64", List(Array("int64"))),
+        ("text, zstd_dictionary", Text("zstd_dictionary")),
+        (" bytes ", Bytes()),
+        ("json, optional, zstd", Json("zstd", optional=True)),
+    ],
+)
+def test_a_type_is_said_as_inspect_says_it(text: str, expected: Any) -> None:
+    if expected is None:
+        expected = List(Array("float64", (None, 4)), "zstd", optional=True)
+    assert parse_field(text) == expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "float32[", "float32[x]", "text[3]", "list of text", "int8,zstd,zstd", "int8 3", "a,b,c"]
+    + ["float31", "float32[0]", "text, lz4", "json, optional, optional"],
+)
+def test_what_is_no_type_is_refused(dataset: Path, text: str, capsys: Capture) -> None:
+    assert add(dataset, "1\n" * N, "--field", text) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+
+
+def test_an_array_has_a_type_of_its_own(dataset: Path, tmp_path: Path, capsys: Capture) -> None:
+    file, rows = tmp_path / "rows.npy", np.arange(N * 6, dtype=">i2").reshape(N, 2, 3)
+    np.save(file, rows)
+    assert cli.main(["add-column", str(dataset), "x", "--from", str(file)]) == 0
+    out, _ = capsys.readouterr()
+    assert out.startswith("added x: 4 samples in 2 shards, ")
+    assert out.endswith(f"generation 2: {dataset}\n")
+    assert field(dataset) == Array("int16", (2, 3))
+    assert np.array_equal(values(dataset), rows)
+    given = ["--field", "int64[2,3], zstd, optional"]
+    assert cli.main(["add-column", str(dataset), "y", "--from", str(file), *given]) == 0
+    assert field(dataset, "y") == Array("int64", (2, 3), "zstd", optional=True)
+    assert np.array_equal(values(dataset, "y"), rows)
+
+
+def test_lines_of_json_are_values(dataset: Path) -> None:
+    assert add(dataset, '{"a": 1}\nnull\n\n[2]\n"ü"', "--field", "json") == 0
+    assert values(dataset) == [{"a": 1}, None, [2], "ü"]
+    lines = "[[1, 2]]\n[]\n[[3, 4], [5, 6]]\nnull\n"
+    boxes = ("--field", "list of float32[2], optional")
+    assert add(dataset, lines, *boxes, name="deep.boxes", kind="ndjson") == 0
+    found = values(dataset, "deep.boxes")
+    assert [value and [array.tolist() for array in value] for value in found] == [
+        [[1, 2]],
+        [],
+        [[3, 4], [5, 6]],
+        None,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("kind", "cells", "expected"),
+    [
+        ("text", ["a", '"b, c"', "", "ü"], ["a", "b, c", "", "ü"]),
+        ("text, optional", ["a", "", "b", "c"], ["a", None, "b", "c"]),
+        ("int64", ["1", "-2", " 3", "4"], [1, -2, 3, 4]),
+        ("float32", ["1", "-2.5", "1e3", "inf"], [1, -2.5, 1000, np.inf]),
+        ("bool", ["true", "0", "False", "1"], [True, False, False, True]),
+        ("uint8, optional", ["1", "", "3", "4"], [1, None, 3, 4]),
+    ],
+)
+def test_a_column_of_csv_is_found_by_its_name(
+    dataset: Path, kind: str, cells: list[str], expected: list[Any]
+) -> None:
+    lines = "\n".join(f"{i},{cell}" for i, cell in enumerate(cells))
+    assert add(dataset, f"id,x\n{lines}\n", "--field", kind, kind="csv") == 0
+    assert values(dataset) == expected
+
+
+@pytest.mark.parametrize(
+    ("kind", "content", "options", "message"),
+    [
+        ("jsonl", "1\n", ("--field", "int8"), "has 4 samples, and there are only 1 values"),
+        ("jsonl", "1\n" * 5, ("--field", "int8"), "there are more values"),
+        ("jsonl", "1\n2\nx\n", ("--field", "int8"), "line 3: not JSON"),
+        ("jsonl", "1\n2\n300\n", ("--field", "int8"), "sample 2: field 'x'"),
+        ("jsonl", "1\n", (), "does not tell the type of x; say it with --field"),
+        ("jsonl", '"a"\n', ("--field", "bytes"), "for a field of bytes"),
+        ("csv", "id,y\n1,2\n", ("--field", "int8"), "has no column 'x'; there are 'id', 'y'"),
+        ("csv", "x\n1\nb\n", ("--field", "int8"), "line 3: 'b' is no value of x"),
+        ("csv", "x\nyes\n", ("--field", "bool"), "'yes' is no value of x"),
+        ("csv", "y,x\n1\n", ("--field", "int8"), "None is no value of x"),
+        ("csv", 'x\n"1"2\n', ("--field", "int8"), "line 2: not CSV"),
+        ("csv", "x\n1\n", ("--field", "int8[1]"), "a cell holds a number or text"),
+        ("npy", "1\n", (), "not an array"),
+        ("parquet", "1\n", ("--field", "int8"), "ends in .npy, .jsonl or .csv"),
+    ],
+)
+def test_values_that_cannot_be_are_refused_and_nothing_is_added(
+    dataset: Path, kind: str, content: str, options: tuple[str, ...], message: str, capsys: Capture
+) -> None:
+    assert add(dataset, content, *options, kind=kind) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert message in err
+    assert "values." in err or str(dataset) in err
+    with shardio.open(dataset) as opened:
+        assert (opened.generation, opened.sides) == (1, {})
+
+
+def test_files_that_are_not_there_or_hold_no_rows_are_refused(
+    dataset: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    file = tmp_path / "x.npy"
+    command = ["add-column", str(dataset), "x", "--from", str(file)]
+    assert cli.main(command) == 2
+    assert "there is no such file of values" in capsys.readouterr().err
+    np.save(file, np.float32(3))
+    assert cli.main(command) == 2
+    assert "a row for each sample" in capsys.readouterr().err
+    np.save(file, np.array([{}]), allow_pickle=True)
+    assert cli.main(command) == 2
+    assert "not an array that can be read" in capsys.readouterr().err
+    np.save(file, np.array(["a"] * N))
+    assert cli.main(command) == 2
+    assert "unknown dtype" in capsys.readouterr().err
+    (tmp_path / "x.jsonl").write_bytes(b"1\n\xff\n")
+    line = [*command[:3], "--from", str(tmp_path / "x.jsonl"), "--field", "int8"]
+    assert cli.main(line) == 2
+    assert "not UTF-8" in capsys.readouterr().err
+
+
+def test_it_is_silent_or_speaks_json_if_asked(dataset: Path, capsys: Capture) -> None:
+    assert add(dataset, "1\n" * N, "--field", "int8", "--quiet") == 0
+    assert capsys.readouterr() == ("", "")
+    assert add(dataset, "1\n" * N, "--field", "int8", "--json", name="y") == 0
+    out, err = capsys.readouterr()
+    report = json.loads(out)
+    assert (report["generation"], report["n_samples"], report["n_rewritten"]) == (3, N, 2)
+    assert err == ""
+    assert add(dataset, "1\n" * N, "--field", "int8", name="y") == 2
+    assert "there is a field 'y' already" in capsys.readouterr().err
+
+
+def test_inspect_and_verify_show_what_was_added(dataset: Path, capsys: Capture) -> None:
+    add(dataset, "1\n2\n3\n4\n", "--field", "int8", "--quiet")
+    assert cli.main(["inspect", str(dataset), "--sample", "3"]) == 0
+    out, _ = capsys.readouterr()
+    lines = out.splitlines()
+    assert lines.count("shards of x, which was added later") == 1
+    assert [line.split()[0] for line in lines if ".shard  2 samples" in line] == [
+        "000000-000.shard",
+        "000000-001.shard",
+        "g000002-000.shard",
+        "g000002-001.shard",
+    ]
+    assert [line.split() for line in lines if line.startswith("  x ")] == [
+        ["x", "int8"],
+        ["x", "int8", "4"],
+    ]
+    assert 'made by     add_column name="x"' in out
+    assert "4 in 2 shards" in out
+    assert cli.main(["verify", str(dataset), "--workers", "0"]) == 0
+    assert "verified 4 shards, " in capsys.readouterr().out
+
+
+def test_inspect_reports_what_is_wrong_with_a_file_beside(dataset: Path, capsys: Capture) -> None:
+    add(dataset, "1\n2\n3\n4\n", "--field", "int8", "--quiet")
+    second = dataset / "g000002-001.shard"
+    second.write_bytes((dataset / "g000002-000.shard").read_bytes())
+    assert cli.main(["inspect", str(dataset), "--json", "--sample", "2"]) == 1
+    facts = json.loads(capsys.readouterr().out)
+    assert [finding["code"] for finding in facts["damage"]] == ["other_shard"]
+    assert facts["damage"][0]["path"] == str(second)
+    assert list(facts["sample"]["fields"]) == ["label", "source"]
+    assert [shard["samples"] for shard in facts["sides"]["x"]] == [2, 2]
+    second.unlink()
+    assert cli.main(["inspect", str(dataset), "--json"]) == 1
+    facts = json.loads(capsys.readouterr().out)
+    assert list(facts["sample"]["fields"]) == ["label", "source", "x"]
+    assert [shard["name"] for shard in facts["sides"]["x"]] == ["g000002-000.shard"]

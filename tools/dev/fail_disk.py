@@ -1,0 +1,207 @@
+"""Lets every call of a conversion that changes the disk fail; exits with 1 if anything is lost.
+
+python tools/dev/fail_disk.py [--every N] [--workers-only]
+
+Each create, write, fsync, rename, link, mkdir, unlink and rmdir fails once with EIO, and from then
+on with ENOSPC: first in a worker process (and, from then on, in the main process as well), by this
+file, which the workers import for their converter; then in a conversion, an append and a
+replacement in one process, by tests/faults/test_failing_disk.py. A conversion that fails ends with
+exit code 3 and names the file; no process is left, nothing that is not whole has a final name, and
+--resume gives, byte for byte, what an undisturbed conversion gives. `--every`: each N-th call only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import errno
+import io
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ClassVar
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
+
+
+from dev import kill_conversion as k  # noqa: E402  (found by the line above)
+from shardio import disk  # noqa: E402
+from shardio_tools import cli  # noqa: E402
+
+TRAP = "FAIL_DISK_TRAP"
+MODES = ((errno.EIO, False), (errno.ENOSPC, True))
+
+
+@dataclasses.dataclass(frozen=True)
+class Victim(k.Victim):
+    """The converter: a word is a sample."""
+
+    kind: ClassVar[str] = "failing"
+
+
+# In the worker.
+
+
+@dataclasses.dataclass
+class Trap:
+    """Which call is to fail (-1: none), and how; `log` gets a line for each, `fired` the one."""
+
+    at: int
+    code: int
+    for_good: bool
+    log: str
+    fired: str
+    n_calls: int = 0
+
+    def perform(
+        self, kind: str, path: str, function: Callable[..., Any], *given: Any, **named: Any
+    ) -> Any:
+        """Stand before the door."""
+        n = self.n_calls
+        self.n_calls += 1
+        with open(self.log, "a") as log:
+            log.write(f"{kind} {path}\n")
+        if n == self.at:
+            Path(self.fired).write_text(path)
+        if n == self.at or (self.for_good and 0 <= self.at < n):
+            raise OSError(self.code, os.strerror(self.code), path)
+        return function(*given, **named)
+
+
+real_perform = disk.perform
+if os.environ.get(TRAP):
+    disk.perform = Trap(**json.loads(os.environ[TRAP])).perform  # type: ignore[assignment]
+
+
+# In the main process.
+
+
+class Stage:
+    """A folder with a source, and what an undisturbed conversion makes of it; runs the trials."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        meta = folder / "site" / "failing-1.0.dist-info"
+        meta.mkdir(parents=True)
+        (meta / "METADATA").write_text("Metadata-Version: 2.1\nName: failing\nVersion: 1.0\n")
+        (meta / "entry_points.txt").write_text(
+            "[shardio.converters]\nfailing = dev.fail_disk:Victim\n"
+        )
+        sys.path.insert(0, str(folder / "site"))
+        for n in range(4):
+            place = folder / "source" / f"class{n % 2}" / f"{n}.txt"
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.write_text(f"{n} two three four{' !' if n == 2 else ''}")
+        k.small_units()
+        self._convert(folder / "whole", 0)
+        self.whole = k.contents(folder / "whole")
+
+    def _convert(self, out: Path, workers: int, *options: str) -> tuple[int, str]:
+        """Run the command; its exit code, and what it says of errors."""
+        command = ["convert", str(self.folder / "source"), str(out), "--kind=failing", "--quiet"]
+        with contextlib.redirect_stderr(io.StringIO()) as said:
+            code = cli.main([*command, f"--workers={workers}", *options])
+        return code, said.getvalue()
+
+    def n_calls(self) -> int:
+        """How many calls the worker of an undisturbed conversion makes."""
+        self.trial(-1, 0, for_good=False)
+        return len((self.folder / "log").read_text().splitlines())
+
+    def trial(self, at: int, code: int, *, for_good: bool) -> list[str]:
+        """Let a call fail and resume; what was wrong then."""
+        out = self.folder / f"out{at}-{code}"
+        log, fired = self.folder / "log", self.folder / "fired"
+        for rest in (log, fired):
+            rest.unlink(missing_ok=True)
+        trap = Trap(at, code, for_good, str(log), str(fired))
+        mark = uuid.uuid4().hex
+        os.environ |= {TRAP: json.dumps(dataclasses.asdict(trap)), k.MARK: mark}
+        if for_good:
+            disk.perform = _refusing(trap)
+        try:
+            exit_code, said = self._convert(out, 1)
+        finally:
+            disk.perform = real_perform
+            del os.environ[TRAP], os.environ[k.MARK]
+        wrong = k.check_ended(mark) + k.check_whole(out)
+        if fired.exists():
+            wrong += _wrong_words(exit_code, said, trap)
+        if exit_code == cli.ENVIRONMENT:
+            exit_code, said = self._convert(out, 0, "--resume")
+        if exit_code != 1:  # one input is broken
+            wrong.append(f"exit code {exit_code} at the end: {said}")
+        if k.contents(out) != self.whole:
+            wrong.append("other bytes")
+        return wrong
+
+
+def _refusing(trap: Trap) -> Callable[..., Any]:
+    """What stands before the main process's door: it refuses once the worker's call has failed."""
+
+    def perform(
+        kind: str, path: str, function: Callable[..., Any], *given: Any, **named: Any
+    ) -> Any:
+        if os.path.exists(trap.fired):
+            raise OSError(trap.code, os.strerror(trap.code), path)
+        return real_perform(kind, path, function, *given, **named)
+
+    return perform
+
+
+def _wrong_words(exit_code: int, said: str, trap: Trap) -> list[str]:
+    """What is wrong with how a conversion ended of which a call has failed."""
+    lines = said.splitlines()
+    path = Path(trap.fired).read_text()
+    if exit_code != cli.ENVIRONMENT:
+        return [f"exit code {exit_code}: {said}"]
+    if f"shardio: {path}: {os.strerror(trap.code)}" not in lines:
+        return [f"it does not say what failed, {path}: {said}"]
+    return []
+
+
+def in_workers(every: int) -> int:
+    """Let calls in a worker fail; print a row for each way; returns how much was wrong."""
+    n_wrong = 0
+    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # fsyncs need no disk here
+    with tempfile.TemporaryDirectory(dir=memory) as folder:
+        stage = Stage(Path(folder))
+        n_calls = stage.n_calls()
+        for code, for_good in MODES:
+            calls = range(0, n_calls, every)
+            wrong = []
+            for at in calls:
+                found = stage.trial(at, code, for_good=for_good)
+                wrong += [f"call {at} of {n_calls}: {text}" for text in found]
+            way = f"{errno.errorcode[code]}{' from then on' if for_good else ''}"
+            n_good = len(calls) - len({text.partition(":")[0] for text in wrong})
+            print(f"in a worker, {way}: {n_good}/{len(calls)} calls", flush=True)
+            print("".join(f"  {text}\n" for text in wrong), end="", flush=True)
+            n_wrong += len(wrong)
+    return n_wrong
+
+
+def main() -> int:
+    """Let all calls fail; return the exit code."""
+    parser = argparse.ArgumentParser(description="Let every call that changes the disk fail.")
+    parser.add_argument("--every", type=int, default=1, help="each N-th call only (default: 1)")
+    parser.add_argument("--workers-only", action="store_true", help="in workers only")
+    options = parser.parse_args()
+    n_wrong = in_workers(options.every)
+    if not options.workers_only:
+        command = [sys.executable, "-m", "pytest", "-q", "tests/faults/test_failing_disk.py"]
+        environment = {**os.environ, "SHARDIO_FAIL_EVERY": str(options.every)}
+        n_wrong += subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode != 0
+    print(f"{n_wrong} wrong")
+    return int(n_wrong > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

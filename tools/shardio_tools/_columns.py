@@ -1,0 +1,161 @@
+"""What `add-column` reads: a field's type from a text, and values from a file, one at a time."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+import shardio
+from shardio import Array, InvalidArgument
+
+Kind = shardio.Array | shardio.Bytes | shardio.Json | shardio.List | shardio.Text
+
+_PLAIN: Final[dict[str, Callable[..., Kind]]] = {
+    "text": shardio.Text,
+    "bytes": shardio.Bytes,
+    "json": shardio.Json,
+}
+_TYPE: Final = re.compile(r"(list of )?(\w+)(?:\[([^\]]*)\])?((?:,\w+)*)")
+_JSON_SUFFIXES: Final = (".jsonl", ".ndjson", ".json")
+_TRUE, _FALSE = ("true", "1"), ("false", "0")
+
+
+def parse_field(text: str) -> Kind:
+    """Read a field's type, such as "float32[3]", "list of uint8[any,2]" or "text, zstd, optional".
+
+    Raises:
+        InvalidArgument: it is not in that form.
+        SchemaError: there is no such dtype, or dimension.
+    """
+    found = _TYPE.fullmatch(re.sub(r"\s*([,\[\]])\s*", r"\1", text.strip()))
+    if found is None:
+        raise InvalidArgument(_not_a_field(text))
+    is_list, name, dims, rest = found.groups()
+    words = rest.split(",")[1:]
+    optional = "optional" in words
+    codecs = [word for word in words if word != "optional"]
+    if len(codecs) > 1 or len(words) > len(codecs) + optional:
+        raise InvalidArgument(_not_a_field(text))
+    codec = codecs[0] if codecs else "raw"
+    if name in _PLAIN:
+        if is_list or dims is not None:
+            raise InvalidArgument(_not_a_field(text))
+        return _PLAIN[name](codec, optional=optional)
+    try:
+        shape = [None if d == "any" else int(d) for d in (dims.split(",") if dims else [])]
+    except ValueError as error:
+        raise InvalidArgument(_not_a_field(text)) from error
+    if is_list:
+        return shardio.List(Array(name, tuple(shape)), codec, optional=optional)
+    return Array(name, tuple(shape), codec, optional=optional)
+
+
+def _not_a_field(text: str) -> str:
+    return (
+        f"{text!r} is no type of a field: expected a dtype and dimensions as in float32[3] or "
+        "uint8[any,2], or that behind 'list of', or text, bytes or json; then, behind commas, zstd "
+        "or zstd_dictionary, and optional"
+    )
+
+
+def read_column(path: str, name: str, field: Kind | None) -> tuple[Kind, Iterable[Any]]:
+    """The type and the values of a column in a file; its name's end says what the file is.
+
+    Args:
+        path: `.npy`: an array, a row for each sample; `.jsonl`: a JSON value in each line; `.csv`:
+            a first line that names the columns, of which one is `name`.
+        name: of the new field.
+        field: its type; only an array has one of its own.
+
+    Raises:
+        InvalidArgument: there is no such file, or it is not in that form; also from the values.
+        OSError: it cannot be read.
+    """
+    suffix = Path(path).suffix.lower()
+    if not os.path.isfile(path):
+        raise InvalidArgument(f"{path}: there is no such file of values")
+    if suffix == ".npy":
+        return _array(path, field)
+    readers = dict.fromkeys(_JSON_SUFFIXES, _json_lines) | {".csv": _csv_lines}
+    if suffix not in readers:
+        raise InvalidArgument(f"{path}: expected a file that ends in .npy, .jsonl or .csv")
+    if field is None:
+        raise InvalidArgument(f"{path}: does not tell the type of {name}; say it with --field")
+    if isinstance(field, shardio.Bytes):
+        raise InvalidArgument(f"{path}: holds text; for a field of bytes use shardio.surgery")
+    return field, _as_utf8(path, readers[suffix](path, name, field))
+
+
+def _array(path: str, field: Kind | None) -> tuple[Kind, Iterable[Any]]:
+    try:
+        array = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (ValueError, EOFError) as error:
+        raise InvalidArgument(f"{path}: not an array that can be read: {error}") from error
+    if not isinstance(array, np.ndarray) or array.ndim == 0:
+        raise InvalidArgument(f"{path}: expected an array with a row for each sample")
+    # One of its own, as the dtype has no byte order: that is changed on writing.
+    return field or Array(array.dtype.name, array.shape[1:]), array
+
+
+def _as_utf8(path: str, values: Iterator[Any]) -> Iterator[Any]:
+    try:
+        yield from values
+    except UnicodeDecodeError as error:
+        raise InvalidArgument(f"{path}: not UTF-8: {error.reason} at byte {error.start}") from error
+
+
+def _json_lines(path: str, name: str, field: Kind) -> Iterator[Any]:
+    with open(path, encoding="utf-8-sig") as file:
+        for line, text in enumerate(file, 1):
+            if not text.strip():
+                continue
+            try:
+                yield json.loads(text)
+            except (ValueError, RecursionError) as error:
+                raise InvalidArgument(f"{path}, line {line}: not JSON: {error}") from error
+
+
+def _csv_lines(path: str, name: str, field: Kind) -> Iterator[Any]:
+    convert = _from_text(field)
+    if convert is None:
+        raise InvalidArgument(f"{path}: a cell holds a number or text; for others use .jsonl")
+    with open(path, encoding="utf-8-sig", newline="") as file:
+        rows = csv.DictReader(file, strict=True)
+        try:
+            if name not in (rows.fieldnames or ()):
+                known = ", ".join(map(repr, rows.fieldnames or ()))
+                raise InvalidArgument(f"{path}: has no column {name!r}; there are {known}")
+            for row in rows:
+                cell = row[name]
+                try:
+                    yield None if field.optional and not cell else convert(cell)
+                except (ValueError, TypeError) as error:
+                    place = f"{path}, line {rows.line_num}"
+                    raise InvalidArgument(f"{place}: {cell!r} is no value of {name}") from error
+        except csv.Error as error:
+            place = f"{path}, line {rows.reader.line_num}"
+            raise InvalidArgument(f"{place}: not CSV: {error}") from error
+
+
+def _from_text(field: Kind) -> Callable[[str], Any] | None:
+    """What makes a value of a cell's text; None where a cell cannot hold one."""
+    if isinstance(field, shardio.Text):
+        return str
+    if not isinstance(field, Array) or field.shape:
+        return None
+    if field.dtype == "bool":
+        return _truth
+    return float if "float" in field.dtype and field.dtype != "bfloat16" else int
+
+
+def _truth(text: str) -> bool:
+    if text.lower() not in (*_TRUE, *_FALSE):
+        raise ValueError(text)
+    return text.lower() in _TRUE
