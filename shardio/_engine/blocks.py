@@ -31,6 +31,7 @@ from shardio.errors import MemoryShort
 _F_ADD_SEALS: Final = 1033
 _F_SEAL_SHRINK: Final = 2
 _MFD_NOEXEC_SEAL: Final = 8
+_BYTE: Final = np.dtype(np.uint8)
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -225,7 +226,7 @@ class BlockPool:
     def lease(self, number: int) -> Bytes:
         """Memory over the whole block; when the last view of it is gone, the block is returned."""
         block = self._blocks[number]
-        leased: Bytes = np.ndarray(block.bytes.shape, np.uint8, block.map)
+        leased: Bytes = np.ndarray(block.bytes.shape, _BYTE, block.map)
         lease = _Lease(leased, self._end_lease)
         lease.number = number
         self._leases[number] = lease
@@ -247,11 +248,12 @@ class BlockPool:
         self._leases[-self.n_copies] = lease
         return leased
 
-    def take_back_returned(self, settle: Callable[[], None]) -> None:
+    def take_back_returned(self, settle: Callable[[], None] | None) -> None:
         """Take back the blocks and copies whose leases have ended; `settle` is called before it."""
         # Only this end takes from the deque, under the engine's lock; the other end only adds.
         if n_returned := len(self._returned):
-            settle()
+            if settle is not None:
+                settle()
             for _ in range(n_returned):
                 self.give_back(self._returned.popleft().number)
 

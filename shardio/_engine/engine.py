@@ -72,7 +72,7 @@ class Engine:
     ) -> None:
         self._recipe, self._memory_bytes, self._timeout_s = recipe, memory_bytes, timeout_s
         self._n_workers = n_workers
-        self.settle: Callable[[], None] = lambda: None
+        self.settle: Callable[[], None] | None = None
         """Called before the memory of batches that were let go is used again."""
         self._owner_pid = this_process.pid
         # Workers first: they start up while the dataset opens here.
@@ -261,8 +261,8 @@ class Engine:
             worker, step, number = schedule.assign()
             block = pool[number]
             block.use = (block.use + 1) & 0xFFFFFFFF
-            task = Task(_FILL, iteration.slot, number, iteration.epoch, step, block.use, 0)
-            self._staff.give(worker, task, block)
+            words = _FILL, iteration.slot, number, iteration.epoch, step, block.use, 0
+            self._staff.give(worker, tuple.__new__(Task, words), block)
 
     def _has_enough(self, schedule: Schedule) -> bool:
         """Whether a pass keeps every worker busy, and there are as many blocks as there should."""
@@ -398,7 +398,8 @@ class Engine:
         block = iteration.held
         if block is not None:
             iteration.held = None
-            self.settle()
+            if self.settle is not None:
+                self.settle()
             self.pool.give_back(block)
 
     def lease(self, iteration: Iteration) -> npt.NDArray[np.uint8] | None:

@@ -26,6 +26,7 @@ from shardio._engine.wire import (
     Done,
     Status,
     Task,
+    pack_task,
     unpack_done,
     unpack_error,
 )
@@ -89,7 +90,7 @@ class Workers:
             message = _message(Ask.BLOCK, block=block.number)
             self._crew.send(worker, message, [block.fd])
             block.known_to.add(worker)
-        self._crew.send(worker, task.pack())
+        self._crew.send(worker, pack_task(*task))
 
     def wait(self, timeout_s: float | None = None) -> list[Answer | Loss]:
         """Wait until there are answers or losses, or the time is up.
@@ -147,7 +148,7 @@ class Workers:
 
 
 def _message(ask: Ask, block: int = 0) -> bytes:
-    return Task(ask, 0, block, 0, 0, 0, 0).pack()
+    return pack_task(*Task(ask, 0, block, 0, 0, 0, 0))
 
 
 def _long_answer(worker: int, data: bytes) -> Answer:

@@ -64,9 +64,9 @@ class Task(NamedTuple):
     use: int
     n_rows: int
 
-    def pack(self) -> bytes:
-        """The message."""
-        return _TASK.pack(*self)
+
+pack_task = _TASK.pack
+"""The message of a task, from its words."""
 
 
 class Done(NamedTuple):

@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
@@ -66,11 +66,11 @@ def _write(folder: str) -> None:
             writer.append(sample)
 
 
-@contextlib.contextmanager
-def _waits_timed() -> Iterator[list[float]]:
-    """Collect the CPU seconds of every wait of a crew."""
-    spent_s: list[float] = []
-    wait = Crew.wait
+Wait = Callable[[Crew, float | None], list[Event]]
+
+
+def _timed(wait: Wait, spent_s: list[float]) -> Wait:
+    """The same wait, which notes the CPU seconds that it takes."""
 
     def timed_wait(crew: Crew, timeout_s: float | None = None) -> list[Event]:
         start_s = time.thread_time()
@@ -79,21 +79,48 @@ def _waits_timed() -> Iterator[list[float]]:
         finally:
             spent_s.append(time.thread_time() - start_s)
 
-    with mock.patch.object(Crew, "wait", timed_wait):
+    return timed_wait
+
+
+@contextlib.contextmanager
+def _waits_timed() -> Iterator[list[float]]:
+    """Collect the CPU seconds of every wait of a crew."""
+    spent_s: list[float] = []
+    with mock.patch.object(Crew, "wait", _timed(Crew.wait, spent_s)):
         yield spent_s
+
+
+def _timing_costs_s() -> float:
+    """What the timing of one wait takes beside what it notes, less a call without it."""
+
+    def no_wait(crew: Crew | None, timeout_s: float | None = None) -> list[Event]:
+        return []
+
+    found = []
+    for _ in range(20):
+        spent_s: list[float] = []
+        timed: Any = _timed(no_wait, spent_s)
+        moments = [time.thread_time()]
+        for call in (timed, no_wait):
+            for _ in range(1000):
+                call(None, None)
+            moments.append(time.thread_time())
+        start_s, middle_s, end_s = moments
+        found.append((middle_s - start_s - sum(spent_s) - (end_s - middle_s)) / 1000)
+    return max(0.0, min(found))
 
 
 def _per_batch_us(folder: str, n_epochs: int, options: dict[str, Any]) -> tuple[float, float]:
     """The cheapest epoch's CPU time per batch, and that of its waits; the first does not count."""
-    costs = []
+    costs, timing_s = [], _timing_costs_s()
     with _waits_timed() as spent_s, ShardLoader(folder, BATCH, shuffle=True, **options) as loader:
         for _ in range(n_epochs + 1):
             spent_s.clear()
             start_s = time.thread_time()
             for _ in loader:
                 pass
-            whole_s, waiting_s = time.thread_time() - start_s, sum(spent_s)
-            n_batches = len(loader)
+            whole_s = time.thread_time() - start_s - len(spent_s) * timing_s
+            waiting_s, n_batches = sum(spent_s), len(loader)
             costs.append(((whole_s - waiting_s) / n_batches * 1e6, waiting_s / n_batches * 1e6))
     return min(costs[1:])
 
