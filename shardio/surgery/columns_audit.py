@@ -79,7 +79,7 @@ class _ColumnAudit:
         """Check the hashes of a window of whole rows, the first of which is `first`."""
         if window is not self._window:
             self._window, self._units = window, self._cut(window)
-        for i, found in differing(self._units, expected):
+        for i, found in differing(self._units, expected.tolist()):
             row = first + i * self._per_unit
             place = self._column.offset + row * self._stride
             where = {"field": self._name, "sample": row}

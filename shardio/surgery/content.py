@@ -122,19 +122,18 @@ class Content:
             start, here = target.offset + first * BLOCK_BYTES, expected[first : first + step]
             window = self.window(start, min(start + WINDOW_BYTES, end))
             places = range(0, window.nbytes, BLOCK_BYTES)
-            for i, found in differing([window[at : at + BLOCK_BYTES] for at in places], here):
+            blocks = [window[at : at + BLOCK_BYTES] for at in places]
+            for i, found in differing(blocks, here.tolist()):
                 at = start + places[i]
                 findings.add_hash(target.name, at, int(here[i]), found, field=field)
 
 
-def differing(
-    parts: Iterable[memoryview], expected: npt.NDArray[np.uint64]
-) -> list[tuple[int, int]]:
+def differing(parts: Iterable[memoryview], expected: list[int]) -> list[tuple[int, int]]:
     """The number of each part whose hash is not as expected, and what it is.
 
     Without a bytecode per part, which takes as long as hashing a row of 3 KB.
     """
-    found, wanted = list(map(hash_bytes, parts)), expected.tolist()
-    if found == wanted:
+    found = list(map(hash_bytes, parts))
+    if found == expected:
         return []
-    return list(compress(enumerate(found), map(ne, found, wanted)))
+    return list(compress(enumerate(found), map(ne, found, expected)))

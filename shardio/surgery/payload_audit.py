@@ -212,29 +212,37 @@ def _check_records(
     """Check each record's hash, and that it decodes to what its field promises."""
     fields, content = payload.fields, payload.content
     numbers = np.flatnonzero(~bad)
+    if not len(numbers):
+        return
     kinds, sizes = codecs(entries[numbers]), stored_bytes(entries[numbers]).astype(np.int64)
     walk.uses_zstd |= bool((kinds == Codec.ZSTD).any())
     starts = payload.section.offset + entries["offset"][numbers].astype(np.int64)
-    ends, hashes = starts + sizes, np.ascontiguousarray(entries["hash"][numbers])
+    ends, hashes = starts + sizes, entries["hash"][numbers]
     tells_more = _tells_more(payload, numbers, kinds)
-    for part in _parts(starts, ends, CHUNK_BYTES if content.is_mapped else WINDOW_BYTES):
-        start = int(starts[part.start])
-        window = content.window(start, int(ends[part.stop - 1]))
-        places, ends_here = (starts[part] - start).tolist(), (ends[part] - start).tolist()
-        records = map(window.__getitem__, map(slice, places, ends_here))
-        for i, found in differing(records, hashes[part]):
-            k = part.start + i
+    parts = list(_parts(starts, ends, CHUNK_BYTES if content.is_mapped else WINDOW_BYTES))
+    # For all parts at once: a window has few records, and NumPy takes as long for few as for many.
+    bases = np.repeat(
+        starts[[first for first, _ in parts]], [last - first for first, last in parts]
+    )
+    places = list(map(slice, (starts - bases).tolist(), (ends - bases).tolist()))
+    expected, is_asked = hashes.tolist(), bool(tells_more.any())
+    for first, last in parts:
+        start = int(starts[first])
+        window = content.window(start, int(ends[last - 1]))
+        here = places[first:last]
+        for i, found in differing(map(window.__getitem__, here), expected[first:last]):
+            k = first + i
             row, number = divmod(first_row * len(fields) + int(numbers[k]), len(fields))
             where: dict[str, Any] = {"field": fields[number][0], "sample": row}
-            expected, place = int(hashes[k]), int(starts[k])
-            payload.findings.add_hash(payload.section.name, place, expected, found, **where)
+            place = int(starts[k])
+            payload.findings.add_hash(payload.section.name, place, expected[k], found, **where)
             tells_more[k] = False
-        for i in np.flatnonzero(tells_more[part]).tolist():
-            k = part.start + i
+        for i in np.flatnonzero(tells_more[first:last]).tolist() if is_asked else ():
+            k = first + i
             row, number = divmod(first_row * len(fields) + int(numbers[k]), len(fields))
-            stored = window[places[i] : ends_here[i]]
             codec, n_bytes = int(kinds[k]), int(entries["n_bytes"][numbers[k]])
-            _check_content(payload, number, row, start + places[i], stored, codec, n_bytes)
+            stored, place = window[here[i]], start + here[i].start
+            _check_content(payload, number, row, place, stored, codec, n_bytes)
 
 
 def _tells_more(
@@ -249,16 +257,14 @@ def _tells_more(
 
 def _parts(
     starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64], n_bytes: int
-) -> Iterator[slice]:
-    """Pieces of about n_bytes of records that lie side by side."""
-    if not len(starts):
-        return
+) -> Iterator[tuple[int, int]]:
+    """Pieces of about n_bytes of records that lie side by side: the first, and the one behind."""
     gaps = starts[1:] - ends[:-1]
     is_cut = np.diff(np.cumsum(ends - starts) // n_bytes) > 0
     is_cut |= (gaps < 0) | (gaps >= RECORD_ALIGNMENT)
     first = 0
     for last in (*(np.flatnonzero(is_cut) + 1).tolist(), len(starts)):
-        yield slice(first, last)
+        yield first, last
         first = last
 
 
