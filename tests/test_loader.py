@@ -7,6 +7,7 @@ import inspect
 import itertools
 import os
 import re
+import time
 from pathlib import Path
 from typing import Any
 
@@ -501,14 +502,16 @@ def test_without_num_workers_there_are_as_many_as_usable_cpus(
 
 
 def test_prefetch_decides_how_many_blocks_are_filled_ahead(small: str) -> None:
-    n_blocks = {}
-    for prefetch in (0, 4):
+    for prefetch, n_blocks in ((0, 3), (4, 7)):  # one per worker, and one for the batch in the loop
         with _loader(small, 5, num_workers=2, prefetch=prefetch) as loader:
-            steps = iter(loader)
-            for _ in range(len(loader)):
-                next(steps)  # and let go of it at once
-            n_blocks[prefetch] = len(loader._engine.pool)
-    assert n_blocks == {0: 3, 4: 7}  # one per worker, and one for the batch in the loop
+            n_epochs = 0
+            # A loop that is slower than the workers has them all in use, sooner or later.
+            while len(loader._engine.pool) < n_blocks or n_epochs < 2:
+                for _ in loader:
+                    time.sleep(0.002 * n_epochs)
+                n_epochs += 1
+                assert n_epochs < 100
+            assert len(loader._engine.pool) == n_blocks
 
 
 # --- what a batch is ------------------------------------------------------------------------
