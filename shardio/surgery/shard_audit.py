@@ -16,7 +16,7 @@ from shardio.access.content import Content as Bytes
 from shardio.access.files import FileState
 from shardio.access.filesystems import Access
 from shardio.errors import ShardChanged, ShardCorrupt, ShardIncomplete
-from shardio.format.layout import FIRST_OPTIONAL_KIND, NO_FIELD, PAGE, Header, Kind, Section
+from shardio.format.layout import FIRST_OPTIONAL_KIND, PAGE, Header, Kind, Section
 from shardio.format.schema import Schema
 from shardio.format.structure import check_place, unpack_header, unpack_table
 from shardio.opening import Sections, check_sections, read_schema
@@ -163,7 +163,8 @@ def _audit_sections(content: Content, header: Header, findings: Findings) -> Sch
         return schema
     names = list(schema)
     for section in sections.values():
-        field = None if section.field == NO_FIELD else names[section.field]
+        # Of a kind that a later version will know, the number may mean anything.
+        field = names[section.field] if section.field < len(names) else None
         _audit_plain(content, section, sections, field, findings)
     n_samples = header.n_samples
     present = audit_validity(content, schema, sections, n_samples, findings)

@@ -13,11 +13,11 @@ from shardio.conversion.plan import Unit
 from shardio.errors import DatasetCorrupt, SchemaError
 from shardio.format.checksum import hash_bytes, pack_hashes
 from shardio.format.fields import Array, List
-from shardio.format.layout import PAGE, Kind
+from shardio.format.layout import PAGE, Kind, Section
 from shardio.format.schema import Schema
 from shardio.reader import ShardReader
 from shardio.sealed import sealed
-from shardio.surgery.audit import audit_dataset
+from shardio.surgery.audit import audit_dataset, audit_shard
 from shardio.surgery.repairing import repair
 from shardio.writer import ShardWriter
 from tests.fuzz import seeds
@@ -99,3 +99,22 @@ def test_a_bool_that_is_neither_0_nor_1_is_not_written_and_not_laundered_by_repa
     report = repair(tmp_path / "s.shard", tmp_path / "out")
     assert report.n_lost == 1
     assert audit_dataset(tmp_path / "out", workers=0).findings == ()
+
+
+@pytest.mark.parametrize("field", [0, 1, 26_219, 65_535])
+def test_a_section_of_a_kind_to_come_is_skipped_whatever_field_it_names(
+    tmp_path: Path, field: int
+) -> None:
+    parts = Parts.of(seeds.shards()["small"])
+    parts.sections.insert(-1, Section(40_000, field, 0, 0, 32, 4, 8, 0))  # the schema is last
+    parts.contents.insert(-1, bytes(range(32)))
+    content = bytearray(parts.seal())
+    path = tmp_path / "s.shard"
+    path.write_bytes(content)
+    with ShardReader(path) as reader:
+        assert len(list(reader)) == len(reader)
+        (place,) = [s.offset for s in reader.sections if s.kind == 40_000]
+    assert audit_shard(path) == []
+    content[place] ^= 1
+    path.write_bytes(content)
+    assert [finding.code for finding in audit_shard(path)] == ["checksum"]
