@@ -88,6 +88,8 @@ def _converted(found: npt.NDArray[Any], field: Array) -> npt.NDArray[Any]:
     if field.dtype == "bfloat16":
         raise TypeError("bfloat16 is given as an array of uint16, its bits, or of bfloat16")
     if found.dtype.kind not in {"b": "b", "i": "biu", "u": "biu", "f": "biuf"}[wanted.kind]:
+        if found.dtype == object and all(type(n) is int for n in found.flat):
+            raise OverflowError("a whole number has more than 64 bits")
         raise TypeError(f"its values are {found.dtype}")
     if found.size and wanted.kind in "iu" and found.dtype.kind != "b":
         limits = np.iinfo(wanted)

@@ -132,7 +132,18 @@ def test_a_column_of_csv_is_found_by_its_name(
         ("csv", "id,y\n1,2\n", ("--field", "int8"), "has no column 'x'; there are 'id', 'y'"),
         ("csv", "x\n1\nb\n", ("--field", "int8"), "line 3: 'b' is no value of x"),
         ("csv", "x\nyes\n", ("--field", "bool"), "'yes' is no value of x"),
-        ("csv", "y,x\n1\n", ("--field", "int8"), "None is no value of x"),
+        ("csv", "x\n1_0\n", ("--field", "int8"), "line 2: '1_0' is no value of x"),
+        ("csv", "x\n1_0\n", ("--field", "float32"), "line 2: '1_0' is no value of x"),
+        ("csv", "x\n٣\n", ("--field", "int8"), "line 2: '٣' is no value of x"),
+        ("csv", f"x\n{'9' * 5000}\n", ("--field", "int8"), f"{'9' * 60}…' is no value of x"),
+        ("csv", f"x\n{'9' * 20}\n", ("--field", "int64"), "more than 64 bits"),
+        ("csv", "y,x\n1,a\n1\n", ("--field", "text"), "line 3: has 1 cells, and the first line 2"),
+        ("csv", "x,y\n1,a\n1\n", ("--field", "int8"), "line 3: has 1 cells, and the first line 2"),
+        ("csv", "y,x\n1,a, b\n", ("--field", "text"), "text that holds a comma stands in quotes"),
+        ("csv", "x,y,x\n1,2,3\n", ("--field", "int8"), "has 2 columns 'x'; expected one"),
+        ("csv", "", ("--field", "int8"), "has no column 'x'; there are none"),
+        ("csv", f"x\n{'a' * 140_000}\n", ("--field", "text"), "of any form and length fit into"),
+        ("jsonl", '{"a": 1, "b": {"c": 1, "c": 2}}\n', ("--field", "json"), "'c' comes twice"),
         ("csv", 'x\n"1"2\n', ("--field", "int8"), "line 2: not CSV"),
         ("csv", "x\n1\n", ("--field", "int8[1]"), "a cell holds a number or text"),
         ("npy", "1\n", (), "not an array"),
@@ -166,7 +177,7 @@ def test_files_that_are_not_there_or_hold_no_rows_are_refused(
     assert "not an array that can be read" in capsys.readouterr().err
     np.save(file, np.array(["a"] * N))
     assert cli.main(command) == 2
-    assert "unknown dtype" in capsys.readouterr().err
+    assert f"{file}: unknown dtype 'str" in capsys.readouterr().err
     (tmp_path / "x.jsonl").write_bytes(b"1\n\xff\n")
     line = [*command[:3], "--from", str(tmp_path / "x.jsonl"), "--field", "int8"]
     assert cli.main(line) == 2

@@ -24,6 +24,7 @@ _PLAIN: Final[dict[str, Callable[..., Kind]]] = {
 }
 _TYPE: Final = re.compile(r"(list of )?(\w+)(?:\[([^\]]*)\])?((?:,\w+)*)")
 _JSON_SUFFIXES: Final = (".jsonl", ".ndjson", ".json")
+_MAX_SHOWN: Final = 60
 _TRUE, _FALSE = ("true", "1"), ("false", "0")
 
 
@@ -100,8 +101,12 @@ def _array(path: str, field: Kind | None) -> tuple[Kind, Iterable[Any]]:
         raise InvalidArgument(f"{path}: not an array that can be read: {error}") from error
     if not isinstance(array, np.ndarray) or array.ndim == 0:
         raise InvalidArgument(f"{path}: expected an array with a row for each sample")
-    # One of its own, as the dtype has no byte order: that is changed on writing.
-    return field or Array(array.dtype.name, array.shape[1:]), array
+    if field is not None:
+        return field, array
+    try:  # one of its own, as the dtype has no byte order: that is changed on writing
+        return Array(array.dtype.name, array.shape[1:]), array
+    except shardio.SchemaError as error:
+        raise shardio.SchemaError(f"{path}: {error}") from error
 
 
 def _as_utf8(path: str, values: Iterator[Any]) -> Iterator[Any]:
@@ -117,9 +122,19 @@ def _json_lines(path: str, name: str, field: Kind) -> Iterator[Any]:
             if not text.strip():
                 continue
             try:
-                yield json.loads(text)
+                yield json.loads(text, object_pairs_hook=_unique)
             except (ValueError, RecursionError) as error:
                 raise InvalidArgument(f"{path}, line {line}: not JSON: {error}") from error
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON, unless it says one thing twice."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [key for key, _ in pairs]
+        twice = next(key for key in names if names.count(key) > 1)
+        raise ValueError(f"the key {_shown(twice)} comes twice")
+    return found
 
 
 def _csv_lines(path: str, name: str, field: Kind) -> Iterator[Any]:
@@ -127,21 +142,41 @@ def _csv_lines(path: str, name: str, field: Kind) -> Iterator[Any]:
     if convert is None:
         raise InvalidArgument(f"{path}: a cell holds a number or text; for others use .jsonl")
     with open(path, encoding="utf-8-sig", newline="") as file:
-        rows = csv.DictReader(file, strict=True)
+        rows = csv.reader(file, strict=True)
         try:
-            if name not in (rows.fieldnames or ()):
-                known = ", ".join(map(repr, rows.fieldnames or ()))
-                raise InvalidArgument(f"{path}: has no column {name!r}; there are {known}")
+            names = next(rows, [])
+            place = _place_of(path, name, names)
             for row in rows:
-                cell = row[name]
+                if not row:  # an empty line
+                    continue
+                if len(row) != len(names):
+                    raise InvalidArgument(
+                        f"{path}, line {rows.line_num}: has {len(row)} cells, and the first line "
+                        f"{len(names)}; text that holds a comma stands in quotes"
+                    )
+                cell = row[place]
                 try:
                     yield None if field.optional and not cell else convert(cell)
-                except (ValueError, TypeError) as error:
-                    place = f"{path}, line {rows.line_num}"
-                    raise InvalidArgument(f"{place}: {cell!r} is no value of {name}") from error
+                except ValueError as error:
+                    where = f"{path}, line {rows.line_num}"
+                    raise InvalidArgument(
+                        f"{where}: {_shown(cell)} is no value of {name}"
+                    ) from error
         except csv.Error as error:
-            place = f"{path}, line {rows.reader.line_num}"
-            raise InvalidArgument(f"{place}: not CSV: {error}") from error
+            where = f"{path}, line {rows.line_num}"
+            raise InvalidArgument(
+                f"{where}: not CSV: {error}; values of any form and length fit into .jsonl"
+            ) from error
+
+
+def _place_of(path: str, name: str, names: list[str]) -> int:
+    """Which of the columns is the one of that name."""
+    if names.count(name) == 1:
+        return names.index(name)
+    if name in names:
+        raise InvalidArgument(f"{path}: has {names.count(name)} columns {name!r}; expected one")
+    known = ", ".join(map(repr, names)) or "none"
+    raise InvalidArgument(f"{path}: has no column {name!r}; there are {known}")
 
 
 def _from_text(field: Kind) -> Callable[[str], Any] | None:
@@ -152,7 +187,27 @@ def _from_text(field: Kind) -> Callable[[str], Any] | None:
         return None
     if field.dtype == "bool":
         return _truth
-    return float if "float" in field.dtype and field.dtype != "bfloat16" else int
+    return _real if "float" in field.dtype and field.dtype != "bfloat16" else _whole
+
+
+def _whole(text: str) -> int:
+    return int(_digits(text))
+
+
+def _real(text: str) -> float:
+    return float(_digits(text))
+
+
+def _digits(text: str) -> str:
+    """The text, if it is a number in any language and not only in Python, which takes 1_000."""
+    if "_" in text or not text.isascii():
+        raise ValueError(text)
+    return text
+
+
+def _shown(text: str) -> str:
+    """The text in quotes; of a long one its beginning."""
+    return repr(text if len(text) <= _MAX_SHOWN else text[:_MAX_SHOWN] + "…")
 
 
 def _truth(text: str) -> bool:
