@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from shardio.errors import ShardChanged, ShardNotFound
+
+_NO_FILE: Final = {errno.ELOOP: "is a link that leads to itself", errno.ENXIO: "is a socket"}
 
 
 class FileState(NamedTuple):
@@ -82,6 +85,10 @@ def open_shard(path: str, name: str = "") -> int:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # do not wait for a pipe
     except FileNotFoundError as error:
         raise ShardNotFound(f"{name}: there is no such shard") from error
+    except OSError as error:
+        if error.errno in _NO_FILE:
+            raise ShardNotFound(f"{name}: {_NO_FILE[error.errno]}; a shard is a file") from error
+        raise
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
         raise ShardNotFound(f"{name}: is a folder or device; a shard is a file")

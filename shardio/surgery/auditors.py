@@ -77,8 +77,11 @@ def examine_anyhow(path: Path, access: Access) -> Examined:
     findings = Findings(path)
     try:
         return examine(path, access)
-    except ShardNotFound:
-        findings.add("missing", "the shard is missing")
+    except ShardNotFound as error:
+        if path.is_symlink() or path.exists():
+            findings.add("unreadable", str(error).removeprefix(f"{path}: "))
+        else:
+            findings.add("missing", "the shard is missing")
     except OSError as error:
         findings.add("unreadable", f"the file cannot be read: {error.strerror or error}")
     return Examined(findings.close(), 0)

@@ -18,7 +18,8 @@ from typing import Final
 
 import numpy as np
 
-from shardio.errors import DataError, ShardCorrupt, ShardNotFound
+from shardio.access.files import open_shard
+from shardio.errors import DataError, ShardCorrupt
 from shardio.format.checksum import (
     BLOCK_BYTES,
     block_hashes,
@@ -131,10 +132,7 @@ def unreadable_pages(path: str) -> list[int]:
 
     By reading and not through a map, which kills the process at such a page.
     """
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    except FileNotFoundError as error:
-        raise ShardNotFound(f"{path}: there is no such shard") from error
+    fd = open_shard(path)
     try:
         n_bytes, holes = os.fstat(fd).st_size, []
         for place in range(0, n_bytes, _PIECE_BYTES):

@@ -16,15 +16,13 @@ from typing import Any, Final
 from shardio.errors import (
     DataError,
     DatasetCorrupt,
-    DatasetNotFound,
     SchemaError,
     ShardCorrupt,
     ShardNotFound,
 )
-from shardio.format.schema import Schema
-from shardio.manifest import GENERATIONS, Generation, load, load_generation
 from shardio.reader import ShardReader
-from shardio.surgery.mending import mend, schema_of, unreadable_pages
+from shardio.surgery.admission import Part, admit
+from shardio.surgery.mending import mend, unreadable_pages
 from shardio.surgery.rewriting import SHARD_BYTES, Rewriting
 from shardio.surgery.shard_audit import examine
 from shardio.writer import ShardSummary
@@ -157,7 +155,7 @@ def repair(
         DatasetExists: `out` holds something.
         OSError: the disk refuses to write; nothing is published.
     """
-    patient = _admit(os.fspath(source))
+    patient = admit(os.fspath(source))
     sizes = [sum(_size_of(part.path) for part in parts) for parts in patient.shards]
     repairs: list[ShardRepair] = []
     with Rewriting(out, patient.schema, shard_bytes=shard_bytes) as rewriting:
@@ -169,6 +167,10 @@ def repair(
             repairs.append(found)
         if progress is not None:
             progress(RepairProgress(len(sizes), len(sizes), sum(sizes), sum(sizes)))
+        repairs += [
+            ShardRepair(name, losses=[Loss(None, None, reason)])
+            for name, reason in patient.unnamed.items()
+        ]
         generation = rewriting.publish(
             classes=patient.generation.classes if patient.generation else (),
             inputs=[found.as_json() for found in repairs],
@@ -179,76 +181,6 @@ def repair(
     return RepairReport(os.fspath(source), Path(out), generation.n_samples, tuple(repairs))
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """A file that samples lie in, and what the generation says of it, if it can be read."""
-
-    path: str
-    schema: Schema
-    named: ShardSummary | None = None
-
-    @property
-    def name(self) -> str:
-        """The file's name."""
-        return os.path.basename(self.path)
-
-
-@dataclass(frozen=True, slots=True)
-class _Patient:
-    """What is to be repaired: shards, each with what lies beside it, and the fields of samples."""
-
-    shards: tuple[tuple[_Part, ...], ...]
-    schema: Schema
-    generation: Generation | None = None
-
-
-def _admit(source: str) -> _Patient:
-    """Find out which shards there are, and which fields they have."""
-    if not os.path.isdir(source):
-        schema = _schema_of([source])
-        return _Patient(((_Part(source, schema),),), schema)
-    generation = _generation_of(Path(source))
-    if generation is not None:
-        parts = [_Part(os.path.join(source, s.name), schema, s) for s, schema in generation.files]
-        n = len(generation.shards)
-        shards = tuple(tuple(parts[k::n]) for k in range(n))
-        return _Patient(shards, generation.whole_schema, generation)
-    names = sorted(name for name in os.listdir(source) if name.endswith(".shard"))
-    if not names:
-        raise DatasetNotFound(f"{source}: holds neither a dataset nor any shard")
-    paths = [os.path.join(source, name) for name in names]
-    schema = _schema_of(paths)
-    return _Patient(tuple((_Part(path, schema),) for path in paths), schema)
-
-
-def _generation_of(root: Path) -> Generation | None:
-    """The published generation; where that cannot be told, the last one that can be read."""
-    try:
-        return load(root)
-    except (DataError, DatasetNotFound):
-        pass
-    if not (root / GENERATIONS).is_dir():
-        return None
-    numbers = [p.stem for p in (root / GENERATIONS).glob("[0-9]*.json") if p.stem.isdecimal()]
-    for number in sorted(map(int, numbers), reverse=True):
-        try:
-            return load_generation(root, number)
-        except DataError:
-            continue
-    return None
-
-
-def _schema_of(paths: list[str]) -> Schema:
-    """The schema of the first shard that has one."""
-    reason: Exception | None = None
-    for path in paths:
-        try:
-            return schema_of(path)
-        except DataError as error:
-            reason = reason or error
-    raise DatasetCorrupt(f"nothing can be told of the data: {reason}") from reason
-
-
 def _size_of(path: str) -> int:
     try:
         return os.path.getsize(path)
@@ -256,7 +188,7 @@ def _size_of(path: str) -> int:
         return 0  # missing: that is said when its turn comes
 
 
-def _save(parts: Sequence[_Part], rewriting: Rewriting, found: ShardRepair) -> None:
+def _save(parts: Sequence[Part], rewriting: Rewriting, found: ShardRepair) -> None:
     """Take what is undamaged of one shard, and of what lies beside it, into the new dataset."""
     with ExitStack() as stack:
         readers = []
@@ -276,7 +208,7 @@ def _save(parts: Sequence[_Part], rewriting: Rewriting, found: ShardRepair) -> N
         _save_samples(readers, rewriting, found)
 
 
-def _folder_for(part: _Part, parts: Sequence[_Part], rewriting: Rewriting) -> Path:
+def _folder_for(part: Part, parts: Sequence[Part], rewriting: Rewriting) -> Path:
     """Where a copy of a file is mended, which stays while those of the other parts are."""
     if part is parts[0]:
         return rewriting.staging
@@ -285,14 +217,14 @@ def _folder_for(part: _Part, parts: Sequence[_Part], rewriting: Rewriting) -> Pa
     return folder
 
 
-def _lose_all(part: _Part, reason: str, found: ShardRepair) -> None:
+def _lose_all(part: Part, reason: str, found: ShardRepair) -> None:
     """Note that no sample can be had, as one of their files does not open."""
     n = part.named.n_samples if part.named else None
     if n != 0:
         found.losses.append(Loss(None, None, reason) if n is None else Loss(0, n - 1, reason))
 
 
-def _adopt(part: _Part, rewriting: Rewriting, found: ShardRepair) -> bool:
+def _adopt(part: Part, rewriting: Rewriting, found: ShardRepair) -> bool:
     """Copy a shard that is sound and the one that it should be; returns whether it is."""
     if unreadable_pages(part.path):
         return False
@@ -309,7 +241,7 @@ def _adopt(part: _Part, rewriting: Rewriting, found: ShardRepair) -> bool:
     return True
 
 
-def _check_identity(reader: ShardReader, part: _Part) -> None:
+def _check_identity(reader: ShardReader, part: Part) -> None:
     """Make sure that a shard that opens is the one that the dataset means."""
     if reader.schema != part.schema:
         raise DatasetCorrupt("its schema is not the dataset's")

@@ -5,17 +5,19 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from shardio import Array
 from shardio.dataset import open_dataset
 from shardio.errors import DatasetCorrupt, DatasetExists, DatasetNotFound, ShardNotFound
 from shardio.format.layout import PAGE, Kind
 from shardio.manifest import load
-from shardio.surgery import RepairProgress, RepairReport, audit_dataset, repair
+from shardio.surgery import Loss, RepairProgress, RepairReport, add_column, audit_dataset, repair
 from tests.shards import as_read, every_field_sample, same_sample, write_shard
 from tests.surgery.datasets import flip, place, shard_of, tree, write
 
@@ -225,6 +227,55 @@ def test_without_any_generation_all_shards_of_the_folder_are_taken(
     assert outcomes(report) == ["mended", "lost", "sound"]
     assert report.shards[1].losses[0].n_samples is None
     assert report.shards[1].as_json()["lost"][0]["first"] is None
+
+
+@pytest.mark.parametrize("damage", [Path.unlink, lambda path: flip(path, 50)], ids=["gone", "bit"])
+def test_shards_that_only_an_unreadable_generation_names_are_told_of(
+    source: Path, tmp_path: Path, damage: Callable[[Path], None]
+) -> None:
+    shutil.copy(shard_of(source, 0), source / "stray.shard")  # of a writer that was killed
+    assert repair(source, tmp_path / "first").is_whole
+    (source / "stray.shard").unlink()
+    add_column(source, "new", Array("int8"), range(N))
+    sides = [shard.name for shard in load(source).sides[0].shards]
+    damage(source / "generations" / "000002.json")
+    report = repaired(source, tmp_path, [*range(N)])
+    assert outcomes(report) == ["sound"] * N_SHARDS + ["lost"] * N_SHARDS
+    assert [shard.name for shard in report.shards[N_SHARDS:]] == sides
+    reason = report.shards[-1].losses[0].reason
+    assert "only generation 2, or a later one, names it" in reason
+    assert f"shardio repair {sides[-1]} saves its samples" in reason
+    assert not report.is_whole
+
+
+def beside_itself(path: Path) -> None:
+    path.symlink_to(path.name)
+
+
+def listening(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as one:
+        one.bind(os.path.relpath(path))  # a socket's name is short
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (os.mkfifo, "is a folder or device; a shard is a file"),
+        (os.mkdir, "is a folder or device; a shard is a file"),
+        (beside_itself, "is a link that leads to itself; a shard is a file"),
+        (listening, "is a socket; a shard is a file"),
+    ],
+)
+def test_what_is_no_file_is_lost_and_all_else_is_saved(
+    source: Path, tmp_path: Path, make: Callable[[Path], None], reason: str
+) -> None:
+    shard_of(source, 1).unlink()
+    make(shard_of(source, 1))
+    (finding,) = audit_dataset(source, workers=0).findings
+    assert (finding.code, finding.message) == ("unreadable", reason)
+    report = repaired(source, tmp_path, [0, 1, 2, 3, 8, 9, 10, 11])
+    assert outcomes(report) == ["sound", "lost", "sound"]
+    assert report.shards[1].losses == [Loss(0, 3, reason)]
 
 
 def test_one_shard_can_be_repaired_alone(source: Path, tmp_path: Path) -> None:
