@@ -144,7 +144,9 @@ def publish_next(
             "others: not every shard has one; shardio compact puts them together"
         )
     generation = dataclasses.replace(fitting, number=number, lineage=previous.lineage)
-    with _locked(root / GENERATIONS):
+    with _locked(root / GENERATIONS) as is_alone:
+        if is_alone:
+            remove_halves(root)
         published = _published(root)
         if (published.number, published.lineage) != (previous.number, previous.lineage):
             raise DatasetConflict(

@@ -35,9 +35,9 @@ class AuditReport:
     """What an audit of a dataset checked and found.
 
     `unknown` are files and folders that the dataset does not name, relative to its folder: no
-    error, unless they are shards, which are findings too. Where `dataset.json` or its generation
-    cannot be read, `generation` and `lineage` are None and all shards in the folder are checked.
-    `n_shards` counts those of columns that were added later, too.
+    error, unless they are shards that no generation names, which are findings too. Where
+    `dataset.json` or its generation cannot be read, `generation` and `lineage` are None and all
+    shards in the folder are checked. `n_shards` counts those of columns that were added later, too.
     """
 
     path: str
@@ -117,7 +117,9 @@ def audit_dataset(
     unknown = _unknown(root, generations)
     if published is not None:
         names = [shard.name for shard, _ in published.files]
-        findings += [_stray(root / name) for name in unknown if name.endswith(".shard")]
+        begun = _names_of_next(root, published)
+        strays = [name for name in unknown if name.endswith(".shard") and name not in begun]
+        findings += [_stray(root / name) for name in strays]
     else:
         names = [name for name in unknown if name.endswith(".shard")]
         unknown = []
@@ -191,6 +193,17 @@ def _unknown(root: Path, generations: Sequence[Generation]) -> list[str]:
         inside = sorted(os.listdir(root / GENERATIONS))
         found += [f"{GENERATIONS}/{name}" for name in inside if name not in numbers]
     return found
+
+
+def _names_of_next(root: Path, published: Generation) -> set[str]:
+    """The shards of a generation whose writer was killed before it was published.
+
+    It is there whole, and the next writer publishes it: they are no strays.
+    """
+    with contextlib.suppress(DatasetCorrupt, ShardUnsupported):
+        following = load_generation(root, published.number + 1)
+        return {shard.name for shard, _ in following.files}
+    return set()
 
 
 def _stray(path: Path) -> Finding:

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import fcntl
 import itertools
 import os
 import shutil
-import tempfile
 import types
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -23,11 +21,11 @@ from shardio.errors import DatasetConflict, DatasetNotFound, InvalidArgument, Sh
 from shardio.format.schema import Schema
 from shardio.manifest import Generation, Side, load, publish, publish_next, refuse_existing
 from shardio.storage import rename_new, sync_folder
+from shardio.surgery.staging import make_staging, note_name, sweep
 from shardio.writer import ShardSummary, ShardWriter
 
 SHARD_BYTES: Final = 256 << 20
 """How much data goes into a shard that is written anew, unless something else is asked for."""
-_PREFIX: Final = ".surgery-"
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,12 +102,12 @@ class Rewriting:
 
     def __enter__(self) -> Self:
         if self.root.is_dir():
-            _sweep(self.root)
+            sweep(self.root)
         if self._previous is None:
             refuse_existing(self.root)
             self._made_root = not self.root.exists()
             self.root.mkdir(parents=True, exist_ok=True)
-        self.staging, self._lock_fd = _make_staging(self.root)
+        self.staging, self._lock_fd = make_staging(self.root)
         return self
 
     def append(self, sample: Mapping[str, Any]) -> None:
@@ -205,6 +203,7 @@ class Rewriting:
         if part.name not in self._staged:
             return part
         for name in self._names(len(moved)):
+            note_name(self.staging, part.name, name)
             try:
                 rename_new(str(self.staging / part.name), str(self.root / name))
             except FileExistsError as error:
@@ -259,31 +258,3 @@ def check_shard_bytes(shard_bytes: object) -> None:
     """
     if type(shard_bytes) is not int or shard_bytes < 1:
         raise InvalidArgument(f"shard_bytes must be an integer from 1 up; found {shard_bytes!r}")
-
-
-def _make_staging(root: Path) -> tuple[Path, int]:
-    """Make and lock a folder; one that another process swept in between is made again."""
-    while True:
-        folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=root))
-        try:
-            fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        except FileNotFoundError:
-            continue
-        with contextlib.suppress(OSError):  # a file system without locks: nobody sweeps there
-            fcntl.flock(fd, fcntl.LOCK_EX)
-        with contextlib.suppress(FileNotFoundError):
-            if os.path.samestat(os.fstat(fd), os.stat(folder)):
-                return folder, fd
-        os.close(fd)
-
-
-def _sweep(root: Path) -> None:
-    """Remove the folders of surgeries that were killed: those that nobody holds a lock on."""
-    for folder in root.glob(_PREFIX + "*"):
-        with contextlib.suppress(OSError):  # held, gone, or no folder
-            fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(folder, ignore_errors=True)
-            finally:
-                os.close(fd)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import shutil
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shardio import Array, Bytes, Json, List, Schema, ShardLoader, Text
+from shardio import Array, Bytes, Json, List, Schema, ShardLoader, Text, disk
 from shardio.conversion.moves import refuse_strangers
 from shardio.dataset import open_dataset
 from shardio.errors import (
@@ -33,6 +36,8 @@ from shardio.surgery import (
     reshard,
     split,
 )
+from shardio.surgery.rewriting import Rewriting
+from shardio.surgery.staging import note_name, sweep
 from tests.shards import same_sample
 from tests.surgery.datasets import LABELS, flip, labelled, place, shard_of, tree, write
 
@@ -394,6 +399,76 @@ def test_diff_compares_added_columns_as_any_others(folder: Path, tmp_path: Path)
     values = [np.full(3, i if i != 5 else 99, np.float32) for i in range(N)]
     add_column(other, "x", FLOAT, values)
     assert diff(folder, other).changed == [(5, ("x",))]
+
+
+# Killed.
+
+
+def add_and_be_killed(folder: Path, call: int) -> bool:
+    """Add x in a process that ends at this change of the file system; returns whether it did."""
+    pid = os.fork()
+    if pid == 0:
+        n_calls = itertools.count(1)
+
+        def perform(_: str, __: str, act: Callable[..., Any], *given: Any, **named: Any) -> Any:
+            if next(n_calls) == call:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return act(*given, **named)
+
+        vars(disk)["perform"] = perform
+        try:
+            add_column(folder, "x", Array("int64"), range(N))
+        finally:
+            os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
+
+
+def test_wherever_an_addition_is_killed_the_next_one_puts_it_right(
+    folder: Path, tmp_path: Path, quick_disk: None
+) -> None:
+    before, seen, copy = tree(folder), set(), folder
+    for n in range(1, 100):
+        copy = Path(shutil.copytree(folder, tmp_path / f"copy{n}"))
+        if not add_and_be_killed(copy, n):
+            break
+        left = tree(copy)
+        assert {name: left[name] for name in before} == before or load(copy).number == 2
+        codes = [finding.code for finding in audit_dataset(copy, workers=0).findings]
+        is_begun = "generations/000002.json" in left
+        seen.add((is_begun, bool(codes)))
+        assert set(codes) <= {"unknown_shard"}
+        assert not (is_begun and codes)  # what is there whole is published by the next writer
+        try:
+            add_column(copy, "y", Array("int64"), range(N))
+        except DatasetConflict:  # that of the killed one came first
+            add_column(copy, "y", Array("int64"), range(N))
+        assert is_sound(copy)
+        assert load(copy).number == (3 if is_begun else 2)
+    assert seen == {(False, False), (False, True), (True, False)}
+    assert values_of(copy, "x") == list(range(N))
+
+
+def test_what_another_has_put_under_a_noted_name_stays(folder: Path) -> None:
+    with Rewriting(folder, Schema({"x": Array("int8")}), previous=load(folder)) as killed:
+        (killed.staging / "000000.shard").touch()
+        note_name(killed.staging, "000000.shard", "mine.shard")
+        (killed.staging / "000000.shard").rename(folder / "mine.shard")
+        (killed.staging / "000001.shard").touch()
+        note_name(killed.staging, "000001.shard", "theirs.shard")
+        (folder / "theirs.shard").touch()
+        sweep(folder)
+        assert killed.staging.exists()  # held
+        copy = shutil.copytree(killed.staging, folder / ".surgery-dead")
+        generation = folder / "generations" / "000002.json"
+        generation.write_text("{")
+        sweep(folder)
+        assert copy.exists()  # what that generation names cannot be told
+        assert (folder / "mine.shard").exists()
+        generation.unlink()
+        sweep(folder)
+        assert not copy.exists()
+        assert not (folder / "mine.shard").exists()
+        assert (folder / "theirs.shard").exists()
 
 
 # Damage.
