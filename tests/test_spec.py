@@ -12,12 +12,14 @@ from typing import Any
 import pytest
 
 from shardio import opening
+from shardio.errors import DatasetCorrupt
 from shardio.format import checksum, codec, fields, index, layout, schema, values
 from shardio.format.fields import DType, FieldType, numpy_dtype
 from shardio.format.layout import HEADER, HEADER_HASH, MAGIC, PAGE, SECTION, Kind, Required
 from shardio.format.structure import unpack_header, unpack_table
 from shardio.manifest import Side, commit
 from shardio.manifest.generation import Generation, describe
+from shardio.sealed import read_sealed
 from shardio.views import RowRuns
 from shardio.writer import ShardWriter
 from tests.golden.second_reader import SecondReader
@@ -221,6 +223,24 @@ def test_the_keys_of_a_generation_are_those_that_are_written() -> None:
     (side,) = describe(generation)["sides"]
     assert {row[0] for row in table("| key of a side |")} == set(side)
     assert f"`{describe(generation)['required']}`".replace("'", '"') in PAGE_TEXT
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [["{", ' "digest": "$",', ' "view": 1', "}"], ["{", ' "a": [],', ' "digest": "$"', "}"]],
+)
+def test_a_digest_is_that_of_the_text_without_its_line(lines: list[str], tmp_path: Path) -> None:
+    rest = [line for line in lines if "digest" not in line]
+    rest[-2] = rest[-2].removesuffix(",")
+    whole = "".join(line + "\n" for line in rest)
+    digest = f"{checksum.hash_bytes(whole.encode()):016x}"
+    text = ("\n".join(lines) + "\n").replace("$", digest)
+    path = tmp_path / "000001.json"
+    path.write_text(text)
+    assert "digest" not in read_sealed(path)
+    path.write_text(text.replace("{", "{ "))
+    with pytest.raises(DatasetCorrupt):
+        read_sealed(path)
 
 
 def test_the_specification_fits_on_its_page() -> None:

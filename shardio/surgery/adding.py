@@ -84,7 +84,7 @@ def _values(dataset: ShardDataset, values: Values) -> Iterator[Any]:
     if callable(values):
         return _computed(dataset, values)
     try:
-        if isinstance(values, str | bytes | Mapping):
+        if isinstance(values, str | bytes | Mapping | set | frozenset):  # a set has no order
             raise TypeError
         found = iter(values)
         n_values = len(values) if isinstance(values, Sized) else len(dataset)

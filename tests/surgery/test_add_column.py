@@ -181,6 +181,7 @@ def test_shards_without_samples_get_one_without_samples(tmp_path: Path) -> None:
         ("x" * N, "found a str"),
         (b"x" * N, "found a bytes"),
         (dict.fromkeys(range(N)), "found a dict"),
+        (set(range(N)), "found a set"),
         (np.array(3), "found a ndarray"),
         (None, "found a NoneType"),
     ],
