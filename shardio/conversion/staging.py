@@ -10,6 +10,7 @@ import contextlib
 import fcntl
 import itertools
 import os
+import re
 import time
 import types
 from collections.abc import Sequence
@@ -38,6 +39,10 @@ from shardio.manifest import holds_dataset, refuse_existing
 from shardio.storage import sync_folder
 
 NAME: Final = ".conversion"
+_OURS: Final = re.compile(
+    r"[0-9a-f]{16}|empty|replaced|\d+-\d+\.unit|(plan|moves)\.json|\.(plan|moves)\.json\.[0-9a-f]+\.tmp"
+)
+"""Names of what a conversion puts into its folder."""
 LOCK_PATIENCE_S: Final = 2.0
 """How long to wait for the lock: workers of a killed conversion hold it until they are gone."""
 
@@ -76,6 +81,7 @@ class Staging:
         self._has_begun = self._is_finished = self._made_out = False
 
     def __enter__(self) -> Self:
+        self._refuse_anothers_folder()
         if not (self.folder / PLAN).exists():
             self._refuse_others()
         self._made_out = not self.out.exists()
@@ -86,6 +92,23 @@ class Staging:
             self.__exit__(type(error), error, None)
             raise
         return self
+
+    def _refuse_anothers_folder(self) -> None:
+        """Refuse what has the folder's name and is not ours: it would be emptied."""
+        if not os.path.lexists(self.folder):
+            return
+        if self.folder.is_symlink() or not self.folder.is_dir():
+            raise DatasetExists(
+                f"{self.folder}: expected a folder, which a conversion keeps its work in, found a "
+                "link or file; remove it, or choose another folder"
+            )
+        with contextlib.suppress(FileNotFoundError):  # its owner is done meanwhile
+            names = sorted(name for name in os.listdir(self.folder) if not _OURS.fullmatch(name))
+            if names:
+                raise DatasetExists(
+                    f"{self.folder}: holds {names[0]} ({len(names)} such entries in all), which is "
+                    "no conversion's; move it away, or choose another folder"
+                )
 
     def _look(self) -> None:
         """Find out what an earlier conversion left; refuse what the options do not allow."""
@@ -264,7 +287,9 @@ class Staging:
         while self.lock_fd < 0:
             try:
                 make_folder(self.folder)
-                self.lock_fd = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+                self.lock_fd = os.open(
+                    self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+                )
             except FileNotFoundError:  # removed between the two
                 continue
             try:

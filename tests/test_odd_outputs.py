@@ -1,0 +1,53 @@
+"""What lies in the folder of a conversion and is not its own, or is of a writer that was killed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import shardio
+from shardio import DatasetExists
+from tests.lines import contents, convert, install, texts, write
+
+OPTIONS: Any = pytest.mark.parametrize(
+    "options", [{}, {"resume": True}, {"overwrite": True}, {"append": True}], ids=str
+)
+
+
+@pytest.fixture
+def lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    return install(tmp_path, monkeypatch)
+
+
+def make_out(lines: Path, out: Path, options: dict[str, bool]) -> Path:
+    """Where a conversion with these options can go; the folder in which it will work."""
+    out.mkdir()
+    if "append" in options:
+        convert(lines, out)
+    return out / ".conversion"
+
+
+@OPTIONS
+def test_a_folder_that_has_the_name_of_the_work_is_not_emptied(
+    lines: Path, tmp_path: Path, options: dict[str, bool]
+) -> None:
+    place = make_out(lines, tmp_path / "out", options)
+    write(place, {"thesis.tex": "a year of work"})
+    before = contents(tmp_path / "out")
+    with pytest.raises(DatasetExists, match=r"\.conversion: holds thesis\.tex .* choose another"):
+        convert(lines, tmp_path / "out", **options)
+    assert contents(tmp_path / "out") == before
+
+
+@OPTIONS
+def test_a_link_that_has_the_name_of_the_work_is_not_followed(
+    lines: Path, tmp_path: Path, options: dict[str, bool]
+) -> None:
+    place = make_out(lines, tmp_path / "out", options)
+    write(tmp_path / "elsewhere", {"plan.json": "mine", "0123456789abcdef/000.shard": "mine"})
+    place.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(DatasetExists, match=r"\.conversion: expected a folder.*found a link"):
+        convert(lines, tmp_path / "out", **options)
+    assert {*contents(tmp_path / "elsewhere").values()} == {b"mine"}
