@@ -198,7 +198,7 @@ def test_a_folder_that_holds_data_is_refused_and_left_alone(lines: Path, tmp_pat
 
 
 def test_what_a_killed_conversion_left_is_tidied_up(lines: Path, tmp_path: Path) -> None:
-    write(tmp_path / "out" / ".conversion", {"000000-000.shard": "half"})
+    write(tmp_path / "out" / ".conversion", {"0123456789abcdef/000.shard": "half"})
     convert(lines, tmp_path / "out")
     assert len(texts(tmp_path / "out")) == 7
     assert not (tmp_path / "out" / ".conversion").exists()
@@ -208,7 +208,7 @@ def test_a_conversion_that_is_running_is_not_disturbed(
     lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(staging, "LOCK_PATIENCE_S", 0.0)
-    write(tmp_path / "out" / ".conversion", {"000000-000.shard": "half"})
+    write(tmp_path / "out" / ".conversion", {"0123456789abcdef/000.shard": "half"})
     fd = os.open(tmp_path / "out" / ".conversion", os.O_RDONLY)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
@@ -216,7 +216,7 @@ def test_a_conversion_that_is_running_is_not_disturbed(
             convert(lines, tmp_path / "out")
     finally:
         os.close(fd)
-    assert (tmp_path / "out" / ".conversion" / "000000-000.shard").exists()
+    assert (tmp_path / "out" / ".conversion" / "0123456789abcdef").exists()
 
 
 @pytest.mark.parametrize(

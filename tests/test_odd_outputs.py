@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-import shardio
 from shardio import DatasetExists
-from tests.lines import contents, convert, install, texts, write
+from tests.lines import contents, convert, install, write
 
-OPTIONS: Any = pytest.mark.parametrize(
-    "options", [{}, {"resume": True}, {"overwrite": True}, {"append": True}], ids=str
-)
+OPTIONS = ({}, {"resume": True}, {"overwrite": True}, {"append": True})
 
 
 @pytest.fixture
@@ -29,7 +25,7 @@ def make_out(lines: Path, out: Path, options: dict[str, bool]) -> Path:
     return out / ".conversion"
 
 
-@OPTIONS
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_a_folder_that_has_the_name_of_the_work_is_not_emptied(
     lines: Path, tmp_path: Path, options: dict[str, bool]
 ) -> None:
@@ -41,7 +37,7 @@ def test_a_folder_that_has_the_name_of_the_work_is_not_emptied(
     assert contents(tmp_path / "out") == before
 
 
-@OPTIONS
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_a_link_that_has_the_name_of_the_work_is_not_followed(
     lines: Path, tmp_path: Path, options: dict[str, bool]
 ) -> None:
