@@ -211,6 +211,23 @@ def test_what_has_changed_is_listed_and_never_replaced(
     assert entries["a/1.txt"]["bytes"] == 7
 
 
+def test_a_file_that_grew_after_it_was_listed_is_known_as_it_was_read(
+    lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    samples = Lines.samples
+
+    def growing(self: Lines, source: Input) -> Generator[Mapping[str, Any], None, Outcome]:
+        if source.name == "a/1.txt":
+            (lines / "c" / "4.txt").write_text("four five six and more")
+        return (yield from samples(self, source))
+
+    monkeypatch.setattr(Lines, "samples", growing)
+    report = convert(lines, tmp_path / "out")
+    sizes = {source.name: source.n_bytes for source in report.inputs}
+    assert sizes["c/4.txt"] == len("four five six and more")
+    assert not append(lines, tmp_path / "out").changed
+
+
 def test_a_file_of_which_no_hash_is_kept_is_known_by_its_name(lines: Path, out: Path) -> None:
     inputs = [
         {key: value for key, value in entry.items() if key not in ("hash", "bytes")}

@@ -18,13 +18,15 @@ class InputBegun(NamedTuple):
 class InputDone(NamedTuple):
     """One input is finished: `position` among all inputs.
 
-    `hash` is that of its content where it gave samples: what an append knows it by.
+    `hash` is that of its content where it gave samples, and `n_bytes` its size when it was read:
+    what an append knows it by. The listing may be hours older.
     """
 
     unit: int
     position: int
     outcome: Outcome
     n_samples: int
+    n_bytes: int
     hash: str = ""
 
 

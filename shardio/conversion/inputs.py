@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import os
-from typing import Final
+from typing import Final, NamedTuple
 
 from shardio.format.checksum import Hasher
 
 _CHUNK_BYTES: Final = 1 << 20
 
-State = tuple[int, int, int, int]
+
+class State(NamedTuple):
+    """What tells a file from another, or from itself after a change."""
+
+    mode: int
+    inode: int
+    n_bytes: int
+    changed_ns: int
 
 
 def state_of(path: str) -> State | None:
-    """What tells a file from another, or from itself after a change; None where there is none."""
+    """The state of the file at `path`; None where there is none, or nothing can be told of it."""
     try:
         found = os.stat(path)
     except OSError:
         return None
-    return found.st_mode, found.st_ino, found.st_size, found.st_mtime_ns
+    return State(found.st_mode, found.st_ino, found.st_size, found.st_mtime_ns)
 
 
 def hash_of(path: str) -> str:

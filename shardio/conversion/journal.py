@@ -135,6 +135,7 @@ def write_record(folder: Path, done: Sequence[InputDone], end: UnitDone) -> None
                 "reason": one.outcome.reason,
                 "detail": dict(one.outcome.detail),
                 "samples": one.n_samples,
+                "bytes": one.n_bytes,
                 "hash": one.hash,
             }
             for one in done
@@ -175,6 +176,7 @@ def read_record(folder: Path, unit: Unit) -> tuple[list[InputDone], UnitDone] | 
                 position,
                 Outcome(one["outcome"], one["reason"], one["detail"]),
                 one["samples"],
+                one["bytes"],
                 one["hash"],
             )
             for position, one in enumerate(content["inputs"], unit.first)

@@ -57,7 +57,7 @@ class InputReport:
             entry["outcome"],
             entry.get("reason", ""),
             entry.get("samples", 0),
-            source.n_bytes,
+            entry.get("bytes", source.n_bytes),
             entry.get("detail", {}),
             source.label,
             entry.get("hash", ""),

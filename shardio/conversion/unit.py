@@ -14,7 +14,7 @@ from typing import IO, Any, Final
 import numpy as np
 
 from shardio.conversion.events import InputBegun, InputDone, UnitDone, UnitEvent
-from shardio.conversion.inputs import hash_of, state_of
+from shardio.conversion.inputs import State, hash_of, state_of
 from shardio.conversion.journal import read_record, write_record
 from shardio.conversion.plan import Unit
 from shardio.conversion.source import OUTCOMES, Input, Outcome, Source
@@ -66,13 +66,17 @@ def _convert(unit: Unit, job: Job, folder: Path, tell: Callable[[UnitEvent], Non
         for position, source in enumerate(unit.inputs, unit.first):
             tell(InputBegun(unit.number, position))
             with _Spool(str(folder)) as spool:
+                state, content = state_of(source.path), ""
                 if position in lost:
-                    outcome, content = Outcome("broken", lost[position]), ""
+                    outcome = Outcome("broken", lost[position])
                 else:
-                    outcome, content = _read(source, job, spool)
+                    outcome, content = _read(source, state, job, spool)
                 for sample in spool:
                     shards.append(sample)
-                done.append(InputDone(unit.number, position, outcome, spool.n_samples, content))
+                n_bytes = state.n_bytes if state else 0
+                done.append(
+                    InputDone(unit.number, position, outcome, spool.n_samples, n_bytes, content)
+                )
                 tell(done[-1])
             if outcome.kind == "broken" and job.stop_at_broken:
                 stopped = True
@@ -82,11 +86,11 @@ def _convert(unit: Unit, job: Job, folder: Path, tell: Callable[[UnitEvent], Non
     return end
 
 
-def _read(source: Input, job: Job, spool: _Spool) -> tuple[Outcome, str]:
+def _read(source: Input, before: State | None, job: Job, spool: _Spool) -> tuple[Outcome, str]:
     """Read one input to its end, into the spool: what became of it, its hash if it gave samples."""
-    before, content = state_of(source.path), ""
-    if before is not None and not stat.S_ISREG(before[0]):
-        return _read_other(source.path, before[0]), ""
+    content = ""
+    if before is not None and not stat.S_ISREG(before.mode):
+        return _read_other(source.path, before.mode), ""
     outcome = _convert_input(source, job, spool)
     if outcome.kind == "broken" and not job.keep_partial:
         spool.clear()
