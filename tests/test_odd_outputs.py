@@ -9,7 +9,7 @@ import pytest
 from shardio import DatasetExists
 from tests.lines import contents, convert, install, write
 
-OPTIONS = ({}, {"resume": True}, {"overwrite": True}, {"append": True})
+OPTIONS: tuple[dict[str, bool], ...] = ({}, {"resume": True}, {"overwrite": True}, {"append": True})
 
 
 @pytest.fixture

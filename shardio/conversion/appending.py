@@ -9,13 +9,15 @@ numbers; what is new comes behind them.
 from __future__ import annotations
 
 import os
+import stat
+import threading
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from shardio.conversion.inputs import hash_of
+from shardio.conversion.inputs import hash_of, state_of
 from shardio.conversion.plan import Listing
 from shardio.conversion.report import InputReport
 from shardio.conversion.source import Input, OutcomeKind
@@ -27,8 +29,10 @@ from shardio.writer import ShardSummary
 OF_RUN: Final = ("on_error", "shard_bytes")
 """Recorded options that say how a conversion ran, not what a sample is: an append may differ."""
 
-_RUN: Final = 256
+_MAX_RUN: Final = 256
 """Files that a thread compares at a time: a task for each would take more memory than its work."""
+_RUNS_PER_THREAD: Final = 8
+"""So many at least, as long as there are files: the last ones are to end together."""
 
 Entry = Mapping[str, Any]
 PathName = str | os.PathLike[str]
@@ -158,34 +162,44 @@ def sift(listing: Listing, base: Generation, n_threads: int, out: PathName) -> A
         if entry.get("samples"):
             known.setdefault(entry["path"], []).append(entry)
     had = [one for one in listing.inputs if one.name in known]
-    runs = [had[first : first + _RUN] for first in range(0, len(had), _RUN)]
+    n_threads = max(1, n_threads)
+    n_files = min(max(1, len(had) // (n_threads * _RUNS_PER_THREAD)), _MAX_RUN)
+    runs = [had[first : first + n_files] for first in range(0, len(had), n_files)]
+    stopped = threading.Event()
 
     def compared(run: Sequence[Input]) -> list[InputReport]:
-        return [_compared(one, known[one.name]) for one in run]
+        return [_compared(one, known[one.name], stopped) for one in run]
 
-    with ThreadPoolExecutor(max(1, n_threads)) as pool:
-        others = [report for reports in pool.map(compared, runs) for report in reports]
+    with ThreadPoolExecutor(n_threads) as pool:
+        try:
+            others = [report for reports in pool.map(compared, runs) for report in reports]
+        finally:
+            stopped.set()  # Ctrl-C is not to wait for files of any size
     new = tuple(one for one in listing.inputs if one.name not in known)
     return Additions(replace(listing, inputs=new), tuple(others))
 
 
-def _compared(one: Input, entries: Sequence[Entry]) -> InputReport:
+def _compared(one: Input, entries: Sequence[Entry], stopped: threading.Event) -> InputReport:
     """Report a file of which a dataset has samples, made of the states in `entries`."""
-    reason = _difference(one, entries)
+    reason = "" if stopped.is_set() else _difference(one, entries, stopped)
     outcome: OutcomeKind = "changed" if reason else "present"
     return InputReport(one.name, outcome, reason, 0, one.n_bytes, label=one.label)
 
 
-def _difference(one: Input, entries: Sequence[Entry]) -> str:
+def _difference(one: Input, entries: Sequence[Entry], stopped: threading.Event) -> str:
     """Say in what a file differs from all states of it that a dataset has; "" if from none."""
+    if (state := state_of(one.path)) is None:
+        return "cannot be read: it has vanished, or is a link that leads nowhere"
+    if not stat.S_ISREG(state.mode):  # opening a pipe would wait for its writer forever
+        return "not a regular file any more"
     sizes = [entry["bytes"] for entry in entries if "bytes" in entry]
-    if len(sizes) == len(entries) and one.n_bytes not in sizes:
-        return f"{one.n_bytes:,} bytes, {sizes[-1]:,} when it was converted"
+    if len(sizes) == len(entries) and state.n_bytes not in sizes:
+        return f"{state.n_bytes:,} bytes, {sizes[-1]:,} when it was converted"
     hashes = [entry["hash"] for entry in entries if "hash" in entry]
     if len(hashes) < len(entries):
         return ""  # converted by something that kept no hashes
     try:
-        found = hash_of(one.path)
+        found = hash_of(one.path, stopped)
     except OSError as error:
         return f"cannot be read: {error.strerror}"
     return "" if found in hashes else f"hash {found}, {hashes[-1]} when it was converted"

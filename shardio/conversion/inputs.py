@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from typing import Final, NamedTuple
 
 from shardio.format.checksum import Hasher
@@ -28,8 +29,10 @@ def state_of(path: str) -> State | None:
     return State(found.st_mode, found.st_ino, found.st_size, found.st_mtime_ns)
 
 
-def hash_of(path: str) -> str:
+def hash_of(path: str, stopped: threading.Event | None = None) -> str:
     """The xxh3-64 of a file's content, in 16 hex digits, as a generation keeps it.
+
+    Once `stopped` is set by another thread, the hash is of no use: it ends where it is.
 
     Raises:
         OSError: it cannot be read; the error names it.
@@ -37,7 +40,7 @@ def hash_of(path: str) -> str:
     hasher = Hasher()
     try:
         with open(path, "rb", buffering=0) as file:
-            while chunk := file.read(_CHUNK_BYTES):
+            while (stopped is None or not stopped.is_set()) and (chunk := file.read(_CHUNK_BYTES)):
                 hasher.update(chunk)
     except OSError as error:
         error.filename = path  # the system does not say it of a read

@@ -1,0 +1,124 @@
+"""Appending from sources that are not what they were: files that became something else, or grew."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import shardio
+from shardio.conversion import appending
+from shardio.conversion.inputs import hash_of
+from shardio.manifest import load, publish_next
+from tests.lines import convert, install, texts
+
+OLD = "one two three four five six seven".split()
+
+
+@pytest.fixture
+def lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    return install(tmp_path, monkeypatch)
+
+
+@pytest.fixture
+def out(lines: Path, tmp_path: Path) -> Path:
+    convert(lines, tmp_path / "out")
+    return tmp_path / "out"
+
+
+def append(root: Path, out: Path, **options: Any) -> shardio.ConversionReport:
+    return shardio.convert(root, out, append=True, **{"workers": 0, **options})
+
+
+def say_of_inputs(out: Path, **said: int | None) -> None:
+    """Publish a generation whose inputs that gave samples say something else, or None: nothing."""
+    base, inputs = load(out), []
+    for entry in base.inputs:
+        entry = {**entry, **said} if entry.get("samples") else entry
+        inputs.append({key: value for key, value in entry.items() if value is not None})
+    publish_next(out, base, inputs=tuple(inputs))
+
+
+def become_pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def become_link_to_nowhere(path: Path) -> None:
+    path.unlink()
+    path.symlink_to("nowhere")
+
+
+def become_link_to_what_it_was(path: Path) -> None:
+    path.rename(path.with_name("its content"))
+    path.symlink_to("its content")
+
+
+def truncate(path: Path) -> None:
+    os.truncate(path, 0)
+
+
+def touch(path: Path) -> None:
+    os.utime(path)
+
+
+@pytest.mark.parametrize("said", [{}, {"bytes": None}], ids=["size", "content alone"])
+@pytest.mark.parametrize(
+    ("become", "reason"),
+    [
+        (become_pipe, "not a regular file any more"),
+        (become_link_to_nowhere, "cannot be read: .* a link that leads nowhere"),
+        (truncate, "0 bytes, 7 when it was converted|hash .*"),
+        (become_link_to_what_it_was, ""),
+        (touch, ""),
+    ],
+)
+def test_what_has_become_of_a_file_is_said_and_never_waited_for(
+    lines: Path, out: Path, become: Callable[[Path], None], reason: str, said: dict[str, None]
+) -> None:
+    say_of_inputs(out, **said)
+    become(lines / "a" / "1.txt")
+    (report,) = (one for one in append(lines, out).inputs if one.name == "a/1.txt")
+    assert report.outcome == ("changed" if reason else "present")
+    assert re.fullmatch(reason, report.reason)
+    assert texts(out) == OLD
+
+
+def test_a_file_that_became_a_folder_is_one(lines: Path, out: Path) -> None:
+    (lines / "a" / "1.txt").unlink()
+    (lines / "a" / "1.txt").mkdir()
+    (lines / "a" / "1.txt" / "2.txt").write_text("eight")
+    assert append(lines, out).counts["converted"] == 1
+    assert texts(out) == [*OLD, "eight"]
+
+
+def test_ctrl_c_does_not_wait_until_files_are_compared(
+    lines: Path, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("a/1.txt", "b/3.txt", "c/4.txt", "top.txt"):
+        os.truncate(lines / name, 1 << 40)  # sparse; to hash one would take many minutes
+    say_of_inputs(out, bytes=1 << 40)
+    n_begun, is_begun = [], threading.Event()
+
+    def begun(path: str, *rest: Any) -> str:
+        n_begun.append(path)
+        is_begun.set()
+        return hash_of(path, *rest)
+
+    def interrupt() -> None:
+        is_begun.wait()
+        os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(appending, "hash_of", begun)
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        append(lines, out, workers=2)
+    thread.join()
+    assert len(n_begun) <= 2 and texts(out) == OLD
