@@ -13,10 +13,12 @@ from typing import Any
 import pytest
 
 import shardio
+from shardio import InvalidArgument
 from shardio.conversion import appending
 from shardio.conversion.inputs import hash_of
 from shardio.manifest import load, publish_next
-from tests.lines import convert, install, texts
+from shardio.surgery import repair
+from tests.lines import contents, convert, install, texts
 
 OLD = "one two three four five six seven".split()
 
@@ -122,3 +124,13 @@ def test_ctrl_c_does_not_wait_until_files_are_compared(
         append(lines, out, workers=2)
     thread.join()
     assert len(n_begun) <= 2 and texts(out) == OLD
+
+
+def test_what_was_repaired_does_not_get_the_samples_of_its_files_twice(
+    lines: Path, out: Path, tmp_path: Path
+) -> None:
+    repair(out, tmp_path / "repaired")
+    before = contents(tmp_path / "repaired")
+    with pytest.raises(InvalidArgument, match=r"was repaired, .* twice; .* and merge both"):
+        append(lines, tmp_path / "repaired", kind="lines")
+    assert contents(tmp_path / "repaired") == before

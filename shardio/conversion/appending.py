@@ -20,7 +20,7 @@ from typing import Any, Final
 from shardio.conversion.inputs import hash_of, state_of
 from shardio.conversion.plan import Listing
 from shardio.conversion.report import InputReport
-from shardio.conversion.source import Input, OutcomeKind
+from shardio.conversion.source import OUTCOMES, Input, OutcomeKind
 from shardio.errors import DatasetConflict, DatasetNotFound, InvalidArgument
 from shardio.format.schema import Schema
 from shardio.manifest import Generation, holds_dataset, load, settle
@@ -70,6 +70,20 @@ def _without_added_columns(base: Generation, out: PathName) -> Generation:
             "samples would lack; convert into a folder of its own, add them there, and merge both"
         )
     return base
+
+
+def refuse_repaired(base: Generation, out: PathName) -> None:
+    """Make sure that it can be told which files a dataset has the samples of.
+
+    Raises:
+        InvalidArgument: a repair, which knows shards and not files, said what its inputs are.
+    """
+    if any(entry["outcome"] not in (*OUTCOMES, "not_reached") for entry in base.inputs):
+        raise InvalidArgument(
+            f"{os.fspath(out)}: was repaired, so it is not known any more which files gave its "
+            "samples: those that did would come twice; convert what is new into a folder of its "
+            "own, and merge both"
+        )
 
 
 def inherit(

@@ -14,6 +14,7 @@ from shardio.conversion.appending import (
     follow,
     load_base,
     refuse_other_samples,
+    refuse_repaired,
     sift,
 )
 from shardio.conversion.crew import run_crew
@@ -69,6 +70,7 @@ def append_files(
     converter = _described(job)
     with staging:
         base = load_base(staging.out)  # as it is now that nobody else appends files
+        refuse_repaired(base, staging.out)
         refuse_other_samples(base, converter, job.source.schema(), staging.out)
         additions = sift(listing, base, request.n_workers, staging.out)
         units = cut(additions.listing.inputs)
