@@ -109,8 +109,10 @@ def test_an_error_about_a_file_names_it(
 def test_control_characters_in_a_name_do_not_reach_the_terminal(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert cli.main(["inspect", "no\x1b[2Jsuch\nfile"]) == 2
-    assert "\x1b" not in capsys.readouterr().err
+    assert cli.main(["inspect", "no\x1b[2Jsuch\nshardio: file"]) == 2
+    err = capsys.readouterr().err
+    assert "\x1b" not in err and err.count("\n") == 1
+    assert r"no\x1b[2Jsuch\nshardio: file: there is no such" in err
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -112,8 +112,10 @@ def _run(options: argparse.Namespace) -> int:
 
 def _complain_of(error: BaseException, what: str) -> None:
     """Print what went wrong, and what was noted about it: how to go on."""
+    keeps_lines = isinstance(error, shardio.WorkerDied | shardio.TransformError)
     for text in (what, *getattr(error, "__notes__", ())):
-        complain(_one_line(text))
+        # A worker's traceback keeps its lines; in a name, a line's end would pass for one of ours.
+        complain("\n".join(map(plain, text.splitlines())) if keeps_lines else plain(text))
 
 
 def parser() -> argparse.ArgumentParser:
@@ -151,8 +153,3 @@ def _system_error(error: OSError, options: argparse.Namespace) -> str:
     if hasattr(options, "out"):
         return f"{options.out if error.errno in FULL else options.command}: {reason}"
     return f"{options.path}: {reason}"
-
-
-def _one_line(text: str) -> str:
-    """The message without control characters; a worker's traceback keeps its lines."""
-    return "\n".join(plain(line) for line in text.splitlines())
