@@ -85,7 +85,7 @@ def read_plan(folder: Path) -> Plan | None:
     if content.get("version") != _VERSION:
         raise InvalidArgument(
             f"{folder / PLAN}: version {content.get('version')!r} of the journal, this shardio "
-            f"reads {_VERSION}; resume with the shardio that began, or overwrite"
+            f"reads {_VERSION}; resume with the shardio that began"
         )
     settings, units = content.get("settings"), content.get("units")
     replaces, appends = content.get("replaces"), content.get("appends")
@@ -93,7 +93,7 @@ def read_plan(folder: Path) -> Plan | None:
     if not (is_whole and isinstance(settings, dict) and isinstance(units, list)):
         raise DatasetCorrupt(
             f"{folder / PLAN}: a plan has settings, units, and whether it replaces a dataset or "
-            f"appends to it; found {sorted(content)}; overwrite to start again"
+            f"appends to it; found {sorted(content)}"
         )
     return Plan(settings, tuple(map(str, units)), bool(replaces), bool(appends))
 

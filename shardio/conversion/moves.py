@@ -33,6 +33,7 @@ from shardio.manifest import (
 )
 from shardio.sealed import read_sealed, sealed, write_sealed
 from shardio.storage import rename_new, sync_folder
+from shardio.surgery.staging import sweep
 
 _LIST: Final = "moves.json"
 _REPLACED: Final = "replaced"
@@ -64,6 +65,16 @@ def _parts(out: Path) -> list[str]:
     numbers = [int(path.stem) for path in (out / GENERATIONS).glob("[0-9]*.json")]
     named = {shard.name for n in numbers for shard, _ in load_generation(out, n).files}
     return [POINTER, GENERATIONS, *sorted(name for name in named if (out / name).exists())]
+
+
+def clean(out: Path) -> None:
+    """Remove what writers of a dataset that were killed left beside it, and nobody will go on with.
+
+    Shards stay: whether somebody is about to name them cannot be told.
+    """
+    with contextlib.suppress(DatasetCorrupt, DatasetNotFound, ShardUnsupported):
+        settle(out)
+        sweep(out)
 
 
 class Moves:

@@ -26,7 +26,7 @@ from shardio.conversion.journal import (
     refuse_other_settings,
     write_plan,
 )
-from shardio.conversion.moves import Moves, refuse_strangers
+from shardio.conversion.moves import Moves, clean, refuse_strangers
 from shardio.disk import make_folder, remove_folder, remove_tree, unlink
 from shardio.errors import (
     DataError,
@@ -123,7 +123,7 @@ class Staging:
         if not (self._resume or self._overwrite or self.is_published):
             raise DatasetExists(self._interrupted())
         if self._resume:
-            self._plan = read_plan(self.folder)
+            self._plan = self._read_plan("overwrite (--overwrite) starts again")
             if self._plan is not None and self._plan.appends:
                 raise DatasetExists(self._interrupted())
         if not self.is_published:
@@ -139,13 +139,19 @@ class Staging:
             self.is_published = False
             return
         self._moves.undo()  # so that the folder may be deleted as well
-        try:
-            plan = read_plan(self.folder)
-        except DatasetCorrupt as error:
-            raise DatasetCorrupt(f"{error}; {self._give_up}") from error
+        plan = self._read_plan(self._give_up)
         if plan is not None and not (plan.appends and self._resume):
             raise DatasetExists(self._interrupted())
         self._plan = plan
+
+    def _read_plan(self, way_out: str) -> Plan | None:
+        """Read the plan; an error says how to go on without it."""
+        try:
+            return read_plan(self.folder)
+        except DatasetCorrupt as error:
+            raise DatasetCorrupt(f"{error}; {way_out}") from error
+        except InvalidArgument as error:
+            raise InvalidArgument(f"{error}; {way_out}") from error
 
     def _interrupted(self) -> str:
         """Say what lies here, and how to go on."""
@@ -176,6 +182,7 @@ class Staging:
         if self.appends:
             refuse_missing(self.out)
         elif self._overwrite or (self._plan is not None and self._plan.replaces):
+            clean(self.out)
             refuse_strangers(self.out, but=NAME)
         else:
             refuse_existing(self.out, but=NAME)
