@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 
-from shardio import DatasetExists, InvalidArgument
+from shardio import Array, DatasetCorrupt, DatasetExists, DatasetNotFound, InvalidArgument
+from shardio.conversion import files
+from shardio.conversion.staging import Staging
 from shardio.sealed import sealed
-from tests.lines import contents, convert, install, write
+from shardio.surgery import add_column, audit_dataset
+from tests.lines import contents, convert, install, texts, write
 
+OLD = "one two three four five six seven".split()
 OPTIONS: tuple[dict[str, bool], ...] = ({}, {"resume": True}, {"overwrite": True}, {"append": True})
 
 
@@ -78,3 +83,106 @@ def test_a_plan_of_another_version_is_told_with_a_way_out_that_loses_nothing(
     with pytest.raises(InvalidArgument, match=f"version 1 .* began; {way_out}") as caught:
         convert(lines, tmp_path / "out", **options)
     assert ("overwrite" in str(caught.value)) == ("append" not in options)
+
+
+@pytest.fixture
+def killed_append(lines: Path, tmp_path: Path) -> Path:
+    """A dataset, and what an append has left that was killed when it had moved its shards out."""
+    convert(lines, tmp_path / "out")
+    write(lines, {"z/8.txt": "eight"})
+    leave(lines, tmp_path / "out", "publish_next", append=True)
+    return tmp_path / "out"
+
+
+@pytest.fixture
+def killed_replacement(lines: Path, tmp_path: Path) -> Path:
+    """A folder in which a conversion was killed that had moved the old dataset away."""
+    convert(lines, tmp_path / "out")
+    leave(lines, tmp_path / "out", "publish", overwrite=True)
+    return tmp_path / "out"
+
+
+def leave(lines: Path, out: Path, killed_at: str, **options: bool) -> None:
+    def kill(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Staging, "_tidy_up", kill)
+        patch.setattr(files, killed_at, kill)
+        with pytest.raises(KeyboardInterrupt):
+            convert(lines, out, **options)
+
+
+def damage(out: Path) -> None:
+    place = out / ".conversion" / "moves.json"
+    place.write_bytes(place.read_bytes().replace(b"lineage", b"Lineage"))
+
+
+@pytest.mark.parametrize("options", [{"append": True}, {"overwrite": True}], ids=str)
+def test_of_a_damaged_list_of_moves_the_way_out_is_told(
+    lines: Path, killed_append: Path, options: dict[str, bool]
+) -> None:
+    damage(killed_append)
+    with pytest.raises(DatasetCorrupt, match=r"moves\.json: changed .* up, delete .*conversion$"):
+        convert(lines, killed_append, **options)
+    shutil.rmtree(killed_append / ".conversion")  # as the message says
+    convert(lines, killed_append, append=True)
+    assert texts(killed_append) == [*OLD, "eight"]
+
+
+def test_of_a_damaged_list_of_what_was_replaced_the_way_back_is_told(
+    lines: Path, killed_replacement: Path
+) -> None:
+    damage(killed_replacement)
+    replaced = killed_replacement / ".conversion" / "replaced"
+    with pytest.raises(DatasetCorrupt, match=rf"move what {replaced} holds back into .*, delete"):
+        convert(lines, killed_replacement, resume=True)
+    for path in replaced.iterdir():  # as the message says
+        path.rename(killed_replacement / path.name)
+    shutil.rmtree(killed_replacement / ".conversion")
+    assert (
+        texts(killed_replacement) == OLD
+        and not audit_dataset(killed_replacement, workers=0).findings
+    )
+
+
+@pytest.mark.parametrize(
+    "move",
+    [
+        [".conversion/0123456789abcdef/000.shard", "../victim"],
+        ["../victim", ".conversion/replaced/../victim"],
+        [".conversion/../../victim", "000000-000.shard"],
+        [".conversion/replaced/victim", "/victim"],
+        ["victim", "elsewhere"],
+        ["victim"],
+        [1, 2],
+    ],
+    ids=str,
+)
+def test_a_list_of_moves_moves_nothing_that_lies_elsewhere(
+    lines: Path, killed_append: Path, move: list[object]
+) -> None:
+    content = {"lineage": "x", "generation": 9, "moves": [move]}
+    (killed_append / ".conversion" / "moves.json").write_bytes(sealed(content))
+    (killed_append.parent / "victim").write_text("mine")
+    before = contents(killed_append.parent)
+    with pytest.raises(DatasetCorrupt, match=r"moves\.json: no list of what a conversion moves"):
+        convert(lines, killed_append, append=True)
+    assert contents(killed_append.parent) == before
+
+
+def test_while_a_dataset_is_being_replaced_nothing_is_appended(
+    lines: Path, killed_replacement: Path
+) -> None:
+    with pytest.raises(DatasetNotFound, match=r"resume it \(--resume\) before anything is"):
+        convert(lines, killed_replacement, append=True)
+    convert(lines, killed_replacement, resume=True)
+    assert texts(killed_replacement) == OLD
+
+
+def test_an_append_that_cannot_go_on_since_a_column_was_added_says_what_is_left(
+    lines: Path, killed_append: Path
+) -> None:
+    add_column(killed_append, "extra", Array("int32"), range(7))
+    with pytest.raises(InvalidArgument, match=r"added later.*\.conversion is of .*: delete it"):
+        convert(lines, killed_append, append=True, resume=True)

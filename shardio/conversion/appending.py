@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from shardio.conversion.inputs import hash_of, state_of
+from shardio.conversion.journal import NAME, PLAN
 from shardio.conversion.plan import Listing
 from shardio.conversion.report import InputReport
 from shardio.conversion.source import OUTCOMES, Input, OutcomeKind
@@ -44,6 +45,11 @@ def refuse_missing(out: PathName) -> None:
     Raises:
         DatasetNotFound: there is none.
     """
+    if not holds_dataset(out) and (Path(out) / NAME / PLAN).exists():
+        raise DatasetNotFound(
+            f"{os.fspath(out)}: an interrupted conversion lies here; resume it (--resume) before "
+            "anything is appended"
+        )
     if not holds_dataset(out):
         raise DatasetNotFound(
             f"{os.fspath(out)}: holds no dataset to append to; leave out append (--append) to make "
@@ -65,9 +71,13 @@ def load_base(out: PathName) -> Generation:
 def _without_added_columns(base: Generation, out: PathName) -> Generation:
     """Make sure that the shards of a generation hold whole samples."""
     if added := [side.name for side in base.sides]:
+        work = Path(out) / NAME
+        left = f"; {work} is of a conversion that is not done: delete it, unless it is to go on"
+        left *= (work / PLAN).exists()
         raise InvalidArgument(
             f"{os.fspath(out)}: has columns that were added later ({', '.join(added)}), which new "
             "samples would lack; convert into a folder of its own, add them there, and merge both"
+            f"{left}"
         )
     return base
 

@@ -30,6 +30,8 @@ from shardio.surgery import audit_shard
 from shardio.version import __version__
 from shardio.writer import ShardSummary
 
+NAME: Final = ".conversion"
+"""The folder in `out` where a conversion keeps its work."""
 PLAN: Final = "plan.json"
 RECORD: Final = "unit.json"
 _VERSION: Final = 2

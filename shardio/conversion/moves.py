@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from shardio.disk import make_folder, unlink
 from shardio.errors import (
@@ -75,6 +75,11 @@ def clean(out: Path) -> None:
     with contextlib.suppress(DatasetCorrupt, DatasetNotFound, ShardUnsupported):
         settle(out)
         sweep(out)
+
+
+def _is_name(name: str) -> bool:
+    """Whether it names an entry of a folder, and leads to no other."""
+    return name not in ("", ".", "..") and "/" not in name and "\0" not in name
 
 
 class Moves:
@@ -163,9 +168,35 @@ class Moves:
         place = self._folder / _LIST
         if not place.exists():
             return None
-        content = read_sealed(place)
-        moves = [(source, target) for source, target in content["moves"]]
-        return content["lineage"], content["generation"], moves
+        try:
+            content = read_sealed(place)
+            if not self._is_list(content):
+                raise DatasetCorrupt(f"{place}: no list of what a conversion moves")
+        except DatasetCorrupt as error:
+            replaced = self._folder / _REPLACED
+            first = f"move what {replaced} holds back into {self._out}, " * replaced.exists()
+            raise DatasetCorrupt(
+                f"{error}; to give the conversion up, {first}delete {self._folder}"
+            ) from error
+        return content["lineage"], content["generation"], [(a, b) for a, b in content["moves"]]
+
+    def _is_list(self, content: Mapping[str, Any]) -> bool:
+        """Whether `do` can have written it: nothing outside of the two folders is ever moved."""
+        moves = content.get("moves")
+        if type(content.get("lineage")) is not str or type(content.get("generation")) is not int:
+            return False
+        return isinstance(moves, list) and all(
+            isinstance(move, list) and len(move) == 2 and self._is_move(*move) for move in moves
+        )
+
+    def _is_move(self, source: object, target: object) -> bool:
+        """Whether it leads from the folder into `out`, or from `out` to what is replaced."""
+        if not (isinstance(source, str) and isinstance(target, str)):
+            return False
+        if target == f"{self._folder.name}/{_REPLACED}/{source}":
+            return _is_name(source)
+        here, *parts = source.split("/")
+        return here == self._folder.name and all(map(_is_name, [*parts, target]))
 
     def _replaces(self, moves: Sequence[tuple[str, str]]) -> bool:
         return bool(moves) and moves[0][0] == POINTER

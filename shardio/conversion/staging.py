@@ -19,6 +19,7 @@ from typing import Final, Self
 
 from shardio.conversion.appending import refuse_missing
 from shardio.conversion.journal import (
+    NAME,
     PLAN,
     Plan,
     has_records,
@@ -38,7 +39,6 @@ from shardio.errors import (
 from shardio.manifest import holds_dataset, refuse_existing
 from shardio.storage import sync_folder
 
-NAME: Final = ".conversion"
 _OURS: Final = re.compile(
     r"[0-9a-f]{16}|empty|replaced|\d+-\d+\.unit|(plan|moves)\.json|\.(plan|moves)\.json\.[0-9a-f]+\.tmp"
 )
