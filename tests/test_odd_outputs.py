@@ -186,3 +186,14 @@ def test_an_append_that_cannot_go_on_since_a_column_was_added_says_what_is_left(
     add_column(killed_append, "extra", Array("int32"), range(7))
     with pytest.raises(InvalidArgument, match=r"added later.*\.conversion is of .*: delete it"):
         convert(lines, killed_append, append=True, resume=True)
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_a_dataset_is_not_its_own_source(
+    lines: Path, tmp_path: Path, options: dict[str, bool]
+) -> None:
+    convert(lines, tmp_path / "out")
+    before = contents(tmp_path / "out")
+    with pytest.raises(InvalidArgument, match="out: is the folder that is written to"):
+        convert(tmp_path / "out", tmp_path / "out", **options)
+    assert contents(tmp_path / "out") == before

@@ -67,7 +67,8 @@ def list_inputs(root: str, but: str = "") -> Listing:
         but: a folder that is left out wherever it lies: the one that is written to.
 
     Raises:
-        InvalidArgument: there is nothing at `root`, or no file in it, or it is a pipe or device.
+        InvalidArgument: there is nothing at `root`, or no file in it, or it is a pipe or device, or
+            it is `but`.
         OSError: `root` itself cannot be listed.
     """
     if not os.path.lexists(root):
@@ -81,9 +82,11 @@ def list_inputs(root: str, but: str = "") -> Listing:
     path = os.path.abspath(root)
     if not os.path.isdir(root):
         return Listing((_input(_text(os.path.basename(path)), path, -1),), ())
+    if (written := _identity(but)) is not None and _identity(path) == written:
+        raise InvalidArgument(f"{root}: is the folder that is written to; choose another one")
     files: list[tuple[str, str, str]] = []  # name, path, class
     folders: set[str] = set()
-    for folder, names, has_folders in _walk(path, _identity(but)):
+    for folder, names, has_folders in _walk(path, written):
         if folder and (names or not has_folders):
             folders.add(folder)
         for name in names:
