@@ -58,8 +58,8 @@ class Inquiry:
         return [claim_of_first(self._recipe, self._dataset).text] if is_busy else []
 
     def _take(self, answer: Answer | Loss) -> Schema | None:
-        if isinstance(answer, Loss) and answer.worker != _ASKED:
-            return None
+        if isinstance(answer, Loss) and not (self._is_asked and answer.worker == _ASKED):
+            return None  # it died idle, perhaps just after its answer
         self._is_asked = False
         if isinstance(answer, Loss):
             return self._ask_again(answer)
@@ -74,7 +74,9 @@ class Inquiry:
         """Ask another worker, unless the first sample has killed enough of them."""
         self._n_deaths += 1
         claim = claim_of_first(self._recipe, self._dataset)
-        error = error_of_death(loss.how, loss.signal, claim, "", self._dataset)
+        n = self._n_deaths
+        many = f", which {n} workers have died of" if n > 1 else ""
+        error = error_of_death(loss.how, loss.signal, claim, many, self._dataset)
         if not is_final(error, self._n_deaths):
             return self.ask()
         self._n_deaths = 0
