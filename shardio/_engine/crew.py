@@ -112,13 +112,14 @@ class Crew(Closing):
 
     def signal(self, index: int, number: int) -> bool:
         """Send a signal to worker `index`; False if there is no process yet, or no more."""
-        worker = self._held.workers[index]
-        if worker.pidfd is None or worker.ended is not None:
-            return False
-        try:
-            signal.pidfd_send_signal(worker.pidfd, number)
-        except ProcessLookupError:
-            return False
+        with self._held.lock:  # another thread may close the crew, and with it the pidfd
+            worker = self._held.workers[index]
+            if worker.pidfd is None or worker.ended is not None:
+                return False
+            try:
+                signal.pidfd_send_signal(worker.pidfd, number)
+            except ProcessLookupError:
+                return False
         return True
 
     def wait(self, timeout_s: float | None = None) -> list[Event]:
