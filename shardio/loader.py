@@ -139,7 +139,7 @@ class ShardLoader(Closing):
             if self._options.output == "tinygrad":
                 self._maker = _tensor_maker(self._options.device)
                 if self._maker.aliases:
-                    self._engine.settle = self._maker.synchronize
+                    self._engine.settle_by(self._maker.synchronize)
         except BaseException:
             self.close()
             raise

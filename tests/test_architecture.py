@@ -244,3 +244,10 @@ def test_what_a_worker_process_loads_never_reaches_multiprocessing_or_tinygrad(e
 def test_library_code_never_prints(module: str) -> None:
     calls = [node for node in _nodes(_tree(MODULES[module])) if isinstance(node, ast.Call)]
     assert [c.lineno for c in calls if ast.unparse(c.func) in {"print", "sys.stdout.write"}] == []
+
+
+def test_the_map_of_the_engine_names_every_module_of_it() -> None:
+    folder = ROOT / "shardio" / "_engine"
+    names = {path.name for path in folder.glob("*.py")} - {"__init__.py"}
+    rows = [line for line in (folder / "README.md").read_text().splitlines() if line[:1] == "|"]
+    assert {name for name in names if not any(f"`{name}`" in row for row in rows)} == set()

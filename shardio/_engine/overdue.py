@@ -1,7 +1,7 @@
 """What workers are doing when a batch does not come in time: their Python stacks.
 
 A worker answers a signal from C, whatever its Python code hangs in, by writing the stacks of its
-threads into a file that it shares with main.
+threads into a file that it alone shares with main.
 """
 
 from __future__ import annotations
@@ -9,10 +9,12 @@ from __future__ import annotations
 import faulthandler
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from textwrap import indent
 from typing import Final
 
 from shardio._engine.zygote import ASK_FOR_STACKS
+from shardio.errors import BatchOverdue
 
 _PATIENCE_S: Final = 1.0
 _QUIET_S: Final = 0.02
@@ -26,27 +28,65 @@ def answer_with_stacks(fd: int) -> None:
     faulthandler.register(ASK_FOR_STACKS, fd, all_threads=True, chain=False)
 
 
-def ask_for_stacks(fd: int, send: Callable[[int], bool]) -> str:
-    """The stacks of a worker, from the innermost frame to its first that is not the user's.
+def overdue(
+    what: str,
+    path: str,
+    timeout_s: float | None,
+    workers: Sequence[tuple[str, str]],
+    tasks_of: Callable[[int], list[str]],
+) -> BatchOverdue:
+    """The error for what did not come in time, with what every worker is doing.
 
     Args:
-        fd: the file that it was given.
-        send: sends it a signal of this number; False where there is no process to take it.
+        what: did not come.
+        path: of the dataset.
+        timeout_s: how long it was waited for.
+        workers: who each is, and its stacks.
+        tasks_of: what the worker of a number has not answered, in words.
     """
-    before = os.fstat(fd).st_size
-    if not send(ASK_FOR_STACKS):
-        return "it is being started"
-    end_s = time.monotonic() + _PATIENCE_S
-    size, since_s = before, time.monotonic()
+    lines = [f"{what} of {path} did not come within {timeout_s:g} s"]
+    for worker, (who, stacks) in enumerate(workers):
+        tasks = "; ".join(tasks_of(worker)) or "without a task"
+        lines += [f"{who}, {tasks}:", indent(stacks, "    ")]
+    return BatchOverdue("\n".join(lines))
+
+
+def ask_for_stacks(fds: Sequence[int], send: Callable[[int, int], bool]) -> list[str]:
+    """The stacks of all workers, from the innermost frame to the first that is not the user's.
+
+    They are asked at the same time, and have `_PATIENCE_S` together.
+
+    Args:
+        fds: the file that each was given.
+        send: sends a worker a signal of a number; False where there is no process to take it.
+    """
+    before = _sizes(fds)
+    is_asked = [send(worker, ASK_FOR_STACKS) for worker in range(len(fds))]
+    sizes, since_s = before, time.monotonic()
+    end_s = since_s + _PATIENCE_S
     while (now_s := time.monotonic()) < end_s:
-        if (found := os.fstat(fd).st_size) != size:
-            size, since_s = found, now_s
-        elif size > before and now_s - since_s > _QUIET_S:
+        if (found := _sizes(fds)) != sizes:
+            sizes, since_s = found, now_s
+        n_silent = sum(
+            asked and size == old for asked, size, old in zip(is_asked, sizes, before, strict=True)
+        )
+        if not n_silent and now_s - since_s > _QUIET_S:
             break
         time.sleep(0.002)
-    if size == before:
+    return [
+        _said(fd, start, stop) if asked else "it is being started"
+        for fd, start, stop, asked in zip(fds, before, sizes, is_asked, strict=True)
+    ]
+
+
+def _sizes(fds: Sequence[int]) -> list[int]:
+    return [os.fstat(fd).st_size for fd in fds]
+
+
+def _said(fd: int, start: int, stop: int) -> str:
+    if start == stop:
         return f"it has not said within {_PATIENCE_S:g} s what it is doing"
-    return _shortened(os.pread(fd, size - before, before).decode("utf-8", "replace"))
+    return _shortened(os.pread(fd, stop - start, start).decode("utf-8", "replace"))
 
 
 def _shortened(text: str) -> str:

@@ -31,6 +31,8 @@ class Passes:
         self._words: npt.NDArray[np.uint8] = np.zeros(N_SLOTS, np.uint8)
         self.ended: deque[Iteration] = deque()
         """Passes that `cancel` was called for, until `take_ended` gives them out."""
+        self.is_torn = False
+        """Whether the bookkeeping may be wrong: an exception has left it half done."""
 
     def share(self) -> int:
         """Put the words into memory that workers can map; the caller owns its descriptor."""

@@ -71,11 +71,21 @@ class Workers:
         self._last_words: dict[int, str] = {}
 
     def introduce(self, dataset: ShardDataset, fds: Sequence[int]) -> None:
-        """Hand over the files that workers share with main; they stay the caller's."""
+        """Hand over the files that workers share with main; they stay the caller's.
+
+        Args:
+            dataset: main's own.
+            fds: MARKS, CANCELLED, and from STACKS on one for each worker.
+        """
         hello = _message(Ask.HELLO) + dataset.lineage.encode()
         self._hello = hello, tuple(fds)
         for worker in range(self.n_workers):
-            self._crew.send(worker, *self._hello)
+            self._greet(worker)
+
+    def _greet(self, worker: int) -> None:
+        if self._hello is not None:
+            hello, fds = self._hello
+            self._crew.send(worker, hello, [*fds[:STACKS], fds[STACKS + worker]])
 
     def use_layout(self, layout: BlockLayout) -> None:
         """Lay blocks out so from now on."""
@@ -117,12 +127,9 @@ class Workers:
         """Who each worker is, and its Python stacks."""
         if self._hello is None:
             return []
-        fd = self._hello[1][STACKS]
-        found = []
-        for worker, pid in enumerate(self._crew.pids()):
-            stacks = ask_for_stacks(fd, functools.partial(self._crew.signal, worker))
-            found.append((f"worker {worker} (process {pid})", stacks))
-        return found
+        stacks = ask_for_stacks(self._hello[1][STACKS:], self._crew.signal)
+        names = [f"worker {i} (process {pid})" for i, pid in enumerate(self._crew.pids())]
+        return list(zip(names, stacks, strict=True))
 
     def _bury(self, died: Died) -> str:
         """Replace a dead worker; returns how it died, in words."""
@@ -135,8 +142,7 @@ class Workers:
         for block in self._blocks.values():
             block.known_to.discard(died.worker)
         self._crew.restart(died.worker)
-        if self._hello is not None:
-            self._crew.send(died.worker, *self._hello)
+        self._greet(died.worker)
         if self._layout is not None:
             self._crew.send(died.worker, self._layout)
         return how

@@ -37,7 +37,7 @@ class Ask(IntEnum):
     SCHEMA = 2  # run the transform on the first sample, and say what comes out
     BLOCK = 3  # here is a block: its descriptor comes along
     LAYOUT = 4  # lay blocks out for the schema that follows
-    HELLO = 5  # here are the files that are shared: MARKS, CANCELLED, STACKS
+    HELLO = 5  # here are the files that are shared: MARKS, CANCELLED, the worker's STACKS
 
 
 class Status(IntEnum):

@@ -20,6 +20,8 @@ from shardio._engine import passes as passes_module
 from shardio._engine.engine import Engine
 from shardio._engine.iteration import Iteration
 from shardio._engine.recipe import Recipe
+from shardio._engine.staff import Loss
+from shardio.collate import CLAIMED
 from tests.loading import TWO_FIELDS, bits, two_fields, write_dataset
 
 pytestmark = pytest.mark.usefixtures("warm_zygote")
@@ -104,7 +106,7 @@ def test_the_end_of_a_lease_brings_its_block_back_after_the_device_has_settled(
         nonlocal n_settled
         n_settled += 1
 
-    engine.settle = settle
+    engine.settle_by(settle)
     iteration = engine.iterate(0, 0, 10)
     engine.next(iteration)
     lease = engine.lease(iteration)
@@ -236,3 +238,17 @@ def test_blocks_grow_for_workers_and_main_alike(tmp_path: Path) -> None:
             found.append([bits(batch) for _ in range(2) for batch in loader])
     assert found[0] == found[1] == found[2]
     assert [len(text) for text in found[0][9][4][0][1]] == [i**3 for i in range(90, 100)]
+
+
+def test_what_a_worker_left_of_a_cancelled_pass_is_not_held_against_the_next(folder: str) -> None:
+    engine = _engine(folder, 0)
+    iteration = engine.iterate(0, 0, 10)
+    (number,) = iteration.schedule.tasks_of(0).values()
+    origins = iteration.layout.origins(engine.pool[number].bytes)
+    origins["status"] = CLAIMED
+    engine.cancel(iteration)
+    engine.traffic.reap()
+    engine.traffic._route(Loss(0, "worker 0 was killed by signal 9", 9))
+    assert not (origins["status"] == CLAIMED).any()
+    assert len(engine._passes) == 0 and engine.pool.has_idle
+    engine.close()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from shardio import EnvironmentUnsuitable, ShardLoader
-from shardio._engine import blocks, engine, schedule, staff
+from shardio._engine import blocks, engine, schedule, staff, traffic
 from shardio._engine.crew import Crew
 from shardio.order import Order
 from tests.loading import TWO_FIELDS, two_fields, write_dataset
@@ -20,9 +20,9 @@ PLACES: list[tuple[Any, str]] = [
     (staff.Local, "wait"),
     (staff.Workers, "give"),
     (staff.Local, "give"),
-    (engine.Engine, "_route"),
-    (engine.Engine, "_reap"),
-    (engine.Engine, "_feed"),
+    (traffic.Traffic, "_route"),
+    (traffic.Traffic, "reap"),
+    (traffic.Traffic, "feed"),
     (engine.Engine, "lease"),
     (blocks.BlockPool, "take_back_returned"),
     (blocks.BlockPool, "lease"),
@@ -91,8 +91,8 @@ def test_another_pass_goes_on_after_an_interrupt_of_the_first(
         other = iter(loader)
         found = [int(label) for _ in range(3) for label in next(other)["label"]]
         with pytest.MonkeyPatch.context() as patch:
-            route = interrupting(engine.Engine._route, 3, after=False)
-            patch.setattr(engine.Engine, "_route", route)
+            route = interrupting(traffic.Traffic._route, 3, after=False)
+            patch.setattr(traffic.Traffic, "_route", route)
             with pytest.raises(KeyboardInterrupt):
                 epoch_of(loader)
         found += [int(label) for batch in other for label in batch["label"]]

@@ -110,3 +110,40 @@ def test_batches_that_come_in_time_are_as_without_a_limit(folder: str) -> None:
 def test_a_timeout_is_a_number_of_seconds(folder: str, timeout_s: Any) -> None:
     with pytest.raises(InvalidArgument, match="timeout_s must be a number of seconds above 0"):
         ShardLoader(folder, BATCH, output="numpy", num_workers=0, timeout_s=timeout_s)
+
+
+def test_without_workers_no_batch_is_overdue(folder: str) -> None:
+    def slow(sample: dict[str, Any]) -> dict[str, Any]:
+        time.sleep(0.002)
+        return sample
+
+    with ShardLoader(
+        folder, BATCH, output="numpy", num_workers=0, transform=slow, timeout_s=0.001
+    ) as loader:
+        for _ in zip(range(2), loader, strict=False):  # each has begun another batch, done first
+            assert [int(i) for batch in loader for i in batch["label"]] == list(range(N))
+
+
+def test_the_stacks_of_one_worker_are_never_taken_for_anothers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(overdue, "_PATIENCE_S", 0.05)
+    files = [(tmp_path / str(worker)).open("wb+", buffering=0) for worker in range(4)]
+
+    def send(worker: int, _: int) -> bool:
+        if worker == 2:  # all but the first are quick to answer; the third is not there yet
+            return False
+        if worker:
+            files[worker].write(f"  worker {worker}\n".encode())
+        return True
+
+    for _ in range(2):  # what they have said before is not said again
+        found = overdue.ask_for_stacks([file.fileno() for file in files], send)
+        assert found == [
+            "it has not said within 0.05 s what it is doing",
+            "  worker 1",
+            "it is being started",
+            "  worker 3",
+        ]
+    for file in files:
+        file.close()

@@ -1,0 +1,237 @@
+"""Tasks to workers, their answers to passes, blocks round and round: what goes on for every batch.
+
+One Traffic belongs to one staff, one pool of blocks and one layout: an engine that starts anew with
+others makes another. All of it is for whoever holds the engine's lock.
+"""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import time
+from collections.abc import Callable
+
+from shardio._engine.blocks import BlockPool
+from shardio._engine.claims import Claims, claims_in, clear_claims, error_of_death, is_final
+from shardio._engine.iteration import Delivered, Iteration
+from shardio._engine.overdue import overdue
+from shardio._engine.passes import Passes
+from shardio._engine.recipe import Recipe
+from shardio._engine.schedule import Schedule
+from shardio._engine.staff import Answer, Loss, Staff
+from shardio._engine.wire import Ask, Status, Task
+from shardio.dataset import ShardDataset
+from shardio.errors import MemoryShort, TransformError
+
+# Plain numbers: members of an enum are slow to look up and to compare.
+_FILL, _FILLED = int(Ask.FILL), int(Status.FILLED)
+
+
+class Traffic:
+    """Gives tasks out, routes answers, hands filled blocks over; owns nothing of what it is given.
+
+    Args:
+        recipe: what is in a batch.
+        dataset: main's own, for what is said of failures.
+        staff: who fills.
+        passes: what is under way.
+        pool: the blocks that go round.
+        n_blocks: how many there should be for one pass.
+        memory_bytes: budget of all blocks, for messages.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        dataset: ShardDataset,
+        staff: Staff,
+        passes: Passes,
+        pool: BlockPool,
+        *,
+        n_blocks: int,
+        memory_bytes: int,
+    ) -> None:
+        self._recipe, self._dataset, self._staff, self._passes = recipe, dataset, staff, passes
+        self.pool = pool
+        self._n_blocks, self._memory_bytes = n_blocks, memory_bytes
+        self.settle: Callable[[], None] | None = None
+        """Called before the memory of batches that were let go is used again."""
+
+    def next(self, iteration: Iteration, timeout_s: float | None) -> Delivered | None:
+        """The next filled block of a pass, or None at its end; waits for it, so long at most.
+
+        Raises:
+            what failed when the block was filled; BatchOverdue; MemoryShort.
+        """
+        schedule, pool = iteration.schedule, self.pool
+        if iteration.held is not None:
+            self._take_back(iteration)
+        if schedule.is_over or iteration.is_cancelled:
+            return None
+        step = schedule.next_step
+        self.reap()
+        self.feed(iteration)
+        end_s = None if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            try:
+                block = schedule.deliver()
+            except BaseException:
+                self._passes.is_torn = not schedule.is_over  # what a batch failed of tears nothing
+                raise
+            if block is not None:
+                break
+            if not schedule.n_in_flight and not self._passes.n_coming_back:
+                self._insist(iteration)
+            if not self.take_answers(end_s) and end_s is not None and time.monotonic() >= end_s:
+                what = f"batch {step} of epoch {iteration.epoch}"
+                said = self._staff.ask_what_they_do()
+                raise overdue(what, self._recipe.path, timeout_s, said, self._tasks_of)
+            has_blocks = pool.has_idle or len(pool) < self._n_blocks or not schedule.wants_block
+            if has_blocks or not schedule.n_in_flight:
+                self.reap()
+                self.feed(iteration)
+        iteration.held = block
+        return block, step, *iteration.sizes.pop(step)
+
+    def feed(self, iteration: Iteration) -> None:
+        """Give tasks out, while there are workers with room for them and blocks."""
+        schedule, pool = iteration.schedule, self.pool
+        while schedule.wants_task:
+            if schedule.wants_block:
+                found = pool.take_idle()
+                if found is None and not self._has_enough(schedule):
+                    found = pool.make()
+                if found is None:
+                    return
+                schedule.free(found)
+            worker, step, number = schedule.assign()
+            block = pool[number]
+            block.use = (block.use + 1) & 0xFFFFFFFF
+            words = _FILL, iteration.slot, number, iteration.epoch, step, block.use, 0
+            self._staff.give(worker, tuple.__new__(Task, words), block)
+
+    def _has_enough(self, schedule: Schedule) -> bool:
+        """Whether a pass keeps every worker busy, and there are as many blocks as there should."""
+        n_enough, n_to_come = self._n_blocks, schedule.n_circulating
+        if len(self._passes) > 1:  # hardly ever
+            n_enough *= self._passes.n_live
+            n_to_come += self._passes.n_coming_back
+        return len(self.pool) >= n_enough and n_to_come >= self._staff.n_workers
+
+    def _insist(self, iteration: Iteration) -> None:
+        """Find a block for a pass that has none: one beyond the budget if need be.
+
+        Raises:
+            MemoryShort: the program or other passes hold all, and there is no memory for another.
+        """
+        gc.collect()  # batches in reference cycles are held by nobody
+        self.reap()
+        self.feed(iteration)
+        if iteration.schedule.n_in_flight:
+            return
+        n, n_bytes = len(self.pool), self.pool.n_bytes
+        try:
+            iteration.schedule.free(self.pool.make_extra())
+        except MemoryShort as error:
+            self._passes.is_torn = False
+            raise MemoryShort(
+                f"all {n} blocks ({n_bytes} bytes of a budget of {self._memory_bytes}) are held by "
+                "batches that the program still refers to, or by other loops over this loader; "
+                f"let go of batches, or copy what you keep: {error}"
+            ) from error
+        self.feed(iteration)
+
+    def take_answers(self, end_s: float | None = None) -> bool:
+        """Wait for answers, until `end_s` at most, and tell the passes that they belong to.
+
+        Returns whether there was any.
+        """
+        left_s = None if end_s is None else max(0.0, end_s - time.monotonic())
+        answers = self._staff.wait(left_s)
+        for answer in answers:
+            self._route(answer)
+        return bool(answers)
+
+    def _route(self, answer: Answer | Loss) -> None:
+        """Tell the pass that an answer belongs to."""
+        if isinstance(answer, Loss):
+            for iteration in self._passes:
+                self._lose(iteration, answer)
+            return
+        status, slot, number, step, heap_bytes, use, n_rows = answer.done
+        iteration = self._passes[slot]
+        if status == _FILLED:
+            block = self.pool[number]
+            if use != block.use:
+                raise AssertionError(f"block {number}: answer to use {use}, not its last")
+            if heap_bytes:
+                block.see_growth(iteration.layout.heap + heap_bytes)
+            iteration.sizes[step] = n_rows, heap_bytes
+            iteration.schedule.done(answer.worker, step)
+        elif status == Status.FAILED:
+            clear_claims(iteration.layout, self.pool[number])
+            error = answer.error or TransformError("a worker failed without saying why")
+            iteration.schedule.failed(answer.worker, step, error)
+        elif status == Status.CANCELLED:
+            iteration.schedule.cancelled(answer.worker, step)
+        if iteration.is_cancelled:
+            self._finish(iteration)
+
+    def _lose(self, iteration: Iteration, loss: Loss) -> None:
+        """Have the tasks of a dead worker done again, but one that kills whoever does it."""
+        schedule = iteration.schedule
+        tasks = schedule.tasks_of(loss.worker)
+        if iteration.is_cancelled:
+            for step, number in tasks.items():
+                clear_claims(iteration.layout, self.pool[number])
+                schedule.cancelled(loss.worker, step)
+            self._finish(iteration)
+            return
+        for step, number in itertools.islice(tasks.items(), 1):  # that it worked on, if it did
+            claims = self._claims_in(iteration, number)
+            clear_claims(iteration.layout, self.pool[number])
+            if not claims.rows:
+                break
+            n_deaths = iteration.deaths[step] = iteration.deaths.get(step, 0) + 1
+            where = f" batch {step} of epoch {iteration.epoch} of {self._recipe.path}"
+            where += f", which {n_deaths} workers have died of" if n_deaths > 1 else ""
+            error = error_of_death(loss.how, loss.signal, claims, where, self._dataset)
+            if is_final(error, n_deaths):
+                schedule.failed(loss.worker, step, error)
+        schedule.lost(loss.worker)
+
+    def _tasks_of(self, worker: int) -> list[str]:
+        """What a worker was given and has not answered, the first of each pass, in words."""
+        return [
+            f"{self._claims_in(iteration, number).text} batch {step} of epoch {iteration.epoch}"
+            for iteration in self._passes
+            for step, number in itertools.islice(iteration.schedule.tasks_of(worker).items(), 1)
+        ]
+
+    def _claims_in(self, iteration: Iteration, number: int) -> Claims:
+        fields = self._recipe.fields
+        return claims_in(iteration.layout, self.pool[number], self._dataset, fields)
+
+    def reap(self) -> None:
+        """Do what finalizers asked for: end passes, take back blocks that were let go."""
+        if self._passes.ended:
+            for iteration in self._passes.take_ended():
+                self._finish(iteration)
+        self.pool.take_back_returned(self.settle)
+
+    def _finish(self, iteration: Iteration) -> None:
+        """Take back what a cancelled pass has; forget it when its last task is answered."""
+        for block in iteration.schedule.surrender():
+            self.pool.give_back(block)
+        self._take_back(iteration)
+        if not iteration.schedule.n_in_flight:
+            self._passes.forget(iteration)
+
+    def _take_back(self, iteration: Iteration) -> None:
+        """The block delivered last, unless it was leased, may be filled again."""
+        block = iteration.held
+        if block is not None:
+            iteration.held = None
+            if self.settle is not None:
+                self.settle()
+            self.pool.give_back(block)
