@@ -262,7 +262,9 @@ class Engine:
     @property
     def pool(self) -> BlockPool:
         """The blocks."""
-        return self.traffic.pool
+        if self._traffic is None:  # not by `traffic`: one call less for every batch
+            raise LoaderClosed("the loader is closed")
+        return self._traffic.pool
 
     @property
     def traffic(self) -> Traffic:
