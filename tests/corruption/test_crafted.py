@@ -490,7 +490,7 @@ def test_a_shard_linked_in_a_circle_is_an_error_of_the_system(dataset: Path) -> 
     shard = dataset / "000000-000.shard"
     shard.unlink()
     shard.symlink_to(shard.name)
-    with ShardDataset(dataset) as opened, pytest.raises(OSError, match="a link that leads to itself"):
+    with ShardDataset(dataset) as opened, pytest.raises(OSError, match="leads to itself"):
         opened[0]
     assert [f.code for f in audit_dataset(dataset, workers=0).findings] == ["unreadable"]
     assert os.path.islink(shard)
