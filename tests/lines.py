@@ -97,3 +97,16 @@ def outcomes(report: ConversionReport) -> dict[str, str]:
 def contents(out: Path) -> dict[str, bytes]:
     files = (path for path in out.rglob("*") if path.is_file())
     return {path.relative_to(out).as_posix(): path.read_bytes() for path in files}
+
+
+def note_reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Collect the names of the inputs that are read from now on, by this process."""
+    names: list[str] = []
+    samples = Lines.samples
+
+    def reading(self: Lines, source: Input) -> Generator[Mapping[str, Any], None, Outcome]:
+        names.append(source.name)
+        return (yield from samples(self, source))
+
+    monkeypatch.setattr(Lines, "samples", reading)
+    return names

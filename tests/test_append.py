@@ -31,7 +31,7 @@ from shardio.conversion.staging import Staging
 from shardio.manifest import load, publish_next
 from shardio.sealed import read_sealed, sealed
 from shardio.surgery import add_column, audit_dataset, compute_stats, merge, split
-from tests.lines import Lines, contents, convert, install, outcomes, texts, write
+from tests.lines import Lines, contents, convert, install, note_reads, outcomes, texts, write
 
 MORE = {"a/0.txt": "eight", "bb/6.txt": "nine ten", "e/7.txt": "", "z/8.txt": "eleven"}
 OLD, NEW = "one two three four five six seven".split(), "eight nine ten eleven".split()
@@ -60,16 +60,7 @@ def whole(lines: Path, out: Path, tmp_path: Path) -> dict[str, bytes]:
 
 @pytest.fixture
 def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Collect the names of the inputs that are read from now on, by this process."""
-    names: list[str] = []
-    samples = Lines.samples
-
-    def reading(self: Lines, source: Input) -> Generator[Mapping[str, Any], None, Outcome]:
-        names.append(source.name)
-        return (yield from samples(self, source))
-
-    monkeypatch.setattr(Lines, "samples", reading)
-    return names
+    return note_reads(monkeypatch)
 
 
 def append(root: Path, out: Path, **options: Any) -> shardio.ConversionReport:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import shardio
-from shardio import DatasetCorrupt, DatasetExists, Input, InvalidArgument, Outcome
+from shardio import DatasetCorrupt, DatasetExists, InvalidArgument
 from shardio.conversion import Progress, files
-from tests.lines import Lines, contents, convert, install, outcomes, texts, write
+from tests.lines import Lines, contents, convert, install, note_reads, outcomes, texts, write
 
 N_INPUTS = 7
 
@@ -25,16 +25,7 @@ def lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Collect the names of the inputs that are read from now on, by this process."""
-    names: list[str] = []
-    samples = Lines.samples
-
-    def reading(self: Lines, source: Input) -> Generator[Mapping[str, Any], None, Outcome]:
-        names.append(source.name)
-        return (yield from samples(self, source))
-
-    monkeypatch.setattr(Lines, "samples", reading)
-    return names
+    return note_reads(monkeypatch)
 
 
 def interrupt_after(n_inputs: int) -> Callable[[Progress], None]:
