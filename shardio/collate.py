@@ -33,8 +33,8 @@ ALIGNMENT: Final = 64
 PAGE: Final = 4096
 NO_FIELD: Final = -1
 
-EMPTY, CLAIMED, FILLED = 0, 1, 2
-"""States of a row: nothing there, being read, valid."""
+EMPTY, CLAIMED, FILLED, PADDED = 0, 1, 2, 3
+"""States of a row: nothing there, being read, valid, a copy of another row of the batch."""
 
 
 def pack_state(field: int, status: int) -> int:
@@ -139,6 +139,21 @@ class BlockLayout:
         """The shapes of a varying array field, (rows, dims)."""
         end = slot.shapes + self.n_rows * slot.n_dims * 8
         return block[slot.shapes : end].view(np.uint64).reshape(self.n_rows, slot.n_dims)
+
+    def pad(self, block: npt.NDArray[np.uint8], n_read: int, n_valid: int) -> None:
+        """Fill the rows behind the first n_read, from 1 up, with copies of those, round and round.
+
+        The first n_valid rows are of the batch; whatever comes behind them counts as padding.
+        """
+        rows = np.arange(self.n_rows - n_read) % n_read
+        origins = self.origins(block)
+        parts = [origins, *self.views(block).fixed]
+        parts += [self.present(block, slot) for slot in self.presence]
+        parts += [self.extents(block, slot) for slot in self.varying]
+        parts += [self.shapes(block, slot) for slot in self.varying if slot.n_dims]
+        for part in parts:
+            part[n_read:] = part[rows]
+        origins["status"][n_valid:] = PADDED
 
 
 def is_fixed(schema: Schema, name: str) -> bool:

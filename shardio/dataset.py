@@ -15,7 +15,7 @@ import numpy.typing as npt
 from shardio.access.filesystems import Access, choose_access
 from shardio.closing import Closing
 from shardio.errors import DatasetCorrupt, InvalidArgument, LoaderClosed
-from shardio.format.checksum import distinct
+from shardio.format.checksum import distinct, hash_bytes
 from shardio.format.schema import Schema
 from shardio.gather import ColumnGather
 from shardio.manifest import (
@@ -202,6 +202,14 @@ class ShardDataset(Sequence[dict[str, Any]], Closing):
     def starts(self) -> Rows:
         """The number of each shard's first sample, and of all samples at the end."""
         return self._starts
+
+    @property
+    def view_id(self) -> str:
+        """What tells its view from others over the same dataset; empty where that is all samples.
+
+        It stays the same when samples are appended that the view has no part in.
+        """
+        return "" if self._view is None else f"{hash_bytes(self._view.to_text().encode()):016x}"
 
     def rows(self, positions: Rows) -> Rows:
         """The rows of all shards that the samples at `positions` are: of a subset, its own."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Protocol, Self
 
 import numpy as np
@@ -13,13 +13,15 @@ import numpy.typing as npt
 
 from shardio._engine.engine import Engine
 from shardio._engine.iteration import Delivered, Iteration
-from shardio._engine.recipe import Recipe
+from shardio._engine.recipe import Plan, Recipe
 from shardio.access.filesystems import Access
 from shardio.batch import Batch
 from shardio.closing import Closing
 from shardio.collate import BlockLayout
 from shardio.dataset import ShardDataset
-from shardio.options import Output, Shuffle, Tail, check_options, check_verify
+from shardio.division import Division, Tail
+from shardio.options import Output, Shuffle, check_options, check_verify
+from shardio.progress import Progress, progress_of, state_of
 from shardio.units import Verify
 
 
@@ -57,7 +59,12 @@ class ShardLoader(Closing):
             Every sample must have the fields, dtypes and shapes of the first.
         output: "tinygrad" or "numpy".
         device: of the tensors: a name, or a tuple to shard along the batch; tinygrad's default.
-        tail: "short" delivers the last, incomplete batch as it is; "drop" leaves it out.
+        tail: "short" delivers the last, incomplete batch as it is; "drop" leaves it out; "pad"
+            fills it up with copies of its rows, where `batch.valid` is False. With several ranks
+            "pad" is the default, else "short".
+        rank, world_size: which part of every epoch this process has, of how many; batch_size is
+            for each. By default as torchrun, mpirun or srun say in the environment, else 0 of 1.
+            Ranks share seed and dataset; their batches together are those of one epoch.
         prefetch: how many blocks beyond one per worker are filled ahead.
         memory_bytes: budget of all blocks; by default half of what is available.
         verify: "first" checks every hash when its bytes are first read, "always", or "off".
@@ -87,7 +94,9 @@ class ShardLoader(Closing):
         transform: Callable[..., Any] | None = None,
         output: Output = "tinygrad",
         device: str | tuple[str, ...] | None = None,
-        tail: Tail = "short",
+        tail: Tail | None = None,
+        rank: int | None = None,
+        world_size: int | None = None,
         prefetch: int = 2,
         memory_bytes: int | None = None,
         verify: Verify = "first",
@@ -110,6 +119,8 @@ class ShardLoader(Closing):
             output=output,
             device=device,
             tail=tail,
+            rank=rank,
+            world_size=world_size,
             prefetch=prefetch,
             memory_bytes=memory_bytes,
             verify=verify,
@@ -118,7 +129,12 @@ class ShardLoader(Closing):
             reuse=reuse,
         )
         self._n_samples = len(opened)
-        self._epoch = self._next_epoch = 0
+        self._next = Progress(0, 0, self._n_samples)
+        self._order = {
+            "seed": self._options.seed,
+            "shuffle": "full" if self._options.shuffle else False,
+        }
+        self._latest: Iteration | None = None
         self._maker: Maker | None = None
         """None with output="numpy"."""
         beside = {
@@ -149,8 +165,12 @@ class ShardLoader(Closing):
         return Recipe(
             path=os.path.abspath(opened.path),
             fields=options.fields,
-            # Blocks are made for so many: no more than there are.
-            batch_size=min(options.batch_size, max(1, self._n_samples)),
+            # No more than there are, unless it is filled up.
+            block_rows=(
+                options.batch_size
+                if options.tail == "pad"
+                else min(options.batch_size, max(1, self._n_samples))
+            ),
             n_samples=self._n_samples,
             shuffle=options.shuffle,
             seed=options.seed,
@@ -169,21 +189,63 @@ class ShardLoader(Closing):
 
     @property
     def epoch(self) -> int:
-        """The epoch of the latest iteration; 0 before the first."""
-        return self._epoch
+        """The epoch of the latest iteration, or that the next one goes on with; 0 at first."""
+        return self._progress().epoch
 
     def __len__(self) -> int:
-        """How many batches an epoch has."""
-        size = self._options.batch_size
-        whole, rest = divmod(self._n_samples, size)
-        return whole + (1 if rest and self._options.tail == "short" else 0)
+        """How many batches a whole epoch has, for this rank."""
+        return self._division(0, self._n_samples).last_step
+
+    def _division(self, position: int, n_samples: int) -> Division:
+        options = self._options
+        return Division(
+            n_samples,
+            position,
+            options.batch_size,
+            options.rank,
+            options.world_size,
+            options.tail,
+        )
 
     def __iter__(self) -> Iterator[Batch]:
-        """Start the next epoch."""
-        iteration = self._engine.iterate(self._next_epoch, 0, len(self))
-        self._epoch = self._next_epoch
-        self._next_epoch += 1
+        """Start the next epoch, or go on with the one that `load_state_dict` was given."""
+        epoch, position, n_samples = self._next
+        plan = Plan(epoch, self._division(position, n_samples))
+        iteration = self._engine.iterate(plan)
+        self._latest = iteration
+        self._next = Progress(epoch + 1, 0, self._n_samples)
         return _Pass(self, iteration)
+
+    def _progress(self) -> Progress:
+        """How far the latest iteration has come."""
+        iteration = self._latest
+        if iteration is None:
+            return self._next
+        plan, step = iteration.plan, iteration.n_handed_over
+        return Progress(plan.epoch, plan.division.position(step), plan.division.n)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What `load_state_dict` needs to go on behind the batch that the loop has now.
+
+        It is a small dict of numbers and texts, the same on every rank after the same step: keep
+        it with the model. It speaks of the latest iteration; that one's batches count as consumed
+        when the loop has got them.
+        """
+        iteration = self._latest
+        progress = self._next if iteration and iteration.is_exhausted else self._progress()
+        return state_of(progress, self.dataset, self._order)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Have the next iteration go on where the state was taken, with the very next sample.
+
+        Whatever num_workers, batch_size, rank and world_size are now. An epoch that was begun
+        before the dataset grew ends with the samples that it had then; the next has all.
+
+        Raises:
+            InvalidArgument: it is no such state, or one of another dataset, subset, seed or order.
+        """
+        self._next = progress_of(state, self.dataset, self._order)
+        self._latest = None
 
     def _hand_over(self, delivered: Delivered, iteration: Iteration) -> Batch:
         """Make the batch that the loop gets from a filled block."""
@@ -198,7 +260,10 @@ class ShardLoader(Closing):
                 leased = self._private_copy(number, layout.heap + heap_bytes)
             block = leased
             values = self._values(layout, n_rows, block)
-        return Batch(layout, block, n_rows, values, iteration.epoch, step, *self._places)
+        epoch = iteration.plan.epoch
+        batch = Batch(layout, block, n_rows, values, epoch, step, *self._places)
+        iteration.n_handed_over = step + 1  # last: it counts as consumed from here on
+        return batch
 
     def _values(
         self, layout: BlockLayout, n_rows: int, block: npt.NDArray[np.uint8]
@@ -267,6 +332,7 @@ class _Pass:
                 self._loader._engine.distrust()
             self._end()
             raise
+        self._iteration.is_exhausted = True
         self._end()
         raise StopIteration
 

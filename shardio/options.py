@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Final, Literal, get_args
@@ -13,15 +14,23 @@ import numpy as np
 from shardio._engine.cpus import usable_cpus
 from shardio._engine.memory import default_budget
 from shardio.access.filesystems import Access
+from shardio.division import Tail
 from shardio.errors import InvalidArgument
 from shardio.format.schema import Schema
 from shardio.units import VERIFY, Verify
 
 Shuffle = bool | Literal["full"]
 Output = Literal["tinygrad", "numpy"]
-Tail = Literal["short", "drop"]
 _OUTPUTS: Final = get_args(Output)
 _TAILS: Final = get_args(Tail)
+_SLURM: Final = "SLURM_PROCID"
+_LAUNCHERS: Final = (
+    ("RANK", "WORLD_SIZE"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    # Of the step: a batch script, which runs once, has a rank and SLURM_NTASKS, too.
+    (_SLURM, "SLURM_STEP_NUM_TASKS"),
+)
+"""The variables by which launchers tell a process its rank and how many there are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +47,8 @@ class Options:
     output: Output
     device: str | tuple[str, ...] | None
     tail: Tail
+    rank: int
+    world_size: int
     prefetch: int
     memory_bytes: int
     verify: Verify
@@ -57,7 +68,9 @@ def check_options(
     transform: Callable[..., Any] | None,
     output: Output,
     device: str | tuple[str, ...] | None,
-    tail: Tail,
+    tail: Tail | None,
+    rank: int | None,
+    world_size: int | None,
     prefetch: int,
     memory_bytes: int | None,
     verify: Verify,
@@ -71,6 +84,9 @@ def check_options(
         InvalidArgument: naming the option, what is acceptable, and what was found.
     """
     callable_ = _callable(transform)
+    rank, world_size = _place_among_ranks(rank, world_size)
+    if tail is None:
+        tail = "short" if world_size == 1 else "pad"
     return Options(
         batch_size=_count("batch_size", batch_size, 1),
         fields=_fields(fields, schema),
@@ -82,6 +98,8 @@ def check_options(
         output=_one_of("output", output, _OUTPUTS),
         device=_device(device, output),
         tail=_one_of("tail", tail, _TAILS),
+        rank=rank,
+        world_size=world_size,
         prefetch=_count("prefetch", prefetch, 0),
         memory_bytes=(
             default_budget() if memory_bytes is None else _count("memory_bytes", memory_bytes, 1)
@@ -111,6 +129,43 @@ def _count(name: str, value: Any, least: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
         raise InvalidArgument(f"{name} must be an integer from {least} up; found {value!r}")
     return int(value)
+
+
+def _place_among_ranks(rank: Any, world_size: Any) -> tuple[int, int]:
+    """Which of how many ranks this process is: as it was told, or as its launcher says."""
+    if (rank is None) != (world_size is None):
+        raise InvalidArgument(
+            f"rank and world_size belong together; found rank={rank!r}, world_size={world_size!r}"
+        )
+    where = "rank"
+    if rank is None:
+        where, rank, world_size = _told_by_launcher()
+    n = _count("world_size", world_size, 1)
+    if _count("rank", rank, 0) >= n:
+        raise InvalidArgument(f"{where} must be below world_size, which is {n}; found {rank}")
+    return int(rank), n
+
+
+def _told_by_launcher() -> tuple[str, int, int]:
+    """What the environment says, and the variable that names the rank."""
+    for name, of_size in _LAUNCHERS:
+        texts = os.environ.get(name), os.environ.get(of_size)
+        if texts == (None, None) or (texts[1] is None and name == _SLURM):
+            continue
+        try:
+            rank, world_size = (int(text or "") for text in texts)
+        except ValueError:
+            raise InvalidArgument(
+                f"the environment has {name}={texts[0]!r} and {of_size}={texts[1]!r}, where both "
+                "must be numbers: set both or none, or pass rank and world_size"
+            ) from None
+        if rank < 0 or world_size < 1:
+            raise InvalidArgument(
+                f"the environment has {name}={rank} and {of_size}={world_size}; pass rank and "
+                "world_size if they are not meant for this program"
+            )
+        return name, rank, world_size
+    return "rank", 0, 1
 
 
 def _seconds(name: str, value: Any) -> float | None:

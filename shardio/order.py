@@ -68,22 +68,25 @@ class Order:
         self.n, self._shuffle = n, shuffle
         self._key = key_of(1, seed, epoch)
         self._whole: Positions | None = None
-        self._chunk, self._chunk_start = np.empty(0, np.int64), -1
 
     def rows(self, start: int, stop: int) -> Positions:
         """The rows at positions start..stop-1; int64, not to be written to."""
+        if self._shuffle and self.n <= SORTED_MAX:
+            return self._sorted()[start:stop]
+        return self.at(np.arange(start, stop))
+
+    def at(self, positions: Positions) -> Positions:
+        """The row at each of `positions`, in any order; int64, not to be written to."""
         if not self._shuffle:
-            return np.arange(start, stop, dtype=np.int64)
+            return positions
         if self.n <= SORTED_MAX:
-            if self._whole is None:
-                self._whole = _by_sorting(self.n, self._key)
-            return self._whole[start:stop]
-        first = start - start % CHUNK
-        if first != self._chunk_start or stop > first + len(self._chunk):
-            end = min(self.n, max(stop, first + CHUNK))
-            self._chunk = permute(np.arange(first, end), self.n, self._key)
-            self._chunk_start = first
-        return self._chunk[start - first : stop - first]
+            return self._sorted()[positions]
+        return permute(positions, self.n, self._key)
+
+    def _sorted(self) -> Positions:
+        if self._whole is None:
+            self._whole = _by_sorting(self.n, self._key)
+        return self._whole
 
 
 def _by_sorting(n: int, key: int) -> Positions:

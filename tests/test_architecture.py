@@ -38,6 +38,7 @@ RANKS = {
     "shardio.manifest": 5,
     "shardio.gather": 5,
     "shardio.order": 5,
+    "shardio.division": 6,
     "shardio.collate": 5,
     "shardio.inference": 5,
     "shardio.dataset": 6,
@@ -46,6 +47,7 @@ RANKS = {
     "shardio._engine": 7,  # processes stop here
     "shardio.surgery": 8,
     "shardio.options": 8,
+    "shardio.progress": 8,
     "shardio.tensors": 8,  # tinygrad stops here
     "shardio.loader": 9,
     "shardio.conversion": 9,

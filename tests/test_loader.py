@@ -448,7 +448,7 @@ def test_the_budget_is_half_of_what_is_available_by_default(
         ({"device": "CPU"}, "device is for output='tinygrad'; output is 'numpy'"),
         ({"device": 3, "output": "tinygrad"}, "device must be a name or a tuple of names; found 3"),
         ({"device": (), "output": "tinygrad"}, "device must be a name or a tuple of names"),
-        ({"tail": "pad"}, "tail must be one of 'short', 'drop'; found 'pad'"),
+        ({"tail": "long"}, "tail must be one of 'short', 'drop', 'pad'; found 'long'"),
         ({"prefetch": -1}, "prefetch must be an integer from 0 up; found -1"),
         ({"memory_bytes": 0}, "memory_bytes must be an integer from 1 up; found 0"),
         ({"memory_bytes": 1e9}, "memory_bytes must be an integer from 1 up; found 1000000000.0"),

@@ -25,7 +25,7 @@ from shardio._engine.linux import memory_file, this_process
 from shardio._engine.memory import require
 from shardio._engine.overdue import overdue
 from shardio._engine.passes import N_SLOTS, Passes
-from shardio._engine.recipe import Recipe
+from shardio._engine.recipe import Plan, Recipe
 from shardio._engine.schedule import Schedule
 from shardio._engine.sizing import block_bytes
 from shardio._engine.staff import Local, Staff, Workers
@@ -121,7 +121,7 @@ class Engine:
             return self._lay_out(schema)
 
     def _lay_out(self, schema: Schema) -> BlockLayout:
-        layout = lay_out(schema, self._recipe.batch_size)
+        layout = lay_out(schema, self._recipe.block_rows)
         n_bytes = block_bytes(layout, self._recipe, self.dataset, self._memory_bytes)
         self._n_blocks = min(self._n_blocks, self._memory_bytes // n_bytes)
         require(self._n_blocks * n_bytes, f"{self._n_blocks} blocks for batches")
@@ -149,8 +149,8 @@ class Engine:
         if self._traffic is not None:
             self._traffic.settle = settle
 
-    def iterate(self, epoch: int, first: int, last: int) -> Iteration:
-        """Start a pass over steps first..last-1 of an epoch."""
+    def iterate(self, plan: Plan) -> Iteration:
+        """Start a pass."""
         with self._inside():
             layout, traffic = self.layout(), self.traffic
             traffic.reap()
@@ -161,8 +161,9 @@ class Engine:
                     f"{N_SLOTS} passes over one loader are under way, the most there may be; "
                     "let go of iterators that are no longer needed"
                 )
+            first, last = plan.division.first_step, plan.division.last_step
             schedule = Schedule(first, last, self._staff.n_workers, self._staff.depth)
-            iteration = self._passes.begin(epoch, schedule, layout)
+            iteration = self._passes.begin(plan, schedule, layout)
             try:
                 traffic.feed(iteration)
             except BaseException:  # the caller has nothing to end

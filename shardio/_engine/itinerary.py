@@ -1,4 +1,4 @@
-"""Where the samples of an epoch lie, worked out for thousands of positions at a time.
+"""Where the samples of a pass lie, worked out for many steps at a time.
 
 Used by `fill`. What is the same for every sample is cheap when it is done for many: a batch only
 takes its slice.
@@ -11,6 +11,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from shardio._engine.recipe import Plan
 from shardio.collate import CLAIMED, NO_FIELD, pack_state
 from shardio.dataset import ShardDataset
 from shardio.order import CHUNK, Order
@@ -20,15 +21,15 @@ _STATE_SHIFT: Final = 32
 
 
 class Stretch:
-    """The samples at positions `start` to `stop` - 1 of an epoch; arrays are not to be written to.
+    """The samples of steps `first` to `last` - 1 of a pass; arrays are not to be written to.
 
     `rows` are their rows of all shards, `shards` the numbers of their shards, `origins` their
     lines of a block's origin table, (n, 3), claimed for no field yet.
     """
 
-    def __init__(self, dataset: ShardDataset, start: int, numbers: Rows) -> None:
+    def __init__(self, dataset: ShardDataset, first: int, last: int, numbers: Rows) -> None:
         self._dataset = dataset
-        self.start, self.stop = start, start + len(numbers)
+        self.first, self.last = first, last
         rows = dataset.rows(numbers)
         self.rows, self.shards = rows, dataset.locate(rows)
         self.origins: npt.NDArray[np.int64] = np.empty((len(rows), 3), np.int64)
@@ -47,27 +48,35 @@ class Stretch:
 
 
 class Itinerary:
-    """The order of a loader's epochs, over a dataset; keeps the latest stretch."""
+    """The way of a loader's passes through a dataset; keeps the latest stretch."""
 
-    def __init__(self, dataset: ShardDataset, n_samples: int, *, shuffle: bool, seed: int) -> None:
-        self._dataset, self._n = dataset, n_samples
-        self._shuffle, self._seed = shuffle, seed
-        self._epoch = -1
+    def __init__(self, dataset: ShardDataset, *, shuffle: bool, seed: int) -> None:
+        self._dataset, self._shuffle, self._seed = dataset, shuffle, seed
+        self._plan: Plan | None = None
         self._order: Order
         self._stretch: Stretch
 
-    def stretch(self, epoch: int, start: int, stop: int) -> Stretch:
-        """A stretch that positions start..stop-1 lie in."""
-        if epoch == self._epoch:
-            found, order = self._stretch, self._order
-            if found.start <= start and stop <= found.stop:
-                return found
+    def stretch(self, plan: Plan, step: int) -> tuple[Stretch, slice]:
+        """A stretch with the samples of a step, and which of its samples they are."""
+        division = plan.division
+        if plan is not self._plan:
+            order = Order(division.n, shuffle=self._shuffle, seed=self._seed, epoch=plan.epoch)
+            found = self._look(plan, order, step)
         else:
-            order = Order(self._n, shuffle=self._shuffle, seed=self._seed, epoch=epoch)
-        first = start - start % CHUNK
-        rows = order.rows(first, min(self._n, max(stop, first + CHUNK)))
-        found = Stretch(self._dataset, first, rows)
-        self._epoch = -1  # none, should Ctrl-C strike here: never the order of another epoch
+            found = self._stretch
+            if not found.first <= step < found.last:
+                found = self._look(plan, self._order, step)
+        start = (step - found.first) * division.batch_size
+        first, behind = division.read(step)
+        return found, slice(start, start + behind - first)
+
+    def _look(self, plan: Plan, order: Order, step: int) -> Stretch:
+        division = plan.division
+        n_steps = max(1, CHUNK // division.batch_size)
+        first = max(division.first_step, step - step % n_steps)
+        last = min(division.last_step, step - step % n_steps + n_steps)
+        found = Stretch(self._dataset, first, last, order.at(division.positions(first, last)))
+        self._plan = None  # should Ctrl-C strike here: never the order of another pass
         self._order, self._stretch = order, found
-        self._epoch = epoch
+        self._plan = plan
         return found

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from shardio._engine.blocks import reserve_memory_file
 from shardio._engine.iteration import Iteration
+from shardio._engine.recipe import Plan
 from shardio._engine.schedule import Schedule
 from shardio.collate import BlockLayout
 
@@ -69,11 +70,12 @@ class Passes:
         each_cancelled = (each for each in self._by_slot.values() if each.is_cancelled)
         return sum(each.schedule.n_in_flight for each in each_cancelled)
 
-    def begin(self, epoch: int, schedule: Schedule, layout: BlockLayout) -> Iteration:
+    def begin(self, plan: Plan, schedule: Schedule, layout: BlockLayout) -> Iteration:
         """Begin a pass; there must be room for it."""
         slot = self._free_slots.pop()
         self._words[slot] = 0
-        iteration = self._by_slot[slot] = Iteration(slot, epoch, schedule, layout)
+        iteration = self._by_slot[slot] = Iteration(slot, plan, schedule, layout)
+        iteration.n_handed_over = plan.division.first_step
         return iteration
 
     def cancel(self, iteration: Iteration, *, is_known: bool) -> None:
@@ -108,6 +110,7 @@ class Passes:
             iteration.is_cancelled |= not iteration.is_watched
             iteration.schedule = iteration.schedule.renewed()
             iteration.sizes, iteration.held = {}, None
+            iteration.known_to.clear()
         alive = [each for each in self._by_slot.values() if not each.is_cancelled]
         self._by_slot = {each.slot: each for each in alive}
         self._free_slots = [slot for slot in range(N_SLOTS) if slot not in self._by_slot]

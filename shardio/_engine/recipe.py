@@ -1,4 +1,4 @@
-"""A recipe: everything that decides what is in a batch."""
+"""A recipe and a plan: everything that decides what is in a batch."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from shardio.access.filesystems import Access
+from shardio.division import Division
 from shardio.units import Verify
 
 
@@ -16,11 +17,12 @@ class Recipe:
 
     `transform` is the user's; `takes_rng` says whether it wants a generator too. `n_samples` are
     those of `subset`, if one is named, in the state of the dataset that `generation` numbers.
+    `block_rows` is how many samples a block has room for.
     """
 
     path: str
     fields: tuple[str, ...]
-    batch_size: int
+    block_rows: int
     n_samples: int
     shuffle: bool
     seed: int
@@ -30,3 +32,11 @@ class Recipe:
     takes_rng: bool
     subset: str | None = None
     generation: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What one pass goes over; travels to a worker before the first task of the pass."""
+
+    epoch: int
+    division: Division

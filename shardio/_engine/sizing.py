@@ -25,7 +25,7 @@ def block_bytes(
     n_bytes = layout.heap + _expected_heap(layout, recipe, dataset)
     if n_bytes > memory_bytes:
         raise MemoryShort(
-            f"a batch of {recipe.batch_size} samples needs a block of {n_bytes} bytes; "
+            f"a batch of {recipe.block_rows} samples needs a block of {n_bytes} bytes; "
             f"memory_bytes allows {memory_bytes}: raise it, or lower batch_size"
         )
     return n_bytes
@@ -40,5 +40,5 @@ def _expected_heap(layout: BlockLayout, recipe: Recipe, dataset: ShardDataset) -
     rows = np.linspace(0, max(0, n_rows - 1), min(n, n_rows), dtype=np.int64)
     records = [(name, dataset.reader(0, name).records) for name in names if len(rows)]
     sizes = [found.entries(name, rows)["n_bytes"].mean() for name, found in records]
-    wanted = int(1.5 * sum(sizes) * recipe.batch_size) + mmap.PAGESIZE
+    wanted = int(1.5 * sum(sizes) * recipe.block_rows) + mmap.PAGESIZE
     return -(-wanted // mmap.PAGESIZE) * mmap.PAGESIZE

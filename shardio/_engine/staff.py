@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import mmap
+import pickle
 import random
 from collections import deque
 from collections.abc import Sequence
@@ -16,7 +17,7 @@ from shardio._engine.blocks import Block
 from shardio._engine.crew import Crew, Died, Message
 from shardio._engine.fill import Filler
 from shardio._engine.overdue import ask_for_stacks
-from shardio._engine.recipe import Recipe
+from shardio._engine.recipe import Plan, Recipe
 from shardio._engine.schedule import DEPTH
 from shardio._engine.wire import (
     CANCELLED,
@@ -93,6 +94,10 @@ class Workers:
         for worker in range(self.n_workers):
             self._crew.send(worker, self._layout)
 
+    def explain(self, worker: int, slot: int, plan: Plan) -> None:
+        """Tell a worker what the tasks of an iteration are about, before the first of them."""
+        self._crew.send(worker, _message(Ask.PLAN, slot=slot) + pickle.dumps(plan))
+
     def give(self, worker: int, task: Task, block: Block | None) -> None:
         """Give a task to a worker; it is answered by a later `wait`."""
         if block is not None and worker not in block.known_to:
@@ -153,8 +158,8 @@ class Workers:
         self._blocks.clear()  # or their memory would stay as long as the loader
 
 
-def _message(ask: Ask, block: int = 0) -> bytes:
-    return pack_task(*Task(ask, 0, block, 0, 0, 0, 0))
+def _message(ask: Ask, block: int = 0, slot: int = 0) -> bytes:
+    return pack_task(*Task(ask, slot, block, 0, 0, 0, 0))
 
 
 def _long_answer(worker: int, data: bytes) -> Answer:
@@ -189,6 +194,7 @@ class Local:
         self._layout: BlockLayout | None = None
         self._cancelled = np.zeros(0, np.uint8)
         self._tasks: deque[tuple[Task, Block | None]] = deque()
+        self._plans: dict[int, Plan] = {}
 
     def introduce(self, dataset: ShardDataset, fds: Sequence[int]) -> None:
         """Use main's own dataset."""
@@ -205,6 +211,10 @@ class Local:
     def use_layout(self, layout: BlockLayout) -> None:
         """Lay blocks out so from now on."""
         self._layout = layout
+
+    def explain(self, worker: int, slot: int, plan: Plan) -> None:
+        """Note what the tasks of an iteration are about."""
+        self._plans[slot] = plan
 
     def give(self, worker: int, task: Task, block: Block | None) -> None:
         """Keep a task for the next `wait`."""
@@ -240,7 +250,8 @@ class Local:
                 schema = self._filler.batch_schema()
                 status = Status.SCHEMA
             elif not self._cancelled[task.slot]:
-                filled = self._filler.fill(self._layout, block, task.epoch, task.step)
+                plan = self._plans[task.slot]
+                filled = self._filler.fill(self._layout, block, plan, task.step)
                 n_rows, heap_bytes = filled
                 status = Status.FILLED
         except Exception as failure:  # noqa: BLE001  # raised when the batch's turn comes

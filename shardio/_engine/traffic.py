@@ -83,7 +83,7 @@ class Traffic:
             if not schedule.n_in_flight and not self._passes.n_coming_back:
                 self._insist(iteration)
             if not self.take_answers(end_s) and end_s is not None and time.monotonic() >= end_s:
-                what = f"batch {step} of epoch {iteration.epoch}"
+                what = _named(iteration, step)
                 said = self._staff.ask_what_they_do()
                 raise overdue(what, self._recipe.path, timeout_s, said, self._tasks_of)
             has_blocks = pool.has_idle or len(pool) < self._n_blocks or not schedule.wants_block
@@ -107,7 +107,10 @@ class Traffic:
             worker, step, number = schedule.assign()
             block = pool[number]
             block.use = (block.use + 1) & 0xFFFFFFFF
-            words = _FILL, iteration.slot, number, iteration.epoch, step, block.use, 0
+            if worker not in iteration.known_to:
+                self._staff.explain(worker, iteration.slot, iteration.plan)
+                iteration.known_to.add(worker)
+            words = _FILL, iteration.slot, number, iteration.plan.epoch, step, block.use, 0
             self._staff.give(worker, tuple.__new__(Task, words), block)
 
     def _has_enough(self, schedule: Schedule) -> bool:
@@ -156,6 +159,7 @@ class Traffic:
         """Tell the pass that an answer belongs to."""
         if isinstance(answer, Loss):
             for iteration in self._passes:
+                iteration.known_to.discard(answer.worker)
                 self._lose(iteration, answer)
             return
         status, slot, number, step, heap_bytes, use, n_rows = answer.done
@@ -193,7 +197,7 @@ class Traffic:
             if not claims.rows:
                 break
             n_deaths = iteration.deaths[step] = iteration.deaths.get(step, 0) + 1
-            where = f" batch {step} of epoch {iteration.epoch} of {self._recipe.path}"
+            where = f" {_named(iteration, step)} of {self._recipe.path}"
             where += f", which {n_deaths} workers have died of" if n_deaths > 1 else ""
             error = error_of_death(loss.how, loss.signal, claims, where, self._dataset)
             if is_final(error, n_deaths):
@@ -203,7 +207,7 @@ class Traffic:
     def _tasks_of(self, worker: int) -> list[str]:
         """What a worker was given and has not answered, the first of each pass, in words."""
         return [
-            f"{self._claims_in(iteration, number).text} batch {step} of epoch {iteration.epoch}"
+            f"{self._claims_in(iteration, number).text} {_named(iteration, step)}"
             for iteration in self._passes
             for step, number in itertools.islice(iteration.schedule.tasks_of(worker).items(), 1)
         ]
@@ -235,3 +239,7 @@ class Traffic:
             if self.settle is not None:
                 self.settle()
             self.pool.give_back(block)
+
+
+def _named(iteration: Iteration, step: int) -> str:
+    return f"batch {step} of epoch {iteration.plan.epoch}"

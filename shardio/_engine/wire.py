@@ -38,6 +38,7 @@ class Ask(IntEnum):
     BLOCK = 3  # here is a block: its descriptor comes along
     LAYOUT = 4  # lay blocks out for the schema that follows
     HELLO = 5  # here are the files that are shared: MARKS, CANCELLED, the worker's STACKS
+    PLAN = 6  # what the tasks of an iteration are about: a pickled Plan follows
 
 
 class Status(IntEnum):

@@ -6,6 +6,7 @@ Runs in a process that the zygote forked (`zygote.py`), as the function of a cre
 from __future__ import annotations
 
 import mmap
+import pickle
 
 import numpy as np
 
@@ -14,7 +15,7 @@ from shardio._engine.channel import Channel
 from shardio._engine.fill import Filler
 from shardio._engine.linux import yield_to_main
 from shardio._engine.overdue import answer_with_stacks
-from shardio._engine.recipe import Recipe
+from shardio._engine.recipe import Plan, Recipe
 from shardio._engine.wire import (
     CANCELLED,
     DESCRIPTOR_BYTES,
@@ -63,6 +64,7 @@ class _Worker:
         self._filler = Filler(recipe, self._dataset)
         self._cancelled = np.zeros(0, np.uint8)
         self._blocks: dict[int, BlockMap] = {}
+        self._plans: dict[int, Plan] = {}
         self._layout: BlockLayout | None = None
         self._unfit: Exception | None = None
         """Why no task can be done: the dataset is not the one that main has opened, or damaged."""
@@ -74,9 +76,12 @@ class _Worker:
             return self._do(task)
         if task.ask == Ask.BLOCK:
             self._blocks[task.block] = BlockMap(fds[0])
+        elif task.ask == Ask.PLAN:
+            # From our own parent, never from data.
+            self._plans[task.slot] = pickle.loads(message[DESCRIPTOR_BYTES:])
         elif task.ask == Ask.LAYOUT:
             schema = Schema.from_json(message[DESCRIPTOR_BYTES:])
-            self._layout = lay_out(schema, self._recipe.batch_size)
+            self._layout = lay_out(schema, self._recipe.block_rows)
         elif task.ask == Ask.HELLO:
             try:
                 self._meet(message[DESCRIPTOR_BYTES:].decode(), fds)
@@ -121,4 +126,4 @@ class _Worker:
         memory = self._blocks[task.block]
         if self._layout.varying:  # only they make blocks grow
             memory.see_growth()
-        return self._filler.fill(self._layout, memory, task.epoch, task.step)
+        return self._filler.fill(self._layout, memory, self._plans[task.slot], task.step)

@@ -19,9 +19,10 @@ from shardio._engine import engine as module
 from shardio._engine import passes as passes_module
 from shardio._engine.engine import Engine
 from shardio._engine.iteration import Iteration
-from shardio._engine.recipe import Recipe
+from shardio._engine.recipe import Plan, Recipe
 from shardio._engine.staff import Loss
 from shardio.collate import CLAIMED
+from shardio.division import Division
 from tests.loading import TWO_FIELDS, bits, two_fields, write_dataset
 
 pytestmark = pytest.mark.usefixtures("warm_zygote")
@@ -41,7 +42,7 @@ def _engine(folder: str, n_workers: int, *, prefetch: int = 2, blocks: int = 100
     recipe = Recipe(
         path=folder,
         fields=tuple(TWO_FIELDS),
-        batch_size=BATCH,
+        block_rows=BATCH,
         n_samples=N,
         shuffle=False,
         seed=0,
@@ -55,6 +56,11 @@ def _engine(folder: str, n_workers: int, *, prefetch: int = 2, blocks: int = 100
     return made
 
 
+def _plan(epoch: int, first: int = 0, last: int = N // BATCH) -> Plan:
+    """A pass over some steps of an epoch."""
+    return Plan(epoch, Division(last * BATCH, first * BATCH, BATCH))
+
+
 def _steps(engine: Engine, iteration: Iteration) -> list[int]:
     """The rest of a pass, by step; no block is kept."""
     found = []
@@ -66,9 +72,9 @@ def _steps(engine: Engine, iteration: Iteration) -> list[int]:
 @WORKERS
 def test_steps_come_in_order_from_first_to_last(folder: str, n_workers: int) -> None:
     engine = _engine(folder, n_workers)
-    assert _steps(engine, engine.iterate(0, 0, 10)) == list(range(10))
-    assert _steps(engine, engine.iterate(1, 4, 7)) == [4, 5, 6]
-    assert _steps(engine, engine.iterate(2, 3, 3)) == []
+    assert _steps(engine, engine.iterate(_plan(0))) == list(range(10))
+    assert _steps(engine, engine.iterate(_plan(1, 4, 7))) == [4, 5, 6]
+    assert _steps(engine, engine.iterate(_plan(2, 3, 3))) == []
     engine.close()
 
 
@@ -77,7 +83,7 @@ def test_a_block_that_was_not_leased_is_taken_back_before_the_next_batch(
     folder: str, n_workers: int
 ) -> None:
     engine = _engine(folder, n_workers, blocks=1)
-    assert _steps(engine, engine.iterate(0, 0, 10)) == list(range(10))
+    assert _steps(engine, engine.iterate(_plan(0))) == list(range(10))
     assert len(engine.pool) == 1
     engine.close()
 
@@ -86,7 +92,7 @@ def test_a_block_that_was_not_leased_is_taken_back_before_the_next_batch(
 def test_the_last_block_of_the_budget_is_never_leased(folder: str, n_workers: int) -> None:
     engine = _engine(folder, n_workers, blocks=3)
     for epoch in range(3):
-        iteration, leases = engine.iterate(epoch, 0, 10), []
+        iteration, leases = engine.iterate(_plan(epoch)), []
         while engine.next(iteration) is not None:
             leases.append(engine.lease(iteration))
         assert sum(lease is not None for lease in leases) == 2
@@ -107,7 +113,7 @@ def test_the_end_of_a_lease_brings_its_block_back_after_the_device_has_settled(
         n_settled += 1
 
     engine.settle_by(settle)
-    iteration = engine.iterate(0, 0, 10)
+    iteration = engine.iterate(_plan(0))
     engine.next(iteration)
     lease = engine.lease(iteration)
     engine.next(iteration)
@@ -126,9 +132,9 @@ def test_a_pass_that_finds_all_blocks_taken_by_another_gets_one_beyond_the_budge
     folder: str, n_workers: int
 ) -> None:
     engine = _engine(folder, n_workers, blocks=2)
-    outer = engine.iterate(0, 0, 10)
+    outer = engine.iterate(_plan(0))
     assert engine.next(outer) is not None
-    assert _steps(engine, engine.iterate(1, 0, 10)) == list(range(10))
+    assert _steps(engine, engine.iterate(_plan(1))) == list(range(10))
     assert _steps(engine, outer) == list(range(1, 10))
     assert len(engine.pool) == 3
     engine.close()
@@ -140,14 +146,14 @@ def test_passes_that_are_cancelled_leave_neither_slot_nor_block(
 ) -> None:
     engine = _engine(folder, n_workers, blocks=8)
     for epoch in range(50):
-        iteration = engine.iterate(epoch, 0, 10)
+        iteration = engine.iterate(_plan(epoch))
         for _ in range(epoch % 5):
             engine.next(iteration)
         engine.cancel(iteration)
-    assert _steps(engine, engine.iterate(50, 0, 10)) == list(range(10))
+    assert _steps(engine, engine.iterate(_plan(50))) == list(range(10))
     assert len(engine.pool) <= 8
-    engine.cancel(engine.iterate(51, 0, 10))
-    assert _steps(engine, engine.iterate(52, 0, 10)) == list(range(10))
+    engine.cancel(engine.iterate(_plan(51)))
+    assert _steps(engine, engine.iterate(_plan(52))) == list(range(10))
     engine.close()
 
 
@@ -157,11 +163,11 @@ def test_there_is_an_end_to_passes_at_the_same_time(
     for each in (module, passes_module):
         monkeypatch.setattr(each, "N_SLOTS", 3)
     engine = _engine(folder, 0)
-    passes = [engine.iterate(epoch, 0, 10) for epoch in range(3)]
+    passes = [engine.iterate(_plan(epoch)) for epoch in range(3)]
     with pytest.raises(InvalidArgument, match="3 passes over one loader are under way"):
-        engine.iterate(3, 0, 10)
+        engine.iterate(_plan(3))
     engine.cancel(passes[0])
-    assert _steps(engine, engine.iterate(3, 0, 10)) == list(range(10))
+    assert _steps(engine, engine.iterate(_plan(3))) == list(range(10))
     engine.close()
 
 
@@ -174,8 +180,8 @@ def test_a_pass_that_cannot_begin_leaves_nothing(
         patch.setattr(engine.pool, "make_extra", _no_memory)
         for epoch in range(3):
             with pytest.raises(shardio.MemoryShort):
-                engine.iterate(epoch, 0, 10)
-    assert _steps(engine, engine.iterate(3, 0, 10)) == list(range(10))
+                engine.iterate(_plan(epoch))
+    assert _steps(engine, engine.iterate(_plan(3))) == list(range(10))
     assert len(engine._passes) <= 1
     engine.close()
 
@@ -242,7 +248,7 @@ def test_blocks_grow_for_workers_and_main_alike(tmp_path: Path) -> None:
 
 def test_what_a_worker_left_of_a_cancelled_pass_is_not_held_against_the_next(folder: str) -> None:
     engine = _engine(folder, 0)
-    iteration = engine.iterate(0, 0, 10)
+    iteration = engine.iterate(_plan(0))
     (number,) = iteration.schedule.tasks_of(0).values()
     origins = iteration.layout.origins(engine.pool[number].bytes)
     origins["status"] = CLAIMED

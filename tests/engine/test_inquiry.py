@@ -46,7 +46,7 @@ def inquiry(dataset: ShardDataset, script: list[list[Answer | Loss]]) -> tuple[I
     recipe = Recipe(
         path=dataset.path,
         fields=tuple(TWO_FIELDS),
-        batch_size=2,
+        block_rows=2,
         n_samples=4,
         shuffle=False,
         seed=0,

@@ -30,7 +30,7 @@ PLACES: list[tuple[Any, str]] = [
     (schedule.Schedule, "assign"),
     (schedule.Schedule, "done"),
     (schedule.Schedule, "deliver"),
-    (Order, "rows"),
+    (Order, "at"),
 ]
 
 
@@ -118,12 +118,12 @@ def test_a_handler_that_closes_the_loader_in_the_middle_of_a_batch_ends_the_loop
 ) -> None:
     loader = ShardLoader(folder, 4, output="numpy", num_workers=0)
     with pytest.MonkeyPatch.context() as patch:
-        rows = Order.rows
+        at = Order.at
 
-        def close_first(order: Order, start: int, stop: int) -> Any:
+        def close_first(order: Order, positions: Any) -> Any:
             loader.close()  # as a handler of SIGTERM would, in this thread
-            return rows(order, start, stop)
+            return at(order, positions)
 
-        patch.setattr(Order, "rows", close_first)
+        patch.setattr(Order, "at", close_first)
         with pytest.raises(RuntimeError, match="closed"):
             epoch_of(loader)

@@ -1,0 +1,155 @@
+"""Fill a block with stored values, field by field, straight from the shards.
+
+Used by `fill` where there is no transform. Columns are gathered; records are copied one by one.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from shardio._engine.blocks import BlockMap
+from shardio._engine.itinerary import Stretch
+from shardio.collate import CLAIMED, BlockLayout, BlockViews, VaryingSlot, pack_state
+from shardio.dataset import ShardDataset
+from shardio.errors import ShardCorrupt
+from shardio.format.checksum import distinct
+from shardio.format.fields import Array
+from shardio.format.index import Entries, full_shape
+from shardio.format.schema import Schema
+from shardio.units import Rows
+
+Bytes = npt.NDArray[np.uint8]
+
+
+class StoredValues:
+    """Copies fields of a dataset, which it borrows, into blocks."""
+
+    def __init__(self, dataset: ShardDataset, source: Schema) -> None:
+        self._dataset, self._source = dataset, source
+        self._gathered = frozenset(source.columns)
+        self._claims = {name: pack_state(i, CLAIMED) for i, name in enumerate(source)}
+
+    def fill(
+        self,
+        layout: BlockLayout,
+        memory: BlockMap,
+        views: BlockViews,
+        stretch: Stretch,
+        part: slice,
+        states: npt.NDArray[np.int32],
+    ) -> int:
+        """Fill the rows of a batch; returns how much of the heap is used.
+
+        Args:
+            layout, memory, views: of the block.
+            stretch, part: where the samples lie.
+            states: of their rows in the origin table, which say what is being read.
+
+        Raises:
+            ShardCorrupt, MemoryShort: naming the sample.
+        """
+        rows, shards = stretch.rows[part], stretch.shards[part]
+        used, present = 0, {}
+        for presence in layout.presence:
+            states[:] = self._claims[presence.name]
+            present[presence.name] = layout.present(memory.bytes, presence)
+            self._fill_presence(present[presence.name], presence.name, rows, shards)
+        for slot, whole in zip(layout.fixed, views.fixed, strict=True):
+            name = slot.name
+            states[:] = self._claims[name]
+            out = whole if len(whole) == len(rows) else whole[: len(rows)]
+            if name in self._gathered:
+                slots = stretch.slots(name)[part]
+                self._dataset.gather(name).gather(slots, rows, shards, out)
+                if name in present:  # zeros, whatever a file has in the place of no value
+                    out[~present[name][: len(out)]] = 0
+            else:
+                self._decode_fixed(name, rows, shards, out)
+        for varying in layout.varying:
+            states[:] = self._claims[varying.name]
+            used = self._fill_varying(layout, memory, varying, rows, shards, used)
+        return used
+
+    def _fill_presence(
+        self, out: npt.NDArray[np.bool_], name: str, rows: Rows, shards: Rows
+    ) -> None:
+        """Which of the rows have an optional field."""
+        for shard in distinct(shards).tolist():
+            places = np.flatnonzero(shards == shard)
+            local = rows[places] - self._dataset.starts[shard]
+            out[places] = self._dataset.reader(shard, name).present(name, local)
+
+    def _decode_fixed(self, name: str, rows: Rows, shards: Rows, out: Bytes) -> None:
+        """Compressed arrays of fixed shape: record by record into their rows."""
+        for shard in distinct(shards).tolist():
+            places = np.flatnonzero(shards == shard)
+            reader = self._dataset.reader(shard, name)
+            local = rows[places] - self._dataset.starts[shard]
+            entries = reader.records.entries(name, local)
+            records = reader.records.read(name, local, entries)
+            absent = reader.records.absent(name, local, entries)
+            for i, (place, record) in enumerate(zip(places.tolist(), records, strict=True)):
+                out[place] = 0 if i in absent else np.frombuffer(record, np.uint8)
+
+    def _fill_varying(
+        self,
+        layout: BlockLayout,
+        memory: BlockMap,
+        slot: VaryingSlot,
+        rows: Rows,
+        shards: Rows,
+        used: int,
+    ) -> int:
+        """Records of varying size into the heap; returns how much of it is used then."""
+        by_shard: list[tuple[int, Rows, Rows, Entries]] = []
+        n_bytes = np.zeros(len(rows), np.int64)
+        for shard in distinct(shards).tolist():
+            places = np.flatnonzero(shards == shard)
+            local = rows[places] - self._dataset.starts[shard]
+            entries = self._dataset.reader(shard, slot.name).records.entries(slot.name, local)
+            n_bytes[places] = entries["n_bytes"]
+            by_shard.append((shard, places, local, entries))
+        alignment = slot.alignment
+        taken = -(-n_bytes // alignment) * alignment
+        ends = -(-used // alignment) * alignment + np.cumsum(taken)
+        starts, total = ends - taken, int(ends[-1])
+        memory.grow(layout.heap + total)
+        extents = layout.extents(memory.bytes, slot)[: len(rows)]
+        extents["n_bytes"], extents["place"] = n_bytes, starts
+        for shard, places, local, entries in by_shard:
+            extents["offset"][places] = entries["offset"]
+            self._copy_records(layout, memory, slot, shard, places, local, entries)
+        return total
+
+    def _copy_records(
+        self,
+        layout: BlockLayout,
+        memory: BlockMap,
+        slot: VaryingSlot,
+        shard: int,
+        places: Rows,
+        local: Rows,
+        entries: Entries,
+    ) -> None:
+        reader = self._dataset.reader(shard, slot.name)
+        field = self._source[slot.name]
+        starts = layout.extents(memory.bytes, slot)["place"][places].tolist()
+        heap = memory.bytes[layout.heap :].data
+        dims = reader.records.shapes(slot.name, local)
+        shapes = layout.shapes(memory.bytes, slot)
+        records = reader.records.read(slot.name, local, entries)
+        absent = reader.records.absent(slot.name, local, entries)
+        for i, (place, start, record) in enumerate(
+            zip(places.tolist(), starts, records, strict=True)
+        ):
+            size = len(record)
+            heap[start : start + size] = record
+            if i in absent:
+                shapes[place] = 0
+            elif isinstance(field, Array):
+                try:
+                    shapes[place] = full_shape(field, dims[i], size)
+                except ShardCorrupt as error:
+                    offset = reader.records.offset + int(entries["offset"][i])
+                    raise reader.records.placed(error, slot.name, int(local[i]), offset) from error

@@ -1,0 +1,92 @@
+"""How the positions of an epoch are dealt out to steps and ranks: pure arithmetic.
+
+Used by the loader, to count its steps and to say how far it is, and by whoever fills batches.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from shardio.order import Positions
+
+Tail = Literal["short", "drop", "pad"]
+
+
+@dataclass(frozen=True, slots=True)
+class Division:
+    """The part that one rank has of the positions first..n-1 of an epoch.
+
+    A step takes `batch_size` positions for every rank, side by side, rank 0's first. What is left
+    at the end is dealt out evenly, so that every rank has as many as any other, or one less. All
+    ranks together visit every position once, in order; with "drop" but those that are left.
+
+    Args:
+        n: how many positions the epoch has.
+        first: the first that is still to be visited.
+        batch_size: samples of a step, for each rank.
+        rank, world_size: which part, of how many.
+        tail: "short": the last step has what is left, and ranks that get nothing of it have a step
+            less. "drop": there is no such step. "pad": it is filled up, and all ranks have it.
+    """
+
+    n: int
+    first: int
+    batch_size: int
+    rank: int = 0
+    world_size: int = 1
+    tail: Tail = "short"
+
+    @property
+    def _stride(self) -> int:
+        return self.batch_size * self.world_size
+
+    @property
+    def first_step(self) -> int:
+        """The number of the first step: how many whole steps lie before it."""
+        return self.first // self._stride
+
+    @property
+    def last_step(self) -> int:
+        """The number behind that of the last step."""
+        whole, rest = divmod(max(0, self.n - self.first), self._stride)
+        last = self.first_step + whole
+        if not rest or self.tail == "drop":
+            return last
+        start, stop = self._part_of_rest(self.n - rest)
+        return last + (1 if self.tail == "pad" or stop > start else 0)
+
+    def position(self, step: int) -> int:
+        """The first position of a step, of whatever rank: all before it are visited by then."""
+        return min(self.n, self.first + (step - self.first_step) * self._stride)
+
+    def _part_of_rest(self, start: int) -> tuple[int, int]:
+        rest, n = self.n - start, self.world_size
+        return start + rest * self.rank // n, start + rest * (self.rank + 1) // n
+
+    def share(self, step: int) -> tuple[int, int]:
+        """The positions that this rank has of a step: the first, and the one behind the last.
+
+        Both are the same where nothing is left for it: then the step is all padding.
+        """
+        start = self.first + (step - self.first_step) * self._stride
+        if start + self._stride > self.n:
+            return self._part_of_rest(start)
+        start += self.rank * self.batch_size
+        return start, start + self.batch_size
+
+    def read(self, step: int) -> tuple[int, int]:
+        """The positions that are read for a step: its share, or one if that has none."""
+        start, stop = self.share(step)
+        return (start, stop) if start < stop else (self.position(step), self.position(step) + 1)
+
+    def positions(self, first_step: int, last_step: int) -> Positions:
+        """The positions that are read for steps first_step..last_step-1, one after another."""
+        start, stop = self.read(last_step - 1)
+        if self.world_size == 1:
+            return np.arange(self.read(first_step)[0], stop)
+        starts = self.read(first_step)[0] + np.arange(last_step - first_step - 1) * self._stride
+        whole = (starts[:, None] + np.arange(self.batch_size)).reshape(-1)
+        return np.concatenate([whole, np.arange(start, stop)])

@@ -1,0 +1,75 @@
+"""How far a loader has come, and the state that says so to another process or another day."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
+
+from shardio.dataset import ShardDataset
+from shardio.errors import InvalidArgument
+
+_VERSION: Final = 1
+_ADVICE: Final = "load it into a loader that is made as the one was that it comes from"
+
+
+class Progress(NamedTuple):
+    """The epoch, how many of its positions are consumed, and how many it has."""
+
+    epoch: int
+    position: int
+    n_samples: int
+
+
+def state_of(progress: Progress, dataset: ShardDataset, order: Mapping[str, Any]) -> dict[str, Any]:
+    """What `progress_of` makes the progress from, as JSON can say it.
+
+    `order` is what decides the order of an epoch, beside its number.
+    """
+    return {
+        "version": _VERSION,
+        "epoch": progress.epoch,
+        "position": progress.position,
+        "rows": progress.n_samples,
+        **_identity(dataset, order),
+    }
+
+
+def _identity(dataset: ShardDataset, order: Mapping[str, Any]) -> dict[str, Any]:
+    """What the meaning of a position depends on."""
+    return {"lineage": dataset.lineage, "view": dataset.view_id, **order}
+
+
+def progress_of(state: object, dataset: ShardDataset, order: Mapping[str, Any]) -> Progress:
+    """The progress that a state tells of.
+
+    Raises:
+        InvalidArgument: it is not a state of a loader like this one.
+    """
+    if not isinstance(state, Mapping) or state.get("version") != _VERSION:
+        found = state.get("version") if isinstance(state, Mapping) else state
+        raise InvalidArgument(
+            f"load_state_dict: expected what state_dict() gave, version {_VERSION}; found {found!r}"
+        )
+    for name, expected in _identity(dataset, order).items():
+        found = state.get(name)
+        if type(found) is not type(expected) or found != expected:
+            raise InvalidArgument(
+                f"load_state_dict: the state's {name} is {found!r}, that of this loader of "
+                f"{dataset.path} is {expected!r}: {_ADVICE}"
+            )
+    progress = Progress(*(_count(state, name) for name in ("epoch", "position", "rows")))
+    if progress.position > progress.n_samples or progress.n_samples > len(dataset):
+        raise InvalidArgument(
+            f"load_state_dict: the state is at position {progress.position} of "
+            f"{progress.n_samples} samples, and {dataset.path} has {len(dataset)}"
+        )
+    return progress
+
+
+def _count(state: Mapping[str, Any], name: str) -> int:
+    found = state.get(name)
+    if isinstance(found, bool) or not isinstance(found, int) or found < 0:
+        raise InvalidArgument(
+            f"load_state_dict: the state's {name} must be an integer from 0 up; found {found!r}"
+        )
+    return found

@@ -1,0 +1,238 @@
+"""Several ranks: their batches together are one epoch, in equal steps, whatever their number."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shardio import Batch, ShardLoader
+from shardio.errors import InvalidArgument
+from shardio.order import Order
+from tests.loading import check_against, values_of, write_dataset
+from tests.shards import as_read, every_field_sample
+
+pytestmark = pytest.mark.usefixtures("warm_zygote", "quick_disk")
+
+N = 53
+WORKERS = pytest.mark.parametrize("num_workers", [0, 2])
+LAUNCHED = ["RANK", "WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"]
+LAUNCHED += ["SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return write_dataset(tmp_path_factory.mktemp("ranks") / "set", N, 3)
+
+
+@pytest.fixture(autouse=True)
+def _no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in LAUNCHED:
+        monkeypatch.delenv(name, raising=False)
+
+
+def loader(folder: str, rank: int, world_size: int, **options: Any) -> ShardLoader:
+    given: dict[str, Any] = {"shuffle": True, "seed": 3, "num_workers": 0, "output": "numpy"}
+    return ShardLoader(folder, 4, rank=rank, world_size=world_size, **(given | options))
+
+
+def epoch_of(folder: str, world_size: int, **options: Any) -> list[list[Batch]]:
+    """By rank, the batches of an epoch."""
+    found = []
+    for rank in range(world_size):
+        with loader(folder, rank, world_size, **options) as made:
+            found.append(list(made))
+            assert len(made) == len(found[-1])
+    return found
+
+
+def in_order(found: list[list[Batch]]) -> Iterator[Batch]:
+    """Batches of all ranks, step by step."""
+    for step in range(max(map(len, found))):
+        yield from (batches[step] for batches in found if step < len(batches))
+
+
+def indices(batches: Iterator[Batch]) -> list[int]:
+    """The samples that count."""
+    return [i for batch in batches for i in batch.indices[batch.valid].tolist()]
+
+
+@WORKERS
+@pytest.mark.parametrize("tail", ["pad", "short"])
+@pytest.mark.parametrize("world_size", [1, 2, 3, 5, 60])
+def test_the_slices_of_all_ranks_together_are_the_global_order(
+    folder: str, world_size: int, tail: str, num_workers: int
+) -> None:
+    if world_size == 60 and num_workers:
+        world_size = 20  # processes take their time
+    found = epoch_of(folder, world_size, tail=tail, num_workers=num_workers)
+    order = Order(N, shuffle=True, seed=3, epoch=0).rows(0, N).tolist()
+    assert indices(in_order(found)) == order
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 5])
+def test_by_default_all_ranks_take_equal_steps_of_equal_shape(folder: str, world_size: int) -> None:
+    found = epoch_of(folder, world_size)
+    assert {len(batches) for batches in found} == {-(-N // (4 * world_size))}
+    for batch in in_order(found):
+        assert batch.n_rows == 4
+        assert all(len(batch[name]) == 4 for name in batch)
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_drop_leaves_out_what_is_no_whole_step(folder: str, world_size: int) -> None:
+    found = epoch_of(folder, world_size, tail="drop")
+    assert {len(batches) for batches in found} == {N // (4 * world_size)}
+    order = Order(N, shuffle=True, seed=3, epoch=0).rows(0, N).tolist()
+    assert indices(in_order(found)) == order[: N // (4 * world_size) * 4 * world_size]
+
+
+@WORKERS
+def test_padding_is_copies_of_rows_that_count_and_is_not_valid(
+    folder: str, num_workers: int
+) -> None:
+    samples = [as_read(every_field_sample(i)) for i in range(N)]
+    for batches in epoch_of(folder, 5, num_workers=num_workers):
+        last = batches[-1]
+        n_valid = int(last.valid.sum())
+        assert 0 < n_valid < 4
+        assert last.valid.tolist() == [True] * n_valid + [False] * (4 - n_valid)
+        values = values_of(last)
+        for i in range(n_valid, 4):
+            assert last.indices[i] == last.indices[i % n_valid]
+            assert last.origins[i].tolist() == last.origins[i % n_valid].tolist()
+            for name, column in values.items():
+                assert str(column[i]) == str(column[i % n_valid])
+                assert last.present(name)[i] == last.present(name)[i % n_valid]
+        for batch in batches[:-1]:
+            check_against(batch, samples)
+
+
+def test_a_rank_that_nothing_is_left_for_gets_a_batch_of_padding(folder: str) -> None:
+    found = epoch_of(folder, 4, fields=("label",))  # 48 in three steps, and 5 for four ranks
+    assert [int(batches[-1].valid.sum()) for batches in found] == [1, 1, 1, 2]
+    with loader(folder, 0, 60) as first:
+        (batch,) = first
+    assert not batch.valid.any()
+    assert len(set(batch.indices.tolist())) == 1
+
+
+def test_one_rank_may_be_padded_too(folder: str) -> None:
+    (batches,) = epoch_of(folder, 1, tail="pad")
+    assert [int(batch.valid.sum()) for batch in batches] == [4] * 13 + [1]
+    assert batches[-1].n_rows == 4
+
+
+def test_a_dataset_smaller_than_a_batch_is_padded_to_the_whole_batch(tmp_path: Path) -> None:
+    small = write_dataset(tmp_path / "small", 3)
+    with ShardLoader(small, 7, tail="pad", num_workers=0, output="numpy") as made:
+        (batch,) = made
+    assert batch.valid.tolist() == [True] * 3 + [False] * 4
+    assert batch["label"].shape[0] == 7
+
+
+@WORKERS
+def test_a_transform_is_given_the_same_generator_whatever_the_number_of_ranks(
+    folder: str, num_workers: int
+) -> None:
+    def noisy(sample: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
+        return {"label": sample["label"], "noise": rng.integers(1 << 60), "np": np.random.random()}
+
+    def drawn(world_size: int) -> dict[int, tuple[int, float]]:
+        found = epoch_of(folder, world_size, transform=noisy, num_workers=num_workers)
+        return {
+            int(index): (int(noise), float(other))
+            for batch in in_order(found)
+            for index, noise, other in zip(batch.indices, batch["noise"], batch["np"], strict=True)
+        }
+
+    assert drawn(1) == drawn(2) == drawn(3)
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {"RANK": "1", "WORLD_SIZE": "2"},
+        {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"},
+        {"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2", "SLURM_NTASKS": "8"},
+        {"RANK": "1", "WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "9"},
+    ],
+)
+def test_what_a_launcher_says_in_the_environment_is_the_default(
+    folder: str, variables: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with ShardLoader(folder, 4, num_workers=0, output="numpy") as made:
+        found = next(iter(made)).indices.tolist()
+        assert len(made) == -(-N // 8)
+    assert found == [4, 5, 6, 7]
+    with ShardLoader(folder, 4, rank=0, world_size=1, num_workers=0, output="numpy") as made:
+        assert next(iter(made)).indices.tolist() == [0, 1, 2, 3]
+
+
+def test_a_batch_script_of_slurm_is_not_taken_for_a_rank(
+    folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_PROCID", "0")
+    monkeypatch.setenv("SLURM_NTASKS", "8")
+    with ShardLoader(folder, 4, num_workers=0, output="numpy") as made:
+        assert len(made) == -(-N // 4)
+
+
+@pytest.mark.parametrize(
+    ("variables", "said"),
+    [
+        ({"RANK": "1"}, "RANK='1' and WORLD_SIZE=None"),
+        ({"RANK": "one", "WORLD_SIZE": "2"}, "RANK='one'"),
+        ({"RANK": "2", "WORLD_SIZE": "2"}, "RANK must be below world_size, which is 2; found 2"),
+        ({"RANK": "-1", "WORLD_SIZE": "2"}, "RANK=-1"),
+    ],
+)
+def test_an_environment_that_makes_no_sense_is_an_error_that_names_it(
+    folder: str, variables: dict[str, str], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(InvalidArgument) as raised:
+        ShardLoader(folder, 4, num_workers=0)
+    assert said in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"rank": 1}, "rank and world_size belong together"),
+        ({"rank": 2, "world_size": 2}, "rank must be below world_size"),
+        ({"rank": -1, "world_size": 2}, "rank must be an integer from 0 up"),
+        ({"rank": 0, "world_size": 0}, "world_size must be an integer from 1 up"),
+        ({"tail": "pads"}, "tail must be one of 'short', 'drop', 'pad'"),
+    ],
+)
+def test_options_that_make_no_sense_say_what_does(
+    folder: str, options: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(InvalidArgument, match=said):
+        ShardLoader(folder, 4, num_workers=0, **options)
+
+
+def test_ranks_of_other_processes_see_the_same_order(folder: str) -> None:
+    program = (
+        "import sys, shardio\n"
+        "loader = shardio.ShardLoader(sys.argv[1], 4, shuffle=True, num_workers=0, "
+        "output='numpy')\n"
+        "print([i for batch in loader for i in batch.indices[batch.valid].tolist()])\n"
+    )
+    found: list[int] = []
+    for rank in range(2):
+        env = os.environ | {"RANK": str(rank), "WORLD_SIZE": "2"}
+        command = [sys.executable, "-c", program, folder]
+        done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
+        found += [int(word) for word in done.stdout.strip("[]\n").split(",")]
+    assert sorted(found) == list(range(N))

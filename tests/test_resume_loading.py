@@ -1,0 +1,299 @@
+"""state_dict and load_state_dict: the very next sample, whatever else has changed."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shardio import DatasetWriter, ShardDataset, ShardLoader
+from shardio import open as open_dataset
+from shardio.errors import InvalidArgument
+from shardio.manifest import load, publish_next
+from shardio.surgery import split
+from tests.loading import TWO_FIELDS, two_fields, write_dataset
+
+pytestmark = pytest.mark.usefixtures("warm_zygote", "quick_disk")
+
+N = 53
+WORKERS = pytest.mark.parametrize("num_workers", [0, 2])
+State = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("resume") / "set"
+    return write_dataset(path, N, 3, TWO_FIELDS, two_fields(N))
+
+
+def noisy(sample: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
+    return {"label": sample["label"], "noise": rng.integers(1 << 60)}
+
+
+def loader(folder: str | ShardDataset, batch_size: int = 4, **options: Any) -> ShardLoader:
+    given: dict[str, Any] = {"shuffle": True, "seed": 3, "num_workers": 0, "output": "numpy"}
+    return ShardLoader(folder, batch_size, **(given | {"transform": noisy} | options))
+
+
+def drawn(made: ShardLoader, n_epochs: int = 1) -> list[tuple[int, int, int]]:
+    """All valid samples of the coming epochs: the epoch, the label, and what was drawn for it."""
+    found = []
+    for _ in range(n_epochs):
+        for batch in made:
+            columns = (batch[name][batch.valid].tolist() for name in ("label", "noise"))
+            found += [(batch.epoch, *pair) for pair in zip(*columns, strict=True)]
+    return found
+
+
+def state_after(folder: str, n_batches: int, n_epochs: int = 0, **options: Any) -> State:
+    """The state in the loop's body, with so many batches of another epoch delivered."""
+    with loader(folder, **options) as made:
+        drawn(made, n_epochs)
+        for i, _ in enumerate(made, start=1):
+            if i == n_batches:
+                return json.loads(json.dumps(made.state_dict()))  # type: ignore[no-any-return]
+    raise AssertionError("there are not so many")
+
+
+def resumed(folder: str, state: State, n_epochs: int = 1, **options: Any) -> list[Any]:
+    with loader(folder, **options) as made:
+        made.load_state_dict(state)
+        return drawn(made, n_epochs)
+
+
+@WORKERS
+def test_in_the_loop_body_the_current_batch_counts_as_consumed(
+    folder: str, num_workers: int
+) -> None:
+    with loader(folder) as made:
+        whole = drawn(made, 3)
+    for n_batches in (1, 7, 13, 14):
+        state = state_after(folder, n_batches, n_epochs=1, num_workers=num_workers)
+        rest = whole[N + min(N, 4 * n_batches) :]
+        assert resumed(folder, state, 2, num_workers=num_workers) == rest
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 4, 60])
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_resume_is_exact_across_batch_sizes_and_world_sizes(
+    folder: str, batch_size: int, world_size: int
+) -> None:
+    with loader(folder) as made:
+        whole = drawn(made, 2)
+    state = state_after(folder, 5)
+    by_rank = [
+        resumed(folder, state, 2, batch_size=batch_size, rank=rank, world_size=world_size)
+        for rank in range(world_size)
+    ]
+    assert sorted(sum(by_rank, [])) == sorted(whole[20:])
+    if world_size == 1:
+        assert by_rank == [whole[20:]]
+
+
+def test_the_state_of_all_ranks_is_the_same_after_the_same_step(folder: str) -> None:
+    states = [state_after(folder, 3, rank=rank, world_size=3) for rank in range(3)]
+    assert states[0] == states[1] == states[2]
+    assert states[0]["position"] == 3 * 4 * 3
+
+
+@pytest.mark.parametrize("tail", ["short", "drop", "pad"])
+def test_an_epoch_that_is_over_is_followed_by_the_next(folder: str, tail: str) -> None:
+    with loader(folder, tail=tail) as made:
+        first = drawn(made)
+        state = made.state_dict()
+        assert (state["epoch"], state["position"]) == (1, 0)
+        second = drawn(made)
+    assert resumed(folder, state, tail=tail) == second != first
+
+
+def test_after_a_break_the_state_is_where_the_loop_was_left(folder: str) -> None:
+    with loader(folder) as made:
+        whole = drawn(made, 2)
+    with loader(folder) as made:
+        for batch in made:
+            if batch.step == 2:
+                break
+        state = made.state_dict()
+        assert made.epoch == 0
+    assert resumed(folder, state, 2) == whole[12:]
+
+
+def test_before_the_first_batch_the_state_is_the_beginning(folder: str) -> None:
+    with loader(folder) as made:
+        state = made.state_dict()
+        whole = drawn(made)
+    assert (state["epoch"], state["position"]) == (0, 0)
+    assert resumed(folder, state) == whole
+
+
+def test_a_state_that_was_loaded_is_the_state(folder: str) -> None:
+    state = state_after(folder, 5, n_epochs=2)
+    with loader(folder, batch_size=9) as made:
+        made.load_state_dict(state)
+        assert made.epoch == 2
+        assert made.state_dict() == state
+
+
+def test_a_state_may_be_loaded_into_a_loader_that_was_used(folder: str) -> None:
+    state = state_after(folder, 5)
+    with loader(folder) as made:
+        expected = drawn(made)[20:]
+        drawn(made)
+        made.load_state_dict(state)
+        assert drawn(made) == expected
+        assert {epoch for epoch, _, _ in drawn(made)} == {1}
+
+
+def test_steps_are_numbered_on(folder: str) -> None:
+    with loader(folder) as made:
+        made.load_state_dict(state_after(folder, 5))
+        assert [batch.step for batch in made] == list(range(5, 14))
+
+
+def test_the_state_does_not_grow_with_what_was_consumed(folder: str, tmp_path: Path) -> None:
+    few, many = state_after(folder, 1), state_after(folder, 13, n_epochs=3)
+    assert few.keys() == many.keys()
+    assert len(json.dumps(many)) - len(json.dumps(few)) < 4
+
+
+def test_the_interrupted_batch_is_not_counted_as_consumed(folder: str) -> None:
+    def interrupt(sample: dict[str, Any]) -> dict[str, Any]:
+        if sample["label"] == 21:
+            raise KeyboardInterrupt
+        return {"label": sample["label"], "noise": 0}
+
+    with loader(folder, shuffle=False, transform=interrupt) as made:
+        with pytest.raises(KeyboardInterrupt):
+            drawn(made)
+        assert made.state_dict()["position"] == 20
+
+
+def test_a_batch_that_failed_is_tried_again(folder: str) -> None:
+    def fail(sample: dict[str, Any]) -> dict[str, Any]:
+        if sample["label"] == 21:
+            raise ValueError("no")
+        return sample
+
+    with loader(folder, shuffle=False, transform=fail) as made:
+        with pytest.raises(Exception, match="no"):
+            list(made)
+        state = made.state_dict()
+    with loader(folder, shuffle=False, transform=None) as made:
+        made.load_state_dict(state)
+        assert next(iter(made))["label"].tolist() == [20, 21, 22, 23]
+
+
+# A dataset that grew, or is another.
+
+
+def _append(folder: Path, n_more: int) -> None:
+    """Append samples N..N+n_more-1 as shards of a new generation."""
+    beside = folder.with_name("more")
+    more = list(two_fields(N + n_more))[N:]
+    write_dataset(beside, n_more, 1, TWO_FIELDS, more)
+    old = load(folder)
+    (new,) = load(beside).shards
+    shutil.move(beside / new.name, folder / "more.shard")
+    shards = (*old.shards, dataclasses.replace(new, name="more.shard"))
+    publish_next(folder, old, shards=shards)
+
+
+@WORKERS
+def test_a_dataset_that_grew_finishes_the_epoch_on_the_stored_row_count(
+    tmp_path: Path, num_workers: int
+) -> None:
+    folder = tmp_path / "set"
+    write_dataset(folder, N, 2, TWO_FIELDS, two_fields(N))
+    with loader(str(folder)) as made:
+        before = drawn(made, 2)
+    state = state_after(str(folder), 5, n_epochs=1)
+    _append(folder, 10)
+    found = resumed(str(folder), state, 2, num_workers=num_workers)
+    assert [each for each in found if each[0] == 1] == before[N + 20 :]
+    assert sorted(label for epoch, label, _ in found if epoch == 2) == list(range(N + 10))
+
+
+def test_a_loader_goes_on_with_what_it_has_opened_while_the_dataset_grows(tmp_path: Path) -> None:
+    folder = tmp_path / "set"
+    write_dataset(folder, N, 2, TWO_FIELDS, two_fields(N))
+    with loader(str(folder)) as made:
+        _append(folder, 10)
+        assert sorted(label for _, label, _ in drawn(made)) == list(range(N))
+
+
+def test_a_state_of_a_larger_dataset_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "set"
+    write_dataset(folder, N, 2, TWO_FIELDS, two_fields(N))
+    _append(folder, 10)
+    state = state_after(str(folder), 5)
+    with (
+        open_dataset(folder, generation=1) as old,
+        loader(old) as made,
+        pytest.raises(InvalidArgument, match="position 20 of 63 samples"),
+    ):
+        made.load_state_dict(state)
+
+
+def test_another_lineage_is_refused(folder: str, tmp_path: Path) -> None:
+    with DatasetWriter(tmp_path / "other", TWO_FIELDS) as writer:
+        for sample in two_fields(N):
+            writer.append(sample)
+    with loader(folder) as made, pytest.raises(InvalidArgument, match="lineage") as raised:
+        made.load_state_dict(state_after(str(tmp_path / "other"), 2))
+    assert folder in str(raised.value)
+
+
+def test_another_seed_order_or_subset_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "set"
+    write_dataset(folder, N, 2, TWO_FIELDS, two_fields(N))
+    state = state_after(str(folder), 2)
+    split(folder, {"train": 0.5, "val": 0.5})
+    for name, options in (
+        ("seed", {"seed": 4}),
+        ("shuffle", {"shuffle": False}),
+        ("view", {"subset": "train"}),
+    ):
+        with loader(str(folder), **options) as made:
+            with pytest.raises(InvalidArgument, match=f"the state's {name} is"):
+                made.load_state_dict(state)
+            drawn(made)  # it is as it was
+
+
+def test_a_subset_resumes(tmp_path: Path) -> None:
+    folder = tmp_path / "set"
+    write_dataset(folder, N, 2, TWO_FIELDS, two_fields(N))
+    split(folder, {"train": 0.5, "val": 0.5})
+    with loader(str(folder), subset="train") as made:
+        whole = drawn(made)
+    state = state_after(str(folder), 2, subset="train")
+    assert resumed(str(folder), state, subset="train") == whole[8:]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"version": 2}, "version 1; found 2"),
+        ({"epoch": -1}, "the state's epoch must be an integer from 0 up; found -1"),
+        ({"position": "3"}, "position must be"),
+        ({"rows": True}, "rows must be"),
+        ({"position": 54}, "position 54 of 53 samples"),
+        ({"rows": 54}, "of 54 samples"),
+        ({"seed": True}, "the state's seed is True"),
+        ({"lineage": None}, "the state's lineage is None"),
+    ],
+)
+def test_a_state_that_makes_no_sense_says_why(
+    folder: str, change: dict[str, Any], said: str
+) -> None:
+    with loader(folder, seed=1) as made:
+        state = made.state_dict() | change
+        with pytest.raises(InvalidArgument, match=said):
+            made.load_state_dict(state)
+        with pytest.raises(InvalidArgument, match="found 'state'"):
+            made.load_state_dict("state")  # type: ignore[arg-type]
+        assert len(drawn(made)) == N
