@@ -65,7 +65,8 @@ class ShardLoader(Closing):
         rank, world_size: which part of every epoch this process has, of how many; batch_size is
             for each. By default as torchrun, mpirun or srun say in the environment, else 0 of 1.
             Ranks share seed and dataset; their batches together are those of one epoch.
-        prefetch: how many blocks beyond one per worker are filled ahead.
+        prefetch: how many blocks beyond one per worker are filled ahead; by default 2, or where
+            they have at most 1 MiB 3 and one per worker.
         memory_bytes: budget of all blocks; by default half of what is available.
         verify: "first" checks every hash when its bytes are first read, "always", or "off".
         access: "mmap" maps the shards, "pread" reads them by offset, "auto" maps them unless they
@@ -97,7 +98,7 @@ class ShardLoader(Closing):
         tail: Tail | None = None,
         rank: int | None = None,
         world_size: int | None = None,
-        prefetch: int = 2,
+        prefetch: int | None = None,
         memory_bytes: int | None = None,
         verify: Verify = "first",
         access: Access = "auto",

@@ -49,7 +49,7 @@ class Options:
     tail: Tail
     rank: int
     world_size: int
-    prefetch: int
+    prefetch: int | None
     memory_bytes: int
     verify: Verify
     access: Access
@@ -71,7 +71,7 @@ def check_options(
     tail: Tail | None,
     rank: int | None,
     world_size: int | None,
-    prefetch: int,
+    prefetch: int | None,
     memory_bytes: int | None,
     verify: Verify,
     access: Access,
@@ -100,7 +100,7 @@ def check_options(
         tail=_one_of("tail", tail, _TAILS),
         rank=rank,
         world_size=world_size,
-        prefetch=_count("prefetch", prefetch, 0),
+        prefetch=None if prefetch is None else _count("prefetch", prefetch, 0),
         memory_bytes=(
             default_budget() if memory_bytes is None else _count("memory_bytes", memory_bytes, 1)
         ),

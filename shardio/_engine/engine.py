@@ -27,7 +27,7 @@ from shardio._engine.overdue import overdue
 from shardio._engine.passes import N_SLOTS, Passes
 from shardio._engine.recipe import Plan, Recipe
 from shardio._engine.schedule import Schedule
-from shardio._engine.sizing import block_bytes
+from shardio._engine.sizing import block_bytes, n_blocks_wanted
 from shardio._engine.staff import Local, Staff, Workers
 from shardio._engine.traffic import Traffic
 from shardio.collate import BlockLayout, lay_out
@@ -50,7 +50,7 @@ class Engine:
     Args:
         recipe: what is in a batch.
         n_workers: processes; 0 fills blocks in this process.
-        prefetch: blocks beyond one per worker.
+        prefetch: blocks beyond one per worker; None for what suits their size.
         memory_bytes: budget of all blocks.
         timeout_s: how long `next` waits for a batch that workers make; None for ever.
     """
@@ -60,18 +60,17 @@ class Engine:
         recipe: Recipe,
         *,
         n_workers: int,
-        prefetch: int,
+        prefetch: int | None,
         memory_bytes: int,
         timeout_s: float | None = None,
     ) -> None:
         self._recipe, self._memory_bytes, self._timeout_s = recipe, memory_bytes, timeout_s
-        self._n_workers = n_workers
+        self._n_workers, self._n_blocks = n_workers, 0
         self._settle: Callable[[], None] | None = None
         self._owner_pid = this_process.pid
         # Workers first: they start up while the dataset opens here.
         self._staff = self._new_staff()
-        # One more, for the batch in the loop's hands; without workers nothing is filled ahead.
-        self._n_blocks = n_workers + prefetch + 1 if n_workers else 2
+        self._prefetch = prefetch
         self._lock = threading.RLock()
         self._passes = Passes()
         self._traffic: Traffic | None = None
@@ -123,7 +122,8 @@ class Engine:
     def _lay_out(self, schema: Schema) -> BlockLayout:
         layout = lay_out(schema, self._recipe.block_rows)
         n_bytes = block_bytes(layout, self._recipe, self.dataset, self._memory_bytes)
-        self._n_blocks = min(self._n_blocks, self._memory_bytes // n_bytes)
+        wanted = n_blocks_wanted(self._n_workers, self._prefetch, n_bytes)
+        self._n_blocks = min(wanted, self._memory_bytes // n_bytes)
         require(self._n_blocks * n_bytes, f"{self._n_blocks} blocks for batches")
         self._begin_traffic(layout, n_bytes)
         self._layout = layout

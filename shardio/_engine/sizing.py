@@ -1,17 +1,21 @@
-"""How large a block is: known before the first is made, so that the budget can be checked."""
+"""How large a block is, and how many there are: known before the first, to check the budget."""
 
 from __future__ import annotations
 
 import mmap
+from typing import Final
 
 import numpy as np
 
 from shardio._engine.recipe import Recipe
+from shardio._engine.schedule import DEPTH
 from shardio.collate import BlockLayout
 from shardio.dataset import ShardDataset
 from shardio.errors import MemoryShort
 
-_SAMPLED = 256
+_SAMPLED: Final = 256
+_PREFETCH: Final = 2
+_SMALL_BYTES: Final = 1 << 20
 
 
 def block_bytes(
@@ -29,6 +33,22 @@ def block_bytes(
             f"memory_bytes allows {memory_bytes}: raise it, or lower batch_size"
         )
     return n_bytes
+
+
+def n_blocks_wanted(n_workers: int, prefetch: int | None, n_bytes: int) -> int:
+    """How many blocks of n_bytes a pass needs, if there is memory.
+
+    One per worker and `prefetch` more, and one for the batch in the loop's hands; without workers
+    nothing is filled ahead. Few are faster than many, as they stay in the cache; but small ones are
+    filled so fast that main hardly comes to give out the next. So by default there are so many of
+    those that each worker can have both of its tasks, and the loop the batch that it lets go of.
+    """
+    if not n_workers:
+        return 2
+    if prefetch is not None:
+        return n_workers + prefetch + 1
+    n_extra = n_workers * (DEPTH - 1) + 1 if n_bytes <= _SMALL_BYTES else 0
+    return n_workers + _PREFETCH + 1 + n_extra
 
 
 def _expected_heap(layout: BlockLayout, recipe: Recipe, dataset: ShardDataset) -> int:
