@@ -6,7 +6,7 @@ import os
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Protocol, Self
+from typing import Any, Final, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +24,9 @@ from shardio.options import Output, Shuffle, check_options, check_verify
 from shardio.progress import Progress, progress_of, state_of
 from shardio.units import Verify
 
+_EVERY_BLOCK: Final = -1
+"""In the place of a block's number: tensors that the batches of all blocks are copied to."""
+
 
 class Maker(Protocol):
     """Makes tensors of arrays over a block."""
@@ -32,6 +35,11 @@ class Maker(Protocol):
 
     def wrap(self, array: npt.NDArray[Any], carrier: object, dtype: str | None = None) -> Any:
         """One field; holds `carrier` for as long as it or a part of it is held."""
+
+    def fixed(
+        self, array: npt.NDArray[Any], dtype: str | None = None
+    ) -> Callable[[npt.NDArray[Any]], Any]:
+        """One field, for many batches: what copies an array's values there."""
 
     def synchronize(self) -> None:
         """Wait until nothing reads memory that was let go."""
@@ -278,10 +286,15 @@ class ShardLoader(Closing):
     def _lane(
         self, layout: BlockLayout, number: int, n_rows: int, block: npt.NDArray[np.uint8]
     ) -> dict[str, Any]:
-        """reuse=True: arrays or tensors made once per block, where they share its memory."""
-        if self._maker is not None and not self._maker.aliases:
-            return self._values(layout, n_rows, block)
+        """reuse=True: arrays or tensors made once per block, or once for all if they are copies."""
         lanes = self._engine.pool.kept
+        if self._maker is not None and not self._maker.aliases:
+            arrays, maker = layout.arrays(block, n_rows), self._maker
+            put = lanes.get((_EVERY_BLOCK, n_rows))
+            if put is None:
+                put = {s.name: maker.fixed(arrays[s.name], s.special) for s in layout.fixed}
+                lanes[_EVERY_BLOCK, n_rows] = put
+            return {name: put[name](array) for name, array in arrays.items()}
         values = lanes.get((number, n_rows))
         if values is None:
             values = lanes[number, n_rows] = self._values(layout, n_rows, block)

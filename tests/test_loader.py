@@ -539,6 +539,25 @@ def test_values_that_vary_come_as_lists_of_their_own_kind(tmp_path: Path) -> Non
     assert batch["note"] is batch["note"]
 
 
+# --- another device -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_in_the_fast_lane_batches_on_another_device_are_the_same_tensors(
+    small: str, num_workers: int
+) -> None:
+    options: dict[str, Any] = {"output": "tinygrad", "device": "PYTHON", "num_workers": num_workers}
+    with _loader(small, 4, **options) as loader:
+        expected = [[batch[name].numpy() for name in batch] for batch in loader]
+    with _loader(small, 4, **options, reuse=True) as loader:
+        seen: dict[int, set[int]] = {}
+        for batch, values in zip(loader, expected, strict=True):
+            for name, value in zip(batch, values, strict=True):
+                np.testing.assert_array_equal(batch[name].numpy(), value)
+            seen.setdefault(batch.n_rows, set()).add(id(batch["label"]))
+    assert all(len(ids) == 1 for ids in seen.values()), "one for each number of rows"
+
+
 # --- the reference page ---------------------------------------------------------------------
 
 

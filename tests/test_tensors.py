@@ -7,6 +7,7 @@ import subprocess
 import sys
 import weakref
 from collections.abc import Callable
+from importlib.metadata import version
 from typing import Any
 
 import numpy as np
@@ -19,10 +20,11 @@ from tinygrad.tensor import Tensor
 from tinygrad.uop.ops import UOpMetaClass, buffers
 
 from shardio.errors import EnvironmentUnsuitable, InvalidArgument
-from shardio.tensors import TensorMaker, views, waiting
+from shardio.tensors import TensorMaker, copies, graphs, views, waiting
 from shardio.tensors import maker as maker_module
 
 on_cpu = pytest.mark.cpu_device
+VERSION = tuple(int(part) for part in version("tinygrad").split(".")[:2])
 Array = Any
 
 
@@ -105,7 +107,8 @@ def test_bits_in_uint16_become_bfloat16(maker: TensorMaker) -> None:
     array[...] = np.arange(8, dtype=np.float32).reshape(2, 4).view(np.uint32) >> 16
     tensor = maker.wrap(array, array, "bfloat16")
     assert tensor.dtype == dtypes.bfloat16
-    np.testing.assert_array_equal(tensor.float().numpy(), np.arange(8).reshape(2, 4))
+    if VERSION >= (0, 14):  # others need a clang that knows bfloat16
+        np.testing.assert_array_equal(tensor.float().numpy(), np.arange(8).reshape(2, 4))
 
 
 def test_bits_are_not_taken_as_a_dtype_of_another_size() -> None:
@@ -314,7 +317,7 @@ def test_varying_shapes_do_not_pile_up() -> None:
     for n in range(1, 1000):
         assert maker.wrap(memory[:n], memory).shape == (n,)
     assert isinstance(maker._view, views.Graft)
-    assert len(maker._view._templates) <= views.Graft.MOST_TEMPLATES
+    assert len(maker._view._graphs._templates) <= graphs.Graphs.MOST_TEMPLATES
 
 
 # --- other versions of tinygrad -----------------------------------------------------------------
@@ -387,6 +390,80 @@ def test_another_device_has_copied_the_bytes_when_wrap_returns() -> None:
     np.testing.assert_array_equal(tensor.numpy(), counting((3, 4)))
 
 
+def break_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(self: object, *args: object) -> None:
+        raise AttributeError("tinygrad has changed")
+
+    monkeypatch.setattr(copies.Copies, "new", fail)
+
+
+def test_a_copy_is_made_by_the_backends_own_way() -> None:
+    assert TensorMaker("PYTHON")._copies is not None
+
+
+def test_where_internals_are_not_there_the_public_way_copies(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    break_copies(monkeypatch)
+    maker = TensorMaker("PYTHON")
+    assert maker._copies is None
+    array = counting((3, 4))
+    tensor = maker.wrap(array, None)
+    array[...] = 0
+    np.testing.assert_array_equal(tensor.numpy(), counting((3, 4)))
+
+
+@pytest.mark.parametrize("name", ["bool", "uint8", "int64", "float16", "float32", "float64"])
+@pytest.mark.parametrize("shape", [(2, 3), (1,), (), (2, 0)])
+def test_a_copy_has_the_shape_dtype_and_values_of_the_array(
+    name: str, shape: tuple[int, ...]
+) -> None:
+    array = (np.arange(int(np.prod(shape))) % 2).reshape(shape).astype(name)
+    array.flags.writeable = False
+    tensor = TensorMaker("PYTHON").wrap(array, None)
+    assert (tensor.shape, tensor.dtype) == (shape, maker_module._DTYPES[array.dtype])
+    np.testing.assert_array_equal(tensor.numpy(), array)
+
+
+@pytest.mark.parametrize("has_changed", ["", "yes"])
+def test_one_tensor_is_given_the_values_of_many_arrays(
+    monkeypatch: pytest.MonkeyPatch, has_changed: str
+) -> None:
+    if has_changed:
+        break_copies(monkeypatch)
+    arrays = [counting((3, 4)) + i for i in range(3)]
+    arrays[2].flags.writeable = False
+    put = TensorMaker("PYTHON").fixed(arrays[0])
+    found = []
+    for array in arrays:
+        found.append(put(array))
+        np.testing.assert_array_equal(found[-1].numpy(), array)
+    assert len({*map(id, found)}) == (3 if has_changed else 1)
+
+
+def test_one_tensor_of_bits_is_given_the_values_of_many_arrays() -> None:
+    put = TensorMaker("PYTHON").fixed(counting((4,), np.uint16), "bfloat16")
+    for i in range(3):
+        array = counting((4,), np.uint16) + np.uint16(i)
+        tensor = put(array)
+        assert tensor.dtype == dtypes.bfloat16
+        np.testing.assert_array_equal(tensor.bitcast(dtypes.uint16).numpy(), array)
+
+
+@on_cpu
+def test_a_captured_step_sees_the_values_that_its_input_was_given() -> None:
+    maker = TensorMaker("PYTHON")
+    put = maker.fixed(counting((3, 4)))
+
+    @TinyJit
+    def step(x: Tensor) -> Tensor:
+        return (x * 2).sum().realize()
+
+    for i in range(6):
+        array = counting((3, 4)) + i
+        assert step(put(array)).item() == (array * 2).sum()
+
+
 def test_a_copy_that_may_read_later_is_waited_for(
     monkeypatch: pytest.MonkeyPatch, waits: list[str]
 ) -> None:
@@ -440,6 +517,9 @@ assert len(calls) == n_calls, "an idle device was waited for"
 
 @on_cpu
 def test_synchronize_waits_for_queued_work_and_glances_at_an_idle_device() -> None:
+    if VERSION < (0, 14):  # its own synchronize is called: nothing to glance at is known
+        assert not isinstance(TensorMaker("CPU")._waits[0], waiting.Glance)
+        return
     done = subprocess.run(
         [sys.executable, "-c", QUEUED],
         env={**os.environ, "DEV": "CPU", "HCQ2": "1"},
@@ -454,11 +534,13 @@ def test_synchronize_waits_for_queued_work_and_glances_at_an_idle_device() -> No
 def test_a_synchronize_that_is_not_known_is_called_as_it_is(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert isinstance(TensorMaker("CPU")._waits[0], waiting.Glance)
+    assert isinstance(TensorMaker("CPU")._waits[0], waiting.Glance) == (VERSION >= (0, 14))
     calls: list[str] = []
     device: Any = Device["CPU"]
     monkeypatch.setattr(type(device), "synchronize", lambda self: calls.append(self.device))
-    TensorMaker("CPU").synchronize()
+    maker = TensorMaker("CPU")
+    calls.clear()  # of tinygrad itself
+    maker.synchronize()
     assert calls == ["CPU"]
 
 

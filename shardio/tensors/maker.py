@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any, Final
 
 import numpy as np
@@ -11,6 +13,7 @@ from tinygrad.dtype import DType, dtypes
 from tinygrad.tensor import Tensor
 
 from shardio.errors import EnvironmentUnsuitable, InvalidArgument
+from shardio.tensors.copies import find_copies
 from shardio.tensors.views import find_view
 from shardio.tensors.waiting import wait_for
 
@@ -59,6 +62,8 @@ class TensorMaker:
         self._n_staged_bytes = 0
         self._view = find_view(self._devices[0]) if _kinds(self._devices) == ["CPU"] else None
         self.aliases = self._view is not None
+        is_one_copy = not self.aliases and len(self._devices) == 1
+        self._copies = find_copies(self._devices[0]) if is_one_copy else None
 
     def wrap(self, array: Ndarray, carrier: object, dtype: str | None = None) -> Tensor:
         """Make a Tensor of the array's shape and dtype, or of its bits taken as `dtype`.
@@ -80,12 +85,28 @@ class TensorMaker:
                 tensor = self._copy(array)
             else:
                 tensor = self._view(address, array.shape, native, carrier)
-        if dtype is None or dtype == array.dtype.name:
-            return tensor
-        target = getattr(dtypes, dtype, None)
-        if not isinstance(target, DType) or target.itemsize != array.dtype.itemsize:
-            raise InvalidArgument(f"the bits of {array.dtype} cannot be taken as {dtype!r}")
-        return tensor.bitcast(target)
+        return _as_dtype(tensor, array, dtype)
+
+    def fixed(self, array: Ndarray, dtype: str | None = None) -> Callable[[Ndarray], Tensor]:
+        """Make one Tensor for many arrays like this one; the result gives it an array's values.
+
+        What it returns is the same Tensor each time, over the same memory, where the device has a
+        way to write there; else a new one. Work that was queued before reads the old values.
+
+        Raises:
+            InvalidArgument: as `wrap`.
+        """
+        copies, tensor = self._copies, self._copy(array)
+        if copies is None or not array.size:
+            return functools.partial(self.wrap, carrier=None, dtype=dtype)
+        lane = _as_dtype(tensor, array, dtype)
+
+        def put(values: Ndarray) -> Tensor:
+            copies.refill(tensor, _writeable(values))
+            self._settle(values)
+            return lane
+
+        return put
 
     def synchronize(self) -> None:
         """Wait until the devices have done all work queued so far.
@@ -114,17 +135,45 @@ class TensorMaker:
         if not array.size:
             tensor = Tensor.empty(*array.shape, dtype=_DTYPES[native], device=first)
             return tensor.shard(self._devices, axis=0) if n_devices > 1 else tensor
-        source = Tensor(np.ascontiguousarray(array, native).reshape(array.shape), device="NPY")
+        source = np.ascontiguousarray(array, native).reshape(array.shape)
+        if self._copies is not None:
+            tensor = self._copies.new(_writeable(source), _DTYPES[native])
+        else:
+            tensor = self._publicly_copied(source)
+        self._settle(array)
+        return tensor
+
+    def _publicly_copied(self, array: Ndarray) -> Tensor:
+        source, first = Tensor(array, device="NPY"), self._devices[0]
+        is_sharded = len(self._devices) > 1
         try:
-            tensor = source.shard(self._devices, axis=0) if n_devices > 1 else source.to(first)
-            tensor.realize()
+            tensor = source.shard(self._devices, axis=0) if is_sharded else source.to(first)
+            return tensor.realize()
         except NotImplementedError:  # before 0.14, NumPy's memory is not cut without a kernel
-            tensor = source.to(first).contiguous().realize().shard(self._devices, axis=0).realize()
+            tensor = source.to(first).contiguous().realize()
+            return tensor.shard(self._devices, axis=0).realize()
+
+    def _settle(self, array: Ndarray) -> None:
+        """Wait, where a copy to the device reads its source later, or keeps what it passes by."""
         kinds = set(_kinds(self._devices))
         self._n_staged_bytes += array.nbytes if kinds & _KEEPS_STAGING else 0
         if not kinds <= _READS_AT_ONCE or self._n_staged_bytes > _STAGING_BYTES:
             self.synchronize()
+
+
+def _writeable(array: Ndarray) -> Ndarray:
+    """The array, or a copy of one that is read-only: backends take the address of others only."""
+    return array if array.flags.writeable else array.copy()
+
+
+def _as_dtype(tensor: Tensor, array: Ndarray, dtype: str | None) -> Tensor:
+    """The tensor made of an array, or its bits taken as another dtype."""
+    if dtype is None or dtype == array.dtype.name:
         return tensor
+    target = getattr(dtypes, dtype, None)
+    if not isinstance(target, DType) or target.itemsize != array.dtype.itemsize:
+        raise InvalidArgument(f"the bits of {array.dtype} cannot be taken as {dtype!r}")
+    return tensor.bitcast(target)
 
 
 def _kinds(devices: tuple[str, ...]) -> list[str]:

@@ -4,20 +4,16 @@ They stay valid because the object that keeps the memory, the carrier, hangs on 
 whatever still needs the bytes (a tensor, a slice of it, a lazy sum of it) refers to that Buffer,
 and not to the Tensor that it was made from.
 
-tinygrad's public way there, `Tensor.from_blob`, costs three times what is needed, as it builds and
-checks the same small graph for every batch. So the graph is kept, per shape and dtype, and only the
-buffer under it is new. That takes internals of tinygrad; they are tried out once per TensorMaker,
-and where they have changed, the public way serves.
+tinygrad's public way there, `Tensor.from_blob`, costs three times what is needed. `graphs` has a
+cheaper one, which is tried out once per TensorMaker; where it does not work, the public one serves.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import functools
 import math
 import weakref
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from tinygrad.device import Device
@@ -25,6 +21,7 @@ from tinygrad.dtype import DType, dtypes
 from tinygrad.tensor import Tensor
 
 from shardio.tensors.changed import CHANGED
+from shardio.tensors.graphs import Graphs
 
 # (address, shape, dtype, carrier) -> tensor over the memory there, which keeps the carrier
 View = Callable[[int, tuple[int, ...], DType, object], Tensor]
@@ -45,105 +42,37 @@ class Blob:
         return tensor
 
 
-class _Template(NamedTuple):
-    """The graph of every tensor of one shape and dtype, over a buffer without memory.
-
-    `wrapping` is what makes the graph's topmost node of its sources, None where that is the buffer;
-    `leaf` is the buffer's node, and `number` makes its argument of a number, where it has one.
-    """
-
-    tensor: Tensor
-    leaf: Any
-    number: Callable[..., Any] | None
-    wrapping: tuple[Any, ...] | None
-    size: int
-
-
 class Graft:
-    """Views by putting a new buffer under a graph that is kept for the next batch.
+    """Views by putting a new buffer under a graph that is kept for the next batch."""
 
-    The graphs are kept over buffers without memory, so that no batch stays alive with them.
-    """
-
-    # As many shapes as a loop may have batches of at a time; varying shapes must not pile up.
-    MOST_TEMPLATES = 256
     # As many fields as all blocks may have; an address that comes again means the same as before.
     MOST_PLACES = 1024
 
     def __init__(self, device: str) -> None:
-        # Here, because these names may go with any version of tinygrad.
-        from tinygrad.device import Buffer, BufferSpec
-        from tinygrad.uop.ops import UOp, buffers
-
         self._device = device
+        self._graphs = Graphs(device)
         self._allocator: Any = Device[device].allocator
-        self._internals = Buffer, BufferSpec, UOp, buffers
-        self._templates: dict[tuple[tuple[int, ...], DType], _Template] = {}
         self._places: dict[tuple[int, int], tuple[Any, Any]] = {}
-        # Without the wrapper that notes, at half of the cost, which method made a node.
-        derive: Any = Tensor._apply_uop
-        self._derive: Callable[..., Tensor] = getattr(derive, "__wrapped__", derive)
 
     def __call__(
         self, address: int, shape: tuple[int, ...], dtype: DType, carrier: object
     ) -> Tensor:
         """Make a tensor over the memory at `address`; it keeps `carrier`."""
-        Buffer, _, uop, buffers = self._internals
-        template, leaf, number, wrapping, size = self._template(shape, dtype)
+        size = math.prod(shape)
         n_bytes = size * dtype.itemsize
         place = self._places.get((address, n_bytes)) or self._place(address, n_bytes)
-        buffer: Any = Buffer(self._device, size, dtype, *place)
+        buffer: Any = self._graphs.Buffer(self._device, size, dtype, *place)
         buffer._carrier = carrier
-        fresh = self._fresh(leaf, number)
-        buffers[fresh] = buffer.ref(1)  # this is what owns the Buffer: it goes with `fresh`
-        if wrapping is None:
-            return self._derive(template, lambda _: fresh)
-        op, kind, sources, argument, tag = wrapping
-        return self._derive(template, lambda _: uop(op, kind, (fresh, *sources), argument, tag))
+        return self._graphs.tensor(shape, dtype, buffer)
 
     def _place(self, address: int, n_bytes: int) -> tuple[Any, Any]:
         """What a Buffer is told of memory that is not its own: where it is, and that it is so."""
-        spec = self._internals[1](external_ptr=address)
+        spec = self._graphs.BufferSpec(external_ptr=address)
         # Not by `alloc`: it would keep an entry per address for ever.
         found = self._allocator._alloc(n_bytes, spec), spec
         if len(self._places) >= self.MOST_PLACES:
             self._places.clear()
         self._places[address, n_bytes] = found
-        return found
-
-    def _fresh(self, leaf: Any, number: Callable[..., Any] | None) -> Any:
-        """Copy a buffer's node under a number that no node ever had.
-
-        tinygrad's own `UOp.from_buffer` takes the address of the Buffer object for a number, and
-        that comes again: safe while each node's end comes first, but nothing is won by relying on
-        it. tinygrad keeps one node per number and finds the memory by the node.
-        """
-        uop = self._internals[2]
-        if number is not None:  # tinygrad 0.14; `new_buffer` is slower
-            argument = number(slot=next(uop.unique_num))
-            return uop(leaf.op, leaf.dtype, leaf.src, argument, leaf.tag)
-        return uop.new_buffer(self._device, leaf.arg, leaf.dtype)
-
-    def _template(self, shape: tuple[int, ...], dtype: DType) -> _Template:
-        found = self._templates.get((shape, dtype))
-        if found is None:
-            template = Tensor.empty(*shape, dtype=dtype, device=self._device)
-            graph: Any = template.uop
-            leaf = graph.base
-            if graph is not leaf and graph.src[0] is not leaf:
-                raise TypeError(f"an empty tensor is not a reshaped buffer but {graph}")
-            if len(self._templates) >= self.MOST_TEMPLATES:
-                self._templates.clear()
-            wrapping = None
-            if graph is not leaf:
-                wrapping = graph.op, graph.dtype, graph.src[1:], graph.arg, graph.tag
-            number = None
-            if hasattr(leaf.arg, "slot"):
-                rest = {f.name: getattr(leaf.arg, f.name) for f in dataclasses.fields(leaf.arg)}
-                del rest["slot"]
-                number = functools.partial(type(leaf.arg), **rest)  # type: ignore[misc]
-            found = _Template(template, leaf, number, wrapping, math.prod(shape))
-            self._templates[shape, dtype] = found
         return found
 
 
