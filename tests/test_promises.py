@@ -1,0 +1,41 @@
+"""Pages that promise something name the tests that hold it; here is whether those are there."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+HEADER = "| promise | test |"
+PAGES = [
+    page for page in sorted((ROOT / "docs").rglob("*.md")) if HEADER in page.read_text("utf-8")
+]
+
+
+def promises(page: Path) -> list[tuple[str, list[str]]]:
+    """What a page promises, and by which tests."""
+    table = page.read_text("utf-8").partition(HEADER)[2].partition("\n\n")[0]
+    rows = [line.strip("| ").rpartition(" | ") for line in table.splitlines()[2:]]
+    return [(promise, re.findall(r"`(test_\w+)`", names)) for promise, _, names in rows]
+
+
+def all_tests() -> set[str]:
+    trees = (ast.parse(path.read_bytes()) for path in (ROOT / "tests").rglob("test_*.py"))
+    nodes = (node for tree in trees for node in ast.walk(tree))
+    return {node.name for node in nodes if isinstance(node, ast.FunctionDef)}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_every_promise_names_tests_that_are_there(page: Path) -> None:
+    found, known = promises(page), all_tests()
+    assert len(found) > 5
+    for promise, names in found:
+        assert names, promise
+        assert not set(names) - known, promise
+
+
+def test_the_pages_about_loading_promise_something() -> None:
+    assert {"determinism", "faults"} <= {page.stem for page in PAGES}
