@@ -5,9 +5,9 @@ from __future__ import annotations
 import itertools
 import operator
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +15,7 @@ import numpy.typing as npt
 from shardio.access.filesystems import Access, choose_access
 from shardio.closing import Closing
 from shardio.errors import DatasetCorrupt, InvalidArgument, LoaderClosed
-from shardio.format.checksum import distinct, hash_bytes
+from shardio.format.checksum import distinct
 from shardio.format.schema import Schema
 from shardio.gather import ColumnGather
 from shardio.manifest import (
@@ -24,13 +24,17 @@ from shardio.manifest import (
     load_generation,
     refuse_links_outside,
 )
+from shardio.manifest.described import Described
 from shardio.reader import ShardReader
 from shardio.units import VERIFY, Rows, Verify
-from shardio.views import RowRuns
+from shardio.views import RowList, RowRuns, check_mask, check_positions
 from shardio.writer import ShardSummary
 
+_AT_ONCE: Final = 8192
+"""Rows of a column that are gathered in one call."""
 
-class ShardDataset(Sequence[dict[str, Any]], Closing):
+
+class ShardDataset(Described, Sequence[dict[str, Any]], Closing):
     """All samples of a dataset, by number; owns its shards' maps until `close()`.
 
     A shard is opened when it is first needed. A column that was added later lies in shards of its
@@ -74,7 +78,9 @@ class ShardDataset(Sequence[dict[str, Any]], Closing):
             side.name: k * len(self.shards) for k, side in enumerate(self._generation.sides, 1)
         }
         self.subset = subset
-        self._view = None if subset is None else self._subset_rows(subset)
+        self._view: RowRuns | RowList | None = None
+        if subset is not None:
+            self._view = self._subset_rows(subset)
         self._verify = verify
         counts = [shard.n_samples for shard in self._generation.shards]
         self._starts: Rows = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
@@ -87,78 +93,17 @@ class ShardDataset(Sequence[dict[str, Any]], Closing):
         self._first_marks: Rows | None = None
         self._closed = False
 
-    def _subset_rows(self, subset: str) -> RowRuns:
-        rows = self._generation.subsets.get(subset)
-        if rows is None:
-            known = ", ".join(map(repr, self._generation.subsets)) or "none; see shardio split"
-            raise InvalidArgument(f"{self.path}: no subset {subset!r}; there are: {known}")
-        return rows
-
     @property
     def schema(self) -> Schema:
         """The fields of its samples."""
         return self._schema
-
-    @property
-    def classes(self) -> tuple[str, ...]:
-        """Class names; a label is a position in them."""
-        return self._generation.classes
-
-    @property
-    def lineage(self) -> str:
-        """What stays the same whatever is appended: an id of the first generation."""
-        return self._generation.lineage
-
-    @property
-    def generation(self) -> int:
-        """The number of the state that was opened."""
-        return self._generation.number
-
-    @property
-    def shards(self) -> tuple[ShardSummary, ...]:
-        """Its shards in order: name, samples, bytes, id; without those beside them."""
-        return self._generation.shards
-
-    @property
-    def sides(self) -> Mapping[str, tuple[ShardSummary, ...]]:
-        """By name, each column that was added later: its shards, in the order of `shards`."""
-        return {side.name: side.shards for side in self._generation.sides}
-
-    @property
-    def inputs(self) -> tuple[Mapping[str, Any], ...]:
-        """What a conversion looked at, and what became of it."""
-        return self._generation.inputs
-
-    @property
-    def converter(self) -> Mapping[str, Any]:
-        """Which converter made it, with which options."""
-        return self._generation.converter
-
-    @property
-    def versions(self) -> Mapping[str, str]:
-        """The versions of what its bytes depend on."""
-        return self._generation.versions
-
-    @property
-    def subsets(self) -> Mapping[str, int]:
-        """The names of its subsets, and how many samples each has."""
-        return {name: len(rows) for name, rows in self._generation.subsets.items()}
-
-    @property
-    def stats(self) -> Mapping[str, Any]:
-        """What `shardio stats` counted: of the "whole", and of its "subsets"."""
-        return self._generation.stats
-
-    @property
-    def surgery(self) -> Mapping[str, Any]:
-        """What made this state of an earlier one, or of other datasets, with which options."""
-        return self._generation.surgery
 
     def __len__(self) -> int:
         return int(self._starts[-1]) if self._view is None else len(self._view)
 
     def __repr__(self) -> str:
         part = "" if self.subset is None else f"subset {self.subset!r}, "
+        part = part if self.selection is None else "a selection, "
         return (
             f"ShardDataset({self.path!r}: {part}{len(self)} samples in {len(self.shards)} shards, "
             f"generation {self.generation})"
@@ -209,7 +154,70 @@ class ShardDataset(Sequence[dict[str, Any]], Closing):
 
         It stays the same when samples are appended that the view has no part in.
         """
-        return "" if self._view is None else f"{hash_bytes(self._view.to_text().encode()):016x}"
+        return "" if self._view is None else self._view.identity
+
+    @property
+    def selection(self) -> RowList | None:
+        """Its view, if that was made by `select`."""
+        return self._view if isinstance(self._view, RowList) else None
+
+    def show(self, selection: RowList) -> None:
+        """Have it show these rows of all shards, instead of whatever it shows."""
+        self._view = selection
+
+    def select(
+        self,
+        indices: Sequence[int] | npt.NDArray[np.integer[Any]] | None = None,
+        *,
+        mask: Sequence[bool] | npt.NDArray[np.bool_] | None = None,
+        where: Callable[[dict[str, npt.NDArray[Any]]], Any] | None = None,
+        fields: Iterable[str] = (),
+    ) -> ShardDataset:
+        """Some of its samples as a dataset of their own, numbered from 0, over the same files.
+
+        It opens the shards anew, and is closed by itself. One of three says which samples:
+
+        Args:
+            indices: their numbers here, in any order, also repeatedly.
+            mask: for every sample, whether it is one of them.
+            where: gives such a mask for a dict of columns; called once.
+            fields: names of the columns for `where`: raw arrays of fixed shape, (samples, …).
+
+        Raises:
+            InvalidArgument: not one of the three, or one that does not fit.
+            ShardCorrupt, …: from reading the columns.
+        """
+        if sum(each is not None for each in (indices, mask, where)) != 1:
+            raise InvalidArgument("select takes one of indices, mask and where")
+        names = [fields] if isinstance(fields, str) else list(fields)
+        if (where is None) is not (not names):
+            raise InvalidArgument("select(where=…, fields=[…]): each needs the other")
+        if where is not None:
+            mask = where({name: self._column(name) for name in names})
+        if indices is not None:
+            positions = check_positions(indices, len(self), "indices")
+        else:
+            positions = check_mask(mask, len(self), "the mask")
+        found = ShardDataset(
+            self._root, verify=self._verify, access=self.access, generation=self.generation
+        )
+        found.show(RowList(self.rows(positions)))
+        return found
+
+    def _column(self, name: str) -> npt.NDArray[Any]:
+        """A whole column of its view; a copy."""
+        field = self.schema.columns.get(name)
+        if field is None:
+            known = ", ".join(self.schema.columns) or "none"
+            raise InvalidArgument(f"{self.path}: {name!r} is no column; there are: {known}")
+        found = np.empty((len(self), field.row_bytes or 0), np.uint8)
+        for start in range(0, len(self), _AT_ONCE):
+            part = found[start : start + _AT_ONCE]
+            rows = self.rows(np.arange(start, start + len(part)))
+            shards, gather = self.locate(rows), self.gather(name)
+            gather.gather(gather.place(rows, shards), rows, shards, part)
+        shape = tuple(each or 0 for each in field.shape)
+        return found.view(field.numpy).reshape(len(self), *shape)
 
     def rows(self, positions: Rows) -> Rows:
         """The rows of all shards that the samples at `positions` are: of a subset, its own."""

@@ -13,15 +13,18 @@ import numpy.typing as npt
 
 from shardio._engine.engine import Engine
 from shardio._engine.iteration import Delivered, Iteration
-from shardio._engine.recipe import Plan, Recipe
+from shardio._engine.recipe import Recipe
 from shardio.access.filesystems import Access
 from shardio.batch import Batch
+from shardio.choice import Choice, Sampler, Shuffle
 from shardio.closing import Closing
 from shardio.collate import BlockLayout
+from shardio.course import Course
 from shardio.dataset import ShardDataset
 from shardio.division import Division, Tail
-from shardio.options import Output, Shuffle, check_options, check_verify
+from shardio.options import Output, check_options, check_verify
 from shardio.progress import Progress, progress_of, state_of
+from shardio.reopening import open_anew
 from shardio.units import Verify
 
 _EVERY_BLOCK: Final = -1
@@ -57,8 +60,15 @@ class ShardLoader(Closing):
         dataset: a folder, or an open ShardDataset (whose files are then opened anew).
         batch_size: samples per batch.
         fields: which fields to read; nothing is read of the others. All by default.
-        shuffle: True or "full" for a new permutation of all samples each epoch; False for none.
+        shuffle: True or "full" for a new permutation of all samples each epoch; "blocks" for one
+            that keeps to windows of 256 MiB, for data larger than memory; False for none.
         seed: of the order and of the transform's generators, from 0 up.
+        sampler: the numbers of the samples of an epoch in their order, also repeatedly; or a
+            function of the epoch's number that gives them, always the same for the same one.
+        weights: how likely each sample is, from 0 up; an epoch then has draws.
+        replacement: whether a sample may be drawn again within an epoch.
+        n_draws: how many an epoch has; by default as many as there are samples, and without
+            replacement as many as have a weight above 0.
         num_workers: worker processes; by default as many as this process may use CPUs. 0 runs
             everything in this process, with the same batches.
         transform: `f(sample)` or `f(sample, rng)`, from a dict of fields to a dict of fields, run
@@ -99,6 +109,10 @@ class ShardLoader(Closing):
         fields: Iterable[str] | None = None,
         shuffle: Shuffle = False,
         seed: int = 0,
+        sampler: Sampler | None = None,
+        weights: Any = None,
+        replacement: bool = True,
+        n_draws: int | None = None,
         num_workers: int | None = None,
         transform: Callable[..., Any] | None = None,
         output: Output = "tinygrad",
@@ -115,14 +129,13 @@ class ShardLoader(Closing):
         subset: str | None = None,
     ) -> None:
         check_verify(verify)
-        opened = _open_anew(dataset, verify, access, subset)
+        opened = open_anew(dataset, verify, access, subset)
         path = opened.path
         self._options = check_options(
             opened.schema,
             batch_size=batch_size,
             fields=fields,
-            shuffle=shuffle,
-            seed=seed,
+            choice=Choice(shuffle, seed, sampler, weights, replacement, n_draws),
             num_workers=num_workers,
             transform=transform,
             output=output,
@@ -138,11 +151,9 @@ class ShardLoader(Closing):
             reuse=reuse,
         )
         self._n_samples = len(opened)
-        self._next = Progress(0, 0, self._n_samples)
-        self._order = {
-            "seed": self._options.seed,
-            "shuffle": "full" if self._options.shuffle else False,
-        }
+        self._course = Course(opened, self._options.choice)
+        self._next: Progress | int = 0
+        """Where the next iteration begins: a place that was loaded, or the epoch."""
         self._latest: Iteration | None = None
         self._maker: Maker | None = None
         """None with output="numpy"."""
@@ -177,12 +188,12 @@ class ShardLoader(Closing):
             # No more than there are, unless it is filled up.
             block_rows=(
                 options.batch_size
-                if options.tail == "pad"
+                if options.tail == "pad" or self._course.repeats
                 else min(options.batch_size, max(1, self._n_samples))
             ),
             n_samples=self._n_samples,
-            shuffle=options.shuffle,
-            seed=options.seed,
+            shuffle=options.choice.is_full,
+            seed=options.choice.seed,
             verify=options.verify,
             access=options.access,
             transform=options.transform,
@@ -199,11 +210,13 @@ class ShardLoader(Closing):
     @property
     def epoch(self) -> int:
         """The epoch of the latest iteration, or that the next one goes on with; 0 at first."""
-        return self._progress().epoch
+        if self._latest is not None:
+            return self._latest.plan.epoch
+        return self._start().epoch
 
     def __len__(self) -> int:
         """How many batches a whole epoch has, for this rank."""
-        return self._division(0, self._n_samples).last_step
+        return self._division(0, self._course.n_positions(self.epoch)).last_step
 
     def _division(self, position: int, n_samples: int) -> Division:
         options = self._options
@@ -218,20 +231,26 @@ class ShardLoader(Closing):
 
     def __iter__(self) -> Iterator[Batch]:
         """Start the next epoch, or go on with the one that `load_state_dict` was given."""
-        epoch, position, n_samples = self._next
-        plan = Plan(epoch, self._division(position, n_samples))
+        epoch, position, n_samples, window = self._start()
+        plan = self._course.plan(epoch, self._division(position, n_samples), window)
         iteration = self._engine.iterate(plan)
         self._latest = iteration
-        self._next = Progress(epoch + 1, 0, self._n_samples)
+        self._next = epoch + 1
         return _Pass(self, iteration)
+
+    def _start(self) -> Progress:
+        """Where the next iteration begins."""
+        if isinstance(self._next, Progress):
+            return self._next
+        return Progress(self._next, 0, self._course.n_positions(self._next), self._course.window)
 
     def _progress(self) -> Progress:
         """How far the latest iteration has come."""
         iteration = self._latest
-        if iteration is None:
-            return self._next
-        plan, step = iteration.plan, iteration.n_handed_over
-        return Progress(plan.epoch, plan.division.position(step), plan.division.n)
+        if iteration is None or iteration.is_exhausted:
+            return self._start()
+        plan, position = iteration.plan, iteration.plan.division.position(iteration.n_handed_over)
+        return Progress(plan.epoch, position, plan.division.n, plan.window)
 
     def state_dict(self) -> dict[str, Any]:
         """What `load_state_dict` needs to go on behind the batch that the loop has now.
@@ -240,9 +259,8 @@ class ShardLoader(Closing):
         it with the model. It speaks of the latest iteration; that one's batches count as consumed
         when the loop has got them.
         """
-        iteration = self._latest
-        progress = self._next if iteration and iteration.is_exhausted else self._progress()
-        return state_of(progress, self.dataset, self._order)
+        progress = self._progress()
+        return state_of(progress, self.dataset, self._course.identity(progress.epoch))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Have the next iteration go on where the state was taken, with the very next sample.
@@ -253,7 +271,7 @@ class ShardLoader(Closing):
         Raises:
             InvalidArgument: it is no such state, or one of another dataset, subset, seed or order.
         """
-        self._next = progress_of(state, self.dataset, self._order)
+        self._next = progress_of(state, self.dataset, self._course.identity)
         self._latest = None
 
     def _hand_over(self, delivered: Delivered, iteration: Iteration) -> Batch:
@@ -353,24 +371,6 @@ class _Pass:
     def _end(self) -> None:
         self._is_over = True
         self._cancel()
-
-
-def _open_anew(
-    dataset: str | os.PathLike[str] | ShardDataset,
-    verify: Verify,
-    access: Access,
-    subset: str | None,
-) -> ShardDataset:
-    """Open what a loader is given: of an open dataset, the state and the subset that it shows."""
-    if not isinstance(dataset, ShardDataset):
-        return ShardDataset(os.fspath(dataset), verify=verify, access=access, subset=subset)
-    return ShardDataset(
-        dataset.path,
-        verify=verify,
-        access=access,
-        subset=dataset.subset if subset is None else subset,
-        generation=dataset.generation,
-    )
 
 
 def _tensor_maker(device: str | tuple[str, ...] | None) -> Maker:

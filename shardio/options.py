@@ -14,12 +14,12 @@ import numpy as np
 from shardio._engine.cpus import usable_cpus
 from shardio._engine.memory import default_budget
 from shardio.access.filesystems import Access
+from shardio.choice import Choice
 from shardio.division import Tail
 from shardio.errors import InvalidArgument
 from shardio.format.schema import Schema
 from shardio.units import VERIFY, Verify
 
-Shuffle = bool | Literal["full"]
 Output = Literal["tinygrad", "numpy"]
 _OUTPUTS: Final = get_args(Output)
 _TAILS: Final = get_args(Tail)
@@ -39,8 +39,7 @@ class Options:
 
     batch_size: int
     fields: tuple[str, ...]
-    shuffle: bool
-    seed: int
+    choice: Choice
     num_workers: int
     transform: Callable[..., Any] | None
     takes_rng: bool
@@ -62,8 +61,7 @@ def check_options(
     *,
     batch_size: int,
     fields: Iterable[str] | None,
-    shuffle: Shuffle,
-    seed: int,
+    choice: Choice,
     num_workers: int | None,
     transform: Callable[..., Any] | None,
     output: Output,
@@ -90,8 +88,7 @@ def check_options(
     return Options(
         batch_size=_count("batch_size", batch_size, 1),
         fields=_fields(fields, schema),
-        shuffle=_one_of("shuffle", shuffle, (True, False, "full")) is not False,
-        seed=_count("seed", seed, 0),
+        choice=choice,
         num_workers=usable_cpus() if num_workers is None else _count("num_workers", num_workers, 0),
         transform=callable_,
         takes_rng=callable_ is not None and _takes_rng(callable_),

@@ -55,6 +55,48 @@ def key_of(*parts: int) -> int:
     return key
 
 
+def hashes_of(numbers: Positions, key: int) -> _U64:
+    """64 well-mixed bits for each of `numbers`, from 0 up, under a key; all different."""
+    hashes = (numbers + 1).astype(np.uint64)
+    hashes *= np.uint64(_GOLDEN)
+    hashes ^= np.uint64(key)
+    return _mixed(hashes)
+
+
+def _mixed(hashes: _U64) -> _U64:
+    """What `mix` makes of each, in place."""
+    for shift, factor in ((30, _MIX_1), (27, _MIX_2)):
+        hashes ^= hashes >> np.uint64(shift)
+        hashes *= np.uint64(factor)
+    hashes ^= hashes >> np.uint64(31)
+    return hashes
+
+
+class Permutation:
+    """All numbers below n in an order that a key decides.
+
+    Args:
+        n: how many.
+        key: 64 bits.
+    """
+
+    def __init__(self, n: int, key: int) -> None:
+        self.n, self._key = n, key
+        self._whole: Positions | None = None
+
+    def at(self, positions: Positions) -> Positions:
+        """The number at each of `positions`, in any order; int64, not to be written to."""
+        if self.n <= SORTED_MAX:
+            return self.whole()[positions]
+        return permute(positions, self.n, self._key)
+
+    def whole(self) -> Positions:
+        """All of them in order, kept; for at most SORTED_MAX."""
+        if self._whole is None:
+            self._whole = _by_sorting(self.n, self._key)
+        return self._whole
+
+
 class Order:
     """The rows of one epoch, by position.
 
@@ -65,39 +107,23 @@ class Order:
     """
 
     def __init__(self, n: int, *, shuffle: bool, seed: int, epoch: int) -> None:
-        self.n, self._shuffle = n, shuffle
-        self._key = key_of(1, seed, epoch)
-        self._whole: Positions | None = None
+        self.n = n
+        self._permutation = Permutation(n, key_of(1, seed, epoch)) if shuffle else None
 
     def rows(self, start: int, stop: int) -> Positions:
         """The rows at positions start..stop-1; int64, not to be written to."""
-        if self._shuffle and self.n <= SORTED_MAX:
-            return self._sorted()[start:stop]
+        if self._permutation is not None and self.n <= SORTED_MAX:
+            return self._permutation.whole()[start:stop]
         return self.at(np.arange(start, stop))
 
     def at(self, positions: Positions) -> Positions:
         """The row at each of `positions`, in any order; int64, not to be written to."""
-        if not self._shuffle:
-            return positions
-        if self.n <= SORTED_MAX:
-            return self._sorted()[positions]
-        return permute(positions, self.n, self._key)
-
-    def _sorted(self) -> Positions:
-        if self._whole is None:
-            self._whole = _by_sorting(self.n, self._key)
-        return self._whole
+        return positions if self._permutation is None else self._permutation.at(positions)
 
 
 def _by_sorting(n: int, key: int) -> Positions:
     """Rows in the order of their keyed hashes."""
-    hashes = np.arange(1, n + 1, dtype=np.uint64)
-    hashes *= np.uint64(_GOLDEN)
-    hashes ^= np.uint64(key)
-    for shift, factor in ((30, _MIX_1), (27, _MIX_2)):
-        hashes ^= hashes >> np.uint64(shift)
-        hashes *= np.uint64(factor)
-    hashes ^= hashes >> np.uint64(31)
+    hashes = hashes_of(np.arange(n), key)
     return np.argsort(hashes, kind="stable").astype(np.int64, copy=False)
 
 

@@ -2,36 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
 from shardio.dataset import ShardDataset
 from shardio.errors import InvalidArgument
+from shardio.windows import Window
 
 _VERSION: Final = 1
 _ADVICE: Final = "load it into a loader that is made as the one was that it comes from"
 
 
 class Progress(NamedTuple):
-    """The epoch, how many of its positions are consumed, and how many it has."""
+    """The epoch, how many of its positions are consumed, and how many it has.
+
+    `window` is what it is shuffled by, if it is shuffled in blocks.
+    """
 
     epoch: int
     position: int
     n_samples: int
+    window: Window | None = None
 
 
 def state_of(progress: Progress, dataset: ShardDataset, order: Mapping[str, Any]) -> dict[str, Any]:
     """What `progress_of` makes the progress from, as JSON can say it.
 
-    `order` is what decides the order of an epoch, beside its number.
+    `order` is what decides the order of that epoch, beside its number; what is None in it has no
+    part in that.
     """
-    return {
+    state = {
         "version": _VERSION,
         "epoch": progress.epoch,
         "position": progress.position,
         "rows": progress.n_samples,
         **_identity(dataset, order),
+        "window": None if progress.window is None else list(progress.window),
     }
+    return {name: value for name, value in state.items() if value is not None}
 
 
 def _identity(dataset: ShardDataset, order: Mapping[str, Any]) -> dict[str, Any]:
@@ -39,8 +47,10 @@ def _identity(dataset: ShardDataset, order: Mapping[str, Any]) -> dict[str, Any]
     return {"lineage": dataset.lineage, "view": dataset.view_id, **order}
 
 
-def progress_of(state: object, dataset: ShardDataset, order: Mapping[str, Any]) -> Progress:
-    """The progress that a state tells of.
+def progress_of(
+    state: object, dataset: ShardDataset, order_of: Callable[[int], Mapping[str, Any]]
+) -> Progress:
+    """The progress that a state tells of; `order_of` gives what decides the order of an epoch.
 
     Raises:
         InvalidArgument: it is not a state of a loader like this one.
@@ -50,6 +60,7 @@ def progress_of(state: object, dataset: ShardDataset, order: Mapping[str, Any]) 
         raise InvalidArgument(
             f"load_state_dict: expected what state_dict() gave, version {_VERSION}; found {found!r}"
         )
+    order = order_of(_count(state, "epoch"))
     for name, expected in _identity(dataset, order).items():
         found = state.get(name)
         if type(found) is not type(expected) or found != expected:
@@ -57,11 +68,14 @@ def progress_of(state: object, dataset: ShardDataset, order: Mapping[str, Any]) 
                 f"load_state_dict: the state's {name} is {found!r}, that of this loader of "
                 f"{dataset.path} is {expected!r}: {_ADVICE}"
             )
-    progress = Progress(*(_count(state, name) for name in ("epoch", "position", "rows")))
-    if progress.position > progress.n_samples or progress.n_samples > len(dataset):
+    epoch, position, n_samples = (_count(state, name) for name in ("epoch", "position", "rows"))
+    is_in_blocks = order["shuffle"] == "blocks"
+    window = Window.from_state(state.get("window")) if is_in_blocks else None
+    progress = Progress(epoch, position, n_samples, window)
+    if position > n_samples or n_samples > order.get("rows", len(dataset)):
         raise InvalidArgument(
-            f"load_state_dict: the state is at position {progress.position} of "
-            f"{progress.n_samples} samples, and {dataset.path} has {len(dataset)}"
+            f"load_state_dict: the state is at position {position} of {n_samples} samples, "
+            f"and {dataset.path} has {len(dataset)}"
         )
     return progress
 

@@ -1,17 +1,19 @@
 """From positions of a view to rows of a dataset: pure arithmetic.
 
 A subset is kept as ascending runs of rows, which a position is found in by a search over the runs:
-however many samples there are, only the runs take memory.
+however many samples there are, only the runs take memory. A selection is kept as a list of rows.
 """
 
 from __future__ import annotations
 
+import functools
 from typing import Any, Final, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from shardio.errors import InvalidArgument
+from shardio.format.checksum import hash_bytes
 
 _Numbers = npt.NDArray[np.int64]
 _MAX_ROWS: Final = 1 << 48
@@ -90,3 +92,83 @@ class RowRuns:
     def every(self) -> _Numbers:
         """All rows."""
         return self.rows(np.arange(len(self)))
+
+    @functools.cached_property
+    def identity(self) -> str:
+        """What tells it from other views."""
+        return f"{hash_bytes(self.to_text().encode()):016x}"
+
+
+class RowList:
+    """Some rows of a dataset in any order, also repeatedly. Immutable.
+
+    Args:
+        rows: the row at every position; not copied.
+    """
+
+    def __init__(self, rows: _Numbers) -> None:
+        self._rows = rows
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __repr__(self) -> str:
+        return f"RowList({len(self)} rows)"
+
+    def rows(self, positions: _Numbers) -> _Numbers:
+        """The row at each of `positions`, which must be from 0 to len() - 1."""
+        return self._rows[positions]
+
+    def every(self) -> _Numbers:
+        """All rows; not to be written to."""
+        return self._rows
+
+    @functools.cached_property
+    def identity(self) -> str:
+        """What tells it from other views."""
+        return f"list-{hash_bytes(self._rows.data):016x}"
+
+
+def check_positions(found: Any, n: int, where: str) -> _Numbers:
+    """Integers from 0 to n - 1 as an array of int64, in any order, also repeatedly.
+
+    Args:
+        found: a sequence or an array of one dimension.
+        n: how many samples there are.
+        where: what it is called, for messages.
+
+    Raises:
+        InvalidArgument: it is none, or one of them is out of range.
+    """
+    try:
+        numbers = np.asarray(found)
+    except ValueError:  # rows of unequal lengths
+        numbers = np.zeros((1, 1))
+    if not numbers.size and numbers.ndim == 1:
+        return np.zeros(0, np.int64)
+    if numbers.ndim != 1 or numbers.dtype.kind not in "iu":
+        shown = f"{numbers.dtype} {numbers.shape}" if numbers.ndim else repr(found)
+        raise InvalidArgument(
+            f"{where} must be a sequence of integers from 0 to {n - 1}; found {shown}"
+        )
+    wrong = np.flatnonzero((numbers < 0) | (numbers >= n))
+    if len(wrong):
+        raise InvalidArgument(
+            f"{where} must be integers from 0 to {n - 1}; found {numbers[wrong[0]]} at "
+            f"{int(wrong[0])}"
+        )
+    return numbers.astype(np.int64)
+
+
+def check_mask(found: Any, n: int, where: str) -> _Numbers:
+    """The positions where a mask of n is true.
+
+    Raises:
+        InvalidArgument: it is not n booleans.
+    """
+    mask = np.asarray(found)
+    if mask.shape != (n,) or mask.dtype != np.bool_:
+        raise InvalidArgument(
+            f"{where} must be {n} booleans, one for each sample; found {mask.dtype} {mask.shape}"
+        )
+    return np.flatnonzero(mask)

@@ -38,6 +38,9 @@ RANKS = {
     "shardio.manifest": 5,
     "shardio.gather": 5,
     "shardio.order": 5,
+    "shardio.choice": 5,
+    "shardio.windows": 6,
+    "shardio.drawing": 6,
     "shardio.division": 6,
     "shardio.collate": 5,
     "shardio.inference": 5,
@@ -46,6 +49,8 @@ RANKS = {
     "shardio.batch": 6,
     "shardio._engine": 7,  # processes stop here
     "shardio.surgery": 8,
+    "shardio.course": 8,
+    "shardio.reopening": 7,
     "shardio.options": 8,
     "shardio.progress": 8,
     "shardio.tensors": 8,  # tinygrad stops here

@@ -27,6 +27,7 @@ from shardio._engine.overdue import overdue
 from shardio._engine.passes import N_SLOTS, Passes
 from shardio._engine.recipe import Plan, Recipe
 from shardio._engine.schedule import Schedule
+from shardio._engine.shared import SharedArray
 from shardio._engine.sizing import block_bytes, n_blocks_wanted
 from shardio._engine.staff import Local, Staff, Workers
 from shardio._engine.traffic import Traffic
@@ -39,6 +40,7 @@ from shardio.errors import (
     TransformError,
 )
 from shardio.format.schema import Schema
+from shardio.views import RowList
 
 # Raised where the bookkeeping is whole, of a pass that could not begin.
 _TEAR_NOTHING: Final = (MemoryShort, TransformError, InvalidArgument, LoaderClosed)
@@ -76,6 +78,7 @@ class Engine:
         self._traffic: Traffic | None = None
         self._layout: BlockLayout | None = None
         self._fds: list[int] = []
+        self._selection: SharedArray | None = None
         self._is_closed = False
         self._is_inside = False
         """Whether a call is under way; a signal handler in the same thread may call `close`."""
@@ -93,7 +96,10 @@ class Engine:
         self._fds.append(self._passes.share())
         self._fds += [memory_file() for _ in range(self._n_workers)]  # for stacks
         dataset.share_marks(np.frombuffer(mmap.mmap(marks_fd, 0), np.uint8))
-        self._staff.introduce(dataset, self._fds)
+        if dataset.selection is not None:
+            self._selection = SharedArray.of(dataset.selection.every(), "the rows of a selection")
+            dataset.show(RowList(self._selection.array))  # one copy for all
+        self._staff.introduce(dataset, self._fds, self._selection)
         self._inquiry = Inquiry(self._recipe, dataset, self._staff)
         schema = self._inquiry.ask()  # now; the answer is awaited when it is needed
         if schema is not None:
@@ -225,7 +231,7 @@ class Engine:
         self._staff.close()
         self._passes.start_anew()
         self._staff = self._new_staff()
-        self._staff.introduce(self.dataset, self._fds)
+        self._staff.introduce(self.dataset, self._fds, self._selection)
         self._inquiry = Inquiry(self._recipe, self.dataset, self._staff)
         if self._traffic is not None and self._layout is not None:
             self.pool.close()

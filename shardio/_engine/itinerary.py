@@ -6,7 +6,7 @@ takes its slice.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -14,8 +14,10 @@ import numpy.typing as npt
 from shardio._engine.recipe import Plan
 from shardio.collate import CLAIMED, NO_FIELD, pack_state
 from shardio.dataset import ShardDataset
+from shardio.drawing import WeightedOrder
 from shardio.order import CHUNK, Order
 from shardio.units import Rows
+from shardio.windows import WindowedOrder
 
 _STATE_SHIFT: Final = 32
 
@@ -47,20 +49,50 @@ class Stretch:
         return found
 
 
+class Ordering(Protocol):
+    """Which sample of the view is visited at which position of an epoch."""
+
+    def at(self, positions: Rows) -> Rows:
+        """The sample at each of `positions`, in any order; int64, not to be written to."""
+
+
+class Listed:
+    """An order that is kept in a table, which it borrows."""
+
+    def __init__(self, table: Rows) -> None:
+        self._table = table
+
+    def at(self, positions: Rows) -> Rows:
+        """The sample at each of `positions`, in any order."""
+        return self._table[positions]
+
+
+def order_of(plan: Plan, *, shuffle: bool, seed: int) -> Ordering:
+    """The order of a pass; `shuffle` is for plans that say nothing of it."""
+    n, epoch = plan.division.n, plan.epoch
+    if plan.listed is not None:
+        return Listed(plan.listed.array)
+    if plan.sums is not None:
+        return WeightedOrder(plan.sums.array, seed=seed, epoch=epoch)
+    if plan.window is not None:
+        return WindowedOrder(n, plan.window, seed=seed, epoch=epoch)
+    return Order(n, shuffle=shuffle, seed=seed, epoch=epoch)
+
+
 class Itinerary:
     """The way of a loader's passes through a dataset; keeps the latest stretch."""
 
     def __init__(self, dataset: ShardDataset, *, shuffle: bool, seed: int) -> None:
         self._dataset, self._shuffle, self._seed = dataset, shuffle, seed
         self._plan: Plan | None = None
-        self._order: Order
+        self._order: Ordering
         self._stretch: Stretch
 
     def stretch(self, plan: Plan, step: int) -> tuple[Stretch, slice]:
         """A stretch with the samples of a step, and which of its samples they are."""
         division = plan.division
         if plan is not self._plan:
-            order = Order(division.n, shuffle=self._shuffle, seed=self._seed, epoch=plan.epoch)
+            order = order_of(plan, shuffle=self._shuffle, seed=self._seed)
             found = self._look(plan, order, step)
         else:
             found = self._stretch
@@ -70,7 +102,7 @@ class Itinerary:
         first, behind = division.read(step)
         return found, slice(start, start + behind - first)
 
-    def _look(self, plan: Plan, order: Order, step: int) -> Stretch:
+    def _look(self, plan: Plan, order: Ordering, step: int) -> Stretch:
         division = plan.division
         n_steps = max(1, CHUNK // division.batch_size)
         first = max(division.first_step, step - step % n_steps)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import mmap
-import pickle
 import random
 from collections import deque
 from collections.abc import Sequence
@@ -19,6 +18,7 @@ from shardio._engine.fill import Filler
 from shardio._engine.overdue import ask_for_stacks
 from shardio._engine.recipe import Plan, Recipe
 from shardio._engine.schedule import DEPTH
+from shardio._engine.shared import SharedArray
 from shardio._engine.wire import (
     CANCELLED,
     DESCRIPTOR_BYTES,
@@ -66,19 +66,24 @@ class Workers:
             n_workers, functools.partial(work, recipe), preload=("shardio._engine.worker",)
         )
         self._hello: tuple[bytes, tuple[int, ...]] | None = None
+        self._selection: SharedArray | None = None
         self._layout: bytes | None = None
         self._blocks: dict[int, Block] = {}
         self._deaths_in_a_row = 0
         self._last_words: dict[int, str] = {}
 
-    def introduce(self, dataset: ShardDataset, fds: Sequence[int]) -> None:
+    def introduce(
+        self, dataset: ShardDataset, fds: Sequence[int], selection: SharedArray | None = None
+    ) -> None:
         """Hand over the files that workers share with main; they stay the caller's.
 
         Args:
             dataset: main's own.
             fds: MARKS, CANCELLED, and from STACKS on one for each worker.
+            selection: the rows that the dataset shows, if they were selected.
         """
         hello = _message(Ask.HELLO) + dataset.lineage.encode()
+        self._selection = selection
         self._hello = hello, tuple(fds)
         for worker in range(self.n_workers):
             self._greet(worker)
@@ -86,7 +91,8 @@ class Workers:
     def _greet(self, worker: int) -> None:
         if self._hello is not None:
             hello, fds = self._hello
-            self._crew.send(worker, hello, [*fds[:STACKS], fds[STACKS + worker]])
+            selected = [] if self._selection is None else [self._selection.fd]
+            self._crew.send(worker, hello, [*fds[:STACKS], fds[STACKS + worker], *selected])
 
     def use_layout(self, layout: BlockLayout) -> None:
         """Lay blocks out so from now on."""
@@ -96,7 +102,8 @@ class Workers:
 
     def explain(self, worker: int, slot: int, plan: Plan) -> None:
         """Tell a worker what the tasks of an iteration are about, before the first of them."""
-        self._crew.send(worker, _message(Ask.PLAN, slot=slot) + pickle.dumps(plan))
+        content, fds = plan.pack()
+        self._crew.send(worker, _message(Ask.PLAN, slot=slot) + content, fds)
 
     def give(self, worker: int, task: Task, block: Block | None) -> None:
         """Give a task to a worker; it is answered by a later `wait`."""
@@ -196,7 +203,9 @@ class Local:
         self._tasks: deque[tuple[Task, Block | None]] = deque()
         self._plans: dict[int, Plan] = {}
 
-    def introduce(self, dataset: ShardDataset, fds: Sequence[int]) -> None:
+    def introduce(
+        self, dataset: ShardDataset, fds: Sequence[int], selection: SharedArray | None = None
+    ) -> None:
         """Use main's own dataset."""
         self._filler = Filler(
             self._recipe,

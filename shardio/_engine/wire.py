@@ -25,9 +25,9 @@ _DONE = struct.Struct("<HHIQQII")
 DESCRIPTOR_BYTES = _TASK.size
 
 
-MARKS, CANCELLED, STACKS = range(3)
-"""The files that main shares with its workers, in order: marks of checked units, words that say
-what is cancelled, and where stacks are written when main asks for them."""
+MARKS, CANCELLED, STACKS, SELECTION = range(4)
+"""The files that main shares with a worker, in order: marks of checked units, words that say what
+is cancelled, where stacks are written when main asks for them; the rows of a selection, if any."""
 
 
 class Ask(IntEnum):
@@ -37,8 +37,8 @@ class Ask(IntEnum):
     SCHEMA = 2  # run the transform on the first sample, and say what comes out
     BLOCK = 3  # here is a block: its descriptor comes along
     LAYOUT = 4  # lay blocks out for the schema that follows
-    HELLO = 5  # here are the files that are shared: MARKS, CANCELLED, the worker's STACKS
-    PLAN = 6  # what the tasks of an iteration are about: a pickled Plan follows
+    HELLO = 5  # here are the files that are shared: MARKS, CANCELLED, the worker's STACKS, …
+    PLAN = 6  # what the tasks of an iteration are about: a packed Plan follows
 
 
 class Status(IntEnum):

@@ -6,7 +6,6 @@ Runs in a process that the zygote forked (`zygote.py`), as the function of a cre
 from __future__ import annotations
 
 import mmap
-import pickle
 
 import numpy as np
 
@@ -16,10 +15,12 @@ from shardio._engine.fill import Filler
 from shardio._engine.linux import yield_to_main
 from shardio._engine.overdue import answer_with_stacks
 from shardio._engine.recipe import Plan, Recipe
+from shardio._engine.shared import SharedArray
 from shardio._engine.wire import (
     CANCELLED,
     DESCRIPTOR_BYTES,
     MARKS,
+    SELECTION,
     STACKS,
     Ask,
     Done,
@@ -32,6 +33,7 @@ from shardio.collate import BlockLayout, lay_out
 from shardio.dataset import ShardDataset
 from shardio.errors import DatasetCorrupt
 from shardio.format.schema import Schema
+from shardio.views import RowList
 
 # Plain numbers: members of an enum are slow to look up and to compare.
 _LAST_OF_WORK, _FILLED, _CANCELLED = int(Ask.SCHEMA), int(Status.FILLED), int(Status.CANCELLED)
@@ -77,8 +79,7 @@ class _Worker:
         if task.ask == Ask.BLOCK:
             self._blocks[task.block] = BlockMap(fds[0])
         elif task.ask == Ask.PLAN:
-            # From our own parent, never from data.
-            self._plans[task.slot] = pickle.loads(message[DESCRIPTOR_BYTES:])
+            self._plans[task.slot] = Plan.unpack(message[DESCRIPTOR_BYTES:], fds)
         elif task.ask == Ask.LAYOUT:
             schema = Schema.from_json(message[DESCRIPTOR_BYTES:])
             self._layout = lay_out(schema, self._recipe.block_rows)
@@ -95,6 +96,9 @@ class _Worker:
         self._cancelled = np.frombuffer(mmap.mmap(fds[CANCELLED], 0), np.uint8)
         self._compare(lineage)
         self._dataset.share_marks(np.frombuffer(mmap.mmap(fds[MARKS], 0), np.uint8))
+        if len(fds) > SELECTION:
+            selection = SharedArray.received(fds[SELECTION], "<i8", self._recipe.n_samples)
+            self._dataset.show(RowList(selection.array))
 
     def _compare(self, lineage: str) -> None:
         """Make sure that main has opened the dataset that stands here now."""

@@ -1,0 +1,83 @@
+"""Which samples an epoch has, and in which order: the options of a loader that say so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+import numpy as np
+
+from shardio.errors import InvalidArgument
+
+Shuffle = bool | Literal["full", "blocks"]
+Sampler = Collection[int] | Callable[[int], Collection[int]]
+"""What a user may draw with: positions of the view, or what gives them for an epoch."""
+_SHUFFLES: Final = (True, False, "full", "blocks")
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The options, as a user gives them; see ShardLoader.
+
+    Raises:
+        InvalidArgument: one of them is not acceptable, or two exclude each other.
+    """
+
+    shuffle: Shuffle
+    seed: int
+    sampler: Sampler | None = None
+    weights: Any = None
+    replacement: bool = True
+    n_draws: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.n_draws is not None:
+            object.__setattr__(self, "n_draws", _count("n_draws", self.n_draws))
+        object.__setattr__(self, "seed", _count("seed", self.seed))
+        if not any(self.shuffle is each for each in (True, False)) and (
+            not isinstance(self.shuffle, str) or self.shuffle not in _SHUFFLES
+        ):
+            known = ", ".join(map(repr, _SHUFFLES))
+            raise InvalidArgument(f"shuffle must be one of {known}; found {self.shuffle!r}")
+        if not isinstance(self.replacement, bool):
+            raise InvalidArgument(
+                f"replacement must be one of True, False; found {self.replacement!r}"
+            )
+        if self._n_deciding > 1:
+            raise InvalidArgument(
+                "shuffle, sampler and weights each decide the order of an epoch: pass one of them"
+            )
+        if self.weights is None and (self.n_draws is not None or not self.replacement):
+            raise InvalidArgument("replacement and n_draws are for weights; there are none")
+        if self.sampler is not None and not _gives_samples(self.sampler):
+            raise InvalidArgument(
+                "sampler must be a sequence of positions, or a function that gives one for an "
+                f"epoch; found {self.sampler!r}"
+            )
+
+    @property
+    def _n_deciding(self) -> int:
+        return (self.shuffle is not False) + (self.sampler is not None) + (self.weights is not None)
+
+    @property
+    def is_in_blocks(self) -> bool:
+        """Whether an epoch is shuffled inside of windows."""
+        return self.shuffle == "blocks"
+
+    @property
+    def is_full(self) -> bool:
+        """Whether an epoch is a permutation of all samples."""
+        return self.shuffle is True or self.shuffle == "full"
+
+
+def _gives_samples(sampler: object) -> bool:
+    if isinstance(sampler, str | bytes):
+        return False
+    return callable(sampler) or (isinstance(sampler, Iterable) and hasattr(sampler, "__len__"))
+
+
+def _count(name: str, value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 0:
+        raise InvalidArgument(f"{name} must be an integer from 0 up; found {value!r}")
+    return int(value)

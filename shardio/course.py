@@ -1,0 +1,159 @@
+"""In which order the epochs of a loader visit its samples, as its options say; main's side."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from shardio._engine.recipe import Plan
+from shardio._engine.shared import SharedArray
+from shardio.choice import Choice
+from shardio.dataset import ShardDataset
+from shardio.division import Division
+from shardio.drawing import draw_once, running_sums
+from shardio.errors import InvalidArgument
+from shardio.format.checksum import hash_bytes
+from shardio.views import check_positions
+from shardio.windows import Window
+
+
+class _Table(NamedTuple):
+    """The samples of an epoch, by position, and their hash."""
+
+    epoch: int
+    numbers: SharedArray
+    hash: str
+
+
+class Course:
+    """Decides which samples an epoch has, and in which order.
+
+    Args:
+        dataset: what is read; it is asked for its size only, now.
+        choice: the options.
+
+    Raises:
+        InvalidArgument: a sampler or weights that do not fit the dataset.
+    """
+
+    def __init__(self, dataset: ShardDataset, choice: Choice) -> None:
+        self._n_samples = len(dataset)
+        self._choice = choice
+        self._latest: _Table | None = None
+        self._weights: npt.NDArray[np.float64] | None = None
+        """For draws without replacement."""
+        self._sums: SharedArray | None = None
+        self.window: Window | None = None
+        """Of epochs that begin now."""
+        if choice.is_in_blocks:
+            n_bytes = sum(shard.n_bytes for shard in dataset.shards)
+            self.window = Window.of(n_bytes, sum(shard.n_samples for shard in dataset.shards))
+        if choice.weights is not None:
+            weights = _checked(choice.weights, self._n_samples)
+            self._weights_hash = _hash_of(weights)
+            self._n_draws = _count_draws(choice, weights)
+            if choice.replacement:
+                self._sums = SharedArray.of(running_sums(weights), "the running sums of weights")
+            else:
+                self._weights = weights
+
+    @property
+    def repeats(self) -> bool:
+        """Whether an epoch may have more positions than there are samples."""
+        return self._choice.sampler is not None or self._choice.weights is not None
+
+    def n_positions(self, epoch: int) -> int:
+        """How many positions an epoch has that begins now."""
+        if self._choice.sampler is not None:
+            return len(self._table(epoch).numbers.array)
+        return self._n_samples if self._choice.weights is None else self._n_draws
+
+    def plan(self, epoch: int, division: Division, window: Window | None) -> Plan:
+        """The plan of a pass over positions of an epoch; `window` is the one that it began with."""
+        if self._sums is not None:
+            return Plan(epoch, division, sums=self._sums)
+        if self.repeats:
+            return Plan(epoch, division, listed=self._table(epoch).numbers)
+        return Plan(epoch, division, window)
+
+    def identity(self, epoch: int) -> dict[str, Any]:
+        """What the positions of an epoch depend on, beside the dataset; None where not at all.
+
+        `rows`, if the epoch can have no other number of positions.
+        """
+        shuffle = "full" if self._choice.is_full else self._choice.shuffle
+        found: dict[str, Any] = {"seed": self._choice.seed, "shuffle": shuffle}
+        found |= {"sampler": None, "weights": None, "replacement": None}
+        if self._choice.sampler is not None:
+            found["sampler"] = self._table(epoch).hash
+        if self._choice.weights is not None:
+            found |= {"weights": self._weights_hash, "replacement": self._choice.replacement}
+        if self.repeats:
+            found["rows"] = self.n_positions(epoch)
+        return found
+
+    def _table(self, epoch: int) -> _Table:
+        """The samples of an epoch, by position; the latest is kept."""
+        if self._latest is None or (self._latest.epoch != epoch and not self._is_fixed):
+            if self._weights is None:
+                numbers = self._sampled(epoch)
+            else:
+                seed, n = self._choice.seed, self._n_draws
+                numbers = draw_once(self._weights, n, seed=seed, epoch=epoch)
+            shared = SharedArray.of(numbers, "the order of an epoch")
+            self._latest = _Table(epoch, shared, _hash_of(numbers))
+        return self._latest
+
+    def _sampled(self, epoch: int) -> npt.NDArray[np.int64]:
+        found: Any = self._choice.sampler
+        where = "sampler"
+        if callable(found):
+            found, where = found(epoch), f"sampler({epoch})"
+        if not isinstance(found, np.ndarray | Sequence) and isinstance(found, Iterable):
+            found = list(found)
+        return check_positions(found, self._n_samples, where)
+
+    @property
+    def _is_fixed(self) -> bool:
+        """Whether every epoch has the same samples in the same order."""
+        return self._choice.sampler is not None and not callable(self._choice.sampler)
+
+
+def _checked(weights: Any, n: int) -> npt.NDArray[np.float64]:
+    """A copy of weights, one for each of n samples."""
+    what = f"weights must be {n} numbers from 0 up, one for each sample, not all 0"
+    try:
+        found = np.array(weights, np.float64)
+    except (TypeError, ValueError) as error:
+        raise InvalidArgument(f"{what}: {error}") from error
+    if found.shape != (n,):
+        raise InvalidArgument(f"{what}; found an array of shape {found.shape}")
+    wrong = np.flatnonzero(~((found >= 0) & np.isfinite(found)))
+    if len(wrong):
+        raise InvalidArgument(f"{what}; found {found[wrong[0]]} at {int(wrong[0])}")
+    with np.errstate(over="ignore"):
+        total = found.sum()
+    if not 0 < total < np.inf:
+        raise InvalidArgument(f"{what}; their sum is {total}")
+    return found
+
+
+def _count_draws(choice: Choice, weights: npt.NDArray[np.float64]) -> int:
+    if choice.replacement:
+        return len(weights) if choice.n_draws is None else choice.n_draws
+    most = int(np.count_nonzero(weights))
+    if choice.n_draws is None:
+        return most
+    if choice.n_draws > most:
+        raise InvalidArgument(
+            f"n_draws must be at most {most} without replacement: so many weights are above 0; "
+            f"found {choice.n_draws}"
+        )
+    return choice.n_draws
+
+
+def _hash_of(numbers: npt.NDArray[Any]) -> str:
+    return f"{hash_bytes(numbers.data):016x}"

@@ -1,0 +1,143 @@
+"""Order for data larger than memory: runs of neighbours, shuffled among a window of runs.
+
+The positions of a view are cut into runs of a few MiB, and the runs are permuted. Of that sequence
+a window of 64 runs at a time is permuted again, position by position. Storage sees whole runs, and
+the page cache needs to hold one window; a sample has neighbours from 64 places of the dataset.
+
+As in `order`, everything is computed, at any position at once: what a window does to a position
+below 2^k is a Feistel network over its bits, with keys of its own. The constants are MurmurHash3's
+(A. Appleby), and the golden ratio.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, NamedTuple, Self
+
+import numpy as np
+
+from shardio.errors import InvalidArgument
+from shardio.order import Permutation, Positions, hashes_of, key_of
+
+RUN_BYTES: Final = 4 << 20
+RUNS_PER_WINDOW: Final = 64
+_ROUNDS: Final = 8, 6
+"""In small windows, and in others. Pairs half a window apart betray 7 in those of 64, 5 in 1024."""
+_SMALL: Final = 1 << 12
+_MAX_RUN: Final = 1 << 32
+_MIX: Final = 0x85EBCA6B, 0xC2B2AE35, 0x9E3779B1
+
+
+class Window(NamedTuple):
+    """How many positions a run has, and a window; powers of two, a window 64 runs or more."""
+
+    run: int
+    whole: int
+
+    @classmethod
+    def of(cls, n_bytes: int, n_samples: int) -> Self:
+        """The window for a dataset: the longest runs of at most RUN_BYTES, by its mean sample."""
+        run = 1
+        while 2 * run * n_bytes <= RUN_BYTES * n_samples and run < _MAX_RUN:
+            run *= 2
+        return cls(run, run * RUNS_PER_WINDOW)
+
+    @classmethod
+    def from_state(cls, found: Any) -> Self:
+        """What a state says, as JSON gives it back.
+
+        Raises:
+            InvalidArgument: it is no window.
+        """
+        is_pair = isinstance(found, list | tuple) and len(found) == 2
+        if is_pair and all(type(each) is int and each > 0 for each in found):
+            run, whole = found
+            if not (run & run - 1 or whole & whole - 1) and 64 * run <= whole < 1 << 48:
+                return cls(run, whole)
+        raise InvalidArgument(
+            "load_state_dict: the state's window must be two powers of two, the second at least "
+            f"64 times the first; found {found!r}"
+        )
+
+
+class WindowedOrder:
+    """The rows of one epoch, by position: a permutation that keeps to windows.
+
+    Args:
+        n: how many rows.
+        window: how long runs and windows are.
+        seed, epoch: the key.
+    """
+
+    def __init__(self, n: int, window: Window, *, seed: int, epoch: int) -> None:
+        self._window = window
+        n_runs, n_rest = divmod(n, window.run)
+        self._runs = Permutation(n_runs, key_of(16, seed, epoch))
+        # Of those that are left a shorter run is made, which comes anywhere among the others.
+        self._short_starts = key_of(17, seed, epoch) % (n_runs + 1) * window.run
+        self._short_ends = self._short_starts + n_rest
+        self._to_short = n_runs * window.run - self._short_starts
+        self._windows_key = key_of(18, seed, epoch)
+        self._last = n - n % window.whole
+        """Where the last window begins, if it is shorter than others."""
+        self._in_last = Permutation(n - self._last, key_of(19, seed, epoch))
+
+    def at(self, positions: Positions) -> Positions:
+        """The row at each of `positions`, in any order; int64, not to be written to."""
+        whole = self._window.whole
+        if not self._last:
+            places = self._in_last.at(positions)
+        else:
+            starts = positions & -whole
+            places = _permute_windows(positions - starts, starts, whole, self._windows_key)
+            places += starts
+            is_last = np.flatnonzero(positions >= self._last)
+            if len(is_last):
+                within = positions[is_last] - self._last
+                places[is_last] = self._last + self._in_last.at(within)
+        return self._row_of(places)
+
+    def _row_of(self, places: Positions) -> Positions:
+        """The row at each place in the order of runs."""
+        n_short = self._short_ends - self._short_starts
+        if not n_short:
+            return self._in_runs(places)
+        behind = places >= self._short_ends
+        rows = self._in_runs(places - n_short * behind)
+        is_short = np.flatnonzero((places >= self._short_starts) & ~behind)
+        rows[is_short] = places[is_short] + self._to_short
+        return rows
+
+    def _in_runs(self, places: Positions) -> Positions:
+        """The same where all runs are whole; a place beyond them gives any row."""
+        if not self._runs.n:
+            return np.zeros_like(places)
+        run = self._window.run
+        numbers = np.minimum(places >> (run.bit_length() - 1), self._runs.n - 1)
+        rows = self._runs.at(numbers) << (run.bit_length() - 1)
+        rows += places & (run - 1)
+        return rows
+
+
+def _permute_windows(within: Positions, starts: Positions, size: int, key: int) -> Positions:
+    """Where each position within its window goes, below `size`, a power of two.
+
+    A Feistel network over the upper and the lower bits, keyed by where the window starts.
+    """
+    n_low = (size.bit_length() - 1) // 2
+    n_bits = size.bit_length() - 1 - n_low, n_low
+    hashes = hashes_of(starts, key)
+    keys = (hashes >> np.uint64(32)).astype(np.uint32), hashes.astype(np.uint32)
+    halves = (within >> n_low).astype(np.uint32), (within & ((1 << n_low) - 1)).astype(np.uint32)
+    step, low = np.empty_like(halves[0]), np.empty_like(halves[0])
+    for i in range(_ROUNDS[size >= _SMALL]):
+        target, source, added = halves[i % 2], halves[1 - i % 2], keys[i % 2]
+        np.add(source, added, out=step)
+        np.multiply(step, np.uint32(_MIX[0]), out=step)
+        np.right_shift(step, np.uint32(15), out=low)
+        np.bitwise_xor(step, low, out=step)
+        np.multiply(step, np.uint32(_MIX[1]), out=step)
+        np.right_shift(step, np.uint32(32 - n_bits[i % 2]), out=step)
+        np.bitwise_xor(target, step, out=target)
+        np.multiply(added, np.uint32(_MIX[2]), out=added)
+        np.add(added, np.uint32(i + 1), out=added)
+    return (halves[0].astype(np.int64) << n_low) + halves[1]
