@@ -28,7 +28,7 @@ _MIX: Final = 0x85EBCA6B, 0xC2B2AE35, 0x9E3779B1
 
 
 class Window(NamedTuple):
-    """How many positions a run has, and a window; powers of two, a window 64 runs or more."""
+    """How many positions a run has, and a window; powers of two, a window many runs."""
 
     run: int
     whole: int
@@ -51,11 +51,11 @@ class Window(NamedTuple):
         is_pair = isinstance(found, list | tuple) and len(found) == 2
         if is_pair and all(type(each) is int and each > 0 for each in found):
             run, whole = found
-            if not (run & run - 1 or whole & whole - 1) and 64 * run <= whole < 1 << 48:
+            if not (run & run - 1 or whole & whole - 1) and run <= whole < 1 << 48:
                 return cls(run, whole)
         raise InvalidArgument(
-            "load_state_dict: the state's window must be two powers of two, the second at least "
-            f"64 times the first; found {found!r}"
+            "load_state_dict: the state's window must be two powers of two, the first not above "
+            f"the second; found {found!r}"
         )
 
 

@@ -1,0 +1,324 @@
+"""What an epoch has, and in which order: blocks, samplers and weights, through a loader."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shardio import ShardDataset, ShardLoader, windows
+from shardio.drawing import draw_once
+from shardio.errors import InvalidArgument
+from tests.loading import TWO_FIELDS, two_fields, write_dataset
+
+pytestmark = pytest.mark.usefixtures("warm_zygote", "quick_disk")
+
+N = 53
+WORKERS = pytest.mark.parametrize("num_workers", [0, 2])
+State = dict[str, Any]
+
+WEIGHTS = np.arange(N) % 7 / 10
+CHOICES: dict[str, dict[str, Any]] = {
+    "as it is": {},
+    "full": {"shuffle": "full"},
+    "blocks": {"shuffle": "blocks"},
+    "sampler": {"sampler": [5, 3, 3, 52, *range(40)]},
+    "sampler by epoch": {"sampler": lambda epoch: [*range(epoch, N, 3), *range(30)]},
+    "weights": {"weights": WEIGHTS},
+    "many draws": {"weights": WEIGHTS, "n_draws": 2 * N},
+    "drawn once": {"weights": WEIGHTS, "replacement": False},
+}
+EVERY_CHOICE = pytest.mark.parametrize("choice", CHOICES.values(), ids=CHOICES.keys())
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("choice") / "set"
+    return write_dataset(path, N, 3, TWO_FIELDS, two_fields(N))
+
+
+@pytest.fixture(autouse=True)
+def _short_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs of two samples, and windows of eight."""
+    monkeypatch.setattr(windows, "RUN_BYTES", 3 * 6160)
+    monkeypatch.setattr(windows, "RUNS_PER_WINDOW", 4)
+
+
+def noisy(sample: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
+    return {"label": sample["label"], "noise": rng.integers(1 << 60)}
+
+
+def loader(given: str | ShardDataset, batch_size: int = 4, **options: Any) -> ShardLoader:
+    defaults: dict[str, Any] = {"seed": 3, "num_workers": 0, "output": "numpy"}
+    return ShardLoader(given, batch_size, **(defaults | {"transform": noisy} | options))
+
+
+def drawn(made: ShardLoader, n_epochs: int = 1) -> list[tuple[int, int, int]]:
+    """All valid samples of the coming epochs: the epoch, the label, and what was drawn for it."""
+    found = []
+    for _ in range(n_epochs):
+        for batch in made:
+            assert batch["label"].tolist() == batch.indices.tolist()
+            columns = (batch[name][batch.valid].tolist() for name in ("label", "noise"))
+            found += [(batch.epoch, *pair) for pair in zip(*columns, strict=True)]
+    return found
+
+
+def labels(made: ShardLoader, n_epochs: int = 1) -> list[int]:
+    return [label for _, label, _ in drawn(made, n_epochs)]
+
+
+def state_after(folder: str, n_batches: int, n_epochs: int = 0, **options: Any) -> State:
+    """The state in the loop's body, with so many batches of another epoch delivered."""
+    with loader(folder, **options) as made:
+        drawn(made, n_epochs)
+        for i, _ in enumerate(made, start=1):
+            if i == n_batches:
+                return json.loads(json.dumps(made.state_dict()))  # type: ignore[no-any-return]
+    raise AssertionError("there are not so many")
+
+
+@EVERY_CHOICE
+def test_workers_give_the_same_samples_with_the_same_draws(
+    folder: str, choice: dict[str, Any]
+) -> None:
+    with loader(folder, **choice) as alone, loader(folder, num_workers=2, **choice) as made:
+        assert drawn(alone, 3) == drawn(made, 3)
+
+
+@EVERY_CHOICE
+@pytest.mark.parametrize(("batch_size", "world_size"), [(7, 1), (200, 1), (3, 3)])
+def test_every_order_resumes_across_batch_sizes_and_world_sizes(
+    folder: str, choice: dict[str, Any], batch_size: int, world_size: int
+) -> None:
+    with loader(folder, **choice) as made:
+        whole = drawn(made, 3)
+    state = state_after(folder, 5, n_epochs=1, **choice)
+    assert (state["epoch"], state["position"]) == (1, 20)
+    consumed = [each for each in whole if each[0] == 1][:20]
+    rest = [each for each in whole if each[0] > 0][20:]
+    assert len(consumed) == 20
+    found = []
+    for rank in range(world_size):
+        with loader(folder, batch_size, rank=rank, world_size=world_size, **choice) as made:
+            made.load_state_dict(state)
+            found += drawn(made, 2)
+    assert sorted(found) == sorted(rest)
+    if world_size == 1:
+        assert found == rest
+
+
+@EVERY_CHOICE
+def test_every_order_resumes_with_workers_and_at_the_end_of_an_epoch(
+    folder: str, choice: dict[str, Any]
+) -> None:
+    with loader(folder, **choice) as made:
+        first = drawn(made)
+        state = made.state_dict()
+        assert (state["epoch"], state["position"]) == (1, 0)
+        second = drawn(made)
+    with loader(folder, num_workers=2, **choice) as made:
+        made.load_state_dict(json.loads(json.dumps(state)))
+        assert made.epoch == 1
+        assert made.state_dict() == state
+        assert drawn(made) == second
+    assert len(first) > 20
+
+
+def test_no_state_fits_a_loader_with_another_choice(folder: str) -> None:
+    others = CHOICES | {
+        "other sampler": {"sampler": range(44)},
+        "other weights": {"weights": WEIGHTS + 1},
+    }
+    states = {name: state_after(folder, 2, **choice) for name, choice in others.items()}
+    for name, choice in others.items():
+        with loader(folder, **choice) as made:
+            for other, state in states.items():
+                if other == name:
+                    made.load_state_dict(state)
+                else:
+                    with pytest.raises(InvalidArgument, match="load_state_dict: the state"):
+                        made.load_state_dict(state)
+
+
+@EVERY_CHOICE
+def test_a_loader_knows_how_many_batches_it_has(folder: str, choice: dict[str, Any]) -> None:
+    for tail in ("short", "drop", "pad"):
+        with loader(folder, tail=tail, transform=None, fields=["label"], **choice) as made:
+            for _ in range(2):
+                n_steps = sum(1 for _ in made)
+                assert n_steps == len(made)
+
+
+# Blocks.
+
+
+def test_blocks_keep_to_their_windows(folder: str) -> None:
+    with loader(folder, shuffle="blocks") as made:
+        first, second = labels(made), labels(made)
+    assert sorted(first) == sorted(second) == list(range(N))
+    assert first != second
+    for start in range(0, N, 8):
+        assert len({label // 2 for label in first[start : start + 8]}) <= 6
+
+
+def test_an_epoch_of_blocks_ends_with_the_windows_that_it_began_with(
+    folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with loader(folder, shuffle="blocks") as made:
+        whole = drawn(made, 2)
+    state = state_after(folder, 5, shuffle="blocks")
+    assert state["window"] == [2, 8]
+    monkeypatch.setattr(windows, "RUNS_PER_WINDOW", 16)
+    with loader(folder, shuffle="blocks") as made:
+        made.load_state_dict(state)
+        assert drawn(made) == whole[20:N]
+        assert drawn(made) != whole[N:]
+        assert made.state_dict()["window"] == [2, 32]
+
+
+@pytest.mark.parametrize("found", [None, [3, 8], "2 8"])
+def test_a_state_of_blocks_without_a_window_is_refused(folder: str, found: object) -> None:
+    with loader(folder, shuffle="blocks") as made:
+        state = made.state_dict() | {"window": found}
+        with pytest.raises(InvalidArgument, match="the state's window must be"):
+            made.load_state_dict(state)
+
+
+# Samplers.
+
+
+class Sized:
+    """A collection that is no sequence, as samplers of other libraries are."""
+
+    def __len__(self) -> int:
+        return 3
+
+    def __iter__(self) -> Iterator[int]:
+        return iter([7, 8, 7])
+
+    def __contains__(self, value: object) -> bool:
+        return value in (7, 8)
+
+
+@WORKERS
+@pytest.mark.parametrize(
+    "sampler", [[7, 8, 7], (7, 8, 7), np.array([7, 8, 7], np.uint8), Sized(), lambda _: [7, 8, 7]]
+)
+def test_an_epoch_has_the_samples_that_a_sampler_names(
+    folder: str, sampler: Any, num_workers: int
+) -> None:
+    with loader(folder, num_workers=num_workers, sampler=sampler) as made:
+        assert labels(made, 2) == [7, 8, 7] * 2
+
+
+@WORKERS
+def test_a_sampler_may_name_more_samples_than_there_are_or_none(
+    folder: str, num_workers: int
+) -> None:
+    for sampler in (list(range(N)) * 3, []):
+        with loader(folder, 100, num_workers=num_workers, sampler=sampler) as made:
+            assert labels(made) == sampler
+
+
+def test_a_function_is_asked_once_for_each_epoch(folder: str) -> None:
+    asked = []
+
+    def sampler(epoch: int) -> range:
+        asked.append(epoch)
+        return range(epoch, epoch + 6)
+
+    with loader(folder, sampler=sampler) as made:
+        assert labels(made) == list(range(6))
+        assert len(made) == 2
+        assert asked == [0]
+        assert made.state_dict()["epoch"] == 1
+        assert labels(made) == list(range(1, 7))
+        assert asked == [0, 1]
+
+
+def test_iterators_of_different_epochs_have_each_its_own_sampler(folder: str) -> None:
+    with loader(folder, num_workers=2, sampler=lambda epoch: [epoch] * 40) as made:
+        pairs = list(zip(made, made, strict=True))
+        assert {tuple(each["label"].tolist()) for each, _ in pairs} == {(0,) * 4}
+        assert {tuple(each["label"].tolist()) for _, each in pairs} == {(1,) * 4}
+
+
+@pytest.mark.parametrize(
+    ("sampler", "said"),
+    [
+        ([0, N], f"sampler must be integers from 0 to {N - 1}; found {N} at 1"),
+        ([-1], f"from 0 to {N - 1}; found -1 at 0"),
+        ([0.5], "sampler must be a sequence of integers"),
+        ([True], "sampler must be a sequence of integers"),
+        ([[1]], "sampler must be a sequence of integers"),
+        ([[1], [2, 3]], "sampler must be a sequence of integers"),
+        ("123", "sampler must be a sequence of positions, or a function"),
+        (3, "sampler must be a sequence of positions, or a function"),
+        (iter([1]), "sampler must be a sequence of positions, or a function"),
+        (lambda _: [N], rf"sampler\(0\) must be integers from 0 to {N - 1}"),
+        (lambda _: 3, r"sampler\(0\) must be a sequence of integers"),
+    ],
+)
+def test_what_is_no_sampler_is_refused(folder: str, sampler: Any, said: str) -> None:
+    with pytest.raises(InvalidArgument, match=said), loader(folder, sampler=sampler) as made:
+        iter(made)
+
+
+# Weights.
+
+
+@WORKERS
+def test_weights_say_how_often_samples_come(folder: str, num_workers: int) -> None:
+    options: dict[str, Any] = {"num_workers": num_workers, "transform": None, "fields": ["label"]}
+    with loader(folder, 500, weights=WEIGHTS, n_draws=20_000, **options) as made:
+        counts = sum(np.bincount(batch.indices, minlength=N) for batch in made)
+    expected = 20_000 * WEIGHTS / WEIGHTS.sum()
+    there = expected > 0
+    assert not counts[~there].any()
+    assert ((counts - expected)[there] ** 2 / expected[there]).sum() < 81  # of 44, one in 1000
+
+
+def test_without_replacement_every_weighted_sample_comes_once(folder: str) -> None:
+    with loader(folder, weights=WEIGHTS, replacement=False) as made:
+        found = labels(made)
+    assert sorted(found) == np.flatnonzero(WEIGHTS).tolist()
+    assert found == draw_once(WEIGHTS, len(found), seed=3, epoch=0).tolist()
+
+
+@pytest.mark.parametrize(("replacement", "n_draws"), [(True, 200), (True, 5), (False, 5)])
+def test_an_epoch_has_as_many_draws_as_were_asked_for(
+    folder: str, replacement: object, n_draws: int
+) -> None:
+    with loader(folder, weights=WEIGHTS, replacement=replacement, n_draws=n_draws) as made:
+        assert len(labels(made)) == n_draws
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"weights": [1.0]}, rf"weights must be {N} numbers .* of shape \(1,\)"),
+        ({"weights": 3}, "weights must be"),
+        ({"weights": ["a"] * N}, "could not convert"),
+        ({"weights": [1] * 52 + [-1]}, "found -1.0 at 52"),
+        ({"weights": [np.nan] * N}, "found nan at 0"),
+        ({"weights": [0] * N}, "their sum is 0.0"),
+        ({"weights": [1e308] * N}, "their sum is inf"),
+        ({"weights": WEIGHTS, "shuffle": True}, "pass one of them"),
+        ({"sampler": [1], "shuffle": "blocks"}, "pass one of them"),
+        ({"weights": WEIGHTS, "sampler": [1]}, "pass one of them"),
+        ({"n_draws": 3}, "replacement and n_draws are for weights"),
+        ({"replacement": False}, "replacement and n_draws are for weights"),
+        ({"weights": WEIGHTS, "replacement": 1}, "replacement must be one of True, False; found 1"),
+        ({"weights": WEIGHTS, "n_draws": -1}, "n_draws must be an integer from 0 up; found -1"),
+        ({"weights": WEIGHTS, "replacement": False, "n_draws": 46}, "at most 45 without repl"),
+    ],
+)
+def test_weights_that_make_no_sense_are_refused(
+    folder: str, given: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(InvalidArgument, match=said):
+        loader(folder, **given)

@@ -1,0 +1,110 @@
+"""Weighted draws: how often each row comes, and numbers that stay."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from shardio.drawing import WeightedOrder, _log, draw_once, running_sums
+
+WEIGHTS = np.array([1, 2, 0, 3, 4.5, 0.25])
+MANY = np.sqrt(np.arange(1, 100_001))
+
+
+def order(weights: npt.NDArray[np.float64], seed: int = 0, epoch: int = 0) -> WeightedOrder:
+    return WeightedOrder(running_sums(weights), seed=seed, epoch=epoch)
+
+
+@pytest.mark.parametrize(
+    ("seed", "epoch", "again", "once"),
+    [
+        (0, 0, [4, 3, 3, 3, 4, 5, 3, 1, 1, 3, 3, 4], [3, 1, 4, 5, 0]),
+        (7, 3, [3, 3, 4, 4, 3, 3, 4, 3, 4, 4, 1, 4], [3, 1, 4, 0, 5]),
+        (2**40 + 5, 2, [4, 4, 3, 3, 3, 3, 4, 4, 4, 1, 3, 5], [4, 3, 1, 0, 5]),
+    ],
+)
+def test_draws_are_what_they_always_were(
+    seed: int, epoch: int, again: list[int], once: list[int]
+) -> None:
+    assert order(WEIGHTS, seed, epoch).at(np.arange(12)).tolist() == again
+    assert draw_once(WEIGHTS, 5, seed=seed, epoch=epoch).tolist() == once
+
+
+def test_many_draws_are_what_they_always_were() -> None:
+    positions = np.arange(10**12, 10**12 + 6)
+    drawn = order(MANY, 3, 1).at(positions)
+    assert drawn.tolist() == [49182, 49443, 27874, 72659, 87467, 15104]
+    once = draw_once(MANY, 6, seed=3, epoch=1)
+    assert once.tolist() == [90477, 95326, 55844, 34600, 89063, 69492]
+
+
+def test_any_position_can_be_drawn_for_at_once() -> None:
+    whole = order(MANY).at(np.arange(5000))
+    asked = np.array([4999, 0, 17, 17, 2500])
+    assert order(MANY).at(asked).tolist() == whole[asked].tolist()
+
+
+def test_with_replacement_rows_come_as_often_as_their_weights_say() -> None:
+    n = 200_000
+    counts = np.bincount(order(WEIGHTS).at(np.arange(n)), minlength=6)
+    expected = n * WEIGHTS / WEIGHTS.sum()
+    assert counts[2] == 0
+    there = expected > 0
+    assert ((counts - expected)[there] ** 2 / expected[there]).sum() < 18.5  # of 4, one in 1000
+
+
+def test_with_replacement_neighbours_are_independent() -> None:
+    drawn = order(WEIGHTS, 5).at(np.arange(200_001))
+    counts = np.zeros((6, 6))
+    np.add.at(counts, (drawn[:-1], drawn[1:]), 1)
+    shares = WEIGHTS / WEIGHTS.sum()
+    expected = 200_000 * np.outer(shares, shares)
+    there = expected > 0
+    # Of 24, one in 1000.
+    assert ((counts - expected)[there] ** 2 / expected[there]).sum() < 51.2
+
+
+def test_without_replacement_every_row_of_weight_comes_once() -> None:
+    once = draw_once(WEIGHTS, 5, seed=1, epoch=0)
+    assert sorted(once.tolist()) == [0, 1, 3, 4, 5]
+    for n in range(6):
+        assert draw_once(WEIGHTS, n, seed=1, epoch=0).tolist() == once[:n].tolist()
+
+
+def test_without_replacement_orders_come_as_often_as_single_draws_would_give_them() -> None:
+    weights, n = np.array([1.0, 2, 4]), 14_000
+    found = [tuple(draw_once(weights, 3, seed=seed, epoch=2).tolist()) for seed in range(n)]
+    chi_square = 0.0
+    for each in itertools.permutations(range(3)):
+        first, second = weights[each[0]], weights[each[1]]
+        expected = n * first / 7 * second / (7 - first)
+        chi_square += (found.count(each) - expected) ** 2 / expected
+    assert chi_square < 20.5  # of 5, one in 1000
+
+
+@pytest.mark.parametrize("key", [(1, 0), (0, 1)])
+def test_another_seed_or_epoch_draws_otherwise(key: tuple[int, int]) -> None:
+    positions = np.arange(100)
+    assert order(MANY, *key).at(positions).tolist() != order(MANY).at(positions).tolist()
+    other = draw_once(MANY, 100, seed=key[0], epoch=key[1]).tolist()
+    assert other != draw_once(MANY, 100, seed=0, epoch=0).tolist()
+
+
+@pytest.mark.parametrize("weights", [[0, 0, 1, 0], [0, 5e-324, 0], [0, 1e308, 0, 1e-300]])
+def test_the_last_and_the_smallest_weights_are_no_exception(weights: list[float]) -> None:
+    given = np.array(weights)
+    drawn = order(given).at(np.arange(1000))
+    assert set(drawn.tolist()) <= set(np.flatnonzero(given).tolist())
+    n = int(np.count_nonzero(given))
+    once = draw_once(given, n, seed=0, epoch=0)
+    assert sorted(once.tolist()) == np.flatnonzero(given).tolist()
+
+
+def test_the_logarithm_is_that_of_the_library_to_the_last_bits() -> None:
+    numbers = np.concatenate([np.linspace(1e-6, 1, 10_000), 2.0 ** -np.arange(54), [1 - 2.0**-53]])
+    expected = np.array([math.log(each) for each in numbers.tolist()])
+    assert np.allclose(_log(numbers), expected, rtol=1e-15, atol=0)

@@ -1,0 +1,122 @@
+"""Statistics of every kind of order: positions, pairs and neighbours, for n = 1…1000 and beyond.
+
+Seeds are fixed: these tests cannot fail by chance. Bounds are five deviations, or one in 1000.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from shardio.drawing import WeightedOrder, draw_once, running_sums
+from shardio.order import Order
+from shardio.windows import Window, WindowedOrder
+
+Rows = npt.NDArray[np.int64]
+Kind = Callable[[int, int], Rows]
+
+
+def full(n: int, seed: int) -> Rows:
+    return Order(n, shuffle=True, seed=seed, epoch=0).rows(0, n)
+
+
+def blocks(n: int, seed: int) -> Rows:
+    return WindowedOrder(n, Window(1, 64), seed=seed, epoch=0).at(np.arange(n))
+
+
+def blocks_of_runs(n: int, seed: int) -> Rows:
+    """One window for most sizes; runs of 8."""
+    return WindowedOrder(n, Window(8, 512), seed=seed, epoch=0).at(np.arange(n))
+
+
+def drawn_once(n: int, seed: int) -> Rows:
+    return draw_once(np.full(n, 0.3), n, seed=seed, epoch=0)
+
+
+def drawn(n: int, seed: int) -> Rows:
+    sums = running_sums(np.full(n, 0.3))
+    return WeightedOrder(sums, seed=seed, epoch=0).at(np.arange(n))
+
+
+PERMUTATIONS = pytest.mark.parametrize("kind", [full, blocks, blocks_of_runs, drawn_once])
+KINDS = pytest.mark.parametrize("kind", [full, blocks, drawn_once, drawn])
+
+
+@PERMUTATIONS
+@pytest.mark.parametrize(("n", "bound"), [(2, 10.9), (3, 20.6), (4, 49.8)])
+def test_small_orders_are_each_permutation_equally_often(kind: Kind, n: int, bound: float) -> None:
+    n_seeds = 100 * math.factorial(n)
+    counts = Counter(tuple(kind(n, seed).tolist()) for seed in range(n_seeds))
+    expected = n_seeds / math.factorial(n)
+    found = [counts[each] for each in itertools.permutations(range(n))]
+    assert sum((each - expected) ** 2 for each in found) / expected < bound
+
+
+def standardised(rows: Rows) -> npt.NDArray[np.float64]:
+    """Rows as numbers of mean 0 and variance 1, if every row is equally likely."""
+    n = len(rows)
+    return (rows - (n - 1) / 2) / math.sqrt((n * n - 1) / 12)
+
+
+@KINDS
+def test_positions_and_pairs_are_uniform_for_every_size_up_to_1000(kind: Kind) -> None:
+    sums: dict[str, list[float]] = {name: [] for name in ("row", "square", "pair", "neighbours")}
+    assert kind(1, 0).tolist() == [0]
+    for n, k in itertools.product(range(2, 1001), range(4)):
+        # Seeds of their own: hashes of the same positions under one key are the same for every n.
+        rows = kind(n, 4 * n + k)
+        value = standardised(rows)
+        i, j = n * k // 4, (n * k // 4 + max(1, n // 3)) % n
+        sums["row"].append(value[i])
+        kurtosis = 1.8 - 2.4 / (n * n - 1)
+        sums["square"].append((value[i] ** 2 - 1) / math.sqrt(max(kurtosis - 1, 1)))
+        expected = 0 if kind is drawn else -1 / (n - 1)
+        sums["pair"].append(value[i] * value[j] - expected)
+        near = int((np.abs(np.diff(rows)) == 1).sum())
+        likely = 2 * (n - 1) / n**2 if kind is drawn else 2 / n
+        sums["neighbours"].append(near - (n - 1) * likely)
+    for name, values in sums.items():
+        found = np.array(values)
+        deviations = found.sum() / (found.std() * math.sqrt(len(found)))
+        assert abs(deviations) < 4, name
+
+
+@KINDS
+@pytest.mark.parametrize("n", [10_000, 300_000])
+def test_positions_and_pairs_of_positions_are_uniform_in_large_orders(kind: Kind, n: int) -> None:
+    n_parts = 16
+    at = np.arange(n)
+    by_position = np.zeros((n_parts, n_parts))
+    by_pair = np.zeros((n_parts, n_parts))
+    for seed in range(4):
+        part = kind(n, seed) * n_parts // n
+        np.add.at(by_position, (at * n_parts // n, part), 1)
+        np.add.at(by_pair, (part[:-1], part[1:]), 1)
+    for cells in (by_position, by_pair):
+        expected = cells.sum() / cells.size
+        assert ((cells - expected) ** 2).sum() / expected < 340  # of 225 to 255, five deviations
+
+
+def test_orders_of_10_to_the_12_are_uniform_where_they_are_looked_at() -> None:
+    n, n_parts = 10**12, 16
+    at = np.linspace(0, n - 2, 200_000, dtype=np.int64)
+    for made in (
+        Order(n, shuffle=True, seed=1, epoch=0),
+        WindowedOrder(n, Window(512, 32_768), seed=1, epoch=0),
+    ):
+        rows, behind = made.at(at), made.at(at + 1)
+        assert 0 <= rows.min() and rows.max() < n
+        assert len(np.unique(rows)) == len(np.unique(at))
+        for first, second in ((at, rows), (rows, behind)):
+            cells = np.zeros((n_parts, n_parts))
+            np.add.at(cells, (first * n_parts // n, second * n_parts // n), 1)
+            expected = cells.sum() / cells.size
+            # Neighbours of blocks share one run in 64: that adds a sixtieth to 16 cells.
+            bound = 340 + (200_000 / 64) ** 2 / 16 / expected
+            assert ((cells - expected) ** 2).sum() / expected < bound

@@ -1,0 +1,172 @@
+"""Shuffling by blocks: a permutation that keeps to windows of runs, with numbers that stay."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shardio.errors import InvalidArgument
+from shardio.order import Order
+from shardio.windows import Window, WindowedOrder, _permute_windows
+
+
+def order(n: int, run: int, whole: int, seed: int = 0, epoch: int = 0) -> WindowedOrder:
+    return WindowedOrder(n, Window(run, whole), seed=seed, epoch=epoch)
+
+
+def all_rows(n: int, run: int, whole: int, seed: int = 0) -> npt.NDArray[np.int64]:
+    return order(n, run, whole, seed).at(np.arange(n))
+
+
+@pytest.mark.parametrize(
+    ("n", "run", "whole", "seed", "epoch", "start", "rows"),
+    [
+        # one window, sorted
+        (10, 1, 64, 0, 0, 0, [1, 5, 4, 7, 6, 2, 8, 3, 0, 9]),
+        # the end of a window, and the last, shorter one
+        (130, 1, 64, 7, 3, 60, [113, 35, 78, 10, 129, 19, 81, 59]),
+        (1000, 4, 256, 0, 0, 0, [621, 262, 523, 209, 626, 208]),
+        (1001, 4, 256, 2**40 + 5, 2, 995, [153, 610, 340, 969, 65, 849]),
+        (1_281_167, 32, 2048, 42, 90, 1_000_000, [1123045, 573053, 754726, 754746, 641051]),
+        (1_281_167, 32, 2048, 42, 90, 1_281_162, [970432, 291367, 985422, 1045146, 1092024]),
+        # large windows, and too many runs to be sorted
+        ((1 << 40) + 12345, 1024, 65536, 5, 1, 1 << 39, [610619473247, 725878406584, 610619473025]),
+    ],
+)
+def test_a_windowed_order_has_the_rows_it_always_had(
+    n: int, run: int, whole: int, seed: int, epoch: int, start: int, rows: list[int]
+) -> None:
+    made = order(n, run, whole, seed, epoch)
+    assert made.at(np.arange(start, start + len(rows))).tolist() == rows
+
+
+SIZES = st.integers(0, 5000)
+POWERS = st.integers(0, 6)
+
+
+@given(SIZES, POWERS, POWERS, st.integers(0, 1 << 70))
+def test_every_row_comes_once(n: int, run: int, runs: int, seed: int) -> None:
+    rows = all_rows(n, 1 << run, 1 << run + runs, seed)
+    assert np.array_equal(np.sort(rows), np.arange(n))
+
+
+def test_every_row_comes_once_where_runs_are_too_many_to_be_sorted() -> None:
+    n = 300_001
+    assert np.array_equal(np.sort(all_rows(n, 4, 256)), np.arange(n))
+
+
+def test_every_row_comes_once_where_the_last_window_is_too_long_to_be_sorted() -> None:
+    n = (1 << 18) + 100_000
+    assert np.array_equal(np.sort(all_rows(n, 1 << 12, 1 << 18)), np.arange(n))
+
+
+@settings(max_examples=30)
+@given(st.data())
+def test_any_position_can_be_asked_for_at_once(data: st.DataObject) -> None:
+    n = data.draw(st.integers(1, 3000))
+    rows = all_rows(n, 4, 128)
+    asked = np.array(data.draw(st.lists(st.integers(0, n - 1), max_size=50)), np.int64)
+    assert order(n, 4, 128).at(asked).tolist() == rows[asked].tolist()
+
+
+def test_another_seed_or_epoch_gives_another_order() -> None:
+    found = {
+        order(1000, 2, 128, seed, epoch).at(np.arange(1000)).tobytes()
+        for seed in range(5)
+        for epoch in range(5)
+    }
+    assert len(found) == 25
+
+
+def test_a_window_reads_few_runs_each_nearly_whole() -> None:
+    n, run, whole = 100_100, 16, 1024
+    rows = all_rows(n, run, whole)
+    for start in range(0, n, whole):
+        numbers, counts = np.unique(rows[start : start + whole] // run, return_counts=True)
+        assert len(numbers) <= whole // run + 2
+        assert (counts == run).sum() >= len(numbers) - 3
+
+
+def test_a_shuffle_by_blocks_is_not_the_full_one() -> None:
+    full = Order(1000, shuffle=True, seed=0, epoch=0).rows(0, 1000)
+    rows = all_rows(1000, 2, 128)
+    assert rows.tolist() != full.tolist()
+    assert len(np.unique(rows[:128] // 2)) <= 66
+    assert len(np.unique(full[:128] // 2)) > 100
+
+
+# How well they are mixed; everything is fixed.
+
+
+def test_neighbours_come_from_different_runs() -> None:
+    rows = all_rows(1 << 17, 64, 4096)
+    same = np.mean(rows[1:] // 64 == rows[:-1] // 64)
+    assert 0.8 / 64 < same < 1.2 / 64  # as of 64 runs that are mixed evenly
+    far = np.mean(np.abs(np.diff(rows)))
+    assert 0.95 < far / ((1 << 17) / 3) < 1.05  # as in a full shuffle
+
+
+def test_every_part_of_an_epoch_meets_every_part_of_the_data_equally_often() -> None:
+    n, n_parts = 65_536, 8
+    cells = np.zeros((n_parts, n_parts))
+    for seed in range(60):
+        rows = all_rows(n, 16, 1024, seed)[::16]
+        at = np.arange(0, n, 16)
+        np.add.at(cells, (at * n_parts // n, rows * n_parts // n), 1)
+    # 64 windows of 64 runs: each run counts once, in as many as 60 * 64 * 64.
+    spread = cells / cells.sum() * n_parts * n_parts
+    assert np.abs(spread - 1).max() < 0.12
+
+
+def test_the_shorter_run_comes_anywhere() -> None:
+    places = [int(np.flatnonzero(all_rows(101, 10 // 5, 2, seed) == 100)[0]) for seed in range(400)]
+    counts = np.histogram(places, 5, (0, 101))[0]
+    assert ((counts - 80) ** 2 / 80).sum() < 18.5  # chi-square of 4, one in 1000
+
+
+@pytest.mark.parametrize("size", [64, 256, 1024, 4096])
+def test_pairs_within_a_window_differ_by_anything_equally_often(size: int) -> None:
+    n_windows = (1 << 20) // size
+    starts = np.repeat(np.arange(n_windows) * size, size)
+    found = _permute_windows(np.tile(np.arange(size), n_windows), starts, size, 99)
+    windows = found.reshape(n_windows, size)
+    for distance in (1, 2, 3, size // 4, size // 2):
+        apart = (windows[:, distance:] - windows[:, :-distance]) % size
+        counts = np.bincount(apart.reshape(-1), minlength=size)[1:]
+        expected = counts.sum() / (size - 1)
+        chi_square = ((counts - expected) ** 2 / expected).sum()
+        assert abs(chi_square - (size - 2)) / np.sqrt(2 * (size - 2)) < 5, distance
+
+
+def test_windows_are_shuffled_differently() -> None:
+    starts = np.repeat(np.arange(100) * 64, 64)
+    found = _permute_windows(np.tile(np.arange(64), 100), starts, 64, 99).reshape(100, 64)
+    assert len({each.tobytes() for each in found}) == 100
+
+
+# How long they are.
+
+
+@pytest.mark.parametrize(
+    ("n_bytes", "n_samples", "run"),
+    [
+        (0, 0, 1 << 32),
+        (100 << 20, 100, 4),
+        (101 << 20, 100, 2),
+        (6152 * 1000, 1000, 512),
+        (5 << 40, 1 << 20, 1),
+    ],
+)
+def test_a_run_has_as_many_samples_as_fit_in_four_mebibytes(
+    n_bytes: int, n_samples: int, run: int
+) -> None:
+    assert Window.of(n_bytes, n_samples) == (run, 64 * run)
+
+
+@pytest.mark.parametrize("found", [None, 3, [4], [4, 6], [3, 64], [8, 4], [True, 4], ["4", 8]])
+def test_what_is_no_window_is_refused(found: object) -> None:
+    with pytest.raises(InvalidArgument, match="the state's window must be two powers of two"):
+        Window.from_state(found)
