@@ -20,6 +20,7 @@ Numbers = npt.NDArray[np.float64]
 
 _LN_2: Final = 0.6931471805599453
 _SQRT_HALF: Final = 0.7071067811865476
+_AT_ONCE: Final = 1 << 14
 _N_TERMS: Final = 12
 """Of the series; what is left out is below 2^-60 of the first."""
 
@@ -45,15 +46,22 @@ class WeightedOrder:
     def at(self, positions: Positions) -> Positions:
         """The row at each of `positions`, in any order."""
         drawn = _fractions(positions, self._key) * self._sums[-1]
-        found: Positions = np.searchsorted(self._sums, drawn, side="right")
-        return np.minimum(found, self._last)
+        # In their order they are found twice as fast: neighbours share what a search has read.
+        ascending = np.argsort(drawn)
+        rows = np.empty(len(drawn), np.int64)
+        rows[ascending] = np.searchsorted(self._sums, drawn[ascending], side="right")
+        return np.minimum(rows, self._last)
 
 
 def draw_once(weights: Numbers, n: int, *, seed: int, epoch: int) -> Positions:
     """Draws without replacement: n rows in the order in which they come, none of weight zero."""
     rows = np.flatnonzero(weights)
-    with np.errstate(over="ignore"):  # of the smallest weights: they come last
-        keys = -_log(1 - _fractions(rows, key_of(21, seed, epoch))) / weights[rows]
+    keys = np.empty(len(rows))
+    key = key_of(21, seed, epoch)
+    for start in range(0, len(rows), _AT_ONCE):
+        part = rows[start : start + _AT_ONCE]
+        with np.errstate(over="ignore"):  # of the smallest weights: they come last
+            keys[start : start + len(part)] = -_log(1 - _fractions(part, key)) / weights[part]
     return rows[np.argsort(keys, kind="stable")[:n]]
 
 

@@ -161,12 +161,13 @@ def test_a_loader_reads_a_selection(dataset: ShardDataset, num_workers: int) -> 
 
 def test_a_large_selection_is_the_same_for_any_number_of_workers(dataset: ShardDataset) -> None:
     many = np.arange(20_000) * 17 % N
+    batches: list[Batch] = []
     with dataset.select(many) as found:
         hashes = []
         for num_workers in (0, 2):
             options: dict[str, Any] = {"num_workers": num_workers, "fields": ["label"]}
             with loader(found, 1000, shuffle=True, seed=4, **options) as made:
-                batches: list[Batch] = list(made)
+                batches = list(made)
                 hashes.append([bits(batch) for batch in batches])
     assert hashes[0] == hashes[1]
     assert all(np.array_equal(many[batch.indices], batch["label"]) for batch in batches)

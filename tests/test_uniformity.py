@@ -61,7 +61,8 @@ def test_small_orders_are_each_permutation_equally_often(kind: Kind, n: int, bou
 def standardised(rows: Rows) -> npt.NDArray[np.float64]:
     """Rows as numbers of mean 0 and variance 1, if every row is equally likely."""
     n = len(rows)
-    return (rows - (n - 1) / 2) / math.sqrt((n * n - 1) / 12)
+    centred = rows.astype(np.float64) - (n - 1) / 2
+    return centred / math.sqrt((n * n - 1) / 12)
 
 
 @KINDS
