@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+import gc
+import os
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from shardio import ShardLoader
+from shardio._engine.recipe import Plan
+from shardio._engine.shared import SharedArray
+from shardio.division import Division
+from shardio.windows import Window
+from tests.loading import TWO_FIELDS, two_fields, write_dataset
+
+
+def n_open_files(pid: int | str = "self") -> int:
+    return len(os.listdir(f"/proc/{pid}/fd"))
+
+
+@pytest.mark.parametrize("numbers", [np.arange(5000), np.array([0.5, 2.0]), np.zeros(0, np.int64)])
+def test_what_another_process_gets_is_the_same(numbers: np.ndarray) -> None:
+    made = SharedArray.of(numbers, "a test")
+    got = SharedArray.received(os.dup(made.fd), numbers.dtype.str, len(numbers))
+    for each in (made.array, got.array):
+        assert each.dtype == numbers.dtype
+        assert each.tolist() == numbers.tolist()
+        assert not each.flags.writeable
+
+
+def test_its_descriptors_go_with_it_and_its_numbers_stay_while_they_are_held() -> None:
+    before = n_open_files()
+    made = SharedArray.of(np.arange(10), "a test")
+    assert n_open_files() > before
+    array = made.array
+    del made
+    gc.collect()
+    assert array.tolist() == list(range(10))
+    del array
+    gc.collect()
+    assert n_open_files() == before
+
+
+def test_a_plan_travels_with_its_table_beside_it() -> None:
+    numbers = np.arange(100_000)
+    table = SharedArray.of(numbers, "a test")
+    for name in ("listed", "sums"):
+        plan = Plan(3, Division(10, 2, 4), Window(2, 8), **{name: table})
+        message, fds = plan.pack()
+        assert len(message) < 1000
+        back = Plan.unpack(message, [os.dup(fd) for fd in fds])
+        assert (back.epoch, back.division, back.window) == (3, plan.division, (2, 8))
+        found = {"listed": back.listed, "sums": back.sums}
+        chosen = found.pop(name)
+        assert chosen is not None
+        assert np.array_equal(chosen.array, numbers)
+        assert set(found.values()) == {None}
+
+
+def test_a_plan_without_a_table_is_small() -> None:
+    message, fds = Plan(1, Division(10, 0, 4)).pack()
+    assert fds == []
+    assert len(message) < 300
+    assert Plan.unpack(message, fds) == Plan(1, Division(10, 0, 4))
+    assert pickle.loads(message)[0] == 1
+
+
+@pytest.mark.usefixtures("warm_zygote", "quick_disk")
+def test_tables_of_epochs_that_are_over_are_not_kept(tmp_path: Path) -> None:
+    folder = write_dataset(tmp_path / "set", 20, 1, TWO_FIELDS, two_fields(20))
+
+    def worker_of(sample: dict[str, int]) -> dict[str, int]:
+        return {"pid": os.getpid(), "label": sample["label"]}
+
+    options = {"num_workers": 1, "output": "numpy", "transform": worker_of}
+    with ShardLoader(folder, 4, sampler=lambda epoch: [epoch] * 8, **options) as loader:  # type: ignore[arg-type]
+        counts = []
+        for _ in range(12):
+            pids = {int(batch["pid"][0]) for batch in loader}
+            gc.collect()
+            counts.append([n_open_files(), *map(n_open_files, pids)])
+    assert max(counts[6:]) <= max(counts[:6])
