@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -15,6 +16,23 @@ from shardio.format.fields import Array, Json, List, Text
 from shardio.format.lists import unpack_list
 
 _NONE: Final[Mapping[str, Sequence[str]]] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """A sample that failed, and whose row of a batch has another one (with on_error="skip").
+
+    `row` is that of the batch; `index` is the sample's number in the dataset, `sample` its row in
+    the shard number `shard`; `error` the name of the exception's class, and `text` what it says,
+    with the traceback where a transform raised it. A long text is cut in the middle.
+    """
+
+    row: int
+    index: int
+    shard: int
+    sample: int
+    error: str
+    text: str
 
 
 class Batch(Mapping[str, Any]):
@@ -36,6 +54,7 @@ class Batch(Mapping[str, Any]):
         "_paths",
         "_values",
         "epoch",
+        "skipped",
         "step",
     )
 
@@ -49,6 +68,7 @@ class Batch(Mapping[str, Any]):
         step: int,
         paths: Sequence[str] = (),
         beside: Mapping[str, Sequence[str]] = _NONE,
+        skipped: tuple[Skipped, ...] = (),
     ) -> None:
         self._layout, self._block, self._n_rows, self._values = layout, block, n_rows, values
         self._lists: dict[str, list[Any]] = {}
@@ -58,6 +78,8 @@ class Batch(Mapping[str, Any]):
         """The epoch it belongs to."""
         self.step = step
         """Its number in the epoch."""
+        self.skipped = skipped
+        """The samples that failed, by row; what is in those rows belongs to other positions."""
 
     def __getitem__(self, name: str) -> Any:
         found = self._values.get(name)

@@ -33,8 +33,9 @@ ALIGNMENT: Final = 64
 PAGE: Final = 4096
 NO_FIELD: Final = -1
 
-EMPTY, CLAIMED, FILLED, PADDED = 0, 1, 2, 3
-"""States of a row: nothing there, being read, valid, a copy of another row of the batch."""
+EMPTY, CLAIMED, FILLED, PADDED, SKIPPED = 0, 1, 2, 3, 4
+"""States of a row: nothing there, being read, valid, a copy of another row of the batch, a sample
+that has taken the place of one that failed."""
 
 
 def pack_state(field: int, status: int) -> int:

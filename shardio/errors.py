@@ -21,6 +21,7 @@ can catch what they expect.
     ├── SchemaError                     ValueError      a schema or a sample is not acceptable
     ├── TransformError                  RuntimeError    the user's transform failed
     ├── WorkerDied                      RuntimeError    a worker process ended too early
+    ├── TooManySkipped                  RuntimeError    more samples failed than may be skipped
     ├── BatchOverdue                    TimeoutError    a batch did not come in time
     ├── LoaderClosed                    RuntimeError    something is used after close()
     ├── MemoryShort                     MemoryError     says needed and available bytes
@@ -51,6 +52,7 @@ __all__ = [
     "ShardNotFound",
     "ShardUnsupported",
     "ShardioError",
+    "TooManySkipped",
     "TransformError",
     "WorkerDied",
     "BatchOverdue",
@@ -193,6 +195,10 @@ class TransformError(ShardioError, RuntimeError):
 
 class WorkerDied(ShardioError, RuntimeError):
     """A worker process ended without finishing its task."""
+
+
+class TooManySkipped(ShardioError, RuntimeError):
+    """More samples of an epoch failed than `max_skips` allows; the message names the last."""
 
 
 class BatchOverdue(ShardioError, TimeoutError):

@@ -15,14 +15,14 @@ from shardio._engine.engine import Engine
 from shardio._engine.iteration import Delivered, Iteration
 from shardio._engine.recipe import Recipe
 from shardio.access.filesystems import Access
-from shardio.batch import Batch
+from shardio.batch import Batch, Skipped
 from shardio.choice import Choice, Sampler, Shuffle
 from shardio.closing import Closing
 from shardio.collate import BlockLayout
 from shardio.course import Course
 from shardio.dataset import ShardDataset
 from shardio.division import Division, Tail
-from shardio.options import Output, check_options, check_verify
+from shardio.options import OnError, Output, check_options, check_verify
 from shardio.progress import Progress, progress_of, state_of
 from shardio.reopening import open_anew
 from shardio.units import Verify
@@ -89,6 +89,10 @@ class ShardLoader(Closing):
         verify: "first" checks every hash when its bytes are first read, "always", or "off".
         access: "mmap" maps the shards, "pread" reads them by offset, "auto" maps them unless they
             lie on a network file system. The same batches either way.
+        on_error: "raise", or "skip": the row of a sample that fails every time is filled by another
+            one, drawn for it, `batch.valid` is False there, and `batch.skipped` says which and why.
+        max_skips: how many samples of an epoch may fail with "skip", where it is needed; one more
+            is a TooManySkipped.
         timeout_s: how long the loop waits for a batch before it is an error that says what every
             worker is doing; None for ever. Without workers nothing is interrupted.
         reuse: the fast lane: a batch is valid only until the next one.
@@ -99,6 +103,7 @@ class ShardLoader(Closing):
         InvalidArgument: an option is not acceptable; the message lists what is.
         DatasetNotFound, DatasetCorrupt, ShardNotFound, …: from opening the dataset.
         ShardCorrupt, TransformError, WorkerDied, MemoryShort: (in the loop) naming the sample.
+        TooManySkipped: (in the loop) naming the last.
     """
 
     def __init__(
@@ -124,6 +129,8 @@ class ShardLoader(Closing):
         memory_bytes: int | None = None,
         verify: Verify = "first",
         access: Access = "auto",
+        on_error: OnError = "raise",
+        max_skips: int | None = None,
         timeout_s: float | None = None,
         reuse: bool = False,
         subset: str | None = None,
@@ -147,6 +154,8 @@ class ShardLoader(Closing):
             memory_bytes=memory_bytes,
             verify=verify,
             access=opened.access,
+            on_error=on_error,
+            max_skips=max_skips,
             timeout_s=timeout_s,
             reuse=reuse,
         )
@@ -200,6 +209,7 @@ class ShardLoader(Closing):
             takes_rng=options.takes_rng,
             subset=opened.subset,
             generation=opened.generation,
+            skips=options.max_skips is not None,
         )
 
     @property
@@ -278,6 +288,9 @@ class ShardLoader(Closing):
         """Make the batch that the loop gets from a filled block."""
         layout = iteration.layout
         number, step, n_rows, heap_bytes = delivered
+        skipped: tuple[Skipped, ...] = ()
+        if iteration.skips:
+            skipped = iteration.take_skips(step, self._options.max_skips or 0)
         if self._options.reuse:
             block = self._engine.pool[number].bytes
             values = self._lane(layout, number, n_rows, block)
@@ -288,7 +301,7 @@ class ShardLoader(Closing):
             block = leased
             values = self._values(layout, n_rows, block)
         epoch = iteration.plan.epoch
-        batch = Batch(layout, block, n_rows, values, epoch, step, *self._places)
+        batch = Batch(layout, block, n_rows, values, epoch, step, *self._places, skipped)
         iteration.n_handed_over = step + 1  # last: it counts as consumed from here on
         return batch
 

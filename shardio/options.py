@@ -21,6 +21,8 @@ from shardio.format.schema import Schema
 from shardio.units import VERIFY, Verify
 
 Output = Literal["tinygrad", "numpy"]
+OnError = Literal["raise", "skip"]
+_ON_ERROR: Final = get_args(OnError)
 _OUTPUTS: Final = get_args(Output)
 _TAILS: Final = get_args(Tail)
 _SLURM: Final = "SLURM_PROCID"
@@ -52,6 +54,7 @@ class Options:
     memory_bytes: int
     verify: Verify
     access: Access
+    max_skips: int | None
     timeout_s: float | None
     reuse: bool
 
@@ -73,6 +76,8 @@ def check_options(
     memory_bytes: int | None,
     verify: Verify,
     access: Access,
+    on_error: OnError,
+    max_skips: int | None,
     timeout_s: float | None,
     reuse: bool,
 ) -> Options:
@@ -103,6 +108,7 @@ def check_options(
         ),
         verify=check_verify(verify),
         access=access,
+        max_skips=_most_skips(on_error, max_skips),
         timeout_s=_seconds("timeout_s", timeout_s),
         reuse=bool(_one_of("reuse", reuse, (True, False))),
     )
@@ -163,6 +169,24 @@ def _told_by_launcher() -> tuple[str, int, int]:
             )
         return name, rank, world_size
     return "rank", 0, 1
+
+
+def _most_skips(on_error: Any, max_skips: Any) -> int | None:
+    """How many samples of an epoch may be skipped; None for those who skip none."""
+    skips = _one_of("on_error", on_error, _ON_ERROR) == "skip"
+    if max_skips is None:
+        if skips:
+            raise InvalidArgument(
+                "on_error='skip' needs max_skips: how many samples of an epoch may fail before it "
+                "is an error, from 0 up"
+            )
+        return None
+    if not skips:
+        raise InvalidArgument(
+            f"max_skips is for on_error='skip'; found max_skips={max_skips!r} with "
+            f"on_error={on_error!r}"
+        )
+    return _count("max_skips", max_skips, 0)
 
 
 def _seconds(name: str, value: Any) -> float | None:

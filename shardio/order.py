@@ -97,6 +97,17 @@ class Permutation:
         return self._whole
 
 
+def substitute(n: int, *, seed: int, epoch: int, position: int, attempt: int) -> int:
+    """The position, of n, whose sample takes the place of one that failed.
+
+    Args:
+        n: how many positions the epoch has.
+        seed, epoch, position: of the sample that failed.
+        attempt: counts those that were tried before, and failed, too.
+    """
+    return key_of(32, seed, epoch, position, attempt) * n >> 64
+
+
 class Order:
     """The rows of one epoch, by position.
 

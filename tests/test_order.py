@@ -12,7 +12,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardio.order import CHUNK, SORTED_MAX, Order, SampleGenerators, key_of, mix, permute
+from shardio.order import (
+    CHUNK,
+    SORTED_MAX,
+    Order,
+    SampleGenerators,
+    key_of,
+    mix,
+    permute,
+    substitute,
+)
 
 LARGE = 3_000_000
 """Domains up to this size are permuted whole in these tests."""
@@ -314,3 +323,20 @@ def test_first_draws_of_neighbouring_samples_are_spread_evenly() -> None:
     counts = np.bincount((drawn * 100).astype(np.int64), minlength=100)
     assert chi_square_per_cell(counts) < 2
     assert abs(np.corrcoef(drawn[:-1], drawn[1:])[0, 1]) < 0.035
+
+
+# Substitutes.
+
+
+def test_the_substitutes_of_a_position_are_those_of_every_version() -> None:
+    found = [substitute(10**12, seed=3, epoch=1, position=7, attempt=i) for i in range(3)]
+    assert found == [559216620063, 742533139768, 367821083998]
+
+
+def test_substitutes_differ_by_seed_epoch_position_and_attempt_and_are_spread_evenly() -> None:
+    keys = [(s, e, p, a) for s in range(5) for e in range(5) for p in range(40) for a in range(20)]
+    found = [substitute(1 << 62, seed=s, epoch=e, position=p, attempt=a) for s, e, p, a in keys]
+    assert len(set(found)) == len(keys)
+    counts = np.bincount([each * 100 >> 62 for each in found], minlength=100)
+    assert chi_square_per_cell(counts) < 2
+    assert {substitute(3, seed=0, epoch=0, position=0, attempt=i) for i in range(50)} == {0, 1, 2}

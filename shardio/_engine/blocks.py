@@ -24,7 +24,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from shardio._engine.memory import require
+from shardio._engine.memory import available_bytes, require
 from shardio.collate import BlockViews
 from shardio.errors import MemoryShort
 
@@ -69,8 +69,10 @@ def _refusals_explained(n_bytes: int, what: str) -> Iterator[None]:
     except OSError as error:
         if error.errno not in (errno.ENOMEM, errno.ENOSPC):
             raise
-        refused = f"the kernel refused {n_bytes} bytes for {what}: {error.strerror}"
-        raise MemoryShort(refused) from error
+        raise MemoryShort(
+            f"the kernel refused {n_bytes} bytes for {what}, although {available_bytes()} seemed "
+            f"to be available: {error.strerror}"
+        ) from error
 
 
 class BlockMap:

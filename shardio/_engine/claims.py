@@ -30,17 +30,19 @@ _NAMED_SAMPLES: Final = 3
 class Claims:
     """The samples that a worker was busy with.
 
-    `rows` are those of each shard, by its number; `text` names them, as part of a sentence.
+    `rows` are those of each shard, by its number; `text` names them, as part of a sentence;
+    `places` says for each its row of the batch and its number in the view.
     """
 
     text: str
     rows: dict[int, list[int]] = field(default_factory=dict)
     field: str | None = None
+    places: tuple[tuple[int, int], ...] = ()
 
 
-def claim_of_first(recipe: Recipe, dataset: ShardDataset) -> Claims:
-    """The sample that the schema of batches is made from."""
-    rows = dataset.rows(np.zeros(1, np.int64))
+def claim_of_first(recipe: Recipe, dataset: ShardDataset, number: int = 0) -> Claims:
+    """The sample, of a number in the view, that the schema of batches is made from."""
+    rows = dataset.rows(np.array([number]))
     shard = int(dataset.locate(rows)[0])
     row = int(rows[0] - dataset.starts[shard])
     place = f"sample {row} of shard {dataset.shards[shard].name} of {recipe.path}"
@@ -52,7 +54,8 @@ def claims_in(
 ) -> Claims:
     """Which samples of which shards were being read or transformed for the batch of a block."""
     origins = layout.origins(block.bytes)
-    claimed = origins[origins["status"] == CLAIMED]
+    at = np.flatnonzero(origins["status"] == CLAIMED)
+    claimed = origins[at]
     if not len(claimed):
         return Claims("before it began with")
     numbers = set(claimed["field"].tolist()) - {NO_FIELD}
@@ -69,7 +72,8 @@ def claims_in(
         named.append(f"{plural} {listed} of shard {dataset.shards[shard].name}")
     more = " and others" if len(rows) > _NAMED_SAMPLES else ""
     what = f"field {name!r} of " if name is not None else ""
-    return Claims(f"while it worked on {what}{'; '.join(named)}{more} for", rows, name)
+    places = tuple(zip(at.tolist(), claimed["position"].tolist(), strict=True))
+    return Claims(f"while it worked on {what}{'; '.join(named)}{more} for", rows, name, places)
 
 
 def clear_claims(layout: BlockLayout, block: Block) -> None:

@@ -117,8 +117,7 @@ class Engine:
             if self._layout is not None:
                 return self._layout
             timeout_s, path = self._timeout_s, self._recipe.path
-            end_s = None if timeout_s is None else time.monotonic() + timeout_s
-            schema = self._inquiry.schema(end_s)
+            schema = self._inquiry.schema(timeout_s)
             if schema is None:
                 what = "the first sample, from which batches are laid out,"
                 said = self._staff.ask_what_they_do()
@@ -160,8 +159,12 @@ class Engine:
         with self._inside():
             layout, traffic = self.layout(), self.traffic
             traffic.reap()
+            timeout_s = self._timeout_s
+            end_s = None if timeout_s is None else time.monotonic() + timeout_s
             while self._passes.is_full and self._passes.n_coming_back:
-                traffic.take_answers()
+                if not traffic.take_answers(end_s) and timeout_s is not None:
+                    what = f"the end of one of {N_SLOTS} passes, all there may be,"
+                    end_s = traffic.extended(end_s, timeout_s, what)
             if self._passes.is_full:
                 raise InvalidArgument(
                     f"{N_SLOTS} passes over one loader are under way, the most there may be; "

@@ -11,9 +11,10 @@ from collections.abc import Callable
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 
 from shardio._engine.blocks import BlockMap
-from shardio._engine.itinerary import Itinerary
+from shardio._engine.itinerary import Itinerary, Stretch
 from shardio._engine.recipe import Plan, Recipe
 from shardio._engine.stored import StoredValues
 from shardio._engine.transformed import TransformedValues
@@ -23,6 +24,9 @@ from shardio.errors import SchemaError
 from shardio.format.schema import Schema
 from shardio.inference import infer_schema
 from shardio.units import Rows
+
+RowByRow = Callable[[BlockLayout, BlockMap, npt.NDArray[np.int32]], int]
+"""Fills the rows of a block whose states it is given; returns how much of the heap is used."""
 
 _ALL_FILLED: Final = pack_state(NO_FIELD, FILLED)
 
@@ -50,26 +54,35 @@ class Filler:
         self._stored = StoredValues(dataset, self._source)
         self._transformed = TransformedValues(recipe, dataset, passes)
 
-    def batch_schema(self) -> Schema:
-        """What a sample of a batch is: the fields, or what the transform makes of the first sample.
+    def batch_schema(self, number: int = 0) -> Schema:
+        """What a sample of a batch is: the fields, or what the transform makes of one sample.
 
-        That is the first of the view, whatever the order.
+        That is sample `number` of the view, whatever the order.
 
         Raises:
             TransformError: the transform raised, or returned what cannot be put into a batch.
         """
         if self._recipe.transform is None or not self._recipe.n_samples:
             return self._source
-        rows = self._dataset.rows(np.zeros(1, np.int64))
+        rows = self._dataset.rows(np.array([number]))
         shard = int(self._dataset.locate(rows)[0])
-        sample = self._transformed.sample(rows, 0, shard, epoch=0, position=0)
+        sample = self._transformed.sample(rows, 0, shard, epoch=0, position=number)
         try:
             return infer_schema(sample, self._source)
         except SchemaError as error:
-            raise self._transformed.placed(str(error), int(rows[0]), shard, 0) from None
+            raise self._transformed.placed(str(error), int(rows[0]), shard, number) from None
 
-    def fill(self, layout: BlockLayout, memory: BlockMap, plan: Plan, step: int) -> tuple[int, int]:
+    def fill(
+        self,
+        layout: BlockLayout,
+        memory: BlockMap,
+        plan: Plan,
+        step: int,
+        row_by_row: RowByRow | None = None,
+    ) -> tuple[int, int]:
         """Fill a block with a batch of a pass; returns (rows, bytes used in the heap).
+
+        `row_by_row` is what fills the rows that are read, if not this filler all at once.
 
         Raises:
             ShardCorrupt, TransformError, MemoryShort: naming the sample.
@@ -83,15 +96,12 @@ class Filler:
         if n_read < len(states):
             states[n_read:] = EMPTY
             origins, states = origins[:n_read], states[:n_read]
-        origins[:] = stretch.origins[part]
-        if self._beware is not None:
-            self._beware(stretch.shards[part])
-        if self._recipe.transform is None:
-            heap = self._stored.fill(layout, memory, views, stretch, part, states)
+        if row_by_row is not None:
+            heap = row_by_row(layout, memory, states)
         else:
-            rows, shards = stretch.rows[part], stretch.shards[part]
-            start = plan.division.read(step)[0]
-            heap = self._transformed.fill(layout, memory, rows, shards, plan.epoch, start)
+            origins[:] = stretch.origins[part]
+            start = 0 if self._recipe.transform is None else plan.division.read(step)[0]
+            heap = self.fill_rows(layout, memory, stretch, part, states, plan.epoch, start)
         states[:] = _ALL_FILLED
         if plan.division.tail == "pad":
             start, stop = plan.division.share(step)
@@ -99,3 +109,40 @@ class Filler:
                 layout.pad(memory.bytes, n_read, stop - start)
             return layout.n_rows, heap
         return n_read, heap
+
+    def fill_rows(
+        self,
+        layout: BlockLayout,
+        memory: BlockMap,
+        stretch: Stretch,
+        part: slice,
+        states: npt.NDArray[np.int32],
+        epoch: int,
+        start: int,
+    ) -> int:
+        """Fill the first rows of a block with some samples of a stretch.
+
+        Args:
+            layout, memory: of the block.
+            stretch, part: where the samples lie.
+            states: of their rows in an origin table, claimed for no field yet.
+            epoch, start: the position of the first, which keys its generators.
+
+        Returns how many bytes of the heap are used.
+
+        Raises:
+            ShardCorrupt, TransformError, MemoryShort: naming the sample.
+        """
+        if self._beware is not None:
+            self._beware(stretch.shards[part])
+        if self._recipe.transform is not None:
+            rows, shards = stretch.rows[part], stretch.shards[part]
+            return self._transformed.fill(layout, memory, rows, shards, epoch, start)
+        views = memory.views
+        if views is None:
+            views = memory.views = layout.views(memory.bytes)
+        return self._stored.fill(layout, memory, views, stretch, part, states)
+
+    def sample_at(self, plan: Plan, position: int) -> Stretch:
+        """Where the sample at any position of a pass lies."""
+        return self._itinerary.at(plan, np.array([position]))

@@ -1,19 +1,24 @@
 """Which fields a batch has: those that are read, or what the transform makes of the first sample.
 
-The transform is run where it always runs, in a worker, while main goes on opening files.
+The transform is run where it always runs, in a worker, while main goes on opening files. Where
+samples may be skipped, and the first one fails, others are tried.
 """
 
 from __future__ import annotations
 
 import time
 
+from shardio._engine.careful import may_skip
 from shardio._engine.claims import claim_of_first, error_of_death, is_final
 from shardio._engine.recipe import Recipe
 from shardio._engine.staff import Answer, Local, Loss, Workers
 from shardio._engine.wire import Ask, Task
 from shardio.dataset import ShardDataset
+from shardio.errors import WorkerDied
 from shardio.format.schema import Schema
 
+_NEXT, _SPREAD = 8, 24
+"""How many samples are tried for the schema: the first ones, and some from all over the view."""
 _ASKED = 0
 """The worker that is asked."""
 
@@ -25,6 +30,13 @@ class Inquiry:
         self._recipe, self._dataset, self._staff = recipe, dataset, staff
         self._is_asked = False
         self._n_deaths = 0
+        self._candidates = _candidates(recipe.n_samples) if recipe.skips else [0]
+        self._number = 0
+        """Which of them is tried."""
+
+    @property
+    def _sample(self) -> int:
+        return self._candidates[self._number]
 
     def ask(self) -> Schema | None:
         """The schema, if it is known; else a worker is asked, unless it was already."""
@@ -33,29 +45,38 @@ class Inquiry:
             return Schema({name: self._dataset.schema[name] for name in recipe.fields})
         if not self._is_asked:
             self._is_asked = True
-            self._staff.give(_ASKED, Task(Ask.SCHEMA, 0, 0, 0, 0, 0, 0), None)
+            self._staff.give(_ASKED, Task(Ask.SCHEMA, 0, 0, 0, self._sample, 0, 0), None)
         return None
 
-    def schema(self, end_s: float | None = None) -> Schema | None:
-        """Ask, and wait for the answer; None when the clock is at `end_s`.
+    def schema(self, timeout_s: float | None = None) -> Schema | None:
+        """Ask, and wait for the answer; None when it does not come within `timeout_s`.
+
+        The time in which workers are started is not counted.
 
         Raises:
-            TransformError, WorkerDied, ShardChanged: naming the first sample; ask again.
+            TransformError, WorkerDied, ShardChanged: naming the sample; ask again.
         """
         known = self.ask()
+        since_s = time.monotonic()
         while known is None:
-            left_s = None if end_s is None else end_s - time.monotonic()
-            if left_s is not None and left_s <= 0:
-                return None
+            left_s = None
+            if timeout_s is not None:
+                left_s = since_s + timeout_s - time.monotonic()
+                if left_s <= 0:
+                    return None
+            n_answers, is_starting = 0, self._staff.is_starting
             # By `map`: a variable that holds an answer would be in the traceback of its error.
             for schema in map(self._take, self._staff.wait(left_s)):
                 known = schema or known
+                n_answers += 1
+            if not n_answers and is_starting:
+                since_s = time.monotonic()
         return known
 
     def tasks_of(self, worker: int) -> list[str]:
         """What a worker has been asked and has not answered, in words."""
         is_busy = self._is_asked and worker == _ASKED
-        return [claim_of_first(self._recipe, self._dataset).text] if is_busy else []
+        return [claim_of_first(self._recipe, self._dataset, self._sample).text] if is_busy else []
 
     def _take(self, answer: Answer | Loss) -> Schema | None:
         if isinstance(answer, Loss) and not (self._is_asked and answer.worker == _ASKED):
@@ -65,22 +86,39 @@ class Inquiry:
             return self._ask_again(answer)
         if answer.error is None:
             return answer.schema
+        if may_skip(answer.error) and self._has_another():
+            return self.ask()
         try:
             raise answer.error
         finally:
             del answer  # or the error would refer to itself, and keep the loader alive
 
+    def _has_another(self) -> bool:
+        """Whether there is another sample to try; if not, the first will be the next again."""
+        self._number = (self._number + 1) % len(self._candidates)
+        return self._number > 0
+
     def _ask_again(self, loss: Loss) -> Schema | None:
         """Ask another worker, unless the first sample has killed enough of them."""
         self._n_deaths += 1
-        claim = claim_of_first(self._recipe, self._dataset)
+        claim = claim_of_first(self._recipe, self._dataset, self._sample)
         n = self._n_deaths
         many = f", which {n} workers have died of" if n > 1 else ""
         error = error_of_death(loss.how, loss.signal, claim, many, self._dataset)
         if not is_final(error, self._n_deaths):
             return self.ask()
         self._n_deaths = 0
+        if isinstance(error, WorkerDied) and self._has_another():
+            self._staff.forgive()
+            return self.ask()
         try:
             raise error
         finally:
             del error  # as above
+
+
+def _candidates(n_samples: int) -> list[int]:
+    """The samples that are tried for the schema, in order, each once."""
+    spread = [n_samples * (i + 1) // (_SPREAD + 1) for i in range(_SPREAD)]
+    first = range(min(_NEXT, n_samples))
+    return list(dict.fromkeys([*first, *spread])) if n_samples else [0]

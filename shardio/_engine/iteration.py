@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Final
 
+from shardio._engine.cautions import Caution
 from shardio._engine.recipe import Plan
 from shardio._engine.schedule import Schedule
+from shardio.batch import Skipped
 from shardio.collate import BlockLayout
+from shardio.errors import TooManySkipped
+
+_NAMED_SKIPS: Final = 3
 
 Delivered = tuple[int, int, int, int]
 """A filled block, until it is given back: its number, the step, rows, bytes of varying values."""
@@ -24,6 +30,12 @@ class Iteration:
     """Rows, and bytes of varying values, of the steps that are ready."""
     deaths: dict[int, int] = field(default_factory=dict)
     """How many workers died while they worked on a step that is still to be done."""
+    cautions: dict[int, Caution] = field(default_factory=dict)
+    """What is known of steps that workers have died of, where their samples may be skipped."""
+    skips: dict[int, tuple[Skipped, ...]] = field(default_factory=dict)
+    """The samples that were skipped in steps that are ready, where there are any."""
+    n_skipped: int = 0
+    """How many samples of the batches that the loop has got were skipped."""
     known_to: set[int] = field(default_factory=set)
     """The workers that have the plan."""
     n_handed_over: int = 0
@@ -35,3 +47,19 @@ class Iteration:
     is_cancelled: bool = False
     is_watched: bool = False
     """Whether somebody iterates, who will cancel it."""
+
+    def take_skips(self, step: int, most: int) -> tuple[Skipped, ...]:
+        """The samples that were skipped in a step that is delivered now, in order.
+
+        Raises:
+            TooManySkipped: in this step they become more than `most`.
+        """
+        found = self.skips.pop(step, ())
+        self.n_skipped += len(found)
+        if self.n_skipped <= most:
+            return found
+        named = [f"sample {s.index}: {s.error}: {s.text}" for s in found[-_NAMED_SKIPS:]]
+        raise TooManySkipped(
+            f"{self.n_skipped} samples of epoch {self.plan.epoch} have failed by batch {step}, and "
+            f"max_skips allows {most}: mend them, or raise it; the last:\n" + "\n".join(named)
+        )

@@ -92,8 +92,7 @@ class Itinerary:
         """A stretch with the samples of a step, and which of its samples they are."""
         division = plan.division
         if plan is not self._plan:
-            order = order_of(plan, shuffle=self._shuffle, seed=self._seed)
-            found = self._look(plan, order, step)
+            found = self._look(plan, self._order_of(plan), step)
         else:
             found = self._stretch
             if not found.first <= step < found.last:
@@ -101,6 +100,14 @@ class Itinerary:
         start = (step - found.first) * division.batch_size
         first, behind = division.read(step)
         return found, slice(start, start + behind - first)
+
+    def at(self, plan: Plan, positions: Rows) -> Stretch:
+        """A stretch of its own with the samples at some positions of a pass."""
+        order = self._order if plan is self._plan else self._order_of(plan)
+        return Stretch(self._dataset, 0, 1, order.at(positions))
+
+    def _order_of(self, plan: Plan) -> Ordering:
+        return order_of(plan, shuffle=self._shuffle, seed=self._seed)
 
     def _look(self, plan: Plan, order: Ordering, step: int) -> Stretch:
         division = plan.division

@@ -60,6 +60,9 @@ def ask_for_stacks(fds: Sequence[int], send: Callable[[int, int], bool]) -> list
         fds: the file that each was given.
         send: sends a worker a signal of a number; False where there is no process to take it.
     """
+    for fd in fds:  # shared with the worker, the place where it writes on, too
+        os.ftruncate(fd, 0)
+        os.lseek(fd, 0, os.SEEK_SET)
     before = _sizes(fds)
     is_asked = [send(worker, ASK_FOR_STACKS) for worker in range(len(fds))]
     sizes, since_s = before, time.monotonic()

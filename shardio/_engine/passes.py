@@ -109,7 +109,7 @@ class Passes:
         for iteration in self._by_slot.values():
             iteration.is_cancelled |= not iteration.is_watched
             iteration.schedule = iteration.schedule.renewed()
-            iteration.sizes, iteration.held = {}, None
+            iteration.sizes, iteration.skips, iteration.held = {}, {}, None
             iteration.known_to.clear()
         alive = [each for each in self._by_slot.values() if not each.is_cancelled]
         self._by_slot = {each.slot: each for each in alive}

@@ -20,7 +20,8 @@ class Recipe:
 
     `transform` is the user's; `takes_rng` says whether it wants a generator too. `n_samples` are
     those of `subset`, if one is named, in the state of the dataset that `generation` numbers.
-    `block_rows` is how many samples a block has room for.
+    `block_rows` is how many samples a block has room for. `skips` says whether a sample that fails
+    gives its place to another.
     """
 
     path: str
@@ -35,6 +36,7 @@ class Recipe:
     takes_rng: bool
     subset: str | None = None
     generation: int | None = None
+    skips: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,17 +5,21 @@ from __future__ import annotations
 import contextlib
 import functools
 import mmap
+import pickle
 import random
+import time
 from collections import deque
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
 from shardio._engine.blocks import Block
+from shardio._engine.careful import CarefulFiller, LeftOut
 from shardio._engine.crew import Crew, Died, Message
 from shardio._engine.fill import Filler
 from shardio._engine.overdue import ask_for_stacks
+from shardio._engine.parcels import packed, unpacked
 from shardio._engine.recipe import Plan, Recipe
 from shardio._engine.schedule import DEPTH
 from shardio._engine.shared import SharedArray
@@ -30,29 +34,42 @@ from shardio._engine.wire import (
     pack_task,
     unpack_done,
     unpack_error,
+    unpack_skips,
 )
 from shardio._engine.worker import work
+from shardio.batch import Skipped
 from shardio.collate import BlockLayout
 from shardio.dataset import ShardDataset
 from shardio.errors import EnvironmentUnsuitable, LoaderClosed
 from shardio.format.schema import Schema
 
+STARTING_S: Final = 60.0
+"""How long starting a worker may take before the time counts as that of its task."""
+
 
 class Answer(NamedTuple):
-    """What a worker answers to a task: done, and the error or the schema that goes with it."""
+    """What a worker answers to a task: done, and what goes with it.
+
+    That is an error, a schema, or the samples that were skipped.
+    """
 
     worker: int
     done: Done
     error: BaseException | None = None
     schema: Schema | None = None
+    skips: tuple[Skipped, ...] = ()
 
 
 class Loss(NamedTuple):
-    """A worker has died; another has taken its place, and knows nothing of its tasks."""
+    """A worker has died; another has taken its place, and knows nothing of its tasks.
+
+    `how` is a sentence about it; `end` is how it ended, the same for whichever worker.
+    """
 
     worker: int
     how: str
     signal: int | None = None
+    end: str = "died"
 
 
 class Workers:
@@ -71,6 +88,13 @@ class Workers:
         self._blocks: dict[int, Block] = {}
         self._deaths_in_a_row = 0
         self._last_words: dict[int, str] = {}
+        self._starting = set(range(n_workers))
+        self._start_end_s = time.monotonic() + STARTING_S
+
+    @property
+    def is_starting(self) -> bool:
+        """Whether a worker has not opened the dataset yet, since less than STARTING_S."""
+        return bool(self._starting) and time.monotonic() < self._start_end_s
 
     def introduce(
         self, dataset: ShardDataset, fds: Sequence[int], selection: SharedArray | None = None
@@ -105,6 +129,15 @@ class Workers:
         content, fds = plan.pack()
         self._crew.send(worker, _message(Ask.PLAN, slot=slot) + content, fds)
 
+    def caution(self, worker: int, left_out: LeftOut) -> None:
+        """Have the task that is given next done row by row, without what is left out."""
+        with packed(_message(Ask.CAUTION) + pickle.dumps(left_out)) as parcel:
+            self._crew.send(worker, *parcel)
+
+    def forgive(self) -> None:
+        """What workers have died of is known: they do not die of something else without end."""
+        self._deaths_in_a_row = 0
+
     def give(self, worker: int, task: Task, block: Block | None) -> None:
         """Give a task to a worker; it is answered by a later `wait`."""
         if block is not None and worker not in block.known_to:
@@ -115,22 +148,27 @@ class Workers:
         self._crew.send(worker, pack_task(*task))
 
     def wait(self, timeout_s: float | None = None) -> list[Answer | Loss]:
-        """Wait until there are answers or losses, or the time is up.
+        """Wait until there are answers or losses, a worker is ready, or the time is up.
 
         What a dead worker had answered comes first.
         """
         found: list[Answer | Loss] = []
         for event in self._crew.wait(timeout_s):
             if isinstance(event, Message):
-                self._deaths_in_a_row = 0
-                worker, data, _ = event
+                worker, data, fds = event
                 if len(data) == DESCRIPTOR_BYTES:
-                    answer = worker, unpack_done(data), None, None
+                    self._deaths_in_a_row = 0
+                    answer = worker, unpack_done(data), None, None, ()
                     found.append(tuple.__new__(Answer, answer))
+                    continue
+                long = _long_answer(worker, unpacked(data, fds))
+                if long.done.status == Status.READY:
+                    self._starting.discard(worker)
                 else:
-                    found.append(_long_answer(worker, data))
+                    self._deaths_in_a_row = 0
+                    found.append(long)
             elif isinstance(event, Died):
-                found.append(Loss(event.worker, self._bury(event), event.signal))
+                found.append(Loss(event.worker, self._bury(event), event.signal, _end(event)))
             else:
                 self._last_words[event.worker] = event.text
         return found
@@ -153,6 +191,8 @@ class Workers:
             raise EnvironmentUnsuitable(f"workers die before they answer anything: {how}")
         for block in self._blocks.values():
             block.known_to.discard(died.worker)
+        self._starting.add(died.worker)
+        self._start_end_s = time.monotonic() + STARTING_S
         self._crew.restart(died.worker)
         self._greet(died.worker)
         if self._layout is not None:
@@ -175,15 +215,22 @@ def _long_answer(worker: int, data: bytes) -> Answer:
         return Answer(worker, done, error=unpack_error(data[DESCRIPTOR_BYTES:]))
     if done.status == Status.SCHEMA:
         return Answer(worker, done, schema=Schema.from_json(data[DESCRIPTOR_BYTES:]))
+    if done.status == Status.FILLED:
+        return Answer(worker, done, skips=unpack_skips(data[DESCRIPTOR_BYTES:]))
     return Answer(worker, done)
 
 
 def _manner(died: Died) -> str:
+    process = "" if died.pid is None else f" (process {died.pid})"
+    return f"worker {died.worker}{process} {_end(died)}"
+
+
+def _end(died: Died) -> str:
     if died.signal is not None:
-        return f"worker {died.worker} (process {died.pid}) was killed by signal {died.signal}"
+        return f"was killed by signal {died.signal}"
     if died.exit_code is not None:
-        return f"worker {died.worker} (process {died.pid}) ended with exit code {died.exit_code}"
-    return f"worker {died.worker} could not be started"
+        return f"ended with exit code {died.exit_code}"
+    return "could not be started"
 
 
 class Local:
@@ -194,10 +241,12 @@ class Local:
 
     depth = 1
     n_workers = 1
+    is_starting = False
 
     def __init__(self, recipe: Recipe) -> None:
         self._recipe = recipe
         self._filler: Filler | None = None
+        self._careful: CarefulFiller | None = None
         self._layout: BlockLayout | None = None
         self._cancelled = np.zeros(0, np.uint8)
         self._tasks: deque[tuple[Task, Block | None]] = deque()
@@ -215,6 +264,8 @@ class Local:
             # What costs a worker its life, which is reported, would cost this program its own.
             beware=dataset.check_lengths if dataset.access == "mmap" else None,
         )
+        if self._recipe.skips:
+            self._careful = CarefulFiller(self._filler, self._recipe.seed)
         self._cancelled = np.frombuffer(mmap.mmap(fds[CANCELLED], 0), np.uint8)
 
     def use_layout(self, layout: BlockLayout) -> None:
@@ -224,6 +275,12 @@ class Local:
     def explain(self, worker: int, slot: int, plan: Plan) -> None:
         """Note what the tasks of an iteration are about."""
         self._plans[slot] = plan
+
+    def caution(self, worker: int, left_out: LeftOut) -> None:
+        """Nothing: what costs a worker its life would have cost this process its own."""
+
+    def forgive(self) -> None:
+        """Nothing: nobody dies."""
 
     def give(self, worker: int, task: Task, block: Block | None) -> None:
         """Keep a task for the next `wait`."""
@@ -252,21 +309,26 @@ class Local:
         status = Status.CANCELLED
         error: BaseException | None = None
         schema: Schema | None = None
+        skips: tuple[Skipped, ...] = ()
         if self._filler is None:
             raise AssertionError("introduce() comes first")
         try:
             if block is None or self._layout is None:
-                schema = self._filler.batch_schema()
+                schema = self._filler.batch_schema(task.step)
                 status = Status.SCHEMA
             elif not self._cancelled[task.slot]:
                 plan = self._plans[task.slot]
-                filled = self._filler.fill(self._layout, block, plan, task.step)
-                n_rows, heap_bytes = filled
+                if self._careful is None:
+                    filled = self._filler.fill(self._layout, block, plan, task.step)
+                    n_rows, heap_bytes = filled
+                else:
+                    careful = self._careful.fill(self._layout, block, plan, task.step)
+                    n_rows, heap_bytes, skips = careful
                 status = Status.FILLED
         except Exception as failure:  # noqa: BLE001  # raised when the batch's turn comes
             status, error = Status.FAILED, failure
         done = Done(status, task.slot, task.block, task.step, heap_bytes, task.use, n_rows)
-        return Answer(0, done, error, schema)
+        return Answer(0, done, error, schema, skips)
 
     def ask_what_they_do(self) -> list[tuple[str, str]]:
         """Nobody works while main asks."""
@@ -276,6 +338,7 @@ class Local:
         """Forget all tasks, and what was shared."""
         self._tasks.clear()
         self._cancelled, self._filler = np.zeros(0, np.uint8), None
+        self._careful = None
 
 
 Staff = Workers | Local

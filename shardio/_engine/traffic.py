@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 
 from shardio._engine.blocks import BlockPool
+from shardio._engine.cautions import Caution
 from shardio._engine.claims import Claims, claims_in, clear_claims, error_of_death, is_final
 from shardio._engine.iteration import Delivered, Iteration
 from shardio._engine.overdue import overdue
@@ -21,7 +22,7 @@ from shardio._engine.schedule import Schedule
 from shardio._engine.staff import Answer, Loss, Staff
 from shardio._engine.wire import Ask, Status, Task
 from shardio.dataset import ShardDataset
-from shardio.errors import MemoryShort, TransformError
+from shardio.errors import MemoryShort, TransformError, WorkerDied
 
 # Plain numbers: members of an enum are slow to look up and to compare.
 _FILL, _FILLED = int(Ask.FILL), int(Status.FILLED)
@@ -82,16 +83,26 @@ class Traffic:
                 break
             if not schedule.n_in_flight and not self._passes.n_coming_back:
                 self._insist(iteration)
-            if not self.take_answers(end_s) and end_s is not None and time.monotonic() >= end_s:
-                what = _named(iteration, step)
-                said = self._staff.ask_what_they_do()
-                raise overdue(what, self._recipe.path, timeout_s, said, self._tasks_of)
+            if not self.take_answers(end_s) and timeout_s is not None:
+                end_s = self.extended(end_s, timeout_s, _named(iteration, step))
             has_blocks = pool.has_idle or len(pool) < self._n_blocks or not schedule.wants_block
             if has_blocks or not schedule.n_in_flight:
                 self.reap()
                 self.feed(iteration)
         iteration.held = block
         return block, step, *iteration.sizes.pop(step)
+
+    def extended(self, end_s: float | None, timeout_s: float, what: str) -> float:
+        """Until when to wait for what has not come by now: workers that start have more time.
+
+        Raises:
+            BatchOverdue: no longer than until now, which is `end_s` or later.
+        """
+        now_s = time.monotonic()
+        if end_s is not None and now_s >= end_s and not self._staff.is_starting:
+            said = self._staff.ask_what_they_do()
+            raise overdue(what, self._recipe.path, timeout_s, said, self._tasks_of)
+        return now_s + timeout_s
 
     def feed(self, iteration: Iteration) -> None:
         """Give tasks out, while there are workers with room for them and blocks."""
@@ -111,6 +122,8 @@ class Traffic:
                 self._staff.explain(worker, iteration.slot, iteration.plan)
                 iteration.known_to.add(worker)
             words = _FILL, iteration.slot, number, iteration.plan.epoch, step, block.use, 0
+            if iteration.cautions and step in iteration.cautions:
+                self._staff.caution(worker, iteration.cautions[step].left_out)
             self._staff.give(worker, tuple.__new__(Task, words), block)
 
     def _has_enough(self, schedule: Schedule) -> bool:
@@ -171,6 +184,8 @@ class Traffic:
             if heap_bytes:
                 block.see_growth(iteration.layout.heap + heap_bytes)
             iteration.sizes[step] = n_rows, heap_bytes
+            if answer.skips:
+                iteration.skips[step] = answer.skips
             iteration.schedule.done(answer.worker, step)
         elif status == Status.FAILED:
             clear_claims(iteration.layout, self.pool[number])
@@ -200,7 +215,14 @@ class Traffic:
             where = f" {_named(iteration, step)} of {self._recipe.path}"
             where += f", which {n_deaths} workers have died of" if n_deaths > 1 else ""
             error = error_of_death(loss.how, loss.signal, claims, where, self._dataset)
-            if is_final(error, n_deaths):
+            if self._recipe.skips and isinstance(error, WorkerDied):
+                caution = iteration.cautions.setdefault(step, Caution())
+                if caution.learn(claims, loss.end):
+                    self._staff.forgive()
+                is_reported = caution.is_hopeless
+            else:
+                is_reported = is_final(error, n_deaths)
+            if is_reported:
                 schedule.failed(loss.worker, step, error)
         schedule.lost(loss.worker)
 

@@ -1,9 +1,9 @@
 """What crosses a process boundary: descriptors of 32 bytes. Pixels never do.
 
 Main sends a `Task` (fill this block with that batch); the worker answers with a `Done`. Behind a
-Done that reports a failure, or the schema that was asked for, follow its bytes, in the same
-message. The other messages of main hand over what tasks refer to: a block's memory, and the schema
-that blocks are laid out from.
+Done that reports a failure or skipped samples, or the schema that was asked for, follow its bytes,
+in the same message (or in a file, see `parcels.py`). The other messages of main hand over what
+tasks refer to: a block's memory, and the schema that blocks are laid out from.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import NamedTuple
 import cloudpickle  # type: ignore[import-untyped]  # it has no annotations
 
 from shardio._engine.channel import MAX_MESSAGE_BYTES
+from shardio.batch import Skipped
 from shardio.errors import TransformError
 
 # A NamedTuple's own constructors run Python; for every batch, `tuple.__new__` makes them.
@@ -34,20 +35,22 @@ class Ask(IntEnum):
     """What a message of main asks for."""
 
     FILL = 1
-    SCHEMA = 2  # run the transform on the first sample, and say what comes out
+    SCHEMA = 2  # run the transform on sample number `step`, and say what comes out
     BLOCK = 3  # here is a block: its descriptor comes along
     LAYOUT = 4  # lay blocks out for the schema that follows
     HELLO = 5  # here are the files that are shared: MARKS, CANCELLED, the worker's STACKS, …
     PLAN = 6  # what the tasks of an iteration are about: a packed Plan follows
+    CAUTION = 7  # do the task that comes next row by row: what to leave out follows, pickled
 
 
 class Status(IntEnum):
     """What became of a task."""
 
-    FILLED = 1
+    FILLED = 1  # the samples that were skipped follow, if there are any
     FAILED = 2  # a pickled exception follows
     CANCELLED = 3
     SCHEMA = 4  # canonical JSON of a schema follows
+    READY = 5  # no answer: the worker has started, and has opened the dataset
 
 
 class Task(NamedTuple):
@@ -94,6 +97,17 @@ def unpack_task(message: bytes) -> Task:
 def unpack_done(message: bytes) -> Done:
     """Read an answer from the first bytes of a message."""
     return tuple.__new__(Done, _DONE.unpack_from(message))
+
+
+def pack_skips(skips: tuple[Skipped, ...]) -> bytes:
+    """The samples that were skipped, for the bytes behind a Done; none for none."""
+    return pickle.dumps(skips) if skips else b""
+
+
+def unpack_skips(packed: bytes) -> tuple[Skipped, ...]:
+    """The samples that a worker has skipped."""
+    found: tuple[Skipped, ...] = pickle.loads(packed)  # from our own worker, never from data
+    return found
 
 
 def pack_error(error: BaseException) -> bytes:

@@ -6,14 +6,17 @@ Runs in a process that the zygote forked (`zygote.py`), as the function of a cre
 from __future__ import annotations
 
 import mmap
+import pickle
 
 import numpy as np
 
 from shardio._engine.blocks import BlockMap
-from shardio._engine.channel import Channel
+from shardio._engine.careful import CarefulFiller, LeftOut
+from shardio._engine.channel import MAX_MESSAGE_BYTES, Channel
 from shardio._engine.fill import Filler
 from shardio._engine.linux import yield_to_main
 from shardio._engine.overdue import answer_with_stacks
+from shardio._engine.parcels import packed, unpacked
 from shardio._engine.recipe import Plan, Recipe
 from shardio._engine.shared import SharedArray
 from shardio._engine.wire import (
@@ -27,8 +30,10 @@ from shardio._engine.wire import (
     Status,
     Task,
     pack_error,
+    pack_skips,
     unpack_task,
 )
+from shardio.batch import Skipped
 from shardio.collate import BlockLayout, lay_out
 from shardio.dataset import ShardDataset
 from shardio.errors import DatasetCorrupt
@@ -46,8 +51,13 @@ def work(recipe: Recipe, channel: Channel) -> None:
     while (received := channel.recv_fds()) is not None:
         message, fds = received
         answer = worker.answer(message, fds)
-        if answer is not None:
+        if answer is None:
+            continue
+        if len(answer) <= MAX_MESSAGE_BYTES:
             channel.send(answer)
+        else:
+            with packed(answer) as parcel:
+                channel.send(*parcel)
 
 
 class _Worker:
@@ -64,6 +74,9 @@ class _Worker:
             generation=recipe.generation,
         )
         self._filler = Filler(recipe, self._dataset)
+        self._careful = CarefulFiller(self._filler, recipe.seed) if recipe.skips else None
+        self._left_out: LeftOut | None = None
+        """What the next task must not try; None: that task is one like others."""
         self._cancelled = np.zeros(0, np.uint8)
         self._blocks: dict[int, BlockMap] = {}
         self._plans: dict[int, Plan] = {}
@@ -80,6 +93,8 @@ class _Worker:
             self._blocks[task.block] = BlockMap(fds[0])
         elif task.ask == Ask.PLAN:
             self._plans[task.slot] = Plan.unpack(message[DESCRIPTOR_BYTES:], fds)
+        elif task.ask == Ask.CAUTION:
+            self._left_out = pickle.loads(unpacked(message, fds)[DESCRIPTOR_BYTES:])
         elif task.ask == Ask.LAYOUT:
             schema = Schema.from_json(message[DESCRIPTOR_BYTES:])
             self._layout = lay_out(schema, self._recipe.block_rows)
@@ -88,6 +103,7 @@ class _Worker:
                 self._meet(message[DESCRIPTOR_BYTES:].decode(), fds)
             except Exception as error:  # noqa: BLE001  # main gets it with the first answer
                 self._unfit = error
+            return Done(Status.READY, 0, 0, 0, 0, 0, 0).pack() + b"."  # longer than an answer
         return None
 
     def _meet(self, lineage: str, fds: tuple[int, ...]) -> None:
@@ -115,19 +131,27 @@ class _Worker:
             if self._unfit is not None:
                 raise self._unfit
             if task.ask == _LAST_OF_WORK:
-                status, rest = Status.SCHEMA, self._filler.batch_schema().to_json()
+                status, rest = Status.SCHEMA, self._filler.batch_schema(task.step).to_json()
             elif not self._cancelled[task.slot]:
-                n_rows, heap_bytes = self._fill(task)
+                n_rows, heap_bytes, skips = self._fill(task)
                 status = _FILLED
+                if skips:
+                    rest = pack_skips(skips)
+            else:
+                self._left_out = None
         except Exception as error:  # noqa: BLE001  # main gets it, and raises it there
             status, rest = Status.FAILED, pack_error(error)
         done = Done(status, task.slot, task.block, task.step, heap_bytes, task.use, n_rows)
         return done.pack() + rest
 
-    def _fill(self, task: Task) -> tuple[int, int]:
+    def _fill(self, task: Task) -> tuple[int, int, tuple[Skipped, ...]]:
         if self._layout is None:
             raise AssertionError("main sends the layout before the first batch")
         memory = self._blocks[task.block]
         if self._layout.varying:  # only they make blocks grow
             memory.see_growth()
-        return self._filler.fill(self._layout, memory, self._plans[task.slot], task.step)
+        plan = self._plans[task.slot]
+        if self._careful is None:
+            return *self._filler.fill(self._layout, memory, plan, task.step), ()
+        left_out, self._left_out = self._left_out, None
+        return self._careful.fill(self._layout, memory, plan, task.step, left_out)

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from shardio._engine.inquiry import Inquiry
+from shardio._engine.inquiry import Inquiry, _candidates
 from shardio._engine.recipe import Recipe
 from shardio._engine.staff import Answer, Local, Loss
 from shardio._engine.wire import Done, Status, Task
 from shardio.dataset import ShardDataset
-from shardio.errors import WorkerDied
+from shardio.errors import MemoryShort, ShardChanged, TransformError, WorkerDied
 from shardio.format.fields import Array
 from shardio.format.schema import Schema
 from tests.loading import TWO_FIELDS, two_fields, write_dataset
@@ -28,12 +29,16 @@ class Scripted(Local):
     def __init__(self, recipe: Recipe, script: list[list[Answer | Loss]]) -> None:
         super().__init__(recipe)
         self.script, self.given = script, list[Task]()
+        self.n_at_work, self.now_s = len(script), 0.0
 
     def give(self, worker: int, task: Task, block: object) -> None:
         self.given.append(task)
 
     def wait(self, timeout_s: float | None = None) -> list[Answer | Loss]:
-        return self.script.pop(0)
+        said = self.script.pop(0)
+        self.now_s += 1
+        self.is_starting = len(self.script) > self.n_at_work
+        return said
 
 
 @pytest.fixture
@@ -42,7 +47,9 @@ def dataset(tmp_path: Path) -> Iterator[ShardDataset]:
         yield opened
 
 
-def inquiry(dataset: ShardDataset, script: list[list[Answer | Loss]]) -> tuple[Inquiry, Scripted]:
+def inquiry(
+    dataset: ShardDataset, script: list[list[Answer | Loss]], *, skips: bool = False
+) -> tuple[Inquiry, Scripted]:
     recipe = Recipe(
         path=dataset.path,
         fields=tuple(TWO_FIELDS),
@@ -54,6 +61,7 @@ def inquiry(dataset: ShardDataset, script: list[list[Answer | Loss]]) -> tuple[I
         access="mmap",
         transform=dict,
         takes_rng=False,
+        skips=skips,
     )
     staff = Scripted(recipe, script)
     return Inquiry(recipe, dataset, staff), staff
@@ -77,3 +85,54 @@ def test_a_first_sample_that_two_workers_died_of_says_so(dataset: ShardDataset) 
     asked, _ = inquiry(dataset, [[DEATHS[0]], [DEATHS[0]]])
     with pytest.raises(WorkerDied, match=r"sample 0 of .*, which 2 workers have died of$"):
         asked.schema()
+
+
+def test_time_in_which_workers_start_is_not_counted(
+    dataset: ShardDataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for n_at_work, expected in ((1, MADE), (4, None)):  # they begin with the third wait, or at once
+        asked, staff = inquiry(dataset, [[], [], [], [ANSWER]])
+        staff.is_starting, staff.n_at_work = n_at_work == 1, n_at_work
+        monkeypatch.setattr(time, "monotonic", lambda staff=staff: staff.now_s)
+        assert asked.schema(1.0) == expected
+
+
+def failed(error: BaseException) -> Answer:
+    return Answer(0, Done(Status.FAILED, 0, 0, 0, 0, 0, 0), error=error)
+
+
+def test_where_samples_are_skipped_the_next_is_tried_after_a_failure_and_after_two_deaths(
+    dataset: ShardDataset,
+) -> None:
+    script: list[list[Answer | Loss]]
+    script = [[failed(TransformError("no"))], [DEATHS[0]], [DEATHS[0]], [ANSWER]]
+    asked, staff = inquiry(dataset, script, skips=True)
+    assert asked.schema() == MADE
+    assert [task.step for task in staff.given] == [0, 1, 1, 2]
+
+
+def test_each_sample_is_tried_once_and_the_last_error_is_raised(dataset: ShardDataset) -> None:
+    errors = [failed(TransformError(f"no {i}")) for i in range(5)]
+    asked, staff = inquiry(dataset, [[each] for each in errors], skips=True)
+    with pytest.raises(TransformError, match="no 3"):
+        asked.schema()
+    assert [task.step for task in staff.given] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("error", [MemoryShort("none left"), ShardChanged("cut", code="file_size")])
+def test_what_is_not_the_samples_fault_is_raised_at_once(
+    dataset: ShardDataset, error: Exception
+) -> None:
+    asked, _ = inquiry(dataset, [[failed(error)]], skips=True)
+    with pytest.raises(type(error)):
+        asked.schema()
+
+
+@pytest.mark.parametrize("n", [0, 1, 7, 8, 9, 100, 10**9])
+def test_candidates_are_the_first_samples_and_some_from_all_over(n: int) -> None:
+    found = _candidates(n)
+    assert found[: min(n, 8)] == list(range(min(n, 8))) or n == 0
+    assert len(set(found)) == len(found) <= 32
+    assert all(0 <= each < max(1, n) for each in found)
+    if n > 1000:
+        assert max(found) > 0.9 * n and any(0.4 * n < each < 0.6 * n for each in found)

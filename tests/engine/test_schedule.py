@@ -17,7 +17,17 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from shardio._engine.cautions import Caution
+from shardio._engine.claims import Claims
+from shardio._engine.iteration import Iteration
+from shardio._engine.recipe import Plan
 from shardio._engine.schedule import DEPTH, Assignment, Schedule
+from shardio.batch import Skipped
+from shardio.collate import lay_out
+from shardio.division import Division
+from shardio.errors import TooManySkipped
+from shardio.format.fields import Array
+from shardio.format.schema import Schema
 
 
 def assign_all(schedule: Schedule) -> Iterator[Assignment]:
@@ -49,6 +59,14 @@ class Passes(RuleBasedStateMachine):
         self.errors: dict[int, Exception] = {}
         self.assigned_to = first
         self.is_cancelled = False
+        self.held: set[int] = set()  # by batches that the loop keeps
+        self.cautions: dict[int, Caution] = {}  # of steps that workers have died of
+        self.skipped: dict[int, int] = {}  # step -> how many of its samples
+        self.n_skipped = 0
+        division = Division(last := first + n_steps, 0, 1)
+        layout = lay_out(Schema({"label": Array("int64")}), 1)
+        self.iteration = Iteration(0, Plan(0, division), self.schedule, layout)
+        self.most = last // 2
 
     @precondition(lambda self: self.outside and not self.is_cancelled)
     @rule(data=st.data())
@@ -57,6 +75,27 @@ class Passes(RuleBasedStateMachine):
         self.outside.remove(block)
         self.free.add(block)
         self.schedule.free(block)
+
+    @rule()
+    def a_block_is_made(self) -> None:
+        """As when a batch outgrows the others, or all blocks are held."""
+        block = 100 + len(self.blocks)
+        self.blocks.add(block)
+        self.outside.add(block)
+
+    @precondition(lambda self: self.outside)
+    @rule(data=st.data())
+    def the_loop_keeps_a_batch(self, data: st.DataObject) -> None:
+        block = data.draw(st.sampled_from(sorted(self.outside)))
+        self.outside.remove(block)
+        self.held.add(block)
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data())
+    def the_loop_lets_a_batch_go(self, data: st.DataObject) -> None:
+        block = data.draw(st.sampled_from(sorted(self.held)))
+        self.held.remove(block)
+        self.outside.add(block)
 
     @precondition(lambda self: not self.is_cancelled)
     @rule()
@@ -82,7 +121,7 @@ class Passes(RuleBasedStateMachine):
         return [workers.count(worker) for worker in range(self.n_workers)]
 
     @precondition(lambda self: self.working)
-    @rule(data=st.data(), outcome=st.sampled_from(["done", "done", "done", "failed"]))
+    @rule(data=st.data(), outcome=st.sampled_from(["done", "done", "skipped", "failed"]))
     def a_worker_answers(self, data: st.DataObject, outcome: str) -> None:
         # A worker answers its own tasks in order; which worker comes first is open.
         workers = sorted({worker for worker, _ in self.working.values()})
@@ -92,9 +131,14 @@ class Passes(RuleBasedStateMachine):
         if self.is_cancelled and data.draw(st.booleans()):
             self.schedule.cancelled(worker, step)
             self.free.add(block)
-        elif outcome == "done":
+        elif outcome != "failed":
             self.schedule.done(worker, step)
             self.ready[step] = block
+            left_out = self.cautions[step].left_out if step in self.cautions else {}
+            self.skipped[step] = len(left_out.get(0, ())) + (outcome == "skipped")
+            if self.skipped[step]:
+                skip = Skipped(0, step, 0, step, "TransformError", f"step {step} is bad")
+                self.iteration.skips[step] = (skip,) * self.skipped[step]
         else:
             self.errors[step] = ValueError(step)
             self.schedule.failed(worker, step, self.errors[step])
@@ -113,6 +157,8 @@ class Passes(RuleBasedStateMachine):
             if self.is_cancelled:
                 self.schedule.cancelled(worker, step)
                 self.free.add(block)
+            elif is_blamed and step == min(tasks) and not self.is_hopeless(step, data):
+                self.lost[step] = block  # to be done again, with caution
             elif is_blamed and step == min(tasks):
                 self.errors[step] = ValueError(step)
                 self.schedule.failed(worker, step, self.errors[step])
@@ -121,6 +167,17 @@ class Passes(RuleBasedStateMachine):
                 self.lost[step] = block
         self.schedule.lost(worker)
         assert self.schedule.tasks_of(worker) == {}
+
+    def is_hopeless(self, step: int, data: st.DataObject) -> bool:
+        """Whether a step that one more worker has died of is given up."""
+        caution = self.cautions.setdefault(step, Caution())
+        n_known = len(caution.left_out.get(0, ()))
+        number = data.draw(st.integers(0, 2))  # a sample, or one of its substitutes
+        places = ((0, number),) if data.draw(st.booleans()) else ((0, number), (1, 9))
+        has_learned = caution.learn(Claims("", places=places), "died")
+        assert len(caution.left_out.get(0, ())) - n_known in ((0, 1) if has_learned else (0,))
+        assert not (has_learned and caution.is_hopeless)
+        return caution.is_hopeless
 
     @precondition(lambda self: not self.is_cancelled)
     @rule()
@@ -135,8 +192,21 @@ class Passes(RuleBasedStateMachine):
         block = self.schedule.deliver()
         assert block == self.ready.pop(self.next_step, None), "in order, or not at all"
         if block is not None:
-            self.next_step += 1
             self.outside.add(block)
+            self.skips_are_handed_over(self.next_step)
+            self.next_step += 1
+
+    def skips_are_handed_over(self, step: int) -> None:
+        """They come with their batch, and are counted in the order of the loop."""
+        n_new = self.skipped.pop(step)
+        self.n_skipped += n_new
+        if self.n_skipped > self.most:
+            with pytest.raises(TooManySkipped, match=f"{self.n_skipped} samples of epoch 0"):
+                self.iteration.take_skips(step, self.most)
+        else:
+            found = self.iteration.take_skips(step, self.most)
+            assert [each.index for each in found] == [step] * n_new
+        assert self.iteration.n_skipped == self.n_skipped
 
     @precondition(lambda self: not self.is_cancelled)
     @rule()
@@ -159,7 +229,7 @@ class Passes(RuleBasedStateMachine):
     def every_block_is_in_one_place(self) -> None:
         if not hasattr(self, "schedule"):
             return
-        places = [*self.outside, *self.free, *self.lost.values(), *self.ready.values()]
+        places = [*self.outside, *self.held, *self.free, *self.lost.values(), *self.ready.values()]
         places += [block for _, block in self.working.values()]
         assert sorted(places) == sorted(self.blocks)
 
@@ -191,11 +261,13 @@ class Passes(RuleBasedStateMachine):
             self.schedule.cancelled(worker, step)
             self.free.add(block)
         self.blocks_come_back()
-        assert self.outside == self.blocks
+        assert self.outside | self.held == self.blocks
         assert self.schedule.n_circulating == 0
 
     def end_pass(self) -> None:
         """From any state a pass comes to its end, or to its first failure: nothing is stuck."""
+        self.outside |= self.held  # a loop that holds all there are is given copies
+        self.held.clear()
         while not self.schedule.is_over and self.next_step not in self.errors:
             for block in sorted(self.outside):
                 self.schedule.free(block)
@@ -206,7 +278,7 @@ class Passes(RuleBasedStateMachine):
             for step, (worker, block) in sorted(self.working.items()):
                 del self.working[step]
                 self.schedule.done(worker, step)
-                self.ready[step] = block
+                self.ready[step], self.skipped[step] = block, 0
             self.the_loop_asks_for_a_batch()
             assert self.next_step == before + 1, "every round brings a batch"
 

@@ -66,7 +66,9 @@ def epoch_of(loader: ShardLoader) -> list[int]:
 def test_after_an_interrupt_anywhere_the_next_epochs_are_whole(
     folder: str, owner: Any, name: str, *, reuse: bool, num_workers: int
 ) -> None:
-    with ShardLoader(folder, 4, output="numpy", num_workers=num_workers, reuse=reuse) as loader:
+    with ShardLoader(
+        folder, 4, output="numpy", num_workers=num_workers, reuse=reuse, prefetch=2
+    ) as loader:
         for when in (4,) if num_workers and reuse else (1, 4):
             for after in (False, True):
                 with pytest.MonkeyPatch.context() as patch:

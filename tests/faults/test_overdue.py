@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +12,7 @@ from typing import Any
 import pytest
 
 from shardio import InvalidArgument, ShardLoader
-from shardio._engine import overdue
+from shardio._engine import engine, overdue, passes, staff
 from shardio.errors import BatchOverdue
 from tests.loading import PATIENCE_S, TWO_FIELDS, two_fields, write_dataset
 
@@ -145,5 +147,71 @@ def test_the_stacks_of_one_worker_are_never_taken_for_anothers(
             "it is being started",
             "  worker 3",
         ]
+        sizes = [os.fstat(file.fileno()).st_size for file in files]
+        assert sizes == [0, 11, 0, 11], "nor kept: the files are as long as one answer"
     for file in files:
         file.close()
+
+
+def workers_of(loader: ShardLoader) -> staff.Workers:
+    found = loader._engine._staff
+    assert isinstance(found, staff.Workers)
+    return found
+
+
+def test_a_worker_is_starting_until_it_has_opened_the_dataset(
+    folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with ShardLoader(folder, BATCH, output="numpy", num_workers=1) as loader:
+        workers = workers_of(loader)
+        assert workers.is_starting
+        monkeypatch.setattr(workers, "_start_end_s", 0.0)
+        assert not workers.is_starting, "nor longer than STARTING_S"
+        monkeypatch.undo()
+        for batch in loader:
+            assert not workers.is_starting
+            assert len(batch["label"]) == BATCH
+        (pid,) = workers._crew.pids()
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        while not workers.is_starting:
+            workers.wait()  # for its death, after which another is started
+        while workers.is_starting:
+            assert workers.wait() == []
+
+
+def test_the_time_in_which_workers_are_started_is_not_that_of_a_batch(
+    folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with ShardLoader(folder, BATCH, output="numpy", num_workers=1) as loader:
+        next(iter(loader))
+        traffic = loader._engine.traffic
+        is_starting = True
+        monkeypatch.setattr(staff.Workers, "is_starting", property(lambda _: is_starting))
+        now_s = time.monotonic()
+        assert traffic.extended(now_s - 1, 0.5, "a batch") >= now_s + 0.5
+        is_starting = False
+        with pytest.raises(BatchOverdue, match="a batch of .* did not come within 0.5 s"):
+            traffic.extended(now_s - 1, 0.5, "a batch")
+        assert traffic.extended(now_s + 999, 0.5, "a batch") >= now_s + 0.5, "a worker is ready"
+
+
+def test_a_loop_that_finds_no_room_because_others_hang_is_overdue_too(
+    folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for each in (engine, passes):
+        monkeypatch.setattr(each, "N_SLOTS", 2)
+    marker = tmp_path / "hangs"
+    transform = hanging(marker, STUCK, in_c=False)
+    with ShardLoader(folder, BATCH, output="numpy", num_workers=1, transform=transform) as loader:
+        steps = iter(loader)
+        for _ in range(STUCK // BATCH):
+            next(steps)
+        await_file(marker)
+        others = iter(loader)
+        loader._engine._timeout_s = 0.05
+        del steps, others  # both are full of tasks that hang
+        with pytest.raises(BatchOverdue, match="the end of one of 2 passes, all there may be, of"):
+            iter(loader)
+        loader._engine._timeout_s = None
+        assert next(iter(loader))["label"].tolist() == list(range(BATCH)), "with new workers"

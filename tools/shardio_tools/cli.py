@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from types import ModuleType
 
 import shardio
+from shardio.errors import TooManySkipped
 from shardio_tools import (
     add_column,
     compact,
@@ -139,7 +140,7 @@ def parser() -> argparse.ArgumentParser:
 
 def exit_code(error: shardio.ShardioError) -> int:
     """Give the exit code that an error of shardio's leads to."""
-    if isinstance(error, shardio.DataError | shardio.TransformError):
+    if isinstance(error, shardio.DataError | shardio.TransformError | TooManySkipped):
         return BAD_DATA
     kinds = (shardio.EnvironmentUnsuitable, shardio.MemoryShort, shardio.WorkerDied, TimeoutError)
     return ENVIRONMENT if isinstance(error, kinds) else USAGE

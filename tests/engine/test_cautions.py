@@ -1,0 +1,172 @@
+"""Which sample a worker's death is put down to, with deaths that a test brings about."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from shardio import ShardLoader, WorkerDied
+from shardio._engine import engine as module
+from shardio._engine.careful import CarefulFiller
+from shardio._engine.cautions import Caution
+from shardio._engine.claims import Claims
+from shardio._engine.staff import Answer, Local, Loss
+from shardio.batch import Skipped
+from tests.loading import TWO_FIELDS, two_fields, write_dataset
+
+N, BATCH = 40, 8
+END = "was killed by signal 11"
+Kills = Callable[[list[int]], bool]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return write_dataset(
+        tmp_path_factory.mktemp("cautions") / "set", N, 2, TWO_FIELDS, two_fields(N)
+    )
+
+
+class Death(BaseException):
+    """What a test kills with."""
+
+
+class Warned(CarefulFiller):
+    """Takes what it is told to leave out as a worker does: for the next task."""
+
+    left_out: Any = None
+
+    def fill(self, layout: Any, memory: Any, plan: Any, step: int, left_out: Any = None) -> Any:
+        left_out, self.left_out = self.left_out, None
+        return super().fill(layout, memory, plan, step, left_out)
+
+
+class Mortal(Local):
+    """One worker that dies when `kills` says so of the samples that it begins to read."""
+
+    n_deaths = 0
+
+    @staticmethod
+    def kills(numbers: list[int]) -> bool:
+        """Whether to die of samples of these numbers."""
+        return False
+
+    def introduce(self, *given: Any) -> None:
+        super().introduce(*given)
+        assert self._filler is not None
+        fill_rows = self._filler.fill_rows
+
+        def fill(layout: Any, memory: Any, stretch: Any, part: slice, *rest: Any) -> int:
+            if self.kills(stretch.origins[part, 0].tolist()):
+                self._left = self._claims().copy()
+                raise Death
+            return fill_rows(layout, memory, stretch, part, *rest)
+
+        self._filler.fill_rows = fill  # type: ignore[method-assign,assignment]
+        self._careful = Warned(self._filler, self._recipe.seed)
+
+    def _claims(self) -> Any:
+        block = self._tasks[0][1]
+        assert self._layout is not None and block is not None
+        return self._layout.origins(block.bytes)
+
+    def caution(self, worker: int, left_out: Any) -> None:
+        assert isinstance(self._careful, Warned)
+        self._careful.left_out = left_out
+
+    def wait(self, timeout_s: float | None = None) -> list[Answer | Loss]:
+        try:
+            return super().wait(timeout_s)
+        except Death:
+            self._claims()[:] = self._left
+            self._tasks.clear()
+            self.n_deaths += 1
+            return [Loss(0, f"worker 0 {END}", 11, END)]
+
+
+@pytest.fixture
+def die_of(monkeypatch: pytest.MonkeyPatch) -> Callable[[Kills], None]:
+    """Has workers die when a function of the samples that they begin to read says so."""
+    monkeypatch.setattr(module, "Local", Mortal)
+    return lambda kills: monkeypatch.setattr(Mortal, "kills", staticmethod(kills))
+
+
+def epoch(folder: str) -> tuple[list[Skipped], int]:
+    """What is skipped in an epoch, and how many workers have died."""
+    with ShardLoader(
+        folder, BATCH, output="numpy", num_workers=0, on_error="skip", max_skips=N
+    ) as loader:
+        found = [each for batch in loader for each in batch.skipped]
+        staff = loader._engine._staff
+        assert isinstance(staff, Mortal)
+        return found, staff.n_deaths
+
+
+def test_of_a_batch_without_a_transform_the_one_sample_is_found(
+    folder: str, die_of: Callable[[Kills], None]
+) -> None:
+    die_of(lambda numbers: bool({13, 14, 35} & set(numbers)))
+    found, n_deaths = epoch(folder)
+    assert [(each.index, each.row, each.error) for each in found] == [
+        (13, 5, "WorkerDied"),
+        (14, 6, "WorkerDied"),
+        (35, 3, "WorkerDied"),
+    ]
+    assert {each.text for each in found} == {
+        f"2 workers died while they tried it alone; the last {END}"
+    }
+    # Of each batch one that names all its samples, then two for each sample, of substitutes too.
+    assert n_deaths >= 2 + 3 * 2
+
+
+def test_a_sample_at_which_somebody_killed_one_worker_is_not_left_out(
+    folder: str, die_of: Callable[[Kills], None]
+) -> None:
+    moments = iter([True] * 3 + [False] * 1000)  # a whole batch, and twice its first row
+    seen: list[list[int]] = []
+
+    def kills(numbers: list[int]) -> bool:
+        is_new = not (len(seen) and seen[-1] == numbers)
+        seen.append(numbers)
+        return is_new and next(moments)
+
+    die_of(kills)
+    found, n_deaths = epoch(folder)
+    assert (found, n_deaths) == ([], 3)
+
+
+def test_a_batch_of_which_workers_die_at_one_sample_after_another_is_an_error(
+    folder: str, die_of: Callable[[Kills], None]
+) -> None:
+    victims = iter(range(N))
+    victim = next(victims)
+
+    def kills(numbers: list[int]) -> bool:
+        nonlocal victim
+        if victim not in numbers:
+            return False
+        victim = next(victims) if len(numbers) == 1 else victim
+        return True
+
+    die_of(kills)
+    with pytest.raises(WorkerDied, match="batch 0 of epoch 0 .*, which 6 workers have died of"):
+        epoch(folder)
+
+
+def test_a_death_that_names_several_samples_blames_none() -> None:
+    caution = Caution()
+    several = Claims("", {0: [1, 2]}, places=((1, 1), (2, 2)))
+    alone = Claims("", {0: [2]}, places=((2, 2),))
+    assert [caution.learn(each, "died") for each in (several, several, alone, alone)] == [
+        False,
+        False,
+        False,
+        True,
+    ]
+    assert list(caution.left_out) == [2] and list(caution.left_out[2]) == [2]
+    assert not caution.is_hopeless
+    for _ in range(6):
+        assert not caution.is_hopeless
+        caution.learn(several, "died")
+    assert caution.is_hopeless

@@ -1,0 +1,31 @@
+from __future__ import annotations
+
+import os
+import socket
+
+import pytest
+
+from shardio._engine.channel import MAX_MESSAGE_BYTES
+from shardio._engine.parcels import packed, unpacked
+from shardio._engine.wire import DESCRIPTOR_BYTES
+
+
+@pytest.mark.parametrize(
+    "n_bytes",
+    [DESCRIPTOR_BYTES, DESCRIPTOR_BYTES + 1, MAX_MESSAGE_BYTES, MAX_MESSAGE_BYTES + 1, 3_000_000],
+)
+def test_a_parcel_of_any_length_arrives_whole(n_bytes: int) -> None:
+    parcel = os.urandom(n_bytes)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        before = len(os.listdir("/proc/self/fd"))
+        with packed(parcel) as (message, fds):
+            socket.send_fds(ours, [message], list(fds))
+        data, received, _, _ = socket.recv_fds(theirs, MAX_MESSAGE_BYTES, 1)
+        assert unpacked(data, received) == parcel
+        assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_what_is_sent_in_a_file_is_never_taken_for_a_descriptor_alone() -> None:
+    with packed(bytes(MAX_MESSAGE_BYTES + 1)) as (message, _):
+        assert len(message) == DESCRIPTOR_BYTES + 1
