@@ -1,23 +1,25 @@
 """Where each field of a batch lies in one block. Pure: numbers in, offsets out.
 
-    block: | origins | presence | extents and shapes, by varying field | fixed fields | heap |
+    block: | origins | presence | extents, shapes by varying field | heads | fixed fields | heap |
 
 A fixed field of a batch is one dense array. Values that vary (text, bytes, JSON, arrays of varying
-shape, lists of arrays) lie in the heap, and their extents say where. Of an optional field, a byte
-per row says whether it is there. The origin table says for every row where in
-which shard it came from: it names samples in errors, it is what a worker was doing when it died,
-and it is `batch.indices`, `batch.origins` and `batch.valid`.
+shape, lists of arrays) lie in the heap, and their extents say where. So do arrays of the whole
+batch whose size is known only when they are made (padded arrays, their masks); a head says where
+each lies, and its shape. Of an optional field, a byte per row says whether it is there. The origin
+table says for every row where in which shard it came from: it names samples in errors, it is what a
+worker was doing when it died, and it is `batch.indices`, `batch.origins` and `batch.valid`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from shardio.format.fields import Array, List
+from shardio.collation import STACKED, Collation, Join
+from shardio.format.fields import Array, Field, List
 from shardio.format.schema import Schema
 
 ORIGIN: Final = np.dtype(
@@ -79,6 +81,29 @@ class PresenceSlot:
     offset: int
 
 
+@dataclass(frozen=True, slots=True)
+class WholeSlot:
+    """An array of the whole batch, in the heap: its head, from `offset` on, says where.
+
+    A head has that place, and the size of each of the dimensions.
+    """
+
+    name: str
+    offset: int
+    dtype: np.dtype[Any]
+    n_dims: int
+    special: str | None
+    """As that of a FixedSlot."""
+
+
+class JoinSlot(NamedTuple):
+    """Where a field that is joined goes, and its mask or offsets."""
+
+    join: Join
+    values: WholeSlot
+    beside: WholeSlot | None
+
+
 class BlockViews(NamedTuple):
     """Arrays over one block, made once: making them costs as much as filling them.
 
@@ -94,15 +119,29 @@ class BlockViews(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class BlockLayout:
-    """How a batch of up to n_rows samples of `schema` lies in a block."""
+    """How a batch of up to n_rows samples lies in a block; `schema` is that of the batch.
+
+    Of `whole` arrays it has the dimensions of the batch. `joins` are those that are made of a field
+    of all samples, `samples` is the schema of these. What cannot be written in one step is made
+    from a block of the layout `inner`, which has as many rows.
+    """
 
     schema: Schema
+    samples: Schema
     n_rows: int
     fixed: tuple[FixedSlot, ...]
     varying: tuple[VaryingSlot, ...]
     presence: tuple[PresenceSlot, ...]
+    whole: tuple[WholeSlot, ...]
+    joins: tuple[JoinSlot, ...]
     heap: int
     """Where the heap begins: all before it has this size."""
+    inner: BlockLayout | None = None
+
+    @property
+    def has_heap(self) -> bool:
+        """Whether there is anything in the heap: then blocks grow."""
+        return bool(self.varying or self.whole)
 
     def origins(self, block: npt.NDArray[np.uint8]) -> npt.NDArray[np.void]:
         """The origin table of a block."""
@@ -122,10 +161,26 @@ class BlockLayout:
         return np.ndarray((n, *slot.shape), slot.dtype, block.data, slot.offset)
 
     def arrays(self, block: npt.NDArray[np.uint8], n: int) -> dict[str, npt.NDArray[Any]]:
-        """The first n rows of every fixed field, as arrays over the block."""
+        """The first n rows of every fixed field, and whole arrays, as arrays over the block."""
+        if self.whole:
+            return self._arrays(block, n)
         if n == self.n_rows:
             return {s.name: np.ndarray(s.full_shape, s.dtype, block, s.offset) for s in self.fixed}
         return {s.name: np.ndarray((n, *s.shape), s.dtype, block, s.offset) for s in self.fixed}
+
+    def _arrays(self, block: npt.NDArray[np.uint8], n: int) -> dict[str, npt.NDArray[Any]]:
+        found = {s.name: self.fixed_rows(block, s, n) for s in self.fixed}
+        for slot, (place, *shape) in zip(self.whole, self.heads(block), strict=True):
+            found[slot.name] = np.ndarray(shape, slot.dtype, block.data, self.heap + place)
+        return found
+
+    def heads(self, block: npt.NDArray[np.uint8]) -> list[list[int]]:
+        """Of every whole array, where in the heap it lies, and its shape."""
+        return [self.head(block, slot).tolist() for slot in self.whole]
+
+    def head(self, block: npt.NDArray[np.uint8], slot: WholeSlot) -> npt.NDArray[np.int64]:
+        """Where in the heap a whole array lies, and its shape: an array over the block."""
+        return np.ndarray((1 + slot.n_dims,), "<i8", block, slot.offset)
 
     def present(self, block: npt.NDArray[np.uint8], slot: PresenceSlot) -> npt.NDArray[np.bool_]:
         """Which rows have an optional field, as an array over the block."""
@@ -144,14 +199,17 @@ class BlockLayout:
     def pad(self, block: npt.NDArray[np.uint8], n_read: int, n_valid: int) -> None:
         """Fill the rows behind the first n_read, from 1 up, with copies of those, round and round.
 
-        The first n_valid rows are of the batch; whatever comes behind them counts as padding.
+        The first n_valid rows are of the batch; whatever comes behind them counts as padding. What
+        is made from an inner layout is complete, and left as it is.
         """
         rows = np.arange(self.n_rows - n_read) % n_read
         origins = self.origins(block)
-        parts = [origins, *self.views(block).fixed]
-        parts += [self.present(block, slot) for slot in self.presence]
-        parts += [self.extents(block, slot) for slot in self.varying]
-        parts += [self.shapes(block, slot) for slot in self.varying if slot.n_dims]
+        parts: list[npt.NDArray[Any]] = [origins]
+        if self.inner is None:
+            parts += self.views(block).fixed
+            parts += [self.present(block, slot) for slot in self.presence]
+            parts += [self.extents(block, slot) for slot in self.varying]
+            parts += [self.shapes(block, slot) for slot in self.varying if slot.n_dims]
         for part in parts:
             part[n_read:] = part[rows]
         origins["status"][n_valid:] = PADDED
@@ -163,33 +221,72 @@ def is_fixed(schema: Schema, name: str) -> bool:
     return isinstance(field, Array) and field.is_fixed
 
 
-def lay_out(schema: Schema, n_rows: int) -> BlockLayout:
-    """Place every field of a batch; all starts are 64-byte aligned, as tinygrad needs them."""
+def lay_out(schema: Schema, n_rows: int, collation: Collation = STACKED) -> BlockLayout:
+    """Place every field of a batch of samples of `schema`.
+
+    Raises:
+        InvalidArgument: the collation does not go with the schema.
+    """
+    batch, joins = collation.expand(schema)
+    names = [name for join in joins for name in (join.name, join.beside) if name is not None]
+    return _place(batch, n_rows, frozenset(names), joins, schema)
+
+
+def lay_out_whole(schema: Schema, whole: frozenset[str], inner: BlockLayout) -> BlockLayout:
+    """Place what is made of batches of another layout: `whole` are arrays, all else are lists."""
+    made = _place(schema, inner.n_rows, whole, (), inner.samples)
+    return replace(made, inner=inner)
+
+
+def _place(
+    schema: Schema,
+    n_rows: int,
+    whole: frozenset[str],
+    joins: tuple[Join, ...],
+    samples: Schema,
+) -> BlockLayout:
+    """Give every part its offset; all starts are 64-byte aligned, as tinygrad needs them."""
     place = _aligned(n_rows * ORIGIN.itemsize)
     presence = []
     for name in schema.optional:
         presence.append(PresenceSlot(name, place))
         place = _aligned(place + n_rows)
-    varying = []
+    varying, heads = [], {}
     for name, field in schema.items():
-        if is_fixed(schema, name):
-            continue
-        n_dims = len(field.shape) if isinstance(field, Array) else 0
-        shapes = _aligned(place + n_rows * EXTENT.itemsize)
-        alignment = ALIGNMENT if isinstance(field, Array | List) else 1
-        varying.append(VaryingSlot(name, place, shapes, n_dims, alignment))
-        place = _aligned(shapes + n_rows * n_dims * 8)
+        if name in whole and isinstance(field, Array):
+            n_dims = len(field.shape)
+            heads[name] = WholeSlot(name, place, field.numpy, n_dims, _special(field))
+            place = _aligned(place + (1 + n_dims) * 8)
+        elif not is_fixed(schema, name):
+            varying.append(_varying(name, field, place, n_rows))
+            place = _aligned(varying[-1].shapes + n_rows * varying[-1].n_dims * 8)
     fixed = []
     for name, field in schema.items():
-        if isinstance(field, Array) and field.is_fixed:
+        if isinstance(field, Array) and field.is_fixed and name not in whole:
             shape = tuple(d for d in field.shape if d is not None)
             row_bytes = field.row_bytes or 0
-            special = field.dtype if field.dtype == "bfloat16" else None
             full = (n_rows, *shape)
-            fixed.append(FixedSlot(name, place, field.numpy, shape, full, row_bytes, special))
+            slot = FixedSlot(name, place, field.numpy, shape, full, row_bytes, _special(field))
+            fixed.append(slot)
             place = _aligned(place + n_rows * row_bytes)
     heap = -(-place // PAGE) * PAGE
-    return BlockLayout(schema, n_rows, tuple(fixed), tuple(varying), tuple(presence), heap)
+    slots = tuple(
+        JoinSlot(join, heads[join.name], None if join.beside is None else heads[join.beside])
+        for join in joins
+    )
+    parts = tuple(fixed), tuple(varying), tuple(presence), tuple(heads.values()), slots
+    return BlockLayout(schema, samples, n_rows, *parts, heap)
+
+
+def _varying(name: str, field: Field, place: int, n_rows: int) -> VaryingSlot:
+    n_dims = len(field.shape) if isinstance(field, Array) else 0
+    shapes = _aligned(place + n_rows * EXTENT.itemsize)
+    alignment = ALIGNMENT if isinstance(field, Array | List) else 1
+    return VaryingSlot(name, place, shapes, n_dims, alignment)
+
+
+def _special(field: Array) -> str | None:
+    return field.dtype if field.dtype == "bfloat16" else None
 
 
 def _aligned(n_bytes: int) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -13,6 +13,7 @@ from shardio.format.fields import DTYPES, Array, Bytes, Field, Json, List, Text
 from shardio.format.schema import Schema
 
 _NUMBERS: Final = np.ndarray | np.generic | bool | int | float
+_OTHER_SHAPES: Final = '; collate="pad", "ragged" or "list" takes arrays of different shapes'
 
 
 def infer_schema(sample: object, source: Schema | None = None) -> Schema:
@@ -84,8 +85,90 @@ def _infer_array(name: str, value: np.ndarray[Any, Any], source: Field | None) -
     return Array(dtype, shape)
 
 
-def check_sample(sample: object, schema: Schema) -> None:
-    """Make sure that a later sample is what the first one was.
+def infer_batch(made: object, n_rows: int, source: Schema) -> tuple[Schema, frozenset[str]]:
+    """The schema of what was made of a batch, and which of its fields are arrays of all samples.
+
+    Arrays and numbers have any shape, as `None` in every dimension; a list has a value for each of
+    n_rows samples. What `source` says of a field of the same name goes on as in `infer_schema`.
+
+    Raises:
+        SchemaError: not a mapping of names to such values.
+    """
+    if not isinstance(made, Mapping):
+        raise SchemaError(f"a batch must be a dict of fields, found {type(made).__name__}")
+    fields, whole = dict[str, Field](), set[str]()
+    for name, value in made.items():
+        known = source.get(name)
+        if _is_column(value):
+            fields[name] = _infer_column(name, value, n_rows, known)
+            continue
+        if not isinstance(value, _NUMBERS | list | tuple):
+            raise SchemaError(
+                f"field {name!r}: a {type(value).__name__} cannot be put into a batch; return "
+                "NumPy arrays, numbers, or lists with a value for each sample"
+            )
+        array = _infer_array(name, np.asarray(value), known)
+        fields[name] = Array(array.dtype, (None,) * len(array.shape))
+        whole.add(name)
+    return Schema(fields), frozenset(whole)
+
+
+def _is_column(value: object) -> bool:
+    """Whether it is a list of anything but single numbers."""
+    if not isinstance(value, list | tuple):
+        return False
+    return not all(isinstance(each, _NUMBERS) and np.ndim(each) == 0 for each in value)
+
+
+def _infer_column(name: str, values: Any, n_rows: int, known: Field | None) -> Field:
+    """The field that a list of values has, one for each sample."""
+    _check_column(name, values, n_rows)
+    first = next((value for value in values if value is not None), None)
+    if first is None:
+        return known if known is not None and known.optional else Json()
+    found = _infer_present(name, first, known)
+    if isinstance(found, Array):
+        found = Array(found.dtype, (None,) * len(found.shape))
+    is_sparse = any(value is None for value in values) and not isinstance(found, Json)
+    return replace(found, optional=is_sparse or (known is not None and known.optional))
+
+
+def _check_column(name: str, values: Any, n_rows: int) -> None:
+    if not isinstance(values, list | tuple) or len(values) != n_rows:
+        n = f"{len(values)} values" if isinstance(values, list | tuple) else type(values).__name__
+        raise SchemaError(f"field {name!r}: expected a list of {n_rows} values, found {n}")
+
+
+def check_batch(made: object, n_rows: int, schema: Schema, whole: Iterable[str]) -> None:
+    """Make sure that what was made of a later batch is what was made of the first.
+
+    Raises:
+        SchemaError: naming the field, and both.
+    """
+    if not isinstance(made, Mapping):
+        raise SchemaError(f"a batch must be a dict of fields, found {type(made).__name__}")
+    if made.keys() != schema.keys():
+        raise SchemaError(f"the first batch had fields {list(schema)}, this has {list(made)}")
+    arrays = set(whole)
+    for name, field in schema.items():
+        if name not in arrays or not isinstance(field, Array):
+            _check_column(name, made[name], n_rows)
+            continue
+        if _is_column(made[name]) or not isinstance(made[name], _NUMBERS | list | tuple):
+            raise SchemaError(
+                f"field {name!r}: the first batch had an array of {field.dtype}, this has a "
+                f"{type(made[name]).__name__}"
+            )
+        value = np.asarray(made[name])
+        if value.dtype.name != field.numpy.name or value.ndim != len(field.shape):
+            raise SchemaError(
+                f"field {name!r}: the first batch had {field.dtype} of {len(field.shape)} "
+                f"dimensions, this has {value.dtype} of shape {value.shape}"
+            )
+
+
+def check_sample(sample: object, schema: Schema, first: str = "the first sample") -> None:
+    """Make sure that a later sample is what the first one was, and was named.
 
     Raises:
         SchemaError: naming the field, and both.
@@ -93,13 +176,13 @@ def check_sample(sample: object, schema: Schema) -> None:
     if not isinstance(sample, Mapping):
         raise SchemaError(f"a sample must be a dict of fields, found {type(sample).__name__}")
     if sample.keys() != schema.keys():
-        raise SchemaError(f"the first sample had fields {list(schema)}, this has {list(sample)}")
+        raise SchemaError(f"{first} had fields {list(schema)}, this has {list(sample)}")
     for name, field in schema.items():
         if not isinstance(field, Array) or (field.optional and sample[name] is None):
             continue
         if not isinstance(sample[name], _NUMBERS):
             raise SchemaError(
-                f"field {name!r}: the first sample had {field.dtype} of shape {field.shape}, "
+                f"field {name!r}: {first} had {field.dtype} of shape {field.shape}, "
                 f"this has a {type(sample[name]).__name__}"
             )
         value = np.asarray(sample[name])
@@ -108,7 +191,8 @@ def check_sample(sample: object, schema: Schema) -> None:
         if not same or any(
             d is not None and d != n for d, n in zip(field.shape, value.shape, strict=True)
         ):
+            ways = "" if value.dtype.name != field.numpy.name or not field.shape else _OTHER_SHAPES
             raise SchemaError(
-                f"field {name!r}: the first sample had {field.dtype} of shape {field.shape}, "
-                f"this has {value.dtype} of shape {value.shape}"
+                f"field {name!r}: {first} had {field.dtype} of shape {field.shape}, "
+                f"this has {value.dtype} of shape {value.shape}{ways}"
             )

@@ -22,7 +22,7 @@ from shardio.collate import BlockLayout
 from shardio.course import Course
 from shardio.dataset import ShardDataset
 from shardio.division import Division, Tail
-from shardio.options import OnError, Output, check_options, check_verify
+from shardio.options import Collate, OnError, Output, check_options, check_verify
 from shardio.progress import Progress, progress_of, state_of
 from shardio.reopening import open_anew
 from shardio.units import Verify
@@ -75,6 +75,9 @@ class ShardLoader(Closing):
             in the workers. Arrays it is given are read-only. `rng` is a numpy Generator keyed by
             (seed, epoch, position); Python's and NumPy's global generators are keyed likewise.
             Every sample must have the fields, dtypes and shapes of the first.
+        batch_transform: `f(batch)` or `f(batch, rng)`, from a dict of what is in a whole batch to
+            another, run in the workers; its generators are keyed by the position of the first
+            sample, so that what it draws depends on batch_size, rank and world_size.
         output: "tinygrad" or "numpy".
         device: of the tensors: a name, or a tuple to shard along the batch; tinygrad's default.
         tail: "short" delivers the last, incomplete batch as it is; "drop" leaves it out; "pad"
@@ -96,6 +99,10 @@ class ShardLoader(Closing):
         timeout_s: how long the loop waits for a batch before it is an error that says what every
             worker is doing; None for ever. Without workers nothing is interrupted.
         reuse: the fast lane: a batch is valid only until the next one.
+        collate: how arrays of unequal shapes become part of a batch: "stack" (an error, but a list
+            of what the dataset says varies), "pad" (zeros behind, and `NAME_mask`), "ragged" (one
+            after another, and `NAME_offsets`) or "list"; a dict that says so of single fields, or
+            has the shape to pad them to; or `f(samples)`, from a list of dicts to a dict.
         subset: the name of a subset, whose samples alone there are then; that of an open
             ShardDataset, if it has one.
 
@@ -120,6 +127,7 @@ class ShardLoader(Closing):
         n_draws: int | None = None,
         num_workers: int | None = None,
         transform: Callable[..., Any] | None = None,
+        batch_transform: Callable[..., Any] | None = None,
         output: Output = "tinygrad",
         device: str | tuple[str, ...] | None = None,
         tail: Tail | None = None,
@@ -133,6 +141,7 @@ class ShardLoader(Closing):
         max_skips: int | None = None,
         timeout_s: float | None = None,
         reuse: bool = False,
+        collate: Collate = "stack",
         subset: str | None = None,
     ) -> None:
         check_verify(verify)
@@ -145,6 +154,7 @@ class ShardLoader(Closing):
             choice=Choice(shuffle, seed, sampler, weights, replacement, n_draws),
             num_workers=num_workers,
             transform=transform,
+            batch_transform=batch_transform,
             output=output,
             device=device,
             tail=tail,
@@ -158,6 +168,7 @@ class ShardLoader(Closing):
             max_skips=max_skips,
             timeout_s=timeout_s,
             reuse=reuse,
+            collate=collate,
         )
         self._n_samples = len(opened)
         self._course = Course(opened, self._options.choice)
@@ -210,6 +221,9 @@ class ShardLoader(Closing):
             subset=opened.subset,
             generation=opened.generation,
             skips=options.max_skips is not None,
+            collation=options.collation,
+            batch_transform=options.batch_transform,
+            batch_takes_rng=options.batch_takes_rng,
         )
 
     @property
@@ -312,7 +326,8 @@ class ShardLoader(Closing):
         if self._maker is None:
             return arrays
         wrap = self._maker.wrap
-        return {slot.name: wrap(arrays[slot.name], block, slot.special) for slot in layout.fixed}
+        slots = layout.fixed + layout.whole
+        return {slot.name: wrap(arrays[slot.name], block, slot.special) for slot in slots}
 
     def _lane(
         self, layout: BlockLayout, number: int, n_rows: int, block: npt.NDArray[np.uint8]
@@ -321,14 +336,18 @@ class ShardLoader(Closing):
         lanes = self._engine.pool.kept
         if self._maker is not None and not self._maker.aliases:
             arrays, maker = layout.arrays(block, n_rows), self._maker
-            put = lanes.get((_EVERY_BLOCK, n_rows))
-            if put is None:
-                put = {s.name: maker.fixed(arrays[s.name], s.special) for s in layout.fixed}
-                lanes[_EVERY_BLOCK, n_rows] = put
-            return {name: put[name](array) for name, array in arrays.items()}
-        values = lanes.get((number, n_rows))
-        if values is None:
-            values = lanes[number, n_rows] = self._values(layout, n_rows, block)
+            shapes = [array.shape for array in arrays.values()] if layout.whole else None
+            kept = lanes.get((_EVERY_BLOCK, n_rows))
+            if kept is None or kept[0] != shapes:
+                slots = layout.fixed + layout.whole
+                made = {s.name: maker.fixed(arrays[s.name], s.special) for s in slots}
+                kept = lanes[_EVERY_BLOCK, n_rows] = shapes, made
+            return {name: kept[1][name](array) for name, array in arrays.items()}
+        heads = layout.heads(block) if layout.whole else None
+        kept = lanes.get((number, n_rows))
+        if kept is None or kept[0] != heads:
+            kept = lanes[number, n_rows] = heads, self._values(layout, n_rows, block)
+        values: dict[str, Any] = kept[1]
         return values
 
     def _private_copy(self, number: int, n_bytes: int) -> npt.NDArray[np.uint8]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal, get_args
 
@@ -15,11 +15,13 @@ from shardio._engine.cpus import usable_cpus
 from shardio._engine.memory import default_budget
 from shardio.access.filesystems import Access
 from shardio.choice import Choice
+from shardio.collation import Collation, Kind, Sizes, collation_of
 from shardio.division import Tail
 from shardio.errors import InvalidArgument
 from shardio.format.schema import Schema
 from shardio.units import VERIFY, Verify
 
+Collate = Kind | Mapping[str, Kind | Sizes] | Callable[[list[dict[str, Any]]], Mapping[str, Any]]
 Output = Literal["tinygrad", "numpy"]
 OnError = Literal["raise", "skip"]
 _ON_ERROR: Final = get_args(OnError)
@@ -45,6 +47,8 @@ class Options:
     num_workers: int
     transform: Callable[..., Any] | None
     takes_rng: bool
+    batch_transform: Callable[..., Any] | None
+    batch_takes_rng: bool
     output: Output
     device: str | tuple[str, ...] | None
     tail: Tail
@@ -57,6 +61,7 @@ class Options:
     max_skips: int | None
     timeout_s: float | None
     reuse: bool
+    collation: Collation
 
 
 def check_options(
@@ -67,6 +72,7 @@ def check_options(
     choice: Choice,
     num_workers: int | None,
     transform: Callable[..., Any] | None,
+    batch_transform: Callable[..., Any] | None,
     output: Output,
     device: str | tuple[str, ...] | None,
     tail: Tail | None,
@@ -80,23 +86,33 @@ def check_options(
     max_skips: int | None,
     timeout_s: float | None,
     reuse: bool,
+    collate: Collate,
 ) -> Options:
     """Check every option against what is acceptable, and `fields` against the schema.
 
     Raises:
         InvalidArgument: naming the option, what is acceptable, and what was found.
     """
-    callable_ = _callable(transform)
+    callable_ = _callable("transform", transform)
+    batch_callable = _callable("batch_transform", batch_transform)
+    names = _fields(fields, schema)
+    collation = collation_of(collate)
+    if transform is None:  # else what it makes decides
+        collation.expand(Schema({name: schema[name] for name in names}))
     rank, world_size = _place_among_ranks(rank, world_size)
     if tail is None:
         tail = "short" if world_size == 1 else "pad"
     return Options(
         batch_size=_count("batch_size", batch_size, 1),
-        fields=_fields(fields, schema),
+        fields=names,
         choice=choice,
         num_workers=usable_cpus() if num_workers is None else _count("num_workers", num_workers, 0),
         transform=callable_,
-        takes_rng=callable_ is not None and _takes_rng(callable_),
+        takes_rng=callable_ is not None and _takes_rng("transform", "sample", callable_),
+        batch_transform=batch_callable,
+        batch_takes_rng=(
+            batch_callable is not None and _takes_rng("batch_transform", "batch", batch_callable)
+        ),
         output=_one_of("output", output, _OUTPUTS),
         device=_device(device, output),
         tail=_one_of("tail", tail, _TAILS),
@@ -111,6 +127,7 @@ def check_options(
         max_skips=_most_skips(on_error, max_skips),
         timeout_s=_seconds("timeout_s", timeout_s),
         reuse=bool(_one_of("reuse", reuse, (True, False))),
+        collation=_collation(collation, device),
     )
 
 
@@ -218,10 +235,20 @@ def _below(name: Any, schema: Schema) -> list[Any]:
     return [each for each in schema if each.startswith(f"{name}.")]
 
 
-def _callable(transform: Any) -> Any:
-    if transform is not None and not callable(transform):
-        raise InvalidArgument(f"transform must be callable; found {transform!r}")
-    return transform
+def _callable(name: str, function: Any) -> Any:
+    if function is not None and not callable(function):
+        raise InvalidArgument(f"{name} must be callable; found {function!r}")
+    return function
+
+
+def _collation(collation: Collation, device: Any) -> Collation:
+    rules = collation.others, *collation.named.values()
+    if isinstance(device, tuple | list) and any(rule.kind == "ragged" for rule in rules):
+        raise InvalidArgument(
+            "collate='ragged' makes arrays that are not as long as the batch and cannot be cut "
+            f"along it over the devices {tuple(device)!r}: ask for 'pad', or for one device"
+        )
+    return collation
 
 
 def _device(device: Any, output: str) -> Any:
@@ -235,10 +262,10 @@ def _device(device: Any, output: str) -> Any:
     return device if isinstance(device, str) else tuple(device)
 
 
-def _takes_rng(transform: Callable[..., Any]) -> bool:
-    """Whether a transform is f(sample, rng) rather than f(sample)."""
+def _takes_rng(name: str, given: str, function: Callable[..., Any]) -> bool:
+    """Whether a function of the user is f(given, rng) rather than f(given)."""
     try:
-        signature = inspect.signature(transform)
+        signature = inspect.signature(function)
     except (TypeError, ValueError):  # some builtins have no signature
         return False
     parameters = signature.parameters.values()
@@ -247,7 +274,5 @@ def _takes_rng(transform: Callable[..., Any]) -> bool:
     takes_any = any(p.kind is p.VAR_POSITIONAL for p in parameters)
     by_name = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is p.empty]
     if len(required) > 2 or by_name or not (places or takes_any):
-        raise InvalidArgument(
-            f"transform must take (sample) or (sample, rng); it takes {signature}"
-        )
+        raise InvalidArgument(f"{name} must take ({given}) or ({given}, rng); it takes {signature}")
     return len(required) == 2 or (len(places) > 1 and places[1].name == "rng")

@@ -218,15 +218,21 @@ def _feistel_wide(cells: _U64, width: int, height: int, keys: list[int]) -> _U64
     return found
 
 
+OF_SAMPLES, OF_BATCHES, OF_COLLATION = 2, 48, 49
+"""Streams of random numbers: what is drawn from one says nothing of another."""
+
+
 class SampleGenerators:
     """Random generators of single samples, keyed by (seed, epoch, global position).
+
+    Those of whole batches have other streams, and the position of the first sample.
 
     One Philox generator (J. Salmon et al., 2011), moved to another key for each sample: setting
     its state costs a quarter of making one.
     """
 
-    def __init__(self, seed: int) -> None:
-        self._seed = seed
+    def __init__(self, seed: int, stream: int = OF_SAMPLES) -> None:
+        self._seed, self._stream = seed, stream
         self._bits = np.random.Philox(key=0)
         self._generator = np.random.Generator(self._bits)
         self._state: dict[str, Any] = dict(self._bits.state)
@@ -235,7 +241,7 @@ class SampleGenerators:
     def key(self, epoch: int, position: int) -> int:
         """64 bits that stand for this sample: what any other generator may be seeded with."""
         if epoch != self._epoch:
-            self._epoch, self._epoch_key = epoch, key_of(2, self._seed, epoch)
+            self._epoch, self._epoch_key = epoch, key_of(self._stream, self._seed, epoch)
         return mix(self._epoch_key + (position + 1) * _GOLDEN)
 
     def at(self, epoch: int, position: int) -> np.random.Generator:

@@ -62,9 +62,8 @@ def values_of(batch: Batch) -> dict[str, list[Any]]:
     """A batch as lists of NumPy values, text and so on: copies."""
     found: dict[str, list[Any]] = {}
     for name, column in batch.items():
-        found[name] = [
-            _copied(value) for value in (column if isinstance(column, list) else np.asarray(column))
-        ]
+        rows = column if isinstance(column, list) else np.atleast_1d(np.asarray(column))
+        found[name] = [_copied(value) for value in rows]
     return found
 
 

@@ -42,6 +42,7 @@ RANKS = {
     "shardio.windows": 6,
     "shardio.drawing": 6,
     "shardio.division": 6,
+    "shardio.collation": 4,
     "shardio.collate": 5,
     "shardio.inference": 5,
     "shardio.dataset": 6,

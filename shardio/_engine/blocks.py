@@ -79,10 +79,11 @@ class BlockMap:
     """A mapping of one block's memory file, in main or in a worker; follows the file's growth.
 
     Borrows the descriptor. Views of an earlier, smaller mapping stay valid: the pages are the same.
+    It grows to `most` bytes, if that is given: what memory_bytes allows all blocks.
     """
 
-    def __init__(self, fd: int) -> None:
-        self._fd = fd
+    def __init__(self, fd: int, most: int | None = None) -> None:
+        self._fd, self._most = fd, most
         self._map()
 
     def _map(self) -> None:
@@ -96,16 +97,23 @@ class BlockMap:
         if (os.fstat(self._fd).st_size if n_bytes is None else n_bytes) > len(self.bytes):
             self._map()
 
-    def grow(self, n_bytes: int) -> None:
-        """Make the file at least n_bytes long.
+    def grow(self, n_bytes: int, better: int = 0) -> None:
+        """Make the file at least n_bytes long, and `better` if that is allowed.
 
         Raises:
-            MemoryShort: there is not that much memory.
+            MemoryShort: there is not that much memory, or it is not allowed.
         """
         size = os.fstat(self._fd).st_size
         if n_bytes > size:
+            if self._most is not None:
+                if n_bytes > self._most:
+                    raise MemoryShort(
+                        f"a batch needs a block of {n_bytes} bytes; memory_bytes allows "
+                        f"{self._most}: raise it, or lower batch_size"
+                    )
+                better = min(better, self._most)
             page = mmap.PAGESIZE
-            wanted = -(-n_bytes // page) * page
+            wanted = -(-max(n_bytes, better) // page) * page
             what = "a batch's values of varying size"
             require(wanted - size, what)
             with _refusals_explained(wanted - size, what):
@@ -116,11 +124,11 @@ class BlockMap:
 class Block(BlockMap):
     """One block of main's pool; owns its descriptor until the pool closes it."""
 
-    def __init__(self, number: int, n_bytes: int) -> None:
+    def __init__(self, number: int, n_bytes: int, most: int | None = None) -> None:
         self.number = number
         self.fd = reserve_memory_file(n_bytes, "a block for batches")
         try:
-            super().__init__(self.fd)
+            super().__init__(self.fd, most)
         except BaseException:
             os.close(self.fd)
             raise
@@ -205,7 +213,7 @@ class BlockPool:
         Raises:
             MemoryShort: there is no memory for it.
         """
-        block = Block(len(self._blocks), self.block_bytes)
+        block = Block(len(self._blocks), self.block_bytes, self._budget)
         self._blocks.append(block)
         return block.number
 

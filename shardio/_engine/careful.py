@@ -8,20 +8,18 @@ function of (dataset, recipe, plan, step), as far as failing is one of the sampl
 
 from __future__ import annotations
 
-import contextlib
 import errno
-import mmap
-import os
 from collections.abc import Iterator, Mapping
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-from shardio._engine.blocks import BlockMap, reserve_memory_file
+from shardio._engine.blocks import BlockMap
 from shardio._engine.fill import Filler
 from shardio._engine.itinerary import Stretch
 from shardio._engine.recipe import Plan
+from shardio._engine.scratch import Scratch
 from shardio.batch import Skipped
 from shardio.collate import (
     EMPTY,
@@ -107,33 +105,15 @@ class CarefulFiller:
     def _fill_rows(
         self, layout: BlockLayout, memory: BlockMap, plan: Plan, step: int, left_out: LeftOut
     ) -> tuple[int, int, tuple[Skipped, ...]]:
-        with _scratch(lay_out(layout.schema, 1)) as scratch:
-            rows = _Rows(self._filler, self._seed, plan, step, scratch, left_out)
-            n_rows, heap_bytes = self._filler.fill(layout, memory, plan, step, rows.fill)
+        scratch = Scratch(lay_out(layout.samples, 1))
+        rows = _Rows(self._filler, self._seed, plan, step, scratch, left_out)
+        n_rows, heap_bytes = self._filler.fill(layout, memory, plan, step, rows.fill)
         start, stop = plan.division.share(step)
         skips = tuple(each for each in rows.skips if each.row < stop - start)  # others are padding
         states = layout.origins(memory.bytes)["status"]
         for each in skips:
             states[each.row] = SKIPPED
         return n_rows, heap_bytes, skips
-
-
-class _Scratch(BlockMap):
-    """A block of one row, where a sample is tried before it gets its row of a batch."""
-
-    def __init__(self, layout: BlockLayout, fd: int) -> None:
-        super().__init__(fd)
-        self.layout = layout
-
-
-@contextlib.contextmanager
-def _scratch(layout: BlockLayout) -> Iterator[_Scratch]:
-    n_bytes = layout.heap + (mmap.PAGESIZE if layout.varying else 0)
-    fd = reserve_memory_file(n_bytes, "a block to try single samples in")
-    try:
-        yield _Scratch(layout, fd)
-    finally:
-        os.close(fd)
 
 
 class _Rows:
@@ -145,7 +125,7 @@ class _Rows:
         seed: int,
         plan: Plan,
         step: int,
-        scratch: _Scratch,
+        scratch: Scratch,
         left_out: LeftOut,
     ) -> None:
         self._filler, self._seed, self._plan, self._step = filler, seed, plan, step
@@ -153,13 +133,21 @@ class _Rows:
         self.skips: list[Skipped] = []
         """What has lost its row."""
 
-    def fill(self, layout: BlockLayout, memory: BlockMap, states: npt.NDArray[np.int32]) -> int:
-        """Fill all rows that are read for the batch; returns how much of the heap is used."""
+    def fill(
+        self,
+        origins: npt.NDArray[np.int64],
+        layout: BlockLayout,
+        memory: BlockMap,
+        states: npt.NDArray[np.int32],
+    ) -> int:
+        """Fill all rows that are read for the batch; returns how much of the heap is used.
+
+        `origins` and `states` are the rows of the batch's origin table.
+        """
         states[:] = _EMPTY
         used = 0
         for i, position in enumerate(range(*self._plan.division.read(self._step))):
-            origin = layout.views(memory.bytes).origins[i]
-            skipped = self._find(i, position, origin, states[i : i + 1])
+            skipped = self._find(i, position, origins[i], states[i : i + 1])
             if skipped is not None:
                 self.skips.append(skipped)
             used = _copy_row(self._scratch, layout, memory, i, used)
@@ -231,7 +219,7 @@ class _Rows:
         return None
 
 
-def _copy_row(scratch: _Scratch, layout: BlockLayout, memory: BlockMap, i: int, used: int) -> int:
+def _copy_row(scratch: Scratch, layout: BlockLayout, memory: BlockMap, i: int, used: int) -> int:
     """Copy the sample in a scratch into row i of a block, of whose heap so much is used so far.
 
     Returns how much is used then.

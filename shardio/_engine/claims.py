@@ -46,6 +46,8 @@ def claim_of_first(recipe: Recipe, dataset: ShardDataset, number: int = 0) -> Cl
     shard = int(dataset.locate(rows)[0])
     row = int(rows[0] - dataset.starts[shard])
     place = f"sample {row} of shard {dataset.shards[shard].name} of {recipe.path}"
+    if recipe.makes_batches:
+        return Claims(f"while it made the first batch, which begins with {place}", {shard: [row]})
     return Claims(f"while it ran the transform on the first sample: {place}", {shard: [row]})
 
 

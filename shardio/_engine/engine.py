@@ -25,25 +25,25 @@ from shardio._engine.linux import memory_file, this_process
 from shardio._engine.memory import require
 from shardio._engine.overdue import overdue
 from shardio._engine.passes import N_SLOTS, Passes
-from shardio._engine.recipe import Plan, Recipe
+from shardio._engine.recipe import Plan, Recipe, Schemas
 from shardio._engine.schedule import Schedule
 from shardio._engine.shared import SharedArray
 from shardio._engine.sizing import block_bytes, n_blocks_wanted
 from shardio._engine.staff import Local, Staff, Workers
 from shardio._engine.traffic import Traffic
-from shardio.collate import BlockLayout, lay_out
+from shardio.collate import BlockLayout
 from shardio.dataset import ShardDataset
 from shardio.errors import (
     InvalidArgument,
     LoaderClosed,
     MemoryShort,
+    SchemaError,
     TransformError,
 )
-from shardio.format.schema import Schema
 from shardio.views import RowList
 
 # Raised where the bookkeeping is whole, of a pass that could not begin.
-_TEAR_NOTHING: Final = (MemoryShort, TransformError, InvalidArgument, LoaderClosed)
+_TEAR_NOTHING: Final = (MemoryShort, TransformError, SchemaError, InvalidArgument, LoaderClosed)
 
 
 class Engine:
@@ -77,6 +77,7 @@ class Engine:
         self._passes = Passes()
         self._traffic: Traffic | None = None
         self._layout: BlockLayout | None = None
+        self._schemas: Schemas
         self._fds: list[int] = []
         self._selection: SharedArray | None = None
         self._is_closed = False
@@ -101,9 +102,9 @@ class Engine:
             dataset.show(RowList(self._selection.array))  # one copy for all
         self._staff.introduce(dataset, self._fds, self._selection)
         self._inquiry = Inquiry(self._recipe, dataset, self._staff)
-        schema = self._inquiry.ask()  # now; the answer is awaited when it is needed
-        if schema is not None:
-            self._lay_out(schema)
+        schemas = self._inquiry.ask()  # now; the answer is awaited when it is needed
+        if schemas is not None:
+            self._lay_out(schemas)
 
     def layout(self) -> BlockLayout:
         """How batches lie in blocks; waits for the first sample to have been transformed.
@@ -117,26 +118,28 @@ class Engine:
             if self._layout is not None:
                 return self._layout
             timeout_s, path = self._timeout_s, self._recipe.path
-            schema = self._inquiry.schema(timeout_s)
-            if schema is None:
+            schemas = self._inquiry.schemas(timeout_s)
+            if schemas is None:
                 what = "the first sample, from which batches are laid out,"
                 said = self._staff.ask_what_they_do()
                 raise overdue(what, path, timeout_s, said, self._inquiry.tasks_of)
-            return self._lay_out(schema)
+            return self._lay_out(schemas)
 
-    def _lay_out(self, schema: Schema) -> BlockLayout:
-        layout = lay_out(schema, self._recipe.block_rows)
-        n_bytes = block_bytes(layout, self._recipe, self.dataset, self._memory_bytes)
+    def _lay_out(self, schemas: Schemas) -> BlockLayout:
+        layout = self._recipe.lay_out(schemas)
+        n_bytes = block_bytes(
+            layout, self._recipe, self.dataset, self._memory_bytes, schemas.heap_bytes
+        )
         wanted = n_blocks_wanted(self._n_workers, self._prefetch, n_bytes)
         self._n_blocks = min(wanted, self._memory_bytes // n_bytes)
         require(self._n_blocks * n_bytes, f"{self._n_blocks} blocks for batches")
-        self._begin_traffic(layout, n_bytes)
-        self._layout = layout
+        self._begin_traffic(layout, schemas, n_bytes)
+        self._layout, self._schemas = layout, schemas
         return layout
 
-    def _begin_traffic(self, layout: BlockLayout, block_bytes: int) -> None:
+    def _begin_traffic(self, layout: BlockLayout, schemas: Schemas, block_bytes: int) -> None:
         """Have blocks, and workers that know how batches lie in them."""
-        self._staff.use_layout(layout)
+        self._staff.use_layout(layout, schemas, self._memory_bytes)
         self._traffic = Traffic(
             self._recipe,
             self.dataset,
@@ -238,7 +241,7 @@ class Engine:
         self._inquiry = Inquiry(self._recipe, self.dataset, self._staff)
         if self._traffic is not None and self._layout is not None:
             self.pool.close()
-            self._begin_traffic(self._layout, self.pool.block_bytes)
+            self._begin_traffic(self._layout, self._schemas, self.pool.block_bytes)
         self._passes.is_torn = False
 
     def cancel(self, iteration: Iteration) -> None:

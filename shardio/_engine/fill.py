@@ -7,26 +7,31 @@ called, so that whatever kills the process, main can say what it was doing.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
+from shardio._engine.batched import Batches, Share
 from shardio._engine.blocks import BlockMap
 from shardio._engine.itinerary import Itinerary, Stretch
-from shardio._engine.recipe import Plan, Recipe
+from shardio._engine.recipe import Plan, Recipe, Schemas
+from shardio._engine.sizing import heap_bytes_by
 from shardio._engine.stored import StoredValues
 from shardio._engine.transformed import TransformedValues
 from shardio.collate import EMPTY, FILLED, NO_FIELD, BlockLayout, pack_state
 from shardio.dataset import ShardDataset
+from shardio.division import Division
 from shardio.errors import SchemaError
 from shardio.format.schema import Schema
 from shardio.inference import infer_schema
 from shardio.units import Rows
 
-RowByRow = Callable[[BlockLayout, BlockMap, npt.NDArray[np.int32]], int]
-"""Fills the rows of a block whose states it is given; returns how much of the heap is used."""
+RowByRow = Callable[[npt.NDArray[np.int64], BlockLayout, BlockMap, npt.NDArray[np.int32]], int]
+"""Fills the rows of a block, or of a scratch, one by one; returns how much of the heap is used. The
+first argument and the last are the batch's origins and their states."""
 
 _ALL_FILLED: Final = pack_state(NO_FIELD, FILLED)
 
@@ -51,8 +56,12 @@ class Filler:
         self._recipe, self._dataset, self._beware = recipe, dataset, beware
         self._source = Schema({name: dataset.schema[name] for name in recipe.fields})
         self._itinerary = Itinerary(dataset, shuffle=recipe.shuffle, seed=recipe.seed)
+        self._heap_bytes = 0
         self._stored = StoredValues(dataset, self._source)
         self._transformed = TransformedValues(recipe, dataset, passes)
+        self._batches = Batches(
+            recipe, dataset, self._source, self._stored, self._transformed, passes
+        )
 
     def batch_schema(self, number: int = 0) -> Schema:
         """What a sample of a batch is: the fields, or what the transform makes of one sample.
@@ -68,9 +77,35 @@ class Filler:
         shard = int(self._dataset.locate(rows)[0])
         sample = self._transformed.sample(rows, 0, shard, epoch=0, position=number)
         try:
-            return infer_schema(sample, self._source)
+            schema = self._recipe.collation.loosen(infer_schema(sample, self._source))
+            self._heap_bytes = heap_bytes_by(sample, schema, self._recipe.block_rows)
+            return schema
         except SchemaError as error:
             raise self._transformed.placed(str(error), int(rows[0]), shard, number) from None
+
+    def schemas(self, number: int = 0) -> Schemas:
+        """What samples are, and what the user's functions make of a batch.
+
+        That is the first batch; where samples may be skipped, one of sample `number` alone, which
+        is filled up with copies of it.
+
+        Raises:
+            TransformError, ShardCorrupt: naming samples.
+            InvalidArgument: the collation does not go with the samples.
+        """
+        recipe = self._recipe
+        samples = self.batch_schema(number)
+        if not recipe.makes_batches or not recipe.n_samples:
+            return Schemas(samples, heap_bytes=self._heap_bytes)
+        n_rows = recipe.block_rows
+        end = number + 1 if recipe.skips else recipe.n_samples
+        plan = Plan(0, Division(end, number if recipe.skips else 0, n_rows, tail="pad"))
+        stretch, part = self._itinerary.stretch(plan, plan.division.first_step)
+        states = np.empty(part.stop - part.start, np.int32)
+        if self._beware is not None:
+            self._beware(stretch.shards[part])
+        start = plan.division.first
+        return self._batches.first(samples, Share(stretch, part, 0, start, n_rows, states))
 
     def fill(
         self,
@@ -97,9 +132,20 @@ class Filler:
             states[n_read:] = EMPTY
             origins, states = origins[:n_read], states[:n_read]
         if row_by_row is not None:
-            heap = row_by_row(layout, memory, states)
+            one_by_one = functools.partial(row_by_row, origins)
         else:
             origins[:] = stretch.origins[part]
+            one_by_one = None
+        if layout.inner is not None or layout.joins:
+            if self._beware is not None:
+                self._beware(stretch.shards[part])
+            n_rows = layout.n_rows if plan.division.tail == "pad" else n_read
+            start = plan.division.read(step)[0]
+            share = Share(stretch, part, plan.epoch, start, n_rows, states)
+            heap = self._batches.fill(layout, memory, share, one_by_one)
+        elif one_by_one is not None:
+            heap = one_by_one(layout, memory, states)
+        else:
             start = 0 if self._recipe.transform is None else plan.division.read(step)[0]
             heap = self.fill_rows(layout, memory, stretch, part, states, plan.epoch, start)
         states[:] = _ALL_FILLED
@@ -137,7 +183,7 @@ class Filler:
             self._beware(stretch.shards[part])
         if self._recipe.transform is not None:
             rows, shards = stretch.rows[part], stretch.shards[part]
-            return self._transformed.fill(layout, memory, rows, shards, epoch, start)
+            return self._transformed.fill(layout, memory, rows, shards, states, epoch, start)
         views = memory.views
         if views is None:
             views = memory.views = layout.views(memory.bytes)

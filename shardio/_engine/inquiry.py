@@ -1,7 +1,7 @@
-"""Which fields a batch has: those that are read, or what the transform makes of the first sample.
+"""Which fields a batch has: those that are read, or what is made of the first sample or batch.
 
-The transform is run where it always runs, in a worker, while main goes on opening files. Where
-samples may be skipped, and the first one fails, others are tried.
+The user's functions are run where they always run, in a worker, while main goes on opening files.
+Where samples may be skipped, and the first one fails, others are tried.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import time
 
 from shardio._engine.careful import may_skip
 from shardio._engine.claims import claim_of_first, error_of_death, is_final
-from shardio._engine.recipe import Recipe
+from shardio._engine.recipe import Recipe, Schemas
 from shardio._engine.staff import Answer, Local, Loss, Workers
 from shardio._engine.wire import Ask, Task
 from shardio.dataset import ShardDataset
@@ -24,7 +24,7 @@ _ASKED = 0
 
 
 class Inquiry:
-    """Asks for the schema of batches, as often as it is not answered. Borrows all it is given."""
+    """Asks for the schemas of batches, until it is answered. Borrows all it is given."""
 
     def __init__(self, recipe: Recipe, dataset: ShardDataset, staff: Workers | Local) -> None:
         self._recipe, self._dataset, self._staff = recipe, dataset, staff
@@ -38,17 +38,17 @@ class Inquiry:
     def _sample(self) -> int:
         return self._candidates[self._number]
 
-    def ask(self) -> Schema | None:
-        """The schema, if it is known; else a worker is asked, unless it was already."""
+    def ask(self) -> Schemas | None:
+        """The schemas, if they are known; else a worker is asked, unless it was already."""
         recipe = self._recipe
-        if recipe.transform is None or not recipe.n_samples:
-            return Schema({name: self._dataset.schema[name] for name in recipe.fields})
+        if not recipe.runs_user_code or not recipe.n_samples:
+            return Schemas(Schema({name: self._dataset.schema[name] for name in recipe.fields}))
         if not self._is_asked:
             self._is_asked = True
             self._staff.give(_ASKED, Task(Ask.SCHEMA, 0, 0, 0, self._sample, 0, 0), None)
         return None
 
-    def schema(self, timeout_s: float | None = None) -> Schema | None:
+    def schemas(self, timeout_s: float | None = None) -> Schemas | None:
         """Ask, and wait for the answer; None when it does not come within `timeout_s`.
 
         The time in which workers are started is not counted.
@@ -66,8 +66,8 @@ class Inquiry:
                     return None
             n_answers, is_starting = 0, self._staff.is_starting
             # By `map`: a variable that holds an answer would be in the traceback of its error.
-            for schema in map(self._take, self._staff.wait(left_s)):
-                known = schema or known
+            for schemas in map(self._take, self._staff.wait(left_s)):
+                known = schemas or known
                 n_answers += 1
             if not n_answers and is_starting:
                 since_s = time.monotonic()
@@ -78,14 +78,14 @@ class Inquiry:
         is_busy = self._is_asked and worker == _ASKED
         return [claim_of_first(self._recipe, self._dataset, self._sample).text] if is_busy else []
 
-    def _take(self, answer: Answer | Loss) -> Schema | None:
+    def _take(self, answer: Answer | Loss) -> Schemas | None:
         if isinstance(answer, Loss) and not (self._is_asked and answer.worker == _ASKED):
             return None  # it died idle, perhaps just after its answer
         self._is_asked = False
         if isinstance(answer, Loss):
             return self._ask_again(answer)
         if answer.error is None:
-            return answer.schema
+            return answer.schemas
         if may_skip(answer.error) and self._has_another():
             return self.ask()
         try:
@@ -98,7 +98,7 @@ class Inquiry:
         self._number = (self._number + 1) % len(self._candidates)
         return self._number > 0
 
-    def _ask_again(self, loss: Loss) -> Schema | None:
+    def _ask_again(self, loss: Loss) -> Schemas | None:
         """Ask another worker, unless the first sample has killed enough of them."""
         self._n_deaths += 1
         claim = claim_of_first(self._recipe, self._dataset, self._sample)

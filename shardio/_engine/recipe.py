@@ -1,15 +1,18 @@
-"""A recipe and a plan: everything that decides what is in a batch."""
+"""A recipe and a plan: everything that decides what is in a batch; and what that looks like."""
 
 from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Self
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, Self
 
 from shardio._engine.shared import SharedArray
 from shardio.access.filesystems import Access
+from shardio.collate import BlockLayout, lay_out, lay_out_whole
+from shardio.collation import STACKED, Collation
 from shardio.division import Division
+from shardio.format.schema import Schema
 from shardio.units import Verify
 from shardio.windows import Window
 
@@ -21,7 +24,7 @@ class Recipe:
     `transform` is the user's; `takes_rng` says whether it wants a generator too. `n_samples` are
     those of `subset`, if one is named, in the state of the dataset that `generation` numbers.
     `block_rows` is how many samples a block has room for. `skips` says whether a sample that fails
-    gives its place to another.
+    gives its place to another. `batch_transform` is the user's as well, and is given whole batches.
     """
 
     path: str
@@ -37,6 +40,59 @@ class Recipe:
     subset: str | None = None
     generation: int | None = None
     skips: bool = False
+    collation: Collation = STACKED
+    batch_transform: Callable[..., Any] | None = None
+    batch_takes_rng: bool = False
+
+    @property
+    def makes_batches(self) -> bool:
+        """Whether a function of the user makes something of whole batches."""
+        return self.batch_transform is not None or self.collation.function is not None
+
+    @property
+    def runs_user_code(self) -> bool:
+        """Whether any function of the user runs where batches are made."""
+        return self.transform is not None or self.makes_batches
+
+    def lay_out(self, schemas: Schemas) -> BlockLayout:
+        """How batches lie in blocks.
+
+        Raises:
+            InvalidArgument: the collation does not go with the samples.
+        """
+        samples = schemas.samples
+        layout = lay_out(samples, self.block_rows, self.collation)
+        if layout.joins and self.transform is not None:
+            # Values come sample by sample, and can be joined when all are there.
+            layout = replace(layout, inner=lay_out(samples, self.block_rows))
+        if schemas.batch is None:
+            return layout
+        return lay_out_whole(schemas.batch, schemas.whole, layout)
+
+
+class Schemas(NamedTuple):
+    """What samples are when they are put into a batch, and what the user makes of whole batches.
+
+    Of `batch`, None if he makes nothing, `whole` are the arrays; all else are lists. `heap_bytes`
+    is what a batch takes in a heap, as far as the first sample or batch tells.
+    """
+
+    samples: Schema
+    batch: Schema | None = None
+    whole: frozenset[str] = frozenset()
+    heap_bytes: int = 0
+
+    def pack(self) -> bytes:
+        """The bytes that travel between main and its workers."""
+        batch = None if self.batch is None else self.batch.to_json()
+        return pickle.dumps((self.samples.to_json(), batch, self.whole, self.heap_bytes))
+
+    @classmethod
+    def unpack(cls, packed: bytes) -> Schemas:
+        """What was packed, by our own parent or worker: never data."""
+        samples, batch, whole, heap_bytes = pickle.loads(packed)
+        made = None if batch is None else Schema.from_json(batch)
+        return cls(Schema.from_json(samples), made, whole, heap_bytes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from shardio._engine.crew import Crew, Died, Message
 from shardio._engine.fill import Filler
 from shardio._engine.overdue import ask_for_stacks
 from shardio._engine.parcels import packed, unpacked
-from shardio._engine.recipe import Plan, Recipe
+from shardio._engine.recipe import Plan, Recipe, Schemas
 from shardio._engine.schedule import DEPTH
 from shardio._engine.shared import SharedArray
 from shardio._engine.wire import (
@@ -41,7 +41,6 @@ from shardio.batch import Skipped
 from shardio.collate import BlockLayout
 from shardio.dataset import ShardDataset
 from shardio.errors import EnvironmentUnsuitable, LoaderClosed
-from shardio.format.schema import Schema
 
 STARTING_S: Final = 60.0
 """How long starting a worker may take before the time counts as that of its task."""
@@ -50,13 +49,13 @@ STARTING_S: Final = 60.0
 class Answer(NamedTuple):
     """What a worker answers to a task: done, and what goes with it.
 
-    That is an error, a schema, or the samples that were skipped.
+    That is an error, schemas, or the samples that were skipped.
     """
 
     worker: int
     done: Done
     error: BaseException | None = None
-    schema: Schema | None = None
+    schemas: Schemas | None = None
     skips: tuple[Skipped, ...] = ()
 
 
@@ -118,9 +117,9 @@ class Workers:
             selected = [] if self._selection is None else [self._selection.fd]
             self._crew.send(worker, hello, [*fds[:STACKS], fds[STACKS + worker], *selected])
 
-    def use_layout(self, layout: BlockLayout) -> None:
-        """Lay blocks out so from now on."""
-        self._layout = _message(Ask.LAYOUT) + layout.schema.to_json()
+    def use_layout(self, layout: BlockLayout, schemas: Schemas, memory_bytes: int) -> None:
+        """Lay blocks out so from now on, as is to be done for these schemas; so large at most."""
+        self._layout = _message(Ask.LAYOUT, step=memory_bytes) + schemas.pack()
         for worker in range(self.n_workers):
             self._crew.send(worker, self._layout)
 
@@ -205,8 +204,8 @@ class Workers:
         self._blocks.clear()  # or their memory would stay as long as the loader
 
 
-def _message(ask: Ask, block: int = 0, slot: int = 0) -> bytes:
-    return pack_task(*Task(ask, slot, block, 0, 0, 0, 0))
+def _message(ask: Ask, block: int = 0, slot: int = 0, step: int = 0) -> bytes:
+    return pack_task(*Task(ask, slot, block, 0, step, 0, 0))
 
 
 def _long_answer(worker: int, data: bytes) -> Answer:
@@ -214,7 +213,7 @@ def _long_answer(worker: int, data: bytes) -> Answer:
     if done.status == Status.FAILED:
         return Answer(worker, done, error=unpack_error(data[DESCRIPTOR_BYTES:]))
     if done.status == Status.SCHEMA:
-        return Answer(worker, done, schema=Schema.from_json(data[DESCRIPTOR_BYTES:]))
+        return Answer(worker, done, schemas=Schemas.unpack(data[DESCRIPTOR_BYTES:]))
     if done.status == Status.FILLED:
         return Answer(worker, done, skips=unpack_skips(data[DESCRIPTOR_BYTES:]))
     return Answer(worker, done)
@@ -268,8 +267,8 @@ class Local:
             self._careful = CarefulFiller(self._filler, self._recipe.seed)
         self._cancelled = np.frombuffer(mmap.mmap(fds[CANCELLED], 0), np.uint8)
 
-    def use_layout(self, layout: BlockLayout) -> None:
-        """Lay blocks out so from now on."""
+    def use_layout(self, layout: BlockLayout, schemas: Schemas, memory_bytes: int) -> None:
+        """Lay blocks out so from now on; main's own know how large they may be."""
         self._layout = layout
 
     def explain(self, worker: int, slot: int, plan: Plan) -> None:
@@ -291,7 +290,7 @@ class Local:
         if not self._tasks:
             raise LoaderClosed("the loader is closed")
         task, block = self._tasks[0]  # stays until it is done: Ctrl-C may strike
-        if self._recipe.transform is None:
+        if not self._recipe.runs_user_code:
             answer = self._do(task, block)
         else:
             states = random.getstate(), np.random.get_state()
@@ -308,13 +307,13 @@ class Local:
         n_rows = heap_bytes = 0
         status = Status.CANCELLED
         error: BaseException | None = None
-        schema: Schema | None = None
+        schemas: Schemas | None = None
         skips: tuple[Skipped, ...] = ()
         if self._filler is None:
             raise AssertionError("introduce() comes first")
         try:
             if block is None or self._layout is None:
-                schema = self._filler.batch_schema(task.step)
+                schemas = self._filler.schemas(task.step)
                 status = Status.SCHEMA
             elif not self._cancelled[task.slot]:
                 plan = self._plans[task.slot]
@@ -328,7 +327,7 @@ class Local:
         except Exception as failure:  # noqa: BLE001  # raised when the batch's turn comes
             status, error = Status.FAILED, failure
         done = Done(status, task.slot, task.block, task.step, heap_bytes, task.use, n_rows)
-        return Answer(0, done, error, schema, skips)
+        return Answer(0, done, error, schemas, skips)
 
     def ask_what_they_do(self) -> list[tuple[str, str]]:
         """Nobody works while main asks."""

@@ -5,19 +5,24 @@ from __future__ import annotations
 import random
 import traceback
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 
 from shardio._engine.blocks import BlockMap
+from shardio._engine.heap import put_value
 from shardio._engine.recipe import Recipe
-from shardio.collate import CLAIMED, EMPTY, FILLED, BlockLayout, VaryingSlot
+from shardio.collate import CLAIMED, EMPTY, FILLED, NO_FIELD, BlockLayout, pack_state
 from shardio.dataset import ShardDataset
 from shardio.errors import SchemaError, TransformError
-from shardio.format.values import encode_record
 from shardio.inference import check_sample
 from shardio.order import SampleGenerators
 from shardio.units import Rows
+
+_EMPTY: Final = pack_state(NO_FIELD, EMPTY)
+_CLAIMED: Final = pack_state(NO_FIELD, CLAIMED)
+_FILLED: Final = pack_state(NO_FIELD, FILLED)
 
 
 class TransformedValues:
@@ -31,6 +36,10 @@ class TransformedValues:
     ) -> None:
         self._recipe, self._dataset, self._passes = recipe, dataset, passes
         self._generators = SampleGenerators(recipe.seed)
+        self._first = "the first sample"
+        if recipe.transform is not None and recipe.n_samples:
+            rows = dataset.rows(np.zeros(1, np.int64))
+            self._first += f" ({named(dataset, int(rows[0]), int(dataset.locate(rows)[0]))})"
 
     def fill(
         self,
@@ -38,6 +47,7 @@ class TransformedValues:
         memory: BlockMap,
         rows: Rows,
         shards: Rows,
+        states: npt.NDArray[np.int32],
         epoch: int,
         start: int,
     ) -> int:
@@ -46,56 +56,33 @@ class TransformedValues:
         Args:
             layout, memory: of the block.
             rows, shards: of the samples.
+            states: of their rows in the origin table.
             epoch, start: the position of the first, which keys its generators.
 
         Raises:
             ShardCorrupt, TransformError, MemoryShort: naming the sample.
         """
-        # These stay valid when the block grows: the pages are the same.
-        status = layout.origins(memory.bytes)["status"]
+        # They stay valid when the block grows: the pages are the same.
         arrays = [(s.name, layout.fixed_rows(memory.bytes, s, len(rows))) for s in layout.fixed]
         presence = [(p.name, layout.present(memory.bytes, p)) for p in layout.presence]
-        status[: len(rows)] = EMPTY
+        states[:] = _EMPTY
         used = 0
         for i, shard in enumerate(shards.tolist()):
-            status[i] = CLAIMED
+            states[i] = _CLAIMED
             sample = self.sample(rows, i, shard, epoch=epoch, position=start + i)
             try:
-                check_sample(sample, layout.schema)
+                check_sample(sample, layout.samples, self._first)
                 for name, is_present in presence:
                     is_present[i] = sample[name] is not None
                 for name, array in arrays:
                     value = sample[name]
                     array[i] = 0 if value is None else value
                 for varying in layout.varying:
-                    used = self._put(layout, memory, varying, i, sample[varying.name], used)
+                    used = put_value(layout, memory, varying, i, sample[varying.name], used)
             except SchemaError as error:
                 raise self.placed(str(error), int(rows[i]), shard, start + i) from None
-            status[i] = FILLED
+            states[i] = _FILLED
         return used
-
-    def _put(
-        self,
-        layout: BlockLayout,
-        memory: BlockMap,
-        slot: VaryingSlot,
-        i: int,
-        value: object,
-        used: int,
-    ) -> int:
-        """One value that a transform made into the heap; returns how much is used then."""
-        record, shape = encode_record(slot.name, layout.schema[slot.name], value)
-        start = -(-used // slot.alignment) * slot.alignment
-        end = start + record.nbytes
-        # Doubled: the sizes to come are not known, and every growth maps the block anew.
-        if layout.heap + end > len(memory.bytes):
-            memory.grow(layout.heap + 2 * end)
-        memory.bytes[layout.heap + start : layout.heap + end].data[:] = record
-        extents = layout.extents(memory.bytes, slot)
-        extents[i] = (0, record.nbytes, start)
-        if slot.n_dims:
-            layout.shapes(memory.bytes, slot)[i] = shape
-        return end
 
     def sample(
         self, rows: Rows, i: int, shard: int, *, epoch: int, position: int
@@ -116,9 +103,7 @@ class TransformedValues:
         except self._passes:
             raise
         except BaseException as error:  # sys.exit and StopIteration are failures too
-            frames = error.__traceback__.tb_next if error.__traceback__ else None
-            text = "".join(traceback.format_exception(type(error), error, frames))
-            what = f"the transform raised {type(error).__name__}: {_text_of(error)}"
+            what, text = told("the transform", error)
             raise self.placed(what, int(rows[i]), shard, position, text) from error
         return made
 
@@ -126,10 +111,21 @@ class TransformedValues:
         self, what: str, row: int, shard: int, position: int, text: str = ""
     ) -> TransformError:
         """What went wrong with a sample, and which it is."""
-        name = self._dataset.shards[shard].name
-        local = row - int(self._dataset.starts[shard])
-        place = f"sample {local} of shard {name} of {self._recipe.path} (position {position})"
+        place = f"{named(self._dataset, row, shard)} of {self._recipe.path} (position {position})"
         return TransformError(f"{what}\n  at {place}" + (f"\n\n{text}" if text else ""))
+
+
+def named(dataset: ShardDataset, row: int, shard: int) -> str:
+    """Which sample a row of all shards is, in words."""
+    local = row - int(dataset.starts[shard])
+    return f"sample {local} of shard {dataset.shards[shard].name}"
+
+
+def told(what: str, error: BaseException) -> tuple[str, str]:
+    """What a function of the user has raised, in words, and its traceback without our frame."""
+    frames = error.__traceback__.tb_next if error.__traceback__ else None
+    text = "".join(traceback.format_exception(type(error), error, frames))
+    return f"{what} raised {type(error).__name__}: {_text_of(error)}", text
 
 
 def _text_of(error: BaseException) -> str:

@@ -1,9 +1,9 @@
 """What crosses a process boundary: descriptors of 32 bytes. Pixels never do.
 
 Main sends a `Task` (fill this block with that batch); the worker answers with a `Done`. Behind a
-Done that reports a failure or skipped samples, or the schema that was asked for, follow its bytes,
-in the same message (or in a file, see `parcels.py`). The other messages of main hand over what
-tasks refer to: a block's memory, and the schema that blocks are laid out from.
+Done that reports a failure or skipped samples, or the schemas that were asked for, follow their
+bytes, in the same message (or in a file, see `parcels.py`). The other messages of main hand over
+what tasks refer to: a block's memory, and the schemas that blocks are laid out from.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Ask(IntEnum):
     FILL = 1
     SCHEMA = 2  # run the transform on sample number `step`, and say what comes out
     BLOCK = 3  # here is a block: its descriptor comes along
-    LAYOUT = 4  # lay blocks out for the schema that follows
+    LAYOUT = 4  # for the schemas that follow, in blocks of `step` bytes at most
     HELLO = 5  # here are the files that are shared: MARKS, CANCELLED, the worker's STACKS, …
     PLAN = 6  # what the tasks of an iteration are about: a packed Plan follows
     CAUTION = 7  # do the task that comes next row by row: what to leave out follows, pickled
@@ -49,7 +49,7 @@ class Status(IntEnum):
     FILLED = 1  # the samples that were skipped follow, if there are any
     FAILED = 2  # a pickled exception follows
     CANCELLED = 3
-    SCHEMA = 4  # canonical JSON of a schema follows
+    SCHEMA = 4  # packed Schemas follow
     READY = 5  # no answer: the worker has started, and has opened the dataset
 
 

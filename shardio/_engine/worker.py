@@ -17,7 +17,7 @@ from shardio._engine.fill import Filler
 from shardio._engine.linux import yield_to_main
 from shardio._engine.overdue import answer_with_stacks
 from shardio._engine.parcels import packed, unpacked
-from shardio._engine.recipe import Plan, Recipe
+from shardio._engine.recipe import Plan, Recipe, Schemas
 from shardio._engine.shared import SharedArray
 from shardio._engine.wire import (
     CANCELLED,
@@ -34,10 +34,9 @@ from shardio._engine.wire import (
     unpack_task,
 )
 from shardio.batch import Skipped
-from shardio.collate import BlockLayout, lay_out
+from shardio.collate import BlockLayout
 from shardio.dataset import ShardDataset
 from shardio.errors import DatasetCorrupt
-from shardio.format.schema import Schema
 from shardio.views import RowList
 
 # Plain numbers: members of an enum are slow to look up and to compare.
@@ -81,6 +80,7 @@ class _Worker:
         self._blocks: dict[int, BlockMap] = {}
         self._plans: dict[int, Plan] = {}
         self._layout: BlockLayout | None = None
+        self._most_bytes: int | None = None
         self._unfit: Exception | None = None
         """Why no task can be done: the dataset is not the one that main has opened, or damaged."""
 
@@ -90,14 +90,15 @@ class _Worker:
         if task.ask <= _LAST_OF_WORK:
             return self._do(task)
         if task.ask == Ask.BLOCK:
-            self._blocks[task.block] = BlockMap(fds[0])
+            self._blocks[task.block] = BlockMap(fds[0], self._most_bytes)
         elif task.ask == Ask.PLAN:
             self._plans[task.slot] = Plan.unpack(message[DESCRIPTOR_BYTES:], fds)
         elif task.ask == Ask.CAUTION:
             self._left_out = pickle.loads(unpacked(message, fds)[DESCRIPTOR_BYTES:])
         elif task.ask == Ask.LAYOUT:
-            schema = Schema.from_json(message[DESCRIPTOR_BYTES:])
-            self._layout = lay_out(schema, self._recipe.block_rows)
+            self._most_bytes = task.step
+            schemas = Schemas.unpack(message[DESCRIPTOR_BYTES:])
+            self._layout = self._recipe.lay_out(schemas)
         elif task.ask == Ask.HELLO:
             try:
                 self._meet(message[DESCRIPTOR_BYTES:].decode(), fds)
@@ -131,7 +132,7 @@ class _Worker:
             if self._unfit is not None:
                 raise self._unfit
             if task.ask == _LAST_OF_WORK:
-                status, rest = Status.SCHEMA, self._filler.batch_schema(task.step).to_json()
+                status, rest = Status.SCHEMA, self._filler.schemas(task.step).pack()
             elif not self._cancelled[task.slot]:
                 n_rows, heap_bytes, skips = self._fill(task)
                 status = _FILLED
@@ -148,7 +149,7 @@ class _Worker:
         if self._layout is None:
             raise AssertionError("main sends the layout before the first batch")
         memory = self._blocks[task.block]
-        if self._layout.varying:  # only they make blocks grow
+        if self._layout.has_heap:  # only they make blocks grow
             memory.see_growth()
         plan = self._plans[task.slot]
         if self._careful is None:

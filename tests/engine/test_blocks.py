@@ -370,13 +370,22 @@ def test_leases_of_several_blocks_end_each_for_itself(pool: BlockPool) -> None:
 def test_a_lease_stays_valid_when_its_block_grows(pool: BlockPool) -> None:
     number, memory = leased(pool)
     memory[:] = 3
-    pool[number].grow(MIB)
+    pool[number].grow(128 * KIB)
     pool[number].bytes[5] = 9
     assert memory[5] == 9
     assert len(memory) == 64 * KIB
     del memory
     assert returned(pool) == [number]
-    assert len(pool.lease(number)) == MIB
+    assert len(pool.lease(number)) == 128 * KIB
+
+
+def test_a_block_grows_as_far_as_the_budget_of_all_and_no_further(pool: BlockPool) -> None:
+    block = pool[pool.make_extra()]
+    block.grow(100 * KIB, better=MIB)
+    assert len(block.bytes) == 256 * KIB  # four blocks of 64 KiB
+    with pytest.raises(MemoryShort, match="a block of 262145 bytes; memory_bytes allows 262144"):
+        block.grow(256 * KIB + 1)
+    assert len(block.bytes) == 256 * KIB
 
 
 # Ends.

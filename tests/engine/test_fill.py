@@ -16,7 +16,7 @@ from shardio._engine.blocks import Block
 from shardio._engine.fill import Filler
 from shardio._engine.recipe import Plan, Recipe
 from shardio.batch import Batch
-from shardio.collate import CLAIMED, EMPTY, FILLED, NO_FIELD, BlockLayout, lay_out
+from shardio.collate import CLAIMED, EMPTY, FILLED, NO_FIELD, BlockLayout
 from shardio.dataset import ShardDataset
 from shardio.division import Division
 from shardio.errors import ChecksumMismatch, MemoryShort, TransformError
@@ -71,7 +71,7 @@ class Filling:
         passes = changes.pop("passes", ())
         self.recipe = recipe_for(dataset, **changes)
         self.filler = Filler(self.recipe, dataset, passes)
-        self.layout: BlockLayout = lay_out(self.filler.batch_schema(), self.recipe.block_rows)
+        self.layout: BlockLayout = self.recipe.lay_out(self.filler.schemas())
         self.block = Block(0, self.layout.heap + spare_bytes)
         self.block.bytes[:] = 0xA5
 
@@ -446,9 +446,12 @@ def test_a_first_sample_that_no_batch_can_hold_is_named(dataset: ShardDataset) -
     [
         (None, "must be a dict of fields, found NoneType"),
         ([{"x": np.zeros(2), "t": ""}], "must be a dict of fields, found list"),
-        ({"x": np.zeros(3), "t": ""}, r"first sample had float64 of shape \(2,\)"),
+        (
+            {"x": np.zeros(3), "t": ""},
+            r"first sample \(sample 0 of shard 000000-000\.shard\) had float64 of shape \(2,\)",
+        ),
         ({"x": [1, [2]], "t": ""}, "this has a list"),
-        ({"x": np.zeros(2)}, "first sample had fields"),
+        ({"x": np.zeros(2)}, r"first sample \(.*\) had fields"),
         ({"x": np.zeros(2), "t": b""}, "expected str, found bytes"),
         ({"x": np.zeros(2), "t": "\ud800"}, "not valid Unicode"),
     ],

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from shardio._engine.inquiry import Inquiry, _candidates
-from shardio._engine.recipe import Recipe
+from shardio._engine.recipe import Recipe, Schemas
 from shardio._engine.staff import Answer, Local, Loss
 from shardio._engine.wire import Done, Status, Task
 from shardio.dataset import ShardDataset
@@ -18,8 +18,8 @@ from shardio.format.fields import Array
 from shardio.format.schema import Schema
 from tests.loading import TWO_FIELDS, two_fields, write_dataset
 
-MADE = Schema({"made": Array("int64")})
-ANSWER = Answer(0, Done(Status.SCHEMA, 0, 0, 0, 0, 0, 0), schema=MADE)
+MADE = Schemas(Schema({"made": Array("int64")}))
+ANSWER = Answer(0, Done(Status.SCHEMA, 0, 0, 0, 0, 0, 0), schemas=MADE)
 DEATHS = [Loss(worker, f"worker {worker} was killed by signal 9", 9) for worker in range(2)]
 
 
@@ -69,7 +69,7 @@ def inquiry(
 
 def test_a_worker_that_dies_after_its_answer_is_not_asked_again(dataset: ShardDataset) -> None:
     asked, staff = inquiry(dataset, [[ANSWER, DEATHS[0]]])
-    assert asked.schema() == MADE
+    assert asked.schemas() == MADE
     assert len(staff.given) == 1, "nobody would wait for the second answer"
 
 
@@ -77,14 +77,14 @@ def test_only_the_death_of_the_worker_that_was_asked_has_it_asked_again(
     dataset: ShardDataset,
 ) -> None:
     asked, staff = inquiry(dataset, [[DEATHS[1]], [DEATHS[0]], [DEATHS[1]], [ANSWER]])
-    assert asked.schema() == MADE
+    assert asked.schemas() == MADE
     assert len(staff.given) == 2
 
 
 def test_a_first_sample_that_two_workers_died_of_says_so(dataset: ShardDataset) -> None:
     asked, _ = inquiry(dataset, [[DEATHS[0]], [DEATHS[0]]])
     with pytest.raises(WorkerDied, match=r"sample 0 of .*, which 2 workers have died of$"):
-        asked.schema()
+        asked.schemas()
 
 
 def test_time_in_which_workers_start_is_not_counted(
@@ -94,7 +94,7 @@ def test_time_in_which_workers_start_is_not_counted(
         asked, staff = inquiry(dataset, [[], [], [], [ANSWER]])
         staff.is_starting, staff.n_at_work = n_at_work == 1, n_at_work
         monkeypatch.setattr(time, "monotonic", lambda staff=staff: staff.now_s)
-        assert asked.schema(1.0) == expected
+        assert asked.schemas(1.0) == expected
 
 
 def failed(error: BaseException) -> Answer:
@@ -107,7 +107,7 @@ def test_where_samples_are_skipped_the_next_is_tried_after_a_failure_and_after_t
     script: list[list[Answer | Loss]]
     script = [[failed(TransformError("no"))], [DEATHS[0]], [DEATHS[0]], [ANSWER]]
     asked, staff = inquiry(dataset, script, skips=True)
-    assert asked.schema() == MADE
+    assert asked.schemas() == MADE
     assert [task.step for task in staff.given] == [0, 1, 1, 2]
 
 
@@ -115,7 +115,7 @@ def test_each_sample_is_tried_once_and_the_last_error_is_raised(dataset: ShardDa
     errors = [failed(TransformError(f"no {i}")) for i in range(5)]
     asked, staff = inquiry(dataset, [[each] for each in errors], skips=True)
     with pytest.raises(TransformError, match="no 3"):
-        asked.schema()
+        asked.schemas()
     assert [task.step for task in staff.given] == [0, 1, 2, 3]
 
 
@@ -125,7 +125,7 @@ def test_what_is_not_the_samples_fault_is_raised_at_once(
 ) -> None:
     asked, _ = inquiry(dataset, [[failed(error)]], skips=True)
     with pytest.raises(type(error)):
-        asked.schema()
+        asked.schemas()
 
 
 @pytest.mark.parametrize("n", [0, 1, 7, 8, 9, 100, 10**9])

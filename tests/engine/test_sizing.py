@@ -1,8 +1,15 @@
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
 import pytest
 
+from shardio import Array, Schema, ShardLoader
 from shardio._engine.sizing import n_blocks_wanted
+from tests.loading import write_dataset
 
 MIB = 1 << 20
 
@@ -26,3 +33,34 @@ def test_small_blocks_are_more_unless_their_number_is_given(
     n_workers: int, prefetch: int | None, n_bytes: int, n_blocks: int
 ) -> None:
     assert n_blocks_wanted(n_workers, prefetch, n_bytes) == n_blocks
+
+
+def arrays(n: int) -> Iterator[dict[str, Any]]:
+    return ({"x": np.zeros(1000 + i, np.int32)} for i in range(n))
+
+
+@pytest.mark.parametrize("transform", [None, lambda sample: sample])
+@pytest.mark.parametrize("collate", ["stack", "pad", "ragged", {"x": (2000,)}])
+def test_blocks_of_what_varies_are_large_enough_from_the_start(
+    tmp_path: Path, collate: Any, transform: Any
+) -> None:
+    schema = Schema({"x": Array("int32", (None,))})
+    folder = write_dataset(tmp_path / "set", 40, 2, schema, arrays(40))
+    options: dict[str, Any] = {"collate": collate, "transform": transform, "num_workers": 0}
+    with ShardLoader(folder, 10, output="numpy", **options) as loader:
+        list(loader)
+        pool = loader._engine.pool
+        assert {len(pool[i].bytes) for i in range(len(pool))} == {pool.block_bytes}
+        assert pool.block_bytes < 2 * 10 * (2000 if isinstance(collate, dict) else 1000) * 5
+
+
+def test_blocks_have_room_for_what_is_made_of_a_whole_batch(tmp_path: Path) -> None:
+    schema = Schema({"x": Array("int32", (None,))})
+    folder = write_dataset(tmp_path / "set", 40, 2, schema, arrays(40))
+    made = {"y": np.zeros(1 << 20, np.uint8)}
+    options: dict[str, Any] = {"batch_transform": lambda batch: made, "num_workers": 0}
+    with ShardLoader(folder, 10, output="numpy", **options) as loader:
+        list(loader)
+        pool = loader._engine.pool
+        assert {len(pool[i].bytes) for i in range(len(pool))} == {pool.block_bytes}
+        assert MIB < pool.block_bytes < MIB + 16384

@@ -1,0 +1,182 @@
+"""How arrays of unequal shapes become part of a batch: what the user asked for, checked. Pure.
+
+    "stack"    one array; all shapes must be equal
+    "pad"      one array as large as the largest, zeros behind the values, and `NAME_mask`
+    "ragged"   the values one after another along the first axis, and `NAME_offsets`
+    "list"     a list of arrays
+
+What is asked of all fields with one word concerns those arrays whose shapes may differ: those that
+the dataset says vary, and every array that a transform makes, but for single numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, Literal, NamedTuple, get_args
+
+import numpy as np
+
+from shardio.errors import InvalidArgument
+from shardio.format.fields import Array, Field
+from shardio.format.schema import Schema
+
+Kind = Literal["stack", "pad", "ragged", "list"]
+KINDS: Final = get_args(Kind)
+Sizes = tuple[int | None, ...]
+_BESIDE: Final[dict[Kind, tuple[str, str, int]]] = {
+    "pad": ("mask", "bool", 1),
+    "ragged": ("offsets", "int64", 0),
+}
+"""What an array of a batch has beside it: how its name ends, its dtype, and whether it has as many
+dimensions."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """What is done with one field; `sizes` is what it is padded to, None there for the largest."""
+
+    kind: Kind
+    sizes: Sizes | None = None
+
+
+class Join(NamedTuple):
+    """A field whose values become one array of the batch.
+
+    `field` is that of a sample; `beside` is the name of the mask or the offsets, None of neither.
+    """
+
+    name: str
+    rule: Rule
+    field: Array
+    beside: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Collation:
+    """What the user asked for: of `named` fields, and of the `others`; or a function of his own.
+
+    The function makes a dict of a list of samples, the arrays of which may have any shape.
+    """
+
+    others: Rule = field(default_factory=lambda: Rule("stack"))
+    named: Mapping[str, Rule] = field(default_factory=dict)
+    function: Callable[[list[Mapping[str, Any]]], Any] | None = None
+
+    def loosen(self, schema: Schema) -> Schema:
+        """The schema of all samples that a transform makes, by that of the first."""
+        return Schema({name: self._loosen(name, each) for name, each in schema.items()})
+
+    def _loosen(self, name: str, found: Field) -> Field:
+        is_free = self.function is not None or self.named.get(name, self.others).kind != "stack"
+        if not is_free or not isinstance(found, Array) or not found.shape:
+            return found
+        return replace(found, shape=(None,) * len(found.shape))
+
+    def expand(self, schema: Schema) -> tuple[Schema, tuple[Join, ...]]:
+        """The schema of batches of such samples, and which of its arrays are made of all samples.
+
+        Of those, it has the dimensions of the whole batch.
+
+        Raises:
+            InvalidArgument: what is asked does not go with the schema.
+        """
+        for name, rule in self.named.items():
+            _check_named(name, rule, schema)
+        fields: dict[str, Field] = {}
+        joins = []
+        for name, found in schema.items():
+            join = self._join(name, found)
+            if join is None:
+                fields[name] = found
+                continue
+            joins.append(join)
+            n_dims = len(join.field.shape)
+            whole = (None,) * (n_dims + (join.rule.kind != "ragged"))
+            fields[name] = replace(join.field, shape=whole, codec="raw")
+            if join.beside is not None:
+                if join.beside in schema:
+                    raise InvalidArgument(
+                        f"collate={join.rule.kind!r} of {name!r} adds {join.beside!r}, which is a "
+                        "field already: leave one of them out with `fields`, or ask for another"
+                    )
+                _, dtype, has_dims = _BESIDE[join.rule.kind]
+                fields[join.beside] = Array(dtype, (None,) * (1 + has_dims * n_dims))
+        return (Schema(fields) if joins else schema), tuple(joins)
+
+    def _join(self, name: str, found: Field) -> Join | None:
+        if not isinstance(found, Array) or found.is_fixed:
+            return None
+        rule = self.named.get(name)
+        if rule is None and self.others.kind == "stack":
+            return None  # without a word on it, what varies is a list
+        rule = rule or self.others
+        if rule.kind == "list":
+            return None
+        ending = _BESIDE.get(rule.kind)
+        return Join(name, rule, found, f"{name}_{ending[0]}" if ending else None)
+
+
+STACKED: Final = Collation()
+"""What is done unless something is asked for."""
+
+
+def collation_of(asked: object) -> Collation:
+    """What a user's `collate` says.
+
+    Raises:
+        InvalidArgument: listing what is acceptable.
+    """
+    if isinstance(asked, Mapping):
+        return Collation(named={str(name): _rule(each) for name, each in asked.items()})
+    if isinstance(asked, str) and asked in KINDS:
+        return Collation(others=_rule(asked))
+    if callable(asked):
+        return Collation(function=asked)
+    raise InvalidArgument(
+        f"collate must be one of {', '.join(map(repr, KINDS))}, a dict that says so of fields, or "
+        f"a function of a list of samples; found {asked!r}"
+    )
+
+
+def _rule(asked: object) -> Rule:
+    if isinstance(asked, tuple | list):
+        are_sizes = [n is None or (isinstance(n, int | np.integer) and n >= 1) for n in asked]
+        if asked and all(are_sizes) and not any(isinstance(n, bool) for n in asked):
+            return Rule("pad", tuple(None if n is None else int(n) for n in asked))
+    for kind in KINDS:
+        if isinstance(asked, str) and asked == kind:
+            return Rule(kind)
+    raise InvalidArgument(
+        f"collate must say of a field one of {', '.join(map(repr, KINDS))}, or the shape to pad "
+        f"to, a tuple with None for the largest of the batch; found {asked!r}"
+    )
+
+
+def _check_named(name: str, rule: Rule, schema: Schema) -> None:
+    """Make sure that a field can be treated as it is asked by its name."""
+    if name not in schema:
+        raise InvalidArgument(
+            f"collate names {name!r}; the fields of a sample are {', '.join(schema)}"
+        )
+    found = schema[name]
+    if not isinstance(found, Array):
+        if rule.kind != "list":
+            kind = type(found).__name__
+            raise InvalidArgument(f"collate: {name!r} is {kind}, which is always a list")
+        return
+    if rule.kind != "stack" and found.is_fixed:
+        raise InvalidArgument(
+            f"collate: {name!r} has the shape {found.shape} in every sample, so that it is stacked"
+        )
+    sizes = rule.sizes
+    if sizes is None:
+        return
+    if len(sizes) != len(found.shape) or any(
+        size is not None and n is not None and size < n
+        for size, n in zip(sizes, found.shape, strict=True)
+    ):
+        raise InvalidArgument(
+            f"collate: {name!r} has the shape {found.shape}, None for what varies, and cannot be "
+            f"padded to {sizes}"
+        )

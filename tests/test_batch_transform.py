@@ -1,0 +1,422 @@
+"""What `batch_transform` may do, and what comes back when it does something else."""
+
+from __future__ import annotations
+
+import gc
+import os
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import shardio
+from shardio import ShardLoader
+from shardio.order import OF_BATCHES, OF_SAMPLES, SampleGenerators
+from tests.loading import TWO_FIELDS, bits, two_fields, write_dataset
+
+pytestmark = pytest.mark.usefixtures("warm_zygote")
+
+N = 22  # the last batch of 8 has 6
+WORKERS = pytest.mark.parametrize("num_workers", [0, 2])
+Fields = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """N samples of two fields in 3 shards."""
+    path = tmp_path_factory.mktemp("batches") / "set"
+    return write_dataset(path, N, 3, TWO_FIELDS, two_fields(N))
+
+
+@pytest.fixture(scope="module")
+def every(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """N samples of EVERY_FIELD in 3 shards."""
+    return write_dataset(tmp_path_factory.mktemp("batches") / "every", N, 3)
+
+
+def _loader(folder: str, batch_size: int = 8, **options: Any) -> ShardLoader:
+    return ShardLoader(folder, batch_size, **{"output": "numpy", "num_workers": 0, **options})
+
+
+def draw(batch: Fields, rng: np.random.Generator) -> Fields:
+    """What a batch is, and what each generator draws for it."""
+    return {
+        "label": batch["label"],
+        "drawn": rng.random(len(batch["label"])),
+        "python": random.random(),
+        "numpy": np.random.random(),
+    }
+
+
+def draws(folder: str, **options: Any) -> list[Any]:
+    with _loader(folder, **{"batch_transform": draw, "seed": 3, **options}) as loader:
+        return [bits(batch) for _ in range(2) for batch in loader]
+
+
+# --- what it gets and gives -----------------------------------------------------------------
+
+
+@WORKERS
+def test_what_it_returns_becomes_the_batch(folder: str, num_workers: int) -> None:
+    def halve(batch: Fields) -> Fields:
+        image = batch["image"][:, ::2, ::2].astype(np.float32) / 255
+        return {"image": image, "mean": image.mean(), "names": [f"n{i}" for i in batch["label"]]}
+
+    given = list(two_fields(N))
+    with _loader(folder, batch_transform=halve, num_workers=num_workers) as loader:
+        for batch in loader:
+            images = np.stack([given[i]["image"] for i in batch.indices.tolist()])
+            expected = images[:, ::2, ::2].astype(np.float32) / 255
+            assert list(batch) == ["image", "mean", "names"]
+            assert batch["image"].dtype == np.float32
+            assert np.array_equal(batch["image"], expected)
+            assert batch["mean"] == expected.mean()
+            assert batch["names"] == [f"n{i}" for i in batch.indices.tolist()]
+            assert len(batch["image"]) == batch.n_rows == (6 if batch.step == 2 else 8)
+
+
+@pytest.mark.parametrize("transform", [None, lambda sample: sample])
+@pytest.mark.parametrize("collate", ["stack", "pad"])
+def test_it_gets_all_that_a_batch_has_and_may_return_it(
+    every: str, transform: Any, collate: Any
+) -> None:
+    options: Fields = {
+        "transform": transform,
+        "collate": collate,
+        "shuffle": True,
+        "num_workers": 2,
+    }
+    with (
+        _loader(every, **options) as plain,
+        _loader(every, **options, batch_transform=lambda batch: batch) as loader,
+    ):
+        for expected, batch in zip(plain, loader, strict=True):
+            said, found = bits(expected), bits(batch)
+            assert [(name, values) for name, values, _ in found[4]] == [
+                (name, values) for name, values, _ in said[4]
+            ]
+            assert found[:4] == said[:4]
+
+
+def test_it_may_change_what_it_gets_in_place(folder: str) -> None:
+    def double(batch: Fields) -> Fields:
+        batch["label"] *= 2
+        return batch
+
+    with _loader(folder, batch_transform=double) as loader:
+        for _ in range(2):
+            labels = [label for batch in loader for label in batch["label"].tolist()]
+            assert labels == [2 * i for i in range(N)]
+
+
+def test_it_comes_after_transform_and_collate(folder: str) -> None:
+    def cut(sample: Fields) -> Fields:
+        return {"x": sample["image"][0, : 1 + int(sample["label"]) % 3], "label": sample["label"]}
+
+    def measure(batch: Fields) -> Fields:
+        return {"n": batch["x_mask"].sum(1), "label": batch["label"]}
+
+    options: Fields = {"transform": cut, "collate": {"x": "pad"}, "num_workers": 2}
+    with _loader(folder, **options, batch_transform=measure) as loader:
+        found = [n for batch in loader for n in batch["n"].tolist()]
+    assert found == [1 + i % 3 for i in range(N)]
+
+    def gather(samples: list[Fields]) -> Fields:
+        return {"total": sum(int(sample["label"]) for sample in samples)}
+
+    def negate(batch: Fields) -> Fields:
+        return {"total": -batch["total"]}
+
+    with _loader(folder, collate=gather, batch_transform=negate) as loader:
+        assert [int(batch["total"]) for batch in loader] == [-28, -92, -111]
+
+
+@WORKERS
+def test_shapes_may_differ_from_batch_to_batch(folder: str, num_workers: int) -> None:
+    def scale(batch: Fields) -> Fields:
+        n = 1 + int(batch["label"][0]) % 5
+        return {"x": np.full((n, 1000 * n), n), "label": batch["label"]}
+
+    given: Fields = {"batch_transform": scale, "num_workers": num_workers}
+    for reuse in (False, True):
+        with _loader(folder, **given, reuse=reuse) as loader:
+            for batch in loader:
+                n = 1 + 8 * batch.step % 5
+                assert batch["x"].shape == (n, 1000 * n)
+                assert (batch["x"] == n).all()
+
+
+# --- the last batch -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("tail", "n_rows"), [("short", 6), ("pad", 8)])
+def test_the_last_batch_is_as_short_as_it_would_arrive(folder: str, tail: Any, n_rows: int) -> None:
+    def measure(batch: Fields) -> Fields:
+        n = len(batch["label"])
+        return {"n": np.full(n, n), "label": batch["label"], "row": list(map(str, range(n)))}
+
+    with _loader(folder, batch_transform=measure, tail=tail) as loader:
+        *_, last = loader
+    assert last["n"].tolist() == [n_rows] * n_rows
+    assert last["label"].tolist() == [16, 17, 18, 19, 20, 21, 16, 17][:n_rows]
+    assert last["row"] == list(map(str, range(n_rows)))
+    assert last.valid.tolist() == ([True] * 6 + [False] * 2)[:n_rows]
+    assert last.indices.tolist() == last["label"].tolist()
+
+
+def test_a_batch_larger_than_the_dataset_is_filled_up_also_for_the_first_schema(
+    folder: str,
+) -> None:
+    def demand(batch: Fields) -> Fields:
+        assert len(batch["label"]) == 50
+        return batch
+
+    with _loader(folder, 50, batch_transform=demand, tail="pad") as loader:
+        (batch,) = loader
+    assert batch["label"].tolist() == [i % N for i in range(50)]
+
+
+# --- what it draws --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "given", [{"num_workers": 2}, {"num_workers": 1, "reuse": True}, {"prefetch": 5}]
+)
+def test_draws_of_a_batch_transform_are_the_same_for_any_number_of_workers(
+    folder: str, given: Fields
+) -> None:
+    assert draws(folder, **given) == draws(folder)
+
+
+def test_draws_depend_on_seed_epoch_and_the_first_position(folder: str) -> None:
+    plain = draws(folder)
+    drawn = [dict((name, values) for name, values, _ in batch[4]) for batch in plain]
+    for name in ("drawn", "python", "numpy"):
+        assert len({repr(values[name]) for values in drawn}) == 6, name
+    assert draws(folder, seed=4) != plain
+    rows = [SampleGenerators(3, OF_BATCHES).at(0, 8 * step).random(8)[:6] for step in range(3)]
+    with _loader(folder, batch_transform=draw, seed=3) as loader:
+        for batch, expected in zip(loader, rows, strict=True):
+            assert np.array_equal(batch["drawn"][:6], expected)
+
+
+def test_ranks_draw_by_the_positions_that_they_have(folder: str) -> None:
+    options: Fields = {"batch_transform": draw, "seed": 3, "world_size": 2}
+    with _loader(folder, 4, **options, rank=1) as loader:
+        batch = next(iter(loader))
+    expected = SampleGenerators(3, OF_BATCHES).at(0, 4).random(4)
+    assert np.array_equal(batch["drawn"], expected)
+
+
+GOLDEN = [
+    0xEFEB2096B9FE6DE2,
+    0x01BFDD40AF9BFFF9,
+    0x096207D91D42A970,
+    0x1B8FA1E0A4957F27,
+    0xBEBEDCB64F6F1292,
+    0x9F8DB1A7767BB61F,
+]
+
+
+def test_streams_of_samples_and_batches_have_nothing_in_common() -> None:
+    keys = [
+        SampleGenerators(5, stream).key(1, position)
+        for stream in (OF_SAMPLES, OF_BATCHES)
+        for position in range(3)
+    ]
+    assert keys == GOLDEN
+    assert SampleGenerators(5).key(1, 0) == keys[0]
+
+
+def test_the_programs_own_generators_are_left_as_they_were(folder: str) -> None:
+    random.seed(1)
+    np.random.seed(1)
+    expected = random.random(), np.random.random()
+    random.seed(1)
+    np.random.seed(1)
+    draws(folder)
+    assert (random.random(), np.random.random()) == expected
+
+
+# --- what goes wrong ------------------------------------------------------------------------
+
+
+@WORKERS
+def test_what_it_raises_names_the_samples_of_the_batch(folder: str, num_workers: int) -> None:
+    def fail(batch: Fields) -> Fields:
+        if 8 in batch["label"]:
+            raise ValueError("odd batch")
+        return batch
+
+    with _loader(folder, batch_transform=fail, num_workers=num_workers) as loader:
+        batches = iter(loader)
+        next(batches)
+        with pytest.raises(shardio.TransformError) as caught:
+            next(batches)
+        assert [batch.step for batch in _passed(loader)] == [0]
+    text = str(caught.value)
+    assert text.startswith(
+        "batch_transform raised ValueError: odd batch\n  at the batch of sample "
+    )
+    assert "sample 1 of shard 000001-000.shard (position 8), sample 2" in text
+    assert folder in text
+    assert "in fail\n" in text
+    assert "batched.py" not in text
+    assert isinstance(caught.value.__cause__, ValueError)
+
+
+def _passed(loader: ShardLoader) -> list[Any]:
+    found = []
+    with pytest.raises(shardio.TransformError):
+        for batch in loader:
+            found.append(batch)
+    return found
+
+
+@WORKERS
+def test_what_it_raises_over_the_first_batch_is_raised_where_the_loop_begins(
+    folder: str, num_workers: int
+) -> None:
+    def fail(batch: Fields) -> Fields:
+        raise SystemExit(3)
+
+    with _loader(folder, batch_transform=fail, num_workers=num_workers) as loader:
+        for _ in range(2):
+            with pytest.raises(shardio.TransformError, match="raised SystemExit: 3"):
+                iter(loader)
+
+
+@pytest.mark.parametrize(
+    ("odd", "text"),
+    [
+        (None, "a batch must be a dict of fields, found NoneType"),
+        ({"x": np.zeros(3)}, r"the first batch had fields \['x', 't'\], this has \['x'\]"),
+        ({"x": np.zeros((2, 2)), "t": list("ab")}, r"float64 of 1 dimensions, .* shape \(2, 2\)"),
+        ({"x": np.zeros(2, int), "t": list("ab")}, "float64 of 1 dimensions, this has int64"),
+        ({"x": "x", "t": list("ab")}, "had an array of float64, this has a str"),
+        ({"x": np.zeros(3), "t": ["a"]}, "'t': expected a list of 8 values, found 1 values"),
+        ({"x": np.zeros(3), "t": [b""] * 8}, "expected str, found bytes"),
+    ],
+    ids=["none", "field", "dimensions", "dtype", "text", "too few", "bytes"],
+)
+def test_a_later_batch_unlike_the_first_is_named_with_both(
+    folder: str, odd: object, text: str
+) -> None:
+    def differ(batch: Fields) -> Any:
+        is_odd = 8 in batch["label"]
+        return odd if is_odd else {"x": np.zeros(2), "t": ["a"] * len(batch["label"])}
+
+    with _loader(folder, batch_transform=differ) as loader:
+        batches = iter(loader)
+        assert next(batches)["x"].shape == (2,)
+        with pytest.raises(shardio.TransformError, match=text) as caught:
+            next(batches)
+    assert "(position 8)" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("made", "text"),
+    [
+        ([1], "a batch must be a dict of fields, found list"),
+        ({}, "a schema needs at least one field"),
+        ({"x": {"a": 1}}, "'x': a dict cannot be put into a batch; return"),
+        ({"x": "text"}, "'x': a str cannot be put into a batch"),
+        ({"x": ["a", "b"]}, "'x': expected a list of 8 values, found 2 values"),
+        ({"x": np.array(["a"])}, "'x': dtype <U1 is not one of"),
+        ({"x": [object()] * 8}, "object cannot be put into a batch"),
+    ],
+)
+def test_a_first_batch_that_cannot_be_one_is_refused(folder: str, made: object, text: str) -> None:
+    with _loader(folder, batch_transform=lambda batch: made) as loader:
+        with pytest.raises(shardio.TransformError, match=text):
+            iter(loader)
+
+
+@pytest.mark.parametrize(
+    ("function", "text"),
+    [
+        (3, "batch_transform must be callable; found 3"),
+        (lambda: {}, r"batch_transform must take \(batch\) or \(batch, rng\); it takes \(\)"),
+    ],
+)
+def test_what_is_no_function_of_a_batch_is_refused(folder: str, function: Any, text: str) -> None:
+    with pytest.raises(shardio.InvalidArgument, match=text):
+        _loader(folder, batch_transform=function)
+
+
+@pytest.mark.parametrize(
+    ("label", "text"),
+    [(8, "while it worked on samples 1, 2, 3"), (0, "while it made the first batch, which begins")],
+)
+def test_a_worker_that_dies_in_it_names_the_batch(folder: str, label: int, text: str) -> None:
+    def leave(batch: Fields) -> Fields:
+        if label in batch["label"]:
+            os._exit(3)
+        return batch
+
+    with _loader(folder, batch_transform=leave, num_workers=1) as loader:
+        with pytest.raises(shardio.WorkerDied, match=f"exit code 3, {text}"):
+            list(loader)
+
+
+@WORKERS
+def test_a_batch_larger_than_the_budget_is_an_error_with_both_figures(
+    folder: str, num_workers: int
+) -> None:
+    def enlarge(batch: Fields) -> Fields:
+        return {"x": np.zeros(3_000_000 if 8 in batch["label"] else 8, np.uint8)}
+
+    options: Fields = {
+        "batch_transform": enlarge,
+        "num_workers": num_workers,
+        "memory_bytes": 1 << 20,
+    }
+    with _loader(folder, **options) as loader:
+        batches = iter(loader)
+        next(batches)
+        with pytest.raises(shardio.MemoryShort, match=r"block of 300\d{4} bytes.*allows 1048576"):
+            next(batches)
+
+
+def test_it_runs_once_for_each_batch_and_once_for_the_first(folder: str, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+
+    def note(batch: Fields) -> Fields:
+        with open(log, "a") as file:
+            file.write(f"{batch['label'][0]}\n")
+        return batch
+
+    for num_workers in (0, 2):
+        log.unlink(missing_ok=True)
+        with _loader(folder, batch_transform=note, num_workers=num_workers) as loader:
+            list(loader)
+        assert sorted(map(int, log.read_text().split())) == [0, 0, 8, 16]
+
+
+def test_an_empty_dataset_has_no_batches_to_make_anything_of(tmp_path: Path) -> None:
+    empty = write_dataset(tmp_path / "empty", 0, 1, TWO_FIELDS, [])
+    with _loader(empty, batch_transform=draw, tail="pad", num_workers=1) as loader:
+        assert list(loader) == []
+
+
+def test_what_batches_are_put_together_in_goes_with_the_loader(folder: str) -> None:
+    gc.collect()
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(3):
+        with _loader(folder, batch_transform=draw, transform=lambda sample: sample) as loader:
+            list(loader)
+            assert len(os.listdir("/proc/self/fd")) > before
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.cpu_device
+@pytest.mark.parametrize("reuse", [False, True])
+def test_its_arrays_arrive_as_tensors(folder: str, reuse: object) -> None:
+    given: Fields = {"batch_transform": draw, "seed": 3, "reuse": reuse, "num_workers": 2}
+    with _loader(folder, **given) as arrays, _loader(folder, output="tinygrad", **given) as loader:
+        for expected, batch in zip(arrays, loader, strict=True):
+            assert batch["label"].tolist() == expected["label"].tolist()
+            assert batch["drawn"].shape == expected["drawn"].shape
+            assert batch["python"].item() == expected["python"]

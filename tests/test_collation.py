@@ -1,0 +1,133 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from shardio.collate import lay_out
+from shardio.collation import STACKED, Collation, Rule, collation_of
+from shardio.errors import InvalidArgument
+from shardio.format.fields import Array, Bytes, List, Text
+from shardio.format.schema import Schema
+from tests.shards import EVERY_FIELD
+
+SCHEMA = Schema(
+    {
+        "label": Array("int64"),
+        "image": Array("uint8", (4, 6)),
+        "points": Array("bfloat16", (None, 2), optional=True),
+        "note": Text(),
+        "boxes": List(Array("float32", (None,))),
+    }
+)
+
+
+def shapes(collate: object, schema: Schema = SCHEMA) -> dict[str, Any]:
+    """The dtype and the dimensions of every array in a batch."""
+    batch, _ = collation_of(collate).expand(schema)
+    return {name: (f.dtype, f.shape) for name, f in batch.items() if isinstance(f, Array)}
+
+
+FIXED = {"label": ("int64", ()), "image": ("uint8", (4, 6))}
+
+
+def test_without_a_word_batches_have_the_schema_of_the_samples() -> None:
+    assert collation_of("stack") == STACKED
+    assert STACKED.expand(SCHEMA) == (SCHEMA, ())
+    assert STACKED.loosen(SCHEMA) == SCHEMA
+
+
+@pytest.mark.parametrize("collate", ["pad", {"points": "pad"}, {"points": (9, None)}])
+def test_what_is_padded_has_a_dimension_more_and_a_mask_of_its_shape(collate: object) -> None:
+    whole = (None, None, None)
+    expected = {"points": ("bfloat16", whole), "points_mask": ("bool", whole)}
+    assert shapes(collate) == FIXED | expected
+    batch, (join,) = collation_of(collate).expand(SCHEMA)
+    assert list(batch) == ["label", "image", "points", "points_mask", "note", "boxes"]
+    assert batch["points"].optional
+    assert join.field == SCHEMA["points"]
+
+
+@pytest.mark.parametrize("collate", ["ragged", {"points": "ragged"}])
+def test_what_is_ragged_has_as_many_dimensions_and_offsets(collate: object) -> None:
+    expected = {"points": ("bfloat16", (None, None)), "points_offsets": ("int64", (None,))}
+    assert shapes(collate) == FIXED | expected
+
+
+def test_what_is_stacked_by_name_is_one_array_although_it_varies() -> None:
+    assert shapes({"points": "stack"}) == FIXED | {"points": ("bfloat16", (None, None, None))}
+
+
+@pytest.mark.parametrize("collate", ["list", {"points": "list"}, {"note": "list"}])
+def test_lists_are_what_varying_arrays_are_anyway(collate: object) -> None:
+    assert collation_of(collate).expand(SCHEMA) == (SCHEMA, ())
+
+
+@pytest.mark.parametrize("collate", ["pad", "ragged", "list", lambda samples: samples])
+def test_of_what_a_transform_makes_every_dimension_may_vary(collate: object) -> None:
+    loose = collation_of(collate).loosen(SCHEMA)
+    assert loose["image"] == Array("uint8", (None, None))
+    assert loose["points"] == Array("bfloat16", (None, None), optional=True)
+    assert all(loose[name] == SCHEMA[name] for name in ("label", "note", "boxes"))
+
+
+def test_a_dict_loosens_the_fields_that_it_names_alone() -> None:
+    loose = collation_of({"image": "pad"}).loosen(SCHEMA)
+    assert loose["image"] == Array("uint8", (None, None))
+    assert loose["points"] == SCHEMA["points"]
+
+
+def test_a_function_is_left_as_it_is() -> None:
+    assert collation_of(len) == Collation(function=len)
+
+
+def test_a_shape_is_what_a_field_is_padded_to() -> None:
+    assert collation_of({"points": [3, None]}).named == {"points": Rule("pad", (3, None))}
+
+
+@pytest.mark.parametrize(
+    ("collate", "text"),
+    [
+        ("padded", "collate must be one of 'stack', 'pad', 'ragged', 'list', a dict.*'padded'"),
+        (None, "found None"),
+        (7, "found 7"),
+        ({"points": "padded"}, "must say of a field one of 'stack'.*'padded'"),
+        ({"points": ()}, r"found \(\)"),
+        ({"points": (0, 2)}, r"found \(0, 2\)"),
+        ({"points": (True, 2)}, r"found \(True, 2\)"),
+        ({"points": (1.5, 2)}, r"found \(1.5, 2\)"),
+        ({"other": "pad"}, "names 'other'; the fields of a sample are label, image"),
+        ({"note": "pad"}, "'note' is Text, which is always a list"),
+        ({"boxes": "ragged"}, "'boxes' is List, which is always a list"),
+        ({"image": "pad"}, r"'image' has the shape \(4, 6\) in every sample"),
+        ({"label": "list"}, r"'label' has the shape \(\) in every sample"),
+        ({"points": (3,)}, r"\(None, 2\), None for what varies, and cannot be padded to \(3,\)"),
+        ({"points": (3, 1)}, r"cannot be padded to \(3, 1\)"),
+    ],
+)
+def test_what_cannot_be_asked_is_refused_with_what_can(collate: object, text: str) -> None:
+    with pytest.raises(InvalidArgument, match=text):
+        collation_of(collate).expand(SCHEMA)
+
+
+@pytest.mark.parametrize(("collate", "name"), [("pad", "x_mask"), ("ragged", "x_offsets")])
+def test_a_field_that_has_the_name_of_a_mask_is_in_the_way(collate: str, name: str) -> None:
+    schema = Schema({"x": Array("int64", (None,)), name: Bytes()})
+    with pytest.raises(InvalidArgument, match=f"of 'x' adds '{name}', which is a field already"):
+        collation_of(collate).expand(schema)
+
+
+@pytest.mark.parametrize("collate", ["pad", "ragged", "list", "stack"])
+def test_heads_lie_between_other_parts_and_fields_are_in_one_place(collate: str) -> None:
+    layout = lay_out(EVERY_FIELD, 5, collation_of(collate))
+    parts = [(slot.offset, 5 * slot.row_bytes) for slot in layout.fixed]
+    parts += [(slot.offset, 8 + 8 * slot.n_dims) for slot in layout.whole]
+    parts += [(slot.offset, 5 * 24) for slot in layout.varying]
+    parts += [(slot.offset, 5) for slot in layout.presence]
+    parts.sort()
+    assert all(a + n <= b for (a, n), (b, _) in zip(parts, parts[1:], strict=False))
+    assert parts[-1][0] + parts[-1][1] <= layout.heap
+    names = [slot.name for slot in layout.fixed + layout.whole]
+    names += [slot.name for slot in layout.varying]
+    assert sorted(names) == sorted(layout.schema)
+    assert bool(layout.whole) == (collate in ("pad", "ragged"))
