@@ -14,6 +14,7 @@ import numpy.typing as npt
 from shardio._engine.engine import Engine
 from shardio._engine.iteration import Delivered, Iteration
 from shardio._engine.recipe import Recipe
+from shardio._engine.staff import StartMethod
 from shardio.access.filesystems import Access
 from shardio.batch import Batch, Skipped
 from shardio.choice import Choice, Sampler, Shuffle
@@ -103,6 +104,10 @@ class ShardLoader(Closing):
             of what the dataset says varies), "pad" (zeros behind, and `NAME_mask`), "ragged" (one
             after another, and `NAME_offsets`) or "list"; a dict that says so of single fields, or
             has the shape to pad them to; or `f(samples)`, from a list of dicts to a dict.
+        start_method: how workers come to be: "zygote" forks them from a small process of shardio's
+            own; "spawn" executes an interpreter for each; "forkserver" loads what the transform
+            needs once and forks; "fork" forks this program; "thread" takes threads of it. The same
+            batches from each.
         subset: the name of a subset, whose samples alone there are then; that of an open
             ShardDataset, if it has one.
 
@@ -142,6 +147,7 @@ class ShardLoader(Closing):
         timeout_s: float | None = None,
         reuse: bool = False,
         collate: Collate = "stack",
+        start_method: StartMethod = "zygote",
         subset: str | None = None,
     ) -> None:
         check_verify(verify)
@@ -169,6 +175,7 @@ class ShardLoader(Closing):
             timeout_s=timeout_s,
             reuse=reuse,
             collate=collate,
+            start_method=start_method,
         )
         self._n_samples = len(opened)
         self._course = Course(opened, self._options.choice)
@@ -188,6 +195,7 @@ class ShardLoader(Closing):
             prefetch=self._options.prefetch,
             memory_bytes=self._options.memory_bytes,
             timeout_s=self._options.timeout_s,
+            start_method=self._options.start_method,
         )
         self._finalizer = weakref.finalize(self, self._engine.close)
         try:

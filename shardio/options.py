@@ -13,6 +13,7 @@ import numpy as np
 
 from shardio._engine.cpus import usable_cpus
 from shardio._engine.memory import default_budget
+from shardio._engine.staff import StartMethod
 from shardio.access.filesystems import Access
 from shardio.choice import Choice
 from shardio.collation import Collation, Kind, Sizes, collation_of
@@ -27,6 +28,7 @@ OnError = Literal["raise", "skip"]
 _ON_ERROR: Final = get_args(OnError)
 _OUTPUTS: Final = get_args(Output)
 _TAILS: Final = get_args(Tail)
+_START_METHODS: Final = ("zygote", "spawn", "forkserver", "fork", "thread")
 _SLURM: Final = "SLURM_PROCID"
 _LAUNCHERS: Final = (
     ("RANK", "WORLD_SIZE"),
@@ -62,6 +64,7 @@ class Options:
     timeout_s: float | None
     reuse: bool
     collation: Collation
+    start_method: StartMethod
 
 
 def check_options(
@@ -87,6 +90,7 @@ def check_options(
     timeout_s: float | None,
     reuse: bool,
     collate: Collate,
+    start_method: StartMethod,
 ) -> Options:
     """Check every option against what is acceptable, and `fields` against the schema.
 
@@ -128,6 +132,7 @@ def check_options(
         timeout_s=_seconds("timeout_s", timeout_s),
         reuse=bool(_one_of("reuse", reuse, (True, False))),
         collation=_collation(collation, device),
+        start_method=_one_of("start_method", start_method, _START_METHODS),
     )
 
 

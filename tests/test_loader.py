@@ -454,6 +454,7 @@ def test_the_budget_is_half_of_what_is_available_by_default(
         ({"memory_bytes": 1e9}, "memory_bytes must be an integer from 1 up; found 1000000000.0"),
         ({"verify": "last"}, "verify must be one of 'off', 'first', 'always'; found 'last'"),
         ({"reuse": "yes"}, "reuse must be one of True, False; found 'yes'"),
+        ({"start_method": "threads"}, "start_method must be one of 'zygote', 'spawn', 'forkser"),
     ],
 )
 def test_an_option_that_is_not_acceptable_is_refused_with_what_is(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -58,7 +57,7 @@ def collate(samples: list[dict[str, Any]]) -> dict[str, Any]:
     return {"total": np.array([each["points"].sum() for each in samples]), "label": [*range(4)]}
 
 
-COLLATED = {
+COLLATED: dict[str, dict[str, Any]] = {
     "pad": {"collate": "pad"},
     "ragged": {"collate": "ragged"},
     "list": {"collate": "list"},

@@ -7,7 +7,6 @@ this process alone, kept from batch to batch.
 from __future__ import annotations
 
 import os
-import random
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
@@ -21,7 +20,7 @@ from shardio._engine.joining import Places, StoredJoins, Values, join
 from shardio._engine.recipe import Recipe, Schemas
 from shardio._engine.scratch import Scratch, copy_rows
 from shardio._engine.stored import StoredValues
-from shardio._engine.transformed import TransformedValues, named, told
+from shardio._engine.transformed import Call, TransformedValues, call_keyed, named, told
 from shardio.batch import Batch
 from shardio.collate import CLAIMED, NO_FIELD, BlockLayout, lay_out, lay_out_whole, pack_state
 from shardio.dataset import ShardDataset
@@ -70,8 +69,9 @@ class Batches:
         stored: StoredValues,
         transformed: TransformedValues,
         passes: tuple[type[BaseException], ...] = (),
+        call: Call = call_keyed,
     ) -> None:
-        self._recipe, self._dataset = recipe, dataset
+        self._recipe, self._dataset, self._call = recipe, dataset, call
         self._stored, self._transformed, self._passes = stored, transformed, passes
         self._joins = StoredJoins(dataset, source)
         self._generators = SampleGenerators(recipe.seed, OF_BATCHES)
@@ -194,10 +194,8 @@ class Batches:
     def _run(
         self, what: str, function: Any, arguments: tuple[Any, ...], key: int, share: Share
     ) -> Any:
-        random.seed(key)
-        np.random.seed(key & 0xFFFFFFFF)  # the user's code may draw from it
         try:
-            return function(*arguments)
+            return self._call(key, function, arguments)
         except self._passes:
             raise
         except BaseException as error:  # sys.exit and StopIteration are failures too

@@ -9,7 +9,8 @@ import os
 import signal
 import socket
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import Final
 
 from shardio._engine.channel import (
     MAX_FDS,
@@ -19,7 +20,9 @@ from shardio._engine.channel import (
 )
 from shardio._engine.holdings import Died, Holdings, Worker, end_all
 from shardio._engine.launch import acquire
-from shardio._engine.linux import interrupts_held, this_process
+from shardio._engine.linux import interrupts_held, memory_file, this_process
+from shardio._engine.overdue import ask_for_stacks
+from shardio._engine.start import EXECUTE, FORK, LOAD, Start, Target
 from shardio._engine.watch import Event, Failed, Message, Watch
 from shardio._engine.zygote import REQUEST
 from shardio.closing import Closing
@@ -27,15 +30,17 @@ from shardio.errors import InvalidArgument, LoaderClosed, WorkerDied
 
 __all__ = ["Channel", "Crew", "Died", "Event", "Failed", "Message"]
 
+_WAYS: Final[dict[Start, int]] = {"spawn": EXECUTE, "forkserver": LOAD}
+
 
 class Crew(Closing):
     """Owns `n_workers` processes that each run `target(channel)`; ends them on `close`.
 
-    `target` travels by cloudpickle. `fds` are duplicated and arrive as `channel.fds` in every
-    worker; `preload` names modules that the zygote imports before it forks. Messages may be sent at
-    once: they wait in the socket until the worker is there. `send`, `wait` and `restart` are for
-    one thread at a time, `close` is for any. A crew that is collected without `close`, or is open
-    when the interpreter ends, is closed then.
+    `target` travels by cloudpickle, unless `start` is "fork". `fds` are duplicated and arrive as
+    `channel.fds` in every worker; `preload` names modules that the zygote imports before it forks.
+    Messages may be sent at once: they wait in the socket until the worker is there. `send`, `wait`
+    and `restart` are for one thread at a time, `close` is for any. A crew that is collected without
+    `close`, or is open when the interpreter ends, is closed then.
 
     Raises InvalidArgument when `target` cannot be pickled and EnvironmentUnsuitable when processes
     cannot be started here.
@@ -44,16 +49,17 @@ class Crew(Closing):
     def __init__(
         self,
         n_workers: int,
-        target: Callable[[Channel], object],
+        target: Target,
         *,
         fds: Sequence[int] = (),
         preload: Sequence[str] = (),
+        start: Start = "zygote",
     ) -> None:
         if n_workers < 1:
             raise InvalidArgument(f"n_workers is {n_workers}; a crew has at least 1 worker")
         if len(fds) > MAX_FDS - 2:
             raise InvalidArgument(f"{len(fds)} fds; a crew can be given at most {MAX_FDS - 2}")
-        self._preload = tuple(preload)
+        self._preload, self._target, self._how = tuple(preload), target, start
         self._held = Holdings()
         self._watch = Watch(self._held)
         self._finalizer = weakref.finalize(self, end_all, self._held)
@@ -63,7 +69,7 @@ class Crew(Closing):
             # Late: the zygote imports what it needs while this process imports cloudpickle.
             from shardio._engine.cargo import pack
 
-            self._held.own_fds.append(pack(target))
+            self._held.own_fds.append(memory_file() if start == "fork" else pack(target))
             self._held.own_fds.extend(map(os.dup, fds))
             with interrupts_held():
                 for index in range(n_workers):
@@ -122,6 +128,14 @@ class Crew(Closing):
                 return False
         return True
 
+    def names(self) -> list[str]:
+        """What each worker is, in words."""
+        return [f"worker {i} (process {pid})" for i, pid in enumerate(self.pids())]
+
+    def stacks(self, fds: Sequence[int]) -> list[str]:
+        """The Python stacks of all workers, each of which has been given one of the files."""
+        return ask_for_stacks(fds, self.signal)
+
     def wait(self, timeout_s: float | None = None) -> list[Event]:
         """Wait for events and return at least one, or none when `timeout_s` has passed.
 
@@ -173,7 +187,7 @@ class Crew(Closing):
 
     def _meet_zygote(self) -> None:
         held = self._held
-        held.zygote = acquire()
+        held.zygote = acquire(self._how, self._target)
         if held.session is not None:
             held.session.close()
         held.session = held.zygote.open_session(self._preload)
@@ -189,7 +203,8 @@ class Crew(Closing):
             if held.session is not None:
                 request = [theirs.fileno(), cargo_fd, *given]
                 try:
-                    socket.send_fds(held.session, [REQUEST.pack(index)], request)
+                    asked = REQUEST.pack(index, _WAYS.get(self._how, FORK))
+                    socket.send_fds(held.session, [asked], request)
                 except (BrokenPipeError, ConnectionResetError):
                     pass  # the zygote has ended; `wait` hears that from its pidfd
         worker = Worker(index, ours)

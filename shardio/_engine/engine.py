@@ -29,7 +29,7 @@ from shardio._engine.recipe import Plan, Recipe, Schemas
 from shardio._engine.schedule import Schedule
 from shardio._engine.shared import SharedArray
 from shardio._engine.sizing import block_bytes, n_blocks_wanted
-from shardio._engine.staff import Local, Staff, Workers
+from shardio._engine.staff import Local, Staff, StartMethod, Workers
 from shardio._engine.traffic import Traffic
 from shardio.collate import BlockLayout
 from shardio.dataset import ShardDataset
@@ -51,10 +51,11 @@ class Engine:
 
     Args:
         recipe: what is in a batch.
-        n_workers: processes; 0 fills blocks in this process.
+        n_workers: processes or threads; 0 fills blocks in this process.
         prefetch: blocks beyond one per worker; None for what suits their size.
         memory_bytes: budget of all blocks.
         timeout_s: how long `next` waits for a batch that workers make; None for ever.
+        start_method: how workers start.
     """
 
     def __init__(
@@ -65,9 +66,10 @@ class Engine:
         prefetch: int | None,
         memory_bytes: int,
         timeout_s: float | None = None,
+        start_method: StartMethod = "zygote",
     ) -> None:
         self._recipe, self._memory_bytes, self._timeout_s = recipe, memory_bytes, timeout_s
-        self._n_workers, self._n_blocks = n_workers, 0
+        self._n_workers, self._n_blocks, self._start_method = n_workers, 0, start_method
         self._settle: Callable[[], None] | None = None
         self._owner_pid = this_process.pid
         # Workers first: they start up while the dataset opens here.
@@ -86,7 +88,9 @@ class Engine:
         self.dataset: ShardDataset
 
     def _new_staff(self) -> Staff:
-        return Workers(self._recipe, self._n_workers) if self._n_workers else Local(self._recipe)
+        if not self._n_workers:
+            return Local(self._recipe)
+        return Workers(self._recipe, self._n_workers, self._start_method)
 
     def open(self, dataset: ShardDataset) -> None:
         """Share the dataset's marks with the workers; from now on the engine owns the dataset."""

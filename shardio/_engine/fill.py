@@ -20,7 +20,7 @@ from shardio._engine.itinerary import Itinerary, Stretch
 from shardio._engine.recipe import Plan, Recipe, Schemas
 from shardio._engine.sizing import heap_bytes_by
 from shardio._engine.stored import StoredValues
-from shardio._engine.transformed import TransformedValues
+from shardio._engine.transformed import Call, TransformedValues, call_keyed
 from shardio.collate import EMPTY, FILLED, NO_FIELD, BlockLayout, pack_state
 from shardio.dataset import ShardDataset
 from shardio.division import Division
@@ -44,6 +44,8 @@ class Filler:
         dataset: opened on recipe.path; borrowed.
         passes: what user code may raise without its being counted as the transform's failure.
         beware: called with the shards of a batch before any of it is read.
+        call: how the transform is called; and by default what is made of batches.
+        call_batch: how what makes something of batches is called.
     """
 
     def __init__(
@@ -52,15 +54,23 @@ class Filler:
         dataset: ShardDataset,
         passes: tuple[type[BaseException], ...] = (),
         beware: Callable[[Rows], None] | None = None,
+        call: Call = call_keyed,
+        call_batch: Call | None = None,
     ) -> None:
         self._recipe, self._dataset, self._beware = recipe, dataset, beware
         self._source = Schema({name: dataset.schema[name] for name in recipe.fields})
         self._itinerary = Itinerary(dataset, shuffle=recipe.shuffle, seed=recipe.seed)
         self._heap_bytes = 0
         self._stored = StoredValues(dataset, self._source)
-        self._transformed = TransformedValues(recipe, dataset, passes)
+        self._transformed = TransformedValues(recipe, dataset, passes, call)
         self._batches = Batches(
-            recipe, dataset, self._source, self._stored, self._transformed, passes
+            recipe,
+            dataset,
+            self._source,
+            self._stored,
+            self._transformed,
+            passes,
+            call if call_batch is None else call_batch,
         )
 
     def batch_schema(self, number: int = 0) -> Schema:

@@ -1,11 +1,12 @@
 """Main's side of the zygote: one for all crews of a process, started and ended by use.
 
-`acquire` and `release` count the users. Both may be called from any thread, `release` also from a
-finalizer that runs in the middle of either of them.
+A crew may also have one of its own. `acquire` and `release` count the users. Both may be called
+from any thread, `release` also from a finalizer that runs in the middle of either of them.
 """
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import signal
@@ -16,6 +17,8 @@ import threading
 from collections import deque
 
 from shardio._engine.linux import end_process, has_ended, open_pidfd
+from shardio._engine.start import Start, Target
+from shardio._engine.zygote import serve_forked
 from shardio.errors import EnvironmentUnsuitable
 
 __all__ = ["PRELOAD", "Zygote", "acquire", "release"]
@@ -40,16 +43,20 @@ class Zygote:
     """Main's handle on a zygote process: owned by `acquire` and `release`, ended by the last user.
 
     `pidfd` is readable once the process has ended. Making one does not wait for its
-    imports (0.6 ms). Raises EnvironmentUnsuitable when the interpreter cannot be executed.
+    imports (0.6 ms). With a `target`, the function of the crew that it is for, it is a fork of this
+    process. Raises EnvironmentUnsuitable when the interpreter cannot be executed.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, target: Target | None = None) -> None:
         self.users = 0
         main_pidfd = open_pidfd(os.getpid())
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             try:
-                self.pid = _spawn(theirs.fileno(), main_pidfd)
+                if target is None:
+                    self.pid = _spawn(theirs.fileno(), main_pidfd)
+                else:
+                    self.pid = _fork(ours, theirs, main_pidfd, target)
             except OSError as error:
                 ours.close()
                 raise EnvironmentUnsuitable(
@@ -111,9 +118,16 @@ class Zygote:
         self._control.close()
 
 
-def acquire() -> Zygote:
-    """Give this process's zygote, starting it if there is none; `release` it after use."""
+def acquire(start: Start = "zygote", target: Target | None = None) -> Zygote:
+    """Give a zygote for a crew that runs `target`; `release` it after use.
+
+    That is the one of this process, started if there is none, or one of the crew's own.
+    """
     global _current
+    if start in ("forkserver", "fork"):
+        zygote = Zygote(target if start == "fork" else None)
+        zygote.users = 1
+        return zygote
     with _lock:
         if _current is None or not _current.is_running():
             _current = Zygote()
@@ -184,6 +198,21 @@ def _spawn(control_fd: int, main_pidfd: int) -> int:
     finally:
         for fd in sources:
             os.close(fd)
+
+
+def _fork(ours: socket.socket, theirs: socket.socket, main_pidfd: int, target: Target) -> int:
+    """Fork this process into a zygote; return its pid."""
+    for stream in (sys.stdout, sys.stderr):  # or what they hold would be written twice
+        with contextlib.suppress(AttributeError, OSError, ValueError):
+            stream.flush()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            ours.close()
+            serve_forked(theirs, main_pidfd, target)
+        finally:
+            os._exit(1)  # whatever happens, it never goes on as a second main
+    return pid
 
 
 def _forget() -> None:

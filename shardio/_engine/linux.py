@@ -78,11 +78,11 @@ def open_pidfd(pid: int) -> int:
         raise _lacking("pidfd_open", str(error)) from error
 
 
-def has_ended(pidfd: int, timeout_s: float = 0.0) -> bool:
+def has_ended(pidfd: int, timeout_s: float | None = 0.0) -> bool:
     """Tell whether the process behind `pidfd` has ended, waiting up to `timeout_s` for it."""
     poll = select.poll()
     poll.register(pidfd, select.POLLIN)
-    return bool(poll.poll(max(0.0, timeout_s) * 1000))
+    return bool(poll.poll(None if timeout_s is None else max(0.0, timeout_s) * 1000))
 
 
 def end_process(pidfd: int) -> None:

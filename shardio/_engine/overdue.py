@@ -89,11 +89,11 @@ def _sizes(fds: Sequence[int]) -> list[int]:
 def _said(fd: int, start: int, stop: int) -> str:
     if start == stop:
         return f"it has not said within {_PATIENCE_S:g} s what it is doing"
-    return _shortened(os.pread(fd, stop - start, start).decode("utf-8", "replace"))
+    return shortened(os.pread(fd, stop - start, start).decode("utf-8", "replace"))
 
 
-def _shortened(text: str) -> str:
-    """Without the frames that lie under the user's code, thread by thread."""
+def shortened(text: str) -> str:
+    """Stacks without the frames that lie under the user's code, thread by thread."""
     kept: list[str] = []
     is_ours = False
     for line in text.splitlines():

@@ -10,7 +10,7 @@ import random
 import time
 from collections import deque
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 import numpy as np
 
@@ -18,11 +18,11 @@ from shardio._engine.blocks import Block
 from shardio._engine.careful import CarefulFiller, LeftOut
 from shardio._engine.crew import Crew, Died, Message
 from shardio._engine.fill import Filler
-from shardio._engine.overdue import ask_for_stacks
 from shardio._engine.parcels import packed, unpacked
 from shardio._engine.recipe import Plan, Recipe, Schemas
 from shardio._engine.schedule import DEPTH
 from shardio._engine.shared import SharedArray
+from shardio._engine.start import Start
 from shardio._engine.wire import (
     CANCELLED,
     DESCRIPTOR_BYTES,
@@ -44,6 +44,12 @@ from shardio.errors import EnvironmentUnsuitable, LoaderClosed
 
 STARTING_S: Final = 60.0
 """How long starting a worker may take before the time counts as that of its task."""
+
+if TYPE_CHECKING:
+    from shardio._engine.threads import Threads
+
+StartMethod = Start | Literal["thread"]
+"""How workers start."""
 
 
 class Answer(NamedTuple):
@@ -72,15 +78,15 @@ class Loss(NamedTuple):
 
 
 class Workers:
-    """Worker processes; owns them until `close`."""
+    """Worker processes or threads; owns them until `close`."""
 
     depth = DEPTH
 
-    def __init__(self, recipe: Recipe, n_workers: int) -> None:
+    def __init__(
+        self, recipe: Recipe, n_workers: int, start_method: StartMethod = "zygote"
+    ) -> None:
         self.n_workers = n_workers
-        self._crew = Crew(
-            n_workers, functools.partial(work, recipe), preload=("shardio._engine.worker",)
-        )
+        self._crew = _crew(recipe, n_workers, start_method)
         self._hello: tuple[bytes, tuple[int, ...]] | None = None
         self._selection: SharedArray | None = None
         self._layout: bytes | None = None
@@ -176,9 +182,8 @@ class Workers:
         """Who each worker is, and its Python stacks."""
         if self._hello is None:
             return []
-        stacks = ask_for_stacks(self._hello[1][STACKS:], self._crew.signal)
-        names = [f"worker {i} (process {pid})" for i, pid in enumerate(self._crew.pids())]
-        return list(zip(names, stacks, strict=True))
+        stacks = self._crew.stacks(self._hello[1][STACKS:])
+        return list(zip(self._crew.names(), stacks, strict=True))
 
     def _bury(self, died: Died) -> str:
         """Replace a dead worker; returns how it died, in words."""
@@ -202,6 +207,15 @@ class Workers:
         """End all workers, whatever they do. Idempotent."""
         self._crew.close()
         self._blocks.clear()  # or their memory would stay as long as the loader
+
+
+def _crew(recipe: Recipe, n_workers: int, start_method: StartMethod) -> Crew | Threads:
+    if start_method == "thread":
+        from shardio._engine.threads import Threads  # late: hardly anybody asks for them
+
+        return Threads(n_workers, recipe)
+    target = functools.partial(work, recipe)
+    return Crew(n_workers, target, preload=("shardio._engine.worker",), start=start_method)
 
 
 def _message(ask: Ask, block: int = 0, slot: int = 0, step: int = 0) -> bytes:

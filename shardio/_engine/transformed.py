@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import random
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import numpy as np
@@ -23,18 +24,35 @@ from shardio.units import Rows
 _EMPTY: Final = pack_state(NO_FIELD, EMPTY)
 _CLAIMED: Final = pack_state(NO_FIELD, CLAIMED)
 _FILLED: Final = pack_state(NO_FIELD, FILLED)
+_HERE: Final = os.path.dirname(__file__)
+
+Call = Callable[[int, Callable[..., Any], tuple[Any, ...]], Any]
+"""Calls a function of the user: with what keys its draws, the function, and its arguments."""
+
+
+def call_keyed(key: int, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+    """Call the user's function with Python's and NumPy's global generators keyed."""
+    random.seed(key)
+    np.random.seed(key & 0xFFFFFFFF)  # the user's code may draw from it
+    return function(*arguments)
 
 
 class TransformedValues:
     """Runs the user's transform on samples of a dataset, which it borrows.
 
-    `passes` is what user code may raise without its being counted as the transform's failure.
+    `passes` is what user code may raise without its being counted as the transform's failure;
+    `call` is how it is called.
     """
 
     def __init__(
-        self, recipe: Recipe, dataset: ShardDataset, passes: tuple[type[BaseException], ...] = ()
+        self,
+        recipe: Recipe,
+        dataset: ShardDataset,
+        passes: tuple[type[BaseException], ...] = (),
+        call: Call = call_keyed,
     ) -> None:
         self._recipe, self._dataset, self._passes = recipe, dataset, passes
+        self._call = call
         self._generators = SampleGenerators(recipe.seed)
         self._first = "the first sample"
         if recipe.transform is not None and recipe.n_samples:
@@ -92,14 +110,12 @@ class TransformedValues:
         local = int(rows[i] - self._dataset.starts[shard])
         sample = self._dataset.sample(shard, local, recipe.fields)
         key = self._generators.key(epoch, position)
-        random.seed(key)
-        np.random.seed(key & 0xFFFFFFFF)  # the user's code may draw from it
         arguments = (
             (sample, self._generators.at(epoch, position)) if recipe.takes_rng else (sample,)
         )
         transform: Any = recipe.transform
         try:
-            made: Mapping[str, Any] = transform(*arguments)
+            made: Mapping[str, Any] = self._call(key, transform, arguments)
         except self._passes:
             raise
         except BaseException as error:  # sys.exit and StopIteration are failures too
@@ -122,8 +138,10 @@ def named(dataset: ShardDataset, row: int, shard: int) -> str:
 
 
 def told(what: str, error: BaseException) -> tuple[str, str]:
-    """What a function of the user has raised, in words, and its traceback without our frame."""
-    frames = error.__traceback__.tb_next if error.__traceback__ else None
+    """What a function of the user has raised, in words, and its traceback without our frames."""
+    frames = error.__traceback__
+    while frames and frames.tb_frame.f_code.co_filename.startswith(_HERE):
+        frames = frames.tb_next
     text = "".join(traceback.format_exception(type(error), error, frames))
     return f"{what} raised {type(error).__name__}: {_text_of(error)}", text
 

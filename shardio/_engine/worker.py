@@ -1,6 +1,7 @@
 """A worker's loop: take a task, fill the block, answer. Imports neither tinygrad nor `__main__`.
 
-Runs in a process that the zygote forked (`zygote.py`), as the function of a crew (`crew.py`).
+Runs in a process of its own (`start.py`), as the function of a crew (`crew.py`), or in a thread of
+main (`threads.py`).
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from shardio._engine.wire import (
     unpack_task,
 )
 from shardio.batch import Skipped
+from shardio.closing import Closing
 from shardio.collate import BlockLayout
 from shardio.dataset import ShardDataset
 from shardio.errors import DatasetCorrupt
@@ -46,7 +48,7 @@ _LAST_OF_WORK, _FILLED, _CANCELLED = int(Ask.SCHEMA), int(Status.FILLED), int(St
 def work(recipe: Recipe, channel: Channel) -> None:
     """Answer main's tasks until it closes the channel."""
     yield_to_main()
-    worker = _Worker(recipe)
+    worker = Worker(recipe)
     while (received := channel.recv_fds()) is not None:
         message, fds = received
         answer = worker.answer(message, fds)
@@ -59,8 +61,8 @@ def work(recipe: Recipe, channel: Channel) -> None:
                 channel.send(*parcel)
 
 
-class _Worker:
-    """What one worker process holds: dataset, layout and the blocks it has met."""
+class Worker(Closing):
+    """What one worker holds: dataset, layout and the blocks it has met."""
 
     def __init__(self, recipe: Recipe) -> None:
         self._recipe = recipe
@@ -72,7 +74,7 @@ class _Worker:
             subset=recipe.subset,
             generation=recipe.generation,
         )
-        self._filler = Filler(recipe, self._dataset)
+        self._filler = self._new_filler(recipe, self._dataset)
         self._careful = CarefulFiller(self._filler, recipe.seed) if recipe.skips else None
         self._left_out: LeftOut | None = None
         """What the next task must not try; None: that task is one like others."""
@@ -84,13 +86,26 @@ class _Worker:
         self._unfit: Exception | None = None
         """Why no task can be done: the dataset is not the one that main has opened, or damaged."""
 
+    def close(self) -> None:
+        """Let go of the dataset."""
+        self._dataset.close()
+
+    def _new_filler(self, recipe: Recipe, dataset: ShardDataset) -> Filler:
+        return Filler(recipe, dataset)
+
+    def _map(self, fd: int) -> BlockMap:
+        return BlockMap(fd, self._most_bytes)
+
+    def _listen_for_questions(self, fd: int) -> None:
+        answer_with_stacks(fd)
+
     def answer(self, message: bytes, fds: tuple[int, ...]) -> bytes | None:
         """Do what a message asks for; the answer, where one is due."""
         task = unpack_task(message)
         if task.ask <= _LAST_OF_WORK:
             return self._do(task)
         if task.ask == Ask.BLOCK:
-            self._blocks[task.block] = BlockMap(fds[0], self._most_bytes)
+            self._blocks[task.block] = self._map(fds[0])
         elif task.ask == Ask.PLAN:
             self._plans[task.slot] = Plan.unpack(message[DESCRIPTOR_BYTES:], fds)
         elif task.ask == Ask.CAUTION:
@@ -109,7 +124,7 @@ class _Worker:
 
     def _meet(self, lineage: str, fds: tuple[int, ...]) -> None:
         """Take over what main shares, once all shards have been opened."""
-        answer_with_stacks(fds[STACKS])
+        self._listen_for_questions(fds[STACKS])
         self._cancelled = np.frombuffer(mmap.mmap(fds[CANCELLED], 0), np.uint8)
         self._compare(lineage)
         self._dataset.share_marks(np.frombuffer(mmap.mmap(fds[MARKS], 0), np.uint8))

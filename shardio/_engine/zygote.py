@@ -2,12 +2,13 @@
 
 It is exec'd, so it has none of main's threads, locks or memory, and it has NumPy and the codecs
 imported, so that a fork of it is a worker in a few milliseconds. It never imports the user's
-`__main__` and never tinygrad. `launch.py` is main's side of it.
+`__main__` and never tinygrad. `launch.py` is main's side of it, `start.py` a worker's. Only for a
+crew that asks for it, a zygote of its own loads the crew's function, or is a fork of main.
 
 Every crew has a *session*: a socket on which main asks for workers and hears of their ends.
 
     main -> zygote   control   names of modules to import         + the zygote's end of a session
-    main -> zygote   session   REQUEST (place)                    + channel, cargo, the crew's fds
+    main -> zygote   session   REQUEST (place, way)               + channel, cargo, the crew's fds
     zygote -> main   session   REPLY STARTED (place, pid)         + pidfd of the worker
     zygote -> main   session   REPLY EXITED (place, pid, how, status)
     zygote -> main   session   REPLY NOT_STARTED (place, errno)
@@ -19,8 +20,8 @@ When main ends, however it ends, the zygote ends, and the kernel kills the worke
 
 from __future__ import annotations
 
+import contextlib
 import gc
-import importlib
 import os
 import resource
 import select
@@ -29,17 +30,18 @@ import socket
 import struct
 import sys
 import time
-import traceback
 from collections import deque
 from typing import NoReturn
 
-from shardio._engine.channel import RECEIVE, Channel, unpack_fds
+from shardio._engine.channel import RECEIVE, unpack_fds
 from shardio._engine.linux import (
     die_with_parent,
     end_process,
+    has_ended,
     name_process,
     open_pidfd,
 )
+from shardio._engine.start import EXECUTE, LOAD, Target, execute, import_all, run
 
 __all__ = [
     "ASK_FOR_STACKS",
@@ -50,9 +52,10 @@ __all__ = [
     "REQUEST",
     "STARTED",
     "serve",
+    "serve_forked",
 ]
 
-REQUEST = struct.Struct("<I")  # place of the worker in its crew
+REQUEST = struct.Struct("<IB")  # place of the worker in its crew, what to do (see `start.py`)
 REPLY = struct.Struct("<BIiii")  # kind, place, pid, how (CLD_*), status
 STARTED, EXITED, NOT_STARTED = 1, 2, 3
 
@@ -66,6 +69,28 @@ def serve(control_fd: int, main_pidfd: int, modules: tuple[str, ...]) -> NoRetur
     """Be the zygote until main ends or ends its half of the control socket."""
     # Nothing of main's but these descriptors: a pipe held open here would never report its end.
     os.closerange(max(control_fd, main_pidfd) + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+    os.set_inheritable(control_fd, False)
+    os.set_inheritable(main_pidfd, False)
+    _set_up()
+    import_all(modules)
+    _Zygote(socket.socket(fileno=control_fd), main_pidfd, modules).run()
+
+
+def serve_forked(control: socket.socket, main_pidfd: int, target: Target) -> NoReturn:
+    """Be the zygote in a fork of main, with all that main had, for workers that run `target`."""
+    signal.set_wakeup_fd(-1)  # an event loop of main's would hear of our signals
+    for number in signal.valid_signals():
+        if callable(signal.getsignal(number)):  # main's, for main
+            signal.signal(number, signal.SIG_DFL)
+    _set_up()
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    gc.freeze()  # what main had is never collected here: its finalizers are main's business
+    _Zygote(control, main_pidfd, (), target).run()
+
+
+def _set_up() -> None:
     # Ctrl-C reaches the whole group; main decides what it means. SIGCHLD may be inherited as
     # ignored, and then no exit status would be left to read.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -73,23 +98,8 @@ def serve(control_fd: int, main_pidfd: int, modules: tuple[str, ...]) -> NoRetur
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(ASK_FOR_STACKS, signal.SIG_IGN)  # until a worker can answer
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
-    os.set_inheritable(control_fd, False)
-    os.set_inheritable(main_pidfd, False)
     name_process("shardio-zygote")
     gc.disable()
-    _import_all(modules)
-    _Zygote(socket.socket(fileno=control_fd), main_pidfd).run()
-
-
-def _import_all(names: tuple[str, ...]) -> None:
-    """Import what workers will need; of what is missing, the worker that needs it tells."""
-    for name in names:
-        try:
-            importlib.import_module(name)
-        except ImportError:
-            continue
-    gc.collect()
-    gc.freeze()  # collections in workers would write to, and so copy, every page of these objects
 
 
 class _Session:
@@ -106,8 +116,17 @@ class _Session:
 class _Zygote:
     """One epoll over main's pidfd, the control socket, the sessions and the workers' pidfds."""
 
-    def __init__(self, control: socket.socket, main_pidfd: int) -> None:
+    def __init__(
+        self,
+        control: socket.socket,
+        main_pidfd: int,
+        modules: tuple[str, ...],
+        target: Target | None = None,
+    ) -> None:
         self.pid = os.getpid()
+        self.modules = modules  # what has been imported
+        self.target = target  # the function of every crew that this zygote is for, once it has it
+        self.has_loaded = target is not None
         self.control = control
         self.main_pidfd = main_pidfd
         self.sessions: dict[int, _Session] = {}  # by descriptor
@@ -145,8 +164,9 @@ class _Zygote:
         self.sessions[fd] = _Session(socket.socket(fileno=fd))
         self.epoll.register(fd, select.EPOLLIN)
         names = tuple(data.decode().split())
+        self.modules += tuple(name for name in names if name not in self.modules)
         if any(name not in sys.modules for name in names):
-            _import_all(names)
+            import_all(names)
 
     def _serve_session(self, session: _Session, mask: int) -> None:
         if session.is_ending:
@@ -171,14 +191,16 @@ class _Zygote:
                 self._close_if_over(session)
 
     def _start_worker(self, session: _Session, data: bytes, fds: tuple[int, ...]) -> None:
-        (place,) = REQUEST.unpack(data)
+        place, way = REQUEST.unpack(data)
+        if way == LOAD and not self.has_loaded:
+            self._load(fds[1])
         try:
             pid = os.fork()
         except OSError as error:
             self._reply(session, REPLY.pack(NOT_STARTED, place, 0, 0, error.errno or 0))
         else:
             if pid == 0:
-                self._become_worker(place, fds)
+                self._become_worker(place, way, fds)
             pidfd = open_pidfd(pid)
             session.workers[pidfd] = (place, pid)
             self.crew_of[pidfd] = session
@@ -187,7 +209,34 @@ class _Zygote:
         for fd in fds:
             os.close(fd)
 
-    def _become_worker(self, place: int, fds: tuple[int, ...]) -> NoReturn:
+    def _load(self, cargo_fd: int) -> None:
+        """Unpack the crew's function here, once for all its workers.
+
+        If that fails, each worker tries for itself, and tells. A guard ends this process if main
+        ends meanwhile: imports take any time, in which nothing else is heard.
+        """
+        self.has_loaded = True
+        guard = os.fork()
+        if guard == 0:
+            try:
+                die_with_parent(self.pid)
+                has_ended(self.main_pidfd, None)
+                os.kill(self.pid, signal.SIGKILL)
+            finally:
+                os._exit(0)
+        try:
+            from shardio._engine.cargo import unpack
+
+            with contextlib.suppress(BaseException):  # user code: sys.exit and all
+                self.target = unpack(cargo_fd)
+                sys.stdout.flush()  # or every worker would write it once more
+        finally:
+            os.kill(guard, signal.SIGKILL)
+            os.waitpid(guard, 0)
+        gc.collect()
+        gc.freeze()
+
+    def _become_worker(self, place: int, way: int, fds: tuple[int, ...]) -> NoReturn:
         try:
             die_with_parent(self.pid)
             # A worker that held the zygote's sockets would keep their ends from being seen.
@@ -197,8 +246,9 @@ class _Zygote:
                 session.socket.close()
             for fd in (self.main_pidfd, *self.crew_of):
                 os.close(fd)
-            channel_fd, cargo_fd, *given = fds
-            _work(Channel(place, socket.socket(fileno=channel_fd), tuple(given)), cargo_fd)
+            if way == EXECUTE:
+                execute(place, fds, self.modules)
+            run(place, fds, self.target)
         finally:
             os._exit(1)  # whatever happens, a worker never goes on as a second zygote
 
@@ -253,35 +303,3 @@ class _Zygote:
                 session.kill_at_s = None
                 for pidfd in session.workers:
                     end_process(pidfd)
-
-
-def _work(channel: Channel, cargo_fd: int) -> NoReturn:
-    """Run the crew's function in this new worker, tell main if it raises, and end the process."""
-    name_process("shardio-worker")
-    gc.enable()
-    numpy = sys.modules.get("numpy")
-    if numpy is not None:
-        numpy.random.seed()  # forked workers would all draw the same numbers
-    code = 0
-    try:
-        # Late, for main: it reads this module's constants before it needs cloudpickle.
-        from shardio._engine.cargo import unpack
-
-        target = unpack(cargo_fd)
-        os.close(cargo_fd)
-        target(channel)
-    except BaseException as error:  # noqa: BLE001  # sys.exit and all: main gets it as text
-        code = 1
-        _report(channel, error)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
-
-
-def _report(channel: Channel, error: BaseException) -> None:
-    frames = error.__traceback__.tb_next if error.__traceback__ else None  # without _work itself
-    text = "".join(traceback.format_exception(type(error), error, frames))
-    try:
-        channel.report_failure(text)
-    except (BrokenPipeError, ConnectionResetError):
-        return  # main has closed the crew, which is most often why `error` was raised

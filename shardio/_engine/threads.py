@@ -1,0 +1,280 @@
+"""Workers that are threads of this process: a crew like that of `crew.py`, without processes.
+
+They run the same loop over the same messages, each with a dataset of its own, and share the maps of
+blocks. What a process keeps apart they have in common: the user's function is one object, and
+Python's and NumPy's global generators are one each, which `_Turns` deals out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import random
+import sys
+import threading
+import time
+import traceback
+import weakref
+from collections.abc import Callable, Sequence
+from types import FrameType
+from typing import Any, Final
+
+import numpy as np
+
+from shardio._engine.blocks import BlockMap
+from shardio._engine.fill import Filler
+from shardio._engine.holdings import Died
+from shardio._engine.linux import interrupts_held, this_process
+from shardio._engine.overdue import shortened
+from shardio._engine.recipe import Recipe
+from shardio._engine.watch import Event, Failed, Message
+from shardio._engine.wire import SELECTION
+from shardio._engine.worker import Worker
+from shardio._engine.zygote import GRACE_S
+from shardio.closing import Closing
+from shardio.dataset import ShardDataset
+from shardio.errors import LoaderClosed
+
+__all__ = ["Threads"]
+
+_Letter = tuple[bytes, tuple[int, ...]]
+
+
+class _Turns:
+    """Gives the global generators to one thread at a time, keyed for it; the program's come back.
+
+    A thread that is given up loses its turn: it may never come back from the user's code.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._holder: threading.Thread | None = None
+        self._states: tuple[Any, Any]
+
+    def take(self, key: int, is_unwanted: Callable[[], bool]) -> None:
+        """Wait for the turn of this thread, and key the generators; end it with `end`.
+
+        Without it, when this becomes unwanted: `wake` has that looked at.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._holder is None or is_unwanted())
+            if not is_unwanted():
+                self._holder = threading.current_thread()
+                self._states = random.getstate(), np.random.get_state()
+                random.seed(key)
+                np.random.seed(key & 0xFFFFFFFF)
+
+    def wake(self) -> None:
+        """Have all that wait look whether they are still wanted."""
+        with self._changed:
+            self._changed.notify_all()
+
+    def end(self, thread: threading.Thread) -> None:
+        """End the turn of a thread, if it has it."""
+        with self._changed:
+            if self._holder is thread:
+                random.setstate(self._states[0])
+                np.random.set_state(self._states[1])
+                self._holder = None
+                self._changed.notify_all()
+
+
+class _Common:
+    """What the threads of one crew share, until the last of them and the crew are through."""
+
+    def __init__(self) -> None:
+        self.answers: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
+        self.is_closing = False
+        self._maps: dict[int, BlockMap] = {}
+        self._lock = threading.Lock()
+
+    def call(self, key: int, transform: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+        """Call a function that is given a generator of its own: the global ones are left alone."""
+        if self.is_closing:
+            raise _closed()
+        return transform(*arguments)
+
+    def call_in_turn(
+        self, key: int, transform: Callable[..., Any], arguments: tuple[Any, ...]
+    ) -> Any:
+        """Call a function with the global generators keyed."""
+        _turns.take(key, lambda: self.is_closing)
+        try:
+            return self.call(key, transform, arguments)
+        finally:
+            _turns.end(threading.current_thread())
+
+    def map(self, fd: int, most_bytes: int | None) -> BlockMap:
+        """The map of a block, which all share; takes the descriptor over."""
+        with self._lock:
+            number = os.fstat(fd).st_ino
+            found = self._maps.get(number)
+            if found is None:
+                found = self._maps[number] = BlockMap(fd, most_bytes)
+                weakref.finalize(found, os.close, fd).atexit = False
+            else:
+                os.close(fd)
+            return found
+
+
+class _ThreadWorker(Worker):
+    """What a worker is in a thread of main."""
+
+    def __init__(self, recipe: Recipe, common: _Common) -> None:
+        self._common = common
+        super().__init__(recipe)
+
+    def _new_filler(self, recipe: Recipe, dataset: ShardDataset) -> Filler:
+        return Filler(
+            recipe,
+            dataset,
+            # What costs a process its life, which is reported, would cost this program its own.
+            beware=dataset.check_lengths if dataset.access == "mmap" else None,
+            call=self._common.call if recipe.takes_rng else self._common.call_in_turn,
+            call_batch=self._common.call_in_turn,
+        )
+
+    def _map(self, fd: int) -> BlockMap:
+        # A block is with one worker at a time, so all can do with one map.
+        return self._common.map(fd, self._most_bytes)
+
+    def _meet(self, lineage: str, fds: tuple[int, ...]) -> None:
+        try:
+            super()._meet(lineage, fds)
+        finally:
+            for fd in fds[:SELECTION]:  # which are mapped; a process keeps them until its end
+                os.close(fd)
+
+    def _listen_for_questions(self, fd: int) -> None:
+        """Nothing: main sees the stacks of its own threads."""
+
+
+class Threads(Closing):
+    """Owns `n_workers` threads that fill blocks by `recipe`; a Crew in what it is asked.
+
+    A thread cannot be ended from outside: `close` lets each finish the sample that it is at, for
+    GRACE_S; one that is not through by then ends as soon as it is, and nobody hears of it.
+    """
+
+    def __init__(self, n_workers: int, recipe: Recipe) -> None:
+        self._recipe = recipe
+        self._owner_pid = this_process.pid
+        self._common = _Common()
+        self._inboxes: list[queue.SimpleQueue[_Letter | None]] = []
+        self._threads: list[threading.Thread] = []
+        for index in range(n_workers):
+            inbox, thread = self._start(index)
+            self._inboxes.append(inbox)
+            self._threads.append(thread)
+
+    def _start(self, index: int) -> tuple[queue.SimpleQueue[_Letter | None], threading.Thread]:
+        inbox: queue.SimpleQueue[_Letter | None] = queue.SimpleQueue()
+        thread = threading.Thread(
+            target=_serve,
+            args=(index, self._recipe, inbox, self._common),
+            name=f"shardio-worker-{index}",
+            daemon=True,  # one that hangs must not keep the program
+        )
+        thread.start()
+        return inbox, thread
+
+    def names(self) -> list[str]:
+        """What each worker is, in words."""
+        return [f"worker {i} ({thread.name})" for i, thread in enumerate(self._threads)]
+
+    def send(self, index: int, message: bytes, fds: Sequence[int] = ()) -> None:
+        """Send a message to worker `index`, without ever waiting, and copies of `fds`."""
+        self._check_usable()
+        self._inboxes[index].put((message, tuple(map(os.dup, fds)) if fds else ()))
+
+    def wait(self, timeout_s: float | None = None) -> list[Event]:
+        """Wait for events and return at least one, or none when `timeout_s` has passed."""
+        self._check_usable()
+        answers = self._common.answers
+        events: list[Event | None] = []
+        try:
+            events.append(answers.get(timeout=timeout_s))
+            while True:
+                events.append(answers.get_nowait())
+        except queue.Empty:
+            pass
+        self._check_usable()  # closed by another thread, or by a signal handler in this one
+        return [event for event in events if event is not None]
+
+    def stacks(self, fds: Sequence[int]) -> list[str]:
+        """The Python stacks of all workers; their files are not needed."""
+        frames = sys._current_frames()
+        return [_stack(frames.get(thread.ident or 0)) for thread in self._threads]
+
+    def restart(self, index: int) -> None:
+        """Start a new worker in the place of one that has ended."""
+        self._check_usable()
+        self._inboxes[index], self._threads[index] = self._start(index)
+
+    def close(self) -> None:
+        """End all workers that are not in the middle of a sample for longer than GRACE_S."""
+        common = self._common
+        if common.is_closing or this_process.pid != self._owner_pid:
+            return
+        with interrupts_held():
+            common.is_closing = True
+            _turns.wake()
+            common.answers.put(None)  # wakes a `wait` in another thread
+            for inbox in self._inboxes:
+                inbox.put(None)
+            end_s = time.monotonic() + GRACE_S
+            for thread in self._threads:
+                if thread is not threading.current_thread():  # a finalizer runs anywhere
+                    thread.join(max(0.0, end_s - time.monotonic()))
+                    _turns.end(thread)
+
+    def _check_usable(self) -> None:
+        if self._common.is_closing:
+            raise _closed()
+
+
+def _closed() -> LoaderClosed:
+    return LoaderClosed("the workers were stopped by close()")
+
+
+def _serve(
+    index: int, recipe: Recipe, inbox: queue.SimpleQueue[_Letter | None], common: _Common
+) -> None:
+    """Be a worker: answer main's messages until it closes the crew."""
+    try:
+        with _ThreadWorker(recipe, common) as worker:
+            while (letter := inbox.get()) is not None and not common.is_closing:
+                answer = worker.answer(*letter)
+                if answer is not None:
+                    common.answers.put(Message(index, answer))
+    except BaseException as error:  # noqa: BLE001  # main gets it as text
+        text = "".join(traceback.format_exception(error))
+        common.answers.put(Failed(index, text))
+        common.answers.put(Died(index, None, None, 1))
+    finally:
+        _discard(inbox)
+
+
+def _discard(inbox: queue.SimpleQueue[_Letter | None]) -> None:
+    """Close what came with messages that nobody reads any more."""
+    with contextlib.suppress(queue.Empty):
+        while True:
+            _, fds = inbox.get_nowait() or (b"", ())
+            for fd in fds:
+                os.close(fd)
+
+
+def _stack(frame: FrameType | None) -> str:
+    """A thread's stack as `faulthandler` writes it: the innermost call first."""
+    if frame is None:
+        return "it is being started"
+    lines = [
+        f'  File "{each.f_code.co_filename}", line {line} in {each.f_code.co_name}'
+        for each, line in traceback.walk_stack(frame)
+    ]
+    return shortened("\n".join(lines))
+
+
+_turns: Final = _Turns()
+os.register_at_fork(after_in_child=_turns.__init__)  # type: ignore[misc]  # nobody's turn there

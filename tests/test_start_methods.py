@@ -1,0 +1,399 @@
+"""However workers start, batches are the same; what they share with the program differs."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import os
+import random
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shardio import (
+    InvalidArgument,
+    LoaderClosed,
+    ShardLoader,
+    TransformError,
+)
+from shardio._engine import launch, overdue, threads
+from shardio.errors import BatchOverdue, WorkerDied
+from tests.loading import PATIENCE_S, TWO_FIELDS, bits, two_fields, write_dataset
+
+pytestmark = pytest.mark.usefixtures("warm_zygote")
+
+N = 60
+PROCESSES = ("zygote", "spawn", "forkserver", "fork")
+METHODS = (*PROCESSES, "thread")
+Sample = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def every(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Samples of every kind of field, in 3 shards."""
+    return write_dataset(tmp_path_factory.mktemp("starts") / "every", N, 3)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    made = tmp_path_factory.mktemp("starts") / "two"
+    return write_dataset(made, N, 3, TWO_FIELDS, two_fields(N))
+
+
+def _loader(folder: str, **options: Any) -> ShardLoader:
+    return ShardLoader(folder, 8, **{"output": "numpy", "num_workers": 2, **options})
+
+
+def _told(loader: ShardLoader) -> set[Any]:
+    """What the transform says in its field `told`, of all samples of an epoch."""
+    return {each for batch in loader for each in batch["told"]}
+
+
+# --- the same batches -----------------------------------------------------------------------
+
+
+def draw(sample: Sample, rng: np.random.Generator) -> Sample:
+    return {"label": sample["label"], "drawn": rng.random(3)}
+
+
+def draw_globally(sample: Sample) -> Sample:
+    drawn = [random.random(), float(np.random.rand()), random.gauss(0, 1)]
+    return {"label": sample["label"], "drawn": np.array(drawn)}
+
+
+def _hashes(folder: str, **options: Any) -> list[str]:
+    """A hash of all that is in each batch of an epoch: values, indices and origins."""
+    with _loader(folder, shuffle=True, seed=3, **options) as loader:
+        return [hashlib.sha256(repr(bits(batch)).encode()).hexdigest() for batch in loader]
+
+
+# num_workers, prefetch, reuse. Interpreters are slow to start: of them fewer.
+_MANY = [(1, 3, False), (7, 0, True), (2, 5, False)]
+WAYS = {"zygote": _MANY, "forkserver": _MANY, "fork": _MANY, "thread": _MANY, "spawn": _MANY[2:]}
+
+
+@pytest.mark.parametrize("transform", [None, draw, draw_globally])
+@pytest.mark.parametrize("start_method", METHODS)
+def test_batches_are_the_same_bit_for_bit_whatever_the_start_method(
+    every: str, folder: str, start_method: str, transform: Callable[..., Sample] | None
+) -> None:
+    of = every if transform is None else folder
+    expected = _hashes(of, num_workers=0, transform=transform)
+    assert len(set(expected)) == len(expected)
+    given: dict[str, Any] = {"start_method": start_method, "transform": transform}
+    assert _hashes(of, num_workers=0, **given) == expected
+    ways = WAYS[start_method] if transform is None else WAYS[start_method][-1:]
+    for num_workers, prefetch, reuse in ways:
+        options = {"num_workers": num_workers, "prefetch": prefetch, "reuse": reuse}
+        assert _hashes(of, **options, **given) == expected, options
+
+
+@pytest.mark.parametrize("start_method", PROCESSES)
+def test_a_killed_worker_is_replaced_in_the_way_it_was_started(
+    folder: str, start_method: str
+) -> None:
+    options = {"start_method": start_method, "transform": draw}
+    with _loader(folder, **options) as loader, _loader(folder, num_workers=0, **options) as other:
+        crew: Any = loader._engine._staff._crew  # type: ignore[union-attr]
+        for is_killing in (False, True, True):
+            steps = iter(loader)
+            found = [bits(next(steps))]
+            pid = crew.pids()[0]
+            if is_killing:
+                os.kill(pid, signal.SIGKILL)
+            found += [bits(batch) for batch in steps]
+            assert found == [bits(batch) for batch in other]
+            while is_killing and crew.pids()[0] in (pid, None):  # it had answered all it was asked
+                assert [bits(batch) for batch in loader] == [bits(batch) for batch in other]
+
+
+@pytest.mark.parametrize("start_method", ["forkserver", "fork"])
+def test_a_zygote_of_the_crews_own_that_is_killed_is_replaced(
+    folder: str, start_method: str
+) -> None:
+    seen: list[int] = []
+    with _loader(folder, start_method=start_method) as loader:
+        for batch in loader:
+            seen += batch.indices.tolist()
+            if batch.step == 1:
+                zygote = loader._engine._staff._crew._held.zygote  # type: ignore[union-attr]
+                assert zygote is not None and zygote is not launch._current
+                os.kill(zygote.pid, signal.SIGKILL)
+    assert seen == list(range(N))
+
+
+# --- what they share with the program -------------------------------------------------------
+
+
+def test_each_start_method_says_where_its_workers_come_from(folder: str) -> None:
+    def where(sample: Sample) -> Sample:
+        code = sys.orig_argv[-1]
+        begins = "served" if "serve(" in code else "begun" if "begin(" in code else "main's"
+        is_main = os.getpid() == pid
+        return {"told": f"{begins} {'here' if is_main else 'there'}"}
+
+    pid = os.getpid()
+    found = {}
+    for start_method in METHODS:
+        with _loader(folder, start_method=start_method, transform=where) as loader:
+            found[start_method] = _told(loader)
+    assert found == {
+        "zygote": {"served there"},
+        "spawn": {"begun there"},
+        "forkserver": {"served there"},
+        "fork": {"main's there"},
+        "thread": {"main's here"},
+    }
+
+
+def test_a_module_that_the_transform_needs_is_imported_as_often_as_said(
+    folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = tmp_path / "imports"
+    (tmp_path / "needed_by_transform.py").write_text(
+        f"import threading\nwith open({str(log)!r}, 'a') as log: print('once', file=log)\n"
+        "def prepare(sample): return {'told': threading.get_native_id()}\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    module = importlib.import_module("needed_by_transform")
+    found = {}
+    try:
+        for start_method in METHODS:
+            log.write_text("")
+            options = {"start_method": start_method, "num_workers": 3, "transform": module.prepare}
+            with _loader(folder, **options) as loader:
+                who: set[int] = set()
+                while len(who) < 3:  # all have begun
+                    who |= _told(loader)
+            found[start_method] = len(log.read_text().splitlines())
+    finally:
+        del sys.modules["needed_by_transform"]
+    assert found == {"zygote": 3, "spawn": 3, "forkserver": 1, "fork": 0, "thread": 0}
+
+
+@pytest.mark.parametrize("start_method", METHODS)
+def test_what_cannot_be_pickled_works_where_nothing_is_pickled(
+    folder: str, start_method: str
+) -> None:
+    lock = threading.Lock()
+
+    def locked(sample: Sample) -> Sample:
+        with lock:
+            return {"told": sample["label"]}
+
+    options = {"start_method": start_method, "transform": locked}
+    if start_method in ("fork", "thread"):
+        with _loader(folder, **options) as loader:
+            assert _told(loader) == set(range(N))
+    else:
+        with pytest.raises(InvalidArgument, match="cannot be sent to worker processes"):
+            _loader(folder, **options)
+
+
+@pytest.mark.parametrize("start_method", METHODS)
+def test_what_the_program_changes_later_is_seen_by_threads_alone(
+    folder: str, start_method: str
+) -> None:
+    state = ["old"]
+
+    def look(sample: Sample) -> Sample:
+        return {"told": state[0]}
+
+    with _loader(folder, start_method=start_method, transform=look) as loader:
+        for _ in loader:  # so all workers have started
+            continue
+        state[0] = "new"
+        assert _told(loader) == ({"new"} if start_method == "thread" else {"old"})
+
+
+def test_an_import_that_fails_in_the_server_is_told_by_the_workers(
+    folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "fails_elsewhere.py").write_text(
+        f"import os\nif os.getpid() != {os.getpid()}: raise ImportError('not here')\n"
+        "def prepare(sample): return sample\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    module = importlib.import_module("fails_elsewhere")
+    try:
+        with _loader(folder, start_method="forkserver", transform=module.prepare) as loader:
+            with pytest.raises(WorkerDied, match="not here"):
+                iter(loader)
+    finally:
+        del sys.modules["fails_elsewhere"]
+
+
+# --- threads --------------------------------------------------------------------------------
+
+
+def test_transforms_in_threads_that_take_no_rng_have_the_global_generators_in_turn(
+    folder: str,
+) -> None:
+    n_at_once, most = 0, 0
+
+    def count(sample: Sample) -> Sample:
+        nonlocal n_at_once, most
+        n_at_once += 1
+        most = max(most, n_at_once)
+        time.sleep(0.001)
+        n_at_once -= 1
+        return {"label": sample["label"]}
+
+    with _loader(folder, start_method="thread", num_workers=4, transform=count) as loader:
+        list(loader)
+    assert most == 1
+
+
+def test_transforms_in_threads_that_take_rng_run_side_by_side(folder: str) -> None:
+    meeting = threading.Barrier(2, timeout=PATIENCE_S)
+
+    def meet(sample: Sample, rng: np.random.Generator) -> Sample:
+        if sample["label"] in (3, 11):  # of the first two batches
+            meeting.wait()
+        return {"label": sample["label"]}
+
+    with _loader(folder, start_method="thread", transform=meet) as loader:
+        assert sum(batch.n_rows for batch in loader) == N
+
+
+@pytest.mark.parametrize("transform", [draw, draw_globally])
+def test_threads_leave_the_programs_own_generators_as_they_were(
+    folder: str, transform: Callable[..., Sample]
+) -> None:
+    random.seed(1)
+    np.random.seed(1)
+    states = random.getstate(), np.random.get_state()[1].tolist()  # type: ignore[index]
+    with _loader(folder, start_method="thread", transform=transform) as loader:
+        list(loader)
+    assert random.getstate() == states[0]
+    assert np.random.get_state()[1].tolist() == states[1]  # type: ignore[index]
+
+
+def test_a_failure_in_a_thread_is_told_as_in_a_process(folder: str) -> None:
+    def fail(sample: Sample) -> Sample:
+        if sample["label"] == 20:
+            sys.exit("enough")
+        return sample
+
+    told = set()
+    for start_method in ("zygote", "thread"):
+        with _loader(folder, start_method=start_method, transform=fail) as loader:
+            with pytest.raises(TransformError, match="SystemExit: enough") as caught:
+                list(loader)
+            told.add(str(caught.value))
+            assert isinstance(caught.value.__cause__, SystemExit)
+    assert len(told) == 1
+
+
+def _sticking(stuck: threading.Event, free: threading.Event, label: int) -> Callable[..., Sample]:
+    """A transform that sticks at a sample for as long as `free` is not set."""
+
+    def stick(sample: Sample) -> Sample:
+        if sample["label"] == label and not free.is_set():
+            stuck.set()
+            free.wait()
+        return {"label": sample["label"], "drawn": np.random.rand()}
+
+    return stick
+
+
+def _epoch(loader: ShardLoader) -> list[Any]:
+    return [bits(batch)[2:] for batch in loader]
+
+
+def test_a_thread_that_hangs_is_overdue_with_its_stack_and_its_turn_goes_to_others(
+    folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(overdue, "_PATIENCE_S", PATIENCE_S)
+    stuck, free = threading.Event(), threading.Event()
+    transform = _sticking(stuck, free, 20)
+    with _loader(folder, num_workers=0, transform=_sticking(stuck, stuck, 20)) as loader:
+        stuck.set()
+        loader.load_state_dict({**loader.state_dict(), "epoch": 1})
+        expected = _epoch(loader)
+    stuck.clear()
+    try:
+        with _loader(folder, start_method="thread", transform=transform) as loader:
+            with pytest.raises(BatchOverdue) as caught:
+                for _ in loader:
+                    assert stuck.wait(PATIENCE_S)
+                    loader._engine._timeout_s = 0.05
+            assert "(shardio-worker-0)" in str(caught.value)
+            assert "in stick" in str(caught.value)
+            assert "fill.py" not in str(caught.value), "frames that are not the user's"
+            loader._engine._timeout_s = None
+            stuck.clear()
+            with pytest.MonkeyPatch.context() as patch:
+                # The thread that was given up stays where it is; the next ones do not stick.
+                patch.setattr(free, "is_set", lambda: True)
+                assert _epoch(loader) == expected
+    finally:
+        free.set()
+
+
+def test_closing_while_a_thread_is_in_a_long_transform_does_not_wait_for_it(folder: str) -> None:
+    stuck, free = threading.Event(), threading.Event()
+    before = _workers()
+    try:
+        loader = _loader(folder, start_method="thread", transform=_sticking(stuck, free, 8))
+        steps = iter(loader)
+        next(steps)
+        assert stuck.wait(PATIENCE_S)
+        loader.close()  # returns, though the transform has not
+        with pytest.raises(LoaderClosed):
+            next(steps)
+        (left,) = _workers() - before
+    finally:
+        free.set()
+    left.join(PATIENCE_S)
+    assert not left.is_alive(), "it ends when its transform has returned"
+
+
+def _workers() -> set[threading.Thread]:
+    return {each for each in threading.enumerate() if each.name.startswith("shardio-worker")}
+
+
+@pytest.mark.parametrize("start_method", ["forkserver", "fork", "thread"])
+def test_loaders_that_come_and_go_leave_no_thread_and_no_descriptor(
+    folder: str, start_method: str, swept: None
+) -> None:
+    def use() -> None:
+        with _loader(folder, start_method=start_method, transform=draw) as loader:
+            for _ in loader:
+                break
+
+    use()
+    before = len(os.listdir("/proc/self/fd")), _workers()
+    for _ in range(2):
+        use()
+    assert (len(os.listdir("/proc/self/fd")), _workers()) == before
+
+
+def test_a_turn_that_was_taken_away_is_not_given_back_twice() -> None:
+    turns = threads._Turns()
+
+    def drawn() -> float:
+        turns.take(2, lambda: False)
+        try:
+            return random.random()
+        finally:
+            turns.end(threading.current_thread())
+
+    random.seed(7)
+    state = random.getstate()
+    turns.take(1, lambda: False)
+    turns.end(threading.current_thread())
+    assert random.getstate() == state
+    expected = drawn()
+    random.random()
+    state = random.getstate()
+    turns.end(threading.current_thread())
+    assert random.getstate() == state, "what comes back late changes nothing"
+    assert drawn() == expected
