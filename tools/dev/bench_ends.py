@@ -1,6 +1,6 @@
 """Measure how long the processes of a ShardLoader live on, in whatever way its loop ends.
 
-    python tools/dev/bench_ends.py [--rounds N]
+    python tools/dev/bench_ends.py [--rounds N] [--start-method METHOD]
 
 Runs a program with a loader of two workers over a small dataset in a temporary folder. In the body
 of its loop, while the workers sleep in a transform, are busy in C with the GIL held, or wait for
@@ -36,13 +36,13 @@ WORKERS = {"asleep": "linger", "busy in C": "spin", "waiting": "None"}
 PROGRAM = f"""{STUCK}
 import sys
 from shardio import ShardLoader
-from shardio._engine import launch
 
 def load():
-    return ShardLoader({{folder!r}}, 4, output="numpy", num_workers=2, transform={{transform}})
+    return ShardLoader({{folder!r}}, 4, output="numpy", num_workers=2, transform={{transform}},
+                       start_method={{start_method!r}})
 
 def here():
-    print(launch._current.pid, flush=True)
+    print("here", flush=True)
     sys.stdin.readline()
 
 {{then}}
@@ -165,26 +165,37 @@ ENDS: dict[str, tuple[str, End]] = {
 }
 
 
-def _end_once(folder: str, workers: str, way: str) -> float:
+def _end_once(folder: str, workers: str, way: str, start_method: str) -> float:
     """Run a program and end it; returns the time that its processes took to go."""
     then, end = ENDS[way]
-    code = PROGRAM.format(folder=folder, transform=WORKERS[workers], then=then)
+    code = PROGRAM.format(
+        folder=folder, transform=WORKERS[workers], then=then, start_method=start_method
+    )
     with scene() as stage:
-        zygote = line(stage.start(["-c", code], stdin=None))
-        if not zygote.isdigit():
-            raise Wrong(f"the program did not reach its loop: {zygote}")
+        said = line(stage.start(["-c", code], stdin=None))
+        if said != "here":
+            raise Wrong(f"the program did not reach its loop: {said}")
         stage.wait_for_processes(4)  # main, zygote, two workers
         time.sleep(0.1)  # by now the workers are where they are to be
-        if names := stage.files_in_dev_shm():
-            raise Wrong(f"its processes use names in /dev/shm: {', '.join(sorted(names))}")
-        return end(stage, int(zygote))
+        if files := stage.files_in_dev_shm():
+            raise Wrong(f"its processes use names in /dev/shm: {', '.join(sorted(files))}")
+        names = stage.processes()
+        (zygote,) = [pid for pid, name in names.items() if name == "shardio-zygote"]
+        return end(stage, zygote)
 
 
 def main() -> int:
     """Print the worst time of every way; return 1 when one is above its limit."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=3, help="times each is measured (default: 3)")
-    n_rounds = parser.parse_args().rounds
+    parser.add_argument(
+        "--start-method",
+        choices=("zygote", "spawn", "forkserver", "fork"),
+        default="zygote",
+        help="how workers start (default: zygote)",
+    )
+    asked = parser.parse_args()
+    n_rounds, start_method = asked.rounds, asked.start_method
     worst_s, wrong = 0.0, []
     print(f"worst of {n_rounds}, in ms; bound {LIMIT_S * 1e3:.0f}")
     print(" " * 22 + "".join(f"{workers:>12}" for workers in WORKERS))
@@ -194,7 +205,8 @@ def main() -> int:
             row = ""
             for workers in WORKERS:
                 try:
-                    times = [_end_once(f"{folder}/set", workers, way) for _ in range(n_rounds)]
+                    given = f"{folder}/set", workers, way, start_method
+                    times = [_end_once(*given) for _ in range(n_rounds)]
                 except Wrong as error:
                     wrong.append(f"{way}, workers {workers}: {error}")
                     row += f"{'wrong':>12}"
