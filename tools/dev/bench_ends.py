@@ -7,8 +7,8 @@ of its loop, while the workers sleep in a transform, are busy in C with the GIL 
 blocks, it is ended in every way, and the time is taken until every process of it has gone: zygote,
 workers, and main where the way ends it. When the zygote is killed main goes on with another: its
 loop must deliver every sample, or raise WorkerDied when that one is killed too; then it closes the
-loader, which is timed as well. Prints the worst time of each. Exits with 1 when one is above a second, a
-loop ended otherwise, or a process uses a name in /dev/shm.
+loader, which is timed as well. Prints the worst time of each. Exits with 1 when one is above a
+second, a loop ended otherwise, or a process uses a name in /dev/shm.
 """
 
 from __future__ import annotations

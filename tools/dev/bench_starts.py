@@ -6,7 +6,8 @@ In a fresh process for each, over a small dataset in a temporary folder, with tw
 from the call of the constructor to the first batch, of the first loader and of another one while
 that is open; batches per second of 64 samples of 6 KB, without a transform and with one of about
 30 us that only Python runs; and the memory that the other processes add (their shares of
-shared pages included). Prints the best of all rounds. Exits with 1 when the default misses its bounds.
+shared pages included). Prints the best of all rounds. Exits with 1 when the default misses its
+bounds.
 """
 
 from __future__ import annotations
