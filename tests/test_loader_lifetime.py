@@ -171,7 +171,7 @@ def test_a_batch_alone_keeps_its_lists_readable(ragged: str, num_workers: int) -
 
 @WORKERS
 def test_blocks_of_batches_that_were_let_go_are_used_again(folder: str, num_workers: int) -> None:
-    with _loader(folder, num_workers=num_workers) as loader:
+    with _loader(folder, num_workers=num_workers, prefetch=2) as loader:
         for _ in range(5):
             for _ in loader:
                 pass
