@@ -38,4 +38,4 @@ def test_every_promise_names_tests_that_are_there(page: Path) -> None:
 
 
 def test_the_pages_about_loading_promise_something() -> None:
-    assert {"determinism", "faults"} <= {page.stem for page in PAGES}
+    assert {"determinism", "faults", "shared-memory"} <= {page.stem for page in PAGES}

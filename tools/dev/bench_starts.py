@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # for tests/, whic
 
 from tests.loading import TWO_FIELDS, two_fields, write_dataset
 
-N_SAMPLES = 6_400
+N_SAMPLES = 3_200
 METHODS = ("zygote", "spawn", "forkserver", "fork", "thread")
 COLUMNS = {
     "first_ms": ("first batch, ms", min),
@@ -60,7 +60,7 @@ def first_ms(loaders):
 def per_s(loader):
     for _ in loader: pass
     start, n = time.perf_counter(), 0
-    for _ in range(3):
+    for _ in range(2):
         for _ in loader: n += 1
     return n / (time.perf_counter() - start)
 
