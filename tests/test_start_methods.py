@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import shardio
 from shardio import (
     InvalidArgument,
     LoaderClosed,
@@ -93,6 +94,19 @@ def test_batches_are_the_same_bit_for_bit_whatever_the_start_method(
     for num_workers, prefetch, reuse in ways:
         options = {"num_workers": num_workers, "prefetch": prefetch, "reuse": reuse}
         assert _hashes(of, **options, **given) == expected, options
+
+
+@pytest.mark.parametrize("start_method", METHODS)
+def test_weights_and_selections_reach_every_kind_of_worker(folder: str, start_method: str) -> None:
+    with shardio.open(folder) as whole:
+        odd = whole.select(np.arange(1, N, 2))
+        found = []
+        for num_workers in (0, 2):
+            options: dict[str, Any] = {"output": "numpy", "num_workers": num_workers}
+            options |= {"weights": np.arange(1, 31), "start_method": start_method}
+            with ShardLoader(odd, 4, **options) as loader:
+                found.append([bits(batch) for _ in range(3) for batch in loader])
+    assert found[0] == found[1]
 
 
 @pytest.mark.parametrize("start_method", PROCESSES)

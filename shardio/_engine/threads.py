@@ -7,7 +7,6 @@ Python's and NumPy's global generators are one each, which `_Turns` deals out.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import queue
 import random
@@ -15,7 +14,6 @@ import sys
 import threading
 import time
 import traceback
-import weakref
 from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any, Final
@@ -29,7 +27,7 @@ from shardio._engine.linux import interrupts_held, this_process
 from shardio._engine.overdue import shortened
 from shardio._engine.recipe import Recipe
 from shardio._engine.watch import Event, Failed, Message
-from shardio._engine.wire import SELECTION
+from shardio._engine.wire import STACKS
 from shardio._engine.worker import Worker
 from shardio._engine.zygote import GRACE_S
 from shardio.closing import Closing
@@ -86,8 +84,9 @@ class _Common:
     def __init__(self) -> None:
         self.answers: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
         self.is_closing = False
-        self._maps: dict[int, BlockMap] = {}
+        self._maps: dict[int, tuple[BlockMap, int]] = {}  # by the file, with its descriptor
         self._lock = threading.Lock()
+        self._n_users = 1
 
     def call(self, key: int, transform: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
         """Call a function that is given a generator of its own: the global ones are left alone."""
@@ -105,17 +104,31 @@ class _Common:
         finally:
             _turns.end(threading.current_thread())
 
-    def map(self, fd: int, most_bytes: int | None) -> BlockMap:
-        """The map of a block, which all share; takes the descriptor over."""
+    def map_of(self, fd: int, most_bytes: int | None) -> BlockMap:
+        """The map of a block, one for all threads: a block is with one of them at a time.
+
+        `fd` is not the caller's any more.
+        """
+        file = os.fstat(fd).st_ino  # no other's while it is mapped
         with self._lock:
-            number = os.fstat(fd).st_ino
-            found = self._maps.get(number)
-            if found is None:
-                found = self._maps[number] = BlockMap(fd, most_bytes)
-                weakref.finalize(found, os.close, fd).atexit = False
-            else:
+            if file in self._maps:
                 os.close(fd)
-            return found
+            else:
+                self._maps[file] = BlockMap(fd, most_bytes), fd
+            return self._maps[file][0]
+
+    def enter(self) -> None:
+        """There is one more that uses this."""
+        with self._lock:
+            self._n_users += 1
+
+    def leave(self) -> None:
+        """There is one less."""
+        with self._lock:
+            self._n_users -= 1
+            if not self._n_users:
+                for _, fd in self._maps.values():
+                    os.close(fd)
 
 
 class _ThreadWorker(Worker):
@@ -136,14 +149,13 @@ class _ThreadWorker(Worker):
         )
 
     def _map(self, fd: int) -> BlockMap:
-        # A block is with one worker at a time, so all can do with one map.
-        return self._common.map(fd, self._most_bytes)
+        return self._common.map_of(fd, self._most_bytes)
 
     def _meet(self, lineage: str, fds: tuple[int, ...]) -> None:
         try:
             super()._meet(lineage, fds)
         finally:
-            for fd in fds[:SELECTION]:  # which are mapped; a process keeps them until its end
+            for fd in fds[: STACKS + 1]:  # mapped by now, and this process goes on
                 os.close(fd)
 
     def _listen_for_questions(self, fd: int) -> None:
@@ -170,6 +182,7 @@ class Threads(Closing):
 
     def _start(self, index: int) -> tuple[queue.SimpleQueue[_Letter | None], threading.Thread]:
         inbox: queue.SimpleQueue[_Letter | None] = queue.SimpleQueue()
+        self._common.enter()
         thread = threading.Thread(
             target=_serve,
             args=(index, self._recipe, inbox, self._common),
@@ -184,8 +197,9 @@ class Threads(Closing):
         return [f"worker {i} ({thread.name})" for i, thread in enumerate(self._threads)]
 
     def send(self, index: int, message: bytes, fds: Sequence[int] = ()) -> None:
-        """Send a message to worker `index`, without ever waiting, and copies of `fds`."""
+        """Send a message to worker `index`, without ever waiting; `fds` stay the caller's."""
         self._check_usable()
+        # Copies: whoever receives them owns them, as if they had come from another process.
         self._inboxes[index].put((message, tuple(map(os.dup, fds)) if fds else ()))
 
     def wait(self, timeout_s: float | None = None) -> list[Event]:
@@ -228,6 +242,7 @@ class Threads(Closing):
                 if thread is not threading.current_thread():  # a finalizer runs anywhere
                     thread.join(max(0.0, end_s - time.monotonic()))
                     _turns.end(thread)
+            common.leave()
 
     def _check_usable(self) -> None:
         if self._common.is_closing:
@@ -244,7 +259,10 @@ def _serve(
     """Be a worker: answer main's messages until it closes the crew."""
     try:
         with _ThreadWorker(recipe, common) as worker:
-            while (letter := inbox.get()) is not None and not common.is_closing:
+            while (letter := inbox.get()) is not None:
+                if common.is_closing:
+                    inbox.put(letter)  # to be put away with the others
+                    break
                 answer = worker.answer(*letter)
                 if answer is not None:
                     common.answers.put(Message(index, answer))
@@ -253,16 +271,10 @@ def _serve(
         common.answers.put(Failed(index, text))
         common.answers.put(Died(index, None, None, 1))
     finally:
-        _discard(inbox)
-
-
-def _discard(inbox: queue.SimpleQueue[_Letter | None]) -> None:
-    """Close what came with messages that nobody reads any more."""
-    with contextlib.suppress(queue.Empty):
-        while True:
-            _, fds = inbox.get_nowait() or (b"", ())
-            for fd in fds:
+        while not inbox.empty():
+            for fd in (inbox.get() or (b"", ()))[1]:
                 os.close(fd)
+        common.leave()
 
 
 def _stack(frame: FrameType | None) -> str:
