@@ -356,7 +356,9 @@ def test_closing_while_a_thread_is_in_a_long_transform_does_not_wait_for_it(fold
     stuck, free = threading.Event(), threading.Event()
     before = _workers()
     try:
-        loader = _loader(folder, start_method="thread", transform=_sticking(stuck, free, 8))
+        # One worker: another could have to wait for its turn with the first batch.
+        transform = _sticking(stuck, free, 8)
+        loader = _loader(folder, start_method="thread", transform=transform, num_workers=1)
         steps = iter(loader)
         next(steps)
         assert stuck.wait(PATIENCE_S)
