@@ -77,6 +77,13 @@ class Division:
         start += self.rank * self.batch_size
         return start, start + self.batch_size
 
+    def n_samples(self, step: int) -> int:
+        """How many samples this rank has of the steps before `step`."""
+        if step <= self.first_step:
+            return 0
+        start, stop = self.share(step - 1)
+        return (step - 1 - self.first_step) * self.batch_size + stop - start
+
     def read(self, step: int) -> tuple[int, int]:
         """The positions that are read for a step: its share, or one if that has none."""
         start, stop = self.share(step)

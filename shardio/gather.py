@@ -22,6 +22,7 @@ from shardio.format.index import DIMENSION
 from shardio.format.layout import Section
 from shardio.reader import ShardReader
 from shardio.rows import FileRows, MappedRows, read_hashes
+from shardio.spent import CHECK, SPENT, now_ns
 from shardio.storage import ColumnPlace
 from shardio.units import Rows
 
@@ -123,6 +124,7 @@ class ColumnGather:
         self._check_hash_blocks(rows, shards)
         if self._hashes is None:
             raise AssertionError("rows that are checked one by one have hashes")
+        start_ns = now_ns()
         expected = read_hashes(self._hashes, rows, shards)
         content = out.reshape(-1).data
         # Without a bytecode per row: half of the time of a generator expression.
@@ -132,6 +134,7 @@ class ColumnGather:
         if len(wrong):
             self._refuse(int(wrong[0]), rows, shards, expected, found)
         self._marks[marks] = 1
+        SPENT.sums_ns[CHECK] += now_ns() - start_ns
 
     def _look_whether_all_known(self) -> None:
         """After ever more batches that held nothing new, see whether anything new is left."""

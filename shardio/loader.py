@@ -6,7 +6,7 @@ import os
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Final, Protocol, Self
+from typing import Any, Final, Protocol, Self, TextIO
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +15,7 @@ from shardio._engine.engine import Engine
 from shardio._engine.iteration import Delivered, Iteration
 from shardio._engine.recipe import Recipe
 from shardio._engine.staff import StartMethod
+from shardio._engine.tally import N_RECORDS, Moment
 from shardio.access.filesystems import Access
 from shardio.batch import Batch, Skipped
 from shardio.choice import Choice, Sampler, Shuffle
@@ -23,9 +24,15 @@ from shardio.collate import BlockLayout
 from shardio.course import Course
 from shardio.dataset import ShardDataset
 from shardio.division import Division, Tail
+from shardio.errors import InvalidArgument
+from shardio.loading_stats import LoaderStats
 from shardio.options import Collate, OnError, Output, check_options, check_verify
 from shardio.progress import Progress, progress_of, state_of
+from shardio.progress_bar import ProgressBar
+from shardio.recorded import timeline_of
 from shardio.reopening import open_anew
+from shardio.spent import now_ns
+from shardio.timeline import Timeline
 from shardio.units import Verify
 
 _EVERY_BLOCK: Final = -1
@@ -108,6 +115,7 @@ class ShardLoader(Closing):
             own; "spawn" executes an interpreter for each; "forkserver" loads what the transform
             needs once and forks; "fork" forks this program; "thread" takes threads of it. The same
             batches from each.
+        record: keep when the latest batches were filled and handed over, for `timeline`.
         subset: the name of a subset, whose samples alone there are then; that of an open
             ShardDataset, if it has one.
 
@@ -148,6 +156,7 @@ class ShardLoader(Closing):
         reuse: bool = False,
         collate: Collate = "stack",
         start_method: StartMethod = "zygote",
+        record: bool = False,
         subset: str | None = None,
     ) -> None:
         check_verify(verify)
@@ -176,6 +185,7 @@ class ShardLoader(Closing):
             reuse=reuse,
             collate=collate,
             start_method=start_method,
+            record=record,
         )
         self._n_samples = len(opened)
         self._course = Course(opened, self._options.choice)
@@ -196,6 +206,7 @@ class ShardLoader(Closing):
             memory_bytes=self._options.memory_bytes,
             timeout_s=self._options.timeout_s,
             start_method=self._options.start_method,
+            n_records=N_RECORDS if self._options.record else 0,
         )
         self._finalizer = weakref.finalize(self, self._engine.close)
         try:
@@ -263,12 +274,36 @@ class ShardLoader(Closing):
 
     def __iter__(self) -> Iterator[Batch]:
         """Start the next epoch, or go on with the one that `load_state_dict` was given."""
+        return self._iterate()
+
+    def _iterate(self) -> _Pass:
         epoch, position, n_samples, window = self._start()
         plan = self._course.plan(epoch, self._division(position, n_samples), window)
         iteration = self._engine.iterate(plan)
         self._latest = iteration
         self._next = epoch + 1
-        return _Pass(self, iteration)
+        return (_RecordedPass if self._options.record else _Pass)(self, iteration)
+
+    def progress(self, title: str | None = None, *, file: TextIO | None = None) -> ProgressBar:
+        """Iterate, as `iter(loader)` does, and show how far it is.
+
+        A terminal gets a bar with batches, rate, time left, and the share of the time that the
+        loop waits; anything else a line every ten seconds, and one at the end.
+
+        Args:
+            title: stands before it; the epoch by default.
+            file: where it is shown; standard error by default.
+        """
+        batches = self._iterate()
+        plan = batches.iteration.plan
+        return ProgressBar(
+            batches,
+            n_batches=plan.division.last_step,
+            n_done=plan.division.first_step,
+            stats=lambda: self.stats().latest,
+            title=f"epoch {plan.epoch}" if title is None else title,
+            file=file,
+        )
 
     def _start(self) -> Progress:
         """Where the next iteration begins."""
@@ -306,6 +341,32 @@ class ShardLoader(Closing):
         self._next = progress_of(state, self.dataset, self._course.identity)
         self._latest = None
 
+    def stats(self) -> LoaderStats:
+        """What loading has taken so far: of the latest iteration, and of all together.
+
+        It costs nothing until it is asked for; also in the loop, from another thread, or when the
+        loader is closed. See `LoadingStats` for each figure.
+        """
+        latest, total = self._engine.stats(self._latest)
+        return LoaderStats(self.epoch, self._options.num_workers, latest, total)
+
+    def timeline(self) -> Timeline:
+        """When the latest batches of the latest iteration were filled, and when the loop got them.
+
+        `loader.timeline().save("timeline.svg")` draws them. Up to 4,096 batches of each worker are
+        kept, and as many of the loop.
+
+        Raises:
+            InvalidArgument: the loader was not made with record=True, or nothing was iterated yet.
+        """
+        if not self._options.record or self._latest is None:
+            raise InvalidArgument(
+                "there is a timeline of an iteration over a loader that was made with record=True; "
+                f"this one has record={self._options.record}, epoch {self.epoch}"
+            )
+        fillings = self._engine.fillings(self._latest)
+        return timeline_of(f"epoch {self.epoch}", fillings, self._latest.lap)
+
     def _hand_over(self, delivered: Delivered, iteration: Iteration) -> Batch:
         """Make the batch that the loop gets from a filled block."""
         layout = iteration.layout
@@ -313,12 +374,15 @@ class ShardLoader(Closing):
         skipped: tuple[Skipped, ...] = ()
         if iteration.skips:
             skipped = iteration.take_skips(step, self._options.max_skips or 0)
+        if heap_bytes:
+            iteration.lap.heap_bytes += heap_bytes
         if self._options.reuse:
             block = self._engine.pool[number].bytes
             values = self._lane(layout, number, n_rows, block)
         else:
             leased = self._engine.lease(iteration)
             if leased is None:
+                iteration.lap.n_copies += 1
                 leased = self._private_copy(number, layout.heap + heap_bytes)
             block = leased
             values = self._values(layout, n_rows, block)
@@ -383,10 +447,11 @@ class _Pass:
     """
 
     def __init__(self, loader: ShardLoader, iteration: Iteration) -> None:
-        self._loader, self._iteration = loader, iteration
+        self._loader, self.iteration = loader, iteration
         self._cancel = weakref.finalize(self, loader._engine.cancel, iteration)
         self._cancel.atexit = False
         self._is_over = False
+        self._lap, self._began_ns = iteration.lap, iteration.lap.began_ns
         iteration.is_watched = True
 
     def __iter__(self) -> Self:
@@ -395,22 +460,38 @@ class _Pass:
     def __next__(self) -> Batch:
         if self._is_over:
             raise StopIteration
+        lap, began_ns = self._lap, self._began_ns
+        lap.entered_ns += now_ns() - began_ns
         try:
-            delivered = self._loader._engine.next(self._iteration)
+            delivered = self._loader._engine.next(self.iteration)
             if delivered is not None:
-                return self._loader._hand_over(delivered, self._iteration)
+                batch = self._loader._hand_over(delivered, self.iteration)
+                lap.left_ns += now_ns() - began_ns
+                return batch
         except BaseException as error:
             if not isinstance(error, Exception):  # Ctrl-C: a batch may have been lost on its way
                 self._loader._engine.distrust()
             self._end()
             raise
-        self._iteration.is_exhausted = True
+        self.iteration.is_exhausted = True
         self._end()
         raise StopIteration
 
     def _end(self) -> None:
         self._is_over = True
         self._cancel()
+
+
+class _RecordedPass(_Pass):
+    """A pass that keeps when the loop asked for a batch, and when it got it."""
+
+    def __next__(self) -> Batch:
+        lap = self._lap
+        asked_ns, waited_ns = now_ns(), lap.waited_ns
+        batch = super().__next__()
+        waited_ns = lap.waited_ns - waited_ns
+        lap.moments.append(Moment(batch.step, asked_ns, waited_ns, now_ns()))
+        return batch
 
 
 def _tensor_maker(device: str | tuple[str, ...] | None) -> Maker:

@@ -65,6 +65,7 @@ class Options:
     reuse: bool
     collation: Collation
     start_method: StartMethod
+    record: bool
 
 
 def check_options(
@@ -91,6 +92,7 @@ def check_options(
     reuse: bool,
     collate: Collate,
     start_method: StartMethod,
+    record: bool,
 ) -> Options:
     """Check every option against what is acceptable, and `fields` against the schema.
 
@@ -133,6 +135,7 @@ def check_options(
         reuse=bool(_one_of("reuse", reuse, (True, False))),
         collation=_collation(collation, device),
         start_method=_one_of("start_method", start_method, _START_METHODS),
+        record=bool(_one_of("record", record, (True, False))),
     )
 
 

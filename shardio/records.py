@@ -28,6 +28,7 @@ from shardio.format.layout import NO_FIELD, Kind
 from shardio.format.schema import Schema
 from shardio.format.values import decode_record
 from shardio.opening import Sections
+from shardio.spent import DECODE, EVERY, SPENT, now_ns
 from shardio.units import Rows, Units
 
 Present = npt.NDArray[np.bool_]
@@ -137,9 +138,15 @@ class Records:
                 raise error.at(field=name, sample=row) from error
             self._units.check_record(name, k, row, offset, stored, expected)
             try:
-                yield decode(stored, codec, n_bytes, dictionary)
+                if row % EVERY:
+                    record = decode(stored, codec, n_bytes, dictionary)
+                else:
+                    start_ns = now_ns()
+                    record = decode(stored, codec, n_bytes, dictionary)
+                    SPENT.sums_ns[DECODE] += EVERY * (now_ns() - start_ns)
             except ShardCorrupt as error:
                 raise self.placed(error, name, row, offset) from error
+            yield record
 
     def _dictionary(self, name: str) -> Dictionary | None:
         """What a field's records are compressed with; None if with nothing. Read once."""

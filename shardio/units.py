@@ -26,6 +26,7 @@ from shardio.format.checksum import (
 from shardio.format.index import DIMENSION
 from shardio.format.layout import NO_FIELD, Kind, Section
 from shardio.format.schema import Schema
+from shardio.spent import CHECK, EVERY, SPENT, now_ns
 
 Verify = Literal["off", "first", "always"]
 VERIFY: Final[tuple[str, ...]] = get_args(Verify)
@@ -116,6 +117,7 @@ class Units:
         if not len(units):
             return
         expected = self.column_hashes(name, units)
+        start_ns = now_ns()
         for unit, hash_ in zip(units.tolist(), expected.tolist(), strict=True):
             first = unit * per_unit
             last = min(first + per_unit, self._n_samples)
@@ -128,6 +130,7 @@ class Units:
             if found != hash_:
                 raise self.mismatch(name, first, offset, hash_, found)
             self.marks[column.first_mark + unit] = 1
+        SPENT.sums_ns[CHECK] += now_ns() - start_ns
 
     def column_hashes(self, name: str, units: Rows) -> npt.NDArray[np.uint64]:
         """The stored hashes of units of a column, themselves checked."""
@@ -150,7 +153,12 @@ class Units:
         mark = self._records_mark + row * self._n_records + k
         if self._verify == "first" and self.marks[mark]:
             return
-        found = hash_bytes(stored)
+        if row % EVERY:
+            found = hash_bytes(stored)
+        else:
+            start_ns = now_ns()
+            found = hash_bytes(stored)
+            SPENT.sums_ns[CHECK] += EVERY * (now_ns() - start_ns)
         if found != expected:
             raise self.mismatch(name, row, offset, expected, found)
         self.marks[mark] = 1
@@ -167,7 +175,7 @@ class Units:
         blocks = self._unmarked(hashed.first_mark + 1, blocks_touched(starts, n_bytes))
         if not len(blocks):
             return
-        table, section = hashed.hashes, hashed.section
+        table, section, start_ns = hashed.hashes, hashed.section, now_ns()
         if self._verify == "always" or not self.marks[hashed.first_mark]:
             found = self._hash(table, table.offset, table.offset + table.size)
             if found != table.hash:
@@ -182,6 +190,7 @@ class Units:
             if found != expected:
                 raise self._section_mismatch(section, start, expected, found)
             self.marks[hashed.first_mark + 1 + block] = 1
+        SPENT.sums_ns[CHECK] += now_ns() - start_ns
 
     def check_whole(self, section: Section, content: bytes) -> None:
         """Check a section that is read once and kept, if anything is checked at all.

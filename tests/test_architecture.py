@@ -19,6 +19,9 @@ RANKS = {
     "shardio.errors": 0,
     "shardio.version": 0,
     "shardio.closing": 0,
+    "shardio.spent": 0,
+    "shardio.loading_stats": 0,
+    "shardio.timeline": 0,
     "shardio.disk": 0,  # whatever changes a file system
     "shardio.format": 1,  # bytes <-> values
     "shardio.access": 1,  # how a file's bytes are got at
@@ -54,14 +57,23 @@ RANKS = {
     "shardio.reopening": 7,
     "shardio.options": 8,
     "shardio.progress": 8,
+    "shardio.progress_bar": 8,
+    "shardio.recorded": 8,
     "shardio.tensors": 8,  # tinygrad stops here
     "shardio.loader": 9,
     "shardio.conversion": 9,
-    "shardio_converters": 10,
-    "shardio_tools": 10,
+    "shardio.measuring": 10,
+    "shardio_converters": 11,
+    "shardio_tools": 11,
 }
-OUTERMOST = 10
-PUBLIC_MODULES = {"shardio.errors", "shardio.media", "shardio.tensors", "shardio.surgery"}
+OUTERMOST = 11
+PUBLIC_MODULES = {
+    "shardio.errors",
+    "shardio.measuring",
+    "shardio.media",
+    "shardio.tensors",
+    "shardio.surgery",
+}
 
 # The front door leads everywhere, by way of names; `python -m shardio` is the command line.
 FRONT_DOOR = "shardio"

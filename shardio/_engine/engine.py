@@ -12,6 +12,7 @@ import mmap
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Final
 
@@ -30,6 +31,7 @@ from shardio._engine.schedule import Schedule
 from shardio._engine.shared import SharedArray
 from shardio._engine.sizing import block_bytes, n_blocks_wanted
 from shardio._engine.staff import Local, Staff, StartMethod, Workers
+from shardio._engine.tally import Filling
 from shardio._engine.traffic import Traffic
 from shardio.collate import BlockLayout
 from shardio.dataset import ShardDataset
@@ -40,6 +42,7 @@ from shardio.errors import (
     SchemaError,
     TransformError,
 )
+from shardio.loading_stats import LoadingStats
 from shardio.views import RowList
 
 # Raised where the bookkeeping is whole, of a pass that could not begin.
@@ -56,6 +59,7 @@ class Engine:
         memory_bytes: budget of all blocks.
         timeout_s: how long `next` waits for a batch that workers make; None for ever.
         start_method: how workers start.
+        n_records: of how many batches of each worker it is kept when they were filled.
     """
 
     def __init__(
@@ -67,9 +71,11 @@ class Engine:
         memory_bytes: int,
         timeout_s: float | None = None,
         start_method: StartMethod = "zygote",
+        n_records: int = 0,
     ) -> None:
         self._recipe, self._memory_bytes, self._timeout_s = recipe, memory_bytes, timeout_s
-        self._n_workers, self._n_blocks, self._start_method = n_workers, 0, start_method
+        self._n_workers, self._n_blocks, self._n_records = n_workers, 0, n_records
+        self._start_method: StartMethod = start_method
         self._settle: Callable[[], None] | None = None
         self._owner_pid = this_process.pid
         # Workers first: they start up while the dataset opens here.
@@ -99,6 +105,7 @@ class Engine:
         marks_fd = reserve_memory_file(n_marks, "the table of what has been checked")
         self._fds = [marks_fd]
         self._fds.append(self._passes.share())
+        self._fds.append(self._passes.share_tallies(self._staff.n_workers, self._n_records))
         self._fds += [memory_file() for _ in range(self._n_workers)]  # for stacks
         dataset.share_marks(np.frombuffer(mmap.mmap(marks_fd, 0), np.uint8))
         if dataset.selection is not None:
@@ -180,6 +187,7 @@ class Engine:
             first, last = plan.division.first_step, plan.division.last_step
             schedule = Schedule(first, last, self._staff.n_workers, self._staff.depth)
             iteration = self._passes.begin(plan, schedule, layout)
+            iteration.lap.moments = deque(maxlen=self._n_records)
             try:
                 traffic.feed(iteration)
             except BaseException:  # the caller has nothing to end
@@ -275,6 +283,18 @@ class Engine:
                 return traffic.pool.has_room
             traffic.feed(iteration)
             return iteration.schedule.n_circulating + self._passes.n_coming_back > 0
+
+    def stats(self, iteration: Iteration | None) -> tuple[LoadingStats, LoadingStats]:
+        """What a pass, the latest, has taken so far, and what all of them have; also once closed.
+
+        Nothing is waited for: it may be asked from a thread beside the one that iterates.
+        """
+        latest = LoadingStats() if iteration is None else self._passes.stats_of(iteration)
+        return latest, self._passes.total()
+
+    def fillings(self, iteration: Iteration) -> list[list[Filling]]:
+        """When each worker filled which batches of a pass, as far as that is kept."""
+        return self._passes.fillings(iteration)
 
     @property
     def pool(self) -> BlockPool:

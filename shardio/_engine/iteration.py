@@ -8,6 +8,7 @@ from typing import Final
 from shardio._engine.cautions import Caution
 from shardio._engine.recipe import Plan
 from shardio._engine.schedule import Schedule
+from shardio._engine.tally import Lap
 from shardio.batch import Skipped
 from shardio.collate import BlockLayout
 from shardio.errors import TooManySkipped
@@ -38,6 +39,7 @@ class Iteration:
     """How many samples of the batches that the loop has got were skipped."""
     known_to: set[int] = field(default_factory=set)
     """The workers that have the plan."""
+    lap: Lap = field(default_factory=Lap)
     n_handed_over: int = 0
     """How many steps the loop has got."""
     is_exhausted: bool = False

@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 from collections import deque
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -14,7 +15,9 @@ from shardio._engine.blocks import reserve_memory_file
 from shardio._engine.iteration import Iteration
 from shardio._engine.recipe import Plan
 from shardio._engine.schedule import Schedule
+from shardio._engine.tally import Filling, Tallies
 from shardio.collate import BlockLayout
+from shardio.loading_stats import LoadingStats
 
 N_SLOTS: Final = 4096
 """How many passes of one loader can be under way at the same time."""
@@ -32,6 +35,10 @@ class Passes:
         self._words: npt.NDArray[np.uint8] = np.zeros(N_SLOTS, np.uint8)
         self.ended: deque[Iteration] = deque()
         """Passes that `cancel` was called for, until `take_ended` gives them out."""
+        self._tallies: Tallies
+        self._forgotten = LoadingStats()
+        self.n_restarts = 0
+        """How many workers have been replaced, whether they had anything to do or not."""
         self.is_torn = False
         """Whether the bookkeeping may be wrong: an exception has left it half done."""
 
@@ -40,6 +47,11 @@ class Passes:
         fd = reserve_memory_file(N_SLOTS, "the table of passes")
         self._words = np.frombuffer(mmap.mmap(fd, 0), np.uint8)
         return fd
+
+    def share_tallies(self, n_workers: int, n_records: int) -> int:
+        """Have whoever fills keep count; the caller owns the descriptor of the table."""
+        self._tallies = Tallies(N_SLOTS, n_workers, n_records)
+        return self._tallies.fd
 
     def unshare(self) -> None:
         """Let go of the shared memory."""
@@ -76,6 +88,7 @@ class Passes:
         self._words[slot] = 0
         iteration = self._by_slot[slot] = Iteration(slot, plan, schedule, layout)
         iteration.n_handed_over = plan.division.first_step
+        self._tallies.begin(slot, iteration.lap.began_ns)
         return iteration
 
     def cancel(self, iteration: Iteration, *, is_known: bool) -> None:
@@ -86,6 +99,7 @@ class Passes:
         """
         if is_known and not iteration.is_cancelled:
             self._words[iteration.slot] = 1  # now: the next call may never come
+        iteration.lap.end()
         self.ended.append(iteration)
 
     def take_ended(self) -> Iterator[Iteration]:
@@ -99,6 +113,7 @@ class Passes:
 
     def forget(self, iteration: Iteration) -> None:
         """All tasks of a pass are answered: its slot is free for another."""
+        self._forgotten += self.stats_of(iteration)
         del self._by_slot[iteration.slot]
         self._free_slots.append(iteration.slot)
 
@@ -111,7 +126,25 @@ class Passes:
             iteration.schedule = iteration.schedule.renewed()
             iteration.sizes, iteration.skips, iteration.held = {}, {}, None
             iteration.known_to.clear()
-        alive = [each for each in self._by_slot.values() if not each.is_cancelled]
-        self._by_slot = {each.slot: each for each in alive}
+        for iteration in [each for each in self._by_slot.values() if each.is_cancelled]:
+            self._forgotten += self.stats_of(iteration)
+            del self._by_slot[iteration.slot]
         self._free_slots = [slot for slot in range(N_SLOTS) if slot not in self._by_slot]
         self._words[:] = 0
+
+    def stats_of(self, iteration: Iteration) -> LoadingStats:
+        """What a pass has taken so far; good until another begins in its slot."""
+        plan, lap = iteration.plan, iteration.lap
+        row_bytes = sum(slot.row_bytes for slot in iteration.layout.fixed)
+        words = self._tallies.of(iteration.slot)
+        found = lap.stats(plan.division, iteration.n_handed_over, row_bytes, words)
+        return replace(found, n_skipped=iteration.n_skipped)
+
+    def total(self) -> LoadingStats:
+        """What all passes together have taken so far."""
+        found = sum((self.stats_of(each) for each in self), self._forgotten)
+        return replace(found, n_restarts=self.n_restarts)
+
+    def fillings(self, iteration: Iteration) -> list[list[Filling]]:
+        """When each worker filled which batches of a pass, as far as that is kept."""
+        return self._tallies.fillings(iteration.lap.began_ns)

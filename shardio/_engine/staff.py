@@ -23,10 +23,12 @@ from shardio._engine.recipe import Plan, Recipe, Schemas
 from shardio._engine.schedule import DEPTH
 from shardio._engine.shared import SharedArray
 from shardio._engine.start import Start
+from shardio._engine.tally import Tally
 from shardio._engine.wire import (
     CANCELLED,
     DESCRIPTOR_BYTES,
     STACKS,
+    TALLIES,
     Ask,
     Done,
     Status,
@@ -108,18 +110,18 @@ class Workers:
 
         Args:
             dataset: main's own.
-            fds: MARKS, CANCELLED, and from STACKS on one for each worker.
+            fds: those of `wire`, and from STACKS on one for each worker.
             selection: the rows that the dataset shows, if they were selected.
         """
-        hello = _message(Ask.HELLO) + dataset.lineage.encode()
         self._selection = selection
-        self._hello = hello, tuple(fds)
+        self._hello = dataset.lineage.encode(), tuple(fds)
         for worker in range(self.n_workers):
             self._greet(worker)
 
     def _greet(self, worker: int) -> None:
         if self._hello is not None:
-            hello, fds = self._hello
+            lineage, fds = self._hello
+            hello = _message(Ask.HELLO, block=worker) + lineage
             selected = [] if self._selection is None else [self._selection.fd]
             self._crew.send(worker, hello, [*fds[:STACKS], fds[STACKS + worker], *selected])
 
@@ -262,6 +264,7 @@ class Local:
         self._careful: CarefulFiller | None = None
         self._layout: BlockLayout | None = None
         self._cancelled = np.zeros(0, np.uint8)
+        self._tally: Tally
         self._tasks: deque[tuple[Task, Block | None]] = deque()
         self._plans: dict[int, Plan] = {}
 
@@ -280,6 +283,7 @@ class Local:
         if self._recipe.skips:
             self._careful = CarefulFiller(self._filler, self._recipe.seed)
         self._cancelled = np.frombuffer(mmap.mmap(fds[CANCELLED], 0), np.uint8)
+        self._tally = Tally(fds[TALLIES], 0)
 
     def use_layout(self, layout: BlockLayout, schemas: Schemas, memory_bytes: int) -> None:
         """Lay blocks out so from now on; main's own know how large they may be."""
@@ -331,12 +335,14 @@ class Local:
                 status = Status.SCHEMA
             elif not self._cancelled[task.slot]:
                 plan = self._plans[task.slot]
+                start_ns = self._tally.start()
                 if self._careful is None:
                     filled = self._filler.fill(self._layout, block, plan, task.step)
                     n_rows, heap_bytes = filled
                 else:
                     careful = self._careful.fill(self._layout, block, plan, task.step)
                     n_rows, heap_bytes, skips = careful
+                self._tally.add(task.slot, task.step, start_ns)
                 status = Status.FILLED
         except Exception as failure:  # noqa: BLE001  # raised when the batch's turn comes
             status, error = Status.FAILED, failure

@@ -151,9 +151,9 @@ class _ThreadWorker(Worker):
     def _map(self, fd: int) -> BlockMap:
         return self._common.map_of(fd, self._most_bytes)
 
-    def _meet(self, lineage: str, fds: tuple[int, ...]) -> None:
+    def _meet(self, lineage: str, fds: tuple[int, ...], number: int) -> None:
         try:
-            super()._meet(lineage, fds)
+            super()._meet(lineage, fds, number)
         finally:
             for fd in fds[: STACKS + 1]:  # mapped by now, and this process goes on
                 os.close(fd)

@@ -23,6 +23,7 @@ from shardio._engine.staff import Answer, Loss, Staff
 from shardio._engine.wire import Ask, Status, Task
 from shardio.dataset import ShardDataset
 from shardio.errors import MemoryShort, TransformError, WorkerDied
+from shardio.spent import now_ns
 
 # Plain numbers: members of an enum are slow to look up and to compare.
 _FILL, _FILLED = int(Ask.FILL), int(Status.FILLED)
@@ -64,7 +65,7 @@ class Traffic:
         Raises:
             what failed when the block was filled; BatchOverdue; MemoryShort.
         """
-        schedule, pool = iteration.schedule, self.pool
+        schedule, pool, lap = iteration.schedule, self.pool, iteration.lap
         if iteration.held is not None:
             self._take_back(iteration)
         if schedule.is_over or iteration.is_cancelled:
@@ -83,7 +84,10 @@ class Traffic:
                 break
             if not schedule.n_in_flight and not self._passes.n_coming_back:
                 self._insist(iteration)
-            if not self.take_answers(end_s) and timeout_s is not None:
+            start_ns = now_ns()
+            is_answered = self.take_answers(end_s)
+            lap.waited_ns += now_ns() - start_ns
+            if not is_answered and timeout_s is not None:
                 end_s = self.extended(end_s, timeout_s, _named(iteration, step))
             has_blocks = pool.has_idle or len(pool) < self._n_blocks or not schedule.wants_block
             if has_blocks or not schedule.n_in_flight:
@@ -112,6 +116,7 @@ class Traffic:
                 found = pool.take_idle()
                 if found is None and not self._has_enough(schedule):
                     found = pool.make()
+                    iteration.lap.n_blocks_made += found is not None
                 if found is None:
                     return
                 schedule.free(found)
@@ -148,6 +153,7 @@ class Traffic:
         n, n_bytes = len(self.pool), self.pool.n_bytes
         try:
             iteration.schedule.free(self.pool.make_extra())
+            iteration.lap.n_blocks_made += 1
         except MemoryShort as error:
             self._passes.is_torn = False
             raise MemoryShort(
@@ -171,7 +177,9 @@ class Traffic:
     def _route(self, answer: Answer | Loss) -> None:
         """Tell the pass that an answer belongs to."""
         if isinstance(answer, Loss):
+            self._passes.n_restarts += 1
             for iteration in self._passes:
+                iteration.lap.n_restarts += 1
                 iteration.known_to.discard(answer.worker)
                 self._lose(iteration, answer)
             return

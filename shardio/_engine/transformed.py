@@ -19,6 +19,7 @@ from shardio.dataset import ShardDataset
 from shardio.errors import SchemaError, TransformError
 from shardio.inference import check_sample
 from shardio.order import SampleGenerators
+from shardio.spent import SPENT, TRANSFORM, now_ns
 from shardio.units import Rows
 
 _EMPTY: Final = pack_state(NO_FIELD, EMPTY)
@@ -114,6 +115,7 @@ class TransformedValues:
             (sample, self._generators.at(epoch, position)) if recipe.takes_rng else (sample,)
         )
         transform: Any = recipe.transform
+        start_ns = now_ns()
         try:
             made: Mapping[str, Any] = self._call(key, transform, arguments)
         except self._passes:
@@ -121,6 +123,7 @@ class TransformedValues:
         except BaseException as error:  # sys.exit and StopIteration are failures too
             what, text = told("the transform", error)
             raise self.placed(what, int(rows[i]), shard, position, text) from error
+        SPENT.sums_ns[TRANSFORM] += now_ns() - start_ns
         return made
 
     def placed(

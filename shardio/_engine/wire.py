@@ -26,9 +26,10 @@ _DONE = struct.Struct("<HHIQQII")
 DESCRIPTOR_BYTES = _TASK.size
 
 
-MARKS, CANCELLED, STACKS, SELECTION = range(4)
+MARKS, CANCELLED, TALLIES, STACKS, SELECTION = range(5)
 """The files that main shares with a worker, in order: marks of checked units, words that say what
-is cancelled, where stacks are written when main asks for them; the rows of a selection, if any."""
+is cancelled, what filling takes, where stacks are written when main asks for them; the rows of a
+selection, if any."""
 
 
 class Ask(IntEnum):
@@ -38,7 +39,7 @@ class Ask(IntEnum):
     SCHEMA = 2  # run the transform on sample number `step`, and say what comes out
     BLOCK = 3  # here is a block: its descriptor comes along
     LAYOUT = 4  # for the schemas that follow, in blocks of `step` bytes at most
-    HELLO = 5  # here are the files that are shared: MARKS, CANCELLED, the worker's STACKS, …
+    HELLO = 5  # here are the files that are shared, for the worker whose number is in `block`
     PLAN = 6  # what the tasks of an iteration are about: a packed Plan follows
     CAUTION = 7  # do the task that comes next row by row: what to leave out follows, pickled
 

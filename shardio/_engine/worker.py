@@ -20,12 +20,14 @@ from shardio._engine.overdue import answer_with_stacks
 from shardio._engine.parcels import packed, unpacked
 from shardio._engine.recipe import Plan, Recipe, Schemas
 from shardio._engine.shared import SharedArray
+from shardio._engine.tally import Tally
 from shardio._engine.wire import (
     CANCELLED,
     DESCRIPTOR_BYTES,
     MARKS,
     SELECTION,
     STACKS,
+    TALLIES,
     Ask,
     Done,
     Status,
@@ -83,6 +85,7 @@ class Worker(Closing):
         self._plans: dict[int, Plan] = {}
         self._layout: BlockLayout | None = None
         self._most_bytes: int | None = None
+        self._tally: Tally
         self._unfit: Exception | None = None
         """Why no task can be done: the dataset is not the one that main has opened, or damaged."""
 
@@ -116,16 +119,17 @@ class Worker(Closing):
             self._layout = self._recipe.lay_out(schemas)
         elif task.ask == Ask.HELLO:
             try:
-                self._meet(message[DESCRIPTOR_BYTES:].decode(), fds)
+                self._meet(message[DESCRIPTOR_BYTES:].decode(), fds, task.block)
             except Exception as error:  # noqa: BLE001  # main gets it with the first answer
                 self._unfit = error
             return Done(Status.READY, 0, 0, 0, 0, 0, 0).pack() + b"."  # longer than an answer
         return None
 
-    def _meet(self, lineage: str, fds: tuple[int, ...]) -> None:
+    def _meet(self, lineage: str, fds: tuple[int, ...], number: int) -> None:
         """Take over what main shares, once all shards have been opened."""
         self._listen_for_questions(fds[STACKS])
         self._cancelled = np.frombuffer(mmap.mmap(fds[CANCELLED], 0), np.uint8)
+        self._tally = Tally(fds[TALLIES], number)
         self._compare(lineage)
         self._dataset.share_marks(np.frombuffer(mmap.mmap(fds[MARKS], 0), np.uint8))
         if len(fds) > SELECTION:
@@ -166,8 +170,12 @@ class Worker(Closing):
         memory = self._blocks[task.block]
         if self._layout.has_heap:  # only they make blocks grow
             memory.see_growth()
-        plan = self._plans[task.slot]
+        plan, start_ns = self._plans[task.slot], self._tally.start()
         if self._careful is None:
-            return *self._filler.fill(self._layout, memory, plan, task.step), ()
+            n_rows, heap_bytes = self._filler.fill(self._layout, memory, plan, task.step)
+            self._tally.add(task.slot, task.step, start_ns)
+            return n_rows, heap_bytes, ()
         left_out, self._left_out = self._left_out, None
-        return self._careful.fill(self._layout, memory, plan, task.step, left_out)
+        careful = self._careful.fill(self._layout, memory, plan, task.step, left_out)
+        self._tally.add(task.slot, task.step, start_ns)
+        return careful

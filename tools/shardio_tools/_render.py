@@ -49,6 +49,11 @@ def complain(text: str) -> None:
     _attempt(sys.stderr, partial(print, f"shardio: {text}", file=sys.stderr, flush=True))
 
 
+def show_line(text: str, stream: TextIO) -> None:
+    """Print a line of plain progress."""
+    _attempt(stream, partial(print, text, file=stream, flush=True))
+
+
 def flush() -> None:
     """Write out what was reported so far."""
     _attempt(sys.stdout, sys.stdout.flush)
@@ -210,7 +215,7 @@ class ProgressLine:
                 self._n_said = step
                 done = f"{100 * n_bytes_done // n_bytes}% of {size(n_bytes)}"
                 line = f"{self._title}: {done}, {note}"
-                _attempt(sys.stderr, partial(print, line, file=sys.stderr, flush=True))
+                show_line(line, sys.stderr)
 
 
 def _bar() -> Progress:

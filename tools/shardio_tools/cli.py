@@ -18,6 +18,7 @@ import shardio
 from shardio.errors import TooManySkipped
 from shardio_tools import (
     add_column,
+    bench,
     compact,
     convert,
     diff,
@@ -48,6 +49,7 @@ COMMANDS: dict[str, ModuleType] = {
     "add-column": add_column,
     "split": split,
     "stats": stats,
+    "bench": bench,
 }
 
 

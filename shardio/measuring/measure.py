@@ -1,0 +1,238 @@
+"""Measure how fast a dataset loads here, with the real loader and with bare copies of memory."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from shardio._engine.cpus import usable_cpus
+from shardio.dataset import ShardDataset
+from shardio.errors import InvalidArgument
+from shardio.loader import ShardLoader
+from shardio.loading_stats import LoadingStats
+from shardio.measuring.conclusion import Conclusion, Figures, conclude
+from shardio.measuring.machine import cached_share, copy_bytes_per_s, cpu_times, idle_share
+from shardio.timeline import Timeline
+
+_COPY_SHARE: Final = 0.05
+"""Of the seconds of a run, how many go into bare copies; the fastest of several counts."""
+_N_COPY_TIMES: Final = 3
+
+
+@dataclass(frozen=True, slots=True)
+class LoadingRun:
+    """One number of workers: the first time that samples are read, and the same samples again.
+
+    `main_cpu_s` is what the thread that iterated spent on a CPU in the second; `limit` the bytes
+    per second that as many threads copy at most; `idle_share` that of the machine's CPUs, then.
+    """
+
+    n_workers: int
+    first: LoadingStats
+    warm: LoadingStats
+    main_cpu_s: float
+    limit_bytes_per_s: float
+    idle_share: float | None = None
+
+    @property
+    def samples_per_s(self) -> float:
+        """The warm rate."""
+        return _rate(self.warm.n_samples, self.warm)
+
+    @property
+    def bytes_per_s(self) -> float:
+        """The warm rate."""
+        return _rate(self.warm.n_bytes, self.warm)
+
+    @property
+    def first_samples_per_s(self) -> float:
+        """The rate of the first time."""
+        return _rate(self.first.n_samples, self.first)
+
+    def as_json(self) -> dict[str, Any]:
+        """The same as JSON says it."""
+        return {
+            "n_workers": self.n_workers,
+            "samples_per_s": self.samples_per_s,
+            "bytes_per_s": self.bytes_per_s,
+            "first_samples_per_s": self.first_samples_per_s,
+            "limit_bytes_per_s": self.limit_bytes_per_s,
+            "main_cpu_s": self.main_cpu_s,
+            "idle_share": self.idle_share,
+            "first": self.first.as_json(),
+            "warm": self.warm.as_json(),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class LoadingReport:
+    """What was measured, and what follows from it.
+
+    `conclusion` is of the fastest run's warm part, `first_conclusion` of the first reading by the
+    run that was the first. `timeline` is of a short run of its own, if it was asked for.
+    """
+
+    path: str
+    n_samples: int
+    batch_size: int
+    n_cpus: int
+    cached_share: float | None
+    runs: tuple[LoadingRun, ...]
+    conclusion: Conclusion
+    first_conclusion: Conclusion
+    timeline: Timeline | None = None
+
+    @property
+    def best(self) -> LoadingRun:
+        """The fastest run, warm."""
+        return max(self.runs, key=lambda run: run.samples_per_s)
+
+    def as_json(self) -> dict[str, Any]:
+        """The same as JSON says it, without the timeline."""
+        return {
+            "path": self.path,
+            "n_samples": self.n_samples,
+            "batch_size": self.batch_size,
+            "n_cpus": self.n_cpus,
+            "cached_share": self.cached_share,
+            "runs": [run.as_json() for run in self.runs],
+            "best_n_workers": self.best.n_workers,
+            "conclusion": self.conclusion.as_json(),
+            "first_conclusion": self.first_conclusion.as_json(),
+        }
+
+
+def measure_loading(
+    path: str | os.PathLike[str],
+    batch_size: int = 32,
+    *,
+    n_workers: Sequence[int] | None = None,
+    seconds: float = 2.0,
+    wants_timeline: bool = False,
+    progress: Callable[[int], None] | None = None,
+    **options: Any,
+) -> LoadingReport:
+    """Measure how fast a dataset loads here, and say what limits it.
+
+    For each number of workers samples are read for `seconds`, or for one epoch, and then the same
+    samples again and again for as long. Only the first run finds hashes to check and files as the
+    page cache has them: later ones hash again, but read from memory.
+
+    Args:
+        path: the dataset's folder.
+        batch_size: as the loader takes it.
+        n_workers: which numbers of worker processes to try; by default 0, 1, 2, 4 and so on, up to
+            the number of CPUs.
+        seconds: how long each half of a run takes.
+        wants_timeline: draw a timeline of the fastest number of workers as well.
+        progress: called with the number of workers before each run.
+        **options: more for the loader, such as transform; shuffle is True and output "numpy"
+            unless they say otherwise.
+
+    Raises:
+        InvalidArgument: the dataset is empty, or an option is not acceptable.
+        DatasetNotFound, ShardCorrupt, …: as the loader raises them.
+    """
+    options = {"shuffle": True, "output": "numpy"} | options
+    n_cpus = usable_cpus()
+    counts = _worker_counts(n_cpus) if n_workers is None else list(dict.fromkeys(n_workers))
+    if not counts or seconds <= 0:
+        raise InvalidArgument(
+            f"n_workers must name a number, and seconds be above 0; found {counts}, {seconds}"
+        )
+    with ShardDataset(os.fspath(path)) as dataset:
+        files = [os.path.join(dataset.path, shard.name) for shard in dataset.shards]
+        cached, n_samples = cached_share(files), len(dataset)
+    runs = []
+    for count in counts:
+        if progress is not None:
+            progress(count)
+        runs.append(_run(path, batch_size, count, seconds, options))
+    best = max(runs, key=lambda run: run.samples_per_s)
+    verify, tried = str(options.get("verify", "first")), tuple(counts)
+
+    def figures(run: LoadingRun, stats: LoadingStats, main_cpu_s: float) -> Figures:
+        limit = run.limit_bytes_per_s
+        found = Figures(stats, run.n_workers, n_cpus, main_cpu_s, limit, verify)
+        return replace(found, tried=tried, idle_share=run.idle_share)
+
+    return LoadingReport(
+        path=os.fspath(path),
+        n_samples=n_samples,
+        batch_size=batch_size,
+        n_cpus=n_cpus,
+        cached_share=cached,
+        runs=tuple(runs),
+        conclusion=conclude(figures(best, best.warm, best.main_cpu_s)),
+        first_conclusion=conclude(
+            replace(figures(runs[0], runs[0].first, 0.0), cached_share=cached)
+        ),
+        timeline=_timeline(path, batch_size, best.n_workers, options) if wants_timeline else None,
+    )
+
+
+def _worker_counts(n_cpus: int) -> list[int]:
+    """0, the powers of two below the number of CPUs, and that number."""
+    return [0, *(1 << k for k in range(n_cpus.bit_length()) if 1 << k < n_cpus), n_cpus]
+
+
+def _run(
+    path: str | os.PathLike[str],
+    batch_size: int,
+    n_workers: int,
+    seconds: float,
+    options: dict[str, Any],
+) -> LoadingRun:
+    with ShardLoader(path, batch_size, num_workers=n_workers, **options) as loader:
+        start = loader.state_dict()
+        _iterate(loader, 1, None)  # until workers have started
+        loader.load_state_dict(start)
+        n_batches = _iterate(loader, len(loader), seconds)
+        first = loader.stats().latest
+        if not n_batches:
+            raise InvalidArgument(f"{path}: there is no batch to measure")
+        warm, main_cpu_s, end_s = LoadingStats(), 0.0, time.perf_counter() + seconds
+        before = cpu_times()
+        while not warm.n_batches or time.perf_counter() < end_s:
+            loader.load_state_dict(start)  # the same samples: all of them are in memory
+            begin_s = time.thread_time()
+            _iterate(loader, n_batches, None)
+            main_cpu_s += time.thread_time() - begin_s
+            warm += loader.stats().latest
+        idle = idle_share(before, cpu_times())
+    block_bytes = first.n_bytes // n_batches
+    limit = max(
+        copy_bytes_per_s(max(1, n_workers), block_bytes, seconds=seconds * _COPY_SHARE)
+        for _ in range(_N_COPY_TIMES)
+    )
+    return LoadingRun(n_workers, first, warm, main_cpu_s, limit, idle)
+
+
+def _iterate(loader: ShardLoader, n_batches: int, seconds: float | None) -> int:
+    """Take up to n_batches, as long as the time lasts; returns how many."""
+    n_taken, end_s = 0, None if seconds is None else time.perf_counter() + seconds
+    for _ in loader:
+        n_taken += 1
+        if n_taken == n_batches or (end_s is not None and time.perf_counter() > end_s):
+            break
+    return n_taken
+
+
+def _timeline(
+    path: str | os.PathLike[str], batch_size: int, n_workers: int, options: dict[str, Any]
+) -> Timeline:
+    """One of warm batches, in a loader of its own: what is measured is not recorded."""
+    options = options | {"record": True}
+    with ShardLoader(path, batch_size, num_workers=n_workers, **options) as loader:
+        start = loader.state_dict()
+        for _ in range(2):
+            loader.load_state_dict(start)
+            _iterate(loader, len(loader), 1.0)
+        return loader.timeline()
+
+
+def _rate(count: int, stats: LoadingStats) -> float:
+    return count / stats.elapsed_s if stats.elapsed_s else 0.0

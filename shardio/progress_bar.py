@@ -1,0 +1,116 @@
+"""How far an epoch is: on a terminal a bar, elsewhere now and then a line."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+import weakref
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Final, Self, TextIO
+
+from shardio.batch import Batch
+from shardio.loading_stats import LoadingStats
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from rich.progress import Progress
+
+_EVERY_S: Final = 0.2
+_LINE_EVERY_S: Final = 10.0
+
+
+class ProgressBar:
+    """An iterator over batches that shows how far it is; it keeps no batch.
+
+    Args:
+        batches: what is iterated.
+        n_batches: how many there are.
+        n_done: how many of them were consumed before.
+        stats: what loading has taken so far.
+        title: stands before the bar.
+        file: where it is shown; standard error by default.
+    """
+
+    def __init__(
+        self,
+        batches: Iterator[Batch],
+        *,
+        n_batches: int,
+        n_done: int,
+        stats: Callable[[], LoadingStats],
+        title: str,
+        file: TextIO | None,
+    ) -> None:
+        self._batches, self._stats, self._title = batches, stats, title
+        self._n_batches, self._n_done = n_batches, n_done
+        self._file = sys.stderr if file is None else file
+        self._bar = _bar(self._file, title, n_batches, n_done) if self._file.isatty() else None
+        self._every_s = _LINE_EVERY_S if self._bar is None else _EVERY_S
+        self._next_s = time.monotonic() + self._every_s
+        # A loop that is left early leaves the terminal as it was, too.
+        self._stop = weakref.finalize(self, _stopped, self._bar)
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Batch:
+        try:
+            batch = next(self._batches)
+        except BaseException:
+            if self._stop.alive:
+                self._show()
+                self._stop()
+            raise
+        self._n_done += 1
+        if time.monotonic() >= self._next_s:
+            self._show()
+        return batch
+
+    def _show(self) -> None:
+        """Say how far it is; where nobody can be told, go on without."""
+        stats = self._stats()
+        elapsed_s = stats.elapsed_s or 1.0
+        rate = f"{stats.n_samples / elapsed_s:,.0f} samples/s"
+        note = f"{rate}, waiting {stats.waiting_s / elapsed_s:.0%} of the time"
+        with contextlib.suppress(OSError, ValueError):  # the terminal has gone, the file is closed
+            if self._bar is None:
+                done = f"{self._n_done:,} of {self._n_batches:,} batches"
+                self._file.write(f"{self._title}: {done}, {note}\n")
+                self._file.flush()
+            else:
+                (task,) = self._bar.task_ids
+                self._bar.update(task, completed=self._n_done, note=note, refresh=True)
+        self._next_s = time.monotonic() + self._every_s
+
+
+def _bar(file: TextIO, title: str, n_batches: int, n_done: int) -> Progress:
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+    )
+
+    bar = Progress(
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[note]}"),
+        console=Console(file=file),
+        auto_refresh=False,  # no thread: the loop itself says how far it is
+    )
+    bar.add_task(title, total=n_batches, completed=n_done, note="")
+    bar.start()
+    return bar
+
+
+def _stopped(bar: Progress | None) -> None:
+    """Let go of the terminal."""
+    if bar is not None:
+        with contextlib.suppress(OSError, ValueError):
+            bar.stop()

@@ -1,0 +1,351 @@
+"""What `loader.stats()` says: figures that follow from what was done, with and without workers."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shardio import Array, LoaderClosed, Schema, ShardLoader, Text
+from shardio._engine.tally import Lap, Tallies, Tally
+from shardio.division import Division, Tail
+from shardio.loading_stats import LoadingStats
+from shardio.spent import CHECK, SPENT
+from tests.loading import PATIENCE_S, TWO_FIELDS, two_fields, write_dataset
+
+pytestmark = pytest.mark.usefixtures("quick_disk")
+
+N_SAMPLES, BATCH = 100, 8
+ROW_BYTES = 64 * 96 + 8
+NOTES = Schema({"note": Text(codec="zstd"), "label": Array("int64")})
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    root = tmp_path_factory.mktemp("stats")
+    return write_dataset(root / "fixed", N_SAMPLES, 2, TWO_FIELDS, two_fields(N_SAMPLES))
+
+
+@pytest.fixture(scope="module")
+def notes(tmp_path_factory: pytest.TempPathFactory) -> str:
+    root = tmp_path_factory.mktemp("stats")
+    samples = ({"note": f"{i} " * 500, "label": i} for i in range(N_SAMPLES))
+    return write_dataset(root / "notes", N_SAMPLES, 2, NOTES, samples)
+
+
+def loader_of(folder: str, n_workers: int, **options: Any) -> ShardLoader:
+    return ShardLoader(folder, BATCH, output="numpy", num_workers=n_workers, **options)
+
+
+def slowly(sample: dict[str, Any]) -> dict[str, Any]:
+    time.sleep(0.001)
+    return sample
+
+
+@pytest.mark.parametrize("n_workers", [0, 2])
+def test_an_epoch_is_counted_in_batches_samples_and_bytes(folder: str, n_workers: int) -> None:
+    with loader_of(folder, n_workers) as loader:
+        for _ in loader:
+            pass
+        stats, n_blocks = loader.stats(), len(loader._engine.pool)
+    assert (stats.epoch, stats.n_workers) == (0, n_workers)
+    latest = stats.latest
+    assert (latest.n_batches, latest.n_samples) == (13, N_SAMPLES)
+    assert latest.n_bytes == N_SAMPLES * ROW_BYTES
+    assert latest.n_blocks_made == n_blocks
+
+
+@pytest.mark.parametrize("n_workers", [0, 2])
+def test_the_loops_time_is_waiting_handing_over_and_its_body(folder: str, n_workers: int) -> None:
+    with loader_of(folder, n_workers) as loader:
+        start_s, in_body_s = time.perf_counter(), 0.0
+        for _ in loader:
+            begin_s = time.perf_counter()
+            time.sleep(0.001)
+            in_body_s += time.perf_counter() - begin_s
+        whole_s = time.perf_counter() - start_s
+        found = loader.stats().latest
+    assert found.body_s >= in_body_s
+    assert found.elapsed_s <= whole_s
+    parts_s = found.waiting_s + found.hand_over_s + found.body_s
+    assert parts_s == pytest.approx(found.elapsed_s)
+    assert found.hand_over_s > 0
+
+
+@pytest.mark.parametrize("n_workers", [0, 2])
+def test_the_transforms_time_is_counted_apart(folder: str, n_workers: int) -> None:
+    with loader_of(folder, n_workers, transform=slowly) as loader:
+        for _ in loader:
+            pass
+        found = loader.stats().latest
+    assert found.transforming_s >= N_SAMPLES * 0.001
+    assert found.filling_s >= found.transforming_s
+    assert found.reading_s > 0
+
+
+@pytest.mark.parametrize("n_workers", [0, 2])
+def test_hashing_is_counted_where_it_is_done(folder: str, n_workers: int) -> None:
+    """By default in the first epoch, and not again."""
+    with loader_of(folder, n_workers) as loader:
+        checking_s = []
+        for _ in range(2):
+            for _ in loader:
+                pass
+            checking_s.append(loader.stats().latest.checking_s)
+    assert checking_s[0] > 0
+    assert checking_s[1] == 0
+    with loader_of(folder, n_workers, verify="off") as loader:
+        for _ in loader:
+            pass
+        assert loader.stats().latest.checking_s == 0
+
+
+@pytest.mark.parametrize("n_workers", [0, 2])
+def test_decompression_is_counted_apart(notes: str, n_workers: int) -> None:
+    with loader_of(notes, n_workers) as loader:
+        for batch in loader:
+            assert batch["note"][0]
+        found = loader.stats().latest
+    assert found.decoding_s > 0
+    heap_bytes = sum(len(f"{i} " * 500) for i in range(N_SAMPLES))
+    assert found.n_bytes == N_SAMPLES * 8 + heap_bytes
+
+
+def test_decoding_takes_no_time_where_nothing_is_compressed(folder: str) -> None:
+    with loader_of(folder, 0) as loader:
+        for _ in loader:
+            pass
+        assert loader.stats().latest.decoding_s == 0
+
+
+def test_what_the_program_reads_beside_the_loader_does_not_count(folder: str) -> None:
+    with loader_of(folder, 0) as loader:
+        for _ in loader:
+            pass
+        SPENT.sums_ns[CHECK] += 10**12
+        for _ in loader:
+            pass
+        assert loader.stats().latest.checking_s < 1
+
+
+def test_ready_batches_are_counted_while_the_loop_does_something_else(folder: str) -> None:
+    with loader_of(folder, 1, prefetch=3) as loader:
+        next(iterator := iter(loader))
+        end_s = time.monotonic() + PATIENCE_S
+        while loader.stats().latest.queue_depth <= 1 and time.monotonic() < end_s:
+            time.sleep(0.01)  # meanwhile several lie ready
+        found = loader.stats().latest
+        del iterator
+    assert found.n_batches == 1
+    assert found.queue_depth > 1
+
+
+def test_without_workers_nothing_lies_ready(folder: str) -> None:
+    with loader_of(folder, 0) as loader:
+        for _ in loader:
+            time.sleep(0.002)
+        assert loader.stats().latest.queue_depth < 0.9
+
+
+def test_epochs_add_up(folder: str) -> None:
+    with loader_of(folder, 2) as loader:
+        each = []
+        for _ in range(3):
+            for _ in loader:
+                pass
+            each.append(loader.stats().latest)
+        total = loader.stats().total
+    assert total.n_samples == 3 * N_SAMPLES
+    assert total.n_batches == sum(one.n_batches for one in each)
+    assert total.filling_s == pytest.approx(sum(one.filling_s for one in each))
+    assert total.n_blocks_made == sum(one.n_blocks_made for one in each)
+
+
+@pytest.mark.parametrize("n_workers", [0, 2])
+def test_a_loop_that_was_left_counts_what_it_got(folder: str, n_workers: int) -> None:
+    with loader_of(folder, n_workers) as loader:
+        for batch in loader:
+            if batch.step == 2:
+                break
+        del batch
+        gc.collect()
+        ended = loader.stats().latest
+        assert (ended.n_batches, ended.n_samples) == (3, 3 * BATCH)
+        assert loader.stats().latest.elapsed_s == ended.elapsed_s  # its clock has stopped
+
+
+def test_iterators_beside_each_other_are_counted_apart(folder: str) -> None:
+    with loader_of(folder, 2) as loader:
+        first, second = iter(loader), iter(loader)
+        for _ in range(3):
+            next(first)
+        next(second)
+        stats = loader.stats()
+        assert stats.latest.n_batches == 1
+        assert stats.total.n_batches == 4
+
+
+def test_before_the_first_iteration_everything_is_nought(folder: str) -> None:
+    with loader_of(folder, 0) as loader:
+        stats = loader.stats()
+    assert stats.latest == stats.total == LoadingStats()
+    assert stats.latest.queue_depth == 0
+
+
+def test_a_closed_loader_still_tells(folder: str) -> None:
+    with loader_of(folder, 1) as loader:
+        for _ in loader:
+            pass
+    assert loader.stats().latest.n_samples == N_SAMPLES
+    with pytest.raises(LoaderClosed):
+        iter(loader)
+
+
+def test_stats_are_json(folder: str) -> None:
+    with loader_of(folder, 0) as loader:
+        for _ in loader:
+            pass
+        stats = loader.stats()
+    said = json.loads(json.dumps(stats.as_json()))
+    assert said["latest"]["n_samples"] == N_SAMPLES
+    assert said["latest"]["body_s"] == stats.latest.body_s
+    assert said["latest"]["reading_s"] == stats.latest.reading_s
+    assert said["total"]["queue_depth"] == stats.total.queue_depth
+    assert (said["epoch"], said["n_workers"]) == (0, 0)
+
+
+@pytest.mark.parametrize("n_workers", [0, 2])
+def test_samples_that_were_skipped_are_counted(folder: str, n_workers: int) -> None:
+    def refuses_two(sample: dict[str, Any]) -> dict[str, Any]:
+        if sample["label"] in (3, 50):
+            raise ValueError("no")
+        return sample
+
+    skipping: dict[str, Any] = {"on_error": "skip", "max_skips": 5}
+    with loader_of(folder, n_workers, transform=refuses_two, **skipping) as loader:
+        for _ in loader:
+            pass
+        stats = loader.stats()
+    assert stats.latest.n_skipped == stats.total.n_skipped == 2
+    assert stats.latest.n_samples == N_SAMPLES
+
+
+def test_copies_are_counted(folder: str) -> None:
+    with loader_of(folder, 1, memory_bytes=4 * BATCH * ROW_BYTES) as loader:
+        with pytest.warns(RuntimeWarning, match="batches are copied"):
+            held = list(loader)
+        assert len(held) == 13
+        assert 1 <= loader.stats().latest.n_copies < 13
+
+
+def test_workers_that_were_replaced_are_counted(folder: str, tmp_path: Path) -> None:
+    flag = tmp_path / "died"
+
+    def dies_once(sample: dict[str, Any]) -> dict[str, Any]:
+        if sample["label"] == 40 and not flag.exists():
+            flag.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return sample
+
+    with loader_of(folder, 2, transform=dies_once) as loader:
+        for _ in loader:
+            pass
+        stats = loader.stats()
+        for _ in loader:
+            pass
+        assert loader.stats().latest.n_restarts == 0
+    assert stats.latest.n_restarts == stats.total.n_restarts == 1
+    assert stats.latest.n_samples == N_SAMPLES
+
+
+def test_another_thread_may_ask_while_the_loop_waits(folder: str) -> None:
+    is_free = threading.Event()
+
+    def waits(sample: dict[str, Any]) -> dict[str, Any]:
+        if sample["label"] != 20:
+            return sample
+        assert is_free.wait(PATIENCE_S)
+        return sample
+
+    with loader_of(folder, 0, transform=waits) as loader:
+        steps: list[int] = []
+        loop = threading.Thread(target=lambda: steps.extend(batch.step for batch in loader))
+        loop.start()
+        end_s = time.monotonic() + PATIENCE_S
+        while loader.stats().latest.n_batches < 2 and time.monotonic() < end_s:
+            time.sleep(0.001)
+        found = loader.stats().latest
+        is_free.set()
+        loop.join()
+    assert len(steps) == 13
+    assert found.n_batches == 2
+    assert found.hand_over_s + found.waiting_s > 0
+
+
+@pytest.mark.parametrize(
+    ("rank", "world_size", "tail"),
+    [(0, 1, "short"), (1, 3, "short"), (2, 3, "pad"), (0, 3, "drop")],
+)
+def test_a_division_counts_the_samples_of_its_steps(rank: int, world_size: int, tail: Tail) -> None:
+    division = Division(100, 7, 8, rank, world_size, tail)
+    counted = 0
+    for step in range(division.first_step, division.last_step):
+        assert division.n_samples(step) == counted
+        start, stop = division.share(step)
+        counted += stop - start
+    assert division.n_samples(division.last_step) == counted
+
+
+def test_lines_of_two_workers_add_up_and_a_new_pass_begins_with_nought() -> None:
+    tallies = Tallies(n_slots=3, n_workers=2, n_records=0)
+    try:
+        tallies.begin(1, 0)
+        workers = [Tally(tallies.fd, worker) for worker in range(2)]
+        for worker in workers:
+            worker.add(1, 0, worker.start())
+        assert tallies.of(1)[0] == 2
+        assert tallies.of(0).sum() == tallies.of(2).sum() == 0
+        assert tallies.fillings(0) == [[], []]
+        tallies.begin(1, 0)
+        assert tallies.of(1).sum() == 0
+    finally:
+        os.close(tallies.fd)
+
+
+def test_a_ring_keeps_the_latest_batches_of_each_worker() -> None:
+    tallies = Tallies(n_slots=1, n_workers=2, n_records=3)
+    try:
+        tallies.begin(0, 17)
+        workers = [Tally(tallies.fd, worker) for worker in range(2)]
+        for step in range(5):
+            workers[0].add(0, step, workers[0].start())
+        workers[1].add(0, 9, workers[1].start())
+        first, second = tallies.fillings(17)
+        assert [filling.step for filling in first] == [2, 3, 4]
+        assert [filling.step for filling in second] == [9]
+        assert all(filling.end_ns >= filling.start_ns for filling in first)
+        assert tallies.fillings(18) == [[], []]
+    finally:
+        os.close(tallies.fd)
+
+
+def test_a_lap_tells_the_loops_parts_by_its_moments() -> None:
+    lap = Lap(began_ns=1000, ended_ns=1100)
+    lap.entered_ns, lap.left_ns, lap.waited_ns = 10 + 60, 40 + 80, 20
+    words = np.zeros(8, np.uint64)
+    words[0], words[2] = 2, 30 + 50  # filled two; at 30 and at 50
+    found = lap.stats(Division(16, 0, 8), 2, 4, words)
+    assert found.elapsed_s == pytest.approx(100e-9)
+    assert found.waiting_s == pytest.approx(20e-9)
+    assert found.hand_over_s == pytest.approx(30e-9)
+    assert found.body_s == pytest.approx(50e-9)
+    assert found.ready_s == pytest.approx(40e-9)
+    assert found.n_bytes == 64

@@ -1,0 +1,224 @@
+"""What limits a loader: the conclusion from made-up figures, and the form of what is measured."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shardio import InvalidArgument
+from shardio.loading_stats import LoadingStats
+from shardio.measuring import Figures, Limit, conclude, measure_loading
+from shardio.measuring.machine import cached_share, copy_bytes_per_s, idle_share
+from tests.loading import TWO_FIELDS, two_fields, write_dataset
+
+pytestmark = pytest.mark.usefixtures("quick_disk")
+
+GB = 10**9
+
+
+def figures(
+    *,
+    n_workers: int = 2,
+    main_cpu_s: float = 1.0,
+    n_cpus: int = 2,
+    verify: str = "first",
+    cached_share: float | None = None,
+    idle_share: float | None = 0.5,
+    tried: tuple[int, ...] = (),
+    **stats: Any,
+) -> Figures:
+    """Ten seconds of 10,000 batches of 1 MB, for which two workers were busy all the time."""
+    made = {
+        "elapsed_s": 10.0,
+        "waiting_s": 9.0,
+        "hand_over_s": 0.9,
+        "filling_s": 19.0,
+        "n_batches": 10_000,
+        "n_samples": 320_000,
+        "n_bytes": 10 * GB,
+    }
+    return Figures(
+        LoadingStats(**made | stats),
+        n_workers,
+        n_cpus,
+        main_cpu_s,
+        10 * GB,
+        verify,
+        cached_share,
+        idle_share,
+        tried,
+    )
+
+
+@pytest.mark.parametrize(
+    ("made", "limit", "because"),
+    [
+        pytest.param(
+            figures(waiting_s=0.5, hand_over_s=0.5), Limit.BODY, "takes 90% of the time", id="body"
+        ),
+        pytest.param(figures(n_bytes=80 * GB), Limit.COPY, "8.00 GB/s, 80% of", id="copy"),
+        pytest.param(
+            figures(filling_s=2.0, main_cpu_s=9.5),
+            Limit.MAIN,
+            "busy 95% of the time: 950 µs for each batch of 1,000 KB",
+            id="main",
+        ),
+        pytest.param(figures(), Limit.READING, "busy filling batches 95%", id="reading"),
+        pytest.param(
+            figures(cached_share=0.25), Limit.STORAGE, "75% was not in the page cache", id="storage"
+        ),
+        pytest.param(figures(cached_share=1.0), Limit.READING, "reading 100%", id="cached"),
+        pytest.param(figures(checking_s=12.0), Limit.HASHING, "hashing 63%", id="hashing"),
+        pytest.param(
+            figures(decoding_s=12.0, cached_share=0.25),
+            Limit.DECODING,
+            "decompression 63%",
+            id="decoding",
+        ),
+        pytest.param(
+            figures(transforming_s=18.0), Limit.TRANSFORM, "the transform 95%", id="transform"
+        ),
+        pytest.param(
+            figures(n_workers=0, filling_s=8.0, main_cpu_s=9.9, transforming_s=7.0),
+            Limit.TRANSFORM,
+            "without workers, main is busy",
+            id="no-workers",
+        ),
+        pytest.param(
+            figures(filling_s=4.0, main_cpu_s=3.0), Limit.ROUND_TRIPS, "20% of the", id="nobody"
+        ),
+        pytest.param(
+            figures(filling_s=4.0, main_cpu_s=3.0, idle_share=0.02),
+            Limit.CPUS,
+            "idle 2% of the time",
+            id="others",
+        ),
+    ],
+)
+def test_what_is_busy_is_what_limits(made: Figures, limit: Limit, because: str) -> None:
+    found = conclude(made)
+    assert found.limit is limit
+    assert because in found.because
+    assert found.advice
+
+
+@pytest.mark.parametrize(
+    ("made", "advised"),
+    [
+        pytest.param(figures(n_cpus=8, transforming_s=18.0), "num_workers=8", id="more workers"),
+        pytest.param(figures(filling_s=2.0, main_cpu_s=9.5), "a larger batch_size", id="batch"),
+        pytest.param(figures(filling_s=2.0, main_cpu_s=9.5), "reuse=True", id="reuse"),
+        pytest.param(figures(checking_s=12.0, verify="always"), 'verify="first"', id="verify"),
+        pytest.param(figures(filling_s=4.0, main_cpu_s=3.0), "a larger prefetch", id="prefetch"),
+        pytest.param(
+            figures(filling_s=4.0, main_cpu_s=3.0, n_workers=4), "num_workers=2", id="fewer"
+        ),
+        pytest.param(figures(n_bytes=GB // 10), "a larger batch_size", id="small batches"),
+        pytest.param(figures(), "fields", id="fewer fields"),
+        pytest.param(figures(decoding_s=12.0), "raw", id="raw"),
+    ],
+)
+def test_the_knob_that_helps_is_named(made: Figures, advised: str) -> None:
+    assert [line for line in conclude(made).advice if advised in line]
+
+
+@pytest.mark.parametrize("made", [figures(), figures(n_cpus=8, tried=(2, 8))])
+def test_workers_are_not_advised_beyond_the_cpus_or_where_they_were_no_faster(
+    made: Figures,
+) -> None:
+    assert not [line for line in conclude(made).advice if "num_workers" in line]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    root = tmp_path_factory.mktemp("measured")
+    return write_dataset(root / "set", 100, 2, TWO_FIELDS, two_fields(100))
+
+
+def test_every_number_of_workers_is_measured_on_the_same_samples(folder: str) -> None:
+    asked: list[int] = []
+    report = measure_loading(folder, 8, n_workers=[0, 1], seconds=0.05, progress=asked.append)
+    assert asked == [run.n_workers for run in report.runs] == [0, 1]
+    assert (report.n_samples, report.batch_size) == (100, 8)
+    for run in report.runs:
+        assert run.first.n_batches <= 13
+        assert run.warm.n_batches % run.first.n_batches == 0
+        assert run.samples_per_s > 0
+        assert run.bytes_per_s == pytest.approx(run.samples_per_s * (64 * 96 + 8))
+        assert run.limit_bytes_per_s > 0
+        assert run.warm.checking_s == 0  # that was the first time
+    assert report.best.samples_per_s == max(run.samples_per_s for run in report.runs)
+    assert report.timeline is None
+
+
+def test_a_report_is_json(folder: str) -> None:
+    report = measure_loading(folder, 8, n_workers=[0], seconds=0.01)
+    said = json.loads(json.dumps(report.as_json()))
+    assert said["runs"][0]["warm"]["n_batches"] == report.runs[0].warm.n_batches
+    assert said["conclusion"]["limit"] == str(report.conclusion.limit)
+    assert said["best_n_workers"] == 0
+
+
+def test_options_go_to_the_loader_and_a_transform_is_measured(folder: str) -> None:
+    def doubled(sample: dict[str, Any]) -> dict[str, Any]:
+        return {"label": sample["label"] * 2}
+
+    report = measure_loading(
+        folder, 8, n_workers=[0], seconds=0.01, transform=doubled, fields=["label"]
+    )
+    warm = report.best.warm
+    assert warm.transforming_s > 0
+    assert warm.n_bytes == warm.n_samples * 8
+
+
+def test_what_is_hashed_always_is_hashed_in_the_warm_part_too(folder: str) -> None:
+    report = measure_loading(folder, 8, n_workers=[0], seconds=0.01, verify="always")
+    assert report.best.warm.checking_s > 0
+
+
+def test_a_timeline_is_drawn_of_the_fastest_run(folder: str) -> None:
+    report = measure_loading(folder, 8, n_workers=[1], seconds=0.01, wants_timeline=True)
+    assert report.timeline is not None
+    assert len(report.timeline.workers) == 1
+    assert report.timeline.main
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        pytest.param(lambda path: measure_loading(path, n_workers=[]), id="no workers"),
+        pytest.param(lambda path: measure_loading(path, seconds=0), id="no time"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(folder: str, call: Callable[[str], Any]) -> None:
+    with pytest.raises(InvalidArgument, match="n_workers must name a number, and seconds"):
+        call(folder)
+
+
+def test_an_empty_dataset_cannot_be_measured(tmp_path: Path) -> None:
+    empty = write_dataset(tmp_path / "set", 0, 1, TWO_FIELDS, [])
+    with pytest.raises(InvalidArgument, match="no batch to measure"):
+        measure_loading(empty, n_workers=[0], seconds=0.01)
+
+
+def test_copies_are_timed_for_blocks_of_any_size() -> None:
+    assert copy_bytes_per_s(2, 10, seconds=0.01) > 0
+    assert copy_bytes_per_s(1, 200 << 20, seconds=0.001) > 0
+
+
+def test_what_has_just_been_written_lies_in_the_page_cache(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(bytes(1 << 20))
+    assert cached_share([str(path)]) in (1.0, None)
+    (tmp_path / "empty").touch()
+    assert cached_share([str(tmp_path / "empty")]) is None
+
+
+def test_the_idle_share_is_that_of_the_time_between() -> None:
+    assert idle_share((100, 1000), (125, 1100)) == 0.25
+    assert idle_share(None, (125, 1100)) is None
+    assert idle_share((100, 1000), (100, 1000)) is None

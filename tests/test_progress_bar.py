@@ -1,0 +1,110 @@
+"""The progress bar over a loader: the same batches, and how far it is."""
+
+from __future__ import annotations
+
+import gc
+import io
+import weakref
+from collections.abc import Iterator
+
+import pytest
+
+from shardio import ShardLoader, progress_bar
+from tests.loading import TWO_FIELDS, two_fields, write_dataset
+
+pytestmark = pytest.mark.usefixtures("quick_disk")
+
+
+class Terminal(io.StringIO):
+    """A file that is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture(scope="module")
+def loader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ShardLoader]:
+    folder = tmp_path_factory.mktemp("bar") / "set"
+    write_dataset(folder, 40, 1, TWO_FIELDS, two_fields(40))
+    with ShardLoader(folder, 4, output="numpy", num_workers=0) as loader:
+        yield loader
+
+
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every batch is shown."""
+    monkeypatch.setattr(progress_bar, "_EVERY_S", 0.0)
+    monkeypatch.setattr(progress_bar, "_LINE_EVERY_S", 0.0)
+
+
+def test_a_loop_with_a_bar_gets_the_same_batches(loader: ShardLoader) -> None:
+    expected = [batch.indices.tolist() for batch in loader]
+    found = [batch.indices.tolist() for batch in loader.progress(file=io.StringIO())]
+    assert found == expected
+
+
+def test_a_file_gets_one_line_at_the_end_of_a_short_epoch(loader: ShardLoader) -> None:
+    file = io.StringIO()
+    bar = loader.progress(file=file)
+    assert len(list(bar)) == 10
+    assert list(bar) == []  # it is over, and says nothing more
+    (line,) = file.getvalue().splitlines()
+    assert line.startswith(f"epoch {loader.epoch}: 10 of 10 batches, ")
+    assert "samples/s, waiting " in line
+
+
+@pytest.mark.usefixtures("at_once")
+def test_lines_count_batches(loader: ShardLoader) -> None:
+    file = io.StringIO()
+    for _ in loader.progress("[train]", file=file):
+        pass
+    lines = file.getvalue().splitlines()
+    counts = [line.partition(": ")[2].partition(" of ")[0] for line in lines]
+    assert counts == [*map(str, range(1, 11)), "10"]
+    assert lines[0].startswith("[train]: ")
+
+
+def test_a_resumed_epoch_begins_where_it_was(loader: ShardLoader) -> None:
+    batches = iter(loader)
+    for _ in range(4):
+        next(batches)
+    loader.load_state_dict(loader.state_dict())
+    file = io.StringIO()
+    assert len(list(loader.progress(file=file))) == 6
+    assert "10 of 10 batches" in file.getvalue()
+
+
+@pytest.mark.usefixtures("at_once")
+def test_a_terminal_gets_a_bar(loader: ShardLoader) -> None:
+    terminal = Terminal()
+    for _ in loader.progress("[train]", file=terminal):
+        pass
+    shown = terminal.getvalue()
+    assert "[train]" in shown
+    assert "10/10" in shown
+    assert "samples/s, waiting " in shown
+
+
+def test_a_loop_that_is_left_shows_the_cursor_again(loader: ShardLoader) -> None:
+    terminal = Terminal()
+    for _ in loader.progress(file=terminal):
+        break
+    gc.collect()
+    assert terminal.getvalue().count("\x1b[?25l") == terminal.getvalue().count("\x1b[?25h")
+
+
+def test_a_bar_keeps_no_batch(loader: ShardLoader) -> None:
+    bar = loader.progress(file=io.StringIO())
+    batch = next(bar)
+    kept = weakref.ref(batch["image"])
+    del batch
+    gc.collect()
+    assert kept() is None
+
+
+@pytest.mark.usefixtures("at_once")
+def test_a_closed_file_does_not_end_the_loop(loader: ShardLoader) -> None:
+    file = io.StringIO()
+    bar = loader.progress(file=file)
+    file.close()
+    assert len(list(bar)) == 10

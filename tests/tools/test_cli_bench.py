@@ -1,0 +1,97 @@
+"""`shardio bench`: the form of what it prints, its options and exit codes; not how fast it was."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from shardio_tools import cli
+
+Capture = pytest.CaptureFixture[str]
+QUICK = ["--seconds", "0.01", "--batch-size", "2"]
+
+
+def test_a_table_of_runs_and_what_limits_the_first_reading_and_the_fastest(
+    dataset: Path, capsys: Capture
+) -> None:
+    assert cli.main(["bench", str(dataset), "--workers", "0", "1", *QUICK]) == 0
+    out, err = capsys.readouterr()
+    head, *lines = out.splitlines()
+    assert head.split() == "workers samples/s first GB/s limit of limit waiting ready".split()
+    assert [line.split()[0] for line in lines[:2]] == ["0", "1"]
+    assert sum("limited by" in line for line in lines) == 2
+    assert [line for line in lines if line.startswith("first reading: limited by ")]
+    assert [line for line in lines if line.startswith("  → ")]
+    assert lines[-1].startswith("measured 5 samples in batches of 2, 2 runs on ")
+    assert lines[-1].endswith(f": {dataset}")
+    assert err.splitlines() == ["measuring with 0 workers", "measuring with 1 worker"]
+
+
+def test_as_json_there_is_nothing_but_json(dataset: Path, capsys: Capture) -> None:
+    assert cli.main(["bench", str(dataset), "--workers", "0", "--json", *QUICK]) == 0
+    out, err = capsys.readouterr()
+    said = json.loads(out)
+    assert (said["n_samples"], said["batch_size"]) == (5, 2)
+    assert said["runs"][0]["warm"]["n_samples"] > 0
+    assert err == ""
+
+
+def test_quiet_prints_nothing_and_still_draws(
+    dataset: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    drawn = tmp_path / "drawn.svg"
+    more = ["--workers", "0", "--quiet", "--timeline", str(drawn)]
+    assert cli.main(["bench", str(dataset), *more, *QUICK]) == 0
+    assert capsys.readouterr() == ("", "")
+    assert ElementTree.parse(drawn).getroot().tag.endswith("svg")
+
+
+def test_the_timeline_is_named(dataset: Path, tmp_path: Path, capsys: Capture) -> None:
+    drawn = tmp_path / "drawn.svg"
+    assert cli.main(
+        ["bench", str(dataset), "--workers", "0", "--timeline", str(drawn), *QUICK]
+    ) == 0  # fmt: skip
+    assert capsys.readouterr().out.splitlines()[-1] == f"drew epoch 0: {drawn}"
+
+
+def test_only_the_fields_that_are_named_are_read(dataset: Path, capsys: Capture) -> None:
+    n_bytes = {}
+    for fields in ("label", "label,frames"):
+        more = ["--workers", "0", "--json", "--fields", fields]
+        assert cli.main(["bench", str(dataset), *more, *QUICK]) == 0
+        warm = json.loads(capsys.readouterr().out)["runs"][0]["warm"]
+        n_bytes[fields] = warm["n_bytes"] / warm["n_samples"]
+    assert n_bytes["label"] == 8
+    assert n_bytes["label,frames"] > 8
+
+
+def test_on_a_device_batches_are_tensors(dataset: Path, capsys: Capture) -> None:
+    more = ["--workers", "0", "--quiet", "--fields", "label"]
+    assert cli.main(["bench", str(dataset), *more, "--device", "PYTHON", *QUICK]) == 0
+    assert cli.main(["bench", str(dataset), *more, "--device", "NOWHERE", *QUICK]) != 0
+    assert "NOWHERE" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("more", "code", "said"),
+    [
+        (["--seconds", "0"], 2, "seconds be above 0; found"),
+        (["--batch-size", "0"], 2, "batch_size must be an integer from 1 up; found 0"),
+        (["--workers", "-1"], 2, "num_workers must be an integer from 0 up; found -1"),
+        (["--fields", "nothing"], 2, "fields must be different ones of"),
+        (["--subset", "nothing"], 2, "nothing"),
+    ],
+)
+def test_what_is_not_acceptable_is_a_usage_error(
+    dataset: Path, capsys: Capture, more: list[str], code: int, said: str
+) -> None:
+    assert cli.main(["bench", str(dataset), *more]) == code
+    assert said in capsys.readouterr().err
+
+
+def test_there_must_be_a_dataset(tmp_path: Path, capsys: Capture) -> None:
+    assert cli.main(["bench", str(tmp_path / "nowhere")]) == 2
+    assert "nowhere" in capsys.readouterr().err

@@ -1,0 +1,117 @@
+"""Measure how fast a dataset loads here, and say what limits it and which option to turn.
+
+Each number of workers reads samples for some seconds, and then the same samples again from memory.
+The limit is what as many threads of this machine copy from memory to memory. What a transform of
+yours takes, shardio.measuring.measure_loading measures.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from shardio.measuring import Conclusion, LoadingReport, LoadingRun, measure_loading
+from shardio_tools._render import counted, plain, say, say_json, show_line, table
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command to its parser."""
+    add = parser.add_argument
+    add("path", metavar="DATASET", help="the dataset to load")
+    add("--batch-size", type=int, default=32, metavar="N", help="samples per batch (default: 32)")
+    add(
+        "--workers",
+        type=int,
+        nargs="+",
+        metavar="N",
+        help="numbers of worker processes to try (default: 0, 1, 2, 4, … up to the CPUs)",
+    )
+    add(
+        "--seconds",
+        type=float,
+        default=2.0,
+        metavar="S",
+        help="how long each half of a run takes: first and warm (default: 2)",
+    )
+    add("--fields", metavar="NAME,…", help="read these fields only")
+    add("--subset", metavar="NAME", help="load one of its subsets instead")
+    add("--device", metavar="NAME", help="make tinygrad Tensors on this device (default: arrays)")
+    add("--timeline", metavar="FILE.svg", help="draw workers and batches over time")
+    add("--quiet", action="store_true", help="print nothing but errors")
+    add("--json", action="store_true", help="print the figures as JSON")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measure, report, and return the exit code."""
+    more: dict[str, Any] = {}
+    if options.fields is not None:
+        more["fields"] = options.fields.split(",")
+    if options.subset is not None:
+        more["subset"] = options.subset
+    if options.device is not None:
+        more |= {"output": "tinygrad", "device": options.device}
+    report = measure_loading(
+        options.path,
+        options.batch_size,
+        n_workers=options.workers,
+        seconds=options.seconds,
+        wants_timeline=options.timeline is not None,
+        progress=_progress(is_silent=options.quiet or options.json),
+        **more,
+    )
+    if report.timeline is not None:
+        report.timeline.save(options.timeline)
+    if options.json:
+        say_json(report.as_json())
+    elif not options.quiet:
+        _tell(report)
+        if report.timeline is not None:
+            say(f"drew {report.timeline.title}: {plain(options.timeline)}")
+    return 0
+
+
+def _progress(*, is_silent: bool) -> Callable[[int], None]:
+    def show(n_workers: int) -> None:
+        if not is_silent:
+            show_line(f"measuring with {counted(n_workers, 'worker')}", sys.stderr)
+
+    return show
+
+
+def _tell(report: LoadingReport) -> None:
+    head = ("workers", "samples/s", "first", "GB/s", "limit", "of limit", "waiting", "ready")
+    say(table([head, *map(_row, report.runs)]))
+    say()
+    if report.cached_share is not None:
+        say(f"of the files, {report.cached_share:.0%} was in the page cache at the start")
+    _tell_conclusion("first reading", report.first_conclusion)
+    workers = counted(report.best.n_workers, "worker")
+    _tell_conclusion(f"from memory, {workers}", report.conclusion)
+    n_runs = counted(len(report.runs), "run")
+    say(
+        f"measured {counted(report.n_samples, 'sample')} in batches of {report.batch_size:,}, "
+        f"{n_runs} on {counted(report.n_cpus, 'CPU')}: {plain(report.path)}"
+    )
+
+
+def _row(run: LoadingRun) -> tuple[str, ...]:
+    elapsed_s = run.warm.elapsed_s or 1.0
+    return (
+        f"{run.n_workers}",
+        f"{run.samples_per_s:,.0f}",
+        f"{run.first_samples_per_s:,.0f}",
+        f"{run.bytes_per_s / 1e9:.2f}",
+        f"{run.limit_bytes_per_s / 1e9:.2f}",
+        f"{run.bytes_per_s / run.limit_bytes_per_s:.0%}",
+        f"{run.warm.waiting_s / elapsed_s:.0%}",
+        f"{run.warm.queue_depth:.1f}",
+    )
+
+
+def _tell_conclusion(what: str, conclusion: Conclusion) -> None:
+    say(f"{what}: limited by {conclusion.limit}")
+    say(f"  {conclusion.because}")
+    for line in conclusion.advice:
+        say(f"  → {line}")
