@@ -247,9 +247,7 @@ def test_an_import_that_fails_in_the_server_is_told_by_the_workers(
 # --- threads --------------------------------------------------------------------------------
 
 
-def test_transforms_in_threads_that_take_no_rng_have_the_global_generators_in_turn(
-    folder: str,
-) -> None:
+def test_transforms_in_threads_have_the_global_generators_in_turn(folder: str) -> None:
     n_at_once, most = 0, 0
 
     def count(sample: Sample) -> Sample:
@@ -265,16 +263,21 @@ def test_transforms_in_threads_that_take_no_rng_have_the_global_generators_in_tu
     assert most == 1
 
 
-def test_transforms_in_threads_that_take_rng_run_side_by_side(folder: str) -> None:
-    meeting = threading.Barrier(2, timeout=PATIENCE_S)
+def test_transforms_in_threads_that_take_rng_draw_the_same_from_every_generator(
+    folder: str,
+) -> None:
+    def draw_from_all(sample: Sample, rng: np.random.Generator) -> Sample:
+        first = random.random()
+        time.sleep(0.0005)  # others would draw meanwhile
+        return {
+            "label": sample["label"],
+            "drawn": [first, random.random(), np.random.rand(), rng.random()],
+        }
 
-    def meet(sample: Sample, rng: np.random.Generator) -> Sample:
-        if sample["label"] in (3, 11):  # of the first two batches
-            meeting.wait()
-        return {"label": sample["label"]}
-
-    with _loader(folder, start_method="thread", transform=meet) as loader:
-        assert sum(batch.n_rows for batch in loader) == N
+    with _loader(folder, num_workers=0, transform=draw_from_all) as loader:
+        expected = _epoch(loader)
+    with _loader(folder, start_method="thread", num_workers=4, transform=draw_from_all) as loader:
+        assert _epoch(loader) == expected
 
 
 @pytest.mark.parametrize("transform", [draw, draw_globally])

@@ -44,8 +44,7 @@ class Filler:
         dataset: opened on recipe.path; borrowed.
         passes: what user code may raise without its being counted as the transform's failure.
         beware: called with the shards of a batch before any of it is read.
-        call: how the transform is called; and by default what is made of batches.
-        call_batch: how what makes something of batches is called.
+        call: how functions of the user are called.
     """
 
     def __init__(
@@ -55,7 +54,6 @@ class Filler:
         passes: tuple[type[BaseException], ...] = (),
         beware: Callable[[Rows], None] | None = None,
         call: Call = call_keyed,
-        call_batch: Call | None = None,
     ) -> None:
         self._recipe, self._dataset, self._beware = recipe, dataset, beware
         self._source = Schema({name: dataset.schema[name] for name in recipe.fields})
@@ -70,7 +68,7 @@ class Filler:
             self._stored,
             self._transformed,
             passes,
-            call if call_batch is None else call_batch,
+            call,
         )
 
     def batch_schema(self, number: int = 0) -> Schema:

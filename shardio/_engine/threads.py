@@ -88,19 +88,13 @@ class _Common:
         self._lock = threading.Lock()
         self._n_users = 1
 
-    def call(self, key: int, transform: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
-        """Call a function that is given a generator of its own: the global ones are left alone."""
-        if self.is_closing:
-            raise _closed()
-        return transform(*arguments)
-
-    def call_in_turn(
-        self, key: int, transform: Callable[..., Any], arguments: tuple[Any, ...]
-    ) -> Any:
-        """Call a function with the global generators keyed."""
+    def call(self, key: int, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+        """Call a function of the user with the global generators keyed: one after the other."""
         _turns.take(key, lambda: self.is_closing)
         try:
-            return self.call(key, transform, arguments)
+            if self.is_closing:
+                raise _closed()
+            return function(*arguments)
         finally:
             _turns.end(threading.current_thread())
 
@@ -144,8 +138,7 @@ class _ThreadWorker(Worker):
             dataset,
             # What costs a process its life, which is reported, would cost this program its own.
             beware=dataset.check_lengths if dataset.access == "mmap" else None,
-            call=self._common.call if recipe.takes_rng else self._common.call_in_turn,
-            call_batch=self._common.call_in_turn,
+            call=self._common.call,
         )
 
     def _map(self, fd: int) -> BlockMap:

@@ -38,7 +38,7 @@ N = 480
 PATIENCE_S = 120.0
 GROWTH_MIB = 128.0
 DAMAGED = 137
-SCHEMA = Schema({"image": Array("uint8", (24, 24, 3)), "label": Array("int64"), "note": Text()})
+SCHEMA = Schema({"image": Array("uint8", (32, 32, 3)), "label": Array("int64"), "note": Text()})
 Values = tuple[bytes, str, float, float]
 
 
@@ -58,7 +58,7 @@ def expect(is_so: object, what: object) -> None:
 
 def stored(index: int) -> dict[str, Any]:
     """The sample with this number."""
-    image = np.random.default_rng(index).integers(0, 256, (24, 24, 3), np.uint8)
+    image = np.random.default_rng(index).integers(0, 256, (32, 32, 3), np.uint8)
     return {"image": image, "label": index, "note": f"sample {index} " * (index % 9)}
 
 
@@ -103,7 +103,7 @@ class Trouble(threading.Thread):
 
     def _strike(self) -> None:
         staff: Any = self.loader._engine._staff  # type: ignore[union-attr]
-        alive = [pid for pid in staff._crew.pids() if pid is not None]
+        alive = [pid for pid in staff._crew.pids() if pid is not None]  # threads have none
         if not alive:
             return
         pid = self._random.choice(alive)
@@ -168,17 +168,28 @@ class Soak:
             "transform": choose([None, draw]),
             "memory_bytes": memory,
             "access": choose(["auto", "pread"]),
+            "start_method": choose(["zygote"] * 6 + ["fork", "forkserver", "thread"]),
         }
 
     def episode(self) -> None:
         """A loader through an epoch or two, and whatever comes between."""
         what = self.random.choice(
-            [self.whole_epochs, self.left_loops, self.nested_loops, self.resumed, self.with_damage]
+            [
+                self.whole_epochs,
+                self.left_loops,
+                self.nested_loops,
+                self.resumed,
+                self.with_damage,
+                self.with_skips,
+            ]
         )
         self.tally[f"episodes: {what.__name__.replace('_', ' ')}"] += 1
         options, seed = self.options(), self.random.randrange(3)
         try:
             what(seed, options)
+        except Wrong as error:
+            error.add_note(f"with seed {seed} and {options}")
+            raise
         except shardio.WorkerDied:
             # The workers of one batch may happen to be killed one after the other.
             expect(self.trouble.n_killed > 1, "nobody killed them")
@@ -278,6 +289,21 @@ class Soak:
                 self.tally["damage told"] += 1
                 return
         raise Wrong("a damaged sample was delivered")
+
+    def with_skips(self, seed: int, options: dict[str, Any]) -> None:
+        """A dataset with a damaged sample, which gives its row to another."""
+        options |= {"memory_bytes": None, "on_error": "skip", "max_skips": 1}
+        is_drawn = options["transform"] is draw
+        with self.loader(self.damaged, seed, options) as loader:
+            seen: list[int] = []
+            skipped: list[int] = []
+            for batch in loader:
+                self.check(batch, seed, is_drawn=is_drawn)
+                seen += batch.indices[batch.valid].tolist()
+                skipped += [each.index for each in batch.skipped]
+        expect(skipped == [DAMAGED], f"skipped {skipped}")
+        expect(sorted([*seen, DAMAGED]) == list(range(N)), "the rest is not whole")
+        self.tally["damage skipped"] += 1
 
 
 def _resident_mib() -> float:
