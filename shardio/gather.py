@@ -106,7 +106,8 @@ class ColumnGather:
         try:
             self._rows.copy(slots, rows, shards, out)
         except ShardChanged as error:
-            raise error.at(field=self._name) from error
+            error.at(field=self._name)
+            raise
         if not self._all_known and self._by_row:
             self._check_rows(rows, shards, out)
 

@@ -135,7 +135,8 @@ class Records:
             try:
                 stored = content[offset : offset + n_stored]
             except ShardChanged as error:
-                raise error.at(field=name, sample=row) from error
+                error.at(field=name, sample=row)
+                raise
             self._units.check_record(name, k, row, offset, stored, expected)
             try:
                 if row % EVERY:
@@ -157,7 +158,8 @@ class Records:
             try:
                 content = bytes(self._bytes[section.offset : section.offset + section.size])
             except ShardChanged as error:
-                raise error.at(section=section.name, field=name) from error
+                error.at(section=section.name, field=name)
+                raise
             self._units.check_whole(section, content)
             try:
                 self._dictionaries[name] = known_dictionary(content) if content else None

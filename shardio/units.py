@@ -126,7 +126,8 @@ class Units:
             try:
                 found = hash_bytes(self._content[offset : offset + n_bytes])
             except ShardChanged as error:
-                raise error.at(field=name, sample=first) from error
+                error.at(field=name, sample=first)
+                raise
             if found != hash_:
                 raise self.mismatch(name, first, offset, hash_, found)
             self.marks[column.first_mark + unit] = 1
@@ -213,7 +214,8 @@ class Units:
         try:
             return hash_bytes(self._content[start:end])
         except ShardChanged as error:
-            raise error.at(section=section.name, field=self._field_of(section)) from error
+            error.at(section=section.name, field=self._field_of(section))
+            raise
 
     def _field_of(self, section: Section) -> str | None:
         return None if section.field == NO_FIELD else list(self._schema)[section.field]

@@ -18,6 +18,7 @@ import pytest
 
 import shardio
 from shardio import Batch, LoaderClosed, ShardLoader
+from shardio.access.filesystems import Access
 from tests.loading import (
     PATIENCE_S,
     RAGGED,
@@ -237,6 +238,49 @@ def test_loaders_that_come_and_go_leave_no_descriptor_and_no_memory(folder: str)
     later_fds, later_resident = use(30)
     assert later_fds == fds
     assert later_resident - resident < 8 << 20
+
+
+@WORKERS
+@pytest.mark.parametrize("access", ["mmap", "pread"])
+@pytest.mark.parametrize("failure", ["transform", "file"])
+def test_what_a_loader_had_when_it_failed_does_not_wait_for_the_garbage_collector(
+    swept: None, tmp_path: Path, num_workers: int, access: Access, failure: str
+) -> None:
+    path = write_dataset(tmp_path / "set", 40, 1, TWO_FIELDS, two_fields(40))
+    shard = os.path.join(path, "000000-000.shard")
+
+    def fail() -> type:
+        with _loader(
+            path,
+            num_workers=num_workers,
+            prefetch=0,
+            access=access,
+            transform=_fail_at_20 if failure == "transform" else None,
+        ) as loader:
+            try:
+                for _ in loader:
+                    if failure == "file":
+                        os.truncate(shard, os.path.getsize(shard) // 2)
+            except shardio.ShardioError as error:
+                assert error is not error.__cause__
+                return type(error)
+        raise AssertionError("the epoch went through")
+
+    fds = len(os.listdir("/proc/self/fd"))
+    gc.disable()
+    try:
+        found = fail()
+        left = len(os.listdir("/proc/self/fd"))
+    finally:
+        gc.enable()
+    assert found is (shardio.TransformError if failure == "transform" else shardio.ShardChanged)
+    assert left == fds  # a block's map has one of its own
+
+
+def _fail_at_20(sample: dict[str, Any]) -> dict[str, Any]:
+    if sample["label"] == 20:
+        raise ValueError("20")
+    return sample
 
 
 # --- tensors --------------------------------------------------------------------------------

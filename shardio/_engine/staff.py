@@ -319,7 +319,10 @@ class Local:
                 np.random.set_state(states[1])
         with contextlib.suppress(IndexError):  # another thread has closed the loader meanwhile
             self._tasks.popleft()
-        return [answer]
+        try:
+            return [answer]
+        finally:
+            del answer  # as in `_do`: a traceback keeps the frames of all callers
 
     def _do(self, task: Task, block: Block | None) -> Answer:
         n_rows = heap_bytes = 0
@@ -347,7 +350,10 @@ class Local:
         except Exception as failure:  # noqa: BLE001  # raised when the batch's turn comes
             status, error = Status.FAILED, failure
         done = Done(status, task.slot, task.block, task.step, heap_bytes, task.use, n_rows)
-        return Answer(0, done, error, schemas, skips)
+        try:
+            return Answer(0, done, error, schemas, skips)
+        finally:
+            del error  # or its traceback, this frame and the block keep each other
 
     def ask_what_they_do(self) -> list[tuple[str, str]]:
         """Nobody works while main asks."""

@@ -85,7 +85,7 @@ class _Common:
         self.answers: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
         self.is_closing = False
         self._maps: dict[int, tuple[BlockMap, int]] = {}  # by the file, with its descriptor
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a finalizer may close the crew in the middle of it
         self._n_users = 1
 
     def call(self, key: int, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:

@@ -169,10 +169,12 @@ class Traffic:
         Returns whether there was any.
         """
         left_s = None if end_s is None else max(0.0, end_s - time.monotonic())
-        answers = self._staff.wait(left_s)
-        for answer in answers:
+        answer = None
+        for answer in self._staff.wait(left_s):
             self._route(answer)
-        return bool(answers)
+        is_answered = answer is not None
+        del answer  # its error's traceback may have this frame, and with it the blocks
+        return is_answered
 
     def _route(self, answer: Answer | Loss) -> None:
         """Tell the pass that an answer belongs to."""

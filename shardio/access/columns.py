@@ -43,7 +43,8 @@ class Column(NamedTuple):
         try:
             self.content.read_rows(self.offset, self.stride, numbers, out)
         except ShardChanged as error:
-            raise error.at(field=self.name) from error
+            error.at(field=self.name)
+            raise
         return out.reshape(-1).view(self.dtype).reshape(len(numbers), *self.shape)
 
     def row(self, number: int) -> Any:

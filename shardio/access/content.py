@@ -39,5 +39,6 @@ def take(
         content.read_rows(offset, size, numbers, out)
     except ShardChanged as error:
         error.sample = None  # the number of an item, which need not be one of a sample
-        raise error.at(section=section, field=field) from error
+        error.at(section=section, field=field)
+        raise
     return out.reshape(-1).view(dtype)

@@ -119,7 +119,8 @@ class PreadFile:
             if error.offset is None:
                 raise
             is_lost = offset + rows * stride + n_bytes > error.offset
-            raise error.at(sample=int(rows[int(np.argmax(is_lost))])) from error
+            error.at(sample=int(rows[int(np.argmax(is_lost))]))
+            raise
 
     def _read_small(
         self, offset: int, stride: int, rows: Rows, out: npt.NDArray[np.uint8], lines: Rows
