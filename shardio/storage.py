@@ -12,6 +12,7 @@ import errno
 import math
 import mmap
 import os
+import resource
 import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -62,6 +63,7 @@ def map_known_file(path: str) -> tuple[memoryview, FileState]:
         ShardNotFound: there is no such file.
         ShardIncomplete: the file is empty.
         EnvironmentUnsuitable: the kernel's limit on the number of maps is reached.
+        MemoryShort: the addresses of this process do not suffice.
         OSError: the system refuses for another reason.
     """
     fd = open_shard(path)
@@ -194,12 +196,27 @@ def _mmap(
     code = ctypes.get_errno()
     if code != errno.ENOMEM:
         raise OSError(code, os.strerror(code), path or None)
-    if not path:
-        raise MemoryShort(f"no address range of {n_bytes} bytes is left in this process")
+    most_bytes = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if not path or _mapped_bytes() + n_bytes > most_bytes != resource.RLIM_INFINITY:
+        limit = f"; RLIMIT_AS is {most_bytes}, see `ulimit -v`"
+        raise MemoryShort(
+            f"no address range of {n_bytes} bytes is left in this process"
+            + (f" for {path}" if path else "")
+            + (limit if most_bytes != resource.RLIM_INFINITY else "")
+        )
     raise EnvironmentUnsuitable(
         f"{path}: the kernel's limit on memory maps is reached (sysctl vm.max_map_count); "
         "raise it, or write fewer, larger shards"
     )
+
+
+def _mapped_bytes() -> int:
+    """How many bytes of addresses this process has, as RLIMIT_AS counts them; 0 if unknown."""
+    try:
+        with open("/proc/self/statm", "rb") as figures:
+            return int(figures.read().split()[0]) * mmap.PAGESIZE
+    except OSError:
+        return 0
 
 
 def _munmap(address: int, n_bytes: int) -> None:

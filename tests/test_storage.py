@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import resource
 import tempfile
 from pathlib import Path
 
@@ -83,6 +84,22 @@ def test_a_range_of_a_missing_file_names_it_and_leaves_no_map(tmp_path: Path) ->
 def test_a_range_larger_than_the_address_space_is_refused(tmp_path: Path) -> None:
     with pytest.raises(MemoryShort, match="no address range of"):
         ColumnRange(1 << 40, [ColumnPlace(str(tmp_path / "a.shard"), 4096, 1 << 18)])
+
+
+def test_a_file_that_the_limit_of_addresses_does_not_let_in_is_told_with_that_limit(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "large.shard"
+    path.touch()
+    os.truncate(path, 1 << 30)  # sparse
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + (1 << 29), hard))
+    try:
+        with pytest.raises(MemoryShort, match=r"1073741824 bytes .* for .*large.shard; RLIMIT_AS"):
+            map_file(str(path))
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
 def test_larger_memory_pages_are_refused_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:

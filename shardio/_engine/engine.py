@@ -22,7 +22,7 @@ import numpy.typing as npt
 from shardio._engine.blocks import BlockPool, reserve_memory_file
 from shardio._engine.inquiry import Inquiry
 from shardio._engine.iteration import Delivered, Iteration
-from shardio._engine.linux import memory_file, this_process
+from shardio._engine.linux import explain_files, files_explained, memory_file, this_process
 from shardio._engine.memory import require
 from shardio._engine.overdue import overdue
 from shardio._engine.passes import N_SLOTS, Passes
@@ -93,11 +93,13 @@ class Engine:
         """Whether a call is under way; a signal handler in the same thread may call `close`."""
         self.dataset: ShardDataset
 
+    @files_explained()
     def _new_staff(self) -> Staff:
         if not self._n_workers:
             return Local(self._recipe)
         return Workers(self._recipe, self._n_workers, self._start_method)
 
+    @files_explained()
     def open(self, dataset: ShardDataset) -> None:
         """Share the dataset's marks with the workers; from now on the engine owns the dataset."""
         self.dataset = dataset
@@ -106,7 +108,7 @@ class Engine:
         self._fds = [marks_fd]
         self._fds.append(self._passes.share())
         self._fds.append(self._passes.share_tallies(self._staff.n_workers, self._n_records))
-        self._fds += [memory_file() for _ in range(self._n_workers)]  # for stacks
+        self._fds.extend(memory_file() for _ in range(self._n_workers))  # for stacks
         dataset.share_marks(np.frombuffer(mmap.mmap(marks_fd, 0), np.uint8))
         if dataset.selection is not None:
             self._selection = SharedArray.of(dataset.selection.every(), "the rows of a selection")
@@ -168,6 +170,7 @@ class Engine:
         if self._traffic is not None:
             self._traffic.settle = settle
 
+    @files_explained()
     def iterate(self, plan: Plan) -> Iteration:
         """Start a pass."""
         with self._inside():
@@ -211,6 +214,9 @@ class Engine:
                 found = self.traffic.next(iteration, self._timeout_s)
                 self._passes.is_torn = False
                 return found
+            except OSError as error:
+                explain_files(error)
+                raise
             finally:
                 self._is_inside = False
                 if self._is_closed:  # meanwhile, by a signal handler

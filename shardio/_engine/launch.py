@@ -16,7 +16,7 @@ import sys
 import threading
 from collections import deque
 
-from shardio._engine.linux import end_process, has_ended, open_pidfd
+from shardio._engine.linux import end_process, explain_files, has_ended, open_pidfd
 from shardio._engine.start import Start, Target
 from shardio._engine.zygote import serve_forked
 from shardio.errors import EnvironmentUnsuitable
@@ -59,6 +59,7 @@ class Zygote:
                     self.pid = _fork(ours, theirs, main_pidfd, target)
             except OSError as error:
                 ours.close()
+                explain_files(error)
                 raise EnvironmentUnsuitable(
                     f"the process that starts workers could not be executed: {error} "
                     f"(sys.executable is {sys.executable!r}); num_workers=0 works without"
@@ -70,6 +71,9 @@ class Zygote:
         except ProcessLookupError as error:
             ours.close()
             raise self.unsuitable("at once") from error
+        except BaseException:  # it ends with its socket
+            ours.close()
+            raise
         self._control = ours
 
     def open_session(self, preload: tuple[str, ...]) -> socket.socket:

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import os
+import resource
 import select
 import signal
 import sys
@@ -18,6 +20,8 @@ from shardio.errors import EnvironmentUnsuitable
 __all__ = [
     "die_with_parent",
     "end_process",
+    "explain_files",
+    "files_explained",
     "has_ended",
     "interrupts_held",
     "memory_file",
@@ -62,6 +66,27 @@ def interrupts_held() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
+@contextlib.contextmanager
+def files_explained() -> Iterator[None]:
+    """Raise EnvironmentUnsuitable, with the way out, where no more files may be open."""
+    try:
+        yield
+    except OSError as error:
+        explain_files(error)
+        raise
+
+
+def explain_files(error: OSError) -> None:
+    """Raise EnvironmentUnsuitable, with the way out, if this is that no more files may be open."""
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        raise EnvironmentUnsuitable(
+            "too many open files: a loader takes two for every block, and more for every worker; "
+            f"this process may have {most}, as `ulimit -n` says: raise that limit, or lower "
+            "num_workers or prefetch, or let go of batches and loaders"
+        ) from error
+
+
 def open_pidfd(pid: int) -> int:
     """Open a file descriptor on a process; it is readable once the process has ended.
 
@@ -75,6 +100,7 @@ def open_pidfd(pid: int) -> int:
     except ProcessLookupError:
         raise
     except OSError as error:
+        explain_files(error)
         raise _lacking("pidfd_open", str(error)) from error
 
 
@@ -104,6 +130,7 @@ def memory_file(*parts: bytes) -> int:
     try:
         fd = os.memfd_create("shardio", os.MFD_CLOEXEC)
     except OSError as error:
+        explain_files(error)
         raise _lacking("memfd_create", str(error)) from error
     try:
         for part in parts:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import os
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import replace
@@ -45,7 +46,11 @@ class Passes:
     def share(self) -> int:
         """Put the words into memory that workers can map; the caller owns its descriptor."""
         fd = reserve_memory_file(N_SLOTS, "the table of passes")
-        self._words = np.frombuffer(mmap.mmap(fd, 0), np.uint8)
+        try:
+            self._words = np.frombuffer(mmap.mmap(fd, 0), np.uint8)
+        except BaseException:
+            os.close(fd)
+            raise
         return fd
 
     def share_tallies(self, n_workers: int, n_records: int) -> int:

@@ -118,8 +118,12 @@ class Tallies:
         n_lines = 1 + (n_slots + ring) * n_workers
         self.fd = memory_file()
         """For the workers; the caller closes it."""
-        os.ftruncate(self.fd, n_lines * _LINE * 8)
-        whole = np.frombuffer(mmap.mmap(self.fd, 0), np.uint64).reshape(n_lines, _LINE)
+        try:
+            os.ftruncate(self.fd, n_lines * _LINE * 8)
+            whole = np.frombuffer(mmap.mmap(self.fd, 0), np.uint64).reshape(n_lines, _LINE)
+        except BaseException:
+            os.close(self.fd)
+            raise
         whole[0, : _N_RECORDS + 1] = n_workers, n_slots, n_records
         end = 1 + n_slots * n_workers
         self._lines = whole[1:end].reshape(n_slots, n_workers, _LINE)

@@ -107,9 +107,14 @@ class _Common:
         with self._lock:
             if file in self._maps:
                 os.close(fd)
-            else:
-                self._maps[file] = BlockMap(fd, most_bytes), fd
-            return self._maps[file][0]
+                return self._maps[file][0]
+            try:
+                found = BlockMap(fd, most_bytes)
+            except BaseException:
+                os.close(fd)
+                raise
+            self._maps[file] = found, fd
+            return found
 
     def enter(self) -> None:
         """There is one more that uses this."""
@@ -193,7 +198,15 @@ class Threads(Closing):
         """Send a message to worker `index`, without ever waiting; `fds` stay the caller's."""
         self._check_usable()
         # Copies: whoever receives them owns them, as if they had come from another process.
-        self._inboxes[index].put((message, tuple(map(os.dup, fds)) if fds else ()))
+        copies: list[int] = []
+        try:
+            for fd in fds:
+                copies.append(os.dup(fd))
+        except BaseException:
+            for fd in copies:
+                os.close(fd)
+            raise
+        self._inboxes[index].put((message, tuple(copies)))
 
     def wait(self, timeout_s: float | None = None) -> list[Event]:
         """Wait for events and return at least one, or none when `timeout_s` has passed."""

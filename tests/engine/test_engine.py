@@ -209,6 +209,36 @@ def test_batches_can_be_kept_beyond_the_limit_of_open_files(folder: str) -> None
     assert done.stdout == "True\n"
 
 
+TOO_FEW_FILES = """
+import resource, sys, warnings
+from shardio import EnvironmentUnsuitable, ShardLoader
+n_workers, start_method = int(sys.argv[2]), sys.argv[3]
+most = resource.getrlimit(resource.RLIMIT_NOFILE)
+warnings.simplefilter("ignore", RuntimeWarning)
+for n in (13, 17, 22, 28):
+    resource.setrlimit(resource.RLIMIT_NOFILE, (n, most[1]))
+    try:
+        with ShardLoader(
+            sys.argv[1], 8, output="numpy", num_workers=n_workers, start_method=start_method
+        ) as loader:
+            print(n, sum(batch.n_rows for batch in loader))
+    except EnvironmentUnsuitable as error:
+        print(n, "open files" in str(error) or str(error))
+"""
+
+
+@pytest.mark.parametrize("how", [(0, "zygote"), (2, "zygote"), (2, "thread")])
+def test_too_few_open_files_are_an_error_that_says_so(folder: str, how: tuple[int, str]) -> None:
+    command = [sys.executable, "-c", TOO_FEW_FILES, folder, *map(str, how)]
+    environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run(command, capture_output=True, text=True, env=environ, check=False)
+    assert done.stderr == ""
+    lines = done.stdout.splitlines()
+    assert len(lines) == 4
+    assert lines[0] == "13 True"
+    assert all(line.split()[1] in ("True", "100") for line in lines), lines
+
+
 def test_another_dataset_in_the_place_of_the_opened_one_is_never_read(tmp_path: Path) -> None:
     write_dataset(tmp_path / "one", N, 2, TWO_FIELDS, two_fields(N))
     black = [{"image": np.zeros((64, 96), np.uint8), "label": -1}] * N
