@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from shardio import Array, Schema, ShardLoader, Text
+from shardio.choice import Shuffle
 from shardio.errors import TransformError
 from tests.loading import write_dataset
 
@@ -77,7 +78,7 @@ def seen(folder: str, num_workers: int, **options: Any) -> list[Any]:
         num_workers=num_workers,
         output="numpy",
         on_error="skip",
-        max_skips=9,
+        max_skips=19,
         **options,
     ) as loader:
         for _ in range(2):
@@ -109,6 +110,25 @@ def test_a_damaged_sample_costs_its_row_however_batches_are_put_together(
     errors = [skip[1:] for _, _, _, skips in found for skip in skips]
     assert errors == [(8, "ChecksumMismatch")] * 2
     assert seen(damaged, 2, **COLLATED[how]) == found
+
+
+@pytest.mark.parametrize("shuffle", [False, True, "blocks"])
+def test_batches_are_laid_out_from_the_first_sample_that_does_not_fail(
+    folder: str, shuffle: Shuffle
+) -> None:
+    given: list[list[int]] = []
+
+    def fail_at_first(sample: dict[str, Any]) -> dict[str, Any]:
+        if sample["label"] < 5:
+            raise ValueError("bad")
+        return {"label": sample["label"]}
+
+    def keep(batch: dict[str, Any]) -> dict[str, Any]:
+        given.append(batch["label"].tolist())
+        return batch
+
+    seen(folder, 0, shuffle=shuffle, transform=fail_at_first, batch_transform=keep)
+    assert given[0] == [5, 5, 5, 5]
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])

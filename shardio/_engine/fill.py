@@ -106,13 +106,15 @@ class Filler:
         if not recipe.makes_batches or not recipe.n_samples:
             return Schemas(samples, heap_bytes=self._heap_bytes)
         n_rows = recipe.block_rows
-        end = number + 1 if recipe.skips else recipe.n_samples
-        plan = Plan(0, Division(end, number if recipe.skips else 0, n_rows, tail="pad"))
-        stretch, part = self._itinerary.stretch(plan, plan.division.first_step)
+        if recipe.skips:
+            stretch, part = Stretch(self._dataset, 0, 1, np.array([number])), slice(0, 1)
+        else:
+            plan = Plan(0, Division(recipe.n_samples, 0, n_rows, tail="pad"))
+            stretch, part = self._itinerary.stretch(plan, 0)
+        start = number if recipe.skips else 0
         states = np.empty(part.stop - part.start, np.int32)
         if self._beware is not None:
             self._beware(stretch.shards[part])
-        start = plan.division.first
         return self._batches.first(samples, Share(stretch, part, 0, start, n_rows, states))
 
     def fill(
