@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import Any, Final, Literal
@@ -14,6 +15,7 @@ Shuffle = bool | Literal["full", "blocks"]
 Sampler = Collection[int] | Callable[[int], Collection[int]]
 """What a user may draw with: positions of the view, or what gives them for an epoch."""
 _SHUFFLES: Final = (True, False, "full", "blocks")
+_MOST_DRAWS: Final = 1 << 48
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +35,7 @@ class Choice:
 
     def __post_init__(self) -> None:
         if self.n_draws is not None:
-            object.__setattr__(self, "n_draws", _count("n_draws", self.n_draws))
+            object.__setattr__(self, "n_draws", _count("n_draws", self.n_draws, _MOST_DRAWS))
         object.__setattr__(self, "seed", _count("seed", self.seed))
         if not any(self.shuffle is each for each in (True, False)) and (
             not isinstance(self.shuffle, str) or self.shuffle not in _SHUFFLES
@@ -55,6 +57,8 @@ class Choice:
                 "sampler must be a sequence of positions, or a function that gives one for an "
                 f"epoch; found {self.sampler!r}"
             )
+        if callable(self.sampler):
+            check_takes_one("sampler", "epoch", self.sampler)
 
     @property
     def _n_deciding(self) -> int:
@@ -77,7 +81,25 @@ def _gives_samples(sampler: object) -> bool:
     return callable(sampler) or (isinstance(sampler, Iterable) and hasattr(sampler, "__len__"))
 
 
-def _count(name: str, value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 0:
-        raise InvalidArgument(f"{name} must be an integer from 0 up; found {value!r}")
+def check_takes_one(name: str, given: str, function: Callable[..., Any]) -> None:
+    """Make sure that a function of the user can be called with one argument.
+
+    Raises:
+        InvalidArgument: naming the option, and what it is given.
+    """
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # some builtins have no signature
+        return
+    try:
+        signature.bind(None)
+    except TypeError:
+        raise InvalidArgument(f"{name} must take ({given}); it takes {signature}") from None
+
+
+def _count(name: str, value: Any, most: int | None = None) -> int:
+    is_count = isinstance(value, int | np.integer) and not isinstance(value, bool)
+    if not is_count or value < 0 or (most is not None and value > most):
+        limit = "up" if most is None else f"to {most}"
+        raise InvalidArgument(f"{name} must be an integer from 0 {limit}; found {value!r}")
     return int(value)

@@ -126,8 +126,11 @@ def _checked(weights: Any, n: int) -> npt.NDArray[np.float64]:
     """A copy of weights, one for each of n samples."""
     what = f"weights must be {n} numbers from 0 up, one for each sample, not all 0"
     try:
-        found = np.array(weights, np.float64)
-    except (TypeError, ValueError) as error:
+        given = np.asarray(weights)
+        if given.size and given.dtype.kind not in "biufO":
+            raise TypeError(f"found an array of {given.dtype}, shape {given.shape}")
+        found = given.astype(np.float64)
+    except (TypeError, ValueError, OverflowError) as error:
         raise InvalidArgument(f"{what}: {error}") from error
     if found.shape != (n,):
         raise InvalidArgument(f"{what}; found an array of shape {found.shape}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import math
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from shardio._engine.cpus import usable_cpus
 from shardio._engine.memory import default_budget
 from shardio._engine.staff import StartMethod
 from shardio.access.filesystems import Access
-from shardio.choice import Choice
+from shardio.choice import Choice, check_takes_one
 from shardio.collation import Collation, Kind, Sizes, collation_of
 from shardio.division import Tail
 from shardio.errors import InvalidArgument
@@ -29,6 +28,9 @@ _ON_ERROR: Final = get_args(OnError)
 _OUTPUTS: Final = get_args(Output)
 _TAILS: Final = get_args(Tail)
 _START_METHODS: Final = ("zygote", "spawn", "forkserver", "fork", "thread")
+_MOST_RANKS: Final = 1 << 24
+_LONGEST_S: Final = 1_000_000
+"""The kernel counts milliseconds in 31 bits."""
 _SLURM: Final = "SLURM_PROCID"
 _LAUNCHERS: Final = (
     ("RANK", "WORLD_SIZE"),
@@ -103,6 +105,8 @@ def check_options(
     batch_callable = _callable("batch_transform", batch_transform)
     names = _fields(fields, schema)
     collation = collation_of(collate)
+    if collation.function is not None:
+        check_takes_one("collate", "samples", collation.function)
     if transform is None:  # else what it makes decides
         collation.expand(Schema({name: schema[name] for name in names}))
     rank, world_size = _place_among_ranks(rank, world_size)
@@ -146,16 +150,18 @@ def check_verify(verify: Verify) -> Verify:
 
 
 def _one_of(name: str, value: Any, known: tuple[Any, ...]) -> Any:
-    if not any(value is k or (isinstance(k, str) and value == k) for k in known):
+    if not any(value is k or (isinstance(value, str) and value == k) for k in known):
         raise InvalidArgument(
             f"{name} must be one of {', '.join(map(repr, known))}; found {value!r}"
         )
     return value
 
 
-def _count(name: str, value: Any, least: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
-        raise InvalidArgument(f"{name} must be an integer from {least} up; found {value!r}")
+def _count(name: str, value: Any, least: int, most: int | None = None) -> int:
+    is_count = isinstance(value, int | np.integer) and not isinstance(value, bool)
+    if not is_count or value < least or (most is not None and value > most):
+        limit = "up" if most is None else f"to {most}"
+        raise InvalidArgument(f"{name} must be an integer from {least} {limit}; found {value!r}")
     return int(value)
 
 
@@ -168,7 +174,7 @@ def _place_among_ranks(rank: Any, world_size: Any) -> tuple[int, int]:
     where = "rank"
     if rank is None:
         where, rank, world_size = _told_by_launcher()
-    n = _count("world_size", world_size, 1)
+    n = _count("world_size", world_size, 1, _MOST_RANKS)
     if _count("rank", rank, 0) >= n:
         raise InvalidArgument(f"{where} must be below world_size, which is {n}; found {rank}")
     return int(rank), n
@@ -215,10 +221,14 @@ def _most_skips(on_error: Any, max_skips: Any) -> int | None:
 
 
 def _seconds(name: str, value: Any) -> float | None:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if value is not None and not (is_number and 0 < value < math.inf):
-        raise InvalidArgument(f"{name} must be a number of seconds above 0; found {value!r}")
-    return None if value is None else float(value)
+    if value is None:
+        return None
+    is_number = isinstance(value, int | float | np.integer | np.floating)
+    if not is_number or isinstance(value, bool) or not 0 < value <= _LONGEST_S:
+        raise InvalidArgument(
+            f"{name} must be a number of seconds above 0 and up to {_LONGEST_S}; found {value!r}"
+        )
+    return float(value)
 
 
 def _fields(fields: Any, schema: Schema) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ from shardio.errors import InvalidArgument
 from shardio.windows import Window
 
 _VERSION: Final = 1
+_MOST: Final = 1 << 60
 _ADVICE: Final = "load it into a loader that is made as the one was that it comes from"
 
 
@@ -82,8 +83,9 @@ def progress_of(
 
 def _count(state: Mapping[str, Any], name: str) -> int:
     found = state.get(name)
-    if isinstance(found, bool) or not isinstance(found, int) or found < 0:
+    if isinstance(found, bool) or not isinstance(found, int) or not 0 <= found <= _MOST:
         raise InvalidArgument(
-            f"load_state_dict: the state's {name} must be an integer from 0 up; found {found!r}"
+            f"load_state_dict: the state's {name} must be an integer from 0 to {_MOST}; "
+            f"found {found!r}"
         )
     return found

@@ -261,6 +261,8 @@ def test_iterators_of_different_epochs_have_each_its_own_sampler(folder: str) ->
         (iter([1]), "sampler must be a sequence of positions, or a function"),
         (lambda _: [N], rf"sampler\(0\) must be integers from 0 to {N - 1}"),
         (lambda _: 3, r"sampler\(0\) must be a sequence of integers"),
+        (lambda: [1], r"sampler must take \(epoch\); it takes \(\)"),
+        (lambda epoch, seed: [1], r"sampler must take \(epoch\); it takes \(epoch, seed\)"),
     ],
 )
 def test_what_is_no_sampler_is_refused(folder: str, sampler: Any, said: str) -> None:
@@ -302,7 +304,10 @@ def test_an_epoch_has_as_many_draws_as_were_asked_for(
     [
         ({"weights": [1.0]}, rf"weights must be {N} numbers .* of shape \(1,\)"),
         ({"weights": 3}, "weights must be"),
-        ({"weights": ["a"] * N}, "could not convert"),
+        ({"weights": ["1"] * N}, rf"found an array of <U1, shape \({N},\)"),
+        ({"weights": np.full(N, 1j)}, "found an array of complex128"),
+        ({"weights": [10**400] * N}, "weights must be .*: int too large"),
+        ({"weights": [[1], [1, 2]]}, f"weights must be {N} numbers from 0 up"),
         ({"weights": [1] * 52 + [-1]}, "found -1.0 at 52"),
         ({"weights": [np.nan] * N}, "found nan at 0"),
         ({"weights": [0] * N}, "their sum is 0.0"),
@@ -313,7 +318,8 @@ def test_an_epoch_has_as_many_draws_as_were_asked_for(
         ({"n_draws": 3}, "replacement and n_draws are for weights"),
         ({"replacement": False}, "replacement and n_draws are for weights"),
         ({"weights": WEIGHTS, "replacement": 1}, "replacement must be one of True, False; found 1"),
-        ({"weights": WEIGHTS, "n_draws": -1}, "n_draws must be an integer from 0 up; found -1"),
+        ({"weights": WEIGHTS, "n_draws": -1}, f"n_draws must be an integer from 0 to {1 << 48}"),
+        ({"weights": WEIGHTS, "n_draws": 1 << 64}, "n_draws must be an integer from 0 to"),
         ({"weights": WEIGHTS, "replacement": False, "n_draws": 46}, "at most 45 without repl"),
     ],
 )

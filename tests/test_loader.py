@@ -449,6 +449,15 @@ def test_the_budget_is_half_of_what_is_available_by_default(
         ({"device": 3, "output": "tinygrad"}, "device must be a name or a tuple of names; found 3"),
         ({"device": (), "output": "tinygrad"}, "device must be a name or a tuple of names"),
         ({"tail": "long"}, "tail must be one of 'short', 'drop', 'pad'; found 'long'"),
+        (
+            {"tail": np.array(["pad", "drop"])},
+            "tail must be one of 'short', 'drop', 'pad'; found a",
+        ),
+        ({"access": np.array(["mmap", "pread"])}, "access must be one of auto, mmap, pread; found"),
+        ({"rank": 0, "world_size": 1 << 64}, "world_size must be an integer from 1 to 16777216; f"),
+        ({"timeout_s": 1e300}, "timeout_s must be a number of seconds above 0 and up to 1000000; "),
+        ({"timeout_s": 10**400}, "timeout_s must be a number of seconds above 0 and up to 1000000"),
+        ({"collate": lambda: {}}, r"collate must take \(samples\); it takes \(\)"),
         ({"prefetch": -1}, "prefetch must be an integer from 0 up; found -1"),
         ({"memory_bytes": 0}, "memory_bytes must be an integer from 1 up; found 0"),
         ({"memory_bytes": 1e9}, "memory_bytes must be an integer from 1 up; found 1000000000.0"),
@@ -464,8 +473,9 @@ def test_an_option_that_is_not_acceptable_is_refused_with_what_is(
         _loader(small, **{"batch_size": 4, **given})
 
 
-def test_numpy_integers_are_integers(small: str) -> None:
+def test_numpy_numbers_are_numbers(small: str) -> None:
     given: dict[str, Any] = {"batch_size": np.int64(7), "seed": np.uint8(3)}
+    given["timeout_s"] = np.float32(60)
     with _loader(small, **given, prefetch=np.int16(1)) as loader:
         assert next(iter(loader)).n_rows == 7
 

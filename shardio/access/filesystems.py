@@ -59,7 +59,8 @@ def choose_access(path: str, access: Access) -> Literal["mmap", "pread"]:
     Raises:
         InvalidArgument: `access` is none of the three.
     """
-    if access not in ACCESS:
+    given: object = access  # a user's: an array would be compared item by item
+    if not isinstance(given, str) or given not in ACCESS:
         raise InvalidArgument(f"access must be one of {', '.join(ACCESS)}; found {access!r}")
     if access != "auto":
         return access
