@@ -81,12 +81,14 @@ def _gives_samples(sampler: object) -> bool:
     return callable(sampler) or (isinstance(sampler, Iterable) and hasattr(sampler, "__len__"))
 
 
-def check_takes_one(name: str, given: str, function: Callable[..., Any]) -> None:
-    """Make sure that a function of the user can be called with one argument.
+def check_takes_one(name: str, given: str, function: Any) -> None:
+    """Make sure that what a user gave is a function that can be called with one argument.
 
     Raises:
         InvalidArgument: naming the option, and what it is given.
     """
+    if not callable(function):
+        raise InvalidArgument(f"{name} must be callable; found {function!r}")
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):  # some builtins have no signature

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardio.access.filesystems import Access, choose_access
+from shardio.choice import check_takes_one
 from shardio.closing import Closing
 from shardio.errors import DatasetCorrupt, InvalidArgument, LoaderClosed
 from shardio.format.checksum import distinct
@@ -193,6 +194,7 @@ class ShardDataset(Described, Sequence[dict[str, Any]], Closing):
         if (where is None) is not (not names):
             raise InvalidArgument("select(where=…, fields=[…]): each needs the other")
         if where is not None:
+            check_takes_one("where", "columns", where)
             mask = where({name: self._column(name) for name in names})
         if indices is not None:
             positions = check_positions(indices, len(self), "indices")

@@ -166,7 +166,10 @@ def check_mask(found: Any, n: int, where: str) -> _Numbers:
     Raises:
         InvalidArgument: it is not n booleans.
     """
-    mask = np.asarray(found)
+    try:
+        mask = np.asarray(found)
+    except ValueError:  # rows of unequal lengths
+        mask = np.zeros((1, 1))
     if mask.shape != (n,) or mask.dtype != np.bool_:
         raise InvalidArgument(
             f"{where} must be {n} booleans, one for each sample; found {mask.dtype} {mask.shape}"
