@@ -61,6 +61,12 @@ class Course:
                 self._weights = weights
 
     @property
+    def n_at_most(self) -> int | None:
+        """How many positions an epoch can have; None where nobody knows."""
+        is_known = self._choice.sampler is None or self._is_fixed
+        return self.n_positions(0) if is_known else None
+
+    @property
     def repeats(self) -> bool:
         """Whether an epoch may have more positions than there are samples."""
         return self._choice.sampler is not None or self._choice.weights is not None

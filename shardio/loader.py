@@ -220,15 +220,15 @@ class ShardLoader(Closing):
             raise
 
     def _recipe(self, opened: ShardDataset) -> Recipe:
-        options = self._options
+        options, most = self._options, self._course.n_at_most
         return Recipe(
             path=os.path.abspath(opened.path),
             fields=options.fields,
             # No more than there are, unless it is filled up.
             block_rows=(
                 options.batch_size
-                if options.tail == "pad" or self._course.repeats
-                else min(options.batch_size, max(1, self._n_samples))
+                if options.tail == "pad" or most is None
+                else min(options.batch_size, max(1, most))
             ),
             n_samples=self._n_samples,
             shuffle=options.choice.is_full,

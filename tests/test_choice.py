@@ -247,6 +247,11 @@ def test_iterators_of_different_epochs_have_each_its_own_sampler(folder: str) ->
         assert {tuple(each["label"].tolist()) for _, each in pairs} == {(1,) * 4}
 
 
+def test_a_sequence_that_names_no_samples_is_refused_by_the_constructor(folder: str) -> None:
+    with pytest.raises(InvalidArgument, match=f"found {N} at 0"):
+        loader(folder, sampler=[N])
+
+
 @pytest.mark.parametrize(
     ("sampler", "said"),
     [

@@ -189,11 +189,20 @@ def test_batch_size_and_tail_decide_how_long_batches_are(
         assert [len(batch.indices) for batch in batches] == sizes
 
 
-def test_a_batch_size_far_beyond_the_dataset_needs_no_more_memory_than_the_dataset(
-    small: str,
+@pytest.mark.parametrize(
+    ("options", "n_rows"),
+    [
+        ({}, 100),
+        ({"sampler": [3] * 120}, 120),
+        ({"weights": np.ones(100), "n_draws": 30}, 30),
+        ({"weights": np.arange(100), "replacement": False}, 99),
+    ],
+)
+def test_a_batch_size_far_beyond_an_epoch_needs_no_more_memory_than_the_epoch(
+    small: str, options: dict[str, Any], n_rows: int
 ) -> None:
-    with _loader(small, 10**12, memory_bytes=4 << 20) as loader:
-        assert [batch.n_rows for batch in loader] == [100]
+    with _loader(small, 10**12, memory_bytes=4 << 20, **options) as loader:
+        assert [batch.n_rows for batch in loader] == [n_rows]
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
