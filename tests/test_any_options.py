@@ -1,0 +1,209 @@
+"""Options of a loader, drawn at random together: workers and resumes change nothing in a batch.
+
+`python -m tests.test_any_options SECONDS SEED` goes on for longer than what the suite runs.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shardio import Batch, ShardLoader
+from shardio.errors import InvalidArgument, TooManySkipped, TransformError
+from tests.loading import write_dataset
+
+pytestmark = pytest.mark.usefixtures("warm_zygote", "quick_disk")
+
+N_SETS_OF_OPTIONS = 18
+SIZES = (0, 1, 21)
+FIELDS = ("points", "note", "vector", "maybe", "hint", "mask", "boxes", "packed", "camera.id")
+Sample = dict[str, Any]
+Said = list[Any]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[int, str]:
+    return written(tmp_path_factory.mktemp("any"))
+
+
+def written(folder: Path) -> dict[int, str]:
+    """Datasets of SIZES."""
+    return {n: write_dataset(folder / str(n), n, 3) for n in SIZES}
+
+
+def vary(sample: Sample, rng: np.random.Generator) -> Sample:
+    values = rng.integers(0, 99, int(rng.integers(0, 5)), np.int16)
+    return {"values": values, "label": sample["label"], "text": "x" * len(values)}
+
+
+def draw(sample: Sample, rng: np.random.Generator) -> Sample:
+    return {**sample, "drawn": rng.random(3)}
+
+
+def fail_at_times(sample: Sample, rng: np.random.Generator) -> Sample:
+    if sample["label"] % 5 == 0:
+        raise ValueError(f"sample {sample['label']} is bad")
+    return vary(sample, rng)
+
+
+def collate(samples: list[Sample]) -> dict[str, Any]:
+    labels = [int(each["label"]) for each in samples]
+    return {
+        "label": np.array(labels),
+        "twice": np.array(labels * 2),
+        "text": list(map(str, labels)),
+    }
+
+
+def mix(batch: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
+    n_rows, n_more = len(batch["label"]), int(rng.integers(1, 4))
+    return {"label": batch["label"], "order": rng.permutation(n_rows), "more": rng.random(n_more)}
+
+
+def keep(batch: dict[str, Any]) -> dict[str, Any]:
+    return batch
+
+
+def drawn_options(rng: random.Random, n: int) -> dict[str, Any]:
+    """A batch size and options for a dataset of n samples."""
+    fields = ["label", *rng.sample(FIELDS, rng.randrange(5))]
+    options: dict[str, Any] = {"fields": fields, "seed": rng.choice([0, 10**30])}
+    options |= _order(rng, n) | _rows(rng, fields)
+    options["batch_transform"] = rng.choice([None, None, keep, mix])
+    options["tail"] = rng.choice([None, "short", "drop", "pad", "pad"])
+    world_size = rng.choice([1, 1, 1, 1, 2, 3, 40])
+    options |= {"world_size": world_size, "rank": rng.randrange(world_size)}
+    options |= {"reuse": rng.random() < 0.4, "access": rng.choice(["mmap", "pread"])}
+    return {"batch_size": rng.choice([1, 2, 3, 4, 4, 7, 50]), "output": "numpy", **options}
+
+
+def _order(rng: random.Random, n: int) -> dict[str, Any]:
+    weights = [1, *(rng.choice([0, 1, 2.5]) for _ in range(n - 1))]
+    positions = [rng.randrange(n) for _ in range(rng.choice([0, 5, 5, 23, 23]))] if n else []
+    ways: list[dict[str, Any]] = [
+        {"shuffle": rng.choice([False, True, "blocks"])},
+        {"sampler": positions},
+        {"sampler": lambda epoch: positions[epoch:] + positions[:epoch]},
+        {"weights": weights},
+        {"weights": weights, "n_draws": rng.choice([0, 9, 30])},
+        {"weights": weights, "replacement": False},
+    ]
+    return rng.choice(ways) if n else ways[0]
+
+
+def _rows(rng: random.Random, fields: list[str]) -> dict[str, Any]:
+    """What is made of samples, and how they are put together."""
+    made: dict[str, Any] = {"transform": rng.choice([None, None, draw, vary, fail_at_times])}
+    if made["transform"] is fail_at_times or rng.random() < 0.2:
+        made |= {"on_error": "skip", "max_skips": rng.choice([3, 1000])}
+    kinds = ["pad", "ragged", "list"]
+    varying = made["transform"] in (vary, fail_at_times)
+    named: dict[str, Any] = {}
+    if varying:
+        named = {"values": rng.choice([*kinds, (6,), (None,)])}
+    else:
+        shapes = {"points": (6, 2), "mask": (6,)}
+        named = {each: rng.choice([*kinds, shapes[each]]) for each in shapes if each in fields}
+    whole = kinds if varying else ["stack", *kinds]
+    return {**made, "collate": rng.choice([*whole, named, collate])}
+
+
+def said_by(batch: Batch) -> Said:
+    """All that a batch says, copied."""
+    values = [(name, _plain(batch[name]), batch.present(name).tolist()) for name in batch]
+    rows = batch.indices.tolist(), batch.origins.tolist(), batch.valid.tolist()
+    return [batch.epoch, batch.step, *rows, batch.skipped, values]
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_plain(each) for each in value]
+    is_array = isinstance(value, np.ndarray | np.generic)
+    return (value.dtype.str, value.shape, value.tobytes()) if is_array else value
+
+
+def epoch_of(loader: ShardLoader) -> Iterator[Said]:
+    """All that an epoch says, an error at its end among it."""
+    try:
+        for batch in loader:
+            yield said_by(batch)
+    except (TransformError, TooManySkipped) as error:
+        yield [type(error), str(error).partition("\n")[0]]
+
+
+def epochs(folder: str, n: int = 2, **options: Any) -> list[list[Said]]:
+    """All that n epochs say, or why there are none."""
+    try:
+        with ShardLoader(folder, **options) as loader:
+            return [list(epoch_of(loader)) for _ in range(n)]
+    except (InvalidArgument, TransformError) as error:
+        return [[[type(error), str(error).partition("\n")[0]]]]
+
+
+def check(folder: str, seed: int, n: int) -> None:
+    """Draw options, and compare what comes with workers, and behind a state, with what is due."""
+    rng = random.Random(seed)
+    options = drawn_options(rng, n)
+    expected = epochs(folder, **options, num_workers=0)
+    workers: dict[str, Any] = {"num_workers": 2}
+    workers["start_method"] = "thread" if rng.random() < 0.85 else "zygote"
+    assert epochs(folder, **options, **workers) == expected, options
+    first = expected[0]
+    if not first or any(isinstance(said[0], type) for epoch in expected for said in epoch):
+        return
+    step = rng.randrange(len(first))
+    with ShardLoader(folder, **options, num_workers=0) as loader:
+        assert len(loader) == len(first), options
+        for batch in loader:
+            if batch.step == step:
+                break
+        state = json.loads(json.dumps(loader.state_dict()))
+    with ShardLoader(folder, **options, **workers) as loader:
+        loader.load_state_dict(state)
+        found = [list(epoch_of(loader)) for _ in range(2)]
+    assert found == [first[step + 1 :], expected[1]], (options, step)
+
+
+def size_for(seed: int) -> int:
+    """How many samples there are: mostly many."""
+    return SIZES[-1] if seed % 6 else SIZES[seed // 6 % 2]
+
+
+@pytest.mark.parametrize("seed", range(N_SETS_OF_OPTIONS))
+def test_options_drawn_together_give_the_same_with_workers_and_resumed(
+    folders: dict[int, str], seed: int
+) -> None:
+    n = size_for(seed)
+    check(folders[n], seed, n)
+
+
+def test_most_options_drawn_together_go_together(folders: dict[int, str]) -> None:
+    n_whole = 0
+    for seed in range(N_SETS_OF_OPTIONS):
+        options = drawn_options(random.Random(seed), size_for(seed))
+        (found,) = epochs(folders[size_for(seed)], 1, **options, num_workers=0)
+        n_whole += bool(found) and not isinstance(found[-1][0], type)
+    assert n_whole > N_SETS_OF_OPTIONS // 2
+
+
+def _go_on(seconds: float, seed: int) -> None:
+    end = time.monotonic() + seconds
+    with tempfile.TemporaryDirectory() as folder:
+        made = written(Path(folder))
+        while time.monotonic() < end:
+            check(made[size_for(seed)], seed, size_for(seed))
+            seed += 1
+    sys.stdout.write(f"nothing found; the next seed is {seed}\n")
+
+
+if __name__ == "__main__":
+    _go_on(float(sys.argv[1]), int(sys.argv[2]))
