@@ -3,57 +3,31 @@
 from __future__ import annotations
 
 import os
-import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Final, Protocol, Self, TextIO
-
-import numpy as np
-import numpy.typing as npt
+from typing import Any, TextIO
 
 from shardio._engine.engine import Engine
-from shardio._engine.iteration import Delivered, Iteration
-from shardio._engine.recipe import Recipe
+from shardio._engine.iteration import Iteration
 from shardio._engine.staff import StartMethod
-from shardio._engine.tally import N_RECORDS, Moment
+from shardio._engine.tally import N_RECORDS
 from shardio.access.filesystems import Access
-from shardio.batch import Batch, Skipped
+from shardio.batch import Batch
 from shardio.choice import Choice, Sampler, Shuffle
 from shardio.closing import Closing
-from shardio.collate import BlockLayout
 from shardio.course import Course
 from shardio.dataset import ShardDataset
 from shardio.division import Division, Tail
 from shardio.errors import InvalidArgument
+from shardio.handover import Handover, Maker, Pass, RecordedPass
 from shardio.loading_stats import LoaderStats
-from shardio.options import Collate, OnError, Output, check_options, check_verify
+from shardio.options import Collate, OnError, Output, check_options, check_verify, recipe_of
 from shardio.progress import Progress, progress_of, state_of
 from shardio.progress_bar import ProgressBar
 from shardio.recorded import timeline_of
 from shardio.reopening import open_anew
-from shardio.spent import now_ns
 from shardio.timeline import Timeline
 from shardio.units import Verify
-
-_EVERY_BLOCK: Final = -1
-"""In the place of a block's number: tensors that the batches of all blocks are copied to."""
-
-
-class Maker(Protocol):
-    """Makes tensors of arrays over a block."""
-
-    aliases: bool
-
-    def wrap(self, array: npt.NDArray[Any], carrier: object, dtype: str | None = None) -> Any:
-        """One field; holds `carrier` for as long as it or a part of it is held."""
-
-    def fixed(
-        self, array: npt.NDArray[Any], dtype: str | None = None
-    ) -> Callable[[npt.NDArray[Any]], Any]:
-        """One field, for many batches: what copies an array's values there."""
-
-    def synchronize(self) -> None:
-        """Wait until nothing reads memory that was let go."""
 
 
 class ShardLoader(Closing):
@@ -161,7 +135,6 @@ class ShardLoader(Closing):
     ) -> None:
         check_verify(verify)
         opened = open_anew(dataset, verify, access, subset)
-        path = opened.path
         self._options = check_options(
             opened.schema,
             batch_size=batch_size,
@@ -187,20 +160,12 @@ class ShardLoader(Closing):
             start_method=start_method,
             record=record,
         )
-        self._n_samples = len(opened)
         self._course = Course(opened, self._options.choice)
         self._next: Progress | int = 0
         """Where the next iteration begins: a place that was loaded, or the epoch."""
         self._latest: Iteration | None = None
-        self._maker: Maker | None = None
-        """None with output="numpy"."""
-        beside = {
-            name: [os.path.join(path, shard.name) for shard in shards]
-            for name, shards in opened.sides.items()
-        }
-        self._places = [os.path.join(path, shard.name) for shard in opened.shards], beside
         self._engine = Engine(
-            self._recipe(opened),
+            recipe_of(self._options, opened, self._course.n_at_most),
             n_workers=self._options.num_workers,
             prefetch=self._options.prefetch,
             memory_bytes=self._options.memory_bytes,
@@ -211,38 +176,26 @@ class ShardLoader(Closing):
         self._finalizer = weakref.finalize(self, self._engine.close)
         try:
             self._engine.open(opened)
-            if self._options.output == "tinygrad":
-                self._maker = _tensor_maker(self._options.device)
-                if self._maker.aliases:
-                    self._engine.settle_by(self._maker.synchronize)
+            self._handover = self._handover_of(opened)
         except BaseException:
             self.close()
             raise
 
-    def _recipe(self, opened: ShardDataset) -> Recipe:
-        options, most = self._options, self._course.n_at_most
-        return Recipe(
-            path=os.path.abspath(opened.path),
-            fields=options.fields,
-            # No more than there are, unless it is filled up.
-            block_rows=(
-                options.batch_size
-                if options.tail == "pad" or most is None
-                else min(options.batch_size, max(1, most))
-            ),
-            n_samples=self._n_samples,
-            shuffle=options.choice.is_full,
-            seed=options.choice.seed,
-            verify=options.verify,
-            access=options.access,
-            transform=options.transform,
-            takes_rng=options.takes_rng,
-            subset=opened.subset,
-            generation=opened.generation,
-            skips=options.max_skips is not None,
-            collation=options.collation,
-            batch_transform=options.batch_transform,
-            batch_takes_rng=options.batch_takes_rng,
+    def _handover_of(self, opened: ShardDataset) -> Handover:
+        maker: Maker | None = None
+        if self._options.output == "tinygrad":
+            # Late: it imports tinygrad, which workers and output="numpy" do without.
+            from shardio.tensors import TensorMaker
+
+            maker = TensorMaker(self._options.device)
+            if maker.aliases:
+                self._engine.settle_by(maker.synchronize)
+        return Handover(
+            self._engine,
+            maker,
+            opened,
+            reuses=self._options.reuse,
+            most_skips=self._options.max_skips or 0,
         )
 
     @property
@@ -276,13 +229,14 @@ class ShardLoader(Closing):
         """Start the next epoch, or go on with the one that `load_state_dict` was given."""
         return self._iterate()
 
-    def _iterate(self) -> _Pass:
+    def _iterate(self) -> Pass:
         epoch, position, n_samples, window = self._start()
         plan = self._course.plan(epoch, self._division(position, n_samples), window)
         iteration = self._engine.iterate(plan)
         self._latest = iteration
         self._next = epoch + 1
-        return (_RecordedPass if self._options.record else _Pass)(self, iteration)
+        kind = RecordedPass if self._options.record else Pass
+        return kind(self, self._engine, self._handover, iteration)
 
     def progress(self, title: str | None = None, *, file: TextIO | None = None) -> ProgressBar:
         """Iterate, as `iter(loader)` does, and show how far it is.
@@ -367,135 +321,6 @@ class ShardLoader(Closing):
         fillings = self._engine.fillings(self._latest)
         return timeline_of(f"epoch {self.epoch}", fillings, self._latest.lap)
 
-    def _hand_over(self, delivered: Delivered, iteration: Iteration) -> Batch:
-        """Make the batch that the loop gets from a filled block."""
-        layout = iteration.layout
-        number, step, n_rows, heap_bytes = delivered
-        skipped: tuple[Skipped, ...] = ()
-        if iteration.skips:
-            skipped = iteration.take_skips(step, self._options.max_skips or 0)
-        if heap_bytes:
-            iteration.lap.heap_bytes += heap_bytes
-        if self._options.reuse:
-            block = self._engine.pool[number].bytes
-            values = self._lane(layout, number, n_rows, block)
-        else:
-            leased = self._engine.lease(iteration)
-            if leased is None:
-                iteration.lap.n_copies += 1
-                leased = self._private_copy(number, layout.heap + heap_bytes)
-            block = leased
-            values = self._values(layout, n_rows, block)
-        epoch = iteration.plan.epoch
-        batch = Batch(layout, block, n_rows, values, epoch, step, *self._places, skipped)
-        iteration.n_handed_over = step + 1  # last: it counts as consumed from here on
-        return batch
-
-    def _values(
-        self, layout: BlockLayout, n_rows: int, block: npt.NDArray[np.uint8]
-    ) -> dict[str, Any]:
-        arrays = layout.arrays(block, n_rows)
-        if self._maker is None:
-            return arrays
-        wrap = self._maker.wrap
-        slots = layout.fixed + layout.whole
-        return {slot.name: wrap(arrays[slot.name], block, slot.special) for slot in slots}
-
-    def _lane(
-        self, layout: BlockLayout, number: int, n_rows: int, block: npt.NDArray[np.uint8]
-    ) -> dict[str, Any]:
-        """reuse=True: arrays or tensors made once per block, or once for all if they are copies."""
-        lanes = self._engine.pool.kept
-        if self._maker is not None and not self._maker.aliases:
-            arrays, maker = layout.arrays(block, n_rows), self._maker
-            shapes = [array.shape for array in arrays.values()] if layout.whole else None
-            kept = lanes.get((_EVERY_BLOCK, n_rows))
-            if kept is None or kept[0] != shapes:
-                slots = layout.fixed + layout.whole
-                made = {s.name: maker.fixed(arrays[s.name], s.special) for s in slots}
-                kept = lanes[_EVERY_BLOCK, n_rows] = shapes, made
-            return {name: kept[1][name](array) for name, array in arrays.items()}
-        heads = layout.heads(block) if layout.whole else None
-        kept = lanes.get((number, n_rows))
-        if kept is None or kept[0] != heads:
-            kept = lanes[number, n_rows] = heads, self._values(layout, n_rows, block)
-        values: dict[str, Any] = kept[1]
-        return values
-
-    def _private_copy(self, number: int, n_bytes: int) -> npt.NDArray[np.uint8]:
-        """The batch outside of any block, because all blocks that may be had are held."""
-        pool = self._engine.pool
-        copy = pool.copy(number, n_bytes)
-        if pool.n_copies == 1:
-            warnings.warn(
-                f"batches are copied: the program holds all {len(pool)} blocks that memory_bytes, "
-                "or the limit of open files, allows; let go of batches, or raise that limit",
-                RuntimeWarning,
-                stacklevel=4,
-            )
-        return copy
-
     def close(self) -> None:
         """End the workers; batches that are held stay valid. May be called again."""
         self._finalizer()
-
-
-class _Pass:
-    """One iteration over a loader: an iterator that keeps its loader alive.
-
-    Leaving it, in whatever way, ends its tasks and gives its blocks back.
-    """
-
-    def __init__(self, loader: ShardLoader, iteration: Iteration) -> None:
-        self._loader, self.iteration = loader, iteration
-        self._cancel = weakref.finalize(self, loader._engine.cancel, iteration)
-        self._cancel.atexit = False
-        self._is_over = False
-        self._lap, self._began_ns = iteration.lap, iteration.lap.began_ns
-        iteration.is_watched = True
-
-    def __iter__(self) -> Self:
-        return self
-
-    def __next__(self) -> Batch:
-        if self._is_over:
-            raise StopIteration
-        lap, began_ns = self._lap, self._began_ns
-        lap.entered_ns += now_ns() - began_ns
-        try:
-            delivered = self._loader._engine.next(self.iteration)
-            if delivered is not None:
-                batch = self._loader._hand_over(delivered, self.iteration)
-                lap.left_ns += now_ns() - began_ns
-                return batch
-        except BaseException as error:
-            if not isinstance(error, Exception):  # Ctrl-C: a batch may have been lost on its way
-                self._loader._engine.distrust()
-            self._end()
-            raise
-        self.iteration.is_exhausted = True
-        self._end()
-        raise StopIteration
-
-    def _end(self) -> None:
-        self._is_over = True
-        self._cancel()
-
-
-class _RecordedPass(_Pass):
-    """A pass that keeps when the loop asked for a batch, and when it got it."""
-
-    def __next__(self) -> Batch:
-        lap = self._lap
-        asked_ns, waited_ns = now_ns(), lap.waited_ns
-        batch = super().__next__()
-        waited_ns = lap.waited_ns - waited_ns
-        lap.moments.append(Moment(batch.step, asked_ns, waited_ns, now_ns()))
-        return batch
-
-
-def _tensor_maker(device: str | tuple[str, ...] | None) -> Maker:
-    # Late: it imports tinygrad, which workers and output="numpy" do without.
-    from shardio.tensors import TensorMaker
-
-    return TensorMaker(device)

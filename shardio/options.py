@@ -12,10 +12,12 @@ import numpy as np
 
 from shardio._engine.cpus import usable_cpus
 from shardio._engine.memory import default_budget
+from shardio._engine.recipe import Recipe
 from shardio._engine.staff import StartMethod
 from shardio.access.filesystems import Access
 from shardio.choice import Choice, check_takes_one
 from shardio.collation import Collation, Kind, Sizes, collation_of
+from shardio.dataset import ShardDataset
 from shardio.division import Tail
 from shardio.errors import InvalidArgument
 from shardio.format.schema import Schema
@@ -140,6 +142,31 @@ def check_options(
         collation=_collation(collation, device),
         start_method=_one_of("start_method", start_method, _START_METHODS),
         record=bool(_one_of("record", record, (True, False))),
+    )
+
+
+def recipe_of(options: Options, dataset: ShardDataset, n_at_most: int | None) -> Recipe:
+    """What is in the batches of a loader whose epochs have so many positions, None if unknown."""
+    # No more rows than there are positions, unless a batch is filled up.
+    is_whole = n_at_most is None or options.tail == "pad"
+    most = options.batch_size if is_whole else max(1, n_at_most or 0)
+    return Recipe(
+        path=os.path.abspath(dataset.path),
+        fields=options.fields,
+        block_rows=min(options.batch_size, most),
+        n_samples=len(dataset),
+        shuffle=options.choice.is_full,
+        seed=options.choice.seed,
+        verify=options.verify,
+        access=options.access,
+        transform=options.transform,
+        takes_rng=options.takes_rng,
+        subset=dataset.subset,
+        generation=dataset.generation,
+        skips=options.max_skips is not None,
+        collation=options.collation,
+        batch_transform=options.batch_transform,
+        batch_takes_rng=options.batch_takes_rng,
     )
 
 

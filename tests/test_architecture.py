@@ -56,6 +56,7 @@ RANKS = {
     "shardio.course": 8,
     "shardio.reopening": 7,
     "shardio.options": 8,
+    "shardio.handover": 8,
     "shardio.progress": 8,
     "shardio.progress_bar": 8,
     "shardio.recorded": 8,

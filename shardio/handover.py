@@ -1,0 +1,204 @@
+"""One iteration over a loader: what the loop gets, and how a filled block becomes a batch."""
+
+from __future__ import annotations
+
+import os
+import warnings
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Any, Final, Protocol, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from shardio._engine.engine import Engine
+from shardio._engine.iteration import Delivered, Iteration
+from shardio._engine.tally import Moment
+from shardio.batch import Batch, Skipped
+from shardio.collate import BlockLayout
+from shardio.dataset import ShardDataset
+from shardio.spent import now_ns
+from shardio.writer import ShardSummary
+
+_EVERY_BLOCK: Final = -1
+"""In the place of a block's number: tensors that the batches of all blocks are copied to."""
+
+
+class Maker(Protocol):
+    """Makes tensors of arrays over a block."""
+
+    aliases: bool
+
+    def wrap(self, array: npt.NDArray[Any], carrier: object, dtype: str | None = None) -> Any:
+        """One field; holds `carrier` for as long as it or a part of it is held."""
+
+    def fixed(
+        self, array: npt.NDArray[Any], dtype: str | None = None
+    ) -> Callable[[npt.NDArray[Any]], Any]:
+        """One field, for many batches: what copies an array's values there."""
+
+    def synchronize(self) -> None:
+        """Wait until nothing reads memory that was let go."""
+
+
+class Handover:
+    """Makes the batches of a loader from the blocks that its engine fills.
+
+    Args:
+        engine: whose blocks they are.
+        maker: makes tensors; None for arrays.
+        dataset: what they are of.
+        reuses: whether a batch is valid only until the next one.
+        most_skips: how many samples of an epoch may fail, where they are skipped.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        maker: Maker | None,
+        dataset: ShardDataset,
+        *,
+        reuses: bool,
+        most_skips: int,
+    ) -> None:
+        self._engine, self._maker = engine, maker
+        self._reuses, self._most_skips = reuses, most_skips
+        self._paths = _paths(dataset.path, dataset.shards)
+        self._beside = {name: _paths(dataset.path, found) for name, found in dataset.sides.items()}
+
+    def hand_over(self, delivered: Delivered, iteration: Iteration) -> Batch:
+        """Make the batch that the loop gets from a filled block."""
+        layout = iteration.layout
+        number, step, n_rows, heap_bytes = delivered
+        skipped: tuple[Skipped, ...] = ()
+        if iteration.skips:
+            skipped = iteration.take_skips(step, self._most_skips)
+        if heap_bytes:
+            iteration.lap.heap_bytes += heap_bytes
+        if self._reuses:
+            block = self._engine.pool[number].bytes
+            values = self._lane(layout, number, n_rows, block)
+        else:
+            leased = self._engine.lease(iteration)
+            if leased is None:
+                iteration.lap.n_copies += 1
+                leased = self._private_copy(number, layout.heap + heap_bytes)
+            block = leased
+            values = self._values(layout, n_rows, block)
+        epoch = iteration.plan.epoch
+        batch = Batch(
+            layout, block, n_rows, values, epoch, step, self._paths, self._beside, skipped
+        )
+        iteration.n_handed_over = step + 1  # last: it counts as consumed from here on
+        return batch
+
+    def _values(
+        self, layout: BlockLayout, n_rows: int, block: npt.NDArray[np.uint8]
+    ) -> dict[str, Any]:
+        arrays = layout.arrays(block, n_rows)
+        if self._maker is None:
+            return arrays
+        wrap = self._maker.wrap
+        slots = layout.fixed + layout.whole
+        return {slot.name: wrap(arrays[slot.name], block, slot.special) for slot in slots}
+
+    def _lane(
+        self, layout: BlockLayout, number: int, n_rows: int, block: npt.NDArray[np.uint8]
+    ) -> dict[str, Any]:
+        """reuse=True: arrays or tensors made once per block, or once for all if they are copies."""
+        lanes = self._engine.pool.kept
+        if self._maker is not None and not self._maker.aliases:
+            arrays, maker = layout.arrays(block, n_rows), self._maker
+            shapes = [array.shape for array in arrays.values()] if layout.whole else None
+            kept = lanes.get((_EVERY_BLOCK, n_rows))
+            if kept is None or kept[0] != shapes:
+                slots = layout.fixed + layout.whole
+                made = {s.name: maker.fixed(arrays[s.name], s.special) for s in slots}
+                kept = lanes[_EVERY_BLOCK, n_rows] = shapes, made
+            return {name: kept[1][name](array) for name, array in arrays.items()}
+        heads = layout.heads(block) if layout.whole else None
+        kept = lanes.get((number, n_rows))
+        if kept is None or kept[0] != heads:
+            kept = lanes[number, n_rows] = heads, self._values(layout, n_rows, block)
+        values: dict[str, Any] = kept[1]
+        return values
+
+    def _private_copy(self, number: int, n_bytes: int) -> npt.NDArray[np.uint8]:
+        """The batch outside of any block, because all blocks that may be had are held."""
+        pool = self._engine.pool
+        copy = pool.copy(number, n_bytes)
+        if pool.n_copies == 1:
+            warnings.warn(
+                f"batches are copied: the program holds all {len(pool)} blocks that memory_bytes, "
+                "or the limit of open files, allows; let go of batches, or raise that limit",
+                RuntimeWarning,
+                stacklevel=4,
+            )
+        return copy
+
+
+class Pass:
+    """One iteration over a loader: an iterator that keeps its loader alive.
+
+    Leaving it, in whatever way, ends its tasks and gives its blocks back.
+
+    Args:
+        loader: is held, for its workers to live.
+        engine: fills the blocks.
+        handover: makes batches of them.
+        iteration: what is iterated.
+    """
+
+    def __init__(
+        self, loader: object, engine: Engine, handover: Handover, iteration: Iteration
+    ) -> None:
+        self._loader, self._engine, self._hand_over = loader, engine, handover.hand_over
+        self.iteration = iteration
+        self._cancel = weakref.finalize(self, engine.cancel, iteration)
+        self._cancel.atexit = False
+        self._is_over = False
+        self._lap, self._began_ns = iteration.lap, iteration.lap.began_ns
+        iteration.is_watched = True
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Batch:
+        if self._is_over:
+            raise StopIteration
+        lap, began_ns = self._lap, self._began_ns
+        lap.entered_ns += now_ns() - began_ns
+        try:
+            delivered = self._engine.next(self.iteration)
+            if delivered is not None:
+                batch = self._hand_over(delivered, self.iteration)
+                lap.left_ns += now_ns() - began_ns
+                return batch
+        except BaseException as error:
+            if not isinstance(error, Exception):  # Ctrl-C: a batch may have been lost on its way
+                self._engine.distrust()
+            self._end()
+            raise
+        self.iteration.is_exhausted = True
+        self._end()
+        raise StopIteration
+
+    def _end(self) -> None:
+        self._is_over = True
+        self._cancel()
+
+
+class RecordedPass(Pass):
+    """A pass that keeps when the loop asked for a batch, and when it got it."""
+
+    def __next__(self) -> Batch:
+        lap = self._lap
+        asked_ns, waited_ns = now_ns(), lap.waited_ns
+        batch = super().__next__()
+        waited_ns = lap.waited_ns - waited_ns
+        lap.moments.append(Moment(batch.step, asked_ns, waited_ns, now_ns()))
+        return batch
+
+
+def _paths(folder: str, shards: Iterable[ShardSummary]) -> list[str]:
+    return [os.path.join(folder, shard.name) for shard in shards]
