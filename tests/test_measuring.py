@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,9 @@ def figures(
         pytest.param(
             figures(cached_share=0.25), Limit.STORAGE, "75% was not in the page cache", id="storage"
         ),
+        pytest.param(
+            figures(cached_share=0.0), Limit.STORAGE, "100% was not in the page cache", id="cold"
+        ),
         pytest.param(figures(cached_share=1.0), Limit.READING, "reading 100%", id="cached"),
         pytest.param(figures(checking_s=12.0), Limit.HASHING, "hashing 63%", id="hashing"),
         pytest.param(
@@ -104,6 +108,12 @@ def test_what_is_busy_is_what_limits(made: Figures, limit: Limit, because: str) 
     assert found.limit is limit
     assert because in found.because
     assert found.advice
+
+
+def test_a_loop_that_does_nothing_is_never_what_limits() -> None:
+    made = figures(waiting_s=0.5, hand_over_s=0.5)
+    assert conclude(made).limit is Limit.BODY
+    assert conclude(replace(made, has_body=False)).limit is Limit.READING
 
 
 @pytest.mark.parametrize(

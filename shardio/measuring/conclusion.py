@@ -46,6 +46,7 @@ class Figures:
         cached_share: of the files in the page cache before; None if that is not known.
         idle_share: of the time of this machine's CPUs; None if that is not known.
         tried: other numbers of workers that were measured, and are no faster.
+        has_body: whether the loop does anything with its batches.
     """
 
     stats: LoadingStats
@@ -57,6 +58,7 @@ class Figures:
     cached_share: float | None = None
     idle_share: float | None = None
     tried: tuple[int, ...] = ()
+    has_body: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +78,7 @@ def conclude(figures: Figures) -> Conclusion:
     """Say what limits a loader, from figures of at least one batch."""
     stats, n_workers = figures.stats, figures.n_workers
     elapsed_s = max(stats.elapsed_s, 1e-9)
-    if stats.body_s > 0.5 * elapsed_s:
+    if figures.has_body and stats.body_s > 0.5 * elapsed_s:
         return Conclusion(
             Limit.BODY,
             f"the loop's own code takes {stats.body_s / elapsed_s:.0%} of the time, and waits for "
@@ -125,15 +127,16 @@ def _workers_limit(figures: Figures, busy: float) -> Conclusion:
         Limit.TRANSFORM: stats.transforming_s,
     }
     limit = max(phases, key=lambda phase: phases[phase])
-    if limit is Limit.READING and (figures.cached_share or 1.0) < _CACHED:
+    cached = 1.0 if figures.cached_share is None else figures.cached_share
+    if limit is Limit.READING and cached < _CACHED:
         limit = Limit.STORAGE
     parts = ", ".join(f"{phase} {s / whole_s:.0%}" for phase, s in phases.items() if s > 0)
     who = {0: "without workers, main is", 1: "the worker is"}.get(
         figures.n_workers, f"{figures.n_workers} workers are"
     )
     because = f"{who} busy filling batches {min(1.0, busy):.0%} of the time: {parts}"
-    if limit is Limit.STORAGE and figures.cached_share is not None:
-        because += f"; of the files, {1 - figures.cached_share:.0%} was not in the page cache"
+    if limit is Limit.STORAGE:
+        because += f"; of the files, {1 - cached:.0%} was not in the page cache"
     return Conclusion(limit, because, (*_more_workers(figures), *_advice_on(limit, figures)))
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -26,8 +28,9 @@ _N_COPY_TIMES: Final = 3
 class LoadingRun:
     """One number of workers: the first time that samples are read, and the same samples again.
 
-    `main_cpu_s` is what the thread that iterated spent on a CPU in the second; `limit` the bytes
-    per second that as many threads copy at most; `idle_share` that of the machine's CPUs, then.
+    `main_cpu_s` is what the thread that iterated spent on a CPU in the second, `idle_share` that of
+    the machine's CPUs then, `first_main_cpu_s` and `first_idle_share` those of the first;
+    `limit_bytes_per_s` is what as many threads copy at most.
     """
 
     n_workers: int
@@ -36,6 +39,8 @@ class LoadingRun:
     main_cpu_s: float
     limit_bytes_per_s: float
     idle_share: float | None = None
+    first_main_cpu_s: float = 0.0
+    first_idle_share: float | None = None
 
     @property
     def samples_per_s(self) -> float:
@@ -62,6 +67,8 @@ class LoadingRun:
             "limit_bytes_per_s": self.limit_bytes_per_s,
             "main_cpu_s": self.main_cpu_s,
             "idle_share": self.idle_share,
+            "first_main_cpu_s": self.first_main_cpu_s,
+            "first_idle_share": self.first_idle_share,
             "first": self.first.as_json(),
             "warm": self.warm.as_json(),
         }
@@ -136,15 +143,18 @@ def measure_loading(
         InvalidArgument: the dataset is empty, or an option is not acceptable.
         DatasetNotFound, ShardCorrupt, …: as the loader raises them.
     """
-    options = {"shuffle": True, "output": "numpy"} | options
+    defaults: dict[str, Any] = {"shuffle": True, "output": "numpy"}
+    options = defaults | options
     n_cpus = usable_cpus()
     counts = _worker_counts(n_cpus) if n_workers is None else list(dict.fromkeys(n_workers))
-    if not counts or seconds <= 0:
+    if not counts or not 0 < seconds < math.inf:
         raise InvalidArgument(
-            f"n_workers must name a number, and seconds be above 0; found {counts}, {seconds}"
+            "n_workers must name a number, and seconds be above 0 and finite; "
+            f"found {counts}, {seconds}"
         )
-    with ShardDataset(os.fspath(path)) as dataset:
-        files = [os.path.join(dataset.path, shard.name) for shard in dataset.shards]
+    with ShardDataset(os.fspath(path), subset=options.get("subset")) as dataset:
+        shards = itertools.chain(dataset.shards, *dataset.sides.values())
+        files = [os.path.join(dataset.path, shard.name) for shard in shards]
         cached, n_samples = cached_share(files), len(dataset)
     runs = []
     for count in counts:
@@ -157,7 +167,7 @@ def measure_loading(
     def figures(run: LoadingRun, stats: LoadingStats, main_cpu_s: float) -> Figures:
         limit = run.limit_bytes_per_s
         found = Figures(stats, run.n_workers, n_cpus, main_cpu_s, limit, verify)
-        return replace(found, tried=tried, idle_share=run.idle_share)
+        return replace(found, tried=tried, has_body=False)
 
     return LoadingReport(
         path=os.fspath(path),
@@ -166,9 +176,15 @@ def measure_loading(
         n_cpus=n_cpus,
         cached_share=cached,
         runs=tuple(runs),
-        conclusion=conclude(figures(best, best.warm, best.main_cpu_s)),
+        conclusion=conclude(
+            replace(figures(best, best.warm, best.main_cpu_s), idle_share=best.idle_share)
+        ),
         first_conclusion=conclude(
-            replace(figures(runs[0], runs[0].first, 0.0), cached_share=cached)
+            replace(
+                figures(runs[0], runs[0].first, runs[0].first_main_cpu_s),
+                idle_share=runs[0].first_idle_share,
+                cached_share=cached,
+            )
         ),
         timeline=_timeline(path, batch_size, best.n_workers, options) if wants_timeline else None,
     )
@@ -190,7 +206,10 @@ def _run(
         start = loader.state_dict()
         _iterate(loader, 1, None)  # until workers have started
         loader.load_state_dict(start)
+        before, begin_s = cpu_times(), time.thread_time()
         n_batches = _iterate(loader, len(loader), seconds)
+        first_main_cpu_s = time.thread_time() - begin_s
+        first_idle = idle_share(before, cpu_times())
         first = loader.stats().latest
         if not n_batches:
             raise InvalidArgument(f"{path}: there is no batch to measure")
@@ -208,7 +227,7 @@ def _run(
         copy_bytes_per_s(max(1, n_workers), block_bytes, seconds=seconds * _COPY_SHARE)
         for _ in range(_N_COPY_TIMES)
     )
-    return LoadingRun(n_workers, first, warm, main_cpu_s, limit, idle)
+    return LoadingRun(n_workers, first, warm, main_cpu_s, limit, idle, first_main_cpu_s, first_idle)
 
 
 def _iterate(loader: ShardLoader, n_batches: int, seconds: float | None) -> int:

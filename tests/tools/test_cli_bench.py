@@ -78,7 +78,9 @@ def test_on_a_device_batches_are_tensors(dataset: Path, capsys: Capture) -> None
 @pytest.mark.parametrize(
     ("more", "code", "said"),
     [
-        (["--seconds", "0"], 2, "seconds be above 0; found"),
+        (["--seconds", "0"], 2, "seconds be above 0 and finite; found"),
+        (["--seconds", "nan"], 2, "seconds be above 0 and finite; found"),
+        (["--seconds", "inf"], 2, "seconds be above 0 and finite; found"),
         (["--batch-size", "0"], 2, "batch_size must be an integer from 1 up; found 0"),
         (["--workers", "-1"], 2, "num_workers must be an integer from 0 up; found -1"),
         (["--fields", "nothing"], 2, "fields must be different ones of"),
@@ -90,6 +92,23 @@ def test_what_is_not_acceptable_is_a_usage_error(
 ) -> None:
     assert cli.main(["bench", str(dataset), *more]) == code
     assert said in capsys.readouterr().err
+
+
+def test_the_samples_are_those_of_the_subset(dataset: Path, capsys: Capture) -> None:
+    assert cli.main(["split", str(dataset), "--parts", "train=0.6,rest=0.4", "--quiet"]) == 0
+    more = ["--workers", "0", "--json", "--subset", "train"]
+    assert cli.main(["bench", str(dataset), *more, *QUICK]) == 0
+    assert json.loads(capsys.readouterr().out)["n_samples"] == 3
+
+
+def test_a_timeline_that_cannot_be_saved_costs_nothing_of_the_report(
+    dataset: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    more = ["--workers", "0", "--timeline", str(tmp_path / "nowhere" / "drawn.svg")]
+    assert cli.main(["bench", str(dataset), *more, *QUICK]) == 3
+    out, err = capsys.readouterr()
+    assert "measured 5 samples" in out
+    assert "nowhere/drawn.svg" in err
 
 
 def test_there_must_be_a_dataset(tmp_path: Path, capsys: Capture) -> None:

@@ -61,13 +61,13 @@ def run(options: argparse.Namespace) -> int:
         progress=_progress(is_silent=options.quiet or options.json),
         **more,
     )
-    if report.timeline is not None:
-        report.timeline.save(options.timeline)
     if options.json:
         say_json(report.as_json())
     elif not options.quiet:
         _tell(report)
-        if report.timeline is not None:
+    if report.timeline is not None:  # last: what was measured is said also if it cannot be saved
+        report.timeline.save(options.timeline)
+        if not options.json and not options.quiet:
             say(f"drew {report.timeline.title}: {plain(options.timeline)}")
     return 0
 
