@@ -9,7 +9,7 @@ import threading
 import time
 import warnings
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +114,17 @@ def test_batches_beyond_the_budget_are_private_copies_and_said_to_be_once(
         assert loader._engine.pool.n_bytes <= budget
     _check_epoch(kept[: len(kept) // 2], written)
     _check_epoch(kept[len(kept) // 2 :], written)
+
+
+@pytest.mark.parametrize("record", [False, True])
+@pytest.mark.parametrize("iterate", [iter, ShardLoader.progress])
+def test_the_warning_of_copies_names_the_line_of_the_loop(
+    folder: str, *, record: bool, iterate: Callable[[ShardLoader], Iterable[Batch]]
+) -> None:
+    with _loader(folder, memory_bytes=BLOCK_BYTES, record=record) as loader:
+        with pytest.warns(RuntimeWarning, match="batches are copied") as caught:
+            list(iterate(loader))
+        assert [warning.filename for warning in caught] == [__file__]
 
 
 @WORKERS

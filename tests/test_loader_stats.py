@@ -200,6 +200,17 @@ def test_before_the_first_iteration_everything_is_nought(folder: str) -> None:
     assert stats.latest.queue_depth == 0
 
 
+def test_the_start_of_a_pass_is_handing_over_and_no_time_of_the_loops_body(folder: str) -> None:
+    with loader_of(folder, 0) as loader:
+        batches = iter(loader)
+        assert loader.stats().latest.hand_over_s > 0  # blocks were made, tasks given out
+        started_s = loader.stats().latest.hand_over_s
+        list(batches)
+        latest = loader.stats().latest
+    assert latest.hand_over_s > started_s
+    assert latest.waiting_s + latest.hand_over_s + latest.body_s == pytest.approx(latest.elapsed_s)
+
+
 def test_a_closed_loader_still_tells(folder: str) -> None:
     with loader_of(folder, 1) as loader:
         for _ in loader:

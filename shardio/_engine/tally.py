@@ -169,6 +169,10 @@ class Lap:
     moments: deque[Moment] = field(default_factory=deque)
     """Of the latest batches, if they are kept."""
 
+    def start(self) -> None:
+        """The first tasks are given out, which counts as handing over: the loop goes on."""
+        self.entered_ns -= now_ns() - self.began_ns
+
     def end(self) -> None:
         """The pass is over; may be called again."""
         if self.ended_ns is None:

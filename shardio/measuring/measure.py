@@ -163,12 +163,14 @@ def measure_loading(
         runs.append(_run(path, batch_size, count, seconds, options))
     best = max(runs, key=lambda run: run.samples_per_s)
     verify, tried = str(options.get("verify", "first")), tuple(counts)
-
-    def figures(run: LoadingRun, stats: LoadingStats, main_cpu_s: float) -> Figures:
-        limit = run.limit_bytes_per_s
-        found = Figures(stats, run.n_workers, n_cpus, main_cpu_s, limit, verify)
-        return replace(found, tried=tried, has_body=False)
-
+    warm, first = (_figures(run, n_cpus, verify, tried) for run in (best, runs[0]))
+    first = replace(
+        first,
+        stats=runs[0].first,
+        main_cpu_s=runs[0].first_main_cpu_s,
+        idle_share=runs[0].first_idle_share,
+        cached_share=cached,
+    )
     return LoadingReport(
         path=os.fspath(path),
         n_samples=n_samples,
@@ -176,16 +178,8 @@ def measure_loading(
         n_cpus=n_cpus,
         cached_share=cached,
         runs=tuple(runs),
-        conclusion=conclude(
-            replace(figures(best, best.warm, best.main_cpu_s), idle_share=best.idle_share)
-        ),
-        first_conclusion=conclude(
-            replace(
-                figures(runs[0], runs[0].first, runs[0].first_main_cpu_s),
-                idle_share=runs[0].first_idle_share,
-                cached_share=cached,
-            )
-        ),
+        conclusion=conclude(warm),
+        first_conclusion=conclude(first),
         timeline=_timeline(path, batch_size, best.n_workers, options) if wants_timeline else None,
     )
 
@@ -193,6 +187,21 @@ def measure_loading(
 def _worker_counts(n_cpus: int) -> list[int]:
     """0, the powers of two below the number of CPUs, and that number."""
     return [0, *(1 << k for k in range(n_cpus.bit_length()) if 1 << k < n_cpus), n_cpus]
+
+
+def _figures(run: LoadingRun, n_cpus: int, verify: str, tried: tuple[int, ...]) -> Figures:
+    """Those of the warm part of a run, whose loop does nothing."""
+    return Figures(
+        run.warm,
+        run.n_workers,
+        n_cpus,
+        run.main_cpu_s,
+        run.limit_bytes_per_s,
+        verify,
+        idle_share=run.idle_share,
+        tried=tried,
+        has_body=False,
+    )
 
 
 def _run(
