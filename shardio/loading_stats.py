@@ -15,8 +15,8 @@ class LoadingStats:
 
     `filling_s` is what all workers together have spent on filling batches: `reading_s` on copying
     what is stored, `checking_s` on hashes, `decoding_s` on compressed records, `transforming_s` in
-    the transform. Of records, one in seven is timed for all. Without workers it is a part of
-    `waiting_s`.
+    the transform, the batch_transform and a function for collate. Of records, one in seven is timed
+    for all. Without workers it is a part of `waiting_s`.
 
     `ready_s` is how long filled batches lay ready, added up.
     """

@@ -92,6 +92,21 @@ def test_the_transforms_time_is_counted_apart(folder: str, n_workers: int) -> No
 
 
 @pytest.mark.parametrize("n_workers", [0, 2])
+@pytest.mark.parametrize(
+    "options",
+    [{"batch_transform": slowly}, {"collate": lambda samples: slowly({"n": len(samples)})}],
+)
+def test_the_time_of_functions_of_a_batch_is_the_transforms(
+    folder: str, n_workers: int, options: dict[str, Any]
+) -> None:
+    with loader_of(folder, n_workers, **options) as loader:
+        for _ in loader:
+            pass
+        latest = loader.stats().latest
+    assert 0.001 * latest.n_batches <= latest.transforming_s <= latest.filling_s
+
+
+@pytest.mark.parametrize("n_workers", [0, 2])
 def test_hashing_is_counted_where_it_is_done(folder: str, n_workers: int) -> None:
     """By default in the first epoch, and not again."""
     with loader_of(folder, n_workers) as loader:

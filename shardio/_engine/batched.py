@@ -28,6 +28,7 @@ from shardio.errors import SchemaError, TransformError
 from shardio.format.schema import Schema
 from shardio.inference import check_batch, infer_batch
 from shardio.order import OF_BATCHES, OF_COLLATION, SampleGenerators
+from shardio.spent import SPENT, TRANSFORM, now_ns
 
 _CLAIMED: Final = pack_state(NO_FIELD, CLAIMED)
 _NAMED_SAMPLES: Final = 3
@@ -194,13 +195,16 @@ class Batches:
     def _run(
         self, what: str, function: Any, arguments: tuple[Any, ...], key: int, share: Share
     ) -> Any:
+        start_ns = now_ns()
         try:
-            return self._call(key, function, arguments)
+            made = self._call(key, function, arguments)
         except self._passes:
             raise
         except BaseException as error:  # sys.exit and StopIteration are failures too
             said, text = told(what, error)
             raise TransformError(f"{said}\n  at {self._named(share)}\n\n{text}") from error
+        SPENT.sums_ns[TRANSFORM] += now_ns() - start_ns
+        return made
 
     def first(self, samples: Schema, share: Share) -> Schemas:
         """What the user makes of the first batch, of such samples.
