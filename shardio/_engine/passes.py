@@ -61,6 +61,8 @@ class Passes:
     def unshare(self) -> None:
         """Let go of the shared memory."""
         self._words = np.zeros(N_SLOTS, np.uint8)
+        if hasattr(self, "_tallies"):
+            self._tallies.close()
 
     def __len__(self) -> int:
         return len(self._by_slot)

@@ -264,7 +264,7 @@ class Local:
         self._careful: CarefulFiller | None = None
         self._layout: BlockLayout | None = None
         self._cancelled = np.zeros(0, np.uint8)
-        self._tally: Tally
+        self._tally: Tally | None = None
         self._tasks: deque[tuple[Task, Block | None]] = deque()
         self._plans: dict[int, Plan] = {}
 
@@ -330,7 +330,8 @@ class Local:
         error: BaseException | None = None
         schemas: Schemas | None = None
         skips: tuple[Skipped, ...] = ()
-        if self._filler is None:
+        tally = self._tally
+        if self._filler is None or tally is None:
             raise AssertionError("introduce() comes first")
         try:
             if block is None or self._layout is None:
@@ -338,14 +339,14 @@ class Local:
                 status = Status.SCHEMA
             elif not self._cancelled[task.slot]:
                 plan = self._plans[task.slot]
-                start_ns = self._tally.start()
+                start_ns = tally.start()
                 if self._careful is None:
                     filled = self._filler.fill(self._layout, block, plan, task.step)
                     n_rows, heap_bytes = filled
                 else:
                     careful = self._careful.fill(self._layout, block, plan, task.step)
                     n_rows, heap_bytes, skips = careful
-                self._tally.add(task.slot, task.step, start_ns)
+                tally.add(task.slot, task.step, start_ns)
                 status = Status.FILLED
         except Exception as failure:  # noqa: BLE001  # raised when the batch's turn comes
             status, error = Status.FAILED, failure
@@ -363,7 +364,7 @@ class Local:
         """Forget all tasks, and what was shared."""
         self._tasks.clear()
         self._cancelled, self._filler = np.zeros(0, np.uint8), None
-        self._careful = None
+        self._careful = self._tally = None
 
 
 Staff = Workers | Local

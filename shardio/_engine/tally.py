@@ -128,11 +128,18 @@ class Tallies:
         end = 1 + n_slots * n_workers
         self._lines = whole[1:end].reshape(n_slots, n_workers, _LINE)
         self._rings = whole[end:].reshape(n_workers, ring, _LINE)
+        self._n_begun = 0
 
     def begin(self, slot: int, began_ns: int) -> None:
         """Begin the lines of a pass, which nobody writes to any more."""
+        self._n_begun = max(self._n_begun, slot + 1)
         self._lines[slot] = 0
         self._lines[slot, :, _BEGAN] = began_ns
+
+    def close(self) -> None:
+        """Give the map back, which has a descriptor of its own; what was counted stays."""
+        self._lines = self._lines[: self._n_begun].copy()
+        self._rings = self._rings.copy()
 
     def of(self, slot: int) -> npt.NDArray[np.uint64]:
         """The words of a pass, of all workers together."""
