@@ -159,6 +159,7 @@ class Pass:
         self._cancel.atexit = False
         self._is_over = False
         self._lap, self._began_ns = iteration.lap, iteration.lap.began_ns
+        iteration.lap.start()
         iteration.is_watched = True
 
     def __iter__(self) -> Self:

@@ -196,7 +196,6 @@ class Engine:
             except BaseException:  # the caller has nothing to end
                 self.cancel(iteration)
                 raise
-            iteration.lap.start()
             return iteration
 
     def next(self, iteration: Iteration) -> Delivered | None:
