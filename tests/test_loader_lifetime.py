@@ -284,7 +284,10 @@ def test_what_a_loader_had_when_it_failed_does_not_wait_for_the_garbage_collecto
         left = len(os.listdir("/proc/self/fd"))
     finally:
         gc.enable()
-    assert found is (shardio.TransformError if failure == "transform" else shardio.ShardChanged)
+    # Of a page that was cut in its middle the rest is zeros: damage, to whoever reads it first.
+    assert issubclass(
+        found, shardio.TransformError if failure == "transform" else shardio.ShardCorrupt
+    )
     assert left == fds  # a block's map has one of its own
 
 

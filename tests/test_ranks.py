@@ -211,7 +211,7 @@ def test_an_environment_that_makes_no_sense_is_an_error_that_names_it(
         ({"rank": 1}, "rank and world_size belong together"),
         ({"rank": 2, "world_size": 2}, "rank must be below world_size"),
         ({"rank": -1, "world_size": 2}, "rank must be an integer from 0 up"),
-        ({"rank": 0, "world_size": 0}, "world_size must be an integer from 1 up"),
+        ({"rank": 0, "world_size": 0}, "world_size must be an integer from 1 to 16777216; found 0"),
         ({"tail": "pads"}, "tail must be one of 'short', 'drop', 'pad'"),
     ],
 )

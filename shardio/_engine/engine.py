@@ -23,6 +23,7 @@ from shardio._engine.blocks import BlockPool, reserve_memory_file
 from shardio._engine.inquiry import Inquiry
 from shardio._engine.iteration import Delivered, Iteration
 from shardio._engine.linux import explain_files, files_explained, memory_file, this_process
+from shardio._engine.local import Local
 from shardio._engine.memory import require
 from shardio._engine.overdue import overdue
 from shardio._engine.passes import N_SLOTS, Passes
@@ -30,18 +31,12 @@ from shardio._engine.recipe import Plan, Recipe, Schemas
 from shardio._engine.schedule import Schedule
 from shardio._engine.shared import SharedArray
 from shardio._engine.sizing import block_bytes, n_blocks_wanted
-from shardio._engine.staff import Local, Staff, StartMethod, Workers
+from shardio._engine.staff import Staff, StartMethod, Workers
 from shardio._engine.tally import Filling
 from shardio._engine.traffic import Traffic
 from shardio.collate import BlockLayout
 from shardio.dataset import ShardDataset
-from shardio.errors import (
-    InvalidArgument,
-    LoaderClosed,
-    MemoryShort,
-    SchemaError,
-    TransformError,
-)
+from shardio.errors import InvalidArgument, LoaderClosed, MemoryShort, SchemaError, TransformError
 from shardio.loading_stats import LoadingStats
 from shardio.views import RowList
 

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import time
 
+from shardio._engine.answers import Answer, Loss
 from shardio._engine.careful import may_skip
 from shardio._engine.claims import claim_of_first, error_of_death, is_final
+from shardio._engine.local import Local
 from shardio._engine.recipe import Recipe, Schemas
-from shardio._engine.staff import Answer, Local, Loss, Workers
+from shardio._engine.staff import Workers
 from shardio._engine.wire import Ask, Task
 from shardio.dataset import ShardDataset
 from shardio.errors import WorkerDied

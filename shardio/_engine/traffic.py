@@ -11,6 +11,7 @@ import itertools
 import time
 from collections.abc import Callable
 
+from shardio._engine.answers import Answer, Loss
 from shardio._engine.blocks import BlockPool
 from shardio._engine.cautions import Caution
 from shardio._engine.claims import Claims, claims_in, clear_claims, error_of_death, is_final
@@ -19,7 +20,7 @@ from shardio._engine.overdue import overdue
 from shardio._engine.passes import Passes
 from shardio._engine.recipe import Recipe
 from shardio._engine.schedule import Schedule
-from shardio._engine.staff import Answer, Loss, Staff
+from shardio._engine.staff import Staff
 from shardio._engine.wire import Ask, Status, Task
 from shardio.dataset import ShardDataset
 from shardio.errors import MemoryShort, TransformError, WorkerDied

@@ -9,10 +9,11 @@ import pytest
 
 from shardio import ShardLoader, WorkerDied
 from shardio._engine import engine as module
+from shardio._engine.answers import Answer, Loss
 from shardio._engine.careful import CarefulFiller
 from shardio._engine.cautions import Caution
 from shardio._engine.claims import Claims
-from shardio._engine.staff import Answer, Local, Loss
+from shardio._engine.local import Local
 from shardio.batch import Skipped
 from tests.loading import TWO_FIELDS, two_fields, write_dataset
 

@@ -17,10 +17,10 @@ import shardio
 from shardio import InvalidArgument, ShardDataset, ShardLoader
 from shardio._engine import engine as module
 from shardio._engine import passes as passes_module
+from shardio._engine.answers import Loss
 from shardio._engine.engine import Engine
 from shardio._engine.iteration import Iteration
 from shardio._engine.recipe import Plan, Recipe
-from shardio._engine.staff import Loss
 from shardio.collate import CLAIMED
 from shardio.division import Division
 from tests.loading import TWO_FIELDS, bits, two_fields, write_dataset

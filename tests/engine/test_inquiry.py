@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from shardio._engine.answers import Answer, Loss
 from shardio._engine.inquiry import Inquiry, _candidates
+from shardio._engine.local import Local
 from shardio._engine.recipe import Recipe, Schemas
-from shardio._engine.staff import Answer, Local, Loss
 from shardio._engine.wire import Done, Status, Task
 from shardio.dataset import ShardDataset
 from shardio.errors import MemoryShort, ShardChanged, TransformError, WorkerDied

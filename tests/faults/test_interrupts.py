@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from shardio import EnvironmentUnsuitable, ShardLoader
-from shardio._engine import blocks, engine, schedule, staff, traffic
+from shardio._engine import blocks, engine, local, schedule, staff, traffic
 from shardio._engine.crew import Crew
 from shardio.order import Order
 from tests.loading import TWO_FIELDS, two_fields, write_dataset
@@ -17,9 +17,9 @@ N = 64
 # Methods that an epoch goes through, each of which ends in the middle of something.
 PLACES: list[tuple[Any, str]] = [
     (staff.Workers, "wait"),
-    (staff.Local, "wait"),
+    (local.Local, "wait"),
     (staff.Workers, "give"),
-    (staff.Local, "give"),
+    (local.Local, "give"),
     (traffic.Traffic, "_route"),
     (traffic.Traffic, "reap"),
     (traffic.Traffic, "feed"),

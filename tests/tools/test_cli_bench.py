@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -94,7 +95,10 @@ def test_what_is_not_acceptable_is_a_usage_error(
     assert said in capsys.readouterr().err
 
 
-def test_the_samples_are_those_of_the_subset(dataset: Path, capsys: Capture) -> None:
+def test_the_samples_are_those_of_the_subset(
+    dataset: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    dataset = shutil.copytree(dataset, tmp_path / "copy")  # others use it, too
     assert cli.main(["split", str(dataset), "--parts", "train=0.6,rest=0.4", "--quiet"]) == 0
     more = ["--workers", "0", "--json", "--subset", "train"]
     assert cli.main(["bench", str(dataset), *more, *QUICK]) == 0
