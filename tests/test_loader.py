@@ -523,7 +523,7 @@ def test_without_num_workers_there_are_as_many_as_usable_cpus(
 
 def test_prefetch_decides_how_many_blocks_are_filled_ahead(small: str) -> None:
     # One per worker, and one for the batch in the loop.
-    for prefetch, n_blocks in ((0, 3), (4, 7), (None, 8)):
+    for prefetch, n_blocks in ((0, 3), (4, 7)):
         with _loader(small, 5, num_workers=2, prefetch=prefetch) as loader:
             n_epochs = 0
             # A loop that is slower than the workers has them all in use, sooner or later.

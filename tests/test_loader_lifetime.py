@@ -427,7 +427,7 @@ def test_with_reuse_a_batch_is_overwritten_and_without_it_is_not(
 
 @WORKERS
 def test_breaks_cost_a_reusing_loader_no_block(folder: str, num_workers: int) -> None:
-    with _loader(folder, num_workers=num_workers, reuse=True) as loader:
+    with _loader(folder, num_workers=num_workers, prefetch=2, reuse=True) as loader:
         for _ in range(30):
             for _ in loader:
                 break
@@ -508,7 +508,7 @@ def test_an_abandoned_generator_over_a_loader_gives_everything_back(
         for batch in loader:
             yield batch["image"]
 
-    with _loader(folder, num_workers=num_workers) as loader:
+    with _loader(folder, num_workers=num_workers, prefetch=2) as loader:
         for _ in range(10):
             generator = images()
             next(generator)

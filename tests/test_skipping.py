@@ -379,7 +379,7 @@ def test_a_batch_of_samples_that_all_kill_does_not_end_an_epoch(folder: str) -> 
 
 
 def kill(pid: int) -> bool:
-    """Kill a worker; False where it is gone already, of the last kill, and nobody has looked yet."""
+    """Kill a worker; False where the last kill has ended it and nobody has looked yet."""
     try:
         os.kill(pid, signal.SIGKILL)
     except ProcessLookupError:

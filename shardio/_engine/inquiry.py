@@ -48,6 +48,7 @@ class Inquiry:
         if not self._is_asked:
             self._is_asked = True
             self._staff.give(_ASKED, Task(Ask.SCHEMA, 0, 0, 0, self._sample, 0, 0), None)
+            self._staff.post()
         return None
 
     def schemas(self, timeout_s: float | None = None) -> Schemas | None:

@@ -79,6 +79,9 @@ class Local:
         """Keep a task for the next `wait`."""
         self._tasks.append((task, block))
 
+    def post(self) -> None:
+        """Nothing: a task is here as soon as it is given."""
+
     def wait(self, timeout_s: float | None = None) -> list[Answer | Loss]:
         """Do the oldest task, however long it takes."""
         if not self._tasks:

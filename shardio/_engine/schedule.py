@@ -12,6 +12,8 @@ from collections import deque
 
 DEPTH = 2
 """Tasks a worker may have: the one it works on, and the next, so that it never waits for main."""
+QUICK_DEPTH = 8
+"""Tasks a worker may have that does them so quickly that messages are what takes time."""
 
 
 Assignment = tuple[int, int, int]
@@ -24,14 +26,15 @@ class Schedule:
     Args:
         first, last: the steps to deliver.
         n_workers: numbers 0..n_workers-1.
-        depth: how many tasks a worker may have at a time.
+        depth: how many tasks a worker may have at a time, unless it is quick.
     """
 
     def __init__(self, first: int, last: int, n_workers: int, depth: int = DEPTH) -> None:
         self.next_step = first
         """The step that is delivered next."""
         self._next_assigned, self._last = first, last
-        self._depth, self._most_in_flight = depth, depth * n_workers
+        self._depth, self._base_depth, self._low = depth, depth, depth - 1
+        self._is_quick = False
         self._tasks: list[dict[int, int]] = [{} for _ in range(n_workers)]  # worker: step -> block
         self._n_tasks = [0] * n_workers
         self._ready: dict[int, int] = {}
@@ -51,10 +54,18 @@ class Schedule:
     @property
     def wants_task(self) -> bool:
         """Whether there are steps left to assign, and a worker with room for one."""
-        if self.n_in_flight == self._most_in_flight:
+        if min(self._n_tasks) >= self._depth:
             return False
         # After a failure nothing new behind it will be delivered.
         return (self._next_assigned < self._last and not self._failed) or bool(self._lost)
+
+    @property
+    def is_low(self) -> bool:
+        """Whether a worker may soon have nothing to do; else tasks are better given out later.
+
+        Then several of them go in one message, as those of quick workers should.
+        """
+        return min(self._n_tasks) <= self._low
 
     @property
     def wants_block(self) -> bool:
@@ -63,7 +74,7 @@ class Schedule:
 
     def renewed(self) -> Schedule:
         """A schedule of what is still to be delivered, of which nothing has been assigned."""
-        return Schedule(self.next_step, self._last, len(self._tasks), self._depth)
+        return Schedule(self.next_step, self._last, len(self._tasks), self._base_depth)
 
     def free(self, block: int) -> None:
         """A block may be filled again."""
@@ -89,9 +100,13 @@ class Schedule:
         self.n_in_flight += 1
         return worker, step, block
 
-    def done(self, worker: int, step: int) -> None:
-        """A worker has filled the block of a step."""
+    def done(self, worker: int, step: int, *, is_quick: bool = False) -> None:
+        """A worker has filled the block of a step, and was quick or not."""
         self._ready[step] = self._answered(worker, step)
+        if is_quick is not self._is_quick and self._base_depth > 1:
+            self._is_quick = is_quick
+            self._depth = QUICK_DEPTH if is_quick else self._base_depth
+            self._low = self._depth // 2 if is_quick else self._depth - 1
 
     def failed(self, worker: int, step: int, error: BaseException) -> None:
         """A worker could not fill the block of a step; the error is raised when its turn comes."""

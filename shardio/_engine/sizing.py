@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardio._engine.recipe import Recipe
-from shardio._engine.schedule import DEPTH
+from shardio._engine.schedule import QUICK_DEPTH
 from shardio.collate import ALIGNMENT, BlockLayout, is_fixed
 from shardio.collation import Join
 from shardio.dataset import ShardDataset
@@ -72,13 +72,14 @@ def n_blocks_wanted(n_workers: int, prefetch: int | None, n_bytes: int) -> int:
     One per worker and `prefetch` more, and one for the batch in the loop's hands; without workers
     nothing is filled ahead. Few are faster than many, as they stay in the cache; but small ones are
     filled so fast that main hardly comes to give out the next. So by default there are so many of
-    those that each worker can have both of its tasks, and the loop the batch that it lets go of.
+    those that each worker can have as many tasks as a quick one may, and the loop the batch that it
+    lets go of.
     """
     if not n_workers:
         return 2
     if prefetch is not None:
         return n_workers + prefetch + 1
-    n_extra = n_workers * (DEPTH - 1) + 1 if n_bytes <= _SMALL_BYTES else 0
+    n_extra = n_workers * (QUICK_DEPTH - 1) + 1 if n_bytes <= _SMALL_BYTES else 0
     return n_workers + _PREFETCH + 1 + n_extra
 
 

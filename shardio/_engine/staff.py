@@ -22,10 +22,12 @@ from shardio._engine.wire import (
     DESCRIPTOR_BYTES,
     STACKS,
     Ask,
+    Done,
     Status,
     Task,
     pack_task,
     unpack_done,
+    unpack_dones,
     unpack_error,
     unpack_skips,
 )
@@ -33,6 +35,8 @@ from shardio._engine.worker import work
 from shardio.collate import BlockLayout
 from shardio.dataset import ShardDataset
 from shardio.errors import EnvironmentUnsuitable
+
+_QUICK: Final = int(Status.QUICK)
 
 STARTING_S: Final = 60.0
 """How long starting a worker may take before the time counts as that of its task."""
@@ -58,6 +62,7 @@ class Workers:
         self._selection: SharedArray | None = None
         self._layout: bytes | None = None
         self._blocks: dict[int, Block] = {}
+        self._outbox = [b""] * n_workers
         self._deaths_in_a_row = 0
         self._last_words: dict[int, str] = {}
         self._starting = set(range(n_workers))
@@ -103,6 +108,7 @@ class Workers:
 
     def caution(self, worker: int, left_out: LeftOut) -> None:
         """Have the task that is given next done row by row, without what is left out."""
+        self.post()
         with packed(_message(Ask.CAUTION) + pickle.dumps(left_out)) as parcel:
             self._crew.send(worker, *parcel)
 
@@ -111,13 +117,20 @@ class Workers:
         self._deaths_in_a_row = 0
 
     def give(self, worker: int, task: Task, block: Block | None) -> None:
-        """Give a task to a worker; it is answered by a later `wait`."""
+        """Give a task to a worker, which gets it with the next `post`; a later `wait` answers."""
         if block is not None and worker not in block.known_to:
             self._blocks[block.number] = block
             message = _message(Ask.BLOCK, block=block.number)
             self._crew.send(worker, message, [block.fd])
             block.known_to.add(worker)
-        self._crew.send(worker, pack_task(*task))
+        self._outbox[worker] += pack_task(*task)
+
+    def post(self) -> None:
+        """Send the tasks that were given: those of a worker in one message."""
+        for worker, tasks in enumerate(self._outbox):
+            if tasks:
+                self._outbox[worker] = b""  # first: sent twice, they would be done twice
+                self._crew.send(worker, tasks)
 
     def wait(self, timeout_s: float | None = None) -> list[Answer | Loss]:
         """Wait until there are answers or losses, a worker is ready, or the time is up.
@@ -128,10 +141,11 @@ class Workers:
         for event in self._crew.wait(timeout_s):
             if isinstance(event, Message):
                 worker, data, fds = event
-                if len(data) == DESCRIPTOR_BYTES:
+                if data[0] == _QUICK or len(data) == DESCRIPTOR_BYTES:
                     self._deaths_in_a_row = 0
-                    answer = worker, unpack_done(data), None, None, ()
-                    found.append(tuple.__new__(Answer, answer))
+                    for words in unpack_dones(data):
+                        answer = worker, tuple.__new__(Done, words), None, None, ()
+                        found.append(tuple.__new__(Answer, answer))
                     continue
                 long = _long_answer(worker, unpacked(data, fds))
                 if long.done.status == Status.READY:

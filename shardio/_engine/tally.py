@@ -71,8 +71,8 @@ class Tally:
         SPENT.sums_ns[:] = 0, 0, 0
         return now_ns()
 
-    def add(self, slot: int, step: int, start_ns: int) -> None:
-        """Count a batch of the pass in a slot, which has been filled since `start`."""
+    def add(self, slot: int, step: int, start_ns: int) -> int:
+        """Count a batch of the pass in a slot, filled since `start`; returns how long it took."""
         end_ns = now_ns()
         words, line = self._words, self._first + slot * self._stride
         words[line + _FILLED] += 1
@@ -85,6 +85,7 @@ class Tally:
             words[line + _TRANSFORM] += sums_ns[TRANSFORM]
         if self._n_records:
             self._record(words[line + _BEGAN], step, start_ns, end_ns, sums_ns)
+        return end_ns - start_ns
 
     def _record(
         self, pass_ns: int, step: int, start_ns: int, end_ns: int, sums_ns: list[int]

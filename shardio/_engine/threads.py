@@ -133,9 +133,9 @@ class _Common:
 class _ThreadWorker(Worker):
     """What a worker is in a thread of main."""
 
-    def __init__(self, recipe: Recipe, common: _Common) -> None:
+    def __init__(self, index: int, recipe: Recipe, common: _Common) -> None:
         self._common = common
-        super().__init__(recipe)
+        super().__init__(recipe, lambda answer: common.answers.put(Message(index, answer)))
 
     def _new_filler(self, recipe: Recipe, dataset: ShardDataset) -> Filler:
         return Filler(
@@ -264,14 +264,12 @@ def _serve(
 ) -> None:
     """Be a worker: answer main's messages until it closes the crew."""
     try:
-        with _ThreadWorker(recipe, common) as worker:
+        with _ThreadWorker(index, recipe, common) as worker:
             while (letter := inbox.get()) is not None:
                 if common.is_closing:
                     inbox.put(letter)  # to be put away with the others
                     break
-                answer = worker.answer(*letter)
-                if answer is not None:
-                    common.answers.put(Message(index, answer))
+                worker.take(*letter)
     except BaseException as error:  # noqa: BLE001  # main gets it as text
         text = "".join(traceback.format_exception(error))
         common.answers.put(Failed(index, text))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from shardio._engine.answers import Answer, Loss
 from shardio._engine.blocks import BlockPool
@@ -27,7 +27,7 @@ from shardio.errors import MemoryShort, TransformError, WorkerDied
 from shardio.spent import now_ns
 
 # Plain numbers: members of an enum are slow to look up and to compare.
-_FILL, _FILLED = int(Ask.FILL), int(Status.FILLED)
+_FILL, _FILLED, _QUICK = int(Ask.FILL), int(Status.FILLED), int(Status.QUICK)
 
 
 class Traffic:
@@ -110,8 +110,19 @@ class Traffic:
         return now_s + timeout_s
 
     def feed(self, iteration: Iteration) -> None:
-        """Give tasks out, while there are workers with room for them and blocks."""
+        """Give tasks out, while there are workers with room for them and blocks.
+
+        None, while all workers have enough to do.
+        """
         schedule, pool = iteration.schedule, self.pool
+        if not schedule.is_low:
+            return
+        try:
+            self._give(iteration, schedule, pool)
+        finally:
+            self._staff.post()
+
+    def _give(self, iteration: Iteration, schedule: Schedule, pool: BlockPool) -> None:
         while schedule.wants_task:
             if schedule.wants_block:
                 found = pool.take_idle()
@@ -188,7 +199,7 @@ class Traffic:
             return
         status, slot, number, step, heap_bytes, use, n_rows = answer.done
         iteration = self._passes[slot]
-        if status == _FILLED:
+        if status == _QUICK or status == _FILLED:
             block = self.pool[number]
             if use != block.use:
                 raise AssertionError(f"block {number}: answer to use {use}, not its last")
@@ -197,7 +208,7 @@ class Traffic:
             iteration.sizes[step] = n_rows, heap_bytes
             if answer.skips:
                 iteration.skips[step] = answer.skips
-            iteration.schedule.done(answer.worker, step)
+            iteration.schedule.done(answer.worker, step, is_quick=status == _QUICK)
         elif status == Status.FAILED:
             clear_claims(iteration.layout, self.pool[number])
             error = answer.error or TransformError("a worker failed without saying why")
@@ -217,11 +228,8 @@ class Traffic:
                 schedule.cancelled(loss.worker, step)
             self._finish(iteration)
             return
-        for step, number in itertools.islice(tasks.items(), 1):  # that it worked on, if it did
-            claims = self._claims_in(iteration, number)
+        for step, number, claims in self._at_work(iteration, tasks):
             clear_claims(iteration.layout, self.pool[number])
-            if not claims.rows:
-                break
             n_deaths = iteration.deaths[step] = iteration.deaths.get(step, 0) + 1
             where = f" {_named(iteration, step)} of {self._recipe.path}"
             where += f", which {n_deaths} workers have died of" if n_deaths > 1 else ""
@@ -239,15 +247,28 @@ class Traffic:
 
     def _tasks_of(self, worker: int) -> list[str]:
         """What a worker was given and has not answered, the first of each pass, in words."""
-        return [
-            f"{self._claims_in(iteration, number).text} {_named(iteration, step)}"
-            for iteration in self._passes
-            for step, number in itertools.islice(iteration.schedule.tasks_of(worker).items(), 1)
-        ]
+        found = []
+        for iteration in self._passes:
+            tasks = iteration.schedule.tasks_of(worker)
+            texts = {step: claims.text for step, _, claims in self._at_work(iteration, tasks)}
+            for step in itertools.islice(tasks, 0 if texts else 1):
+                texts[step] = "before it began with"
+            found += [f"{text} {_named(iteration, step)}" for step, text in texts.items()]
+        return found
 
-    def _claims_in(self, iteration: Iteration, number: int) -> Claims:
+    def _at_work(
+        self, iteration: Iteration, tasks: dict[int, int]
+    ) -> Iterator[tuple[int, int, Claims]]:
+        """Which of a worker's tasks it works on, if it does: step, block, and samples.
+
+        What comes before it is done, though not answered yet.
+        """
         fields = self._recipe.fields
-        return claims_in(iteration.layout, self.pool[number], self._dataset, fields)
+        for step, number in tasks.items():
+            claims = claims_in(iteration.layout, self.pool[number], self._dataset, fields)
+            if claims.rows:
+                yield step, number, claims
+                return
 
     def reap(self) -> None:
         """Do what finalizers asked for: end passes, take back blocks that were let go."""

@@ -1,9 +1,11 @@
 """What crosses a process boundary: descriptors of 32 bytes. Pixels never do.
 
-Main sends a `Task` (fill this block with that batch); the worker answers with a `Done`. Behind a
-Done that reports a failure or skipped samples, or the schemas that were asked for, follow their
-bytes, in the same message (or in a file, see `parcels.py`). The other messages of main hand over
-what tasks refer to: a block's memory, and the schemas that blocks are laid out from.
+Main sends a `Task` (fill this block with that batch); the worker answers with a `Done`. A message
+may have several of either, one behind the other: tasks that are given out at the same time, and
+answers of which the first is QUICK. Behind a Done that reports a failure or skipped samples, or the
+schemas that were asked for, follow their bytes, in the same message (or in a file, see
+`parcels.py`). The other messages of main hand over what tasks refer to: a block's memory, and the
+schemas that blocks are laid out from.
 """
 
 from __future__ import annotations
@@ -32,6 +34,10 @@ is cancelled, what filling takes, where stacks are written when main asks for th
 selection, if any."""
 
 
+QUICK_NS = 500_000
+"""A worker that fills a batch in less keeps the answer back until it has worked for so long."""
+
+
 class Ask(IntEnum):
     """What a message of main asks for."""
 
@@ -52,6 +58,7 @@ class Status(IntEnum):
     CANCELLED = 3
     SCHEMA = 4  # packed Schemas follow
     READY = 5  # no answer: the worker has started, and has opened the dataset
+    QUICK = 6  # FILLED, in no more than QUICK_NS: others may follow
 
 
 class Task(NamedTuple):
@@ -85,14 +92,20 @@ class Done(NamedTuple):
     use: int
     n_rows: int
 
-    def pack(self) -> bytes:
-        """The message, without what may follow."""
-        return _DONE.pack(*self)
+
+pack_done = _DONE.pack
+"""The message of an answer, from its words, without what may follow."""
 
 
 def unpack_task(message: bytes) -> Task:
     """Read a task from the first bytes of a message."""
     return tuple.__new__(Task, _TASK.unpack_from(message))
+
+
+unpack_tasks = _TASK.iter_unpack
+"""The words of each task of a message that has nothing else."""
+unpack_dones = _DONE.iter_unpack
+"""The words of each answer of a message that has nothing else."""
 
 
 def unpack_done(message: bytes) -> Done:

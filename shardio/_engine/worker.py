@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import mmap
 import pickle
+from collections.abc import Callable
 
 import numpy as np
 
@@ -25,49 +26,57 @@ from shardio._engine.wire import (
     CANCELLED,
     DESCRIPTOR_BYTES,
     MARKS,
+    QUICK_NS,
     SELECTION,
     STACKS,
     TALLIES,
     Ask,
-    Done,
     Status,
     Task,
+    pack_done,
     pack_error,
     pack_skips,
     unpack_task,
+    unpack_tasks,
 )
-from shardio.batch import Skipped
 from shardio.closing import Closing
 from shardio.collate import BlockLayout
 from shardio.dataset import ShardDataset
 from shardio.errors import DatasetCorrupt
+from shardio.spent import now_ns
 from shardio.views import RowList
 
 # Plain numbers: members of an enum are slow to look up and to compare.
 _LAST_OF_WORK, _FILLED, _CANCELLED = int(Ask.SCHEMA), int(Status.FILLED), int(Status.CANCELLED)
+_FAILED, _SCHEMA, _QUICK = int(Status.FAILED), int(Status.SCHEMA), int(Status.QUICK)
 
 
 def work(recipe: Recipe, channel: Channel) -> None:
     """Answer main's tasks until it closes the channel."""
-    yield_to_main()
-    worker = Worker(recipe)
-    while (received := channel.recv_fds()) is not None:
-        message, fds = received
-        answer = worker.answer(message, fds)
-        if answer is None:
-            continue
+
+    def send(answer: bytes) -> None:
         if len(answer) <= MAX_MESSAGE_BYTES:
             channel.send(answer)
         else:
             with packed(answer) as parcel:
                 channel.send(*parcel)
 
+    yield_to_main()
+    worker = Worker(recipe, send)
+    while (received := channel.recv_fds()) is not None:
+        worker.take(*received)
+
 
 class Worker(Closing):
-    """What one worker holds: dataset, layout and the blocks it has met."""
+    """What one worker holds: dataset, layout and the blocks it has met.
 
-    def __init__(self, recipe: Recipe) -> None:
-        self._recipe = recipe
+    Args:
+        recipe: what is in a batch.
+        send: takes the messages for main.
+    """
+
+    def __init__(self, recipe: Recipe, send: Callable[[bytes], None]) -> None:
+        self._recipe, self._send = recipe, send
         # The state that main has opened, whatever was published since.
         self._dataset = ShardDataset(
             recipe.path,
@@ -102,11 +111,12 @@ class Worker(Closing):
     def _listen_for_questions(self, fd: int) -> None:
         answer_with_stacks(fd)
 
-    def answer(self, message: bytes, fds: tuple[int, ...]) -> bytes | None:
-        """Do what a message asks for; the answer, where one is due."""
+    def take(self, message: bytes, fds: tuple[int, ...]) -> None:
+        """Do what a message asks for, and send the answers that are due."""
+        if not fds and message[0] <= _LAST_OF_WORK:
+            self._do_all(message)
+            return
         task = unpack_task(message)
-        if task.ask <= _LAST_OF_WORK:
-            return self._do(task)
         if task.ask == Ask.BLOCK:
             self._blocks[task.block] = self._map(fds[0])
         elif task.ask == Ask.PLAN:
@@ -122,8 +132,23 @@ class Worker(Closing):
                 self._meet(message[DESCRIPTOR_BYTES:].decode(), fds, task.block)
             except Exception as error:  # noqa: BLE001  # main gets it with the first answer
                 self._unfit = error
-            return Done(Status.READY, 0, 0, 0, 0, 0, 0).pack() + b"."  # longer than an answer
-        return None
+            # Longer than an answer.
+            self._send(pack_done(Status.READY, 0, 0, 0, 0, 0, 0) + b".")
+
+    def _do_all(self, tasks: bytes) -> None:
+        """Do one task after the other; the answers to quick ones wait for each other a little."""
+        kept, end_ns = [], now_ns() + QUICK_NS
+        for words in unpack_tasks(tasks):
+            status, answer = self._do(tuple.__new__(Task, words))
+            kept.append(answer)
+            if status != _QUICK or now_ns() > end_ns:
+                if len(answer) > DESCRIPTOR_BYTES and len(kept) > 1:
+                    self._send(b"".join(kept[:-1]))
+                    del kept[:-1]
+                self._send(b"".join(kept))
+                kept, end_ns = [], now_ns() + QUICK_NS
+        if kept:
+            self._send(b"".join(kept))
 
     def _meet(self, lineage: str, fds: tuple[int, ...], number: int) -> None:
         """Take over what main shares, once all shards have been opened."""
@@ -144,38 +169,39 @@ class Worker(Closing):
                 f"loader opened: expected lineage {lineage}, found {self._dataset.lineage}"
             )
 
-    def _do(self, task: Task) -> bytes:
+    def _do(self, task: Task) -> tuple[int, bytes]:
+        """What became of a task, and its answer."""
         n_rows = heap_bytes = 0
         status, rest = _CANCELLED, b""
         try:
             if self._unfit is not None:
                 raise self._unfit
             if task.ask == _LAST_OF_WORK:
-                status, rest = Status.SCHEMA, self._filler.schemas(task.step).pack()
+                status, rest = _SCHEMA, self._filler.schemas(task.step).pack()
             elif not self._cancelled[task.slot]:
-                n_rows, heap_bytes, skips = self._fill(task)
-                status = _FILLED
-                if skips:
-                    rest = pack_skips(skips)
+                status, n_rows, heap_bytes, rest = self._fill(task)
             else:
                 self._left_out = None
         except Exception as error:  # noqa: BLE001  # main gets it, and raises it there
-            status, rest = Status.FAILED, pack_error(error)
-        done = Done(status, task.slot, task.block, task.step, heap_bytes, task.use, n_rows)
-        return done.pack() + rest
+            status, rest = _FAILED, pack_error(error)
+        done = pack_done(status, task.slot, task.block, task.step, heap_bytes, task.use, n_rows)
+        return status, done + rest
 
-    def _fill(self, task: Task) -> tuple[int, int, tuple[Skipped, ...]]:
+    def _fill(self, task: Task) -> tuple[int, int, int, bytes]:
         if self._layout is None:
             raise AssertionError("main sends the layout before the first batch")
         memory = self._blocks[task.block]
         if self._layout.has_heap:  # only they make blocks grow
             memory.see_growth()
-        plan, start_ns = self._plans[task.slot], self._tally.start()
+        plan, start_ns, rest = self._plans[task.slot], self._tally.start(), b""
         if self._careful is None:
             n_rows, heap_bytes = self._filler.fill(self._layout, memory, plan, task.step)
-            self._tally.add(task.slot, task.step, start_ns)
-            return n_rows, heap_bytes, ()
-        left_out, self._left_out = self._left_out, None
-        careful = self._careful.fill(self._layout, memory, plan, task.step, left_out)
-        self._tally.add(task.slot, task.step, start_ns)
-        return careful
+        else:
+            left_out, self._left_out = self._left_out, None
+            n_rows, heap_bytes, skips = self._careful.fill(
+                self._layout, memory, plan, task.step, left_out
+            )
+            rest = pack_skips(skips)
+        taken_ns = self._tally.add(task.slot, task.step, start_ns)
+        status = _FILLED if rest or taken_ns > QUICK_NS else _QUICK
+        return status, n_rows, heap_bytes, rest

@@ -21,7 +21,7 @@ from shardio._engine.cautions import Caution
 from shardio._engine.claims import Claims
 from shardio._engine.iteration import Iteration
 from shardio._engine.recipe import Plan
-from shardio._engine.schedule import DEPTH, Assignment, Schedule
+from shardio._engine.schedule import DEPTH, QUICK_DEPTH, Assignment, Schedule
 from shardio.batch import Skipped
 from shardio.collate import lay_out
 from shardio.division import Division
@@ -44,11 +44,12 @@ class Passes(RuleBasedStateMachine):
         n_steps=st.integers(0, 12),
         n_workers=st.integers(1, 4),
         depth=st.integers(1, 3),
-        n_blocks=st.integers(1, 6),
+        n_blocks=st.integers(1, 20),
     )
     def start(self, first: int, n_steps: int, n_workers: int, depth: int, n_blocks: int) -> None:
         self.schedule = Schedule(first, first + n_steps, n_workers, depth)
-        self.n_workers, self.depth = n_workers, depth
+        self.n_workers, self.base_depth, self.depth = n_workers, depth, depth
+        self.low = depth - 1
         self.next_step, self.last = first, first + n_steps
         self.blocks = set(range(100, 100 + n_blocks))
         self.outside = set(self.blocks)  # the pool's, or a batch's that the loop holds
@@ -114,7 +115,7 @@ class Passes(RuleBasedStateMachine):
                 self.free.remove(block)
             self.working[step] = worker, block
         if self.lost or self.free and self.assigned_to < self.last and not self.errors:
-            assert min(self.counts()) == self.depth, "what can be given out is given out"
+            assert min(self.counts()) >= self.depth, "what can be given out is given out"
 
     def counts(self) -> list[int]:
         workers = [worker for worker, _ in self.working.values()]
@@ -132,7 +133,11 @@ class Passes(RuleBasedStateMachine):
             self.schedule.cancelled(worker, step)
             self.free.add(block)
         elif outcome != "failed":
-            self.schedule.done(worker, step)
+            is_quick = data.draw(st.booleans())
+            self.schedule.done(worker, step, is_quick=is_quick)
+            self.depth, self.low = self.base_depth, self.base_depth - 1
+            if is_quick and self.base_depth > 1:
+                self.depth, self.low = QUICK_DEPTH, QUICK_DEPTH // 2
             self.ready[step] = block
             left_out = self.cautions[step].left_out if step in self.cautions else {}
             self.skipped[step] = len(left_out.get(0, ())) + (outcome == "skipped")
@@ -244,6 +249,7 @@ class Passes(RuleBasedStateMachine):
         assert schedule.is_over == (self.next_step == self.last)
         left = bool(self.lost) or (self.assigned_to < self.last and not self.errors)
         assert schedule.wants_task == (left and min(self.counts()) < self.depth)
+        assert schedule.is_low == (min(self.counts()) <= self.low)
         assert schedule.wants_block == (not self.free and not self.lost)
 
     def teardown(self) -> None:
@@ -334,6 +340,24 @@ def test_depth_is_how_many_tasks_a_worker_has_at_most(depth: int) -> None:
         schedule.free(block)
     given = [worker for worker, _, _ in assign_all(schedule)]
     assert given == [0, 1] * depth
+
+
+def test_quick_workers_have_many_tasks_and_get_them_many_at_a_time() -> None:
+    schedule = Schedule(0, 100, n_workers=1)
+    for block in range(20):
+        schedule.free(block)
+    assert len(list(assign_all(schedule))) == DEPTH
+    schedule.done(0, 0, is_quick=True)
+    assert len(list(assign_all(schedule))) == QUICK_DEPTH - 1
+    for step in range(1, QUICK_DEPTH // 2):
+        assert not schedule.is_low
+        schedule.done(0, step, is_quick=True)
+    schedule.done(0, QUICK_DEPTH // 2, is_quick=True)
+    assert schedule.is_low
+    assert len(list(assign_all(schedule))) == QUICK_DEPTH // 2
+    schedule.done(0, QUICK_DEPTH // 2 + 1)  # not quick any more
+    assert not schedule.is_low
+    assert not schedule.wants_task
 
 
 def test_a_failure_waits_for_its_turn_and_stops_what_comes_after() -> None:

@@ -18,6 +18,7 @@ from shardio._engine.wire import (
     Done,
     Status,
     Task,
+    pack_done,
     pack_error,
     pack_task,
     unpack_done,
@@ -36,7 +37,7 @@ U16, U32, U64 = (st.integers(0, (1 << n) - 1) for n in (16, 32, 64))
 def test_a_descriptor_has_32_bytes() -> None:
     assert DESCRIPTOR_BYTES == 32
     assert len(pack_task(*Task(Ask.FILL, 1, 2, 3, 4, 5, 6))) == 32
-    assert len(Done(Status.FILLED, 1, 2, 3, 4, 5, 6).pack()) == 32
+    assert len(pack_done(Status.FILLED, 1, 2, 3, 4, 5, 6)) == 32
 
 
 @given(fields=st.tuples(U16, U16, U32, U64, U64, U32, U32), rest=st.binary(max_size=9))
@@ -45,7 +46,7 @@ def test_a_descriptor_arrives_as_it_was_sent_whatever_follows_it(
 ) -> None:
     task, done = Task._make(fields), Done._make(fields)
     assert unpack_task(pack_task(*task) + rest) == task
-    assert unpack_done(done.pack() + rest) == done
+    assert unpack_done(pack_done(*done) + rest) == done
 
 
 @pytest.mark.parametrize("n_bytes", [0, 1, 31])

@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from shardio._engine import worker as module
+from shardio._engine.wire import (
+    QUICK_NS,
+    Ask,
+    Status,
+    Task,
+    pack_done,
+    pack_task,
+    unpack_done,
+    unpack_dones,
+)
+from shardio._engine.worker import Worker
+
+FILLED, QUICK, FAILED, CANCELLED = Status.FILLED, Status.QUICK, Status.FAILED, Status.CANCELLED
+
+
+class Scripted(Worker):
+    """A worker that does nothing, and whose tasks end as they are told."""
+
+    def __init__(self, ends: list[tuple[Status, bytes]]) -> None:
+        self.sent: list[bytes] = []
+        self._send = self.sent.append
+        self._ends = ends
+
+    def _do(self, task: Task) -> tuple[int, bytes]:
+        status, rest = self._ends[task.step]
+        return status, pack_done(status, 0, 0, task.step, 0, 0, 0) + rest
+
+
+def answers(*ends: tuple[Status, bytes]) -> list[list[tuple[int, int, bytes]]]:
+    """What a worker sends for tasks that end so: of each message, status, step and the rest."""
+    worker = Scripted(list(ends))
+    tasks = [Task(Ask.FILL, 0, 0, 0, step, 0, 0) for step in range(len(ends))]
+    worker.take(b"".join(pack_task(*task) for task in tasks), ())
+    found = []
+    for message in worker.sent:
+        done = unpack_done(message)
+        if done.status == FAILED:
+            found.append([(done.status, done.step, message[32:])])
+        else:
+            found.append([(words[0], words[3], b"") for words in unpack_dones(message)])
+    return found
+
+
+@pytest.fixture
+def _clock_that_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "now_ns", lambda: 0)
+
+
+@pytest.mark.usefixtures("_clock_that_stands")
+def test_answers_to_quick_tasks_come_in_one_message() -> None:
+    assert answers((QUICK, b""), (QUICK, b""), (QUICK, b"")) == [
+        [(QUICK, 0, b""), (QUICK, 1, b""), (QUICK, 2, b"")]
+    ]
+
+
+@pytest.mark.usefixtures("_clock_that_stands")
+@pytest.mark.parametrize("status", [FILLED, CANCELLED])
+def test_what_is_not_quick_is_answered_at_once_with_what_was_kept_back(status: Status) -> None:
+    assert answers((status, b""), (QUICK, b""), (status, b""), (QUICK, b"")) == [
+        [(status, 0, b"")],
+        [(QUICK, 1, b""), (status, 2, b"")],
+        [(QUICK, 3, b"")],
+    ]
+
+
+@pytest.mark.usefixtures("_clock_that_stands")
+def test_a_failure_is_a_message_of_its_own_behind_what_was_kept_back() -> None:
+    assert answers((QUICK, b""), (FAILED, b"x" * 32), (QUICK, b"")) == [
+        [(QUICK, 0, b"")],
+        [(FAILED, 1, b"x" * 32)],
+        [(QUICK, 2, b"")],
+    ]
+
+
+def test_nothing_is_kept_back_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "now_ns", itertools.count(0, QUICK_NS // 2 + 1).__next__)
+    found = answers(*[(QUICK, b"")] * 5)
+    assert [len(message) for message in found] == [2, 2, 1]
