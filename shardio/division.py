@@ -89,11 +89,15 @@ class Division:
         start, stop = self.share(step)
         return (start, stop) if start < stop else (self.position(step), self.position(step) + 1)
 
-    def positions(self, first_step: int, last_step: int) -> Positions:
-        """The positions that are read for steps first_step..last_step-1, one after another."""
-        start, stop = self.read(last_step - 1)
-        if self.world_size == 1:
+    def positions(self, first_step: int, last_step: int, every: int = 1) -> Positions:
+        """The positions that are read for steps first_step..last_step-1, one after another.
+
+        With `every`, for each so manieth of these steps only, the first among them.
+        """
+        n_whole = (last_step - 1 - first_step) // every  # and one behind them
+        start, stop = self.read(first_step + n_whole * every)
+        if self.world_size == every == 1:
             return np.arange(self.read(first_step)[0], stop)
-        starts = self.read(first_step)[0] + np.arange(last_step - first_step - 1) * self._stride
+        starts = self.read(first_step)[0] + np.arange(n_whole) * (self._stride * every)
         whole = (starts[:, None] + np.arange(self.batch_size)).reshape(-1)
         return np.concatenate([whole, np.arange(start, stop)])

@@ -83,9 +83,10 @@ def test_positions_are_those_of_the_steps_one_after_another(
         if each.first_step < each.last_step:
             first = data.draw(st.integers(each.first_step, each.last_step - 1))
             last = data.draw(st.integers(first + 1, each.last_step))
-            expected = [p for step in range(first, last) for p in range(*each.read(step))]
-            assert each.positions(first, last).tolist() == expected
-            assert each.positions(first, last).dtype == np.int64
+            every = data.draw(st.integers(1, 4))
+            expected = [p for step in range(first, last, every) for p in range(*each.read(step))]
+            assert each.positions(first, last, every).tolist() == expected
+            assert each.positions(first, last, every).dtype == np.int64
 
 
 def test_a_padded_step_without_a_share_reads_the_first_position_that_is_left() -> None:

@@ -71,6 +71,10 @@ class Filler:
             call,
         )
 
+    def share_steps(self, n_workers: int) -> None:
+        """So many fill the blocks of a pass, and this one of them about as many as any other."""
+        self._itinerary.n_workers = n_workers
+
     def batch_schema(self, number: int = 0) -> Schema:
         """What a sample of a batch is: the fields, or what the transform makes of one sample.
 

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from shardio._engine.recipe import Plan
 from shardio.collate import CLAIMED, NO_FIELD, pack_state
 from shardio.dataset import ShardDataset
+from shardio.division import Division
 from shardio.drawing import WeightedOrder
 from shardio.order import CHUNK, Order
 from shardio.units import Rows
@@ -23,10 +24,11 @@ _STATE_SHIFT: Final = 32
 
 
 class Stretch:
-    """The samples of steps `first` to `last` - 1 of a pass; arrays are not to be written to.
+    """The samples of some steps of a pass; arrays are not to be written to.
 
-    `rows` are their rows of all shards, `shards` the numbers of their shards, `origins` their
-    lines of a block's origin table, (n, 3), claimed for no field yet.
+    `first` is the first of the steps, `last` comes behind all of them; `rows` are their rows of all
+    shards, `shards` the numbers of their shards, `origins` their lines of a block's origin table,
+    (n, 3), claimed for no field yet.
     """
 
     def __init__(self, dataset: ShardDataset, first: int, last: int, numbers: Rows) -> None:
@@ -80,24 +82,31 @@ def order_of(plan: Plan, *, shuffle: bool, seed: int) -> Ordering:
 
 
 class Itinerary:
-    """The way of a loader's passes through a dataset; keeps the latest stretch."""
+    """The way of a loader's passes through a dataset; keeps the latest stretches.
+
+    Where `n_workers` share the steps of a pass, each does one of so many, in the main (`Schedule`
+    sees to that), and a stretch has those alone: what others do is not worked out.
+    """
 
     def __init__(self, dataset: ShardDataset, *, shuffle: bool, seed: int) -> None:
         self._dataset, self._shuffle, self._seed = dataset, shuffle, seed
+        self.n_workers = 1
+        """How many share the steps of a pass."""
         self._plan: Plan | None = None
         self._order: Ordering
-        self._stretch: Stretch
+        self._stretches: dict[int, Stretch] = {}
 
     def stretch(self, plan: Plan, step: int) -> tuple[Stretch, slice]:
         """A stretch with the samples of a step, and which of its samples they are."""
-        division = plan.division
+        division, n_workers = plan.division, self.n_workers
         if plan is not self._plan:
-            found = self._look(plan, self._order_of(plan), step)
-        else:
-            found = self._stretch
-            if not found.first <= step < found.last:
-                found = self._look(plan, self._order, step)
-        start = (step - found.first) * division.batch_size
+            self._plan = None  # should Ctrl-C strike here: never the order of another pass
+            self._stretches, self._order = {}, self._order_of(plan)
+            self._plan = plan
+        found = self._stretches.get(step % n_workers)
+        if found is None or not found.first <= step < found.last:
+            found = self._stretches[step % n_workers] = self._look(division, step)
+        start = (step - found.first) // n_workers * division.batch_size
         first, behind = division.read(step)
         return found, slice(start, start + behind - first)
 
@@ -109,13 +118,12 @@ class Itinerary:
     def _order_of(self, plan: Plan) -> Ordering:
         return order_of(plan, shuffle=self._shuffle, seed=self._seed)
 
-    def _look(self, plan: Plan, order: Ordering, step: int) -> Stretch:
-        division = plan.division
-        n_steps = max(1, CHUNK // division.batch_size)
-        first = max(division.first_step, step - step % n_steps)
-        last = min(division.last_step, step - step % n_steps + n_steps)
-        found = Stretch(self._dataset, first, last, order.at(division.positions(first, last)))
-        self._plan = None  # should Ctrl-C strike here: never the order of another pass
-        self._order, self._stretch = order, found
-        self._plan = plan
-        return found
+    def _look(self, division: Division, step: int) -> Stretch:
+        every = self.n_workers
+        n_steps = max(1, CHUNK // division.batch_size) * every
+        begin, own = step - step % n_steps, step % every
+        first = max(division.first_step, begin)
+        first += (own - first) % every
+        last = min(division.last_step, begin + n_steps)
+        positions = division.positions(first, last, every)
+        return Stretch(self._dataset, first, last, self._order.at(positions))

@@ -34,7 +34,7 @@ class Schedule:
         """The step that is delivered next."""
         self._next_assigned, self._last = first, last
         self._depth, self._base_depth, self._low = depth, depth, depth - 1
-        self._is_quick = False
+        self._is_quick, self._lead = False, 0
         self._tasks: list[dict[int, int]] = [{} for _ in range(n_workers)]  # worker: step -> block
         self._n_tasks = [0] * n_workers
         self._ready: dict[int, int] = {}
@@ -83,20 +83,25 @@ class Schedule:
         self.n_circulating += 1
 
     def assign(self) -> Assignment:
-        """Give the next step to the worker with the fewest tasks; there must be a task to give."""
+        """Give the next step to a worker with few tasks; there must be a task to give.
+
+        Each worker has steps of its own, one of as many as there are workers, unless it is behind.
+        """
         n_tasks = self._n_tasks
         least = min(n_tasks)
         if least >= self._depth or self.wants_block:
             raise AssertionError("nothing can be assigned")
-        worker = n_tasks.index(least)
         if self._lost:  # first: the loop may be waiting for it
             step = min(self._lost)
             block = self._lost.pop(step)
         else:
             step, block = self._next_assigned, self._free.pop()
             self._next_assigned = step + 1
+        worker = step % len(n_tasks)
+        if n_tasks[worker] > min(least + self._lead, self._depth - 1):
+            worker = n_tasks.index(least)
         self._tasks[worker][step] = block
-        n_tasks[worker] = least + 1
+        n_tasks[worker] += 1
         self.n_in_flight += 1
         return worker, step, block
 
@@ -107,6 +112,7 @@ class Schedule:
             self._is_quick = is_quick
             self._depth = QUICK_DEPTH if is_quick else self._base_depth
             self._low = self._depth // 2 if is_quick else self._depth - 1
+            self._lead = self._depth // 4 if is_quick else 0
 
     def failed(self, worker: int, step: int, error: BaseException) -> None:
         """A worker could not fill the block of a step; the error is raised when its turn comes."""

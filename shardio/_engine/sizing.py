@@ -72,14 +72,14 @@ def n_blocks_wanted(n_workers: int, prefetch: int | None, n_bytes: int) -> int:
     One per worker and `prefetch` more, and one for the batch in the loop's hands; without workers
     nothing is filled ahead. Few are faster than many, as they stay in the cache; but small ones are
     filled so fast that main hardly comes to give out the next. So by default there are so many of
-    those that each worker can have as many tasks as a quick one may, and the loop the batch that it
-    lets go of.
+    those that each worker can have as many tasks as a quick one may, while the loop has as many
+    batches to come.
     """
     if not n_workers:
         return 2
     if prefetch is not None:
         return n_workers + prefetch + 1
-    n_extra = n_workers * (QUICK_DEPTH - 1) + 1 if n_bytes <= _SMALL_BYTES else 0
+    n_extra = n_workers * (QUICK_DEPTH - 1) + QUICK_DEPTH if n_bytes <= _SMALL_BYTES else 0
     return n_workers + _PREFETCH + 1 + n_extra
 
 

@@ -91,7 +91,7 @@ class Workers:
     def _greet(self, worker: int) -> None:
         if self._hello is not None:
             lineage, fds = self._hello
-            hello = _message(Ask.HELLO, block=worker) + lineage
+            hello = _message(Ask.HELLO, block=worker, n_rows=self.n_workers) + lineage
             selected = [] if self._selection is None else [self._selection.fd]
             self._crew.send(worker, hello, [*fds[:STACKS], fds[STACKS + worker], *selected])
 
@@ -199,8 +199,8 @@ def _crew(recipe: Recipe, n_workers: int, start_method: StartMethod) -> Crew | T
     return Crew(n_workers, target, preload=("shardio._engine.worker",), start=start_method)
 
 
-def _message(ask: Ask, block: int = 0, slot: int = 0, step: int = 0) -> bytes:
-    return pack_task(*Task(ask, slot, block, 0, step, 0, 0))
+def _message(ask: Ask, block: int = 0, slot: int = 0, step: int = 0, n_rows: int = 0) -> bytes:
+    return pack_task(*Task(ask, slot, block, 0, step, 0, n_rows))
 
 
 def _long_answer(worker: int, data: bytes) -> Answer:

@@ -45,7 +45,7 @@ class Ask(IntEnum):
     SCHEMA = 2  # run the transform on sample number `step`, and say what comes out
     BLOCK = 3  # here is a block: its descriptor comes along
     LAYOUT = 4  # for the schemas that follow, in blocks of `step` bytes at most
-    HELLO = 5  # here are the files that are shared, for the worker whose number is in `block`
+    HELLO = 5  # here are the files that are shared, for worker number `block` of `n_rows`
     PLAN = 6  # what the tasks of an iteration are about: a packed Plan follows
     CAUTION = 7  # do the task that comes next row by row: what to leave out follows, pickled
 

@@ -129,6 +129,7 @@ class Worker(Closing):
             self._layout = self._recipe.lay_out(schemas)
         elif task.ask == Ask.HELLO:
             try:
+                self._filler.share_steps(task.n_rows)
                 self._meet(message[DESCRIPTOR_BYTES:].decode(), fds, task.block)
             except Exception as error:  # noqa: BLE001  # main gets it with the first answer
                 self._unfit = error

@@ -49,7 +49,7 @@ class Passes(RuleBasedStateMachine):
     def start(self, first: int, n_steps: int, n_workers: int, depth: int, n_blocks: int) -> None:
         self.schedule = Schedule(first, first + n_steps, n_workers, depth)
         self.n_workers, self.base_depth, self.depth = n_workers, depth, depth
-        self.low = depth - 1
+        self.low, self.lead = depth - 1, 0
         self.next_step, self.last = first, first + n_steps
         self.blocks = set(range(100, 100 + n_blocks))
         self.outside = set(self.blocks)  # the pool's, or a batch's that the loop holds
@@ -103,7 +103,11 @@ class Passes(RuleBasedStateMachine):
     def tasks_are_given_out(self) -> None:
         for worker, step, block in assign_all(self.schedule):
             counts = self.counts()
-            assert counts[worker] == min(counts) < self.depth
+            home, least = counts[step % self.n_workers], min(counts)
+            if home < self.depth and home <= least + self.lead:
+                assert worker == step % self.n_workers, "each has steps of its own"
+            else:
+                assert counts[worker] == least < self.depth
             if self.lost:
                 assert step == min(self.lost), "what was lost comes first, in order"
                 assert block == self.lost.pop(step)
@@ -135,9 +139,9 @@ class Passes(RuleBasedStateMachine):
         elif outcome != "failed":
             is_quick = data.draw(st.booleans())
             self.schedule.done(worker, step, is_quick=is_quick)
-            self.depth, self.low = self.base_depth, self.base_depth - 1
+            self.depth, self.low, self.lead = self.base_depth, self.base_depth - 1, 0
             if is_quick and self.base_depth > 1:
-                self.depth, self.low = QUICK_DEPTH, QUICK_DEPTH // 2
+                self.depth, self.low, self.lead = QUICK_DEPTH, QUICK_DEPTH // 2, QUICK_DEPTH // 4
             self.ready[step] = block
             left_out = self.cautions[step].left_out if step in self.cautions else {}
             self.skipped[step] = len(left_out.get(0, ())) + (outcome == "skipped")

@@ -24,9 +24,9 @@ MIB = 1 << 20
         (2, 4, 9 * MIB, 7),
         (2, None, 9 * MIB, 5),
         (2, None, MIB + 1, 5),
-        (2, None, MIB, 20),
-        (8, None, 4096, 68),
-        (1, None, 4096, 12),
+        (2, None, MIB, 27),
+        (8, None, 4096, 75),
+        (1, None, 4096, 19),
     ],
 )
 def test_small_blocks_are_more_unless_their_number_is_given(

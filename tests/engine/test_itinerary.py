@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import shardio
+from shardio import Array, Schema
+from shardio._engine.itinerary import Itinerary, order_of
+from shardio._engine.recipe import Plan
+from shardio.division import Division
+from shardio.order import CHUNK
+
+SCHEMA = Schema({"label": Array("int64")})
+N = 2 * CHUNK + 77
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path: Path = tmp_path_factory.mktemp("itinerary") / "set"
+    with shardio.DatasetWriter(path, SCHEMA) as writer:
+        for i in range(N):
+            writer.append({"label": i})
+    return str(path)
+
+
+@pytest.mark.parametrize("n_workers", [1, 2, 3, 7])
+@pytest.mark.parametrize("tail", ["short", "pad"])
+@pytest.mark.parametrize("first", [0, 40])
+def test_a_step_has_its_samples_whoever_does_which(
+    folder: str, n_workers: int, tail: str, first: int
+) -> None:
+    plan = Plan(3, Division(N, first, 13, rank=1, world_size=2, tail=tail))  # type: ignore[arg-type]
+    order = order_of(plan, shuffle=True, seed=5)
+    with shardio.open(folder) as dataset:
+        itinerary = Itinerary(dataset, shuffle=True, seed=5)
+        itinerary.n_workers = n_workers
+        steps = list(range(plan.division.first_step, plan.division.last_step))
+        # Its own ones, and now and then one of another.
+        for step in [*steps[::n_workers], *steps[1:30], *steps[-5:]]:
+            stretch, part = itinerary.stretch(plan, step)
+            start, stop = plan.division.read(step)
+            expected = order.at(plan.division.positions(step, step + 1)).tolist()
+            assert len(expected) == stop - start
+            assert stretch.rows[part].tolist() == expected
+
+
+def test_a_worker_works_out_its_own_steps_alone(folder: str) -> None:
+    with shardio.open(folder) as dataset:
+        itinerary = Itinerary(dataset, shuffle=True, seed=5)
+        itinerary.n_workers = 4
+        plan = Plan(0, Division(N, 0, 16))
+        found = {id(itinerary.stretch(plan, step)[0]) for step in range(1, N // 16, 4)}
+        assert len(found) == 1, "a quarter of the epoch is less than what is worked out at a time"
+        assert len(itinerary.stretch(plan, 1)[0].rows) <= N // 4 + 16
