@@ -52,12 +52,12 @@ class Schedule:
         return self.next_step >= self._last
 
     @property
-    def wants_task(self) -> bool:
-        """Whether there are steps left to assign, and a worker with room for one."""
-        if min(self._n_tasks) >= self._depth:
-            return False
+    def n_wanted(self) -> int:
+        """How many steps there are to assign to workers with room for them."""
         # After a failure nothing new behind it will be delivered.
-        return (self._next_assigned < self._last and not self._failed) or bool(self._lost)
+        n_left = len(self._lost) + (0 if self._failed else self._last - self._next_assigned)
+        depth = self._depth
+        return min(n_left, sum([depth - n for n in self._n_tasks if n < depth])) if n_left else 0
 
     @property
     def is_low(self) -> bool:
@@ -89,7 +89,7 @@ class Schedule:
         """
         n_tasks = self._n_tasks
         least = min(n_tasks)
-        if least >= self._depth or self.wants_block:
+        if least >= self._depth or not (self._free or self._lost):
             raise AssertionError("nothing can be assigned")
         if self._lost:  # first: the loop may be waiting for it
             step = min(self._lost)
@@ -98,7 +98,7 @@ class Schedule:
             step, block = self._next_assigned, self._free.pop()
             self._next_assigned = step + 1
         worker = step % len(n_tasks)
-        if n_tasks[worker] > min(least + self._lead, self._depth - 1):
+        if n_tasks[worker] > least + self._lead or n_tasks[worker] >= self._depth:
             worker = n_tasks.index(least)
         self._tasks[worker][step] = block
         n_tasks[worker] += 1
@@ -107,7 +107,9 @@ class Schedule:
 
     def done(self, worker: int, step: int, *, is_quick: bool = False) -> None:
         """A worker has filled the block of a step, and was quick or not."""
-        self._ready[step] = self._answered(worker, step)
+        self._ready[step] = self._tasks[worker].pop(step)  # `_answered`, without the call
+        self._n_tasks[worker] -= 1
+        self.n_in_flight -= 1
         if is_quick is not self._is_quick and self._base_depth > 1:
             self._is_quick = is_quick
             self._depth = QUICK_DEPTH if is_quick else self._base_depth

@@ -72,8 +72,9 @@ class Traffic:
         if schedule.is_over or iteration.is_cancelled:
             return None
         step = schedule.next_step
-        self.reap()
-        self.feed(iteration)
+        if schedule.is_low:
+            self.reap()
+            self.feed(iteration)
         end_s = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
             try:
@@ -114,34 +115,39 @@ class Traffic:
 
         None, while all workers have enough to do.
         """
-        schedule, pool = iteration.schedule, self.pool
+        schedule = iteration.schedule
         if not schedule.is_low:
             return
         try:
-            self._give(iteration, schedule, pool)
+            for _ in range(schedule.n_wanted):
+                if schedule.wants_block and not self._find_block(iteration):
+                    break
+                self._give(iteration, *schedule.assign())
         finally:
             self._staff.post()
 
-    def _give(self, iteration: Iteration, schedule: Schedule, pool: BlockPool) -> None:
-        while schedule.wants_task:
-            if schedule.wants_block:
-                found = pool.take_idle()
-                if found is None and not self._has_enough(schedule):
-                    found = pool.make()
-                    iteration.lap.n_blocks_made += found is not None
-                if found is None:
-                    return
-                schedule.free(found)
-            worker, step, number = schedule.assign()
-            block = pool[number]
-            block.use = (block.use + 1) & 0xFFFFFFFF
-            if worker not in iteration.known_to:
-                self._staff.explain(worker, iteration.slot, iteration.plan)
-                iteration.known_to.add(worker)
-            words = _FILL, iteration.slot, number, iteration.plan.epoch, step, block.use, 0
-            if iteration.cautions and step in iteration.cautions:
-                self._staff.caution(worker, iteration.cautions[step].left_out)
-            self._staff.give(worker, tuple.__new__(Task, words), block)
+    def _find_block(self, iteration: Iteration) -> bool:
+        """Give a pass a block, be it a new one; False if there is none for it."""
+        schedule, pool = iteration.schedule, self.pool
+        found = pool.take_idle()
+        if found is None and not self._has_enough(schedule):
+            found = pool.make()
+            iteration.lap.n_blocks_made += found is not None
+        if found is None:
+            return False
+        schedule.free(found)
+        return True
+
+    def _give(self, iteration: Iteration, worker: int, step: int, number: int) -> None:
+        block, slot, plan = self.pool[number], iteration.slot, iteration.plan
+        block.use = use = (block.use + 1) & 0xFFFFFFFF
+        if worker not in iteration.known_to:
+            self._staff.explain(worker, slot, plan)
+            iteration.known_to.add(worker)
+        if iteration.cautions and step in iteration.cautions:
+            self._staff.caution(worker, iteration.cautions[step].left_out)
+        words = _FILL, slot, number, plan.epoch, step, use, 0
+        self._staff.give(worker, tuple.__new__(Task, words), block)
 
     def _has_enough(self, schedule: Schedule) -> bool:
         """Whether a pass keeps every worker busy, and there are as many blocks as there should."""

@@ -32,7 +32,7 @@ from shardio.format.schema import Schema
 
 def assign_all(schedule: Schedule) -> Iterator[Assignment]:
     """Give out what can be given out."""
-    while schedule.wants_task and not schedule.wants_block:
+    while schedule.n_wanted and not schedule.wants_block:
         yield schedule.assign()
 
 
@@ -251,8 +251,9 @@ class Passes(RuleBasedStateMachine):
         here = (self.free, self.lost, self.working, self.ready)
         assert schedule.n_circulating == sum(map(len, here))
         assert schedule.is_over == (self.next_step == self.last)
-        left = bool(self.lost) or (self.assigned_to < self.last and not self.errors)
-        assert schedule.wants_task == (left and min(self.counts()) < self.depth)
+        n_left = len(self.lost) + (0 if self.errors else self.last - self.assigned_to)
+        room = sum(max(0, self.depth - n) for n in self.counts())
+        assert schedule.n_wanted == min(n_left, room)
         assert schedule.is_low == (min(self.counts()) <= self.low)
         assert schedule.wants_block == (not self.free and not self.lost)
 
@@ -332,7 +333,7 @@ def test_a_pass_of_no_steps_is_over_and_wants_nothing() -> None:
     schedule = Schedule(5, 5, n_workers=2)
     schedule.free(0)
     assert schedule.is_over
-    assert not schedule.wants_task
+    assert not schedule.n_wanted
     assert schedule.deliver() is None
     assert schedule.surrender() == [0]
 
@@ -361,7 +362,7 @@ def test_quick_workers_have_many_tasks_and_get_them_many_at_a_time() -> None:
     assert len(list(assign_all(schedule))) == QUICK_DEPTH // 2
     schedule.done(0, QUICK_DEPTH // 2 + 1)  # not quick any more
     assert not schedule.is_low
-    assert not schedule.wants_task
+    assert not schedule.n_wanted
 
 
 def test_a_failure_waits_for_its_turn_and_stops_what_comes_after() -> None:
@@ -371,7 +372,7 @@ def test_a_failure_waits_for_its_turn_and_stops_what_comes_after() -> None:
     first, second = assign_all(schedule)
     error = KeyError("mine")
     schedule.failed(*second[:2], error)
-    assert not schedule.wants_task
+    assert not schedule.n_wanted
     assert schedule.deliver() is None
     schedule.done(*first[:2])
     assert schedule.deliver() == first[2]
