@@ -69,7 +69,7 @@ class ShardLoader(Closing):
             for each. By default as torchrun, mpirun or srun say in the environment, else 0 of 1.
             Ranks share seed and dataset; their batches together are those of one epoch.
         prefetch: how many blocks beyond one per worker are filled ahead; by default 2, or where
-            they have at most 1 MiB 3 and one per worker.
+            they have at most 1 MiB 10, and 7 for each worker.
         memory_bytes: budget of all blocks; by default half of what is available.
         verify: "first" checks every hash when its bytes are first read, "always", or "off".
         access: "mmap" maps the shards, "pread" reads them by offset, "auto" maps them unless they

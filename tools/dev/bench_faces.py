@@ -6,7 +6,7 @@ Makes a dataset for each kind of samples in a temporary folder. A worker's side 
 in a process of its own, as a worker does; main's side iterates over a loader with one worker.
 Page faults are those of `getrusage`, per batch of the first epoch and of the third. Frames and
 calls into C are counted by `sys.setprofile` in a later epoch, which is not timed. System calls are
-counted by strace, if it is there: over 6 and over 3 epochs, of which the difference counts.
+counted by strace, if it is there: over 16 and over 8 epochs, of which the difference counts.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from shardio.dataset import ShardDataset
 from shardio.division import Division
 
 BATCH: Final = 32
-FEW, MANY = 3, 6
+FEW, MANY = 8, 16
 """Epochs of a count of system calls."""
 _WORDS: Final = [f"word{i} " for i in range(997)]
 
