@@ -99,17 +99,24 @@ UNIT_BYTES = {"clips": 16 * 112 * 112 * 3, "pictures": 30_000, "embeddings": 307
 """What most hashes of each dataset cover, about."""
 
 
-def hash_file(unit_bytes: int, path: str) -> int:
-    """Read a file and hash its bytes, in units if they are smaller than a piece; returns how many.
+@functools.cache
+def _piece(unit_bytes: int) -> tuple[memoryview, list[memoryview]]:
+    """What a process reads all its files into, and the units of it.
 
-    The buffer begins on a page: some processors copy a quarter as fast to other places.
+    It begins on a page: some processors copy a quarter as fast to other places.
     """
     buffer = memoryview(mmap.mmap(-1, PIECE_BYTES))
     starts = range(0, PIECE_BYTES - unit_bytes + 1, unit_bytes)
     units = [buffer[start : start + unit_bytes] for start in starts]
+    return buffer[: len(units) * unit_bytes], units
+
+
+def hash_file(unit_bytes: int, path: str) -> int:
+    """Read a file and hash its bytes, in units if they are smaller than a piece, and count them."""
+    filled, units = _piece(unit_bytes)
     hash_, n_bytes = xxhash.xxh3_64_intdigest, 0
     with open(path, "rb", buffering=0) as file:
-        while n := file.readinto(buffer[: len(units) * unit_bytes]):
+        while n := file.readinto(filled):
             list(map(hash_, units))
             n_bytes += n
     return n_bytes
