@@ -195,7 +195,8 @@ class PreadFile:
         while done < view.nbytes:
             descriptor = self._kept or self._open_again()
             try:
-                n_read = os.preadv(descriptor.fd, [view[done:]], offset + done)
+                rest = view[done:] if done else view
+                n_read = os.preadv(descriptor.fd, [rest], offset + done)
             except OSError as error:
                 self._withstand(error, n_failures)
                 n_failures += 1

@@ -27,6 +27,9 @@ ROW_HASH_MIN = 2 << 10
 hash_bytes = xxhash.xxh3_64_intdigest
 """xxh3-64 of any bytes-like object, as an integer."""
 
+digest_bytes = xxhash.xxh3_64_digest
+"""The same as 8 bytes, the most significant one first."""
+
 Hasher = xxhash.xxh3_64
 """The same, fed piece by piece."""
 

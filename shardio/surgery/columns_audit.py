@@ -13,7 +13,7 @@ from shardio.format.fields import Array
 from shardio.format.layout import PAGE, Kind, Section
 from shardio.format.schema import Schema
 from shardio.opening import Sections
-from shardio.surgery.content import WINDOW_BYTES, Content, differing
+from shardio.surgery.content import WINDOW_BYTES, Content, differing, digests_of
 from shardio.surgery.finding import Findings
 
 
@@ -59,7 +59,8 @@ def _chunks(n_samples: int, stride: int, per_unit: int) -> Iterator[tuple[int, i
     """First row and number of rows of windows: whole units, and whole pages where that can be."""
     unit = stride * per_unit
     n_bytes = math.lcm(unit, PAGE)
-    step = (WINDOW_BYTES // n_bytes * n_bytes // unit or WINDOW_BYTES // unit or 1) * per_unit
+    n_whole = (WINDOW_BYTES + n_bytes // 2) // n_bytes  # the nearest: two rows of 600 KB are one
+    step = (n_whole * n_bytes // unit or WINDOW_BYTES // unit or 1) * per_unit
     for first in range(0, n_samples, step):
         yield first, min(step, n_samples - first)
 
@@ -79,11 +80,11 @@ class _ColumnAudit:
         """Check the hashes of a window of whole rows, the first of which is `first`."""
         if window is not self._window:
             self._window, self._units = window, self._cut(window)
-        for i, found in differing(self._units, expected.tolist()):
+        for i, wanted, found in differing(self._units, digests_of(expected)):
             row = first + i * self._per_unit
             place = self._column.offset + row * self._stride
             where = {"field": self._name, "sample": row}
-            self._findings.add_hash(self._column.name, place, int(expected[i]), found, **where)
+            self._findings.add_hash(self._column.name, place, wanted, found, **where)
 
     def _cut(self, window: memoryview) -> list[memoryview]:
         n_bytes = self._per_unit * self._stride

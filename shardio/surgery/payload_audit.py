@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from shardio.errors import SchemaError, ShardCorrupt
+from shardio.errors import ShardCorrupt
 from shardio.format.checksum import Hasher
 from shardio.format.codec import Codec, Dictionary, decode
-from shardio.format.fields import Array, Bytes, Field, Json, List
+from shardio.format.fields import Array, Bytes, Field, Text
 from shardio.format.index import (
     ENTRY,
     ENTRY_DTYPE,
@@ -21,19 +21,25 @@ from shardio.format.index import (
     alignment,
     broken,
     codecs,
-    full_shape,
     stored_bytes,
 )
 from shardio.format.layout import NO_FIELD, Header, Kind, Required, Section
-from shardio.format.lists import unpack_list
-from shardio.format.schema import Schema, canonical_json
-from shardio.format.values import check_json, decode_record
+from shardio.format.schema import Schema
 from shardio.opening import Sections
-from shardio.surgery.content import CHUNK_BYTES, WINDOW_BYTES, Content, differing
+from shardio.surgery.content import (
+    CHUNK_BYTES,
+    DIGEST_BYTES,
+    WINDOW_BYTES,
+    Content,
+    differing,
+    digests_of,
+)
 from shardio.surgery.finding import Findings
 from shardio.surgery.validity_audit import Present
+from shardio.surgery.values_audit import are_texts, check_absent, check_value
 
-_CHUNK_ENTRIES: Final = 1 << 14
+CHUNK_ENTRIES: Final = 1 << 12
+"""Index entries that are looked at together: what NumPy makes of them stays in the cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +136,7 @@ def _dictionaries(
 
 def _chunks(content: Content, index: Section, n_fields: int) -> Iterator[tuple[int, Entries]]:
     """The index in copies of whole rows, each with its first row's number."""
-    n_rows = max(1, _CHUNK_ENTRIES // n_fields)
+    n_rows = max(1, CHUNK_ENTRIES // n_fields)
     for first in range(0, index.count, n_rows * n_fields):
         n_entries = min(n_rows * n_fields, index.count - first)
         place = index.offset + first * ENTRY.size
@@ -214,58 +220,76 @@ def _check_records(
     numbers = np.flatnonzero(~bad)
     if not len(numbers):
         return
-    kinds, sizes = codecs(entries[numbers]), stored_bytes(entries[numbers]).astype(np.int64)
+    sound = entries[numbers] if len(numbers) < len(entries) else entries
+    kinds, sizes = codecs(sound), stored_bytes(sound).astype(np.int64)
     walk.uses_zstd |= bool((kinds == Codec.ZSTD).any())
-    starts = payload.section.offset + entries["offset"][numbers].astype(np.int64)
-    ends, hashes = starts + sizes, entries["hash"][numbers]
-    tells_more = _tells_more(payload, numbers, kinds)
-    parts = list(_parts(starts, ends, CHUNK_BYTES if content.is_mapped else WINDOW_BYTES))
-    # For all parts at once: a window has few records, and NumPy takes as long for few as for many.
-    bases = np.repeat(
-        starts[[first for first, _ in parts]], [last - first for first, last in parts]
-    )
-    places = list(map(slice, (starts - bases).tolist(), (ends - bases).tolist()))
-    expected, is_asked = hashes.tolist(), bool(tells_more.any())
-    for first, last in parts:
-        start = int(starts[first])
-        window = content.window(start, int(ends[last - 1]))
-        here = places[first:last]
-        for i, found in differing(map(window.__getitem__, here), expected[first:last]):
+    starts = payload.section.offset + sound["offset"].astype(np.int64)
+    ends, digests = starts + sizes, digests_of(sound["hash"])
+    tells_more = ~_is_plain(Bytes, payload, numbers, kinds)
+    is_text = _is_plain(Text, payload, numbers, kinds) if tells_more.any() else None
+    parts = _parts(starts, ends, CHUNK_BYTES if content.is_mapped else WINDOW_BYTES)
+    bases = np.repeat([part.start for part in parts], [part.last - part.first for part in parts])
+    from_, to = starts - bases, ends - bases
+    for first, last, start, end in parts:
+        window = content.window(start, end)
+        # Slice by slice when it is hashed: thousands made ahead would all have left the cache.
+        places = map(slice, from_[first:last].tolist(), to[first:last].tolist())
+        records = map(window.__getitem__, places)
+        expected = digests[first * DIGEST_BYTES : last * DIGEST_BYTES]
+        for i, wanted, found in differing(records, expected):
             k = first + i
             row, number = divmod(first_row * len(fields) + int(numbers[k]), len(fields))
             where: dict[str, Any] = {"field": fields[number][0], "sample": row}
             place = int(starts[k])
-            payload.findings.add_hash(payload.section.name, place, expected[k], found, **where)
+            payload.findings.add_hash(payload.section.name, place, wanted, found, **where)
             tells_more[k] = False
-        for i in np.flatnonzero(tells_more[first:last]).tolist() if is_asked else ():
+        if is_text is None:
+            continue
+        texts = first + np.flatnonzero(is_text[first:last])
+        if are_texts(window, from_[texts], to[texts]):
+            tells_more[texts] = False
+        for i in np.flatnonzero(tells_more[first:last]).tolist():
             k = first + i
             row, number = divmod(first_row * len(fields) + int(numbers[k]), len(fields))
-            codec, n_bytes = int(kinds[k]), int(entries["n_bytes"][numbers[k]])
-            stored, place = window[here[i]], start + here[i].start
-            _check_content(payload, number, row, place, stored, codec, n_bytes)
+            codec, n_bytes = int(kinds[k]), int(sound["n_bytes"][k])
+            stored = window[from_[k] : to[k]]
+            _check_content(payload, number, row, int(starts[k]), stored, codec, n_bytes)
 
 
-def _tells_more(
-    payload: _Payload, numbers: npt.NDArray[np.int64], kinds: npt.NDArray[np.uint64]
+def _is_plain(
+    type_: type[Field],
+    payload: _Payload,
+    numbers: npt.NDArray[np.int64],
+    kinds: npt.NDArray[np.uint64],
 ) -> npt.NDArray[np.bool_]:
-    """Which records can break a rule although their hash is right: all but raw bytes."""
+    """Which records are of a field of this type that no sample lacks, and stored as they are.
+
+    A record of bytes is right then if its hash is; every other one can break a rule in spite of it.
+    """
     fields = payload.fields
-    plain = [isinstance(field, Bytes) and name not in payload.present for name, field in fields]
-    found: npt.NDArray[np.bool_] = ~np.array(plain)[numbers % len(fields)] | (kinds != Codec.RAW)
+    plain = [isinstance(field, type_) and name not in payload.present for name, field in fields]
+    found: npt.NDArray[np.bool_] = np.array(plain)[numbers % len(fields)] & (kinds == Codec.RAW)
     return found
 
 
-def _parts(
-    starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64], n_bytes: int
-) -> Iterator[tuple[int, int]]:
-    """Pieces of about n_bytes of records that lie side by side: the first, and the one behind."""
+class _Part(NamedTuple):
+    """Records that lie side by side: the first, the one behind, and their place in the file."""
+
+    first: int
+    last: int
+    start: int
+    end: int
+
+
+def _parts(starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64], n_bytes: int) -> list[_Part]:
+    """Cut records into parts of about n_bytes."""
     gaps = starts[1:] - ends[:-1]
     is_cut = np.diff(np.cumsum(ends - starts) // n_bytes) > 0
     is_cut |= (gaps < 0) | (gaps >= RECORD_ALIGNMENT)
-    first = 0
-    for last in (*(np.flatnonzero(is_cut) + 1).tolist(), len(starts)):
-        yield first, last
-        first = last
+    behind = np.append(np.flatnonzero(is_cut) + 1, len(starts))
+    first = np.append(0, behind[:-1])
+    numbers = first.tolist(), behind.tolist(), starts[first].tolist(), ends[behind - 1].tolist()
+    return list(map(_Part, *numbers))
 
 
 def _check_content(
@@ -285,7 +309,7 @@ def _check_content(
         if dictionary is not None and codec == Codec.ZSTD:
             raise ShardCorrupt("a record leaves out its field's dictionary", code="codec")
         if name in payload.present and not payload.present[name][row]:
-            _check_absent(dims, n_bytes)
+            check_absent(dims, n_bytes)
         else:
             record = decode(stored, codec, n_bytes, dictionary)
             check_value(field, record, dims, n_bytes)
@@ -300,51 +324,3 @@ def _check_content(
             expected=error.expected,
             found=error.found,
         )
-
-
-def _check_absent(dims: npt.NDArray[np.uint64] | None, n_bytes: int) -> None:
-    """Check that a sample which lacks a field has nothing of it.
-
-    Raises:
-        ShardCorrupt: it has. The place is the caller's to add.
-    """
-    if n_bytes or (dims is not None and dims.any()):
-        what = "a sample lacks the field, and has a record or a shape of it"
-        raise ShardCorrupt(what, code="validity", expected=0, found=n_bytes)
-
-
-def check_value(
-    field: Field, record: bytes | memoryview, dims: npt.NDArray[np.uint64] | None, n_bytes: int
-) -> None:
-    """Check that a decoded record is a value of its field, in the only form that is allowed.
-
-    Args:
-        field: its field.
-        record: the decoded bytes.
-        dims: the varying dimensions of an array's sample, if any vary.
-        n_bytes: the record's size as the index has it.
-
-    Raises:
-        ShardCorrupt: it is not. The place is the caller's to add.
-    """
-    if isinstance(field, Array):
-        shape = full_shape(field, np.empty(0, np.uint64) if dims is None else dims, n_bytes)
-        if field.dtype == "bool" and (np.frombuffer(record, np.uint8) > 1).any():
-            raise ShardCorrupt(f"a bool of {shape} is neither 0 nor 1", code="value")
-        return
-    if isinstance(field, Bytes):
-        return
-    if isinstance(field, List):
-        for array in unpack_list(field.element, record):
-            if field.element.dtype == "bool" and (np.atleast_1d(array).view(np.uint8) > 1).any():
-                raise ShardCorrupt("a bool in a list is neither 0 nor 1", code="value")
-        return
-    try:
-        value = decode_record(field, record, ())
-        is_canonical = not isinstance(field, Json) or canonical_json(value) == record
-        if isinstance(field, Json):
-            check_json(value)
-    except (ValueError, RecursionError, SchemaError) as error:
-        raise ShardCorrupt(f"a record cannot be decoded: {error}", code="value") from error
-    if not is_canonical:
-        raise ShardCorrupt("JSON is not in canonical form", code="value")

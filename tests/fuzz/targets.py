@@ -42,10 +42,10 @@ from shardio.reader import ShardReader
 from shardio.sealed import sealed
 from shardio.surgery.audit import audit_dataset
 from shardio.surgery.finding import Finding
-from shardio.surgery.payload_audit import check_value
 from shardio.surgery.repairing import repair
 from shardio.surgery.shard_audit import examine_bytes
 from shardio.surgery.survey import survey_shard
+from shardio.surgery.values_audit import check_value
 from shardio.units import Verify
 from shardio.writer import ShardSummary
 from tests.corruption.forge import SMALL, small_samples

@@ -1,0 +1,79 @@
+"""Check that a record whose hash is right is a value of its field, in the form that is allowed."""
+
+from __future__ import annotations
+
+from collections import deque
+from itertools import repeat
+
+import numpy as np
+import numpy.typing as npt
+
+from shardio.errors import SchemaError, ShardCorrupt
+from shardio.format.fields import Array, Bytes, Field, Json, List
+from shardio.format.index import full_shape
+from shardio.format.lists import unpack_list
+from shardio.format.schema import canonical_json
+from shardio.format.values import check_json, decode_record
+
+
+def are_texts(
+    window: memoryview, starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]
+) -> bool:
+    """Whether all parts of a window that begin and end at these places are UTF-8.
+
+    Without a bytecode for each: of the first that is not, the caller finds the place.
+    """
+    parts = map(window.__getitem__, map(slice, starts.tolist(), ends.tolist()))
+    try:
+        deque(map(str, parts, repeat("utf-8")), maxlen=0)
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def check_absent(dims: npt.NDArray[np.uint64] | None, n_bytes: int) -> None:
+    """Check that a sample which lacks a field has nothing of it.
+
+    Raises:
+        ShardCorrupt: it has. The place is the caller's to add.
+    """
+    if n_bytes or (dims is not None and dims.any()):
+        what = "a sample lacks the field, and has a record or a shape of it"
+        raise ShardCorrupt(what, code="validity", expected=0, found=n_bytes)
+
+
+def check_value(
+    field: Field, record: bytes | memoryview, dims: npt.NDArray[np.uint64] | None, n_bytes: int
+) -> None:
+    """Check that a decoded record is a value of its field, in the only form that is allowed.
+
+    Args:
+        field: its field.
+        record: the decoded bytes.
+        dims: the varying dimensions of an array's sample, if any vary.
+        n_bytes: the record's size as the index has it.
+
+    Raises:
+        ShardCorrupt: it is not. The place is the caller's to add.
+    """
+    if isinstance(field, Array):
+        shape = full_shape(field, np.empty(0, np.uint64) if dims is None else dims, n_bytes)
+        if field.dtype == "bool" and (np.frombuffer(record, np.uint8) > 1).any():
+            raise ShardCorrupt(f"a bool of {shape} is neither 0 nor 1", code="value")
+        return
+    if isinstance(field, Bytes):
+        return
+    if isinstance(field, List):
+        for array in unpack_list(field.element, record):
+            if field.element.dtype == "bool" and (np.atleast_1d(array).view(np.uint8) > 1).any():
+                raise ShardCorrupt("a bool in a list is neither 0 nor 1", code="value")
+        return
+    try:
+        value = decode_record(field, record, ())
+        is_canonical = not isinstance(field, Json) or canonical_json(value) == record
+        if isinstance(field, Json):
+            check_json(value)
+    except (ValueError, RecursionError, SchemaError) as error:
+        raise ShardCorrupt(f"a record cannot be decoded: {error}", code="value") from error
+    if not is_canonical:
+        raise ShardCorrupt("JSON is not in canonical form", code="value")
