@@ -28,6 +28,10 @@ from shardio.surgery.shard_audit import Examined, examine
 LITTLE_BYTES: Final = 512 << 20
 """Less than this is checked before there is a worker."""
 
+MOST_AHEAD: Final = 3
+"""Shards that a worker has been told of before it needs them: with one, behind a dataset's small
+ones it waited until main was through with a large one."""
+
 
 @dataclass(frozen=True, slots=True)
 class AuditProgress:
@@ -138,10 +142,10 @@ def _size_of(path: Path) -> int:
 
 
 class _Foreman:
-    """Gives every worker of a crew one shard after the other, one ahead of the one it works on.
+    """Gives every worker of a crew one shard after the other, some ahead of the one it works on.
 
-    One ahead, so that on a busy machine no worker waits for main to be scheduled; but of the last
-    shards each goes to who is free.
+    Ahead, so that no worker waits for main, which may be in the middle of a shard of its own; but
+    of the last shards each goes to who is free.
     """
 
     def __init__(self, crew: Crew, root: Path, tally: _Tally) -> None:
@@ -169,10 +173,14 @@ class _Foreman:
     def _assign(self, worker: int) -> None:
         """Give a worker what it works on next, and what after that, while there is enough."""
         tasks = self._tasks[worker]
-        while self._waiting and len(tasks) < 1 + (len(self._waiting) > 2 * len(self._tasks)):
+        while self._waiting and len(tasks) < 1 + self._n_ahead():
             name = self._waiting.pop()
             tasks.append(name)
             self._crew.send(worker, os.fsencode(self._root / name))
+
+    def _n_ahead(self) -> int:
+        """How many shards a worker has ahead: fewer and fewer, the last ones go to who is free."""
+        return min(MOST_AHEAD, (len(self._waiting) - 1) // (2 * len(self._tasks)))
 
     def _take(self, event: Event) -> None:
         if isinstance(event, Message):

@@ -38,8 +38,8 @@ from shardio.surgery.finding import Findings
 from shardio.surgery.validity_audit import Present
 from shardio.surgery.values_audit import are_texts, check_absent, check_value
 
-CHUNK_ENTRIES: Final = 1 << 12
-"""Index entries that are looked at together: what NumPy makes of them stays in the cache."""
+CHUNK_ENTRIES: Final = 1 << 14
+"""Index entries that are looked at together."""
 
 
 @dataclass(frozen=True, slots=True)
