@@ -29,7 +29,6 @@ if TYPE_CHECKING:
         DatasetCorrupt,
         DatasetExists,
         DatasetNotFound,
-        EnvironmentUnsuitable,
         InvalidArgument,
         LoaderClosed,
         MediaError,
@@ -48,6 +47,7 @@ if TYPE_CHECKING:
     from shardio.format.fields import Array, Bytes, Json, List, Text
     from shardio.format.schema import Schema
     from shardio.loader import ShardLoader
+    from shardio.mixing import mix
     from shardio.reader import ShardReader
     from shardio.writer import ShardWriter
 
@@ -64,7 +64,6 @@ __all__ = [
     "DatasetExists",
     "DatasetNotFound",
     "DatasetWriter",
-    "EnvironmentUnsuitable",
     "Input",
     "InvalidArgument",
     "Json",
@@ -92,6 +91,7 @@ __all__ = [
     "WorkerDied",
     "__version__",
     "convert",
+    "mix",
     "open",
 ]
 
@@ -114,6 +114,7 @@ _HOMES = {
     "Source": "shardio.conversion",
     "Text": "shardio.format.fields",
     "convert": "shardio.conversion",
+    "mix": "shardio.mixing",
     "open": "shardio.dataset",
 }
 # Called so here only: inside the package `open` is the builtin.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,12 +11,15 @@ import numpy.typing as npt
 
 from shardio._engine.recipe import Plan
 from shardio._engine.shared import SharedArray
+from shardio.blend import WHOLE, Blend
 from shardio.choice import Choice
 from shardio.dataset import ShardDataset
 from shardio.division import Division
 from shardio.drawing import draw_once, running_sums
 from shardio.errors import InvalidArgument
 from shardio.format.checksum import hash_bytes
+from shardio.mixture import Mixture
+from shardio.progress import Progress
 from shardio.views import check_positions
 from shardio.windows import Window
 
@@ -46,6 +50,15 @@ class Course:
         self._weights: npt.NDArray[np.float64] | None = None
         """For draws without replacement."""
         self._sums: SharedArray | None = None
+        self.blend: Blend | None = None
+        """Of epochs that begin now, where several datasets are mixed."""
+        if isinstance(dataset, Mixture):
+            self.blend = dataset.blend
+            if self.repeats:
+                raise InvalidArgument(
+                    "sampler and weights decide the order of an epoch, and so does a mixture: pass "
+                    "weights to shardio.mix, or load the sources one by one"
+                )
         self.window: Window | None = None
         """Of epochs that begin now."""
         if choice.is_in_blocks:
@@ -73,12 +86,23 @@ class Course:
 
     def n_positions(self, epoch: int) -> int:
         """How many positions an epoch has that begins now."""
+        if self.blend is not None:
+            return self.blend.n_positions
         if self._choice.sampler is not None:
             return len(self._table(epoch).numbers.array)
         return self._n_samples if self._choice.weights is None else self._n_draws
 
-    def plan(self, epoch: int, division: Division, window: Window | None) -> Plan:
-        """The plan of a pass over positions of an epoch; `window` is the one that it began with."""
+    def beginning(self, epoch: int) -> Progress:
+        """The first position of an epoch that begins now."""
+        sizes = None if self.blend is None else self.blend.sizes
+        return Progress(epoch, 0, self.n_positions(epoch), self.window, sizes)
+
+    def plan(self, began: Progress, division: Division) -> Plan:
+        """The plan of a pass over the positions of an epoch that `division` deals out."""
+        epoch, window = began.epoch, began.window
+        if self.blend is not None:
+            blend = self.blend if began.sizes is None else replace(self.blend, sizes=began.sizes)
+            return Plan(epoch, division, window, blend=blend)
         if self._sums is not None:
             return Plan(epoch, division, sums=self._sums)
         if self.repeats:
@@ -92,7 +116,10 @@ class Course:
         """
         shuffle = "full" if self._choice.is_full else self._choice.shuffle
         found: dict[str, Any] = {"seed": self._choice.seed, "shuffle": shuffle}
-        found |= {"sampler": None, "weights": None, "replacement": None}
+        found |= {"sampler": None, "weights": None, "replacement": None, "mixing": None}
+        if self.blend is not None:
+            shares = [share / WHOLE for share in self.blend.mixing.shares]
+            found["mixing"] = {"weights": shares, "exhausted": self.blend.mixing.exhausted}
         if self._choice.sampler is not None:
             found["sampler"] = self._table(epoch).hash
         if self._choice.weights is not None:

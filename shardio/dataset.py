@@ -70,9 +70,7 @@ class ShardDataset(Described, Sequence[dict[str, Any]], Closing):
         self._root = os.path.abspath(path)  # shards are opened later, whatever chdir did meanwhile
         self.access: Access = choose_access(self._root, access)
         """What `access` came to: "mmap" or "pread"."""
-        self._generation: Generation = (
-            load(path) if generation is None else load_generation(path, generation)
-        )
+        self._generation: Generation = self._load(generation)
         self._schema, self._files = self._generation.whole_schema, self._generation.files
         self._numbers = range(len(self.shards))
         self._first_files = {
@@ -93,6 +91,9 @@ class ShardDataset(Described, Sequence[dict[str, Any]], Closing):
         self._marks: npt.NDArray[np.uint8] | None = None
         self._first_marks: Rows | None = None
         self._closed = False
+
+    def _load(self, number: int | None) -> Generation:
+        return load(self.path) if number is None else load_generation(self.path, number)
 
     @property
     def schema(self) -> Schema:

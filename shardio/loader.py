@@ -21,6 +21,7 @@ from shardio.division import Division, Tail
 from shardio.errors import InvalidArgument
 from shardio.handover import Handover, Maker, Pass, RecordedPass
 from shardio.loading_stats import LoaderStats
+from shardio.mixture import Mixture
 from shardio.options import Collate, OnError, Output, check_options, check_verify, recipe_of
 from shardio.progress import Progress, progress_of, state_of
 from shardio.progress_bar import ProgressBar
@@ -39,7 +40,8 @@ class ShardLoader(Closing):
     loader is for one process; its iterators may be used from several threads, one at a time each.
 
     Args:
-        dataset: a folder, or an open ShardDataset (whose files are then opened anew).
+        dataset: a folder, an open ShardDataset (whose files are then opened anew), or what
+            `shardio.mix` makes of several.
         batch_size: samples per batch.
         fields: which fields to read; nothing is read of the others. All by default.
         shuffle: True or "full" for a new permutation of all samples each epoch; "blocks" for one
@@ -135,6 +137,8 @@ class ShardLoader(Closing):
     ) -> None:
         check_verify(verify)
         opened = open_anew(dataset, verify, access, subset)
+        if isinstance(opened, Mixture):
+            fields = opened.check_agreement(fields)
         self._options = check_options(
             opened.schema,
             batch_size=batch_size,
@@ -230,11 +234,11 @@ class ShardLoader(Closing):
         return self._iterate()
 
     def _iterate(self) -> Pass:
-        epoch, position, n_samples, window = self._start()
-        plan = self._course.plan(epoch, self._division(position, n_samples), window)
+        start = self._start()
+        plan = self._course.plan(start, self._division(start.position, start.n_samples))
         iteration = self._engine.iterate(plan)
         self._latest = iteration
-        self._next = epoch + 1
+        self._next = start.epoch + 1
         kind = RecordedPass if self._options.record else Pass
         return kind(self, self._engine, self._handover, iteration)
 
@@ -263,7 +267,7 @@ class ShardLoader(Closing):
         """Where the next iteration begins."""
         if isinstance(self._next, Progress):
             return self._next
-        return Progress(self._next, 0, self._course.n_positions(self._next), self._course.window)
+        return self._course.beginning(self._next)
 
     def _progress(self) -> Progress:
         """How far the latest iteration has come."""
@@ -271,7 +275,7 @@ class ShardLoader(Closing):
         if iteration is None or iteration.is_exhausted:
             return self._start()
         plan, position = iteration.plan, iteration.plan.division.position(iteration.n_handed_over)
-        return Progress(plan.epoch, position, plan.division.n, plan.window)
+        return Progress(plan.epoch, position, plan.division.n, plan.window, plan.sizes)
 
     def state_dict(self) -> dict[str, Any]:
         """What `load_state_dict` needs to go on behind the batch that the loop has now.

@@ -21,6 +21,7 @@ from shardio.dataset import ShardDataset
 from shardio.division import Tail
 from shardio.errors import InvalidArgument
 from shardio.format.schema import Schema
+from shardio.mixture import Mixture
 from shardio.units import VERIFY, Verify
 
 Collate = Kind | Mapping[str, Kind | Sizes] | Callable[[list[dict[str, Any]]], Mapping[str, Any]]
@@ -150,8 +151,9 @@ def recipe_of(options: Options, dataset: ShardDataset, n_at_most: int | None) ->
     # No more rows than there are positions, unless a batch is filled up.
     is_whole = n_at_most is None or options.tail == "pad"
     most = options.batch_size if is_whole else max(1, n_at_most or 0)
+    mixed = dataset.mixed if isinstance(dataset, Mixture) else None
     return Recipe(
-        path=os.path.abspath(dataset.path),
+        path=dataset.path if mixed is not None else os.path.abspath(dataset.path),
         fields=options.fields,
         block_rows=min(options.batch_size, most),
         n_samples=len(dataset),
@@ -167,6 +169,7 @@ def recipe_of(options: Options, dataset: ShardDataset, n_at_most: int | None) ->
         collation=options.collation,
         batch_transform=options.batch_transform,
         batch_takes_rng=options.batch_takes_rng,
+        mixed=mixed,
     )
 
 

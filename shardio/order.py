@@ -93,7 +93,7 @@ class Permutation:
     def whole(self) -> Positions:
         """All of them in order, kept; for at most SORTED_MAX."""
         if self._whole is None:
-            self._whole = _by_sorting(self.n, self._key)
+            self._whole = permutations(self.n, np.array([self._key], np.uint64))[0]
         return self._whole
 
 
@@ -132,10 +132,13 @@ class Order:
         return positions if self._permutation is None else self._permutation.at(positions)
 
 
-def _by_sorting(n: int, key: int) -> Positions:
-    """Rows in the order of their keyed hashes."""
-    hashes = hashes_of(np.arange(n), key)
-    return np.argsort(hashes, kind="stable").astype(np.int64, copy=False)
+def permutations(n: int, keys: _U64) -> Positions:
+    """What a Permutation of n under each of `keys` has at 0..n-1: (keys, n); n up to SORTED_MAX."""
+    # In the order of keyed hashes.
+    hashes = (np.arange(n) + 1).astype(np.uint64)
+    hashes *= np.uint64(_GOLDEN)
+    by_key = _mixed(hashes ^ keys[:, None])
+    return np.argsort(by_key, axis=1, kind="stable").astype(np.int64, copy=False)
 
 
 def permute(positions: Positions, n: int, key: int) -> Positions:

@@ -7,6 +7,7 @@ from typing import Any, Final, NamedTuple
 
 from shardio.dataset import ShardDataset
 from shardio.errors import InvalidArgument
+from shardio.mixture import Mixture
 from shardio.windows import Window
 
 _VERSION: Final = 1
@@ -17,13 +18,15 @@ _ADVICE: Final = "load it into a loader that is made as the one was that it come
 class Progress(NamedTuple):
     """The epoch, how many of its positions are consumed, and how many it has.
 
-    `window` is what it is shuffled by, if it is shuffled in blocks.
+    `window` is what it is shuffled by, if it is shuffled in blocks; `sizes` are those that the
+    sources of a mixture had when it began.
     """
 
     epoch: int
     position: int
     n_samples: int
     window: Window | None = None
+    sizes: tuple[int, ...] | None = None
 
 
 def state_of(progress: Progress, dataset: ShardDataset, order: Mapping[str, Any]) -> dict[str, Any]:
@@ -39,6 +42,7 @@ def state_of(progress: Progress, dataset: ShardDataset, order: Mapping[str, Any]
         "rows": progress.n_samples,
         **_identity(dataset, order),
         "window": None if progress.window is None else list(progress.window),
+        "sizes": None if progress.sizes is None else list(progress.sizes),
     }
     return {name: value for name, value in state.items() if value is not None}
 
@@ -72,13 +76,28 @@ def progress_of(
     epoch, position, n_samples = (_count(state, name) for name in ("epoch", "position", "rows"))
     is_in_blocks = order["shuffle"] == "blocks"
     window = Window.from_state(state.get("window")) if is_in_blocks else None
-    progress = Progress(epoch, position, n_samples, window)
-    if position > n_samples or n_samples > order.get("rows", len(dataset)):
+    most, sizes = order.get("rows", len(dataset)), None
+    if isinstance(dataset, Mixture):
+        sizes = _sizes(state, dataset)
+        most = dataset.mixing.n_positions(sizes)
+    if position > n_samples or n_samples > most:
         raise InvalidArgument(
             f"load_state_dict: the state is at position {position} of {n_samples} samples, "
-            f"and {dataset.path} has {len(dataset)}"
+            f"and {dataset.path} has {most}"
         )
-    return progress
+    return Progress(epoch, position, n_samples, window, sizes)
+
+
+def _sizes(state: Mapping[str, Any], mixture: Mixture) -> tuple[int, ...]:
+    """How many samples the sources of a mixture had when the state's epoch began."""
+    found, now = state.get("sizes"), mixture.blend.sizes
+    if isinstance(found, list | tuple) and len(found) == len(now):
+        if all(type(n) is int and 0 < n <= m for n, m in zip(found, now, strict=True)):
+            return tuple(found)
+    raise InvalidArgument(
+        f"load_state_dict: the state's sizes must be at most those of the sources of "
+        f"{mixture.path}, {list(now)}; found {found!r}"
+    )
 
 
 def _count(state: Mapping[str, Any], name: str) -> int:

@@ -7,6 +7,7 @@ import os
 from shardio.access.filesystems import Access
 from shardio.dataset import ShardDataset
 from shardio.errors import InvalidArgument
+from shardio.mixture import Mixture
 from shardio.units import Verify
 
 
@@ -19,6 +20,11 @@ def open_anew(
     """Open what a loader is given: of an open dataset, the state and the subset that it shows."""
     if not isinstance(dataset, ShardDataset):
         return ShardDataset(os.fspath(dataset), verify=verify, access=access, subset=subset)
+    if isinstance(dataset, Mixture):
+        if subset is not None:
+            raise InvalidArgument(f"subset={subset!r} of {dataset.path}: mix subsets instead")
+        sources = [open_anew(source, verify, access, None) for source in dataset.sources]
+        return Mixture(sources, dataset.mixing, verify)
     if dataset.selection is not None and subset is not None:
         raise InvalidArgument(
             f"subset={subset!r} of a selection of {dataset.path}: select from that subset instead"

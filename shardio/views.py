@@ -89,6 +89,11 @@ class RowRuns:
         found: _Numbers = positions + self._shifts[np.searchsorted(self._ends, positions, "right")]
         return found
 
+    @property
+    def runs(self) -> tuple[_Numbers, _Numbers]:
+        """The first row of every run, and how many rows it has; not to be written to."""
+        return self._starts, self._counts
+
     def every(self) -> _Numbers:
         """All rows."""
         return self.rows(np.arange(len(self)))

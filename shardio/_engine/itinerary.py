@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardio._engine.recipe import Plan
+from shardio.blend import BlendedOrder
 from shardio.collate import CLAIMED, NO_FIELD, pack_state
 from shardio.dataset import ShardDataset
 from shardio.division import Division
@@ -76,6 +77,9 @@ def order_of(plan: Plan, *, shuffle: bool, seed: int) -> Ordering:
         return Listed(plan.listed.array)
     if plan.sums is not None:
         return WeightedOrder(plan.sums.array, seed=seed, epoch=epoch)
+    if plan.blend is not None:
+        window = plan.window
+        return BlendedOrder(plan.blend, shuffle=shuffle, window=window, seed=seed, epoch=epoch)
     if plan.window is not None:
         return WindowedOrder(n, plan.window, seed=seed, epoch=epoch)
     return Order(n, shuffle=shuffle, seed=seed, epoch=epoch)

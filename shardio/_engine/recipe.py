@@ -9,10 +9,12 @@ from typing import Any, NamedTuple, Self
 
 from shardio._engine.shared import SharedArray
 from shardio.access.filesystems import Access
+from shardio.blend import Blend
 from shardio.collate import BlockLayout, lay_out, lay_out_whole
 from shardio.collation import STACKED, Collation
 from shardio.division import Division
 from shardio.format.schema import Schema
+from shardio.mixture import Mixed
 from shardio.units import Verify
 from shardio.windows import Window
 
@@ -25,6 +27,7 @@ class Recipe:
     those of `subset`, if one is named, in the state of the dataset that `generation` numbers.
     `block_rows` is how many samples a block has room for. `skips` says whether a sample that fails
     gives its place to another. `batch_transform` is the user's as well, and is given whole batches.
+    `mixed` is what several datasets are opened by, in the place of one, and `path` for messages.
     """
 
     path: str
@@ -43,6 +46,12 @@ class Recipe:
     collation: Collation = STACKED
     batch_transform: Callable[..., Any] | None = None
     batch_takes_rng: bool = False
+    mixed: Mixed | None = None
+
+    @property
+    def n_selected(self) -> int:
+        """How many rows main hands over, if what is read is a selection."""
+        return self.n_samples if self.mixed is None else self.mixed.n_selected
 
     @property
     def makes_batches(self) -> bool:
@@ -100,7 +109,8 @@ class Plan:
     """What one pass goes over; travels to a worker before the first task of the pass.
 
     How its samples are chosen: `listed`, by a table of all; `sums`, by weighted draws; `window`,
-    shuffled inside of windows; with none of these, as the recipe says.
+    shuffled inside of windows; with none of these, as the recipe says. With `blend` they are those
+    of several sources, each of which is shuffled so.
     """
 
     epoch: int
@@ -108,6 +118,12 @@ class Plan:
     window: Window | None = None
     listed: SharedArray | None = None
     sums: SharedArray | None = None
+    blend: Blend | None = None
+
+    @property
+    def sizes(self) -> tuple[int, ...] | None:
+        """How many samples each source of a mixture has."""
+        return None if self.blend is None else self.blend.sizes
 
     def pack(self) -> tuple[bytes, list[int]]:
         """It as a message, and the descriptors that go with it, which stay its own."""
@@ -117,16 +133,16 @@ class Plan:
         if self.sums is not None:
             tables["sums"] = self.sums
         shapes = {name: (each.array.dtype.str, len(each.array)) for name, each in tables.items()}
-        content = self.epoch, self.division, self.window, shapes
+        content = self.epoch, self.division, self.window, self.blend, shapes
         return pickle.dumps(content), [each.fd for each in tables.values()]
 
     @classmethod
     def unpack(cls, message: bytes, fds: Sequence[int]) -> Self:
         """What `pack` gave; takes the descriptors over."""
         # From our own parent, never from data.
-        epoch, division, window, shapes = pickle.loads(message)
+        epoch, division, window, blend, shapes = pickle.loads(message)
         tables = {
             name: SharedArray.received(fd, *shape)
             for (name, shape), fd in zip(shapes.items(), fds, strict=True)
         }
-        return cls(epoch, division, window, **tables)
+        return cls(epoch, division, window, blend=blend, **tables)

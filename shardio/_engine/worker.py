@@ -43,6 +43,7 @@ from shardio.closing import Closing
 from shardio.collate import BlockLayout
 from shardio.dataset import ShardDataset
 from shardio.errors import DatasetCorrupt
+from shardio.mixture import Mixture
 from shardio.spent import now_ns
 from shardio.views import RowList
 
@@ -67,6 +68,19 @@ def work(recipe: Recipe, channel: Channel) -> None:
         worker.take(*received)
 
 
+def _open(recipe: Recipe) -> ShardDataset:
+    """The dataset that main has opened, or the mixture of several, in the same state."""
+    if recipe.mixed is not None:
+        return Mixture.reopened(recipe.mixed, recipe.verify, recipe.access)
+    return ShardDataset(
+        recipe.path,
+        verify=recipe.verify,
+        access=recipe.access,
+        subset=recipe.subset,
+        generation=recipe.generation,
+    )
+
+
 class Worker(Closing):
     """What one worker holds: dataset, layout and the blocks it has met.
 
@@ -78,13 +92,7 @@ class Worker(Closing):
     def __init__(self, recipe: Recipe, send: Callable[[bytes], None]) -> None:
         self._recipe, self._send = recipe, send
         # The state that main has opened, whatever was published since.
-        self._dataset = ShardDataset(
-            recipe.path,
-            verify=recipe.verify,
-            access=recipe.access,
-            subset=recipe.subset,
-            generation=recipe.generation,
-        )
+        self._dataset = _open(recipe)
         self._filler = self._new_filler(recipe, self._dataset)
         self._careful = CarefulFiller(self._filler, recipe.seed) if recipe.skips else None
         self._left_out: LeftOut | None = None
@@ -159,7 +167,7 @@ class Worker(Closing):
         self._compare(lineage)
         self._dataset.share_marks(np.frombuffer(mmap.mmap(fds[MARKS], 0), np.uint8))
         if len(fds) > SELECTION:
-            selection = SharedArray.received(fds[SELECTION], "<i8", self._recipe.n_samples)
+            selection = SharedArray.received(fds[SELECTION], "<i8", self._recipe.n_selected)
             self._dataset.show(RowList(selection.array))
 
     def _compare(self, lineage: str) -> None:

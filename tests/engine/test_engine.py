@@ -211,7 +211,8 @@ def test_batches_can_be_kept_beyond_the_limit_of_open_files(folder: str) -> None
 
 TOO_FEW_FILES = """
 import resource, sys, warnings
-from shardio import EnvironmentUnsuitable, ShardLoader
+from shardio import ShardLoader
+from shardio.errors import EnvironmentUnsuitable
 n_workers, start_method = int(sys.argv[2]), sys.argv[3]
 most = resource.getrlimit(resource.RLIMIT_NOFILE)
 warnings.simplefilter("ignore", RuntimeWarning)

@@ -4,6 +4,7 @@ import gc
 import os
 import pickle
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -47,7 +48,8 @@ def test_a_plan_travels_with_its_table_beside_it() -> None:
     numbers = np.arange(100_000)
     table = SharedArray.of(numbers, "a test")
     for name in ("listed", "sums"):
-        plan = Plan(3, Division(10, 2, 4), Window(2, 8), **{name: table})
+        tables: dict[str, Any] = {name: table}
+        plan = Plan(3, Division(10, 2, 4), Window(2, 8), **tables)
         message, fds = plan.pack()
         assert len(message) < 1000
         back = Plan.unpack(message, [os.dup(fd) for fd in fds])

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from shardio import EnvironmentUnsuitable, ShardLoader
+from shardio import ShardLoader
 from shardio._engine import blocks, engine, local, schedule, staff, traffic
 from shardio._engine.crew import Crew
+from shardio.errors import EnvironmentUnsuitable
 from shardio.order import Order
 from tests.loading import TWO_FIELDS, two_fields, write_dataset
 

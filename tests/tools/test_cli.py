@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 import shardio
+from shardio.errors import EnvironmentUnsuitable
 from shardio_tools import cli
 from tests.shards import write_shard
 
@@ -69,7 +70,7 @@ def raising(error: BaseException) -> Any:
         (shardio.InvalidArgument("bad"), 2),
         (shardio.SchemaError("bad"), 2),
         (shardio.MemoryShort("bad"), 3),
-        (shardio.EnvironmentUnsuitable("bad"), 3),
+        (EnvironmentUnsuitable("bad"), 3),
         (shardio.WorkerDied("bad"), 3),
         (OSError(28, "bad", "out/x"), 3),
         (KeyboardInterrupt(), 130),

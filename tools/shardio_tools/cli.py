@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from types import ModuleType
 
 import shardio
-from shardio.errors import TooManySkipped
+from shardio.errors import EnvironmentUnsuitable, TooManySkipped
 from shardio_tools import (
     add_column,
     bench,
@@ -144,7 +144,7 @@ def exit_code(error: shardio.ShardioError) -> int:
     """Give the exit code that an error of shardio's leads to."""
     if isinstance(error, shardio.DataError | shardio.TransformError | TooManySkipped):
         return BAD_DATA
-    kinds = (shardio.EnvironmentUnsuitable, shardio.MemoryShort, shardio.WorkerDied, TimeoutError)
+    kinds = (EnvironmentUnsuitable, shardio.MemoryShort, shardio.WorkerDied, TimeoutError)
     return ENVIRONMENT if isinstance(error, kinds) else USAGE
 
 

@@ -1,0 +1,87 @@
+"""Making a mixture of several datasets."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from fractions import Fraction
+from typing import Any, Final, get_args
+
+import numpy.typing as npt
+
+from shardio.blend import WHOLE, Exhausted, Mixing
+from shardio.dataset import ShardDataset
+from shardio.errors import InvalidArgument
+from shardio.mixture import Mixture
+from shardio.reopening import open_anew
+
+_EXHAUSTED: Final = get_args(Exhausted)
+_VERIFY: Final = "first"
+
+
+def mix(
+    sources: Iterable[str | os.PathLike[str] | ShardDataset],
+    *,
+    weights: Sequence[float] | npt.NDArray[Any],
+    exhausted: Exhausted = "stop",
+) -> Mixture:
+    """Mix several datasets, for a ShardLoader to draw from each as often as its weight says.
+
+    Of any 256 positions of an epoch that follow one another each source has its share. Which they
+    are, and which of its samples each takes, follows from the loader's seed and the epoch; with
+    shuffle=False the samples of a source come in their order. Sources are opened anew, in the state
+    and with the subset or the selection that they show. The mixture is a ShardDataset of its own:
+    close it, or use it in a `with`.
+
+    Args:
+        sources: folders, or open datasets; one may come several times, with different subsets.
+        weights: of each source, above 0; only their proportions count.
+        exhausted: "stop": an epoch ends when the first source has no more samples. "repeat": it
+            ends when every source has been seen whole; meanwhile those that have no more begin
+            again, in another order.
+
+    Raises:
+        InvalidArgument: a weight, a source or `exhausted` is not acceptable.
+        DatasetNotFound, DatasetCorrupt, …: from opening a source.
+    """
+    if exhausted not in _EXHAUSTED:
+        known = ", ".join(map(repr, _EXHAUSTED))
+        raise InvalidArgument(f"exhausted must be one of {known}; found {exhausted!r}")
+    given = _checked(sources)
+    mixing = Mixing(_shares(weights, len(given)), exhausted)
+    opened: list[ShardDataset] = []
+    for source in given:
+        access = source.access if isinstance(source, ShardDataset) else "auto"
+        opened.append(open_anew(source, _VERIFY, access, None))
+        if not len(opened[-1]):
+            raise InvalidArgument(f"{opened[-1]} is to be mixed, and has no samples: leave it out")
+    mixture = Mixture(opened, mixing, _VERIFY)
+    _ = mixture.blend.n_positions  # as many as there may be, or this raises
+    return mixture
+
+
+def _checked(sources: Any) -> list[str | os.PathLike[str] | ShardDataset]:
+    if isinstance(sources, str | os.PathLike | ShardDataset) or not isinstance(sources, Iterable):
+        raise InvalidArgument(f"mix takes a list of datasets; found {sources!r}")
+    found: list[Any] = list(sources)
+    for each in found:
+        if not isinstance(each, str | os.PathLike | ShardDataset):
+            raise InvalidArgument(f"mix takes folders and open datasets; found {each!r}")
+        if isinstance(each, Mixture):
+            raise InvalidArgument(f"{each.path} cannot be part of a mixture: mix its sources")
+    if not found:
+        raise InvalidArgument("mix takes at least one dataset; found none")
+    return found
+
+
+def _shares(weights: Any, n: int) -> tuple[int, ...]:
+    """Of WHOLE, what each of n sources has, at least 1."""
+    what = f"weights must be {n} numbers above 0, one for each source"
+    try:
+        numbers = [Fraction(float(each)) for each in weights]
+    except (TypeError, ValueError, OverflowError) as error:
+        raise InvalidArgument(f"{what}; found {weights!r}: {error}") from None
+    if len(numbers) != n or min(numbers) <= 0:
+        raise InvalidArgument(f"{what}; found {weights!r}")
+    total = sum(numbers)
+    return tuple(max(1, round(WHOLE * each / total)) for each in numbers)

@@ -1,0 +1,275 @@
+"""Several datasets as one: their samples laid end to end, and in which proportions they are wanted.
+
+`blend` says what comes where in an epoch; here is what is read.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple, NoReturn, Self
+
+import numpy as np
+
+from shardio.access.filesystems import Access
+from shardio.blend import Blend, Mixing
+from shardio.dataset import ShardDataset
+from shardio.errors import InvalidArgument
+from shardio.format.checksum import hash_bytes
+from shardio.format.fields import Field
+from shardio.format.schema import Schema
+from shardio.manifest import Generation
+from shardio.manifest.listing import Side
+from shardio.reader import ShardReader
+from shardio.units import Rows, Verify
+from shardio.views import RowList, RowRuns
+from shardio.writer import ShardSummary
+
+_NAMED: Final = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Ingredient:
+    """Which samples a source of a mixture has; `n_selected` are those of a selection, or None."""
+
+    path: str
+    generation: int
+    subset: str | None
+    n_selected: int | None
+
+
+class Mixed(NamedTuple):
+    """What a mixture is made of, for another process to open it as well."""
+
+    ingredients: tuple[Ingredient, ...]
+    mixing: Mixing
+
+    @property
+    def n_selected(self) -> int:
+        """How many samples its selections have together."""
+        return sum(each.n_selected or 0 for each in self.ingredients)
+
+
+class Mixture(ShardDataset):
+    """The samples of several datasets as one sequence, laid end to end; a loader mixes them.
+
+    What comes in an epoch of a loader follows `mixing`. As a sequence it has every sample of each
+    source once, in order; `sources_of` tells which source a number belongs to. It has the fields
+    that all sources have alike. Its shards are those of all sources, by absolute paths.
+
+    Args:
+        sources: opened for it, all with the same `verify`; it closes them.
+        mixing: how they are wanted.
+        verify: as they have it.
+    """
+
+    def __init__(self, sources: Sequence[ShardDataset], mixing: Mixing, verify: Verify) -> None:
+        self.sources: Final = tuple(sources)
+        """The datasets that it is made of, in order."""
+        self.mixing: Final = mixing
+        self._has_selection = any(source.selection is not None for source in sources)
+        self._selected: RowList | None = None
+        paths = [source.path for source in sources[:_NAMED]]
+        more = f" and {len(sources) - _NAMED} more" if len(sources) > _NAMED else ""
+        is_mapped = all(source.access == "mmap" for source in sources)
+        access: Access = "mmap" if is_mapped else "pread"  # a column is read in one way
+        for source in sources:
+            source.access = access
+        super().__init__(f"a mixture of {', '.join(paths)}{more}", verify=verify, access=access)
+        self._ends: Rows = np.cumsum([len(source) for source in sources])
+        if any(source._view is not None for source in sources):
+            self._view = self._runs()
+
+    @classmethod
+    def reopened(cls, mixed: Mixed, verify: Verify, access: Access) -> Self:
+        """One of the same sources; it is to be shown the rows of those that are selections."""
+        sources = []
+        for each in mixed.ingredients:
+            source = ShardDataset(
+                each.path,
+                verify=verify,
+                access=access,
+                subset=each.subset,
+                generation=each.generation,
+            )
+            if each.n_selected is not None:
+                source.show(RowList(np.broadcast_to(np.int64(0), each.n_selected)))
+            sources.append(source)
+        return cls(sources, mixed.mixing, verify)
+
+    @property
+    def mixed(self) -> Mixed:
+        """What `reopened` needs."""
+        ingredients = (
+            Ingredient(
+                os.path.abspath(each.path),
+                each.generation,
+                each.subset,
+                None if each.selection is None else len(each),
+            )
+            for each in self.sources
+        )
+        return Mixed(tuple(ingredients), self.mixing)
+
+    @property
+    def blend(self) -> Blend:
+        """What an epoch that begins now has."""
+        sizes = tuple(len(source) for source in self.sources)
+        return Blend(self.mixing, sizes, tuple((self._ends - sizes).tolist()))
+
+    def sources_of(self, indices: Any) -> Rows:
+        """The number of the source that each of some samples is of, such as `batch.indices`."""
+        return np.searchsorted(self._ends, np.asarray(indices), side="right")
+
+    def check_agreement(self, fields: Iterable[str] | None) -> Iterable[str] | None:
+        """Make sure that all sources have some fields, by default every field, and alike.
+
+        Returns `fields`, which may be something that gives its names only once.
+
+        Raises:
+            InvalidArgument: naming a field, two sources, and what each has.
+        """
+        known = dict.fromkeys(name for source in self.sources for name in source.schema)
+        if isinstance(fields, Iterable) and not isinstance(fields, str):
+            fields = list(fields)
+        wanted = fields if isinstance(fields, list) else list(known)
+        for name in known:
+            groups = [name[:i] for i, letter in enumerate(name) if letter == "."]
+            if name in self.schema or not any(each in wanted for each in (name, *groups)):
+                continue
+            has = [source.schema.get(name) for source in self.sources]
+            i = next(i for i, field in enumerate(has) if field != has[0])
+            one, other = self.sources[0].path, self.sources[i].path
+            raise InvalidArgument(
+                f"a mixture has the fields that all of its sources have alike; field {name!r} is "
+                f"{_named(has[0])} in {one} (source 0), and {_named(has[i])} in {other} (source "
+                f"{i}): pass fields= without it; all have {', '.join(self.schema) or 'none'}"
+            )
+        return fields
+
+    # As a dataset.
+
+    def __repr__(self) -> str:
+        return f"Mixture({len(self)} samples of {len(self.sources)} sources: {self.sources})"
+
+    @property
+    def view_id(self) -> str:
+        """What tells its view from others over the same sources; empty where that is all samples.
+
+        Of which sources, and in which order, its lineage says.
+        """
+        found = ",".join(source.view_id for source in self.sources)
+        return found if self._view is not None else ""
+
+    @property
+    def selection(self) -> RowList | None:
+        """The rows, of all shards, of those sources that are selections, one after another."""
+        if self._selected is None and self._has_selection:
+            parts = [
+                source.selection.every() + first
+                for source, first in zip(self.sources, self._first_rows(), strict=True)
+                if source.selection is not None
+            ]
+            self._selected = RowList(np.concatenate(parts))
+        return self._selected
+
+    def show(self, selection: RowList) -> None:
+        """Have these rows in the place of its `selection`, of as many."""
+        self._selected = selection
+
+    def rows(self, positions: Rows) -> Rows:
+        """The rows of all shards that the samples at `positions` are."""
+        rows = super().rows(positions)
+        if self.selection is not None:
+            listed = np.flatnonzero(rows >= self.starts[-1])
+            rows[listed] = self.selection.rows(rows[listed] - self.starts[-1])
+        return rows
+
+    def sample(self, shard: int, row: int, names: Iterable[str] | None = None) -> dict[str, Any]:
+        """Some fields (by default all that the mixture has) of one sample, by its row."""
+        return super().sample(shard, row, self.schema if names is None else names)
+
+    def select(self, *_: Any, **__: Any) -> NoReturn:
+        """Refuse: samples are selected before they are mixed."""
+        raise InvalidArgument(f"{self.path}: select from its sources, and mix what that gives")
+
+    def close(self) -> None:
+        """Let go of all shards. Samples that were handed out stay valid. Idempotent."""
+        super().close()
+        for source in self.sources:
+            source.close()
+
+    def _load(self, number: int | None) -> Generation:
+        """What it is made of, as if it were a state of one dataset."""
+        classes = {source.classes for source in self.sources}
+        lineages = "".join(source.lineage for source in self.sources)
+        schema = _common(self.sources)
+        self._sided = [
+            name for name in schema if any(name in source.sides for source in self.sources)
+        ]
+        return Generation(
+            number=0,
+            lineage=f"{hash_bytes(lineages.encode()):016x}",
+            schema=Schema({name: schema[name] for name in schema if name not in self._sided}),
+            shards=self._summaries(),
+            classes=classes.pop() if len(classes) == 1 else (),
+            sides=tuple(
+                Side(Schema({name: schema[name]}), self._summaries(name)) for name in self._sided
+            ),
+        )
+
+    def _summaries(self, name: str | None = None) -> tuple[ShardSummary, ...]:
+        """The files of all sources that have a field, by default those of whole samples."""
+        found = []
+        for source in self.sources:
+            for shard in range(len(source.shards)):
+                summary, path = source.files_of(shard, name)[0]
+                found.append(dataclasses.replace(summary, name=path))
+        return tuple(found)
+
+    def _open(self, file: int) -> ShardReader:
+        group, shard = divmod(file, len(self.shards))
+        source = int(np.searchsorted(self._shards_before(), shard, side="right")) - 1
+        local = shard - int(self._shards_before()[source])
+        first = self.sources[source]._first_files.get(self._sided[group - 1], 0) if group else 0
+        return self.sources[source]._open(first + local)
+
+    def _shards_before(self) -> Rows:
+        counts = [len(source.shards) for source in self.sources]
+        return np.cumsum([0, *counts])[:-1]
+
+    def _first_rows(self) -> list[int]:
+        """The row, of all shards, that each source begins with."""
+        found: list[int] = self.starts[self._shards_before()].tolist()
+        return found
+
+    def _runs(self) -> RowRuns:
+        """Its rows; those of selections are numbered behind all rows, by their place in those."""
+        starts, counts, n_listed = [], [], int(self.starts[-1])
+        for source, first in zip(self.sources, self._first_rows(), strict=True):
+            view = source._view
+            if isinstance(view, RowRuns):
+                begins, n_rows = view.runs
+                starts.append(begins + first)
+                counts.append(n_rows)
+                continue
+            starts.append(np.array([first if view is None else n_listed]))
+            counts.append(np.array([len(source)]))
+            n_listed += 0 if view is None else len(source)
+        return RowRuns(np.concatenate(starts), np.concatenate(counts))
+
+
+def _common(sources: Sequence[ShardDataset]) -> Mapping[str, Field]:
+    """The fields that all sources have alike, in the order of the first."""
+    first, *others = (source.schema for source in sources)
+    return {
+        name: field
+        for name, field in first.items()
+        if all(other.get(name) == field for other in others)
+    }
+
+
+def _named(field: Field | None) -> str:
+    return "absent" if field is None else repr(field)

@@ -1,0 +1,249 @@
+"""Mixtures, as arithmetic: which source and which sample each position has, and how many there are.
+
+Seeds are fixed: these tests cannot fail by chance. Bounds are five deviations.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardio.blend import SPAN, WHOLE, Blend, BlendedOrder, Exhausted, Mixing
+from shardio.division import Division
+from shardio.errors import InvalidArgument
+from shardio.windows import Window
+
+Numbers = npt.NDArray[np.int64]
+
+SHARES = st.lists(st.integers(1, WHOLE), min_size=1, max_size=12).map(tuple)
+
+
+def blend(weights: list[float], sizes: list[int], exhausted: Exhausted = "repeat") -> Blend:
+    shares = tuple(max(1, round(WHOLE * each / sum(weights))) for each in weights)
+    firsts = tuple(np.cumsum([0, *sizes])[:-1].tolist())
+    return Blend(Mixing(shares, exhausted), tuple(sizes), firsts)
+
+
+def order(
+    of: Blend, *, shuffle: bool = True, window: Window | None = None, seed: int = 0, epoch: int = 0
+) -> BlendedOrder:
+    return BlendedOrder(of, shuffle=shuffle, window=window, seed=seed, epoch=epoch)
+
+
+def whole(of: Blend, **options: Any) -> Numbers:
+    return order(of, **options).at(np.arange(of.n_positions))
+
+
+# How many positions there are.
+
+
+@given(SHARES, st.integers(0, 1 << 48))
+def test_counts_come_to_all_positions_never_fall_and_follow_the_shares(
+    shares: tuple[int, ...], n: int
+) -> None:
+    mixing = Mixing(shares, "stop")
+    counts, after = mixing.counts(n), mixing.counts(n + 1)
+    assert sum(counts) == n
+    steps = sorted(b - a for a, b in zip(counts, after, strict=True))
+    assert steps == [*[0] * (len(shares) - 1), 1]
+    both = np.stack(mixing.counts(np.array([n, n + 1])), axis=1)
+    assert both.tolist() == [counts, after]
+    n_halvings = math.ceil(math.log2(len(shares)))
+    for count, share in zip(counts, shares, strict=True):
+        assert abs(count - Fraction(n * share, sum(shares))) <= n_halvings
+
+
+def brute(of: Blend) -> int:
+    """The number of positions, by going through them."""
+    for n in itertools.count():
+        counts, after = of.mixing.counts(n), of.mixing.counts(n + 1)
+        pairs = list(zip(counts, after, of.sizes, strict=True))
+        if of.mixing.exhausted == "stop" and any(more > size for _, more, size in pairs):
+            return n
+        if of.mixing.exhausted == "repeat" and all(count >= size for count, _, size in pairs):
+            return n
+    raise AssertionError("no end")
+
+
+@given(st.data(), st.sampled_from(["stop", "repeat"]))
+def test_an_epoch_ends_with_the_first_source_or_when_all_were_seen(
+    data: st.DataObject, exhausted: Exhausted
+) -> None:
+    shares = data.draw(st.lists(st.integers(1, 9), min_size=1, max_size=5))
+    sizes = data.draw(st.lists(st.integers(1, 40), min_size=len(shares), max_size=len(shares)))
+    made = Blend(Mixing(tuple(shares), exhausted), tuple(sizes), (0,) * len(sizes))
+    assert made.n_positions == brute(made)
+
+
+def test_an_epoch_that_would_not_end_is_refused() -> None:
+    with pytest.raises(InvalidArgument, match="until every source is seen whole, an epoch would"):
+        _ = blend([1e-9, 1], [1 << 40, 1]).n_positions
+    assert blend([1e-9, 1], [1 << 40, 1], "stop").n_positions == 1
+
+
+# What comes.
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+@pytest.mark.parametrize("sizes", [[1000, 300, 1], [70_000, 90, 7]])
+def test_a_source_that_ends_stops_the_epoch_or_begins_again(
+    sizes: list[int], shuffle: bool
+) -> None:
+    weights = [6, 3, 0.01]
+    stopped = whole(blend(weights, sizes, "stop"), shuffle=shuffle)
+    assert len({*stopped.tolist()}) == len(stopped)  # nothing twice
+    firsts = np.cumsum([0, *sizes])
+    counts = np.histogram(stopped, firsts)[0]
+    assert (counts == sizes).any() and (counts <= sizes).all()
+    repeated = whole(blend(weights, sizes, "repeat"), shuffle=shuffle)
+    times = np.bincount(repeated, minlength=firsts[-1])
+    assert times.min() == 1
+    for first, behind in itertools.pairwise(firsts.tolist()):
+        assert np.ptp(times[first:behind]) <= 1  # a round is over before the next begins
+
+
+def test_without_shuffle_sources_come_in_their_order_but_the_choice_is_drawn() -> None:
+    made = blend([2, 1], [100, 40])
+    first, other = whole(made, shuffle=False), whole(made, shuffle=False, epoch=1)
+    for found in (first, other):
+        assert found[found < 100].tolist() == [i % 100 for i in range((found < 100).sum())]
+        assert (found[found >= 100] - 100).tolist() == [i % 40 for i in range((found >= 100).sum())]
+    assert first.tolist() != other.tolist()
+
+
+@pytest.mark.parametrize("window", [None, Window(4, 256)])
+def test_a_round_is_shuffled_anew_each_time(window: Window | None) -> None:
+    made = blend([3, 1], [3000, 300])
+    found = whole(made, window=window, shuffle=window is None)
+    small = found[found >= 3000]
+    rounds = [small[i * 300 : (i + 1) * 300].tolist() for i in range(len(small) // 300)]
+    assert len(rounds) > 2
+    assert all(sorted(each) == list(range(3000, 3300)) for each in rounds)
+    assert len({*map(tuple, rounds)}) == len(rounds)
+
+
+def test_blocks_keep_to_windows_of_each_source() -> None:
+    sizes, window = [8192, 4096], Window(4, 256)
+    found = whole(blend([2, 1], sizes), window=window, shuffle=False)
+    for first, size in zip((0, 8192), sizes, strict=True):
+        of_source = found[(found >= first) & (found < first + size)]
+        for start in range(0, size, window.whole):
+            in_window = np.sort(of_source[start : start + window.whole])
+            assert (np.diff(in_window.reshape(-1, 4)) == 1).all()  # whole runs
+    fully = whole(blend([2, 1], sizes))
+    fully = np.sort(fully[fully < 8192][: window.whole])
+    assert not (np.diff(fully.reshape(-1, 4)) == 1).all()
+
+
+@given(st.data())
+def test_any_position_is_found_by_itself(data: st.DataObject) -> None:
+    weights = data.draw(st.lists(st.integers(1, 100), min_size=1, max_size=5))
+    sizes = data.draw(st.lists(st.integers(1, 900), min_size=len(weights), max_size=len(weights)))
+    options: dict[str, Any] = data.draw(
+        st.sampled_from([{}, {"shuffle": False}, {"window": Window(2, 64), "shuffle": False}])
+    )
+    made = blend([*weights], sizes, data.draw(st.sampled_from(["stop", "repeat"])))
+    found, n = whole(made, **options), made.n_positions
+    at = np.array(data.draw(st.lists(st.integers(0, n - 1), max_size=20)), np.int64)
+    assert order(made, **options).at(at).tolist() == found[at].tolist()
+    asked = order(made, **options)  # an order that is kept gives the same
+    assert [asked.at(np.array([i]))[0] for i in at.tolist()] == found[at].tolist()
+
+
+@pytest.mark.parametrize("world_size", [1, 3, 7])
+def test_the_slices_of_all_ranks_together_are_the_order_of_the_mixture(world_size: int) -> None:
+    made = blend([5, 2, 1], [900, 800, 30])
+    expected, n = whole(made), made.n_positions
+    found = np.full(n, -1)
+    for rank in range(world_size):
+        division = Division(n, 0, 4, rank, world_size)
+        positions = division.positions(0, division.last_step)
+        found[positions] = order(made).at(positions)
+    assert found.tolist() == expected.tolist()
+
+
+def test_the_first_places_of_a_mixture_are_what_they_were() -> None:
+    made = blend([5, 2, 1], [70_000, 50, 9])
+    first, blocks = (
+        [40359, 63574, 48084, 66425, 5050, 70052, 34167, 70000, 70058, 59969, 70018, 70055],
+        [64144, 18165, 41738, 39348, 63541, 70052],
+    )
+    assert order(made, seed=3, epoch=2).at(np.arange(12)).tolist() == first
+    windowed = order(made, seed=3, epoch=2, window=Window(8, 512), shuffle=False)
+    assert windowed.at(np.arange(6)).tolist() == blocks
+    last = made.n_positions - 1
+    assert (last, order(made, seed=3, epoch=2).at(np.array([last])).tolist()) == (111999, [70008])
+
+
+def test_seeds_and_epochs_have_orders_of_their_own() -> None:
+    made = blend([1, 1], [500, 500])
+    keys = [(0, 0), (1, 0), (0, 1), (5, 7)]
+    found = {tuple(whole(made, seed=seed, epoch=epoch).tolist()) for seed, epoch in keys}
+    assert len(found) == 4
+
+
+# Statistics.
+
+
+def test_every_span_has_its_sources_in_proportion() -> None:
+    weights = [0.5, 0.3, 0.1999, 0.0001]
+    made = blend(weights, [100_000, 100_000, 100_000, 1000])
+    n = 1 << 18
+    sources = order(made).draws(np.arange(n))[0].astype(np.int64)
+    by_span = np.stack([(sources.reshape(-1, SPAN) == s).sum(1) for s in range(4)], axis=1)
+    assert (np.abs(by_span - SPAN * np.array(weights)) < 2).all()
+    assert np.abs(by_span.sum(0) - n * np.array(weights)).max() < 3
+
+
+def test_a_place_in_a_span_has_each_source_by_its_weight_and_says_nothing_of_the_next() -> None:
+    weights = np.array([0.6, 0.3, 0.1])
+    made = blend(weights.tolist(), [10**7] * 3)
+    n_spans = 8000
+    sources = order(made, seed=5).draws(np.arange(n_spans * SPAN))[0].reshape(-1, SPAN)
+    for s, weight in enumerate(weights):
+        found = (sources == s).sum(0)
+        deviations = (found - n_spans * weight) / math.sqrt(n_spans * weight * (1 - weight))
+        assert np.abs(deviations).max() < 5
+    # Neighbours: as when drawn from a span's sources without putting back.
+    pairs = Counter(zip(sources[:, 10].tolist(), sources[:, 11].tolist(), strict=True))
+    quotas = np.round(weights * SPAN)
+    for a, b in itertools.product(range(3), repeat=2):
+        likely = quotas[a] * (quotas[b] - (a == b)) / (SPAN * (SPAN - 1))
+        deviation = (pairs[a, b] - n_spans * likely) / math.sqrt(n_spans * likely)
+        assert abs(deviation) < 5
+
+
+def test_samples_of_a_source_are_uniform_at_every_place() -> None:
+    made = blend([1, 2], [50, 40], "repeat")
+    n_seeds = 2000
+    found = np.stack([whole(made, seed=seed) for seed in range(n_seeds)])
+    for first, size in ((0, 50), (50, 40)):
+        of_source = np.where((found >= first) & (found < first + size), found - first, -1)
+        for place in (0, 1, 37, found.shape[1] - 1):
+            counts = np.bincount(of_source[:, place][of_source[:, place] >= 0], minlength=size)
+            expected = counts.sum() / size
+            chi = ((counts - expected) ** 2 / expected).sum()
+            assert chi < size - 1 + 5 * math.sqrt(2 * (size - 1))
+
+
+def test_rounds_say_nothing_of_each_other_and_sources_neither() -> None:
+    made = blend([1, 1, 1], [60, 60, 200])
+    cells, across = np.zeros((60, 60)), np.zeros((60, 60))
+    for seed in range(400):
+        found = whole(made, seed=seed)
+        one, other = found[found < 60], found[(found >= 60) & (found < 120)] - 60
+        np.add.at(cells, (one[:60], one[60:120]), 1)
+        np.add.at(across, (one[:60], other[60:120]), 1)
+    for table in (cells, across):
+        expected = table.sum() / table.size
+        chi = ((table - expected) ** 2 / expected).sum()
+        assert abs(chi - 59 * 59) < 5 * math.sqrt(2 * 59 * 59)
