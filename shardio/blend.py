@@ -27,9 +27,11 @@ from shardio.windows import Window, WindowedOrder
 Exhausted = Literal["stop", "repeat"]
 
 WHOLE: Final = 1 << 30
-"""What all shares come to, about; products of two such numbers fit in 63 bits."""
+"""What all shares come to at most, or little more; products of two such numbers fit in 63 bits."""
 SPAN: Final = 256
 """Short, since a sample alone costs a span: ranks of small batches have their own in each."""
+MOST_SOURCES: Final = 1024
+"""A plan with twice as many would not fit in a message; and their files must all be open."""
 _SPANS_AT_ONCE: Final = 64
 _MOST_POSITIONS: Final = 1 << 48
 
@@ -132,7 +134,6 @@ class BlendedOrder:
         self, blend: Blend, *, shuffle: bool, window: Window | None, seed: int, epoch: int
     ) -> None:
         self._mixing, self._n, self._firsts = blend.mixing, blend.n_positions, blend.firsts
-        self._dtype = np.int16 if len(blend.sizes) < 1 << 15 else np.int64  # it sorts faster
         self._key = key_of(22, seed, epoch)
         shuffles = shuffle or window is not None
         self._walks = [
@@ -151,24 +152,24 @@ class BlendedOrder:
 
     def draws(self, positions: Positions) -> tuple[npt.NDArray[Any], Positions]:
         """The source of each of `positions`, and how many positions before it have the same."""
-        sources = np.empty(len(positions), self._dtype)
+        sources = np.empty(len(positions), np.int16)
         draws = np.empty(len(positions), np.int64)
         spans = positions // SPAN
         for some, at in _in_groups(spans, _SPANS_AT_ONCE):
             places = positions[at] % SPAN + np.searchsorted(some, spans[at]) * SPAN
-            for found, table in zip((sources, draws), self._spans(some), strict=True):
-                found[at] = table.reshape(-1)[places]
+            of_spans, draws_of_spans = self._spans(some)
+            sources[at], draws[at] = of_spans[places], draws_of_spans[places]
         return sources, draws
 
     def _spans(self, spans: Positions) -> tuple[npt.NDArray[Any], Positions]:
-        """The same of every position of some spans: (spans, SPAN) each."""
+        """The same of every position of some spans, one after another."""
         n, n_sources = len(spans), len(self._walks)
         edges = np.minimum(np.concatenate([spans, spans + 1]) * SPAN, self._n)
         counts = np.stack(self._mixing.counts(edges), axis=1)
         before, here = counts[:n], counts[n:] - counts[:n]
         # What is behind the epoch's end goes to a source more, and stays at the end.
         here = np.concatenate([here, SPAN - here.sum(1, keepdims=True)], axis=1).reshape(-1)
-        in_turn = np.tile(np.arange(n_sources + 1, dtype=self._dtype), n)
+        in_turn = np.tile(np.arange(n_sources + 1, dtype=np.int16), n)  # small: it sorts faster
         slots = np.repeat(in_turn, here).reshape(n, SPAN)
         first_slots = np.cumsum(here) - here
         before = np.pad(before, ((0, 0), (0, 1))).reshape(-1)
@@ -183,7 +184,7 @@ class BlendedOrder:
         by_source = np.argsort(sources, axis=1, kind="stable") + rows
         draws = np.empty(n * SPAN, np.int64)
         draws[by_source.reshape(-1)] = draws_in_turn
-        return sources, draws
+        return sources.reshape(-1), draws
 
 
 def _in_groups(numbers: Positions, n_at_once: int) -> Iterator[tuple[Positions, Positions | slice]]:

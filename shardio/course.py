@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from shardio._engine.recipe import Plan
 from shardio._engine.shared import SharedArray
-from shardio.blend import WHOLE, Blend
+from shardio.blend import Blend
 from shardio.choice import Choice
 from shardio.dataset import ShardDataset
 from shardio.division import Division
@@ -118,8 +118,9 @@ class Course:
         found: dict[str, Any] = {"seed": self._choice.seed, "shuffle": shuffle}
         found |= {"sampler": None, "weights": None, "replacement": None, "mixing": None}
         if self.blend is not None:
-            shares = [share / WHOLE for share in self.blend.mixing.shares]
-            found["mixing"] = {"weights": shares, "exhausted": self.blend.mixing.exhausted}
+            shares, exhausted = self.blend.mixing.shares, self.blend.mixing.exhausted
+            weights = [share / sum(shares) for share in shares]
+            found["mixing"] = {"weights": weights, "exhausted": exhausted}
         if self._choice.sampler is not None:
             found["sampler"] = self._table(epoch).hash
         if self._choice.weights is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterable, Sequence
 from fractions import Fraction
@@ -9,7 +10,7 @@ from typing import Any, Final, get_args
 
 import numpy.typing as npt
 
-from shardio.blend import WHOLE, Exhausted, Mixing
+from shardio.blend import MOST_SOURCES, WHOLE, Exhausted, Mixing
 from shardio.dataset import ShardDataset
 from shardio.errors import InvalidArgument
 from shardio.mixture import Mixture
@@ -69,19 +70,26 @@ def _checked(sources: Any) -> list[str | os.PathLike[str] | ShardDataset]:
             raise InvalidArgument(f"mix takes folders and open datasets; found {each!r}")
         if isinstance(each, Mixture):
             raise InvalidArgument(f"{each.path} cannot be part of a mixture: mix its sources")
-    if not found:
-        raise InvalidArgument("mix takes at least one dataset; found none")
+    if not 0 < len(found) <= MOST_SOURCES:
+        raise InvalidArgument(f"mix takes 1 to {MOST_SOURCES} datasets; found {len(found)}")
     return found
 
 
 def _shares(weights: Any, n: int) -> tuple[int, ...]:
-    """Of WHOLE, what each of n sources has, at least 1."""
+    """What each of n sources has, from 1 up: exactly in proportion, or else of WHOLE."""
     what = f"weights must be {n} numbers above 0, one for each source"
     try:
-        numbers = [Fraction(float(each)) for each in weights]
+        # A float as it is written: 0.3 and 0.7 are 3 and 7.
+        numbers = [Fraction(repr(float(each))) for each in weights]
     except (TypeError, ValueError, OverflowError) as error:
         raise InvalidArgument(f"{what}; found {weights!r}: {error}") from None
     if len(numbers) != n or min(numbers) <= 0:
         raise InvalidArgument(f"{what}; found {weights!r}")
+    unit = Fraction(
+        math.gcd(*(each.numerator for each in numbers)),
+        math.lcm(*(each.denominator for each in numbers)),
+    )
     total = sum(numbers)
+    if total <= WHOLE * unit:
+        return tuple(int(each / unit) for each in numbers)
     return tuple(max(1, round(WHOLE * each / total)) for each in numbers)

@@ -24,7 +24,7 @@ from shardio.windows import Window
 
 Numbers = npt.NDArray[np.int64]
 
-SHARES = st.lists(st.integers(1, WHOLE), min_size=1, max_size=12).map(tuple)
+SHARES = st.lists(st.integers(1, WHOLE // 12), min_size=1, max_size=12).map(tuple)
 
 
 def blend(weights: list[float], sizes: list[int], exhausted: Exhausted = "repeat") -> Blend:
