@@ -95,9 +95,7 @@ def test_an_epoch_that_would_not_end_is_refused() -> None:
 
 @pytest.mark.parametrize("shuffle", [True, False])
 @pytest.mark.parametrize("sizes", [[1000, 300, 1], [70_000, 90, 7]])
-def test_a_source_that_ends_stops_the_epoch_or_begins_again(
-    sizes: list[int], shuffle: bool
-) -> None:
+def test_a_source_that_ends_stops_the_epoch_or_begins_again(sizes: list[int], shuffle: Any) -> None:
     weights = [6, 3, 0.01]
     stopped = whole(blend(weights, sizes, "stop"), shuffle=shuffle)
     assert len({*stopped.tolist()}) == len(stopped)  # nothing twice
@@ -220,6 +218,20 @@ def test_a_place_in_a_span_has_each_source_by_its_weight_and_says_nothing_of_the
         likely = quotas[a] * (quotas[b] - (a == b)) / (SPAN * (SPAN - 1))
         deviation = (pairs[a, b] - n_spans * likely) / math.sqrt(n_spans * likely)
         assert abs(deviation) < 5
+
+
+@pytest.mark.parametrize("weights", [[1, 1], [7, 1]])
+def test_ranks_of_small_batches_have_every_source_in_proportion(weights: list[float]) -> None:
+    made = blend(weights, [70_000, 10_000], "stop")
+    for batch_size in (1, 2):
+        for rank in range(4):
+            division = Division(made.n_positions, 0, batch_size, rank, 4)
+            positions = division.positions(0, min(division.last_step, 4000))
+            share = (order(made).draws(positions)[0] == 1).mean()
+            likely = weights[1] / sum(weights)
+            # At most as far off as when every position draws for itself.
+            deviation = math.sqrt(likely * (1 - likely) / len(positions))
+            assert abs(share - likely) < 5 * deviation
 
 
 def test_samples_of_a_source_are_uniform_at_every_place() -> None:
