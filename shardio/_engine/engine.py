@@ -22,6 +22,7 @@ import numpy.typing as npt
 from shardio._engine.blocks import BlockPool, reserve_memory_file
 from shardio._engine.inquiry import Inquiry
 from shardio._engine.iteration import Delivered, Iteration
+from shardio._engine.kept import kept_file
 from shardio._engine.linux import explain_files, files_explained, memory_file, this_process
 from shardio._engine.local import Local
 from shardio._engine.memory import require
@@ -103,6 +104,7 @@ class Engine:
         self._fds = [marks_fd]
         self._fds.append(self._passes.share())
         self._fds.append(self._passes.share_tallies(self._staff.n_workers, self._n_records))
+        self._fds.append(kept_file(self._n_workers))
         self._fds.extend(memory_file() for _ in range(self._n_workers))  # for stacks
         dataset.share_marks(np.frombuffer(mmap.mmap(marks_fd, 0), np.uint8))
         if dataset.selection is not None:

@@ -12,6 +12,7 @@ from shardio._engine.answers import Answer, Loss
 from shardio._engine.blocks import Block
 from shardio._engine.careful import LeftOut
 from shardio._engine.crew import Crew, Died, Message
+from shardio._engine.kept import Kept
 from shardio._engine.local import Local
 from shardio._engine.parcels import packed, unpacked
 from shardio._engine.recipe import Plan, Recipe, Schemas
@@ -20,6 +21,7 @@ from shardio._engine.shared import SharedArray
 from shardio._engine.start import Start
 from shardio._engine.wire import (
     DESCRIPTOR_BYTES,
+    KEPT,
     STACKS,
     Ask,
     Done,
@@ -63,6 +65,7 @@ class Workers:
         self._layout: bytes | None = None
         self._blocks: dict[int, Block] = {}
         self._outbox = [b""] * n_workers
+        self._kept: list[Kept] = []
         self._deaths_in_a_row = 0
         self._last_words: dict[int, str] = {}
         self._starting = set(range(n_workers))
@@ -85,6 +88,9 @@ class Workers:
         """
         self._selection = selection
         self._hello = dataset.lineage.encode(), tuple(fds)
+        self._kept = [Kept(fds[KEPT], worker) for worker in range(self.n_workers)]
+        for kept in self._kept:
+            kept.take()  # of earlier workers, whose passes have started anew
         for worker in range(self.n_workers):
             self._greet(worker)
 
@@ -135,7 +141,7 @@ class Workers:
     def wait(self, timeout_s: float | None = None) -> list[Answer | Loss]:
         """Wait until there are answers or losses, a worker is ready, or the time is up.
 
-        What a dead worker had answered comes first.
+        What a dead worker had answered, or held back, comes first.
         """
         found: list[Answer | Loss] = []
         for event in self._crew.wait(timeout_s):
@@ -143,9 +149,7 @@ class Workers:
                 worker, data, fds = event
                 if data[0] == _QUICK or len(data) == DESCRIPTOR_BYTES:
                     self._deaths_in_a_row = 0
-                    for words in unpack_dones(data):
-                        answer = worker, tuple.__new__(Done, words), None, None, ()
-                        found.append(tuple.__new__(Answer, answer))
+                    found += _answers(worker, data)
                     continue
                 long = _long_answer(worker, unpacked(data, fds))
                 if long.done.status == Status.READY:
@@ -154,6 +158,8 @@ class Workers:
                     self._deaths_in_a_row = 0
                     found.append(long)
             elif isinstance(event, Died):
+                if self._kept:
+                    found += _answers(event.worker, self._kept[event.worker].take())
                 found.append(Loss(event.worker, self._bury(event), event.signal, _end(event)))
             else:
                 self._last_words[event.worker] = event.text
@@ -201,6 +207,14 @@ def _crew(recipe: Recipe, n_workers: int, start_method: StartMethod) -> Crew | T
 
 def _message(ask: Ask, block: int = 0, slot: int = 0, step: int = 0, n_rows: int = 0) -> bytes:
     return pack_task(*Task(ask, slot, block, 0, step, 0, n_rows))
+
+
+def _answers(worker: int, data: bytes) -> list[Answer]:
+    """Those of a message that has nothing else."""
+    return [
+        tuple.__new__(Answer, (worker, tuple.__new__(Done, words), None, None, ()))
+        for words in unpack_dones(data)
+    ]
 
 
 def _long_answer(worker: int, data: bytes) -> Answer:

@@ -28,14 +28,14 @@ _DONE = struct.Struct("<HHIQQII")
 DESCRIPTOR_BYTES = _TASK.size
 
 
-MARKS, CANCELLED, TALLIES, STACKS, SELECTION = range(5)
+MARKS, CANCELLED, TALLIES, KEPT, STACKS, SELECTION = range(6)
 """The files that main shares with a worker, in order: marks of checked units, words that say what
-is cancelled, what filling takes, where stacks are written when main asks for them; the rows of a
-selection, if any."""
+is cancelled, what filling takes, answers that are held back, where stacks are written when main
+asks for them; the rows of a selection, if any."""
 
 
 QUICK_NS = 500_000
-"""A worker that fills a batch in less keeps the answer back until it has worked for so long."""
+"""A worker that fills a batch in less holds the answer back until it has worked for so long."""
 
 
 class Ask(IntEnum):

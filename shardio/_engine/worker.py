@@ -16,6 +16,7 @@ from shardio._engine.blocks import BlockMap
 from shardio._engine.careful import CarefulFiller, LeftOut
 from shardio._engine.channel import MAX_MESSAGE_BYTES, Channel
 from shardio._engine.fill import Filler
+from shardio._engine.kept import Kept
 from shardio._engine.linux import yield_to_main
 from shardio._engine.overdue import answer_with_stacks
 from shardio._engine.parcels import packed, unpacked
@@ -25,6 +26,7 @@ from shardio._engine.tally import Tally
 from shardio._engine.wire import (
     CANCELLED,
     DESCRIPTOR_BYTES,
+    KEPT,
     MARKS,
     QUICK_NS,
     SELECTION,
@@ -103,6 +105,7 @@ class Worker(Closing):
         self._layout: BlockLayout | None = None
         self._most_bytes: int | None = None
         self._tally: Tally
+        self._kept: Kept
         self._unfit: Exception | None = None
         """Why no task can be done: the dataset is not the one that main has opened, or damaged."""
 
@@ -145,25 +148,34 @@ class Worker(Closing):
             self._send(pack_done(Status.READY, 0, 0, 0, 0, 0, 0) + b".")
 
     def _do_all(self, tasks: bytes) -> None:
-        """Do one task after the other; the answers to quick ones wait for each other a little."""
-        kept, end_ns = [], now_ns() + QUICK_NS
+        """Do one task after the other; answers to quick ones wait a little for each other.
+
+        Not where code of the user runs, which may hang in the next.
+        """
+        may_wait = not self._recipe.runs_user_code
+        end_ns = now_ns() + QUICK_NS
         for words in unpack_tasks(tasks):
             status, answer = self._do(tuple.__new__(Task, words))
-            kept.append(answer)
-            if status != _QUICK or now_ns() > end_ns:
-                if len(answer) > DESCRIPTOR_BYTES and len(kept) > 1:
-                    self._send(b"".join(kept[:-1]))
-                    del kept[:-1]
-                self._send(b"".join(kept))
-                kept, end_ns = [], now_ns() + QUICK_NS
-        if kept:
-            self._send(b"".join(kept))
+            if status == _QUICK and may_wait and now_ns() < end_ns and not self._kept.is_full:
+                self._kept.add(answer)
+                continue
+            if len(answer) > DESCRIPTOR_BYTES:
+                self._send_kept()
+                self._send(answer)
+            else:
+                self._send(self._kept.take() + answer)
+            end_ns = now_ns() + QUICK_NS
+        self._send_kept()
+
+    def _send_kept(self) -> None:
+        if answers := self._kept.take():
+            self._send(answers)
 
     def _meet(self, lineage: str, fds: tuple[int, ...], number: int) -> None:
         """Take over what main shares, once all shards have been opened."""
         self._listen_for_questions(fds[STACKS])
         self._cancelled = np.frombuffer(mmap.mmap(fds[CANCELLED], 0), np.uint8)
-        self._tally = Tally(fds[TALLIES], number)
+        self._tally, self._kept = Tally(fds[TALLIES], number), Kept(fds[KEPT], number)
         self._compare(lineage)
         self._dataset.share_marks(np.frombuffer(mmap.mmap(fds[MARKS], 0), np.uint8))
         if len(fds) > SELECTION:

@@ -1,10 +1,14 @@
 from __future__ import annotations
 
 import itertools
+import os
+from typing import Any
 
 import pytest
 
 from shardio._engine import worker as module
+from shardio._engine.kept import Kept, kept_file
+from shardio._engine.recipe import Recipe
 from shardio._engine.wire import (
     QUICK_NS,
     Ask,
@@ -23,19 +27,22 @@ FILLED, QUICK, FAILED, CANCELLED = Status.FILLED, Status.QUICK, Status.FAILED, S
 class Scripted(Worker):
     """A worker that does nothing, and whose tasks end as they are told."""
 
-    def __init__(self, ends: list[tuple[Status, bytes]]) -> None:
+    def __init__(self, ends: list[tuple[Status, bytes]], recipe: Recipe, fd: int) -> None:
         self.sent: list[bytes] = []
         self._send = self.sent.append
-        self._ends = ends
+        self._ends, self._recipe, self._kept = ends, recipe, Kept(fd, 1)
 
     def _do(self, task: Task) -> tuple[int, bytes]:
         status, rest = self._ends[task.step]
         return status, pack_done(status, 0, 0, task.step, 0, 0, 0) + rest
 
 
-def answers(*ends: tuple[Status, bytes]) -> list[list[tuple[int, int, bytes]]]:
+def answers(*ends: tuple[Status, bytes], **options: Any) -> list[list[tuple[int, int, bytes]]]:
     """What a worker sends for tasks that end so: of each message, status, step and the rest."""
-    worker = Scripted(list(ends))
+    recipe = Recipe("set", ("x",), 1, 9, False, 0, "first", "mmap", None, False, **options)
+    fd = kept_file(2)
+    worker = Scripted(list(ends), recipe, fd)
+    os.close(fd)
     tasks = [Task(Ask.FILL, 0, 0, 0, step, 0, 0) for step in range(len(ends))]
     worker.take(b"".join(pack_task(*task) for task in tasks), ())
     found = []
@@ -62,7 +69,7 @@ def test_answers_to_quick_tasks_come_in_one_message() -> None:
 
 @pytest.mark.usefixtures("_clock_that_stands")
 @pytest.mark.parametrize("status", [FILLED, CANCELLED])
-def test_what_is_not_quick_is_answered_at_once_with_what_was_kept_back(status: Status) -> None:
+def test_what_is_not_quick_is_answered_at_once_with_what_was_held_back(status: Status) -> None:
     assert answers((status, b""), (QUICK, b""), (status, b""), (QUICK, b"")) == [
         [(status, 0, b"")],
         [(QUICK, 1, b""), (status, 2, b"")],
@@ -71,7 +78,7 @@ def test_what_is_not_quick_is_answered_at_once_with_what_was_kept_back(status: S
 
 
 @pytest.mark.usefixtures("_clock_that_stands")
-def test_a_failure_is_a_message_of_its_own_behind_what_was_kept_back() -> None:
+def test_a_failure_is_a_message_of_its_own_behind_what_was_held_back() -> None:
     assert answers((QUICK, b""), (FAILED, b"x" * 32), (QUICK, b"")) == [
         [(QUICK, 0, b"")],
         [(FAILED, 1, b"x" * 32)],
@@ -79,7 +86,30 @@ def test_a_failure_is_a_message_of_its_own_behind_what_was_kept_back() -> None:
     ]
 
 
-def test_nothing_is_kept_back_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("_clock_that_stands")
+def test_nothing_is_held_back_where_the_next_task_may_hang() -> None:
+    found = answers((QUICK, b""), (QUICK, b""), batch_transform=dict)
+    assert [len(message) for message in found] == [1, 1]
+
+
+@pytest.mark.usefixtures("_clock_that_stands")
+def test_more_than_there_is_room_for_is_not_held_back() -> None:
+    assert sum(map(len, answers(*[(QUICK, b"")] * 300))) == 300
+
+
+def test_what_a_worker_held_back_is_found_once() -> None:
+    fd = kept_file(3)
+    theirs, ours, other = Kept(fd, 1), Kept(fd, 1), Kept(fd, 2)
+    os.close(fd)
+    assert ours.take() == b""
+    theirs.add(b"a" * 32)
+    theirs.add(b"b" * 32)
+    assert other.take() == b""
+    assert ours.take() == b"a" * 32 + b"b" * 32
+    assert theirs.take() == ours.take() == b""
+
+
+def test_nothing_is_held_back_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "now_ns", itertools.count(0, QUICK_NS // 2 + 1).__next__)
     found = answers(*[(QUICK, b"")] * 5)
     assert [len(message) for message in found] == [2, 2, 1]
