@@ -55,7 +55,8 @@ class Schedule:
     def n_wanted(self) -> int:
         """How many steps there are to assign to workers with room for them."""
         # After a failure nothing new behind it will be delivered.
-        n_left = len(self._lost) + (0 if self._failed else self._last - self._next_assigned)
+        n_new = 0 if self._failed else max(0, self._last - self._next_assigned)
+        n_left = len(self._lost) + n_new
         depth = self._depth
         return min(n_left, sum([depth - n for n in self._n_tasks if n < depth])) if n_left else 0
 
