@@ -191,6 +191,12 @@ class ColumnGather:
         for shard in distinct(shards).tolist():
             self._readers[shard].units.check_column(self._name, local[shards == shard])
 
+    def expect_scattered(self) -> None:
+        """Have the kernel read no more than the pages that are touched: others are asked for."""
+        for part in (self._rows, self._hashes):
+            if part is not None:
+                part.expect_scattered()
+
     def close(self) -> None:
         """Unmap everything. Idempotent."""
         self._rows.close()

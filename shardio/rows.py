@@ -57,6 +57,10 @@ class MappedRows:
             np.take(self._range.rows, part, axis=0, out=scratch, mode="clip")
             out[i : i + len(part)] = scratch[:, : self._row_bytes]
 
+    def expect_scattered(self) -> None:
+        """Have the kernel read no more than the pages that are touched."""
+        self._range.expect_scattered()
+
     def close(self) -> None:
         """Unmap everything. Idempotent."""
         self._range.close()
@@ -96,6 +100,9 @@ class FileRows:
             file, offset = self._places[shard]
             file.read_ascending(offset, self._stride, local, out, order[part])
             start = end
+
+    def expect_scattered(self) -> None:
+        """Do nothing: nothing is read beyond what is asked for."""
 
     def close(self) -> None:
         """Do nothing: nothing is its own."""

@@ -87,6 +87,12 @@ def forget_pages(view: memoryview) -> None:
         _LIBC.madvise(ctypes.addressof(view.obj), view.nbytes, mmap.MADV_DONTNEED)
 
 
+def expect_scattered(view: memoryview) -> None:
+    """Have the kernel read no more of a mapped file than the pages that are touched."""
+    if isinstance(view.obj, ctypes.Array) and hasattr(mmap, "MADV_RANDOM"):
+        _LIBC.madvise(ctypes.addressof(view.obj), view.nbytes, mmap.MADV_RANDOM)
+
+
 @dataclass(frozen=True, slots=True)
 class ColumnPlace:
     """Where one shard keeps a column: n_rows rows of the range's stride from `offset` on.
@@ -156,6 +162,11 @@ class ColumnRange:
             _mmap(address, n_bytes, mmap.PROT_READ, flags, fd, part.offset, part.path)
         finally:
             os.close(fd)
+
+    def expect_scattered(self) -> None:
+        """Have the kernel read no more than the pages that are touched."""
+        if hasattr(mmap, "MADV_RANDOM"):
+            _LIBC.madvise(self._address, self.n_bytes, mmap.MADV_RANDOM)
 
     def close(self) -> None:
         """Unmap everything. Idempotent."""

@@ -101,6 +101,10 @@ class Units:
         """The number of the first block of a column's hashes."""
         return self._hashed[Kind.COLUMN_HASHES, self._schema.field_id(name)].first_mark + 1
 
+    def is_checked(self, name: str, unit: int) -> bool:
+        """Whether a unit of a column is known to be as it was written."""
+        return bool(self.marks[self.column_mark(name) + unit])
+
     def check_column(self, name: str, rows: Rows) -> None:
         """Check the units of a column that hold `rows`, as far as `verify` asks for it.
 

@@ -14,6 +14,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from shardio._engine.advice import Advice
 from shardio._engine.batched import Batches, Share
 from shardio._engine.blocks import BlockMap
 from shardio._engine.itinerary import Itinerary, Stretch
@@ -57,6 +58,7 @@ class Filler:
     ) -> None:
         self._recipe, self._dataset, self._beware = recipe, dataset, beware
         self._source = Schema({name: dataset.schema[name] for name in recipe.fields})
+        self._advice = Advice(recipe, dataset)
         self._itinerary = Itinerary(dataset, shuffle=recipe.shuffle, seed=recipe.seed)
         self._heap_bytes = 0
         self._stored = StoredValues(dataset, self._source)
@@ -137,6 +139,7 @@ class Filler:
             ShardCorrupt, TransformError, MemoryShort: naming the sample.
         """
         stretch, part = self._itinerary.stretch(plan, step)
+        self._advice.before(plan, step, stretch, part)
         n_read = part.stop - part.start
         views = memory.views
         if views is None:

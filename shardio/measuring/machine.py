@@ -11,11 +11,12 @@ from typing import Final
 
 import numpy as np
 
+from shardio.access.page_cache import PAGE_BYTES, is_cached
+
 _SOURCE_BYTES: Final = 64 << 20
 """Larger than what caches hold."""
 _LEAST_COPY_BYTES: Final = 1 << 20
 _N_PROBES: Final = 256
-_PAGE: Final = 4096
 
 
 def copy_bytes_per_s(n_threads: int, block_bytes: int, *, seconds: float) -> float:
@@ -60,7 +61,7 @@ def cached_share(paths: Sequence[str]) -> float | None:
         fd = os.open(paths[number], os.O_RDONLY | os.O_CLOEXEC)
         try:
             for _ in range(chosen.count(number)):
-                found = _is_cached(fd, chance.randrange(sizes[number]) // _PAGE * _PAGE)
+                found = is_cached(fd, chance.randrange(sizes[number]) // PAGE_BYTES * PAGE_BYTES)
                 if found is None:
                     return None
                 n_cached += found
@@ -84,12 +85,3 @@ def idle_share(before: tuple[int, int] | None, after: tuple[int, int] | None) ->
     if before is None or after is None or after[1] == before[1]:
         return None
     return (after[0] - before[0]) / (after[1] - before[1])
-
-
-def _is_cached(fd: int, offset: int) -> bool | None:
-    try:
-        return os.preadv(fd, [bytearray(1)], offset, os.RWF_NOWAIT) == 1
-    except BlockingIOError:
-        return False
-    except (OSError, AttributeError):  # the file system, or the system, cannot
-        return None

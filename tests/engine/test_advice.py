@@ -1,0 +1,294 @@
+"""What is asked of the kernel before a batch is read: never much where all is in memory."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+
+from shardio import Array, Schema, ShardLoader
+from shardio._engine import advice
+from shardio._engine.advice import Advice, Cadence
+from shardio._engine.itinerary import Itinerary
+from shardio._engine.recipe import Plan
+from shardio.access import page_cache
+from shardio.dataset import ShardDataset
+from shardio.division import Division
+from shardio.gather import ColumnGather
+from shardio.windows import Window
+from tests.engine.test_fill import recipe_for
+from tests.loading import bits, write_dataset
+
+pytestmark = pytest.mark.usefixtures("quick_disk")
+
+N, BATCH, ROW = 512, 8, 4096
+SCHEMA = Schema({"x": Array("uint8", (ROW,))})
+STEPS = N // BATCH
+FULL = Plan(0, Division(N, 0, BATCH))
+WINDOWED = Plan(0, Division(N, 0, BATCH), Window(16, 128))
+
+
+class Kernel:
+    """Says what is cached, and notes what it was asked."""
+
+    def __init__(self) -> None:
+        self.answer: bool | None = False
+        self.n_probes = 0
+        self.asked: list[tuple[int, int]] = []
+
+    def is_cached(self, fd: int, offset: int) -> bool | None:
+        self.n_probes += 1
+        return self.answer
+
+    def will_need(self, fd: int, offset: int, n_bytes: int) -> None:
+        self.asked.append((offset, n_bytes))
+
+
+@pytest.fixture
+def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
+    made = Kernel()
+    monkeypatch.setattr(advice, "is_cached", made.is_cached)
+    monkeypatch.setattr(advice, "will_need", made.will_need)
+    monkeypatch.setattr(advice, "available_bytes", lambda: 0)
+    return made
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ShardDataset]:
+    samples = ({"x": np.full(ROW, i % 251, np.uint8)} for i in range(N))
+    folder = write_dataset(tmp_path_factory.mktemp("advice") / "set", N, 1, SCHEMA, samples)
+    with ShardDataset(folder, verify="off") as opened:
+        yield opened
+
+
+class Run:
+    """Steps of a plan, one after another, as a filler looks ahead of them."""
+
+    def __init__(self, dataset: ShardDataset, *, shuffle: bool = True) -> None:
+        recipe = recipe_for(dataset, shuffle=shuffle, block_rows=BATCH, verify="off")
+        self.advice = Advice(recipe, dataset)
+        self._itinerary = Itinerary(dataset, shuffle=shuffle, seed=0)
+        self._first = dataset.reader(0).column_section("x").offset
+
+    def step(self, plan: Plan, step: int) -> set[int]:
+        """Look ahead of one; returns where its rows lie in their file."""
+        stretch, part = self._itinerary.stretch(plan, step)
+        self.advice.before(plan, step, stretch, part)
+        return {self._first + row * ROW for row in stretch.rows[part].tolist()}
+
+
+def covered(asked: list[tuple[int, int]]) -> set[int]:
+    return {page for start, n in asked for page in range(start, start + n, ROW)}
+
+
+def test_what_is_missing_is_asked_for_to_the_page(dataset: ShardDataset, kernel: Kernel) -> None:
+    places = Run(dataset).step(FULL, 0)
+    assert kernel.n_probes == 1  # one that is missing suffices
+    assert covered(kernel.asked) == places
+
+
+def test_neighbours_are_asked_for_at_once(dataset: ShardDataset, kernel: Kernel) -> None:
+    run = Run(dataset)
+    everything = set().union(*(run.step(FULL, step) for step in range(STEPS)))
+    assert covered(kernel.asked) == everything
+    assert len(kernel.asked) < STEPS * BATCH
+
+
+def test_where_all_is_cached_nothing_is_asked_and_probes_become_rare(
+    dataset: ShardDataset, kernel: Kernel
+) -> None:
+    kernel.answer = True
+    run = Run(dataset)
+    probed = []
+    for step in range(STEPS):
+        before = kernel.n_probes
+        run.step(FULL, step)
+        probed.append(kernel.n_probes > before)
+    assert not kernel.asked
+    assert kernel.n_probes == advice.N_PROBED * sum(probed)
+    assert probed[: advice.N_SURE] == [True] * advice.N_SURE
+    places = [i for i, each in enumerate(probed) if each][advice.N_SURE - 1 :]
+    assert np.diff(places).tolist() == [2, 4, 8, 16]
+
+
+def test_the_cadence_ends_at_its_rarest_and_a_miss_begins_it_anew() -> None:
+    cadence = Cadence()
+    waits = []
+    for _ in range(advice.N_SURE + 8):
+        cadence.hit()
+        waits.append(cadence.wait)
+    assert waits[advice.N_SURE - 2] == 0
+    assert max(waits) == waits[-1] == advice.MOST_LEFT_OUT
+    cadence.wait = 0
+    cadence.miss()
+    assert cadence.is_cold
+    for _ in range(advice.N_SURE - 1):
+        cadence.hit()
+        assert cadence.is_cold and cadence.wait == 0
+    cadence.hit()
+    assert not cadence.is_cold and cadence.wait == 1
+
+
+def test_a_system_that_does_not_tell_is_asked_once(dataset: ShardDataset, kernel: Kernel) -> None:
+    kernel.answer = None
+    run = Run(dataset)
+    for plan in (FULL, WINDOWED):
+        for step in range(STEPS):
+            run.step(plan, step)
+    assert (kernel.n_probes, kernel.asked) == (1, [])
+
+
+def test_an_order_that_is_kept_is_left_to_the_kernel(dataset: ShardDataset, kernel: Kernel) -> None:
+    run = Run(dataset, shuffle=False)
+    for step in range(STEPS):
+        run.step(FULL, step)
+    assert (kernel.n_probes, kernel.asked) == (0, [])
+
+
+def test_in_windows_what_lies_around_a_row_is_asked_for_once(
+    dataset: ShardDataset, kernel: Kernel
+) -> None:
+    run = Run(dataset, shuffle=False)
+    steps = WINDOWED.division.last_step
+    places: set[int] = set()
+    for step in range(128 // BATCH):
+        places |= run.step(WINDOWED, step)
+        assert places <= covered(kernel.asked)
+    assert kernel.n_probes <= 2  # what is found in memory later is what was asked for
+    assert all(start % advice.NEAR_BYTES == 0 for start, _ in kernel.asked)
+    for step in range(128 // BATCH, steps):
+        run.step(WINDOWED, step)
+    assert N // 128 <= kernel.n_probes <= 2 * N // 128
+
+
+def test_a_window_that_was_asked_for_is_left_alone_unless_it_went_again(
+    dataset: ShardDataset, kernel: Kernel
+) -> None:
+    run, whole = Run(dataset, shuffle=False), Plan(0, Division(N, 0, BATCH), Window(16, N))
+    n_asked = []
+    for step in range(STEPS):
+        kernel.answer = step == 0 or step > 40
+        if step == 0:
+            kernel.answer = False
+        run.step(whole, step)
+        n_asked.append(len(kernel.asked))
+    quiet = [b == a for a, b in zip(n_asked, n_asked[1:], strict=False)]
+    assert all(quiet[41:])  # all in memory
+    assert not all(quiet[:41])  # what was pushed out is asked for again
+    assert sum(quiet[:41]) >= 30
+
+
+def test_a_new_window_is_probed_whatever_the_last_one_was(
+    dataset: ShardDataset, kernel: Kernel
+) -> None:
+    kernel.answer = True
+    run = Run(dataset, shuffle=False)
+    for step in range(3 * 128 // BATCH):
+        run.step(WINDOWED, step)
+    kernel.answer = False
+    places = run.step(WINDOWED, 3 * 128 // BATCH)
+    assert places <= covered(kernel.asked)
+
+
+def test_where_all_files_fit_into_memory_much_is_asked_for_at_once(
+    dataset: ShardDataset, kernel: Kernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(advice, "available_bytes", lambda: 1 << 40)
+    run = Run(dataset)
+    run.step(FULL, 0)
+    assert sum(n for _, n in kernel.asked) == advice.WIDE_BYTES
+
+
+def test_a_file_that_is_gone_is_no_error_of_the_advice(tmp_path: Path, kernel: Kernel) -> None:
+    samples = ({"x": np.full(ROW, i, np.uint8)} for i in range(BATCH))
+    folder = write_dataset(tmp_path / "set", BATCH, 1, SCHEMA, samples)
+    with ShardDataset(folder) as dataset:
+        run = Run(dataset)
+        os.unlink(dataset.reader(0).path)
+        run.step(Plan(0, Division(BATCH, 0, BATCH)), 0)
+    assert kernel.asked == []
+
+
+@pytest.mark.parametrize(
+    ("failure", "expected"),
+    [
+        (BlockingIOError(), "missing"),
+        (OSError(errno.EOPNOTSUPP, "not supported"), "unknown"),
+        (None, "there"),
+    ],
+)
+def test_a_probe_tells_missing_from_unknown(
+    monkeypatch: pytest.MonkeyPatch, failure: OSError | None, expected: str
+) -> None:
+    def preadv(fd: int, buffers: Any, offset: int, flags: int) -> int:
+        if failure is not None:
+            raise failure
+        return 1
+
+    monkeypatch.setattr(os, "preadv", preadv)
+    found = page_cache.is_cached(0, 0)
+    assert {False: "missing", None: "unknown", True: "there"}[found] == expected
+
+
+def test_long_ranges_are_asked_for_in_parts_that_the_kernel_takes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[tuple[int, int]] = []
+    monkeypatch.setattr(os, "posix_fadvise", lambda fd, start, n, how: asked.append((start, n)))
+    page_cache.will_need(0, 4096, 300_000)
+    assert asked == [(4096, 131072), (135168, 131072), (266240, 37856)]
+
+
+@pytest.mark.parametrize("transform", [None, lambda sample: sample])
+def test_a_loader_asks_before_it_reads(
+    dataset: ShardDataset, kernel: Kernel, transform: Any
+) -> None:
+    asked_before = []
+    gather = ShardDataset.sample if transform else ColumnGather.gather
+    owner: Any = ShardDataset if transform else ColumnGather
+
+    def noting(*args: Any) -> Any:
+        asked_before.append(bool(kernel.asked))
+        return gather(*args)
+
+    options: dict[str, Any] = {"num_workers": 0, "output": "numpy", "transform": transform}
+    with (
+        ShardLoader(dataset.path, BATCH, shuffle=True, **options) as loader,
+        mock.patch.object(owner, gather.__name__, noting),
+    ):
+        next(iter(loader))
+    assert asked_before and asked_before[-1]
+
+
+def dropped(folder: str) -> None:
+    for path in Path(folder).glob("*.shard"):
+        with open(path, "rb") as file:
+            os.fdatasync(file.fileno())
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+@pytest.mark.parametrize("access", ["mmap", "pread"])
+@pytest.mark.parametrize(
+    "shuffled", [{"shuffle": True}, {"shuffle": "blocks"}, {"transform": dict, "shuffle": True}]
+)
+def test_batches_from_storage_are_those_from_memory(
+    tmp_path: Path, access: Any, shuffled: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_dataset(tmp_path / "set", 24, 2)
+    epochs = []
+    if access == "mmap" and shuffled == {"shuffle": True}:  # whatever the file system tells
+        monkeypatch.setattr(advice, "is_cached", lambda fd, offset: False)
+    for is_cold in (False, True):
+        if is_cold:
+            dropped(folder)
+        with ShardLoader(
+            folder, 8, num_workers=0, access=access, output="numpy", **shuffled
+        ) as loader:
+            epochs.append([bits(batch) for batch in loader])
+    assert epochs[0] == epochs[1]
