@@ -23,6 +23,7 @@ from shardio.handover import Handover, Maker, Pass, RecordedPass
 from shardio.loading_stats import LoaderStats
 from shardio.mixture import Mixture
 from shardio.options import Collate, OnError, Output, check_options, check_verify, recipe_of
+from shardio.preload import preload as bring_in
 from shardio.progress import Progress, progress_of, state_of
 from shardio.progress_bar import ProgressBar
 from shardio.recorded import timeline_of
@@ -94,6 +95,8 @@ class ShardLoader(Closing):
         record: keep when the latest batches were filled and handed over, for `timeline`.
         subset: the name of a subset, whose samples alone there are then; that of an open
             ShardDataset, if it has one.
+        preload: bring what is read of the samples into the page cache in the constructor, or raise
+            a MemoryShort where that does not fit; nothing keeps it there.
 
     Raises:
         InvalidArgument: an option is not acceptable; the message lists what is.
@@ -134,6 +137,7 @@ class ShardLoader(Closing):
         start_method: StartMethod = "zygote",
         record: bool = False,
         subset: str | None = None,
+        preload: bool = False,
     ) -> None:
         check_verify(verify)
         opened = open_anew(dataset, verify, access, subset)
@@ -163,6 +167,7 @@ class ShardLoader(Closing):
             collate=collate,
             start_method=start_method,
             record=record,
+            preload=preload,
         )
         self._course = Course(opened, self._options.choice)
         self._next: Progress | int = 0
@@ -180,6 +185,8 @@ class ShardLoader(Closing):
         self._finalizer = weakref.finalize(self, self._engine.close)
         try:
             self._engine.open(opened)
+            if self._options.preload:
+                bring_in(opened, self._options.fields)
             self._handover = self._handover_of(opened)
         except BaseException:
             self.close()

@@ -71,6 +71,7 @@ class Options:
     collation: Collation
     start_method: StartMethod
     record: bool
+    preload: bool
 
 
 def check_options(
@@ -98,6 +99,7 @@ def check_options(
     collate: Collate,
     start_method: StartMethod,
     record: bool,
+    preload: bool,
 ) -> Options:
     """Check every option against what is acceptable, and `fields` against the schema.
 
@@ -143,6 +145,7 @@ def check_options(
         collation=_collation(collation, device),
         start_method=_one_of("start_method", start_method, _START_METHODS),
         record=bool(_one_of("record", record, (True, False))),
+        preload=bool(_one_of("preload", preload, (True, False))),
     )
 
 

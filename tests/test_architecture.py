@@ -58,6 +58,7 @@ RANKS = {
     "shardio.progress": 8,
     "shardio.course": 9,
     "shardio.reopening": 8,
+    "shardio.preload": 9,
     "shardio.mixing": 9,
     "shardio.options": 9,
     "shardio.handover": 9,

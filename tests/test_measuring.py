@@ -130,10 +130,17 @@ def test_a_loop_that_does_nothing_is_never_what_limits() -> None:
         pytest.param(figures(n_bytes=GB // 10), "a larger batch_size", id="small batches"),
         pytest.param(figures(), "fields", id="fewer fields"),
         pytest.param(figures(decoding_s=12.0), "raw", id="raw"),
+        pytest.param(figures(cached_share=0.1), "shuffle='blocks'", id="blocks"),
+        pytest.param(replace(figures(cached_share=0.1), fits=True), "preload=True", id="preload"),
     ],
 )
 def test_the_knob_that_helps_is_named(made: Figures, advised: str) -> None:
     assert [line for line in conclude(made).advice if advised in line]
+
+
+def test_preload_is_not_advised_where_it_does_not_fit() -> None:
+    said = conclude(figures(cached_share=0.1)).advice
+    assert not [line for line in said if "preload" in line]
 
 
 @pytest.mark.parametrize("made", [figures(), figures(n_cpus=8, tried=(2, 8))])

@@ -16,6 +16,10 @@ from shardio.errors import MemoryShort
 __all__ = ["Limit", "available_bytes", "default_budget", "limits", "require"]
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+_FEWER_BLOCKS = (
+    "use a smaller batch_size, fewer num_workers or less prefetch, read fewer fields, or raise "
+    "that limit"
+)
 _STRICT = 2  # vm.overcommit_memory: the kernel promises no more than it has
 
 
@@ -40,14 +44,16 @@ def default_budget() -> int:
     return available_bytes() // 2
 
 
-def require(n_bytes: int, what: str) -> None:
-    """Raise MemoryShort unless `n_bytes` can be had for `what` (a plural: "12 blocks of 1 MiB")."""
+def require(n_bytes: int, what: str, way_out: str = _FEWER_BLOCKS) -> None:
+    """Raise MemoryShort unless `n_bytes` can be had for `what` (a plural: "12 blocks of 1 MiB").
+
+    `way_out` is what the message says can be done about it.
+    """
     tightest = _tightest()
     if n_bytes > tightest.n_bytes:
         raise MemoryShort(
             f"{what} need {_in_mib(n_bytes)}, but only {_in_mib(tightest.n_bytes)} can be had "
-            f"({tightest.name}): use a smaller batch_size, fewer num_workers or less prefetch, "
-            "read fewer fields, or raise that limit"
+            f"({tightest.name}): {way_out}"
         )
 
 

@@ -47,6 +47,7 @@ class Figures:
         idle_share: of the time of this machine's CPUs; None if that is not known.
         tried: other numbers of workers that were measured, and are no faster.
         has_body: whether the loop does anything with its batches.
+        fits: whether the files fit into the memory that can be had.
     """
 
     stats: LoadingStats
@@ -59,6 +60,7 @@ class Figures:
     idle_share: float | None = None
     tried: tuple[int, ...] = ()
     has_body: bool = True
+    fits: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +165,10 @@ def _advice_on(limit: Limit, figures: Figures) -> tuple[str, ...]:
         return ("nothing: it is for the first epoch only, in which every byte is hashed",)
     if limit is Limit.STORAGE:
         return (
-            "more memory, so that the files stay in the page cache, or a faster disk",
+            "preload=True: the files fit into memory, and reading them once in a row is faster"
+            if figures.fits
+            else "more memory, so that the files stay in the page cache, or a faster disk; or "
+            "shuffle='blocks', which reads neighbours together",
             "fewer bytes: name what is needed in fields, or store fields compressed",
         )
     batch_bytes = figures.stats.n_bytes / max(1, figures.stats.n_batches)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from shardio._engine.cpus import usable_cpus
+from shardio._engine.memory import available_bytes
 from shardio.dataset import ShardDataset
 from shardio.errors import InvalidArgument
 from shardio.loader import ShardLoader
@@ -170,6 +171,7 @@ def measure_loading(
         main_cpu_s=runs[0].first_main_cpu_s,
         idle_share=runs[0].first_idle_share,
         cached_share=cached,
+        fits=sum(map(os.path.getsize, files)) <= available_bytes() and not options.get("preload"),
     )
     return LoadingReport(
         path=os.fspath(path),

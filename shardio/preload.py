@@ -1,0 +1,120 @@
+"""Bring what a loader reads into the page cache before its first batch, where there is room.
+
+Pages are read, not copied: all processes of the machine share them. Nothing pins them: memory that
+others ask for later may still push some out, and these are then read again.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final
+
+import numpy as np
+
+from shardio._engine.extents import Extents
+from shardio._engine.memory import require
+from shardio._engine.ranges import NOTHING, Ranges, joined, merged
+from shardio.access.files import open_shard, resized
+from shardio.dataset import ShardDataset
+
+_N_THREADS: Final = 4
+"""So many reads at a time keep a disk busy; more gain little."""
+_PIECE_BYTES: Final = 4 << 20
+"""Between two of these a thread looks whether it is to stop."""
+_GRAIN_BYTES: Final = 64 << 10
+"""Reading what lies between two ranges costs less than beginning anew."""
+_AT_ONCE: Final = 1 << 16
+"""Samples whose places are worked out in one go."""
+_WAY_OUT: Final = (
+    "leave preload=False (with shuffle='blocks' if the data is larger than memory), read fewer "
+    "fields, or raise that limit"
+)
+
+_Piece = tuple[str, int, int]
+
+
+def preload(dataset: ShardDataset, fields: Sequence[str]) -> int:
+    """Read all that the samples of a view have of some fields; returns how many bytes.
+
+    What lies in memory already is only looked at. Ctrl-C ends it within a few MiB.
+
+    Raises:
+        MemoryShort: it does not fit into what can be had, before any value is read.
+        ShardChanged: a file is shorter than it was.
+        OSError: a file cannot be read.
+    """
+    extents = Extents(dataset, fields, "always")  # hashes too: they are read with their rows
+    fixed = _all(dataset, extents, of_records=False)
+    _require(fixed.n_bytes)
+    ranges = merged(joined([fixed, _all(dataset, extents, of_records=True)]), _GRAIN_BYTES)
+    _require(ranges.n_bytes)
+    _read(list(_pieces(extents, ranges)))
+    return ranges.n_bytes
+
+
+def _require(n_bytes: int) -> None:
+    require(n_bytes, "the fields to preload", _WAY_OUT)
+
+
+def _all(dataset: ShardDataset, extents: Extents, *, of_records: bool) -> Ranges:
+    """Where the values of all samples of a view lie."""
+    of = extents.records if of_records else extents.fixed
+    found = [NOTHING]
+    for start in range(0, len(dataset), _AT_ONCE):
+        rows = dataset.rows(np.arange(start, min(start + _AT_ONCE, len(dataset))))
+        found.append(merged(of(rows, dataset.locate(rows)), _GRAIN_BYTES))
+    return merged(joined(found), _GRAIN_BYTES)
+
+
+def _pieces(extents: Extents, ranges: Ranges) -> Iterator[_Piece]:
+    """Path, offset and bytes of each piece, none of them beyond the end of its file."""
+    for number, places in extents.files.pieces(ranges):
+        path, most = extents.files.paths[number], extents.files.sizes[number]
+        for offset, n_bytes in places:
+            end = min(offset + n_bytes, most)
+            for start in range(offset, end, _PIECE_BYTES):
+                yield path, start, min(_PIECE_BYTES, end - start)
+
+
+def _read(pieces: Sequence[_Piece]) -> None:
+    """Read pieces in several threads, until one fails or this one is interrupted."""
+    stop = threading.Event()
+    with ThreadPoolExecutor(_N_THREADS, "shardio-preload") as threads:
+        shares = [pieces[i::_N_THREADS] for i in range(_N_THREADS)]
+        futures = [threads.submit(_read_share, share, stop) for share in shares]
+        try:
+            for future in futures:
+                future.result()
+        finally:
+            stop.set()
+
+
+def _read_share(pieces: Sequence[_Piece], stop: threading.Event) -> None:
+    buffer = memoryview(bytearray(_PIECE_BYTES))
+    for path, offset, n_bytes in pieces:
+        if stop.is_set():
+            return
+        fd = open_shard(path)
+        try:
+            _read_piece(fd, path, offset, buffer[:n_bytes])
+        except BaseException:
+            stop.set()  # nobody waits for this thread before the others
+            raise
+        finally:
+            os.close(fd)
+
+
+def _read_piece(fd: int, path: str, offset: int, buffer: memoryview) -> None:
+    done = 0
+    while done < buffer.nbytes:
+        try:
+            n_read = os.preadv(fd, [buffer[done:]], offset + done)
+        except OSError as error:
+            raise OSError(error.errno, os.strerror(error.errno or 0), path) from error
+        if not n_read:
+            found = os.fstat(fd).st_size
+            raise resized(path, offset + buffer.nbytes, found).at(offset=offset + done)
+        done += n_read

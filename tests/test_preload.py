@@ -1,0 +1,167 @@
+"""preload=True: what is read lies in memory before the first batch, or it is said why not."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import shardio.preload
+from shardio import Array, Bytes, InvalidArgument, MemoryShort, Schema, ShardLoader
+from shardio._engine import memory
+from shardio._engine.memory import Limit
+from shardio.dataset import ShardDataset
+from shardio.errors import ShardChanged
+from shardio.format.layout import NO_FIELD, Kind
+from shardio.preload import preload
+from tests.loading import bits, write_dataset
+
+pytestmark = pytest.mark.usefixtures("quick_disk")
+
+N, N_SHARDS = 40, 2
+SCHEMA = Schema({"image": Array("uint8", (100, 1024)), "blob": Bytes(), "label": Array("int64")})
+IMAGES = N * 100 * 1024
+OPTIONS: dict[str, Any] = {"num_workers": 0, "output": "numpy"}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    samples = (
+        {"image": np.full((100, 1024), i, np.uint8), "blob": bytes([i]) * 200_000, "label": i}
+        for i in range(N)
+    )
+    return write_dataset(tmp_path_factory.mktemp("preload") / "set", N, N_SHARDS, SCHEMA, samples)
+
+
+@pytest.fixture
+def read(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, int]]:
+    """Every piece that is read: name of the file, offset and bytes."""
+    pieces: list[tuple[str, int, int]] = []
+    real = shardio.preload._read_piece
+
+    def noting(fd: int, path: str, offset: int, buffer: memoryview) -> None:
+        pieces.append((os.path.basename(path), offset, buffer.nbytes))
+        real(fd, path, offset, buffer)
+
+    monkeypatch.setattr(shardio.preload, "_read_piece", noting)
+    return pieces
+
+
+def section(folder: str, kind: Kind, name: str | None = None) -> tuple[int, int]:
+    with ShardDataset(folder) as dataset:
+        reader = dataset.reader(0)
+        number = NO_FIELD if name is None else reader.schema.field_id(name)
+        found = next(each for each in reader.sections if each.key == (kind, number, 0))
+        return found.offset, found.size
+
+
+def is_covered(pieces: list[tuple[str, int, int]], start: int, size: int) -> bool:
+    missing = set(range(start // 4096, -(-(start + size) // 4096)))
+    for _, offset, n_bytes in pieces:
+        missing -= set(range(offset // 4096, -(-(offset + n_bytes) // 4096)))
+    return not missing
+
+
+def of_shard(pieces: list[tuple[str, int, int]], number: int) -> list[tuple[str, int, int]]:
+    return [each for each in pieces if each[0].startswith(f"{number:06d}")]
+
+
+def test_without_it_nothing_is_read_ahead(folder: str, read: list[tuple[str, int, int]]) -> None:
+    with ShardLoader(folder, 8, **OPTIONS):
+        assert not read
+
+
+def test_with_it_all_that_is_read_is_there_before_the_first_batch(
+    folder: str, read: list[tuple[str, int, int]]
+) -> None:
+    with ShardLoader(folder, 8, preload=True, **OPTIONS):
+        for number in range(N_SHARDS):
+            pieces = of_shard(read, number)
+            assert is_covered(pieces, *section(folder, Kind.COLUMN, "image"))
+            assert is_covered(pieces, *section(folder, Kind.PAYLOAD))
+            assert is_covered(pieces, *section(folder, Kind.INDEX))
+
+
+@pytest.mark.parametrize(
+    ("fields", "least", "most"),
+    [(["image"], IMAGES, 1.1 * IMAGES), (["blob"], N * 200_000, 1.1 * N * 200_000)],
+)
+def test_only_the_fields_that_are_read_are_preloaded(
+    folder: str, fields: list[str], least: float, most: float
+) -> None:
+    with ShardDataset(folder) as dataset:
+        assert least <= preload(dataset, fields) <= most
+
+
+def test_of_a_selection_its_own_samples_are_preloaded(
+    folder: str, read: list[tuple[str, int, int]]
+) -> None:
+    with ShardDataset(folder) as dataset, dataset.select([25, 21, 21]) as some:
+        n_bytes = preload(some, ["blob"])
+    assert 400_000 <= n_bytes < 800_000
+    assert not of_shard(read, 0)
+
+
+def test_what_does_not_fit_is_an_error_with_both_figures(
+    folder: str, read: list[tuple[str, int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "limits", lambda: [Limit(IMAGES, "a box")])
+    said = r"the fields to preload need [\d,]+ bytes .* only 4,096,000 bytes .*a box.*preload=False"
+    with pytest.raises(MemoryShort, match=said):
+        ShardLoader(folder, 1, preload=True, **OPTIONS)
+    assert not read
+    with ShardLoader(folder, 1, preload=True, fields=["label"], **OPTIONS):
+        assert read
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_batches_are_the_same_with_it(folder: str, num_workers: int) -> None:
+    epochs = []
+    for preloaded in (False, True):
+        with ShardLoader(
+            folder, 8, shuffle=True, num_workers=num_workers, output="numpy", preload=preloaded
+        ) as loader:
+            epochs.append([bits(batch) for batch in loader])
+    assert epochs[0] == epochs[1]
+
+
+def test_a_file_that_is_shorter_by_then_is_named(tmp_path: Path) -> None:
+    samples = ({"label": i} for i in range(2000))
+    schema = Schema({"label": Array("int64")})
+    path = write_dataset(tmp_path / "set", 2000, 1, schema, samples)
+    with ShardDataset(path) as dataset:
+        dataset.reader(0)
+        os.truncate(dataset.reader(0).path, 8192)
+        with pytest.raises(ShardChanged, match="cut short") as caught:
+            preload(dataset, ["label"])
+        assert caught.value.path == dataset.reader(0).path
+
+
+def test_an_error_in_one_thread_stops_the_others(
+    folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    n_read: list[int] = []
+
+    def failing(fd: int, path: str, offset: int, buffer: memoryview) -> None:
+        n_read.append(offset)
+        raise OSError(5, "Input/output error", path)
+
+    monkeypatch.setattr(shardio.preload, "_read_piece", failing)
+    with ShardDataset(folder) as dataset, pytest.raises(OSError, match="Input/output error"):
+        preload(dataset, ["image"])
+    pieces, stop = [(os.path.join(folder, "000000-000.shard"), 0, 10)] * 3, threading.Event()
+    n_read.clear()
+    with pytest.raises(OSError, match="Input/output error"):
+        shardio.preload._read_share(pieces, stop)
+    shardio.preload._read_share(pieces, stop)
+    assert n_read == [0]
+
+
+@pytest.mark.parametrize("value", [1, "yes", None])
+def test_it_is_true_or_false(folder: str, value: Any) -> None:
+    with pytest.raises(InvalidArgument, match="preload must be one of True, False"):
+        ShardLoader(folder, 8, preload=value, **OPTIONS)
