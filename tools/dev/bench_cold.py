@@ -76,6 +76,7 @@ def write(folder: Path, name: str, mib: int) -> str:
 def drop(folder: str) -> None:
     """Drop the files of a dataset from the page cache, and make sure that they are gone."""
     paths = [str(path) for path in Path(folder).glob("*.shard")]
+    share: float | None = None
     for _ in range(N_TRIES):  # what is still being read stays
         for path in paths:
             fd = os.open(path, os.O_RDONLY)
