@@ -138,8 +138,9 @@ class Advice:
             some = np.linspace(0, len(rows) - 1, n_probed).astype(np.int64)
             self._probe(extents, rows[some], shards[some])
         if cadence.is_cold:
-            self._expect_scattered()
             grain = self._grain(plan, extents)
+            if grain != WIDE_BYTES:  # else whatever else comes is of use, and stays
+                self._expect_scattered()
             n_before = len(self._asked)
             self._ask(extents, extents.fixed(rows, shards), grain)
             self._ask(extents, extents.records(rows, shards), grain)
