@@ -151,10 +151,8 @@ class _Records:
         self._paths = files.paths[first_file : first_file + n_shards]
         starts = files.starts[first_file : first_file + n_shards]
         self._ends = files.starts[first_file + 1 : first_file + n_shards + 1]
-        stored = list(dataset.reader(0, names[0]).schema.records)
-        self._chosen = [stored.index(name) for name in names]
-        self._row_bytes = len(stored) * ENTRY.size
-        self._index = _Lane.of(self._row_bytes, self._row_bytes, self._finder(Kind.INDEX), starts)
+        self._entries: dict[int, tuple[int, list[int]]] = {}
+        self._index = _Lane.of(0, 0, self._finder(Kind.INDEX), starts)
         self._payload = _Lane.of(0, 0, self._finder(Kind.PAYLOAD), starts)
         self._starts = starts
         self._shapes: list[_Lane] = []
@@ -172,9 +170,24 @@ class _Records:
 
         return find
 
+    def _entries_of(self, shard: int) -> tuple[int, list[int]]:
+        """The bytes that the index has for a row, and which entries of them are the fields'.
+
+        Of a mixture, shards may have other fields besides.
+        """
+        found = self._entries.get(shard)
+        if found is None:
+            stored = list(self._dataset.reader(shard, self._names[0]).schema.records)
+            found = len(stored) * ENTRY.size, [stored.index(name) for name in self._names]
+            self._entries[shard] = found
+        return found
+
     def tables(self, local: Rows, shards: Rows) -> list[Ranges]:
         """What says where the records of some rows lie, and which shapes they have."""
-        return [lane.ranges(local, shards) for lane in (self._index, *self._shapes)]
+        row_bytes = np.array([self._entries_of(shard)[0] for shard in shards.tolist()], np.int64)
+        starts = self._index.first(shards) + local * row_bytes
+        shapes = [lane.ranges(local, shards) for lane in self._shapes]
+        return [Ranges(starts, starts + row_bytes), *shapes]
 
     def ranges(self, local: Rows, shards: Rows) -> Ranges:
         """Where the records of some rows lie; the index is read, and waited for.
@@ -191,7 +204,7 @@ class _Records:
             self._read_index(int(shards[part[0]]), local[part])
             for part in np.split(np.arange(len(order)), cuts)
         ]
-        entries = np.concatenate(parts)[:, self._chosen]
+        entries = np.concatenate(parts)
         starts = self._payload.first(shards)[:, None] + entries["offset"].astype(np.int64)
         ends = starts + stored_bytes(entries).astype(np.int64)
         is_right = (starts <= ends) & (starts >= self._starts[shards][:, None])
@@ -199,20 +212,20 @@ class _Records:
         return Ranges(starts[is_right], ends[is_right])
 
     def _read_index(self, shard: int, local: Rows) -> npt.NDArray[np.void]:
-        """The entries of rows of one shard, which ascend: (rows, record fields)."""
-        number = np.array([shard])
+        """The fields' entries of rows of one shard, which ascend: (rows, fields)."""
+        number, (row_bytes, chosen) = np.array([shard]), self._entries_of(shard)
         first = int(self._index.first(number)[0] - self._starts[shard])
-        entries = np.zeros((len(local), self._row_bytes // ENTRY.size), ENTRY_DTYPE)
-        lines = entries.view(np.uint8).reshape(len(local), self._row_bytes)
+        entries = np.zeros((len(local), row_bytes // ENTRY.size), ENTRY_DTYPE)
+        lines = entries.view(np.uint8).reshape(len(local), row_bytes)
         cuts = [0, *(np.flatnonzero(np.diff(local) != 1) + 1).tolist(), len(local)]
         fd = open_shard(self._paths[shard])
         try:
             for begin, end in zip(cuts, cuts[1:], strict=False):
-                offset = first + int(local[begin]) * self._row_bytes
+                offset = first + int(local[begin]) * row_bytes
                 os.preadv(fd, [lines[begin:end].reshape(-1).data], offset)
         finally:
             os.close(fd)
-        return entries
+        return entries[:, chosen]
 
 
 class Extents:

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shardio import Array, Bytes, Schema
+from shardio import Array, Bytes, Schema, Text, mix
 from shardio._engine.extents import Extents
 from shardio._engine.ranges import Ranges, joined, merged
 from shardio.dataset import ShardDataset
@@ -101,6 +101,24 @@ def test_an_index_that_points_out_of_its_file_is_no_place(tmp_path: Path) -> Non
         rows = np.arange(2, 5)
         found = extents.records(rows, dataset.locate(rows))
         assert (found.ends - found.starts).tolist() == [100, 100]
+
+
+def test_shards_of_a_mixture_may_have_other_fields_besides(tmp_path: Path) -> None:
+    one, other = Schema({"x": Bytes()}), Schema({"first": Text(), "x": Bytes()})
+    made = [{"first": f"{i}", "x": bytes([i]) * (100 + i)} for i in range(4)]
+    folders = [
+        write_dataset(tmp_path / "one", 4, 1, one, [{"x": each["x"]} for each in made]),
+        write_dataset(tmp_path / "other", 4, 1, other, made),
+    ]
+    with mix(folders, weights=[1, 1]) as mixture:
+        extents, rows = Extents(mixture, ["x"], "off"), np.array([1, 3, 4, 6])
+        found = extents.records(rows, mixture.locate(rows))
+        read = [
+            Path(extents.files.paths[number]).read_bytes()[offset : offset + n_bytes]
+            for number, places in extents.files.pieces(found)
+            for offset, n_bytes in places
+        ]
+    assert read == [made[i % 4]["x"] for i in rows.tolist()]
 
 
 def test_files_are_told_apart_however_ranges_are_rounded(folder: str) -> None:
