@@ -31,6 +31,7 @@ from shardio.errors import MemoryShort
 _F_ADD_SEALS: Final = 1033
 _F_SEAL_SHRINK: Final = 2
 _MFD_NOEXEC_SEAL: Final = 8
+_MADV_POPULATE_WRITE: Final = 23
 _BYTE: Final = np.dtype(np.uint8)
 
 Bytes = npt.NDArray[np.uint8]
@@ -89,6 +90,8 @@ class BlockMap:
     def _map(self) -> None:
         with _refusals_explained(os.fstat(self._fd).st_size, "the map of a block"):
             self.map = mmap.mmap(self._fd, 0)
+            with contextlib.suppress(OSError):  # before 5.14; then pages come one by one
+                self.map.madvise(_MADV_POPULATE_WRITE)
         self.bytes: Bytes = np.frombuffer(self.map, np.uint8)
         self.views: BlockViews | None = None
 
