@@ -24,7 +24,7 @@ from shardio import (
     ShardLoader,
     TransformError,
 )
-from shardio._engine import launch, overdue, threads
+from shardio._engine import launch, overdue
 from shardio.errors import BatchOverdue, EnvironmentUnsuitable, WorkerDied
 from tests.loading import PATIENCE_S, TWO_FIELDS, bits, two_fields, write_dataset
 
@@ -393,26 +393,3 @@ def test_loaders_that_come_and_go_leave_no_thread_and_no_descriptor(
     for _ in range(2):
         use()
     assert (len(os.listdir("/proc/self/fd")), _workers()) == before
-
-
-def test_a_turn_that_was_taken_away_is_not_given_back_twice() -> None:
-    turns = threads._Turns()
-
-    def drawn() -> float:
-        turns.take(2, lambda: False)
-        try:
-            return random.random()
-        finally:
-            turns.end(threading.current_thread())
-
-    random.seed(7)
-    state = random.getstate()
-    turns.take(1, lambda: False)
-    turns.end(threading.current_thread())
-    assert random.getstate() == state
-    expected = drawn()
-    random.random()
-    state = random.getstate()
-    turns.end(threading.current_thread())
-    assert random.getstate() == state, "what comes back late changes nothing"
-    assert drawn() == expected

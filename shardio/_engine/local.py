@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import mmap
-import random
 from collections import deque
 from collections.abc import Sequence
 
@@ -17,6 +16,7 @@ from shardio._engine.fill import Filler
 from shardio._engine.recipe import Plan, Recipe, Schemas
 from shardio._engine.shared import SharedArray
 from shardio._engine.tally import Tally
+from shardio._engine.turns import TURNS
 from shardio._engine.wire import CANCELLED, TALLIES, Done, Status, Task
 from shardio.batch import Skipped
 from shardio.collate import BlockLayout
@@ -90,12 +90,8 @@ class Local:
         if not self._recipe.runs_user_code:
             answer = self._do(task, block)
         else:
-            states = random.getstate(), np.random.get_state()
-            try:
+            with TURNS.one():
                 answer = self._do(task, block)
-            finally:
-                random.setstate(states[0])
-                np.random.set_state(states[1])
         with contextlib.suppress(IndexError):  # another thread has closed the loader meanwhile
             self._tasks.popleft()
         try:

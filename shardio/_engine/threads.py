@@ -2,23 +2,20 @@
 
 They run the same loop over the same messages, each with a dataset of its own, and share the maps of
 blocks. What a process keeps apart they have in common: the user's function is one object, and
-Python's and NumPy's global generators are one each, which `_Turns` deals out.
+Python's and NumPy's global generators are one each, which `turns.py` deals out.
 """
 
 from __future__ import annotations
 
 import os
 import queue
-import random
 import sys
 import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
 from types import FrameType
-from typing import Any, Final
-
-import numpy as np
+from typing import Any
 
 from shardio._engine.blocks import BlockMap
 from shardio._engine.fill import Filler
@@ -26,6 +23,8 @@ from shardio._engine.holdings import Died
 from shardio._engine.linux import interrupts_held, this_process
 from shardio._engine.overdue import shortened
 from shardio._engine.recipe import Recipe
+from shardio._engine.transformed import call_keyed
+from shardio._engine.turns import TURNS
 from shardio._engine.watch import Event, Failed, Message
 from shardio._engine.wire import STACKS
 from shardio._engine.worker import Worker
@@ -37,45 +36,6 @@ from shardio.errors import LoaderClosed
 __all__ = ["Threads"]
 
 _Letter = tuple[bytes, tuple[int, ...]]
-
-
-class _Turns:
-    """Gives the global generators to one thread at a time, keyed for it; the program's come back.
-
-    A thread that is given up loses its turn: it may never come back from the user's code.
-    """
-
-    def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self._holder: threading.Thread | None = None
-        self._states: tuple[Any, Any]
-
-    def take(self, key: int, is_unwanted: Callable[[], bool]) -> None:
-        """Wait for the turn of this thread, and key the generators; end it with `end`.
-
-        Without it, when this becomes unwanted: `wake` has that looked at.
-        """
-        with self._changed:
-            self._changed.wait_for(lambda: self._holder is None or is_unwanted())
-            if not is_unwanted():
-                self._holder = threading.current_thread()
-                self._states = random.getstate(), np.random.get_state()
-                random.seed(key)
-                np.random.seed(key & 0xFFFFFFFF)
-
-    def wake(self) -> None:
-        """Have all that wait look whether they are still wanted."""
-        with self._changed:
-            self._changed.notify_all()
-
-    def end(self, thread: threading.Thread) -> None:
-        """End the turn of a thread, if it has it."""
-        with self._changed:
-            if self._holder is thread:
-                random.setstate(self._states[0])
-                np.random.set_state(self._states[1])
-                self._holder = None
-                self._changed.notify_all()
 
 
 class _Common:
@@ -90,13 +50,12 @@ class _Common:
 
     def call(self, key: int, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
         """Call a function of the user with the global generators keyed: one after the other."""
-        _turns.take(key, lambda: self.is_closing)
+        if not TURNS.take(lambda: self.is_closing):
+            raise _closed()
         try:
-            if self.is_closing:
-                raise _closed()
-            return function(*arguments)
+            return call_keyed(key, function, arguments)
         finally:
-            _turns.end(threading.current_thread())
+            TURNS.end(threading.current_thread())
 
     def map_of(self, fd: int, most_bytes: int | None) -> BlockMap:
         """The map of a block, one for all threads: a block is with one of them at a time.
@@ -214,7 +173,8 @@ class Threads(Closing):
         answers = self._common.answers
         events: list[Event | None] = []
         try:
-            events.append(answers.get(timeout=timeout_s))
+            with TURNS.lent():
+                events.append(answers.get(timeout=timeout_s))
             while True:
                 events.append(answers.get_nowait())
         except queue.Empty:
@@ -239,7 +199,7 @@ class Threads(Closing):
             return
         with interrupts_held():
             common.is_closing = True
-            _turns.wake()
+            TURNS.wake()
             common.answers.put(None)  # wakes a `wait` in another thread
             for inbox in self._inboxes:
                 inbox.put(None)
@@ -247,7 +207,7 @@ class Threads(Closing):
             for thread in self._threads:
                 if thread is not threading.current_thread():  # a finalizer runs anywhere
                     thread.join(max(0.0, end_s - time.monotonic()))
-                    _turns.end(thread)
+                    TURNS.end(thread)
             common.leave()
 
     def _check_usable(self) -> None:
@@ -290,7 +250,3 @@ def _stack(frame: FrameType | None) -> str:
         for each, line in traceback.walk_stack(frame)
     ]
     return shortened("\n".join(lines))
-
-
-_turns: Final = _Turns()
-os.register_at_fork(after_in_child=_turns.__init__)  # type: ignore[misc]  # nobody's turn there
