@@ -129,16 +129,16 @@ class ShardDataset(Described, Sequence[dict[str, Any]], Closing):
             return (self[i] for i in range(len(self)))
         return (sample for shard in range(len(self.shards)) for sample in self.samples(shard))
 
-    def sample(self, shard: int, row: int, names: Iterable[str] | None = None) -> dict[str, Any]:
+    def sample(
+        self, shard: int, row: int, names: Iterable[str] | None = None, *, beware: bool = True
+    ) -> dict[str, Any]:
         """Some fields (by default all) of one sample, by its row in its shard."""
-        if not self._first_files:
-            reader = self.reader(shard)
-            return reader[row] if names is None else reader.sample(row, names)
-        sample: dict[str, Any] = {}
-        place = self._numbers[shard]
         chosen = self._schema if names is None else names
+        if not self._first_files:
+            return self.reader(shard).sample(row, chosen, beware=beware)
+        sample, place = dict[str, Any](), self._numbers[shard]
         for first, group in itertools.groupby(chosen, key=lambda n: self._first_files.get(n, 0)):
-            sample |= self._reader(first + place).sample(row, group)
+            sample |= self._reader(first + place).sample(row, group, beware=beware)
         return sample
 
     def samples(self, shard: int) -> Iterator[dict[str, Any]]:

@@ -187,9 +187,11 @@ class Mixture(ShardDataset):
             rows[listed] = self.selection.rows(rows[listed] - self.starts[-1])
         return rows
 
-    def sample(self, shard: int, row: int, names: Iterable[str] | None = None) -> dict[str, Any]:
+    def sample(
+        self, shard: int, row: int, names: Iterable[str] | None = None, *, beware: bool = True
+    ) -> dict[str, Any]:
         """Some fields (by default all that the mixture has) of one sample, by its row."""
-        return super().sample(shard, row, self.schema if names is None else names)
+        return super().sample(shard, row, self.schema if names is None else names, beware=beware)
 
     def select(self, *_: Any, **__: Any) -> NoReturn:
         """Refuse: samples are selected before they are mixed."""

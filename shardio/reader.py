@@ -56,6 +56,8 @@ class ShardReader(Closing):
             raise InvalidArgument(f"verify must be one of {', '.join(VERIFY)}; found {verify!r}")
         self.path = os.fspath(path)
         self._is_open = True
+        self._wholes: dict[str, npt.NDArray[Any]] = {}
+        """Mapped columns of which a row was asked for."""
         self._place = os.path.abspath(path)  # looked at later, whatever chdir did meanwhile
         self._bytes, self.file = open_content(self.path, access)
         self.header, self.schema, self._sections = open_sections(self._bytes, self.path)
@@ -103,10 +105,15 @@ class ShardReader(Closing):
         """
         return self.sample(row, self.schema)
 
-    def sample(self, row: int, names: Iterable[str]) -> dict[str, Any]:
-        """Some fields of one sample; nothing is read of the others."""
-        rows = np.array([self._in_range(operator.index(row))], np.int64)
-        self.check_length()
+    def sample(self, row: int, names: Iterable[str], *, beware: bool = True) -> dict[str, Any]:
+        """Some fields of one sample; nothing is read of the others.
+
+        Without `beware` it is not looked whether the file was cut short: see `check_length`.
+        """
+        row = self._in_range(operator.index(row))
+        rows = np.array([row], np.int64)
+        if beware:
+            self.check_length()
         sample: dict[str, Any] = {}
         for name in names:
             field = self.schema.get(name)
@@ -118,9 +125,18 @@ class ShardReader(Closing):
             elif field.optional and not self.records.present(name, rows)[0]:
                 sample[name] = None
             else:
-                self.units.check_column(name, rows)
-                sample[name] = self._column(name).row(int(rows[0]))
+                self.units.check_row(name, row)
+                sample[name] = self._row(name, row)
         return sample
+
+    def _row(self, name: str, row: int) -> Any:
+        whole = self._wholes.get(name)
+        if whole is not None:
+            return whole[row]
+        column = self._column(name)
+        if isinstance(self._bytes, memoryview):
+            self._wholes[name] = column.whole()
+        return column.row(row)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         return (self[row] for row in range(len(self)))
@@ -250,6 +266,7 @@ class ShardReader(Closing):
     def close(self) -> None:
         """Let go of the map; it is unmapped when the last view of it is gone. Idempotent."""
         self._is_open = False
+        self._wholes.clear()
         self._bytes = memoryview(bytes(PAGE))
         self.units.release()
         self.records.release()

@@ -66,6 +66,8 @@ class Units:
         self._schema, self._path, self._verify = schema, path, verify
         self._n_samples = n_samples
         self._hashed: dict[tuple[int, int], _Hashed] = {}
+        self._columns: dict[str, tuple[_Hashed, int, int, int]] = {}
+        """Of each, the bytes of a row, those to the next, and the rows of a unit."""
         self._n_records = len(schema.records)
         self._records_mark = self._number(sections)
         self.n_marks = self._records_mark + n_samples * self._n_records
@@ -81,11 +83,13 @@ class Units:
                 target = sections[of_kind, field, 0]
                 self._hashed[of_kind, field] = _Hashed(target, hashes, place)
                 place += 1 + n_blocks(target.size)  # the first mark: the block hashes themselves
-        for name in self._schema.columns:
+        for name, column_field in self._schema.columns.items():
             number = self._schema.field_id(name)
             hashes = sections[Kind.COLUMN_HASHES, number, 0]
-            column = sections[Kind.COLUMN, number, 0]
-            self._hashed[Kind.COLUMN, number] = _Hashed(column, hashes, place)
+            column = _Hashed(sections[Kind.COLUMN, number, 0], hashes, place)
+            self._hashed[Kind.COLUMN, number] = column
+            row_bytes, stride = column_field.row_bytes or 0, column_field.stride
+            self._columns[name] = column, row_bytes, stride, rows_per_unit(row_bytes, stride)
             place += hashes.count
         return place
 
@@ -113,10 +117,7 @@ class Units:
         """
         if self._verify == "off" or not len(rows):
             return
-        field = self._schema.columns[name]
-        column = self._hashed[Kind.COLUMN, self._schema.field_id(name)]
-        row_bytes, stride = field.row_bytes or 0, field.stride
-        per_unit = rows_per_unit(row_bytes, stride)
+        column, row_bytes, stride, per_unit = self._columns[name]
         units = self._unmarked(column.first_mark, rows // per_unit)
         if not len(units):
             return
@@ -136,6 +137,12 @@ class Units:
                 raise self.mismatch(name, first, offset, hash_, found)
             self.marks[column.first_mark + unit] = 1
         SPENT.sums_ns[CHECK] += now_ns() - start_ns
+
+    def check_row(self, name: str, row: int) -> None:
+        """Check the unit of a column that holds one row, as `check_column` does."""
+        column, _, _, per_unit = self._columns[name]
+        if self._verify != "first" or not self.marks[column.first_mark + row // per_unit]:
+            self.check_column(name, np.array([row]))
 
     def column_hashes(self, name: str, units: Rows) -> npt.NDArray[np.uint64]:
         """The stored hashes of units of a column, themselves checked."""

@@ -89,6 +89,8 @@ class Filler:
             return self._source
         rows = self._dataset.rows(np.array([number]))
         shard = int(self._dataset.locate(rows)[0])
+        if self._beware is not None:
+            self._beware(np.array([shard]))
         sample = self._transformed.sample(rows, 0, shard, epoch=0, position=number)
         try:
             schema = self._recipe.collation.loosen(infer_schema(sample, self._source))

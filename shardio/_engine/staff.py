@@ -194,6 +194,7 @@ class Workers:
         """End all workers, whatever they do. Idempotent."""
         self._crew.close()
         self._blocks.clear()  # or their memory would stay as long as the loader
+        self._kept = []
 
 
 def _crew(recipe: Recipe, n_workers: int, start_method: StartMethod) -> Crew | Threads:

@@ -109,7 +109,8 @@ class TransformedValues:
         """What the transform makes of one sample, with every generator keyed for it."""
         recipe = self._recipe
         local = int(rows[i] - self._dataset.starts[shard])
-        sample = self._dataset.sample(shard, local, recipe.fields)
+        # Whether files were cut short is looked at for a batch, where it must not kill (`Filler`).
+        sample = self._dataset.sample(shard, local, recipe.fields, beware=False)
         key = self._generators.key(epoch, position)
         arguments = (
             (sample, self._generators.at(epoch, position)) if recipe.takes_rng else (sample,)
