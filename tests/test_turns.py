@@ -145,3 +145,27 @@ def test_a_turn_that_was_taken_away_is_not_given_back_twice() -> None:
     state = random.getstate()
     turns.end(thread)
     assert random.getstate() == state, "what comes back late changes nothing"
+
+
+def test_turns_are_had_in_the_order_of_asking() -> None:
+    turns, order = Turns(), list[int]()
+
+    def draw_twice(number: int) -> None:
+        for _ in range(2):
+            with turns.one():
+                order.append(number)
+                asked.wait()  # the first has asked again before the second is through
+
+    asked = threading.Event()
+    threads = [threading.Thread(target=draw_twice, args=(number,)) for number in range(3)]
+    for n_waiting, thread in enumerate(threads):
+        thread.start()
+        while len(turns._waiting) < n_waiting:
+            time.sleep(0.001)
+        while not order:
+            time.sleep(0.001)
+    asked.set()
+    for thread in threads:
+        thread.join()
+    assert order[:3] == [0, 1, 2]
+    assert sorted(order[3:]) == [0, 1, 2]

@@ -10,6 +10,7 @@ import contextlib
 import os
 import random
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
@@ -25,20 +26,29 @@ class Turns:
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._holder: threading.Thread | None = None
+        self._waiting: deque[object] = deque()
         self._states: tuple[Any, Any]
 
     def take(self, is_unwanted: Callable[[], bool] = lambda: False) -> bool:
-        """Wait for the turn of this thread; end it with `end`.
+        """Wait for the turn of this thread, in the order of asking; end it with `end`.
 
         False, without it, when this becomes unwanted: `wake` has that looked at.
         """
+        ticket, queue = object(), self._waiting
         with self._changed:
-            self._changed.wait_for(lambda: self._holder is None or is_unwanted())
-            if is_unwanted():
-                return False
-            self._states = _states()
-            self._holder = threading.current_thread()
-            return True
+            queue.append(ticket)
+            try:
+                self._changed.wait_for(
+                    lambda: is_unwanted() or (self._holder is None and queue[0] is ticket)
+                )
+                if is_unwanted():
+                    return False
+                self._states = _states()
+                self._holder = threading.current_thread()
+                return True
+            finally:
+                queue.remove(ticket)
+                self._changed.notify_all()  # another is first now
 
     def wake(self) -> None:
         """Have all that wait look whether they are still wanted."""
