@@ -158,8 +158,9 @@ class Workers:
                     self._deaths_in_a_row = 0
                     found.append(long)
             elif isinstance(event, Died):
-                if self._kept:
-                    found += _answers(event.worker, self._kept[event.worker].take())
+                if self._kept and (data := self._kept[event.worker].take()):
+                    self._deaths_in_a_row = 0
+                    found += _answers(event.worker, data)
                 found.append(Loss(event.worker, self._bury(event), event.signal, _end(event)))
             else:
                 self._last_words[event.worker] = event.text
