@@ -106,6 +106,18 @@ def test_of_a_selection_its_own_samples_are_preloaded(
     assert not of_shard(read, 0)
 
 
+def test_a_dataset_that_is_mixed_twice_is_preloaded_once(
+    folder: str, read: list[tuple[str, int, int]]
+) -> None:
+    with ShardDataset(folder) as dataset:
+        n_bytes = preload(dataset, ["blob"])
+    pieces = sorted(read)
+    read.clear()
+    with shardio.mix([folder, folder], weights=[1, 1]) as mixture:
+        assert preload(mixture, ["blob"]) == n_bytes
+    assert sorted(read) == pieces
+
+
 def test_what_does_not_fit_is_an_error_with_both_figures(
     folder: str, read: list[tuple[str, int, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

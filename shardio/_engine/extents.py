@@ -29,24 +29,29 @@ less never reach into another file."""
 
 
 class Files:
-    """All files of a dataset that some fields lie in, laid one behind another.
+    """All files of a dataset that some fields lie in, each once, laid one behind another.
 
-    `groups` are the fields that share files, one file of each shard, and the number of the first;
-    `paths`, `sizes` and `starts` are by number.
+    `groups` are the fields that share files, one file of each shard, with the numbers of these;
+    `paths`, `sizes` and `starts` are by number. In a mixture several shards may be one file.
     """
 
     def __init__(self, dataset: ShardDataset, fields: Sequence[str]) -> None:
         inside = [name for name in fields if name not in dataset.sides]
         beside = [[name] for name in fields if name in dataset.sides]
         names = [inside, *beside] if inside else beside
-        self.groups = [(group, k * len(dataset.shards)) for k, group in enumerate(names)]
-        self.paths: list[str] = []
+        self.groups: list[tuple[list[str], Rows]] = []
         self.sizes: list[int] = []
-        for group, _ in self.groups:
+        known: dict[str, int] = {}
+        for group in names:
+            numbers = []
             for shard in range(len(dataset.shards)):
                 ((summary, path),) = dataset.files_of(shard, group[0])
-                self.paths.append(path)
-                self.sizes.append(summary.n_bytes)
+                if path not in known:
+                    known[path] = len(known)
+                    self.sizes.append(summary.n_bytes)
+                numbers.append(known[path])
+            self.groups.append((group, np.array(numbers, np.int64)))
+        self.paths = list(known)
         taken = -(-np.array(self.sizes, np.int64) // GAP_BYTES) * GAP_BYTES + GAP_BYTES
         self.starts: Rows = np.concatenate([[0], np.cumsum(taken)])
 
@@ -144,13 +149,11 @@ class _Records:
     """The records of some fields that lie in the same files."""
 
     def __init__(
-        self, dataset: ShardDataset, names: Sequence[str], files: Files, first_file: int
+        self, dataset: ShardDataset, names: Sequence[str], files: Files, numbers: Rows
     ) -> None:
         self._dataset, self._names = dataset, names
-        n_shards = len(dataset.shards)
-        self._paths = files.paths[first_file : first_file + n_shards]
-        starts = files.starts[first_file : first_file + n_shards]
-        self._ends = files.starts[first_file + 1 : first_file + n_shards + 1]
+        self._paths = [files.paths[number] for number in numbers.tolist()]
+        starts, self._ends = files.starts[numbers], files.starts[numbers + 1]
         self._entries: dict[int, tuple[int, list[int]]] = {}
         self._index = _Lane.of(0, 0, self._finder(Kind.INDEX), starts)
         self._payload = _Lane.of(0, 0, self._finder(Kind.PAYLOAD), starts)
@@ -242,14 +245,13 @@ class Extents:
         self._dataset = dataset
         self._columns: list[_Column] = []
         self._records: list[_Records] = []
-        n_shards = len(dataset.shards)
-        for names, first in self.files.groups:
-            starts = self.files.starts[first : first + n_shards]
+        for names, numbers in self.files.groups:
+            starts = self.files.starts[numbers]
             columns = [name for name in names if name in dataset.schema.columns]
             self._columns += [_Column(dataset, name, starts, verify) for name in columns]
             records = [name for name in names if name in dataset.schema.records]
             if records:
-                self._records.append(_Records(dataset, records, self.files, first))
+                self._records.append(_Records(dataset, records, self.files, numbers))
 
     def fixed(self, rows: Rows, shards: Rows) -> Ranges:
         """What is read of rows of the dataset but records: columns, hashes, tables of records."""

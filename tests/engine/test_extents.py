@@ -121,6 +121,23 @@ def test_shards_of_a_mixture_may_have_other_fields_besides(tmp_path: Path) -> No
     assert read == [made[i % 4]["x"] for i in rows.tolist()]
 
 
+def test_a_file_that_a_mixture_has_several_times_is_one(folder: str) -> None:
+    with ShardDataset(folder) as one, mix([folder, folder], weights=[1, 1]) as twice:
+        names = list(one.schema)
+        expected, found = (Extents(each, names, "off") for each in (one, twice))
+        assert found.files.paths == expected.files.paths
+        rows = np.array([N - 1, 0, 2])
+        for behind in (0, N):
+            there, shards = rows + behind, twice.locate(rows + behind)
+            for of, due in (
+                (found.fixed, expected.fixed),
+                (found.records, expected.records),
+            ):
+                assert list(found.files.pieces(merged(of(there, shards), 1))) == list(
+                    expected.files.pieces(merged(due(rows, one.locate(rows)), 1))
+                )
+
+
 def test_files_are_told_apart_however_ranges_are_rounded(folder: str) -> None:
     with ShardDataset(folder) as dataset:
         extents = Extents(dataset, ["frames"], "off")
