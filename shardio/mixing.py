@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from fractions import Fraction
 from typing import Any, Final, get_args
 
@@ -18,6 +18,8 @@ from shardio.reopening import open_anew
 
 _EXHAUSTED: Final = get_args(Exhausted)
 _VERIFY: Final = "first"
+_UNORDERED: Final = (Set, Mapping)
+"""Of a set of texts each process has another order, of a table nobody says which side is meant."""
 
 
 def mix(
@@ -28,7 +30,7 @@ def mix(
 ) -> Mixture:
     """Mix several datasets, for a ShardLoader to draw from each as often as its weight says.
 
-    Of any 256 positions of an epoch that follow one another each source has its share. Which they
+    Of each 256 positions, counted from an epoch's first, each source has its share. Which they
     are, and which of its samples each takes, follows from the loader's seed and the epoch; with
     shuffle=False the samples of a source come in their order. Sources are opened anew, in the state
     and with the subset or the selection that they show. The mixture is a ShardDataset of its own:
@@ -45,7 +47,7 @@ def mix(
         InvalidArgument: a weight, a source or `exhausted` is not acceptable.
         DatasetNotFound, DatasetCorrupt, …: from opening a source.
     """
-    if exhausted not in _EXHAUSTED:
+    if not isinstance(exhausted, str) or exhausted not in _EXHAUSTED:
         known = ", ".join(map(repr, _EXHAUSTED))
         raise InvalidArgument(f"exhausted must be one of {known}; found {exhausted!r}")
     given = _checked(sources)
@@ -62,7 +64,8 @@ def mix(
 
 
 def _checked(sources: Any) -> list[str | os.PathLike[str] | ShardDataset]:
-    if isinstance(sources, str | os.PathLike | ShardDataset) or not isinstance(sources, Iterable):
+    is_one = isinstance(sources, str | os.PathLike | ShardDataset)
+    if is_one or isinstance(sources, _UNORDERED) or not isinstance(sources, Iterable):
         raise InvalidArgument(f"mix takes a list of datasets; found {sources!r}")
     found: list[Any] = list(sources)
     for each in found:
@@ -79,6 +82,8 @@ def _shares(weights: Any, n: int) -> tuple[int, ...]:
     """What each of n sources has, from 1 up: exactly in proportion, or else of WHOLE."""
     what = f"weights must be {n} numbers above 0, one for each source"
     try:
+        if isinstance(weights, (str, *_UNORDERED)):
+            raise TypeError("they have no order, or are no numbers")
         # A float as it is written: 0.3 and 0.7 are 3 and 7.
         numbers = [Fraction(repr(float(each))) for each in weights]
     except (TypeError, ValueError, OverflowError) as error:

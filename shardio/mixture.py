@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, NoReturn, Self
@@ -24,7 +23,7 @@ from shardio.manifest import Generation
 from shardio.manifest.listing import Side
 from shardio.reader import ShardReader
 from shardio.units import Rows, Verify
-from shardio.views import RowList, RowRuns
+from shardio.views import RowList, RowRuns, check_positions
 from shardio.writer import ShardSummary
 
 _NAMED: Final = 3
@@ -104,7 +103,7 @@ class Mixture(ShardDataset):
         """What `reopened` needs."""
         ingredients = (
             Ingredient(
-                os.path.abspath(each.path),
+                each._root,
                 each.generation,
                 each.subset,
                 None if each.selection is None else len(each),
@@ -120,8 +119,14 @@ class Mixture(ShardDataset):
         return Blend(self.mixing, sizes, tuple((self._ends - sizes).tolist()))
 
     def sources_of(self, indices: Any) -> Rows:
-        """The number of the source that each of some samples is of, such as `batch.indices`."""
-        return np.searchsorted(self._ends, np.asarray(indices), side="right")
+        """The number of the source that each of some samples is of, such as `batch.indices`.
+
+        Raises:
+            InvalidArgument: they are no numbers of samples, from 0 up.
+        """
+        numbers = np.asarray(indices)
+        check_positions(numbers.reshape(-1), len(self), "indices")
+        return np.searchsorted(self._ends, numbers, side="right")
 
     def check_agreement(self, fields: Iterable[str] | None) -> Iterable[str] | None:
         """Make sure that all sources have some fields, by default every field, and alike.

@@ -30,7 +30,7 @@ def open_anew(
             f"subset={subset!r} of a selection of {dataset.path}: select from that subset instead"
         )
     opened = ShardDataset(
-        dataset.path,
+        dataset.place,
         verify=verify,
         access=access,
         subset=dataset.subset if subset is None else subset,

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import math
+import os
 import shutil
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -90,6 +93,29 @@ def test_a_mixture_has_the_samples_of_its_sources_end_to_end(
         mixture[0]
 
 
+@pytest.mark.parametrize("index", [-1, N_LARGE + N_SMALL, 0.5])
+def test_what_is_no_sample_of_a_mixture_has_no_source(mixture: Mixture, index: Any) -> None:
+    with pytest.raises(InvalidArgument, match=f"indices must be .* from 0 to 62.*{index}|float64"):
+        mixture.sources_of([0, index])
+
+
+def test_wherever_the_program_goes_the_sources_stay_the_same(
+    large: str, small: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(Path(large).parent)
+    with mix(["large", small], weights=[3, 1]) as made, shardio.open("large") as opened:
+        with loader(made) as loading:
+            assert loading.dataset.path == f"a mixture of large, {small}"
+            expected = loaded(loading)
+        monkeypatch.chdir(small)
+        with loader(made, num_workers=1) as loading:
+            assert loaded(loading) == expected
+        with loader(opened) as loading:
+            assert (loading.dataset.path, len(loaded(loading))) == (large, N_LARGE)
+        with mix([opened, small], weights=[3, 1]) as again, loader(again) as loading:
+            assert loaded(loading) == expected
+
+
 def test_subsets_selections_and_the_same_dataset_twice_may_be_mixed(large: str, small: str) -> None:
     chosen = [3, 3, 9, 1]
     with (
@@ -150,10 +176,15 @@ def test_classes_are_those_that_all_sources_have(tmp_path: Path) -> None:
         ({"weights": [1, float("nan")]}, "numbers above 0.*: Invalid literal.*nan"),
         ({"weights": [1, float("inf")]}, "numbers above 0"),
         ({"weights": None}, "numbers above 0"),
-        ({"weights": "ab"}, "numbers above 0"),
+        ({"weights": "12"}, "numbers above 0.*found '12': they have no order, or are no numbers"),
+        ({"weights": {1, 3}}, r"numbers above 0.*found \{1, 3\}: they have no order"),
+        ({"weights": {1: 2, 3: 4}}, "numbers above 0.*: they have no order"),
         ({"exhausted": "end"}, "exhausted must be one of 'stop', 'repeat'; found 'end'"),
         ({"exhausted": ["stop"]}, "exhausted must be one of"),
+        ({"exhausted": np.array(["stop"])}, "exhausted must be one of"),
         ({"sources": "large"}, "mix takes a list of datasets; found 'large'"),
+        ({"sources": {"large", "small"}}, "mix takes a list of datasets; found {"),
+        ({"sources": {"large": 1, "small": 1}}, "mix takes a list of datasets; found {"),
         ({"sources": 5}, "mix takes a list of datasets; found 5"),
         ({"sources": [5, 6]}, "mix takes folders and open datasets; found 5"),
         ({"sources": []}, "mix takes 1 to 1024 datasets; found 0"),
@@ -431,6 +462,28 @@ def test_a_transform_that_fails_names_the_shard_of_the_source(mixture: Mixture, 
         said = rf"sample 2 of shard {small}/000001-000\.shard of a mixture of .*large, {small} "
         with pytest.raises(TransformError, match=said):
             loaded(made)
+
+
+def test_workers_that_are_killed_cost_no_sample_of_a_mixture(large: str, small: str) -> None:
+    with (
+        shardio.open(small) as opened,
+        opened.select([7, 1, 1, 4]) as some,
+        mix([large, some], weights=[3, 1], exhausted="repeat") as made,
+    ):
+        with loader(made) as loading:
+            expected = [[bits(batch) for batch in loading] for _ in range(3)]
+        with loader(made, num_workers=2) as loading:
+            crew: Any = loading._engine._staff._crew  # type: ignore[union-attr]
+            for epoch in expected:
+                batches = iter(loading)
+                found = [bits(next(batches))]
+                for pid in crew.pids():
+                    if pid is not None:
+                        with contextlib.suppress(ProcessLookupError):
+                            os.kill(pid, signal.SIGKILL)
+                found += [bits(batch) for batch in batches]
+                assert found == epoch
+            assert loading.stats().total.n_restarts > 0
 
 
 # Resume.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,10 +13,16 @@ from shardio.writer import ShardSummary
 
 
 class Described:
-    """The parts of `_generation`, which a subclass sets, with its path, before it asks for them."""
+    """The parts of `_generation`, which a subclass sets, and its paths, before it asks for them."""
 
     path: str
+    _root: str
     _generation: Generation
+
+    @property
+    def place(self) -> str:
+        """Its folder as it was named, or absolute where a chdir has made that another one."""
+        return self.path if os.path.abspath(self.path) == self._root else self._root
 
     @property
     def classes(self) -> tuple[str, ...]:
