@@ -10,12 +10,12 @@ import os
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
 from shardio._engine.extents import Extents
-from shardio._engine.memory import require
+from shardio._engine.memory import require_page_cache
 from shardio._engine.ranges import NOTHING, Ranges, joined, merged
 from shardio.access.files import open_shard, resized
 from shardio.dataset import ShardDataset
@@ -33,7 +33,14 @@ _WAY_OUT: Final = (
     "fields, or raise that limit"
 )
 
-_Piece = tuple[str, int, int]
+
+class _Piece(NamedTuple):
+    """A part of a file that has `file_bytes`."""
+
+    path: str
+    offset: int
+    n_bytes: int
+    file_bytes: int
 
 
 def preload(dataset: ShardDataset, fields: Sequence[str]) -> int:
@@ -56,7 +63,7 @@ def preload(dataset: ShardDataset, fields: Sequence[str]) -> int:
 
 
 def _require(n_bytes: int) -> None:
-    require(n_bytes, "the fields to preload", _WAY_OUT)
+    require_page_cache(n_bytes, "the fields to preload", _WAY_OUT)
 
 
 def _all(dataset: ShardDataset, extents: Extents, *, of_records: bool) -> Ranges:
@@ -70,13 +77,13 @@ def _all(dataset: ShardDataset, extents: Extents, *, of_records: bool) -> Ranges
 
 
 def _pieces(extents: Extents, ranges: Ranges) -> Iterator[_Piece]:
-    """Path, offset and bytes of each piece, none of them beyond the end of its file."""
+    """The pieces of all ranges, none of them beyond the end of its file."""
     for number, places in extents.files.pieces(ranges):
         path, most = extents.files.paths[number], extents.files.sizes[number]
         for offset, n_bytes in places:
             end = min(offset + n_bytes, most)
             for start in range(offset, end, _PIECE_BYTES):
-                yield path, start, min(_PIECE_BYTES, end - start)
+                yield _Piece(path, start, min(_PIECE_BYTES, end - start), most)
 
 
 def _read(pieces: Sequence[_Piece]) -> None:
@@ -84,9 +91,8 @@ def _read(pieces: Sequence[_Piece]) -> None:
     stop = threading.Event()
     with ThreadPoolExecutor(_N_THREADS, "shardio-preload") as threads:
         shares = [pieces[i::_N_THREADS] for i in range(_N_THREADS)]
-        futures = [threads.submit(_read_share, share, stop) for share in shares]
         try:
-            for future in futures:
+            for future in [threads.submit(_read_share, share, stop) for share in shares]:
                 future.result()
         finally:
             stop.set()
@@ -94,12 +100,12 @@ def _read(pieces: Sequence[_Piece]) -> None:
 
 def _read_share(pieces: Sequence[_Piece], stop: threading.Event) -> None:
     buffer = memoryview(bytearray(_PIECE_BYTES))
-    for path, offset, n_bytes in pieces:
+    for piece in pieces:
         if stop.is_set():
             return
-        fd = open_shard(path)
+        fd = open_shard(piece.path)
         try:
-            _read_piece(fd, path, offset, buffer[:n_bytes])
+            _read_piece(fd, piece, buffer[: piece.n_bytes])
         except BaseException:
             stop.set()  # nobody waits for this thread before the others
             raise
@@ -107,14 +113,15 @@ def _read_share(pieces: Sequence[_Piece], stop: threading.Event) -> None:
             os.close(fd)
 
 
-def _read_piece(fd: int, path: str, offset: int, buffer: memoryview) -> None:
+def _read_piece(fd: int, piece: _Piece, buffer: memoryview) -> None:
     done = 0
     while done < buffer.nbytes:
+        place = piece.offset + done
         try:
-            n_read = os.preadv(fd, [buffer[done:]], offset + done)
+            n_read = os.preadv(fd, [buffer[done:]], place)
         except OSError as error:
-            raise OSError(error.errno, os.strerror(error.errno or 0), path) from error
+            raise OSError(error.errno, os.strerror(error.errno or 0), piece.path) from error
         if not n_read:
             found = os.fstat(fd).st_size
-            raise resized(path, offset + buffer.nbytes, found).at(offset=offset + done)
+            raise resized(piece.path, piece.file_bytes, found).at(offset=place)
         done += n_read

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import resource
+import signal
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,8 +20,8 @@ from shardio._engine.memory import Limit
 from shardio.dataset import ShardDataset
 from shardio.errors import ShardChanged
 from shardio.format.layout import NO_FIELD, Kind
-from shardio.preload import preload
-from tests.loading import bits, write_dataset
+from shardio.preload import _Piece, preload
+from tests.loading import PATIENCE_S, bits, write_dataset
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
 
@@ -43,9 +46,9 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, int]]:
     pieces: list[tuple[str, int, int]] = []
     real = shardio.preload._read_piece
 
-    def noting(fd: int, path: str, offset: int, buffer: memoryview) -> None:
-        pieces.append((os.path.basename(path), offset, buffer.nbytes))
-        real(fd, path, offset, buffer)
+    def noting(fd: int, piece: _Piece, buffer: memoryview) -> None:
+        pieces.append((os.path.basename(piece.path), piece.offset, buffer.nbytes))
+        real(fd, piece, buffer)
 
     monkeypatch.setattr(shardio.preload, "_read_piece", noting)
     return pieces
@@ -121,7 +124,7 @@ def test_a_dataset_that_is_mixed_twice_is_preloaded_once(
 def test_what_does_not_fit_is_an_error_with_both_figures(
     folder: str, read: list[tuple[str, int, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(memory, "limits", lambda: [Limit(IMAGES, "a box")])
+    monkeypatch.setattr(memory, "page_cache_limits", lambda *_: [Limit(IMAGES, "a box")])
     said = r"the fields to preload need [\d,]+ bytes .* only 4,096,000 bytes .*a box.*preload=False"
     with pytest.raises(MemoryShort, match=said):
         ShardLoader(folder, 1, preload=True, **OPTIONS)
@@ -150,7 +153,9 @@ def test_a_file_that_is_shorter_by_then_is_named(tmp_path: Path) -> None:
         os.truncate(dataset.reader(0).path, 8192)
         with pytest.raises(ShardChanged, match="cut short") as caught:
             preload(dataset, ["label"])
-        assert caught.value.path == dataset.reader(0).path
+        found = caught.value
+        assert (found.path, found.offset) == (dataset.reader(0).path, 8192)
+        assert (found.expected, found.found) == (dataset.shards[0].n_bytes, 8192)
 
 
 def test_an_error_in_one_thread_stops_the_others(
@@ -158,19 +163,52 @@ def test_an_error_in_one_thread_stops_the_others(
 ) -> None:
     n_read: list[int] = []
 
-    def failing(fd: int, path: str, offset: int, buffer: memoryview) -> None:
-        n_read.append(offset)
-        raise OSError(5, "Input/output error", path)
+    def failing(fd: int, piece: _Piece, buffer: memoryview) -> None:
+        n_read.append(piece.offset)
+        raise OSError(5, "Input/output error", piece.path)
 
     monkeypatch.setattr(shardio.preload, "_read_piece", failing)
     with ShardDataset(folder) as dataset, pytest.raises(OSError, match="Input/output error"):
         preload(dataset, ["image"])
-    pieces, stop = [(os.path.join(folder, "000000-000.shard"), 0, 10)] * 3, threading.Event()
+    piece = _Piece(os.path.join(folder, "000000-000.shard"), 0, 10, 4_000_000)
+    pieces, stop = [piece] * 3, threading.Event()
     n_read.clear()
     with pytest.raises(OSError, match="Input/output error"):
         shardio.preload._read_share(pieces, stop)
     shardio.preload._read_share(pieces, stop)
     assert n_read == [0]
+
+
+def test_ctrl_c_ends_it_within_the_pieces_that_are_being_read(
+    folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """None of the threads begins another piece: they wait for the news in the first."""
+    n_begun: list[int] = []
+    stop = threading.Event()
+    monkeypatch.setattr(shardio.preload, "_PIECE_BYTES", 4096)
+    monkeypatch.setattr(shardio.preload, "threading", SimpleNamespace(Event=lambda: stop))
+
+    def waiting(fd: int, piece: _Piece, buffer: memoryview) -> None:
+        n_begun.append(piece.offset)
+        if len(n_begun) == 1:
+            os.kill(os.getpid(), signal.SIGINT)
+        assert stop.wait(PATIENCE_S)
+
+    monkeypatch.setattr(shardio.preload, "_read_piece", waiting)
+    with ShardDataset(folder) as dataset, pytest.raises(KeyboardInterrupt):
+        preload(dataset, ["image"])
+    assert 1 <= len(n_begun) <= shardio.preload._N_THREADS
+
+
+def test_an_address_space_that_is_limited_does_not_limit_the_page_cache(
+    folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    n_mapped = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+    monkeypatch.setattr(resource, "getrlimit", lambda asked: (n_mapped, n_mapped))
+    monkeypatch.setattr(memory, "page_cache_limits", lambda *_: [Limit(1 << 40, "a box")])
+    assert memory.available_bytes() < IMAGES
+    with ShardDataset(folder) as dataset:
+        assert preload(dataset, ["image"]) >= IMAGES
 
 
 @pytest.mark.parametrize("value", [1, "yes", None])

@@ -13,7 +13,15 @@ from typing import NamedTuple
 from shardio._engine.cgroups import Level, levels, read_number, read_text
 from shardio.errors import MemoryShort
 
-__all__ = ["Limit", "available_bytes", "default_budget", "limits", "require"]
+__all__ = [
+    "Limit",
+    "available_bytes",
+    "default_budget",
+    "limits",
+    "page_cache_limits",
+    "require",
+    "require_page_cache",
+]
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _FEWER_BLOCKS = (
@@ -49,7 +57,15 @@ def require(n_bytes: int, what: str, way_out: str = _FEWER_BLOCKS) -> None:
 
     `way_out` is what the message says can be done about it.
     """
-    tightest = _tightest()
+    _require_within(_tightest(), n_bytes, what, way_out)
+
+
+def require_page_cache(n_bytes: int, what: str, way_out: str) -> None:
+    """Likewise, for pages of files: no address space has them, and nobody commits to them."""
+    _require_within(_least(page_cache_limits()), n_bytes, what, way_out)
+
+
+def _require_within(tightest: Limit, n_bytes: int, what: str, way_out: str) -> None:
     if n_bytes > tightest.n_bytes:
         raise MemoryShort(
             f"{what} need {_in_mib(n_bytes)}, but only {_in_mib(tightest.n_bytes)} can be had "
@@ -62,7 +78,15 @@ def limits(root: str = "/") -> list[Limit]:
 
     Empty where the kernel does not tell, as on systems without /proc.
     """
-    found = _machine_limits(root)
+    return [*page_cache_limits(root), *_commit_limits(root)]
+
+
+def page_cache_limits(root: str = "/") -> list[Limit]:
+    """Those of them that apply to pages of files as well."""
+    found = []
+    figures = _meminfo(root)
+    if "MemAvailable" in figures:
+        found.append(Limit(figures["MemAvailable"], "MemAvailable of this machine"))
     found += [limit for level in levels("memory", root) if (limit := _group_limit(level))]
     return found
 
@@ -74,21 +98,27 @@ def _tightest() -> Limit:
         mapped_pages = read_text("/proc/self/statm").partition(" ")[0] or "0"
         left_bytes = soft_bytes - int(mapped_pages) * _PAGE_BYTES
         found.append(Limit(max(0, left_bytes), "RLIMIT_AS, see `ulimit -v`"))
+    return _least(found)
+
+
+def _least(found: list[Limit]) -> Limit:
     if not found:  # macOS: no figure is better than the size of the machine
         return Limit(os.sysconf("SC_PHYS_PAGES") * _PAGE_BYTES, "memory of this machine")
     return min(found)
 
 
-def _machine_limits(root: str) -> list[Limit]:
-    figures = _table(read_text(os.path.join(root, "proc/meminfo")), unit_bytes=1024)
-    found = []
-    if "MemAvailable" in figures:
-        found.append(Limit(figures["MemAvailable"], "MemAvailable of this machine"))
-    is_strict = read_number(os.path.join(root, "proc/sys/vm/overcommit_memory")) == _STRICT
-    if is_strict and {"CommitLimit", "Committed_AS"} <= figures.keys():
-        left_bytes = figures["CommitLimit"] - figures["Committed_AS"]
-        found.append(Limit(max(0, left_bytes), "CommitLimit, as vm.overcommit_memory is 2"))
-    return found
+def _meminfo(root: str) -> dict[str, int]:
+    return _table(read_text(os.path.join(root, "proc/meminfo")), unit_bytes=1024)
+
+
+def _commit_limits(root: str) -> list[Limit]:
+    if read_number(os.path.join(root, "proc/sys/vm/overcommit_memory")) != _STRICT:
+        return []
+    figures = _meminfo(root)
+    if not {"CommitLimit", "Committed_AS"} <= figures.keys():
+        return []
+    left_bytes = figures["CommitLimit"] - figures["Committed_AS"]
+    return [Limit(max(0, left_bytes), "CommitLimit, as vm.overcommit_memory is 2")]
 
 
 def _group_limit(level: Level) -> Limit | None:
