@@ -47,7 +47,8 @@ def mix(
         InvalidArgument: a weight, a source or `exhausted` is not acceptable.
         DatasetNotFound, DatasetCorrupt, …: from opening a source.
     """
-    if not isinstance(exhausted, str) or exhausted not in _EXHAUSTED:
+    asked: object = exhausted  # a user's: an array would be compared item by item
+    if not isinstance(asked, str) or asked not in _EXHAUSTED:
         known = ", ".join(map(repr, _EXHAUSTED))
         raise InvalidArgument(f"exhausted must be one of {known}; found {exhausted!r}")
     given = _checked(sources)

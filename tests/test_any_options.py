@@ -17,13 +17,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shardio import Batch, ShardLoader
+import shardio
+from shardio import Batch, ShardDataset, ShardLoader
 from shardio.errors import InvalidArgument, TooManySkipped, TransformError
 from tests.loading import write_dataset
 
 pytestmark = pytest.mark.usefixtures("warm_zygote", "quick_disk")
 
 N_SETS_OF_OPTIONS = 18
+N_SETS_FOR_MIXTURES = 6
 SIZES = (0, 1, 21)
 FIELDS = ("points", "note", "vector", "maybe", "hint", "mask", "boxes", "packed", "camera.id")
 Sample = dict[str, Any]
@@ -140,7 +142,7 @@ def epoch_of(loader: ShardLoader) -> Iterator[Said]:
         yield [type(error), str(error).partition("\n")[0]]
 
 
-def epochs(folder: str, n: int = 2, **options: Any) -> list[list[Said]]:
+def epochs(folder: str | ShardDataset, n: int = 2, **options: Any) -> list[list[Said]]:
     """All that n epochs say, or why there are none."""
     try:
         with ShardLoader(folder, **options) as loader:
@@ -149,8 +151,8 @@ def epochs(folder: str, n: int = 2, **options: Any) -> list[list[Said]]:
         return [[[type(error), str(error).partition("\n")[0]]]]
 
 
-def check(folder: str, seed: int, n: int) -> None:
-    """Draw options, and compare what comes with workers, and behind a state, with what is due."""
+def check(folder: str | ShardDataset, seed: int, n: int) -> None:
+    """Draw options for n samples, and compare what comes: with workers, and behind a state."""
     rng = random.Random(seed)
     options = drawn_options(rng, n)
     expected = epochs(folder, **options, num_workers=0)
@@ -184,6 +186,19 @@ def test_options_drawn_together_give_the_same_with_workers_and_resumed(
 ) -> None:
     n = size_for(seed)
     check(folders[n], seed, n)
+
+
+@pytest.mark.parametrize("seed", range(N_SETS_OF_OPTIONS, N_SETS_OF_OPTIONS + N_SETS_FOR_MIXTURES))
+def test_options_drawn_together_go_with_mixtures(folders: dict[int, str], seed: int) -> None:
+    large, one = folders[SIZES[-1]], folders[1]
+    with (
+        shardio.open(large) as opened,
+        opened.select([3, 3, 20, 0]) as some,
+        shardio.mix(
+            [large, some, one], weights=[3, 1, 0.2], exhausted="repeat" if seed % 2 else "stop"
+        ) as mixture,
+    ):
+        check(mixture, seed, 0)  # as of none: with no sampler and no weights
 
 
 def test_most_options_drawn_together_go_together(folders: dict[int, str]) -> None:
