@@ -252,9 +252,9 @@ def test_a_loader_asks_before_it_reads(
     gather = ShardDataset.sample if transform else ColumnGather.gather
     owner: Any = ShardDataset if transform else ColumnGather
 
-    def noting(*args: Any) -> Any:
+    def noting(*args: Any, **named: Any) -> Any:
         asked_before.append(bool(kernel.asked))
-        return gather(*args)
+        return gather(*args, **named)
 
     options: dict[str, Any] = {"num_workers": 0, "output": "numpy", "transform": transform}
     with (
