@@ -27,16 +27,21 @@ class Schedule:
         first, last: the steps to deliver.
         n_workers: numbers 0..n_workers-1.
         depth: how many tasks a worker may have at a time, unless it is quick.
+
+    The load of a worker is how many tasks it has, and as many more as it may have less than
+    `_full`: for one that is not quick. So all of them are compared by one number.
     """
 
     def __init__(self, first: int, last: int, n_workers: int, depth: int = DEPTH) -> None:
         self.next_step = first
         """The step that is delivered next."""
         self._next_assigned, self._last = first, last
-        self._depth, self._base_depth, self._low = depth, depth, depth - 1
-        self._is_quick, self._lead = False, 0
+        self._base_depth, self._full = depth, max(depth, QUICK_DEPTH)
+        self._is_quick = [False] * n_workers
         self._tasks: list[dict[int, int]] = [{} for _ in range(n_workers)]  # worker: step -> block
-        self._n_tasks = [0] * n_workers
+        self._loads = [self._full - depth] * n_workers
+        self._lows, self._leads = [self._full - 1] * n_workers, [0] * n_workers
+        self._n_low = n_workers
         self._ready: dict[int, int] = {}
         self._failed: dict[int, BaseException] = {}
         self._lost: dict[int, int] = {}
@@ -57,8 +62,8 @@ class Schedule:
         # After a failure nothing new behind it will be delivered.
         n_new = 0 if self._failed else max(0, self._last - self._next_assigned)
         n_left = len(self._lost) + n_new
-        depth = self._depth
-        return min(n_left, sum([depth - n for n in self._n_tasks if n < depth])) if n_left else 0
+        full = self._full
+        return min(n_left, sum([full - n for n in self._loads if n < full])) if n_left else 0
 
     @property
     def is_low(self) -> bool:
@@ -66,7 +71,7 @@ class Schedule:
 
         Then several of them go in one message, as those of quick workers should.
         """
-        return min(self._n_tasks) <= self._low
+        return self._n_low > 0
 
     @property
     def wants_block(self) -> bool:
@@ -88,9 +93,9 @@ class Schedule:
 
         Each worker has steps of its own, one of as many as there are workers, unless it is behind.
         """
-        n_tasks = self._n_tasks
-        least = min(n_tasks)
-        if least >= self._depth or not (self._free or self._lost):
+        loads = self._loads
+        least = min(loads)
+        if least >= self._full or not (self._free or self._lost):
             raise AssertionError("nothing can be assigned")
         if self._lost:  # first: the loop may be waiting for it
             step = min(self._lost)
@@ -98,24 +103,38 @@ class Schedule:
         else:
             step, block = self._next_assigned, self._free.pop()
             self._next_assigned = step + 1
-        worker = step % len(n_tasks)
-        if n_tasks[worker] > least + self._lead or n_tasks[worker] >= self._depth:
-            worker = n_tasks.index(least)
+        worker = step % len(loads)
+        load = loads[worker]
+        if load > least + self._leads[worker] or load >= self._full:
+            worker, load = loads.index(least), least
         self._tasks[worker][step] = block
-        n_tasks[worker] += 1
+        loads[worker] = load + 1
+        self._n_low -= load == self._lows[worker]
         self.n_in_flight += 1
         return worker, step, block
 
     def done(self, worker: int, step: int, *, is_quick: bool = False) -> None:
         """A worker has filled the block of a step, and was quick or not."""
         self._ready[step] = self._tasks[worker].pop(step)  # `_answered`, without the call
-        self._n_tasks[worker] -= 1
         self.n_in_flight -= 1
-        if is_quick is not self._is_quick and self._base_depth > 1:
-            self._is_quick = is_quick
-            self._depth = QUICK_DEPTH if is_quick else self._base_depth
-            self._low = self._depth // 2 if is_quick else self._depth - 1
-            self._lead = self._depth // 4 if is_quick else 0
+        self._loads[worker] = load = self._loads[worker] - 1
+        self._n_low += load == self._lows[worker]
+        if is_quick is not self._is_quick[worker]:
+            self._change_depth(worker, is_quick=is_quick)
+
+    def _change_depth(self, worker: int, *, is_quick: bool) -> None:
+        """A worker has become quick, or slow; the others are what they were.
+
+        A slow one with as many tasks as a quick one would hold up all that come behind them.
+        """
+        if self._base_depth == 1:  # who takes one task at a time takes no more for being quick
+            return
+        self._is_quick[worker] = is_quick
+        full, depth = self._full, QUICK_DEPTH if is_quick else self._base_depth
+        self._loads[worker] = full - depth + len(self._tasks[worker])
+        self._lows[worker] = full - depth // 2 if is_quick else full - 1
+        self._leads[worker] = depth // 4 if is_quick else 0
+        self._n_low = sum(n <= low for n, low in zip(self._loads, self._lows, strict=True))
 
     def failed(self, worker: int, step: int, error: BaseException) -> None:
         """A worker could not fill the block of a step; the error is raised when its turn comes."""
@@ -133,8 +152,9 @@ class Schedule:
 
     def _answered(self, worker: int, step: int) -> int:
         block = self._tasks[worker].pop(step)
-        self._n_tasks[worker] -= 1
         self.n_in_flight -= 1
+        self._loads[worker] = load = self._loads[worker] - 1
+        self._n_low += load == self._lows[worker]
         return block
 
     def tasks_of(self, worker: int) -> dict[int, int]:

@@ -48,8 +48,9 @@ class Passes(RuleBasedStateMachine):
     )
     def start(self, first: int, n_steps: int, n_workers: int, depth: int, n_blocks: int) -> None:
         self.schedule = Schedule(first, first + n_steps, n_workers, depth)
-        self.n_workers, self.base_depth, self.depth = n_workers, depth, depth
-        self.low, self.lead = depth - 1, 0
+        self.n_workers, self.base_depth = n_workers, depth
+        self.depths, self.lows = [depth] * n_workers, [depth - 1] * n_workers
+        self.leads = [0] * n_workers
         self.next_step, self.last = first, first + n_steps
         self.blocks = set(range(100, 100 + n_blocks))
         self.outside = set(self.blocks)  # the pool's, or a batch's that the loop holds
@@ -102,12 +103,11 @@ class Passes(RuleBasedStateMachine):
     @rule()
     def tasks_are_given_out(self) -> None:
         for worker, step, block in assign_all(self.schedule):
-            counts = self.counts()
-            home, least = counts[step % self.n_workers], min(counts)
-            if home < self.depth and home <= least + self.lead:
-                assert worker == step % self.n_workers, "each has steps of its own"
+            rooms, home = self.rooms(), step % self.n_workers
+            if rooms[home] > 0 and rooms[home] >= max(rooms) - self.leads[home]:
+                assert worker == home, "each has steps of its own"
             else:
-                assert counts[worker] == least < self.depth
+                assert rooms[worker] == max(rooms) > 0
             if self.lost:
                 assert step == min(self.lost), "what was lost comes first, in order"
                 assert block == self.lost.pop(step)
@@ -119,11 +119,18 @@ class Passes(RuleBasedStateMachine):
                 self.free.remove(block)
             self.working[step] = worker, block
         if self.lost or self.free and self.assigned_to < self.last and not self.errors:
-            assert min(self.counts()) >= self.depth, "what can be given out is given out"
+            assert max(self.rooms()) <= 0, "what can be given out is given out"
 
     def counts(self) -> list[int]:
         workers = [worker for worker, _ in self.working.values()]
         return [workers.count(worker) for worker in range(self.n_workers)]
+
+    def rooms(self) -> list[int]:
+        return [depth - n for depth, n in zip(self.depths, self.counts(), strict=True)]
+
+    def tasks_of(self, worker: int) -> dict[int, int]:
+        """Step to block, in the order in which they were given out: what was lost may be late."""
+        return {step: block for step, (who, block) in self.working.items() if who == worker}
 
     @precondition(lambda self: self.working)
     @rule(data=st.data(), outcome=st.sampled_from(["done", "done", "skipped", "failed"]))
@@ -131,7 +138,7 @@ class Passes(RuleBasedStateMachine):
         # A worker answers its own tasks in order; which worker comes first is open.
         workers = sorted({worker for worker, _ in self.working.values()})
         worker = data.draw(st.sampled_from(workers))
-        step = min(step for step, (who, _) in self.working.items() if who == worker)
+        step = next(iter(self.tasks_of(worker)))
         _, block = self.working.pop(step)
         if self.is_cancelled and data.draw(st.booleans()):
             self.schedule.cancelled(worker, step)
@@ -139,9 +146,7 @@ class Passes(RuleBasedStateMachine):
         elif outcome != "failed":
             is_quick = data.draw(st.booleans())
             self.schedule.done(worker, step, is_quick=is_quick)
-            self.depth, self.low, self.lead = self.base_depth, self.base_depth - 1, 0
-            if is_quick and self.base_depth > 1:
-                self.depth, self.low, self.lead = QUICK_DEPTH, QUICK_DEPTH // 2, QUICK_DEPTH // 4
+            self.pace(worker, is_quick=is_quick)
             self.ready[step] = block
             left_out = self.cautions[step].left_out if step in self.cautions else {}
             self.skipped[step] = len(left_out.get(0, ())) + (outcome == "skipped")
@@ -153,22 +158,27 @@ class Passes(RuleBasedStateMachine):
             self.schedule.failed(worker, step, self.errors[step])
             self.free.add(block)
 
+    def pace(self, worker: int, *, is_quick: bool) -> None:
+        is_quick = is_quick and self.base_depth > 1
+        self.depths[worker] = QUICK_DEPTH if is_quick else self.base_depth
+        self.lows[worker] = QUICK_DEPTH // 2 if is_quick else self.base_depth - 1
+        self.leads[worker] = QUICK_DEPTH // 4 if is_quick else 0
+
     @precondition(lambda self: self.working)
     @rule(data=st.data(), is_blamed=st.booleans())
     def a_worker_dies(self, data: st.DataObject, *, is_blamed: bool) -> None:
         worker = data.draw(st.sampled_from(sorted({who for who, _ in self.working.values()})))
         tasks = self.schedule.tasks_of(worker)
-        assert list(tasks.items()) == sorted(
-            (step, block) for step, (who, block) in self.working.items() if who == worker
-        ), "the task it worked on comes first"
+        assert list(tasks.items()) == list(self.tasks_of(worker).items()), "what it works on first"
+        first = next(iter(tasks))
         for step, block in tasks.items():
             del self.working[step]
             if self.is_cancelled:
                 self.schedule.cancelled(worker, step)
                 self.free.add(block)
-            elif is_blamed and step == min(tasks) and not self.is_hopeless(step, data):
+            elif is_blamed and step == first and not self.is_hopeless(step, data):
                 self.lost[step] = block  # to be done again, with caution
-            elif is_blamed and step == min(tasks):
+            elif is_blamed and step == first:
                 self.errors[step] = ValueError(step)
                 self.schedule.failed(worker, step, self.errors[step])
                 self.free.add(block)
@@ -252,9 +262,10 @@ class Passes(RuleBasedStateMachine):
         assert schedule.n_circulating == sum(map(len, here))
         assert schedule.is_over == (self.next_step == self.last)
         n_left = len(self.lost) + (0 if self.errors else self.last - self.assigned_to)
-        room = sum(max(0, self.depth - n) for n in self.counts())
+        room = sum(max(0, room) for room in self.rooms())
         assert schedule.n_wanted == min(n_left, room)
-        assert schedule.is_low == (min(self.counts()) <= self.low)
+        lows = zip(self.counts(), self.lows, strict=True)
+        assert schedule.is_low == any(n <= low for n, low in lows)
         assert schedule.wants_block == (not self.free and not self.lost)
 
     def teardown(self) -> None:
@@ -289,6 +300,7 @@ class Passes(RuleBasedStateMachine):
             for step, (worker, block) in sorted(self.working.items()):
                 del self.working[step]
                 self.schedule.done(worker, step)
+                self.pace(worker, is_quick=False)
                 self.ready[step], self.skipped[step] = block, 0
             self.the_loop_asks_for_a_batch()
             assert self.next_step == before + 1, "every round brings a batch"
@@ -363,6 +375,41 @@ def test_quick_workers_have_many_tasks_and_get_them_many_at_a_time() -> None:
     schedule.done(0, QUICK_DEPTH // 2 + 1)  # not quick any more
     assert not schedule.is_low
     assert not schedule.n_wanted
+
+
+def test_a_slow_worker_has_few_tasks_beside_a_quick_one() -> None:
+    schedule = Schedule(0, 100, n_workers=2)
+    for block in range(27):
+        schedule.free(block)
+    assert [worker for worker, _, _ in assign_all(schedule)] == [0, 1, 0, 1]
+    for step in (1, 3):
+        schedule.done(1, step, is_quick=True)
+    assert {worker for worker, _, _ in assign_all(schedule)} == {1}
+    assert len(schedule.tasks_of(1)) == QUICK_DEPTH
+    schedule.done(0, 0)
+    assert schedule.is_low  # though the other has all that it may have
+    assert [worker for worker, _, _ in assign_all(schedule)] == [0]
+    assert not schedule.is_low
+
+
+def test_steps_behind_those_of_a_slow_worker_are_done_meanwhile() -> None:
+    """A worker that takes 40 times as long as the other costs no more than its share of blocks."""
+    schedule, n_blocks, slow_ns = Schedule(0, 10_000, n_workers=2), 27, 40
+    for block in range(n_blocks):
+        schedule.free(block)
+    at_work: dict[int, tuple[int, int]] = {}  # worker -> step, when it is done
+    for now in range(20 * slow_ns):
+        for worker in (0, 1):
+            if worker in at_work and at_work[worker][1] <= now:
+                schedule.done(worker, at_work.pop(worker)[0], is_quick=worker == 1)
+        while (block := schedule.deliver()) is not None:
+            schedule.free(block)
+        if schedule.is_low:
+            list(assign_all(schedule))
+        for worker, taken in ((0, slow_ns), (1, 1)):
+            if worker not in at_work and (tasks := schedule.tasks_of(worker)):
+                at_work[worker] = next(iter(tasks)), now + taken
+    assert schedule.next_step >= 20 * n_blocks // 3
 
 
 def test_a_failure_waits_for_its_turn_and_stops_what_comes_after() -> None:
