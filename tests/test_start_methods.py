@@ -24,7 +24,8 @@ from shardio import (
     ShardLoader,
     TransformError,
 )
-from shardio._engine import launch, overdue
+from shardio._engine import launch, overdue, threads
+from shardio._engine.kept import kept_file
 from shardio.errors import BatchOverdue, EnvironmentUnsuitable, WorkerDied
 from tests.loading import PATIENCE_S, TWO_FIELDS, bits, two_fields, write_dataset
 
@@ -393,3 +394,31 @@ def test_loaders_that_come_and_go_leave_no_thread_and_no_descriptor(
     for _ in range(2):
         use()
     assert (len(os.listdir("/proc/self/fd")), _workers()) == before
+
+
+@pytest.mark.parametrize("start_method", ["zygote", "thread"])
+def test_a_loader_that_is_closed_and_kept_has_no_descriptor(
+    folder: str, start_method: str, swept: None
+) -> None:
+    with _loader(folder, start_method=start_method):
+        pass  # what lasts as long as this process is there
+    before = len(os.listdir("/proc/self/fd"))
+    with _loader(folder, start_method=start_method) as loader:
+        for _ in loader:
+            pass
+    del _
+    end_s = time.monotonic() + PATIENCE_S  # a thread ends when it comes to it
+    while len(os.listdir("/proc/self/fd")) != before and time.monotonic() < end_s:
+        time.sleep(0.01)
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert loader.stats().total.n_batches
+
+
+def test_a_thread_that_was_given_up_takes_no_answer_of_the_one_that_has_its_number() -> None:
+    hold_back: Any = threads._ThreadWorker._hold_back
+    fd = kept_file(1)
+    old, new = hold_back(None, fd, 0), hold_back(None, fd, 0)
+    os.close(fd)
+    new.add(b"a" * 32)
+    assert old.take() == b""
+    assert new.take() == b"a" * 32

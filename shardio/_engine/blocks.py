@@ -227,7 +227,8 @@ class BlockPool:
 
     @property
     def _has_budget(self) -> bool:
-        return self.n_bytes + self.block_bytes <= self._budget and len(self._blocks) < self._most
+        # The number first: of many workers it is less than they want, and asked again and again.
+        return len(self._blocks) < self._most and self.n_bytes + self.block_bytes <= self._budget
 
     def give_back(self, number: int) -> None:
         """A block, or a copy, is not needed any more."""

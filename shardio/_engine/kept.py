@@ -29,16 +29,16 @@ def kept_file(n_workers: int) -> int:
 
 
 class Kept:
-    """The answers that one worker holds back. Borrows the file.
+    """The answers that one worker holds back.
 
     Args:
-        fd: what `kept_file` made.
+        memory: the map of what `kept_file` made.
         worker: which of the workers it is.
     """
 
-    def __init__(self, fd: int, worker: int) -> None:
+    def __init__(self, memory: mmap.mmap, worker: int) -> None:
         start = worker * mmap.PAGESIZE
-        self._page = memoryview(mmap.mmap(fd, 0))[start : start + mmap.PAGESIZE]
+        self._page = memoryview(memory)[start : start + mmap.PAGESIZE]
         self._words = self._page.cast("Q")
 
     @property

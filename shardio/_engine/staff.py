@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import mmap
 import pickle
 import time
 from collections.abc import Sequence
@@ -88,7 +89,8 @@ class Workers:
         """
         self._selection = selection
         self._hello = dataset.lineage.encode(), tuple(fds)
-        self._kept = [Kept(fds[KEPT], worker) for worker in range(self.n_workers)]
+        memory = mmap.mmap(fds[KEPT], 0)
+        self._kept = [Kept(memory, worker) for worker in range(self.n_workers)]
         for kept in self._kept:
             kept.take()  # of earlier workers, whose passes have started anew
         for worker in range(self.n_workers):
@@ -158,13 +160,17 @@ class Workers:
                     self._deaths_in_a_row = 0
                     found.append(long)
             elif isinstance(event, Died):
-                if self._kept and (data := self._kept[event.worker].take()):
+                if held_back := self._held_back(event.worker):
                     self._deaths_in_a_row = 0
-                    found += _answers(event.worker, data)
+                    found += _answers(event.worker, held_back)
                 found.append(Loss(event.worker, self._bury(event), event.signal, _end(event)))
             else:
                 self._last_words[event.worker] = event.text
         return found
+
+    def _held_back(self, worker: int) -> bytes:
+        kept = self._kept  # another thread may close this meanwhile
+        return kept[worker].take() if kept else b""
 
     def ask_what_they_do(self) -> list[tuple[str, str]]:
         """Who each worker is, and its Python stacks."""

@@ -7,6 +7,7 @@ Python's and NumPy's global generators are one each, which `turns.py` deals out.
 
 from __future__ import annotations
 
+import mmap
 import os
 import queue
 import sys
@@ -20,6 +21,7 @@ from typing import Any
 from shardio._engine.blocks import BlockMap
 from shardio._engine.fill import Filler
 from shardio._engine.holdings import Died
+from shardio._engine.kept import Kept
 from shardio._engine.linux import interrupts_held, this_process
 from shardio._engine.overdue import shortened
 from shardio._engine.recipe import Recipe
@@ -87,6 +89,7 @@ class _Common:
             if not self._n_users:
                 for _, fd in self._maps.values():
                     os.close(fd)
+                self._maps.clear()  # each has a descriptor of its own
 
 
 class _ThreadWorker(Worker):
@@ -114,6 +117,10 @@ class _ThreadWorker(Worker):
         finally:
             for fd in fds[: STACKS + 1]:  # mapped by now, and this process goes on
                 os.close(fd)
+
+    def _hold_back(self, fd: int, number: int) -> Kept:
+        # Not where main looks: a thread that was given up is not gone, and another has its number.
+        return Kept(mmap.mmap(-1, mmap.PAGESIZE), 0)
 
     def _listen_for_questions(self, fd: int) -> None:
         """Nothing: main sees the stacks of its own threads."""

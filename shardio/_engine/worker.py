@@ -119,6 +119,9 @@ class Worker(Closing):
     def _map(self, fd: int) -> BlockMap:
         return BlockMap(fd, self._most_bytes)
 
+    def _hold_back(self, fd: int, number: int) -> Kept:
+        return Kept(mmap.mmap(fd, 0), number)
+
     def _listen_for_questions(self, fd: int) -> None:
         answer_with_stacks(fd)
 
@@ -175,7 +178,7 @@ class Worker(Closing):
         """Take over what main shares, once all shards have been opened."""
         self._listen_for_questions(fds[STACKS])
         self._cancelled = np.frombuffer(mmap.mmap(fds[CANCELLED], 0), np.uint8)
-        self._tally, self._kept = Tally(fds[TALLIES], number), Kept(fds[KEPT], number)
+        self._tally, self._kept = Tally(fds[TALLIES], number), self._hold_back(fds[KEPT], number)
         self._compare(lineage)
         self._dataset.share_marks(np.frombuffer(mmap.mmap(fds[MARKS], 0), np.uint8))
         if len(fds) > SELECTION:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import itertools
+import mmap
 import os
 from typing import Any
 
@@ -30,7 +31,7 @@ class Scripted(Worker):
     def __init__(self, ends: list[tuple[Status, bytes]], recipe: Recipe, fd: int) -> None:
         self.sent: list[bytes] = []
         self._send = self.sent.append
-        self._ends, self._recipe, self._kept = ends, recipe, Kept(fd, 1)
+        self._ends, self._recipe, self._kept = ends, recipe, Kept(mmap.mmap(fd, 0), 1)
 
     def _do(self, task: Task) -> tuple[int, bytes]:
         status, rest = self._ends[task.step]
@@ -99,7 +100,8 @@ def test_more_than_there_is_room_for_is_not_held_back() -> None:
 
 def test_what_a_worker_held_back_is_found_once() -> None:
     fd = kept_file(3)
-    theirs, ours, other = Kept(fd, 1), Kept(fd, 1), Kept(fd, 2)
+    theirs, memory = Kept(mmap.mmap(fd, 0), 1), mmap.mmap(fd, 0)
+    ours, other = Kept(memory, 1), Kept(memory, 2)
     os.close(fd)
     assert ours.take() == b""
     theirs.add(b"a" * 32)
