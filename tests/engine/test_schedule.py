@@ -402,8 +402,8 @@ def test_steps_behind_those_of_a_slow_worker_are_done_meanwhile() -> None:
         for worker in (0, 1):
             if worker in at_work and at_work[worker][1] <= now:
                 schedule.done(worker, at_work.pop(worker)[0], is_quick=worker == 1)
-        while (block := schedule.deliver()) is not None:
-            schedule.free(block)
+        while (delivered := schedule.deliver()) is not None:
+            schedule.free(delivered)
         if schedule.is_low:
             list(assign_all(schedule))
         for worker, taken in ((0, slow_ns), (1, 1)):
