@@ -36,7 +36,7 @@ MOST_LEFT_OUT: Final = 31
 NEAR_BYTES: Final = 256 << 10
 """Where an order keeps to neighbours, what lies around a row will be needed soon: so much is asked
 for at once."""
-WIDE_BYTES: Final = 4 << 20
+WIDE_BYTES: Final = 512 << 10
 """Likewise where all files fit into memory: whatever is read stays until it is needed."""
 N_NOTHING_NEW: Final = 4
 """So many batches of a window in a row had nothing that was not asked for before: all of it was."""
