@@ -202,7 +202,7 @@ def test_where_all_files_fit_into_memory_much_is_asked_for_at_once(
     run = Run(dataset)
     places = run.step(FULL, 0)
     n_asked = sum(n for _, n in kernel.asked)
-    assert n_asked > len(places) * advice.PAGE_BYTES
+    assert n_asked > len(places) * page_cache.PAGE_BYTES
     assert n_asked % advice.WIDE_BYTES == 0
 
 
