@@ -20,6 +20,12 @@ Lines = npt.NDArray[np.uint8]
 _SCRATCH_BYTES: Final = 1 << 20
 """Rows that are padded on disk pass through this much memory, small enough to stay in cache."""
 
+_TOUCHED: Final = range(512, (16 << 10) + 1)
+"""Sizes of rows that are touched before they are copied: 0.6 of the time at 2 KiB, 0.93 at 16 KiB;
+rows that are smaller or larger gain nothing by it."""
+_ROWS_AT_ONCE: Final = 512
+"""Rows that are touched and then copied: a third of the pages that processors keep track of."""
+
 
 class MappedRows:
     """A column of many files in one range of addresses, which it owns until `close`.
@@ -38,6 +44,7 @@ class MappedRows:
         self._row_bytes = row_bytes
         rows_in_scratch = max(1, _SCRATCH_BYTES // stride) if stride != row_bytes else 0
         self._scratch = np.empty((rows_in_scratch, stride), np.uint8)
+        self._heads = self._range.rows[:, 0] if row_bytes in _TOUCHED else None
 
     def place(self, rows: Rows, shards: Rows) -> Rows:
         """Where in the address range `rows` of the dataset, which lie in `shards`, are."""
@@ -46,16 +53,26 @@ class MappedRows:
 
     def copy(self, slots: Rows, rows: Rows, shards: Rows, out: Lines) -> None:
         """Copy rows into the lines of out, one after the other; `slots` is what `place` gave."""
-        if not len(self._scratch):
-            self._range.rows.take(slots, axis=0, out=out, mode="clip")
-            return
-        # np.take copies all of an array whose rows are not dense; so take padding along first.
         step = len(self._scratch)
+        if not step:
+            if self._heads is None:
+                self._range.rows.take(slots, axis=0, out=out, mode="clip")
+                return
+            step = _ROWS_AT_ONCE
         for i in range(0, len(slots), step):
             part = slots[i : i + step]
+            if self._heads is not None:
+                # One byte of each row: the processor waits for many pages at once, where a copy
+                # waits at the start of every row for its page and its first bytes.
+                self._heads[part]
+            lines = out[i : i + len(part)]
+            if not len(self._scratch):
+                self._range.rows.take(part, axis=0, out=lines, mode="clip")
+                continue
+            # np.take copies all of an array whose rows are not dense; so take padding along first.
             scratch = self._scratch[: len(part)]
-            np.take(self._range.rows, part, axis=0, out=scratch, mode="clip")
-            out[i : i + len(part)] = scratch[:, : self._row_bytes]
+            self._range.rows.take(part, axis=0, out=scratch, mode="clip")
+            lines[:] = scratch[:, : self._row_bytes]
 
     def expect_scattered(self) -> None:
         """Have the kernel read no more than the pages that are touched."""

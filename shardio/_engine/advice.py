@@ -31,8 +31,8 @@ N_PROBED_FIRST: Final = 16
 """Rows of the first batch of a window: by then others may have asked for parts of the window."""
 N_SURE: Final = 16
 """So many probed batches in a row lay in memory: from then on they are probed ever more rarely."""
-MOST_LEFT_OUT: Final = 31
-"""Batches between two probes, in the end: a probe takes some 60 µs, or 2 of each batch."""
+MOST_LEFT_OUT: Final = 127
+"""Batches between two probes, in the end: a probe takes up to 400 µs, or 3 of each batch."""
 NEAR_BYTES: Final = 256 << 10
 """Where an order keeps to neighbours, what lies around a row will be needed soon: so much is asked
 for at once."""
