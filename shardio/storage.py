@@ -81,6 +81,17 @@ def map_known_file(path: str) -> tuple[memoryview, FileState]:
     return memoryview(whole).cast("B").toreadonly(), FileState.of(status)
 
 
+def map_over(address: int, n_bytes: int, fd: int) -> None:
+    """Map the start of a file, to be read and written, in the place of what is mapped already.
+
+    Raises:
+        MemoryShort: the kernel has none for the map.
+        OSError: it refuses for another reason.
+    """
+    flags = mmap.MAP_SHARED | _MAP_FIXED
+    _mmap(address, n_bytes, mmap.PROT_READ | mmap.PROT_WRITE, flags, fd, 0, "")
+
+
 def forget_pages(view: memoryview) -> None:
     """Drop the pages of a mapped file from this process's memory; the page cache keeps them."""
     if isinstance(view.obj, ctypes.Array) and hasattr(mmap, "MADV_DONTNEED"):

@@ -24,6 +24,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from shardio._engine.large_pages import map_whole, take_large_pages
 from shardio._engine.memory import available_bytes, require
 from shardio.collate import BlockViews
 from shardio.errors import MemoryShort
@@ -31,7 +32,6 @@ from shardio.errors import MemoryShort
 _F_ADD_SEALS: Final = 1033
 _F_SEAL_SHRINK: Final = 2
 _MFD_NOEXEC_SEAL: Final = 8
-_MADV_POPULATE_WRITE: Final = 23
 _BYTE: Final = np.dtype(np.uint8)
 
 Bytes = npt.NDArray[np.uint8]
@@ -53,6 +53,7 @@ def reserve_memory_file(n_bytes: int, what: str) -> int:
         fd = os.memfd_create("shardio", flags)
     try:
         os.ftruncate(fd, n_bytes)
+        take_large_pages(fd, n_bytes)
         with _refusals_explained(n_bytes, what):
             os.posix_fallocate(fd, 0, n_bytes)
         fcntl.fcntl(fd, _F_ADD_SEALS, _F_SEAL_SHRINK)
@@ -88,11 +89,10 @@ class BlockMap:
         self._map()
 
     def _map(self) -> None:
-        with _refusals_explained(os.fstat(self._fd).st_size, "the map of a block"):
-            self.map = mmap.mmap(self._fd, 0)
-            with contextlib.suppress(OSError):  # before 5.14; then pages come one by one
-                self.map.madvise(_MADV_POPULATE_WRITE)
-        self.bytes: Bytes = np.frombuffer(self.map, np.uint8)
+        n_bytes = os.fstat(self._fd).st_size
+        with _refusals_explained(n_bytes, "the map of a block"):
+            self.map, self.start = map_whole(self._fd, n_bytes)
+        self.bytes: Bytes = np.frombuffer(self.map, np.uint8, n_bytes, self.start)
         self.views: BlockViews | None = None
 
     def see_growth(self, n_bytes: int | None = None) -> None:
@@ -163,7 +163,7 @@ class BlockPool:
         self.block_bytes = block_bytes
         self._budget = budget
         self._most = max(2, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 8)
-        # A block takes two descriptors, here and in every worker: its own, and its map's.
+        # A block takes two descriptors at most, here and in every worker: its own, and its map's.
         self._blocks: list[Block] = []
         self._idle: list[int] = []
         self._returned: deque[_Lease] = deque()
@@ -240,7 +240,7 @@ class BlockPool:
     def lease(self, number: int) -> Bytes:
         """Memory over the whole block; when the last view of it is gone, the block is returned."""
         block = self._blocks[number]
-        leased: Bytes = np.ndarray(block.bytes.shape, _BYTE, block.map)
+        leased: Bytes = np.ndarray(block.bytes.shape, _BYTE, block.map, block.start)
         lease = _Lease(leased, self._end_lease)
         lease.number = number
         self._leases[number] = lease

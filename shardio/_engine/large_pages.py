@@ -1,0 +1,66 @@
+"""Memory files in large pages, and maps of them, where the kernel gives such pages on request.
+
+A block in pages of 2 MiB is there in a seventh of the time that its 4 KiB pages take, and the
+processor, which keeps track of few pages, copies to and from it faster. Linux collapses pages when
+it is asked to (`MADV_COLLAPSE`, 6.1 and later) even where shared memory is not to have large ones
+by itself. Where it cannot, all is as it would have been.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import mmap
+import os
+from typing import Final
+
+from shardio.storage import map_over
+
+LARGE_BYTES: Final = 2 << 20
+"""A large page, of processors whose small ones have 4 KiB; others refuse."""
+
+_MAP_NORESERVE: Final = 0x4000
+_MADV_POPULATE_WRITE: Final = 23
+_MADV_COLLAPSE: Final = 25
+
+
+def take_large_pages(fd: int, n_bytes: int) -> None:
+    """Have the first n_bytes of an empty memory file lie in large pages, but for a rest at the end.
+
+    No memory is promised by it: what there was none for is as empty as before.
+    """
+    n_large = n_bytes // LARGE_BYTES * LARGE_BYTES
+    if not n_large:
+        return
+    # A page that has something is what the others are collapsed with; of nothing, nothing is made.
+    with contextlib.suppress(OSError):
+        for start in range(0, n_large, LARGE_BYTES):
+            os.pwrite(fd, b"\0", start)
+        memory, first = _map_aligned(fd, n_large)
+        memory.madvise(_MADV_COLLAPSE, first, n_large)
+
+
+def map_whole(fd: int, n_bytes: int) -> tuple[mmap.mmap, int]:
+    """Map a memory file with all its pages at once; returns the map and where in it the file is.
+
+    Raises:
+        OSError: there are no addresses, or no memory for what the kernel keeps of them.
+    """
+    memory, first = _map_aligned(fd, n_bytes) if n_bytes >= LARGE_BYTES else (mmap.mmap(fd, 0), 0)
+    with contextlib.suppress(OSError):  # before 5.14; then pages come one by one
+        memory.madvise(_MADV_POPULATE_WRITE, first, n_bytes)
+    return memory, first
+
+
+def _map_aligned(fd: int, n_bytes: int) -> tuple[mmap.mmap, int]:
+    """Map a file so that its large pages can be mapped as such.
+
+    Over a part of an anonymous map, which unmaps it when it goes: a map of Python's own lies where
+    the kernel puts it.
+    """
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
+    memory = mmap.mmap(-1, n_bytes + LARGE_BYTES, flags)
+    address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    first = -address % LARGE_BYTES
+    map_over(address + first, n_bytes, fd)
+    return memory, first

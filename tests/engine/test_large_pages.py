@@ -1,0 +1,151 @@
+"""Blocks in large pages: where they lie, what is in them, and what happens where there are none."""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import re
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+import pytest
+
+from shardio._engine import large_pages
+from shardio._engine.blocks import Block, BlockMap, BlockPool, reserve_memory_file
+from shardio._engine.large_pages import LARGE_BYTES
+
+SIZES = [LARGE_BYTES, LARGE_BYTES + 1, 3 * LARGE_BYTES - 4096, 5 * LARGE_BYTES + 12345]
+
+
+class Refusing(mmap.mmap):
+    """A map whose pages the kernel does not collapse, or not all of whose are there at once."""
+
+    number = errno.EINVAL
+
+    def madvise(self, *_: int) -> NoReturn:
+        raise OSError(self.number, os.strerror(self.number))
+
+
+def address_of(array: np.ndarray[Any, Any]) -> int:
+    return int(array.__array_interface__["data"][0])
+
+
+def n_large(block: BlockMap) -> int:
+    """How many large pages a block is mapped in."""
+    maps = Path("/proc/self/smaps").read_text()
+    ours = next(m for m in re.split(r"(?m)^(?=[0-9a-f]+-)", maps) if starts_at(block, m))
+    found = re.search(r"ShmemPmdMapped: *(\d+) kB", ours)
+    return int(found[1]) * 1024 // LARGE_BYTES if found else 0
+
+
+def starts_at(block: BlockMap, entry: str) -> bool:
+    return entry.startswith(f"{address_of(block.bytes):x}-")
+
+
+def kernel_collapses(n_bytes: int = LARGE_BYTES) -> bool:
+    """Whether this system makes large pages of shared memory on request, and has so many now."""
+    fd = os.memfd_create("a test")
+    try:
+        os.ftruncate(fd, n_bytes)
+        os.posix_fallocate(fd, 0, n_bytes)
+        memory, first = large_pages.map_whole(fd, n_bytes)
+        memory.madvise(25, first, n_bytes)
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+    return True
+
+
+@pytest.mark.parametrize("n_bytes", SIZES)
+def test_a_block_has_its_size_and_all_maps_show_the_same_memory(n_bytes: int) -> None:
+    block = Block(0, n_bytes)
+    other = BlockMap(block.fd)
+    assert os.fstat(block.fd).st_size == len(block.bytes) == len(other.bytes) == n_bytes
+    assert address_of(block.bytes) % LARGE_BYTES == address_of(other.bytes) % LARGE_BYTES == 0
+    assert not block.bytes.any()
+    rng = np.random.default_rng(n_bytes)
+    other.bytes[:] = rng.integers(0, 256, n_bytes, np.uint8)
+    np.testing.assert_array_equal(block.bytes, other.bytes)
+    os.close(block.fd)
+
+
+@pytest.mark.skipif(not kernel_collapses(), reason="this kernel makes no large pages of memfds")
+@pytest.mark.parametrize("n_bytes", SIZES)
+def test_every_whole_large_page_of_a_block_is_one(n_bytes: int) -> None:
+    block = Block(0, n_bytes)
+    found = n_large(block), n_large(BlockMap(block.fd))
+    os.close(block.fd)
+    n_whole = n_bytes // LARGE_BYTES
+    if found != (n_whole, n_whole) and not kernel_collapses(n_whole * LARGE_BYTES):
+        pytest.skip("memory is in pieces: there are not so many large pages now")
+    assert found == (n_whole, n_whole)
+
+
+@pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOMEM, errno.EAGAIN, errno.EBUSY])
+def test_without_large_pages_a_block_is_what_it_was(
+    monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    monkeypatch.setattr(Refusing, "number", number)
+    monkeypatch.setattr(mmap, "mmap", Refusing)
+    block = Block(0, LARGE_BYTES + 5)
+    assert os.fstat(block.fd).st_blocks * 512 >= LARGE_BYTES + 5  # reserved all the same
+    block.bytes[-1] = 7
+    assert os.pread(block.fd, 1, LARGE_BYTES + 4) == b"\7"
+    os.close(block.fd)
+
+
+@pytest.mark.parametrize("number", [errno.ENOMEM, errno.ENOSPC])
+def test_a_file_that_cannot_be_written_to_beforehand_is_reserved_as_before(
+    monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def refuse(*_: object) -> NoReturn:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "pwrite", refuse)
+    fd = reserve_memory_file(LARGE_BYTES, "a test")
+    assert os.fstat(fd).st_blocks * 512 >= LARGE_BYTES
+    os.close(fd)
+
+
+def test_a_block_grows_past_the_size_of_a_large_page() -> None:
+    block = Block(0, 4096)
+    block.bytes[:] = 3
+    earlier = block.bytes
+    block.grow(2 * LARGE_BYTES)
+    assert len(block.bytes) == 2 * LARGE_BYTES
+    assert block.bytes[:4096].all()
+    assert not block.bytes[4096:].any()
+    earlier[0] = 9
+    assert block.bytes[0] == 9
+    os.close(block.fd)
+
+
+def test_a_lease_begins_where_its_block_does() -> None:
+    pool = BlockPool(2 * LARGE_BYTES + 100, 1 << 30)
+    number = pool.make_extra()
+    pool[number].bytes[:] = np.arange(len(pool[number].bytes)) % 251
+    leased = pool.lease(number)
+    assert address_of(leased) == address_of(pool[number].bytes)
+    np.testing.assert_array_equal(leased, pool[number].bytes)
+    pool.close()
+    assert leased[-1] == (len(leased) - 1) % 251  # what is held outlives the pool
+
+
+def test_addresses_are_given_back_with_the_last_view() -> None:
+    def mapped() -> int:
+        return sum(
+            1 for line in Path("/proc/self/maps").read_text().splitlines() if "memfd" in line
+        )
+
+    before = mapped()
+    block = Block(0, 3 * LARGE_BYTES)
+    view = block.bytes[5:]
+    os.close(block.fd)
+    assert mapped() == before + 1
+    del block
+    assert mapped() == before + 1
+    del view
+    assert mapped() == before
