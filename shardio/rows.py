@@ -5,6 +5,7 @@ Used by `gather`, for columns and for the hashes of their rows.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Final
 
@@ -42,9 +43,13 @@ class MappedRows:
         self._range = ColumnRange(stride, places)
         self._shift = self._range.slots - starts
         self._row_bytes = row_bytes
-        rows_in_scratch = max(1, _SCRATCH_BYTES // stride) if stride != row_bytes else 0
-        self._scratch = np.empty((rows_in_scratch, stride), np.uint8)
-        self._heads = self._range.rows[:, 0] if row_bytes in _TOUCHED else None
+        self._heads, self._n_at_once = None, sys.maxsize
+        if row_bytes in _TOUCHED:
+            self._heads, self._n_at_once = self._range.rows[:, 0], _ROWS_AT_ONCE
+        self._scratch: Lines | None = None
+        if stride != row_bytes:
+            self._n_at_once = min(self._n_at_once, max(1, _SCRATCH_BYTES // stride))
+            self._scratch = np.empty((self._n_at_once, stride), np.uint8)
 
     def place(self, rows: Rows, shards: Rows) -> Rows:
         """Where in the address range `rows` of the dataset, which lie in `shards`, are."""
@@ -53,26 +58,26 @@ class MappedRows:
 
     def copy(self, slots: Rows, rows: Rows, shards: Rows, out: Lines) -> None:
         """Copy rows into the lines of out, one after the other; `slots` is what `place` gave."""
-        step = len(self._scratch)
-        if not step:
-            if self._heads is None:
-                self._range.rows.take(slots, axis=0, out=out, mode="clip")
-                return
-            step = _ROWS_AT_ONCE
+        step = self._n_at_once
+        if len(slots) <= step:
+            self._copy_some(slots, out)
+            return
         for i in range(0, len(slots), step):
-            part = slots[i : i + step]
-            if self._heads is not None:
-                # One byte of each row: the processor waits for many pages at once, where a copy
-                # waits at the start of every row for its page and its first bytes.
-                self._heads[part]
-            lines = out[i : i + len(part)]
-            if not len(self._scratch):
-                self._range.rows.take(part, axis=0, out=lines, mode="clip")
-                continue
-            # np.take copies all of an array whose rows are not dense; so take padding along first.
-            scratch = self._scratch[: len(part)]
-            self._range.rows.take(part, axis=0, out=scratch, mode="clip")
-            lines[:] = scratch[:, : self._row_bytes]
+            self._copy_some(slots[i : i + step], out[i : i + step])
+
+    def _copy_some(self, slots: Rows, out: Lines) -> None:
+        """Copy at most `_n_at_once` rows."""
+        if self._heads is not None:
+            # One byte of each row: the processor waits for many pages at once, where a copy waits
+            # at the start of every row for its page and its first bytes.
+            self._heads[slots]
+        if self._scratch is None:
+            self._range.rows.take(slots, axis=0, out=out, mode="clip")
+            return
+        # np.take copies all of an array whose rows are not dense; so take padding along first.
+        scratch = self._scratch[: len(slots)]
+        self._range.rows.take(slots, axis=0, out=scratch, mode="clip")
+        out[:] = scratch[:, : self._row_bytes]
 
     def expect_scattered(self) -> None:
         """Have the kernel read no more than the pages that are touched."""

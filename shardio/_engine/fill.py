@@ -164,8 +164,10 @@ class Filler:
             heap = self._batches.fill(layout, memory, share, one_by_one)
         elif one_by_one is not None:
             heap = one_by_one(layout, memory, states)
+        elif self._recipe.transform is None and self._beware is None:
+            heap = self._stored.fill(layout, memory, views, stretch, part, states)
         else:
-            start = 0 if self._recipe.transform is None else plan.division.read(step)[0]
+            start = plan.division.read(step)[0]
             heap = self.fill_rows(layout, memory, stretch, part, states, plan.epoch, start)
         states[:] = _ALL_FILLED
         if plan.division.tail == "pad":

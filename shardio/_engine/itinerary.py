@@ -27,16 +27,16 @@ _STATE_SHIFT: Final = 32
 class Stretch:
     """The samples of some steps of a pass; arrays are not to be written to.
 
-    `first` is the first of the steps, `last` comes behind all of them; `rows` are their rows of all
-    shards, `shards` the numbers of their shards, `origins` their lines of a block's origin table,
-    (n, 3), claimed for no field yet.
+    `first` is the first of the steps, `last` comes behind all of them; `rows` are their `n` rows of
+    all shards, `shards` the numbers of their shards, `origins` their lines of a block's origin
+    table, (n, 3), claimed for no field yet.
     """
 
     def __init__(self, dataset: ShardDataset, first: int, last: int, numbers: Rows) -> None:
         self._dataset = dataset
         self.first, self.last = first, last
         rows = dataset.rows(numbers)
-        self.rows, self.shards = rows, dataset.locate(rows)
+        self.n, self.rows, self.shards = len(rows), rows, dataset.locate(rows)
         self.origins: npt.NDArray[np.int64] = np.empty((len(rows), 3), np.int64)
         self.origins[:, 0] = numbers
         self.origins[:, 1] = rows - dataset.starts.take(self.shards)
@@ -110,9 +110,9 @@ class Itinerary:
         found = self._stretches.get(step % n_workers)
         if found is None or not found.first <= step < found.last:
             found = self._stretches[step % n_workers] = self._look(division, step)
-        start = (step - found.first) // n_workers * division.batch_size
-        first, behind = division.read(step)
-        return found, slice(start, start + behind - first)
+        n_whole = division.batch_size
+        start = (step - found.first) // n_workers * n_whole
+        return found, slice(start, min(start + n_whole, found.n))  # only the last has fewer
 
     def at(self, plan: Plan, positions: Rows) -> Stretch:
         """A stretch of its own with the samples at some positions of a pass."""
