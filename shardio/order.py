@@ -23,8 +23,8 @@ Positions = npt.NDArray[np.int64]
 _U64 = npt.NDArray[np.uint64]
 
 SORTED_MAX: Final = 1 << 16
-CHUNK: Final = 8192
-"""Positions computed at a time: a call costs 50 µs whatever its size."""
+CHUNK: Final = 16384
+"""Positions computed at a time: a call costs 100 µs whatever its size, and 15 ns a position."""
 ROUNDS: Final = 6
 """One more than statistics need: differences of rows a fixed distance apart betray 4, not 5."""
 
