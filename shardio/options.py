@@ -32,6 +32,8 @@ _OUTPUTS: Final = get_args(Output)
 _TAILS: Final = get_args(Tail)
 _START_METHODS: Final = ("zygote", "spawn", "forkserver", "fork", "thread")
 _MOST_RANKS: Final = 1 << 24
+_MOST_WORKERS: Final = 1024
+"""More of them than any machine has use for; each takes descriptors, and 10 MB of memory."""
 _LONGEST_S: Final = 1_000_000
 """The kernel counts milliseconds in 31 bits."""
 _SLURM: Final = "SLURM_PROCID"
@@ -121,7 +123,11 @@ def check_options(
         batch_size=_count("batch_size", batch_size, 1),
         fields=names,
         choice=choice,
-        num_workers=usable_cpus() if num_workers is None else _count("num_workers", num_workers, 0),
+        num_workers=(
+            usable_cpus()
+            if num_workers is None
+            else _count("num_workers", num_workers, 0, _MOST_WORKERS)
+        ),
         transform=callable_,
         takes_rng=callable_ is not None and _takes_rng("transform", "sample", callable_),
         batch_transform=batch_callable,

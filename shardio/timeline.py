@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 from xml.etree import ElementTree
 
+from shardio.errors import InvalidArgument
+
 Element = ElementTree.Element
 
 READING, CHECKING, DECODING = "reading", "checking hashes", "decompressing"
@@ -73,7 +75,13 @@ class Timeline:
     main: Sequence[HandedOver]
 
     def svg(self, n_batches: int = N_SHOWN) -> str:
-        """Draw the latest n_batches that the loop got; the text of an SVG file."""
+        """Draw the latest n_batches that the loop got, 1 or more; the text of an SVG file.
+
+        Raises:
+            InvalidArgument: n_batches is below 1.
+        """
+        if n_batches < 1:
+            raise InvalidArgument(f"n_batches must be an integer from 1 up; found {n_batches!r}")
         shown = self.main[-n_batches:]
         if not shown:
             return _Drawing(f"{self.title}: nothing was handed over", 0, 0, 1).text()

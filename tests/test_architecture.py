@@ -21,7 +21,7 @@ RANKS = {
     "shardio.closing": 0,
     "shardio.spent": 0,
     "shardio.loading_stats": 0,
-    "shardio.timeline": 0,
+    "shardio.timeline": 1,
     "shardio.disk": 0,  # whatever changes a file system
     "shardio.format": 1,  # bytes <-> values
     "shardio.access": 1,  # how a file's bytes are got at

@@ -70,6 +70,12 @@ def test_only_the_latest_batches_are_drawn() -> None:
     assert not [text for text in texts if text.startswith("batch 0: waited")]
 
 
+@pytest.mark.parametrize("n_batches", [0, -1])
+def test_a_drawing_of_no_batches_is_refused(n_batches: int) -> None:
+    with pytest.raises(InvalidArgument, match=f"n_batches must be .* found {n_batches}"):
+        TWO_BATCHES.svg(n_batches)
+
+
 def test_the_number_of_ready_batches_is_drawn_in_steps() -> None:
     shape = ElementTree.fromstring(TWO_BATCHES.svg()).find(SVG + "polygon")
     assert shape is not None
