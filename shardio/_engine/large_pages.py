@@ -14,14 +14,27 @@ import mmap
 import os
 from typing import Final
 
+from shardio.spent import now_ns
 from shardio.storage import map_over
 
 LARGE_BYTES: Final = 2 << 20
 """A large page, of processors whose small ones have 4 KiB; others refuse."""
 
+_STEP_BYTES: Final = 16 * LARGE_BYTES
+"""Asked for at a time: every call has all processors hand in what they have set aside."""
+_MOST_NS: Final = 10_000_000
+"""A large page takes 0.2 ms where there is one, and its small ones take 2; but where memory is in
+pieces, the kernel moves others out of the way first."""
+
 _MAP_NORESERVE: Final = 0x4000
 _MADV_POPULATE_WRITE: Final = 23
 _MADV_COLLAPSE: Final = 25
+
+
+class _Kernel:
+    """What has been seen of the kernel: one that refuses, or takes long, is not asked again."""
+
+    is_asked = True
 
 
 def take_large_pages(fd: int, n_bytes: int) -> None:
@@ -30,14 +43,22 @@ def take_large_pages(fd: int, n_bytes: int) -> None:
     No memory is promised by it: what there was none for is as empty as before.
     """
     n_large = n_bytes // LARGE_BYTES * LARGE_BYTES
-    if not n_large:
+    if not (n_large and _Kernel.is_asked):
         return
-    # A page that has something is what the others are collapsed with; of nothing, nothing is made.
-    with contextlib.suppress(OSError):
+    try:
+        # A page that has something is what others are collapsed with; of nothing, nothing is made.
         for start in range(0, n_large, LARGE_BYTES):
             os.pwrite(fd, b"\0", start)
         memory, first = _map_aligned(fd, n_large)
-        memory.madvise(_MADV_COLLAPSE, first, n_large)
+        for start in range(0, n_large, _STEP_BYTES):
+            n_here = min(_STEP_BYTES, n_large - start)
+            begin_ns = now_ns()
+            memory.madvise(_MADV_COLLAPSE, first + start, n_here)
+            if (now_ns() - begin_ns) * LARGE_BYTES > _MOST_NS * n_here:
+                _Kernel.is_asked = False
+                return
+    except OSError:
+        _Kernel.is_asked = False
 
 
 def map_whole(fd: int, n_bytes: int) -> tuple[mmap.mmap, int]:

@@ -16,6 +16,8 @@ from shardio._engine import large_pages
 from shardio._engine.blocks import Block, BlockMap, BlockPool, reserve_memory_file
 from shardio._engine.large_pages import LARGE_BYTES
 
+pytestmark = pytest.mark.usefixtures("asked")
+
 SIZES = [LARGE_BYTES, LARGE_BYTES + 1, 3 * LARGE_BYTES - 4096, 5 * LARGE_BYTES + 12345]
 
 
@@ -26,6 +28,12 @@ class Refusing(mmap.mmap):
 
     def madvise(self, *_: int) -> NoReturn:
         raise OSError(self.number, os.strerror(self.number))
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing has been seen of the kernel yet."""
+    monkeypatch.setattr(large_pages._Kernel, "is_asked", True)
 
 
 def address_of(array: np.ndarray[Any, Any]) -> int:
@@ -95,6 +103,24 @@ def test_without_large_pages_a_block_is_what_it_was(
     block.bytes[-1] = 7
     assert os.pread(block.fd, 1, LARGE_BYTES + 4) == b"\7"
     os.close(block.fd)
+    assert not large_pages._Kernel.is_asked
+
+
+@pytest.mark.parametrize(("ns", "is_asked_again"), [(9_900_000, True), (10_100_000, False)])
+def test_a_kernel_that_takes_long_is_not_asked_again(
+    monkeypatch: pytest.MonkeyPatch, *, ns: int, is_asked_again: bool
+) -> None:
+    class Collapsing(mmap.mmap):
+        def madvise(self, option: int, start: int = 0, n_bytes: int = 0) -> None:
+            assert start % 4096 == 0
+            clock[0] += ns * (n_bytes // LARGE_BYTES)
+
+    clock = [0]
+    monkeypatch.setattr(mmap, "mmap", Collapsing)
+    monkeypatch.setattr(large_pages, "now_ns", lambda: clock[0])
+    os.close(reserve_memory_file(20 * LARGE_BYTES, "a test"))
+    assert large_pages._Kernel.is_asked is is_asked_again
+    assert clock[0] == ns * (20 if is_asked_again else 16)
 
 
 @pytest.mark.parametrize("number", [errno.ENOMEM, errno.ENOSPC])
