@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardio.access.filesystems import Access, choose_access
+from shardio.access.page_cache import will_open
 from shardio.choice import check_takes_one
 from shardio.closing import Closing
 from shardio.errors import DatasetCorrupt, InvalidArgument, LoaderClosed
@@ -249,8 +250,7 @@ class ShardDataset(Described, Sequence[dict[str, Any]], Closing):
             raise LoaderClosed(f"{self.path}: the dataset is closed")
         reader = self._readers[file]
         if reader is None:
-            reader = self._open(file)
-            self._readers[file] = reader
+            reader = self._readers[file] = self._open(file)
         return reader
 
     def files_of(self, shard: int, name: str | None = None) -> list[tuple[ShardSummary, str]]:
@@ -294,6 +294,7 @@ class ShardDataset(Described, Sequence[dict[str, Any]], Closing):
 
     def _place_marks(self) -> Rows:
         if self._first_marks is None:
+            will_open([os.path.join(self._root, summary.name) for summary, _ in self._files])
             counts = [self._reader(file).units.n_marks for file in range(len(self._files))]
             self._first_marks = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
         return self._first_marks
@@ -314,7 +315,7 @@ class ShardDataset(Described, Sequence[dict[str, Any]], Closing):
             if self._marks is None:
                 self.share_marks(np.zeros(self.n_marks, np.uint8))
             first, n = self._first_files.get(name, 0), len(self.shards)
-            found = ColumnGather(
+            found = self._gathers[name] = ColumnGather(
                 name,
                 self.schema.columns[name],
                 [self._reader(file) for file in range(first, first + n)],
@@ -323,7 +324,6 @@ class ShardDataset(Described, Sequence[dict[str, Any]], Closing):
                 self._place_marks()[first : first + n],
                 self._verify,
             )
-            self._gathers[name] = found
         return found
 
     def close(self) -> None:

@@ -6,10 +6,19 @@ process, whether it maps the file or reads it.
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Sequence
 from typing import Final
 
+from shardio.access.files import open_shard
+from shardio.errors import ShardioError
+
 PAGE_BYTES: Final = 4096
+
+END_BYTES: Final = 32 << 10
+"""Of the end of a shard: its last sections are small, and say where all others are."""
+_PROBED: Final = 4
 
 AT_ONCE_BYTES: Final = 128 << 10
 """Of one advice, Linux takes no more than it reads ahead at a time; this is its default."""
@@ -41,3 +50,31 @@ def will_need(fd: int, offset: int, n_bytes: int) -> None:
     advice = os.POSIX_FADV_WILLNEED
     for start in range(offset, offset + n_bytes, AT_ONCE_BYTES):
         os.posix_fadvise(fd, start, min(AT_ONCE_BYTES, offset + n_bytes - start), advice)
+
+
+def will_open(paths: Sequence[str]) -> None:
+    """Have the kernel begin to read where shards begin and end, if they are not in memory.
+
+    One after another they cost a wait each, or several. Never an error: what is wrong with a file,
+    opening it will say.
+    """
+    step = max(1, len(paths) // _PROBED)
+    if not all(_ends(path, is_asked=False) for path in paths[::step]):
+        for path in paths:
+            _ends(path, is_asked=True)
+
+
+def _ends(path: str, *, is_asked: bool) -> bool:
+    """Whether both ends of a file lie in memory, as far as is known; or ask for them."""
+    with contextlib.suppress(OSError, ShardioError):
+        fd = open_shard(path)
+        try:
+            n_bytes = os.fstat(fd).st_size
+            if not is_asked:
+                return is_cached(fd, 0) is not False and is_cached(fd, n_bytes - 1) is not False
+            start = max(0, n_bytes - END_BYTES)
+            will_need(fd, 0, PAGE_BYTES)
+            will_need(fd, start, n_bytes - start)
+        finally:
+            os.close(fd)
+    return True

@@ -1,0 +1,97 @@
+"""What the kernel is asked to read before shards are opened."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from shardio.access import page_cache
+from shardio.access.page_cache import END_BYTES, PAGE_BYTES, will_open
+from shardio.dataset import ShardDataset
+from tests.loading import TWO_FIELDS, two_fields, write_dataset
+
+SIZE = 100_000
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> list[str]:
+    """Ten files, the third of which is short, and the eighth missing."""
+    found = [str(tmp_path / f"{i}.shard") for i in range(10)]
+    for i, path in enumerate(found):
+        if i != 7:
+            Path(path).write_bytes(bytes(100 if i == 2 else SIZE))
+    return found
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, int]]:
+    """What the kernel is asked to read: name, from where on, how much."""
+    found = []
+
+    def note(fd: int, offset: int, n_bytes: int) -> None:
+        found.append((os.path.basename(os.readlink(f"/proc/self/fd/{fd}")), offset, n_bytes))
+
+    monkeypatch.setattr(page_cache, "will_need", note)
+    return found
+
+
+def test_both_ends_of_all_files_are_asked_for_where_one_that_is_probed_is_not_in_memory(
+    paths: list[str], asked: list[tuple[str, int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(page_cache, "is_cached", lambda _, offset: offset == 0)
+    will_open(paths)
+    expected = []
+    for i in (0, 1, 2, 3, 4, 5, 6, 8, 9):
+        size = 100 if i == 2 else SIZE
+        rest = min(END_BYTES, size)
+        expected += [(f"{i}.shard", 0, PAGE_BYTES), (f"{i}.shard", size - rest, rest)]
+    assert asked == expected
+
+
+@pytest.mark.parametrize("answer", [True, None])
+def test_nothing_is_asked_for_where_all_is_in_memory_or_the_system_does_not_tell(
+    paths: list[str],
+    asked: list[tuple[str, int, int]],
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    answer: bool | None,
+) -> None:
+    probed = []
+
+    def probe(fd: int, offset: int) -> bool | None:
+        probed.append((fd, offset))
+        return answer
+
+    monkeypatch.setattr(page_cache, "is_cached", probe)
+    will_open(paths)
+    assert asked == []
+    assert 2 <= len(probed) <= 10  # not every file
+
+
+def test_a_system_that_refuses_keeps_no_file_from_being_asked_for(
+    paths: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried = []
+
+    def refuse(fd: int, offset: int, n_bytes: int) -> None:
+        tried.append((fd, offset, n_bytes))
+        raise OSError
+
+    monkeypatch.setattr(page_cache, "is_cached", lambda *_: False)
+    monkeypatch.setattr(page_cache, "will_need", refuse)
+    will_open(paths)
+    assert len(tried) == 9
+
+
+def test_a_dataset_asks_before_it_opens_its_shards(
+    tmp_path: Path, asked: list[tuple[str, int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_dataset(tmp_path / "set", 40, 6, TWO_FIELDS, two_fields(40))
+    monkeypatch.setattr(page_cache, "is_cached", lambda *_: False)
+    with ShardDataset(folder) as dataset:
+        dataset.gather("image")
+        names = sorted({name for name, _, _ in asked})
+        assert names == sorted(shard.name for shard in dataset.shards)
+        assert len(names) == 6
