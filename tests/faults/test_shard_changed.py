@@ -106,16 +106,19 @@ def test_later_epochs_end_with_the_error_of_the_file_though_new_workers_cannot_o
 
 @pytest.mark.parametrize("num_workers", [1, 2])
 def test_a_transform_whose_sample_is_cut_off_costs_its_worker_and_names_the_sample(
-    folder: str, num_workers: int
+    folder: str, tmp_path: Path, num_workers: int
 ) -> None:
-    path = second(folder)
+    path, go = second(folder), tmp_path / "go"
 
     def cut(sample: dict[str, Any]) -> dict[str, Any]:
-        if sample["label"] == PER_SHARD + 20:
+        if sample["label"] == PER_SHARD + 20 and go.exists():
             os.truncate(path, 4096)
         return {"sum": int(sample["image"].sum()), "label": sample["label"]}
 
     with load_mapped(folder, num_workers, verify="off", transform=cut) as loader:
+        for batch in loader:  # the workers have mapped all
+            assert len(batch["label"]) == BATCH
+        go.touch()
         seen, error = run_until_it_fails(loader)
     assert isinstance(error, ShardChanged)
     assert error.path == path
