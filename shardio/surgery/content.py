@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
+import zstandard
 
 from shardio.access.content import Content as Bytes
 from shardio.access.filesystems import Access, choose_access
@@ -26,6 +27,8 @@ DIGEST_BYTES: Final = 8
 
 WINDOW_BYTES: Final = 1 << 20
 """Bytes that are looked at together, but for longer rows and records: they stay in the cache."""
+
+_SEGMENTS: Final = getattr(zstandard, "BufferWithSegments", None)
 
 
 def access_once(access: Access) -> Access:
@@ -141,7 +144,20 @@ def digests_of(hashes: npt.NDArray[np.uint64]) -> bytes:
     return hashes.astype(">u8").tobytes()
 
 
-def differing(parts: Iterable[memoryview], expected: bytes) -> list[tuple[int, int, int]]:
+def parts_of(window: memoryview, places: npt.NDArray[np.uint64]) -> Iterable[Any]:
+    """The parts of a window that begin, and are as long, as each line of `places` says.
+
+    They are for what takes any buffer. By zstandard's class for many parts of one buffer where it
+    has been built: a slice of two numbers, and a view, take half as long as hashing 30 KB.
+    """
+    if _SEGMENTS is not None:
+        parts: Iterable[Any] = _SEGMENTS(window, places)
+        return parts
+    ends = places.sum(axis=1, dtype=np.uint64)
+    return map(window.__getitem__, map(slice, places[:, 0].tolist(), ends.tolist()))
+
+
+def differing(parts: Iterable[Any], expected: bytes) -> list[tuple[int, int, int]]:
     """The number of each part whose hash is not as expected, what it should be, and what it is.
 
     Without a bytecode or a number per part, which take as long as hashing a row of 3 KB.

@@ -33,6 +33,7 @@ from shardio.surgery.content import (
     Content,
     differing,
     digests_of,
+    parts_of,
 )
 from shardio.surgery.finding import Findings
 from shardio.surgery.validity_audit import Present
@@ -227,16 +228,12 @@ def _check_records(
     ends, digests = starts + sizes, digests_of(sound["hash"])
     tells_more = ~_is_plain(Bytes, payload, numbers, kinds)
     is_text = _is_plain(Text, payload, numbers, kinds) if tells_more.any() else None
-    parts = _parts(starts, ends, CHUNK_BYTES if content.is_mapped else WINDOW_BYTES)
-    bases = np.repeat([part.start for part in parts], [part.last - part.first for part in parts])
-    from_, to = starts - bases, ends - bases
+    parts, bases = _parts(starts, ends, CHUNK_BYTES if content.is_mapped else WINDOW_BYTES)
+    places = np.stack([starts - bases, sizes], axis=1).astype(np.uint64)
     for first, last, start, end in parts:
         window = content.window(start, end)
-        # Slice by slice when it is hashed: thousands made ahead would all have left the cache.
-        places = map(slice, from_[first:last].tolist(), to[first:last].tolist())
-        records = map(window.__getitem__, places)
         expected = digests[first * DIGEST_BYTES : last * DIGEST_BYTES]
-        for i, wanted, found in differing(records, expected):
+        for i, wanted, found in differing(parts_of(window, places[first:last]), expected):
             k = first + i
             row, number = divmod(first_row * len(fields) + int(numbers[k]), len(fields))
             where: dict[str, Any] = {"field": fields[number][0], "sample": row}
@@ -246,13 +243,14 @@ def _check_records(
         if is_text is None:
             continue
         texts = first + np.flatnonzero(is_text[first:last])
-        if are_texts(window, from_[texts], to[texts]):
+        if are_texts(parts_of(window, places[texts])):
             tells_more[texts] = False
         for i in np.flatnonzero(tells_more[first:last]).tolist():
             k = first + i
             row, number = divmod(first_row * len(fields) + int(numbers[k]), len(fields))
             codec, n_bytes = int(kinds[k]), int(sound["n_bytes"][k])
-            stored = window[from_[k] : to[k]]
+            at, n_stored = places[k].tolist()
+            stored = window[at : at + n_stored]
             _check_content(payload, number, row, int(starts[k]), stored, codec, n_bytes)
 
 
@@ -281,15 +279,17 @@ class _Part(NamedTuple):
     end: int
 
 
-def _parts(starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64], n_bytes: int) -> list[_Part]:
-    """Cut records into parts of about n_bytes."""
+def _parts(
+    starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64], n_bytes: int
+) -> tuple[list[_Part], npt.NDArray[np.int64]]:
+    """Cut records into parts of about n_bytes; returns also where each record's part starts."""
     gaps = starts[1:] - ends[:-1]
     is_cut = np.diff(np.cumsum(ends - starts) // n_bytes) > 0
     is_cut |= (gaps < 0) | (gaps >= RECORD_ALIGNMENT)
     behind = np.append(np.flatnonzero(is_cut) + 1, len(starts))
     first = np.append(0, behind[:-1])
     numbers = first.tolist(), behind.tolist(), starts[first].tolist(), ends[behind - 1].tolist()
-    return list(map(_Part, *numbers))
+    return list(map(_Part, *numbers)), np.repeat(starts[first], behind - first)
 
 
 def _check_content(

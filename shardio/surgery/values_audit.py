@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from itertools import repeat
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,14 +18,11 @@ from shardio.format.schema import canonical_json
 from shardio.format.values import check_json, decode_record
 
 
-def are_texts(
-    window: memoryview, starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]
-) -> bool:
-    """Whether all parts of a window that begin and end at these places are UTF-8.
+def are_texts(parts: Iterable[Any]) -> bool:
+    """Whether all of these buffers are UTF-8.
 
     Without a bytecode for each: of the first that is not, the caller finds the place.
     """
-    parts = map(window.__getitem__, map(slice, starts.tolist(), ends.tolist()))
     try:
         deque(map(str, parts, repeat("utf-8")), maxlen=0)
     except UnicodeDecodeError:

@@ -14,7 +14,7 @@ from shardio.format.layout import PAGE
 from shardio.format.schema import Schema
 from shardio.reader import ShardReader
 from shardio.surgery import audit_shard, payload_audit
-from shardio.surgery.content import WINDOW_BYTES, Content
+from shardio.surgery.content import WINDOW_BYTES, Content, parts_of
 from shardio.surgery.shard_audit import examine_bytes
 from shardio.surgery.values_audit import are_texts
 from shardio.writer import ShardWriter
@@ -57,15 +57,46 @@ def test_a_character_in_two_records_is_in_neither(tmp_path: Path) -> None:
     assert [(f.sample, f.code) for f in findings] == [(10, "value"), (11, "value")]
 
 
-def test_texts_are_told_from_what_is_none() -> None:
+@pytest.mark.parametrize(
+    ("places", "expected"),
+    [
+        ([], True),
+        ([(0, 3), (3, 2), (6, 3)], True),
+        ([(0, 3), (3, 1), (4, 1)], False),
+        ([(0, 3), (5, 1)], False),
+    ],
+)
+def test_texts_are_told_from_what_is_none(*, places: list[tuple[int, int]], expected: bool) -> None:
     window = memoryview(b"one\xc3\xa9\xfftwo")
-    for starts, ends, expected in (
-        ([], [], True),
-        ([0, 3, 6], [3, 5, 9], True),
-        ([0, 3, 4], [3, 4, 5], False),
-        ([0, 5], [3, 6], False),
-    ):
-        assert are_texts(window, np.array(starts, int), np.array(ends, int)) == expected
+    lines = np.array(places, np.uint64).reshape(-1, 2)
+    assert are_texts(parts_of(window, lines)) == expected
+
+
+@pytest.mark.parametrize("has_segments", [True, False])
+def test_parts_of_a_window_are_the_bytes_at_their_places(
+    monkeypatch: pytest.MonkeyPatch, *, has_segments: bool
+) -> None:
+    """Also where zstandard has been built without its class for them, as by cffi."""
+    if not has_segments:
+        monkeypatch.setattr("shardio.surgery.content._SEGMENTS", None)
+    window = memoryview(bytes(range(100)))
+    places = np.array([(0, 100), (7, 0), (7, 30), (37, 1), (100, 0)], np.uint64)
+    found = [memoryview(part).tobytes() for part in parts_of(window, places)]
+    assert found == [window[at : at + size] for at, size in places.tolist()]
+    assert not list(parts_of(window[:0], places[:0]))
+
+
+def test_findings_are_the_same_without_zstandards_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forgery = forgery_of_texts(tmp_path)
+    forgery.change_record("text", 10, b"\xff" * 10)
+    forgery.change_entry("blob", 20, hash_=1)
+    damaged = memoryview(forgery.seal())
+    findings = examine_bytes(damaged, "texts").findings
+    assert [(f.sample, f.code) for f in findings] == [(20, "checksum"), (10, "value")]
+    monkeypatch.setattr("shardio.surgery.content._SEGMENTS", None)
+    assert examine_bytes(damaged, "texts").findings == findings
 
 
 def test_a_damaged_index_entry_hides_no_other_record(tmp_path: Path) -> None:
