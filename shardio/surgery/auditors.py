@@ -7,23 +7,23 @@ and not the end; so this process maps none unless it is told to do all by itself
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from shardio._engine.cpus import usable_cpus
-from shardio._engine.crew import Channel, Crew, Died, Event, Failed, Message
-from shardio._engine.pieces import Pieces, send_whole
+from shardio._engine.crew import Crew, Died, Event, Failed, Message
+from shardio._engine.pieces import Pieces
 from shardio.access.filesystems import Access
-from shardio.errors import ShardNotFound, WorkerDied
-from shardio.surgery.finding import Finding, Findings
-from shardio.surgery.shard_audit import Examined, examine
+from shardio.errors import WorkerDied
+from shardio.surgery.examining import examine_anyhow, examined_of, serve
+from shardio.surgery.finding import Findings
+from shardio.surgery.shard_audit import Examined
 
 LITTLE_BYTES: Final = 512 << 20
 """Less than this is checked before there is a worker."""
@@ -71,38 +71,9 @@ def examine_all(
         for name in names:
             tally.enter(name, examine_anyhow(root / name, access))
     else:
-        with Crew(n_workers, partial(serve, access), preload=(__name__,)) as crew:
+        with Crew(n_workers, partial(serve, access), preload=(serve.__module__,)) as crew:
             _Foreman(crew, root, tally).run(takes_part=takes_part)
     return {name: tally.examined[name] for name in names}
-
-
-def examine_anyhow(path: Path, access: Access) -> Examined:
-    """Audit a shard; that it is missing or cannot be opened is a finding."""
-    findings = Findings(path)
-    try:
-        return examine(path, access)
-    except ShardNotFound as error:
-        if path.is_symlink() or path.exists():
-            findings.add("unreadable", str(error).removeprefix(f"{path}: "))
-        else:
-            findings.add("missing", "the shard is missing")
-    except OSError as error:
-        findings.add("unreadable", f"the file cannot be read: {error.strerror or error}")
-    return Examined(findings.close(), 0)
-
-
-def serve(access: Access, channel: Channel) -> None:
-    """Audit one shard after another, as main names them, until it is done."""
-    while (message := channel.recv()) is not None:
-        found = examine_anyhow(Path(os.fsdecode(message)), access)
-        send_whole(channel, json.dumps(asdict(found)).encode())
-
-
-def _examined(whole: bytes) -> Examined:
-    """Rebuild what `serve` sent."""
-    content: dict[str, Any] = json.loads(whole)
-    findings = tuple(Finding(**finding) for finding in content.pop("findings"))
-    return Examined(findings, **content)
 
 
 class _Tally:
@@ -186,7 +157,7 @@ class _Foreman:
         if isinstance(event, Message):
             whole = self._pieces.take(event.worker, event.data)
             if whole is not None:
-                self._tally.enter(self._tasks[event.worker].popleft(), _examined(whole))
+                self._tally.enter(self._tasks[event.worker].popleft(), examined_of(whole))
                 self._assign(event.worker)
         elif isinstance(event, Failed):
             name = next(iter(self._tasks[event.worker]), "no shard")

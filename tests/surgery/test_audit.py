@@ -21,7 +21,15 @@ from shardio.errors import DatasetNotFound, InvalidArgument, ShardCorrupt, Shard
 from shardio.format.fields import Array, Bytes, Text
 from shardio.format.schema import Schema
 from shardio.manifest import GENERATIONS, POINTER
-from shardio.surgery import AuditProgress, Finding, audit_dataset, audit_shard, auditors
+from shardio.surgery import (
+    AuditProgress,
+    Finding,
+    audit_dataset,
+    audit_shard,
+    auditors,
+    examining,
+)
+from shardio.surgery.examining import examine_anyhow
 from shardio.surgery.finding import MAX_FINDINGS, Findings
 from shardio.writer import ShardWriter
 from tests.shards import write_shard
@@ -237,7 +245,7 @@ class OneDeath:
     def wait(self) -> list[Any]:
         if self.restarted == 0 and self.death is not None:
             return [Died(0, 1, self.death, None)]
-        examined = auditors.examine_anyhow(Path(os.fsdecode(self.waiting.pop(0))), "pread")
+        examined = examine_anyhow(Path(os.fsdecode(self.waiting.pop(0))), "pread")
         whole = json.dumps(asdict(examined)).encode()
         half = len(whole) // 2
         pieces = (b"+" + whole[:half], b"." + whole[half:])
@@ -280,5 +288,5 @@ def test_a_file_that_cannot_be_opened_is_a_finding(
     def refuse(path: Path, access: str) -> None:
         raise PermissionError(13, "Permission denied", str(path))
 
-    monkeypatch.setattr(auditors, "examine", refuse)
+    monkeypatch.setattr(examining, "examine", refuse)
     assert {code for _, code in codes(dataset)} == {"unreadable"}
