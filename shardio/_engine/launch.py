@@ -23,11 +23,9 @@ from shardio.errors import EnvironmentUnsuitable
 
 __all__ = ["PRELOAD", "Zygote", "acquire", "release"]
 
-# What every crew's workers use and takes long to import; the rest each crew names. NumPy loads
-# numpy.random only when it is first used, 12 ms in every worker.
+# What every crew's workers use and takes long to import; the rest each crew names.
 PRELOAD = (
     "numpy",
-    "numpy.random",
     "xxhash",
     "zstandard",
     "shardio._engine.cargo",
