@@ -25,6 +25,7 @@ from shardio.format.layout import NO_FIELD, PAGE, Header, Kind, Section, pack_ta
 from shardio.format.schema import Schema
 from shardio.format.structure import unpack_header, unpack_table
 from shardio.reader import ShardReader
+from shardio.surgery.shard_audit import examine_bytes
 from shardio.writer import ShardWriter
 
 Key = tuple[int, int, int]
@@ -237,6 +238,18 @@ def read_everything(path: Path, verify: Any = "first") -> list[dict[str, Any]] |
             return samples
     except ShardioError as error:
         return error
+
+
+def read_bytes(tmp_path: Path, content: bytes, verify: str = "first") -> Any:
+    """The same of a shard that is in memory, by way of a file."""
+    path = tmp_path / "r.shard"
+    path.write_bytes(content)
+    return read_everything(path, verify)
+
+
+def codes_of(content: bytes) -> list[str]:
+    """The codes of what an audit finds in a shard that is in memory."""
+    return [finding.code for finding in examine_bytes(memoryview(content), "r.shard").findings]
 
 
 Change = Callable[[Forgery], None]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import struct
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -22,30 +21,14 @@ from shardio.surgery.shard_audit import examine_bytes
 from tests.corruption.forge import (
     INDEX,
     PAYLOAD,
-    RULES,
     Change,
     Forgery,
-    content_of,
-    read_everything,
+    codes_of,
+    read_bytes,
     rules_samples,
 )
 
 COLUMN = (Kind.COLUMN, 0, 0)
-
-
-@pytest.fixture(scope="module")
-def sound(tmp_path_factory: pytest.TempPathFactory) -> bytearray:
-    return content_of(tmp_path_factory.mktemp("rules") / "r.shard", RULES, rules_samples())
-
-
-def codes_of(content: bytes) -> list[str]:
-    return [finding.code for finding in examine_bytes(memoryview(content), "r.shard").findings]
-
-
-def read(tmp_path: Path, content: bytes, verify: str = "first") -> Any:
-    path = tmp_path / "r.shard"
-    path.write_bytes(content)
-    return read_everything(path, verify)
 
 
 def entry(name: str, **changes: int) -> Change:
@@ -148,7 +131,7 @@ def test_a_record_that_breaks_a_rule_is_refused_when_it_is_read(
     forgery = Forgery.of(sound)
     change(forgery)
     content = forgery.seal()
-    error = read(tmp_path, content, verify)
+    error = read_bytes(tmp_path, content, verify)
     assert isinstance(error, ShardCorrupt), error
     assert error.code == code
     assert error.field and error.sample is not None and error.offset
@@ -162,7 +145,7 @@ def test_a_refused_record_is_named_with_file_field_sample_and_offset(
     forgery.change_record("note", 2, b"\xff" * 10)
     content = forgery.seal()
     offset = content.index(b"\xff" * 10)
-    error = read(tmp_path, content)
+    error = read_bytes(tmp_path, content)
     assert isinstance(error, ShardCorrupt)
     assert (error.path, error.field, error.sample, error.offset) == (
         str(tmp_path / "r.shard"),
@@ -239,7 +222,7 @@ def test_what_a_reader_need_not_see_is_found_by_the_audit(
     change(forgery)
     content = forgery.seal()
     assert codes_of(content) == codes
-    assert len(read(tmp_path, content)) == len(rules_samples())
+    assert len(read_bytes(tmp_path, content)) == len(rules_samples())
 
 
 @pytest.mark.parametrize(
@@ -269,7 +252,7 @@ def test_a_column_whose_hash_is_not_that_of_its_rows_is_refused_when_read(
 ) -> None:
     forgery = Forgery.of(sound)
     forgery.change(forgery.column("long", Kind.COLUMN_HASHES), 8, bytes(8))
-    error = read(tmp_path, forgery.seal())
+    error = read_bytes(tmp_path, forgery.seal())
     assert isinstance(error, ShardCorrupt)
     assert (error.code, error.field, error.sample) == ("checksum", "long", 1)
     assert codes_of(forgery.seal()) == ["checksum"]
@@ -288,6 +271,6 @@ def test_random_forgeries_of_index_and_shapes_end_in_errors_of_shardio_only(
         at = int(rng.integers(0, size - n))
         forgery.change(key, at, rng.bytes(n) if rng.random() < 0.7 else bytes([255]) * n)
         content = forgery.seal()
-        n_refused += isinstance(read(tmp_path, content, "off"), ShardioError)
+        n_refused += isinstance(read_bytes(tmp_path, content, "off"), ShardioError)
         codes_of(content)
     assert n_refused > 50

@@ -12,33 +12,16 @@ import pytest
 from shardio.errors import ShardCorrupt, ShardioError, ShardUnsupported
 from shardio.format.checksum import content_id, hash_bytes
 from shardio.format.layout import HEADER, HEADER_HASH, NO_FIELD, PAGE, Kind
-from shardio.surgery.shard_audit import examine_bytes
 from tests.corruption.forge import (
     INDEX,
     PAYLOAD,
-    RULES,
     SCHEMA,
     Change,
     Forgery,
-    content_of,
-    read_everything,
+    codes_of,
+    read_bytes,
     rules_samples,
 )
-
-
-@pytest.fixture(scope="module")
-def sound(tmp_path_factory: pytest.TempPathFactory) -> bytearray:
-    return content_of(tmp_path_factory.mktemp("rules") / "r.shard", RULES, rules_samples())
-
-
-def codes_of(content: bytes) -> list[str]:
-    return [finding.code for finding in examine_bytes(memoryview(content), "r.shard").findings]
-
-
-def read(tmp_path: Path, content: bytes, verify: str = "first") -> Any:
-    path = tmp_path / "r.shard"
-    path.write_bytes(content)
-    return read_everything(path, verify)
 
 
 def test_a_forgery_that_changes_nothing_is_the_same_shard(sound: bytearray) -> None:
@@ -81,7 +64,7 @@ def test_a_header_that_breaks_a_rule_is_refused(
     sound: bytearray, tmp_path: Path, offset: int, new: bytes, text: str
 ) -> None:
     content = header_with(sound, offset, new)
-    error = read(tmp_path, content)
+    error = read_bytes(tmp_path, content)
     assert isinstance(error, ShardioError)
     assert text in str(error)
     assert str(tmp_path) in str(error)
@@ -93,14 +76,14 @@ def test_optional_features_and_newer_minor_versions_are_ignored(
 ) -> None:
     content = header_with(sound, 10, struct.pack("<H", 7))
     content = header_with(content, 24, struct.pack("<Q", (1 << 64) - 1))
-    assert len(read(tmp_path, content)) == len(rules_samples())
+    assert len(read_bytes(tmp_path, content)) == len(rules_samples())
     assert codes_of(content) == []
 
 
 def test_two_sound_header_pages_that_differ_are_refused(sound: bytearray, tmp_path: Path) -> None:
     other = header_with(sound, 24, b"\x01")
     content = bytes(sound[:-PAGE]) + other[-PAGE:]
-    error = read(tmp_path, content)
+    error = read_bytes(tmp_path, content)
     assert isinstance(error, ShardCorrupt) and error.code == "trailer"
     assert codes_of(content) == ["trailer"]
 
@@ -217,7 +200,7 @@ def test_a_structure_that_breaks_a_rule_is_refused_at_open(
     forgery = Forgery.of(sound)
     change(forgery)
     content = forgery.seal()
-    error = read(tmp_path, content, "off")
+    error = read_bytes(tmp_path, content, "off")
     assert isinstance(error, ShardCorrupt), error
     assert error.code == code
     assert str(tmp_path) in str(error)
@@ -238,7 +221,7 @@ def test_codes_of_a_newer_version_are_refused_by_name_and_are_not_called_damage(
 ) -> None:
     forgery = Forgery.of(sound)
     set_schema(fields_of(entry))(forgery)
-    error = read(tmp_path, forgery.seal())
+    error = read_bytes(tmp_path, forgery.seal())
     assert isinstance(error, ShardUnsupported)
     assert text in str(error) and str(tmp_path) in str(error)
     assert codes_of(forgery.seal()) == ["unsupported"]
@@ -249,7 +232,7 @@ def test_a_schema_larger_than_the_limit_is_refused_before_it_is_parsed(
 ) -> None:
     forgery = Forgery.of(sound)
     set_schema(b"[" * ((4 << 20) + 1))(forgery)
-    assert "the schema is too large" in str(read(tmp_path, forgery.seal()))
+    assert "the schema is too large" in str(read_bytes(tmp_path, forgery.seal()))
 
 
 def test_a_section_twice_is_refused(sound: bytearray, tmp_path: Path) -> None:
@@ -257,7 +240,7 @@ def test_a_section_twice_is_refused(sound: bytearray, tmp_path: Path) -> None:
     add_section(forgery, (0x8001, 1, 0))
     add_section(forgery, (0x8002, 1, 0))
     forgery.table_changes[0x8002, 1, 0] = {"kind": 0x8001}
-    error = read(tmp_path, forgery.seal())
+    error = read_bytes(tmp_path, forgery.seal())
     assert isinstance(error, ShardCorrupt) and error.code == "duplicate"
     assert codes_of(forgery.seal()) == ["duplicate"]
 
@@ -269,7 +252,7 @@ def test_a_reserved_number_in_the_table_must_be_zero(sound: bytearray, tmp_path:
     table = bytes(content[table_offset : table_offset + table_size])
     forged = header_with(bytes(content), 64, struct.pack("<Q", hash_bytes(table)))
     forged = header_with(forged, 72, content_id(table))
-    error = read(tmp_path, forged)
+    error = read_bytes(tmp_path, forged)
     assert isinstance(error, ShardCorrupt) and error.code == "reserved"
     assert codes_of(forged) == ["reserved"]
 
@@ -280,9 +263,9 @@ def test_an_optional_section_is_skipped_and_its_hash_is_audited(
     forgery = Forgery.of(sound)
     add_section(forgery, (0x8001, NO_FIELD, 0), b"something of the future")
     content = forgery.seal()
-    assert len(read(tmp_path, content)) == len(rules_samples())
+    assert len(read_bytes(tmp_path, content)) == len(rules_samples())
     assert codes_of(content) == []
     at = content.index(b"something")
     damaged = content[:at] + b"S" + content[at + 1 :]
-    assert len(read(tmp_path, damaged)) == len(rules_samples())
+    assert len(read_bytes(tmp_path, damaged)) == len(rules_samples())
     assert codes_of(damaged) == ["checksum"]
