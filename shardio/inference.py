@@ -174,7 +174,7 @@ def check_sample(sample: object, schema: Schema, first: str = "the first sample"
     Raises:
         SchemaError: naming the field, and both.
     """
-    if not isinstance(sample, Mapping):
+    if not isinstance(sample, dict | Mapping):  # of a dict it is told in a tenth of the time
         raise SchemaError(f"a sample must be a dict of fields, found {type(sample).__name__}")
     if sample.keys() != schema.keys():
         raise SchemaError(f"{first} had fields {list(schema)}, this has {list(sample)}")

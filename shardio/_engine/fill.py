@@ -91,7 +91,7 @@ class Filler:
         shard = int(self._dataset.locate(rows)[0])
         if self._beware is not None:
             self._beware(np.array([shard]))
-        sample = self._transformed.sample(rows, 0, shard, epoch=0, position=number)
+        sample = self._transformed.sample(int(rows[0]), shard, epoch=0, position=number)
         try:
             schema = self._recipe.collation.loosen(infer_schema(sample, self._source))
             self._heap_bytes = heap_bytes_by(sample, schema, self._recipe.block_rows)

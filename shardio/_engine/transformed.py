@@ -53,7 +53,8 @@ class TransformedValues:
         call: Call = call_keyed,
     ) -> None:
         self._recipe, self._dataset, self._passes = recipe, dataset, passes
-        self._call = call
+        self._call, self._fields, self._takes_rng = call, recipe.fields, recipe.takes_rng
+        self._transform: Any = recipe.transform
         self._generators = SampleGenerators(recipe.seed)
         self._first = "the first sample"
         if recipe.transform is not None and recipe.n_samples:
@@ -86,11 +87,12 @@ class TransformedValues:
         presence = [(p.name, layout.present(memory.bytes, p)) for p in layout.presence]
         states[:] = _EMPTY
         used = 0
-        for i, shard in enumerate(shards.tolist()):
+        samples, first = layout.samples, self._first
+        for i, (row, shard) in enumerate(zip(rows.tolist(), shards.tolist(), strict=True)):
             states[i] = _CLAIMED
-            sample = self.sample(rows, i, shard, epoch=epoch, position=start + i)
+            sample = self.sample(row, shard, epoch=epoch, position=start + i)
             try:
-                check_sample(sample, layout.samples, self._first)
+                check_sample(sample, samples, first)
                 for name, is_present in presence:
                     is_present[i] = sample[name] is not None
                 for name, array in arrays:
@@ -99,31 +101,25 @@ class TransformedValues:
                 for varying in layout.varying:
                     used = put_value(layout, memory, varying, i, sample[varying.name], used)
             except SchemaError as error:
-                raise self.placed(str(error), int(rows[i]), shard, start + i) from None
+                raise self.placed(str(error), row, shard, start + i) from None
             states[i] = _FILLED
         return used
 
-    def sample(
-        self, rows: Rows, i: int, shard: int, *, epoch: int, position: int
-    ) -> Mapping[str, Any]:
+    def sample(self, row: int, shard: int, *, epoch: int, position: int) -> Mapping[str, Any]:
         """What the transform makes of one sample, with every generator keyed for it."""
-        recipe = self._recipe
-        local = int(rows[i] - self._dataset.starts[shard])
+        dataset, generators = self._dataset, self._generators
         # Whether files were cut short is looked at for a batch, where it must not kill (`Filler`).
-        sample = self._dataset.sample(shard, local, recipe.fields, beware=False)
-        key = self._generators.key(epoch, position)
-        arguments = (
-            (sample, self._generators.at(epoch, position)) if recipe.takes_rng else (sample,)
-        )
-        transform: Any = recipe.transform
+        sample = dataset.sample(shard, row - int(dataset.starts[shard]), self._fields, beware=False)
+        key = generators.key(epoch, position)
+        arguments = (sample, generators.keyed(key)) if self._takes_rng else (sample,)
         start_ns = now_ns()
         try:
-            made: Mapping[str, Any] = self._call(key, transform, arguments)
+            made: Mapping[str, Any] = self._call(key, self._transform, arguments)
         except self._passes:
             raise
         except BaseException as error:  # sys.exit and StopIteration are failures too
             what, text = told("the transform", error)
-            raise self.placed(what, int(rows[i]), shard, position, text) from error
+            raise self.placed(what, row, shard, position, text) from error
         SPENT.sums_ns[TRANSFORM] += now_ns() - start_ns
         return made
 
