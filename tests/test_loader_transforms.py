@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import functools
 import os
+import platform
 import random
 import re
+import resource
 import signal
 import sys
 import threading
@@ -757,3 +759,18 @@ def test_ragged_fields_pass_through_a_transform_unharmed(tmp_path: Path) -> None
     with _loader(folder, num_workers=2, transform=lambda sample: sample) as loader:
         found = [note for batch in loader for note in batch["note"]]
     assert found == [sample["note"] for sample in samples]
+
+
+def test_a_worker_keeps_the_memory_that_a_transform_lets_go_of(folder: str) -> None:
+    if platform.libc_ver()[0] != "glibc" or "MALLOC_TRIM_THRESHOLD_" in os.environ:
+        pytest.skip("glibc's malloc, with nothing said of it, is what is told to")
+
+    def faults(_: Sample) -> Sample:
+        arrays = [np.ones(1 << 20, np.uint8) for _ in range(2)]
+        assert arrays[1].all()
+        return {"faults": resource.getrusage(resource.RUSAGE_SELF).ru_minflt}
+
+    with ShardLoader(folder, 8, num_workers=1, transform=faults, output="numpy") as loader:
+        epochs = [np.concatenate([batch["faults"] for batch in loader]) for _ in range(2)]
+    # A sample alone would have hundreds: its arrays are 512 pages.
+    assert np.ptp(epochs[1]) < 100

@@ -17,7 +17,7 @@ from shardio._engine.careful import CarefulFiller, LeftOut
 from shardio._engine.channel import MAX_MESSAGE_BYTES, Channel
 from shardio._engine.fill import Filler
 from shardio._engine.kept import Kept
-from shardio._engine.linux import yield_to_main
+from shardio._engine.linux import keep_freed_memory, yield_to_main
 from shardio._engine.overdue import answer_with_stacks
 from shardio._engine.parcels import packed, unpacked
 from shardio._engine.recipe import Plan, Recipe, Schemas
@@ -65,6 +65,7 @@ def work(recipe: Recipe, channel: Channel) -> None:
                 channel.send(*parcel)
 
     yield_to_main()
+    keep_freed_memory()
     worker = Worker(recipe, send)
     while (received := channel.recv_fds()) is not None:
         worker.take(*received)

@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+import pytest
+
+from shardio._engine import linux
+
+
+class Allocator:
+    """Notes what malloc was told."""
+
+    def __init__(self) -> None:
+        self.told: dict[int, int] = {}
+
+    def mallopt(self, which: int, n_bytes: int) -> int:
+        self.told[which] = n_bytes
+        return 1
+
+
+@pytest.fixture
+def allocator(monkeypatch: pytest.MonkeyPatch) -> Allocator:
+    found = Allocator()
+    monkeypatch.setattr(linux, "_libc", found)
+    for name in ("GLIBC_TUNABLES", *linux._OF_MALLOC):
+        monkeypatch.delenv(name, raising=False)
+    return found
+
+
+def test_what_is_freed_is_kept_up_to_128_mib_in_arrays_of_32(allocator: Allocator) -> None:
+    linux.keep_freed_memory()
+    assert allocator.told == {-1: 128 << 20, -3: 32 << 20}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("MALLOC_TRIM_THRESHOLD_", "131072"),
+        ("MALLOC_MMAP_THRESHOLD_", "131072"),
+        ("MALLOC_MMAP_MAX_", "0"),
+        ("GLIBC_TUNABLES", "glibc.cpu.hwcaps=-AVX2:glibc.malloc.trim_threshold=131072"),
+    ],
+)
+def test_what_the_environment_says_of_malloc_stands(
+    allocator: Allocator, monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    monkeypatch.setenv(name, value)
+    linux.keep_freed_memory()
+    assert allocator.told == {}
+
+
+def test_tunables_of_anything_else_do_not_matter(
+    allocator: Allocator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GLIBC_TUNABLES", "glibc.cpu.hwcaps=-AVX2")
+    linux.keep_freed_memory()
+    assert allocator.told
+
+
+def test_another_libc_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linux, "_libc", object())
+    linux.keep_freed_memory()
