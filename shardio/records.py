@@ -123,6 +123,12 @@ class Records:
         content = self._bytes  # release() lets go of the map; this iterator goes on
         dictionary = self._dictionary(name)
         k = self._ids[name]
+        is_checked = self._units.are_records_checked(k, rows)
+        if is_checked and isinstance(content, memoryview) and self._schema[name].codec == "raw":
+            starts, sizes = (entries["offset"] + np.uint64(payload)).tolist(), entries["n_bytes"]
+            for start, size in zip(starts, sizes.tolist(), strict=True):
+                yield content[start : start + size]
+            return
         columns = (
             rows.tolist(),
             (entries["offset"] + np.uint64(payload)).tolist(),
@@ -137,7 +143,8 @@ class Records:
             except ShardChanged as error:
                 error.at(field=name, sample=row)
                 raise
-            self._units.check_record(name, k, row, offset, stored, expected)
+            if not is_checked:
+                self._units.check_record(name, k, row, offset, stored, expected)
             try:
                 if row % EVERY:
                     record = decode(stored, codec, n_bytes, dictionary)

@@ -154,6 +154,12 @@ class Units:
         place = hashes.count, hashes.offset
         return take(self._content, "<u8", *place, units, section=hashes.name, field=name)
 
+    def are_records_checked(self, k: int, rows: Rows) -> bool:
+        """Whether `check_record` has nothing to do for record field number k of any of `rows`."""
+        if self._verify != "first":
+            return self._verify == "off"
+        return bool(self.marks[self._records_mark + rows * self._n_records + k].all())
+
     def check_record(
         self, name: str, k: int, row: int, offset: int, stored: memoryview, expected: int
     ) -> None:
@@ -186,6 +192,10 @@ class Units:
         if self._verify == "off" or not len(starts):
             return
         hashed = self._hashed[kind, field]
+        if self._verify == "first":  # as nearly always: which blocks it is need not be known
+            marks, lasts = self.marks[hashed.first_mark + 1 :], starts + (n_bytes - 1)
+            if marks[starts // BLOCK_BYTES].all() and marks[lasts // BLOCK_BYTES].all():
+                return
         blocks = self._unmarked(hashed.first_mark + 1, blocks_touched(starts, n_bytes))
         if not len(blocks):
             return

@@ -126,3 +126,30 @@ def test_damage_of_an_index_is_refused_when_it_is_met_and_names_the_section(
         reader[0]
     names = {(section.name, section.offset) for section in damaged}
     assert (caught.value.section, caught.value.offset) in names
+
+
+def test_a_batch_of_records_is_read_without_a_look_only_once_all_are_checked(shard: Path) -> None:
+    with ShardReader(shard) as reader:
+        assert list(reader.records.values("text", rows(3, 5))) == ["3", "5"]
+        k = list(reader.schema.records).index("text")
+        assert reader.units.are_records_checked(k, rows(5, 3, 5))
+        assert not reader.units.are_records_checked(k, rows(3, 4, 5))
+    for verify, expected in (("always", False), ("off", True)):
+        with ShardReader(shard, verify=verify) as reader:
+            list(reader.records.values("text", rows(3)))
+            assert reader.units.are_records_checked(k, rows(3)) is expected
+
+
+def test_a_damaged_record_among_checked_ones_is_refused(shard: Path, tmp_path: Path) -> None:
+    damaged = tmp_path / "damaged.shard"
+    content = bytearray(shard.read_bytes())
+    with ShardReader(shard) as reader:
+        place = reader.records.offset + int(reader.records.entries("text", rows(401))["offset"][0])
+    content[place] ^= 1
+    damaged.write_bytes(content)
+    with ShardReader(damaged) as reader:
+        assert list(reader.records.values("text", rows(400, 402))) == ["400", "402"]
+        for _ in range(2):
+            with pytest.raises(ChecksumMismatch) as caught:
+                list(reader.records.values("text", rows(400, 401, 402)))
+            assert (caught.value.field, caught.value.sample) == ("text", 401)

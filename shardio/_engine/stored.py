@@ -136,10 +136,14 @@ class StoredValues:
         field = self._source[slot.name]
         starts = layout.extents(memory.bytes, slot)["place"][places].tolist()
         heap = memory.bytes[layout.heap :].data
-        dims = reader.records.shapes(slot.name, local)
-        shapes = layout.shapes(memory.bytes, slot)
         records = reader.records.read(slot.name, local, entries)
         absent = reader.records.absent(slot.name, local, entries)
+        if not isinstance(field, Array):
+            for start, record in zip(starts, records, strict=True):
+                heap[start : start + len(record)] = record
+            return
+        dims = reader.records.shapes(slot.name, local)
+        shapes = layout.shapes(memory.bytes, slot)
         for i, (place, start, record) in enumerate(
             zip(places.tolist(), starts, records, strict=True)
         ):
@@ -147,9 +151,9 @@ class StoredValues:
             heap[start : start + size] = record
             if i in absent:
                 shapes[place] = 0
-            elif isinstance(field, Array):
-                try:
-                    shapes[place] = full_shape(field, dims[i], size)
-                except ShardCorrupt as error:
-                    offset = reader.records.offset + int(entries["offset"][i])
-                    raise reader.records.placed(error, slot.name, int(local[i]), offset) from error
+                continue
+            try:
+                shapes[place] = full_shape(field, dims[i], size)
+            except ShardCorrupt as error:
+                offset = reader.records.offset + int(entries["offset"][i])
+                raise reader.records.placed(error, slot.name, int(local[i]), offset) from error

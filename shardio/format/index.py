@@ -84,8 +84,25 @@ def broken(entries: Entries, field: Field, payload_bytes: int) -> npt.NDArray[np
 
 def first_broken(entries: Entries, field: Field, payload_bytes: int) -> int | None:
     """The position of the first entry whose numbers cannot be right, or None."""
+    if field.codec == "raw" and _are_raw(entries, field, payload_bytes):
+        return None
     bad = broken(entries, field, payload_bytes)
     return int(np.argmax(bad)) if bad.any() else None
+
+
+def _are_raw(entries: Entries, field: Field, payload_bytes: int) -> bool:
+    """Whether all entries are right because they are those of raw records, in half the time.
+
+    Their codec is 0, so that what is stored has one number with what it holds. Where that and the
+    offset are no more than the payload's bytes, below 2^48, their sum does not overflow.
+    """
+    sizes, offsets = entries["n_bytes"], entries["offset"]
+    if not len(entries) or payload_bytes > _SIZE_MASK or isinstance(field, Array | List):
+        return False
+    fit = max(sizes.max(), offsets.max()) <= payload_bytes
+    return bool(
+        fit and (offsets + sizes).max() <= payload_bytes and (entries["stored"] == sizes).all()
+    )
 
 
 def extent(itemsize: int, shape: tuple[int, ...]) -> int:

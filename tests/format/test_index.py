@@ -22,10 +22,11 @@ from shardio.format.checksum import (
     rows_per_unit,
 )
 from shardio.format.codec import Codec, decode, encode
-from shardio.format.fields import Array, Bytes
+from shardio.format.fields import Array, Bytes, Field
 from shardio.format.index import (
     ENTRY_DTYPE,
     Entries,
+    broken,
     codecs,
     first_broken,
     full_shape,
@@ -57,6 +58,28 @@ def test_a_record_is_accepted_exactly_where_it_lies_inside_the_payload(
 ) -> None:
     found = first_broken(entries_of((offset, n_stored, Codec.RAW, n_stored)), Bytes(), payload)
     assert (found is None) == (offset + n_stored <= payload)
+
+
+SMALL = st.integers(0, 9)
+ANY_SIZE = SMALL | st.integers((1 << 48) - 2, (1 << 48) - 1)
+ANY_PLACE = SMALL | ANY_SIZE | st.integers((1 << 64) - 3, (1 << 64) - 1)
+
+
+@given(
+    rows=st.lists(
+        st.tuples(ANY_PLACE, ANY_SIZE, st.sampled_from(Codec), ANY_PLACE)
+        | st.builds(lambda at, n: (at, n, Codec.RAW, n), ANY_PLACE, ANY_SIZE),
+        max_size=4,
+    ),
+    payload=ANY_SIZE | st.integers(1 << 48, 1 << 62),
+    field=st.sampled_from([Bytes(), Array("int8", (None,)), Bytes(codec="zstd")]),
+)
+def test_whether_any_entry_is_broken_is_told_as_each_is(
+    rows: list[tuple[int, int, Codec, int]], payload: int, field: Field
+) -> None:
+    entries = entries_of(*rows)
+    bad = np.flatnonzero(broken(entries, field, payload)).tolist()
+    assert first_broken(entries, field, payload) == (bad[0] if bad else None)
 
 
 def test_the_first_of_several_broken_entries_is_named() -> None:
