@@ -23,9 +23,9 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import numpy as np
-from bench_faces import CASES, ten_microseconds
 
 import shardio
+from dev.bench_faces import CASES, ten_microseconds
 from shardio import Array, Bytes, Schema, ShardLoader
 
 TIMED_S: Final = 1.0
@@ -138,8 +138,9 @@ def _cpu_ns(process: int | str) -> int:
 def measure(folder: str, kind: Kind, n_workers: int) -> tuple[float, float, float]:
     """Samples per second, and CPU µs per sample of all workers and of this process."""
     batch = LARGE_BATCH if "image" in kind.schema and _is_large(kind) else BATCH
-    options = {"shuffle": True, "num_workers": n_workers, "output": "numpy"} | kind.options
-    with ShardLoader(folder, batch, **options) as loader:
+    with ShardLoader(
+        folder, batch, shuffle=True, num_workers=n_workers, output="numpy", **kind.options
+    ) as loader:
         for _ in range(FIRST_EPOCHS):
             for _ in loader:
                 pass
@@ -164,7 +165,9 @@ def _is_large(kind: Kind) -> bool:
 def main() -> int:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--case", nargs="+", choices=[*KINDS], help="these kinds only")
+    parser.add_argument(
+        "--case", nargs="+", metavar="KIND", choices=[*KINDS], help="these kinds only"
+    )
     parser.add_argument("--workers", type=int, nargs="+", default=[2])
     arguments = parser.parse_args()
     print("| samples | workers | samples/s | CPU µs per sample, workers | main |")
