@@ -6,7 +6,6 @@ import itertools
 import operator
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -264,7 +263,7 @@ class ShardDataset(Described, Sequence[dict[str, Any]], Closing):
     def _open(self, file: int) -> ShardReader:
         summary, schema = self._files[file]
         path = os.path.join(self._root, summary.name)
-        refuse_links_outside(Path(self._root), Path(path))
+        refuse_links_outside(self._root, path)
         reader = ShardReader(path, verify=self._verify, access=self.access)
         found = (reader.id, len(reader), reader.header.file_size)
         expected = (summary.id, summary.n_samples, summary.n_bytes)

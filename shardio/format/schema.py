@@ -7,6 +7,7 @@ codes for types, dtypes and codecs; `docs/reference/format.md` lists them.
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import ItemsView, Iterator, KeysView, Mapping
 from typing import Any, Final
@@ -97,12 +98,12 @@ class Schema(Mapping[str, Field]):
         """The stable integer that stands for the field in section tables."""
         return self._ids[name]
 
-    @property
+    @functools.cached_property
     def optional(self) -> tuple[str, ...]:
         """The fields that a sample may lack."""
         return tuple(name for name, field in self.items() if field.optional)
 
-    @property
+    @functools.cached_property
     def required(self) -> Required:
         """The features that a reader needs because of the schema, whatever the samples are."""
         found = Required.NESTED_NAMES if self.groups else Required(0)
@@ -135,6 +136,10 @@ class Schema(Mapping[str, Field]):
 
     def to_json(self) -> bytes:
         """The canonical bytes that a shard holds."""
+        return self._json
+
+    @functools.cached_property
+    def _json(self) -> bytes:
         fields = [_describe(name, self._ids[name], field) for name, field in self.items()]
         return canonical_json({"fields": fields})
 

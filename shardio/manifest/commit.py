@@ -325,7 +325,7 @@ def load_generation(folder: str | os.PathLike[str], number: int) -> Generation:
     return generation
 
 
-def refuse_links_outside(root: Path, *paths: Path) -> None:
+def refuse_links_outside(root: str | Path, *paths: str | Path) -> None:
     """Make sure that nothing of the dataset in `root` is a link to somewhere outside of it.
 
     A dataset is one folder: what is copied, verified or deleted with it is what is read.
@@ -334,7 +334,7 @@ def refuse_links_outside(root: Path, *paths: Path) -> None:
         DatasetCorrupt: naming the link and where it leads.
     """
     for path in paths:
-        if not path.is_symlink():
+        if not os.path.islink(path):
             continue
         target, inside = os.path.realpath(path), os.path.realpath(root)
         if os.path.commonpath([target, inside]) != inside:
