@@ -43,9 +43,10 @@ class MappedRows:
         self._range = ColumnRange(stride, places)
         self._shift = self._range.slots - starts
         self._row_bytes = row_bytes
-        self._heads, self._n_at_once = None, sys.maxsize
+        self._touched, self._n_at_once = None, sys.maxsize
         if row_bytes in _TOUCHED:
-            self._heads, self._n_at_once = self._range.rows[:, 0], _ROWS_AT_ONCE
+            middle = row_bytes // 2
+            self._touched, self._n_at_once = self._range.rows[:, middle], _ROWS_AT_ONCE
         self._scratch: Lines | None = None
         if stride != row_bytes:
             self._n_at_once = min(self._n_at_once, max(1, _SCRATCH_BYTES // stride))
@@ -67,10 +68,10 @@ class MappedRows:
 
     def _copy_some(self, slots: Rows, out: Lines) -> None:
         """Copy at most `_n_at_once` rows."""
-        if self._heads is not None:
+        if self._touched is not None:
             # One byte of each row: the processor waits for many pages at once, where a copy waits
-            # at the start of every row for its page and its first bytes.
-            self._heads[slots]
+            # at the start of every row for its page. One in the middle, as the start comes at once.
+            self._touched[slots]
         if self._scratch is None:
             self._range.rows.take(slots, axis=0, out=out, mode="clip")
             return
