@@ -1,5 +1,5 @@
 """Runs the command line: `python -m shardio`."""
 
-from shardio_tools.cli import main
+from shardio_tools.entry import main
 
 raise SystemExit(main())

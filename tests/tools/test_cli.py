@@ -17,7 +17,7 @@ import pytest
 
 import shardio
 from shardio.errors import EnvironmentUnsuitable
-from shardio_tools import cli
+from shardio_tools import cli, entry
 from tests.shards import write_shard
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -175,6 +175,46 @@ def test_ctrl_c_ends_a_command_with_one_line() -> None:
         process.send_signal(signal.SIGINT)
         assert process.stderr.read() == "shardio: verify: interrupted\n"
     assert process.returncode == cli.INTERRUPTED
+
+
+LOADING = """
+import os, signal, sys
+import shardio_tools.entry
+
+class Interrupting:
+    def find_spec(self, name, path, target=None):
+        if name == "numpy":
+            sys.meta_path.remove(self)
+            os.kill(os.getpid(), signal.SIGINT)
+
+if sys.argv[1] == "ignored":
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+sys.argv[1:] = ["--version"]
+sys.meta_path.insert(0, Interrupting())
+sys.exit(shardio_tools.entry.main())
+"""
+"""The command gets Ctrl-C while it imports NumPy."""
+
+
+@pytest.mark.parametrize(
+    ("state", "code", "out"),
+    [("heard", -signal.SIGINT, ""), ("ignored", 0, f"shardio {shardio.__version__}\n")],
+)
+def test_ctrl_c_ends_a_command_without_a_word_while_it_is_loaded(
+    state: str, code: int, out: str
+) -> None:
+    with run_apart("-c", LOADING, state, before=()) as process:
+        assert process.communicate(timeout=120) == (out, "")
+    assert process.returncode == code
+
+
+def test_ctrl_c_is_heard_again_by_a_command_that_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted() -> int:
+        signal.raise_signal(signal.SIGINT)
+        raise AssertionError("nobody heard it")
+
+    monkeypatch.setattr(cli, "main", interrupted)
+    assert entry.main() == cli.INTERRUPTED
 
 
 def test_what_is_neither_file_nor_folder_is_refused_and_not_waited_for(

@@ -53,7 +53,7 @@ def run(options: argparse.Namespace) -> int:
         report = {
             "path": options.path,
             "n_shards": 1,
-            "n_bytes": os.path.getsize(options.path),
+            "n_bytes": _size_of(options.path),
             "findings": [finding.as_json() for finding in findings],
         }
     if options.json:
@@ -67,6 +67,14 @@ def run(options: argparse.Namespace) -> int:
             say(f"not part of the dataset: {plain(name)}")
         say(_summary(report, findings, time.monotonic() - start_s))
     return 1 if findings else 0
+
+
+def _size_of(path: str) -> int:
+    """The bytes of a file, 0 if it went away while it was checked: that is a finding already."""
+    try:
+        return os.path.getsize(path)
+    except OSError:
+        return 0
 
 
 def _check_dataset(options: argparse.Namespace) -> tuple[dict[str, Any], tuple[Finding, ...]]:
