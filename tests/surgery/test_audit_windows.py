@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from shardio.access.filesystems import Access
 from shardio.access.pread import PreadFile
 from shardio.format.fields import Array, Bytes, Text
 from shardio.format.index import ENTRY
@@ -18,7 +19,7 @@ from shardio.surgery.content import WINDOW_BYTES, Content, parts_of
 from shardio.surgery.shard_audit import examine_bytes
 from shardio.surgery.values_audit import are_texts
 from shardio.writer import ShardWriter
-from tests.corruption.forge import Forgery, content_of
+from tests.corruption.forge import PAYLOAD, Forgery, content_of
 
 N_ROWS = 100
 
@@ -97,6 +98,31 @@ def test_findings_are_the_same_without_zstandards_parts(
     assert [(f.sample, f.code) for f in findings] == [(20, "checksum"), (10, "value")]
     monkeypatch.setattr("shardio.surgery.content._SEGMENTS", None)
     assert examine_bytes(damaged, "texts").findings == findings
+
+
+@pytest.mark.parametrize("access", ["mmap", "pread"])
+@pytest.mark.parametrize("has_segments", [True, False])
+def test_a_flipped_bit_is_placed_among_large_small_and_empty_records(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, access: Access, *, has_segments: bool
+) -> None:
+    if not has_segments:
+        monkeypatch.setattr("shardio.surgery.content._SEGMENTS", None)
+    sizes = [0, 1, 0, WINDOW_BYTES, 0, 3, WINDOW_BYTES - 1, 5, WINDOW_BYTES + 1, 0, 0, 7, 64, 2]
+    path = tmp_path / "sizes.shard"
+    with ShardWriter(path, Schema({"text": Text(), "blob": Bytes()})) as writer:
+        for size in sizes:
+            writer.append({"text": "e" * (size % 100), "blob": bytes(size)})
+    forgery = Forgery.of(path.read_bytes())
+    start = forgery.sections[PAYLOAD].offset
+    for row in (1, 3, 6, 8, len(sizes) - 1):
+        place = start + int(forgery.entry("blob", row)[1]["offset"])
+        for at in (place, place + sizes[row] - 1):
+            content = bytearray(forgery.seal())
+            content[at] ^= 1
+            path.write_bytes(content)
+            (finding,) = audit_shard(path, access=access)
+            found = (finding.code, finding.field, finding.sample, finding.offset)
+            assert found == ("checksum", "blob", row, place)
 
 
 def test_a_damaged_index_entry_hides_no_other_record(tmp_path: Path) -> None:
