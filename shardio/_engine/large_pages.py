@@ -14,6 +14,7 @@ import mmap
 import os
 from typing import Final
 
+from shardio.errors import MemoryShort
 from shardio.spent import now_ns
 from shardio.storage import map_over
 
@@ -57,20 +58,29 @@ def take_large_pages(fd: int, n_bytes: int) -> None:
             if (now_ns() - begin_ns) * LARGE_BYTES > _MOST_NS * n_here:
                 _Kernel.is_asked = False
                 return
-    except OSError:
+    except (OSError, MemoryShort):
         _Kernel.is_asked = False
 
 
 def map_whole(fd: int, n_bytes: int) -> tuple[mmap.mmap, int]:
     """Map a memory file with all its pages at once; returns the map and where in it the file is.
 
+    Where there are addresses for the file but not for a large page more, it lies as it comes.
+
     Raises:
         OSError: there are no addresses, or no memory for what the kernel keeps of them.
     """
-    memory, first = _map_aligned(fd, n_bytes) if n_bytes >= LARGE_BYTES else (mmap.mmap(fd, 0), 0)
+    try:
+        memory, first = _map_aligned(fd, n_bytes) if n_bytes >= LARGE_BYTES else _map_plain(fd)
+    except (OSError, MemoryShort):
+        memory, first = _map_plain(fd)
     with contextlib.suppress(OSError):  # before 5.14; then pages come one by one
         memory.madvise(_MADV_POPULATE_WRITE, first, n_bytes)
     return memory, first
+
+
+def _map_plain(fd: int) -> tuple[mmap.mmap, int]:
+    return mmap.mmap(fd, 0), 0
 
 
 def _map_aligned(fd: int, n_bytes: int) -> tuple[mmap.mmap, int]:

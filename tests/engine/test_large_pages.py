@@ -6,6 +6,8 @@ import errno
 import mmap
 import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -15,6 +17,7 @@ import pytest
 from shardio._engine import large_pages
 from shardio._engine.blocks import Block, BlockMap, BlockPool, reserve_memory_file
 from shardio._engine.large_pages import LARGE_BYTES
+from shardio.errors import MemoryShort
 
 pytestmark = pytest.mark.usefixtures("asked")
 
@@ -134,6 +137,33 @@ def test_a_file_that_cannot_be_written_to_beforehand_is_reserved_as_before(
     fd = reserve_memory_file(LARGE_BYTES, "a test")
     assert os.fstat(fd).st_blocks * 512 >= LARGE_BYTES
     os.close(fd)
+
+
+def test_a_block_takes_the_last_addresses_there_are() -> None:
+    code = f"""
+import os, resource
+from shardio._engine.blocks import Block
+n_mapped = int(open("/proc/self/statm").read().split()[0]) * 4096
+n_bytes = 10 * {LARGE_BYTES}
+resource.setrlimit(resource.RLIMIT_AS, (n_mapped + n_bytes, resource.RLIM_INFINITY))
+block = Block(0, n_bytes)
+block.bytes[-1] = 7
+assert os.pread(block.fd, 1, n_bytes - 1) == b"\\7"
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_block_is_mapped_where_there_are_addresses_but_not_the_number_of_maps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(*_: object) -> NoReturn:
+        raise MemoryShort("no address range is left in this process")
+
+    monkeypatch.setattr(large_pages, "map_over", refuse)
+    block = Block(0, 2 * LARGE_BYTES)
+    block.bytes[-1] = 7
+    assert os.pread(block.fd, 1, 2 * LARGE_BYTES - 1) == b"\7"
+    os.close(block.fd)
 
 
 def test_a_block_grows_past_the_size_of_a_large_page() -> None:
