@@ -56,7 +56,8 @@ def will_open(paths: Sequence[str]) -> None:
     """Have the kernel begin to read where shards begin and end, if they are not in memory.
 
     One after another they cost a wait each, or several. Never an error: what is wrong with a file,
-    opening it will say.
+    opening it will say. Links are left alone: where they may lead has not been checked, and to
+    open a device may do something.
     """
     step = max(1, len(paths) // _PROBED)
     if not all(_ends(path, is_asked=False) for path in paths[::step]):
@@ -67,6 +68,8 @@ def will_open(paths: Sequence[str]) -> None:
 def _ends(path: str, *, is_asked: bool) -> bool:
     """Whether both ends of a file lie in memory, as far as is known; or ask for them."""
     with contextlib.suppress(OSError, ShardioError):
+        if os.path.islink(path):
+            return True
         fd = open_shard(path)
         try:
             n_bytes = os.fstat(fd).st_size

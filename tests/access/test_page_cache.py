@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from shardio.access import page_cache
+from shardio.access.files import open_shard
 from shardio.access.page_cache import END_BYTES, PAGE_BYTES, will_open
 from shardio.dataset import ShardDataset
 from tests.loading import TWO_FIELDS, two_fields, write_dataset
@@ -83,6 +84,24 @@ def test_a_system_that_refuses_keeps_no_file_from_being_asked_for(
     monkeypatch.setattr(page_cache, "will_need", refuse)
     will_open(paths)
     assert len(tried) == 9
+
+
+def test_links_are_not_followed_before_it_is_known_where_they_lead(
+    tmp_path: Path, asked: list[tuple[str, int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_bytes(b"x" * SIZE)
+    (tmp_path / "link").symlink_to("file")
+    opened = []
+
+    def note(path: str) -> int:
+        opened.append(os.path.basename(path))
+        return open_shard(path)
+
+    monkeypatch.setattr(page_cache, "open_shard", note)
+    monkeypatch.setattr(page_cache, "is_cached", lambda *_: False)
+    will_open([str(tmp_path / "link"), str(tmp_path / "file")])
+    assert set(opened) == {"file"}
+    assert len(asked) == 2, "the ends of the other"
 
 
 def test_a_dataset_asks_before_it_opens_its_shards(
