@@ -89,7 +89,10 @@ def open_shard(path: str, name: str = "") -> int:
         if error.errno in _NO_FILE:
             raise ShardNotFound(f"{name}: {_NO_FILE[error.errno]}; a shard is a file") from error
         raise
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
+    try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise ShardNotFound(f"{name}: is a folder or device; a shard is a file")
+    except BaseException:
         os.close(fd)
-        raise ShardNotFound(f"{name}: is a folder or device; a shard is a file")
+        raise
     return fd
