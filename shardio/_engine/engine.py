@@ -23,10 +23,10 @@ from shardio._engine.blocks import BlockPool, reserve_memory_file
 from shardio._engine.inquiry import Inquiry
 from shardio._engine.iteration import Delivered, Iteration
 from shardio._engine.kept import kept_file
-from shardio._engine.linux import explain_files, files_explained, memory_file, this_process
+from shardio._engine.linux import explain_files, files_explained, interrupts_held, this_process
 from shardio._engine.local import Local
 from shardio._engine.memory import require
-from shardio._engine.overdue import overdue
+from shardio._engine.overdue import overdue, stack_files
 from shardio._engine.passes import N_SLOTS, Passes
 from shardio._engine.recipe import Plan, Recipe, Schemas
 from shardio._engine.schedule import Schedule
@@ -105,7 +105,7 @@ class Engine:
         self._fds.append(self._passes.share())
         self._fds.append(self._passes.share_tallies(self._staff.n_workers, self._n_records))
         self._fds.append(kept_file(self._n_workers))
-        self._fds.extend(memory_file() for _ in range(self._n_workers))  # for stacks
+        self._fds.extend(stack_files(self._n_workers))
         dataset.share_marks(np.frombuffer(mmap.mmap(marks_fd, 0), np.uint8))
         if dataset.selection is not None:
             self._selection = SharedArray.of(dataset.selection.every(), "the rows of a selection")
@@ -329,19 +329,22 @@ class Engine:
         """
         if self._is_closed or this_process.pid != self._owner_pid:
             return
-        self._is_closed = True
-        self._staff.close()
-        with self._lock:
-            if not self._is_inside:  # else whoever is inside does it on his way out
-                self._release()
+        try:
+            with interrupts_held():
+                self._is_closed = True
+                self._staff.close()
+        finally:
+            with self._lock:
+                if not self._is_inside:  # else whoever is inside does it on his way out
+                    self._release()
 
+    @interrupts_held()
     def _release(self) -> None:
         if self._traffic is not None:
             self._traffic.pool.close()
             self._traffic = None
-        for fd in self._fds:
-            os.close(fd)
-        self._fds = []
+        while self._fds:
+            os.close(self._fds.pop())
         self._passes.unshare()
         if hasattr(self, "dataset"):
             self.dataset.close()

@@ -13,7 +13,9 @@ import resource
 import select
 import signal
 import sys
+import threading
 from collections.abc import Iterator
+from types import FrameType
 
 from shardio.errors import EnvironmentUnsuitable
 
@@ -66,9 +68,32 @@ def interrupts_held() -> Iterator[None]:
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
-        yield
+        with _handler_held():
+            yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextlib.contextmanager
+def _handler_held() -> Iterator[None]:
+    """Call Python's handler of SIGINT in the end, if one came.
+
+    The mask is this thread's: a signal to the process goes to another, such as NumPy's own, and
+    Python calls the handler in the main thread all the same.
+    """
+    handler = signal.getsignal(signal.SIGINT)
+    is_main = threading.current_thread() is threading.main_thread()
+    if not (is_main and callable(handler)):
+        yield
+        return
+    came: list[tuple[int, FrameType | None]] = []
+    signal.signal(signal.SIGINT, lambda number, frame: came.append((number, frame)))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+        for given in came:
+            handler(*given)
 
 
 @contextlib.contextmanager

@@ -9,10 +9,11 @@ from __future__ import annotations
 import faulthandler
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from textwrap import indent
 from typing import Final
 
+from shardio._engine.linux import memory_file
 from shardio._engine.zygote import ASK_FOR_STACKS
 from shardio.errors import BatchOverdue
 
@@ -21,6 +22,11 @@ _QUIET_S: Final = 0.02
 """A stack that has not grown for so long is whole."""
 _OURS: Final = f"{os.sep}_engine{os.sep}"
 """Part of the name of every file that is between a process's start and the user's code."""
+
+
+def stack_files(n_workers: int) -> Iterator[int]:
+    """Make the file of each worker, one by one; the caller owns the descriptors."""
+    return (memory_file() for _ in range(n_workers))
 
 
 def answer_with_stacks(fd: int) -> None:

@@ -139,10 +139,15 @@ class Threads(Closing):
         self._common = _Common()
         self._inboxes: list[queue.SimpleQueue[_Letter | None]] = []
         self._threads: list[threading.Thread] = []
-        for index in range(n_workers):
-            inbox, thread = self._start(index)
-            self._inboxes.append(inbox)
-            self._threads.append(thread)
+        try:
+            with interrupts_held():
+                for index in range(n_workers):
+                    inbox, thread = self._start(index)
+                    self._inboxes.append(inbox)
+                    self._threads.append(thread)
+        except BaseException:
+            self.close()
+            raise
 
     def _start(self, index: int) -> tuple[queue.SimpleQueue[_Letter | None], threading.Thread]:
         inbox: queue.SimpleQueue[_Letter | None] = queue.SimpleQueue()
@@ -163,16 +168,20 @@ class Threads(Closing):
     def send(self, index: int, message: bytes, fds: Sequence[int] = ()) -> None:
         """Send a message to worker `index`, without ever waiting; `fds` stay the caller's."""
         self._check_usable()
+        if not fds:
+            self._inboxes[index].put((message, ()))
+            return
         # Copies: whoever receives them owns them, as if they had come from another process.
         copies: list[int] = []
-        try:
-            for fd in fds:
-                copies.append(os.dup(fd))
-        except BaseException:
-            for fd in copies:
-                os.close(fd)
-            raise
-        self._inboxes[index].put((message, tuple(copies)))
+        with interrupts_held():
+            try:
+                for fd in fds:
+                    copies.append(os.dup(fd))
+            except BaseException:
+                for fd in copies:
+                    os.close(fd)
+                raise
+            self._inboxes[index].put((message, tuple(copies)))
 
     def wait(self, timeout_s: float | None = None) -> list[Event]:
         """Wait for events and return at least one, or none when `timeout_s` has passed."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +12,9 @@ import pytest
 
 from shardio import ShardLoader
 from shardio._engine import blocks, engine, local, schedule, staff, traffic
+from shardio._engine.blocks import BlockPool
 from shardio._engine.crew import Crew
+from shardio._engine.linux import interrupts_held
 from shardio.errors import EnvironmentUnsuitable
 from shardio.order import Order
 from tests.loading import TWO_FIELDS, two_fields, write_dataset
@@ -56,6 +61,13 @@ def interrupting(call: Callable[..., Any], when: int, *, after: bool) -> Callabl
         return found
 
     return struck
+
+
+def interrupt_now() -> None:
+    """Send SIGINT to this process, and be where Python would call its handler."""
+    os.kill(os.getpid(), signal.SIGINT)
+    for _ in range(1000):
+        pass
 
 
 def epoch_of(loader: ShardLoader) -> list[int]:
@@ -114,6 +126,101 @@ def test_a_loader_works_again_after_its_workers_could_not_be_replaced(folder: st
                 with pytest.raises(EnvironmentUnsuitable):
                     epoch_of(loader)
             assert epoch_of(loader) == list(range(N))
+
+
+def test_an_interrupt_is_held_back_whichever_thread_the_kernel_gives_it_to() -> None:
+    is_over = threading.Event()
+    other = threading.Thread(target=is_over.wait)  # one that does not hold it back
+    other.start()
+    is_through = False
+    try:
+        with pytest.raises(KeyboardInterrupt), interrupts_held():
+            interrupt_now()
+            is_through = True
+    finally:
+        is_over.set()
+        other.join()
+    assert is_through
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_every_interrupt_that_was_held_back_reaches_the_handler() -> None:
+    came: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _: came.append(number))
+    try:
+        with interrupts_held(), interrupts_held():
+            signal.raise_signal(signal.SIGINT)
+            assert came == []
+        assert came == [signal.SIGINT]
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.parametrize(
+    ("owner", "num_workers"),
+    [(staff.Workers, 2), (local.Local, 0), (BlockPool, 0), (BlockPool, 2)],
+)
+def test_an_interrupt_while_a_loader_closes_leaves_nothing(
+    folder: str, owner: Any, num_workers: int
+) -> None:
+    def n_files() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    with ShardLoader(folder, 4, output="numpy", num_workers=num_workers) as kept:
+        next(iter(kept))  # a zygote of this process stays
+        before = n_files()
+        with pytest.MonkeyPatch.context() as patch:
+            close = owner.close
+
+            def struck(self: Any) -> None:
+                interrupt_now()
+                close(self)
+
+            loader = ShardLoader(folder, 4, output="numpy", num_workers=num_workers)
+            next(iter(loader))
+            patch.setattr(owner, "close", struck)
+            with pytest.raises(KeyboardInterrupt):
+                loader.close()
+        assert n_files() == before
+
+
+@pytest.mark.parametrize("owner", [blocks.Block, os])
+def test_an_interrupt_while_a_block_is_made_or_sent_to_threads_leaves_nothing(
+    folder: str, monkeypatch: pytest.MonkeyPatch, owner: Any
+) -> None:
+    name = "dup" if owner is os else "__init__"
+    before = len(os.listdir("/proc/self/fd"))
+    loader = ShardLoader(folder, 4, output="numpy", num_workers=2, start_method="thread")
+    call = getattr(owner, name)
+
+    def struck(*given: Any) -> Any:
+        found = call(*given)
+        interrupt_now()
+        return found
+
+    monkeypatch.setattr(owner, name, struck)
+    with pytest.raises(KeyboardInterrupt):
+        next(iter(loader))
+    monkeypatch.undo()
+    loader.close()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_threads_that_were_started_end_where_another_cannot_be(
+    folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = set(threading.enumerate())
+    start = threading.Thread.start
+
+    def start_first(thread: threading.Thread) -> None:
+        if thread.name == "shardio-worker-1":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_first)
+    with pytest.raises(RuntimeError, match="new thread"):
+        ShardLoader(folder, 4, output="numpy", num_workers=2, start_method="thread")
+    assert set(threading.enumerate()) <= before
 
 
 def test_a_handler_that_closes_the_loader_in_the_middle_of_a_batch_ends_the_loop(
