@@ -12,11 +12,10 @@ import json
 import math
 import os
 import sys
+import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Self, TextIO
-
-from shardio.closing import Closing
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -176,7 +175,7 @@ def listed(lines: Iterable[str], rest: str, indent: str = "  ") -> str:
     return "\n".join(shown)
 
 
-class ProgressLine(Closing):
+class ProgressLine:
     """Shows how far a long command is, from `with` to its end: a bar or now and then a line.
 
     A terminal gets a bar with bytes, rate and time left, which vanishes at the end; anything else
@@ -195,8 +194,12 @@ class ProgressLine(Closing):
             self._bar.start()
         return self
 
-    def close(self) -> None:
-        """Take the bar away."""
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: types.TracebackType | None,
+    ) -> None:
         if self._bar is not None:
             with contextlib.suppress(OSError):  # the terminal has gone
                 self._bar.stop()
