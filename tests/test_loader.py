@@ -22,7 +22,7 @@ from shardio.reader import ShardReader
 from tests.loading import RAGGED, TWO_FIELDS, bits, check_against, two_fields, write_dataset
 from tests.shards import EVERY_FIELD
 
-pytestmark = pytest.mark.usefixtures("warm_zygote")
+pytestmark = pytest.mark.usefixtures("warm_zygote", "quick_disk")
 
 N = 403
 

@@ -14,7 +14,7 @@ import shardio
 from shardio import Array, Bytes, Schema, ShardLoader, Text
 from tests.loading import bits, write_dataset
 
-pytestmark = pytest.mark.usefixtures("warm_zygote")
+pytestmark = pytest.mark.usefixtures("warm_zygote", "quick_disk")
 
 N = 23  # the last batch of 5 has 3
 WORKERS = pytest.mark.parametrize("num_workers", [0, 2])

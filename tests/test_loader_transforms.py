@@ -32,7 +32,7 @@ from tests.loading import (
 )
 from tests.shards import EVERY_FIELD
 
-pytestmark = pytest.mark.usefixtures("warm_zygote")
+pytestmark = pytest.mark.usefixtures("warm_zygote", "quick_disk")
 
 N = 40
 WORKERS = pytest.mark.parametrize("num_workers", [0, 2])

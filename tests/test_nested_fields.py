@@ -19,6 +19,8 @@ from shardio.payload import WAITING_BYTES
 from shardio.surgery import audit_shard
 from shardio.writer import ShardWriter
 
+pytestmark = pytest.mark.usefixtures("quick_disk")
+
 NESTED = Schema(
     {
         "label": Array("int64"),

@@ -29,7 +29,7 @@ from shardio._engine.kept import kept_file
 from shardio.errors import BatchOverdue, EnvironmentUnsuitable, WorkerDied
 from tests.loading import PATIENCE_S, TWO_FIELDS, bits, two_fields, write_dataset
 
-pytestmark = pytest.mark.usefixtures("warm_zygote")
+pytestmark = pytest.mark.usefixtures("warm_zygote", "quick_disk")
 
 N = 60
 PROCESSES = ("zygote", "spawn", "forkserver", "fork")

@@ -16,6 +16,8 @@ import shardio
 from shardio import Array, Schema, ShardLoader
 from shardio._engine.turns import Turns
 
+pytestmark = pytest.mark.usefixtures("quick_disk")
+
 SCHEMA = Schema({"label": Array("int64")})
 N = 24
 

@@ -20,6 +20,8 @@ from shardio.units import Verify
 from tests.loading import bits, write_dataset
 from tests.shards import EVERY_FIELD, same_sample
 
+pytestmark = pytest.mark.usefixtures("quick_disk")
+
 N = 60
 COLUMNS = list(EVERY_FIELD.columns)
 Pair = tuple[ShardDataset, ShardDataset]

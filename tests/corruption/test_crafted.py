@@ -41,6 +41,8 @@ from tests.fuzz.parts import Parts
 from tests.fuzz.seeds import shard_of
 from tests.shards import same_sample
 
+pytestmark = pytest.mark.usefixtures("quick_disk")
+
 SCHEMA = Schema(
     {
         "grid": Array("int16", (None, None)),

@@ -17,6 +17,8 @@ from shardio._engine.local import Local
 from shardio.batch import Skipped
 from tests.loading import TWO_FIELDS, two_fields, write_dataset
 
+pytestmark = pytest.mark.usefixtures("quick_disk")
+
 N, BATCH = 40, 8
 END = "was killed by signal 11"
 Kills = Callable[[list[int]], bool]

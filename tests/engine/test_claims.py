@@ -15,6 +15,8 @@ from shardio.format.fields import Array, Text
 from shardio.format.schema import Schema
 from tests.loading import write_dataset
 
+pytestmark = pytest.mark.usefixtures("quick_disk")
+
 SCHEMA = Schema({"label": Array("int64"), "note": Text()})
 FIELDS = ("note", "label")  # in another order than the dataset's: the recipe's counts
 LAYOUT = lay_out(SCHEMA, 6)

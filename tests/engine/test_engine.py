@@ -25,7 +25,7 @@ from shardio.collate import CLAIMED
 from shardio.division import Division
 from tests.loading import TWO_FIELDS, bits, two_fields, write_dataset
 
-pytestmark = pytest.mark.usefixtures("warm_zygote")
+pytestmark = pytest.mark.usefixtures("warm_zygote", "quick_disk")
 
 N, BATCH = 100, 10
 WORKERS = pytest.mark.parametrize("n_workers", [0, 2])

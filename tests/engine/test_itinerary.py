@@ -11,6 +11,8 @@ from shardio._engine.recipe import Plan
 from shardio.division import Division
 from shardio.order import CHUNK
 
+pytestmark = pytest.mark.usefixtures("quick_disk")
+
 SCHEMA = Schema({"label": Array("int64")})
 N = 2 * CHUNK + 77
 

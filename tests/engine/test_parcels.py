@@ -10,6 +10,7 @@ from shardio._engine.parcels import packed, unpacked
 from shardio._engine.wire import DESCRIPTOR_BYTES
 
 
+@pytest.mark.usefixtures("swept")
 @pytest.mark.parametrize(
     "n_bytes",
     [DESCRIPTOR_BYTES, DESCRIPTOR_BYTES + 1, MAX_MESSAGE_BYTES, MAX_MESSAGE_BYTES + 1, 3_000_000],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +18,9 @@ from shardio._engine.crew import Crew
 from shardio._engine.linux import interrupts_held
 from shardio.errors import EnvironmentUnsuitable
 from shardio.order import Order
-from tests.loading import TWO_FIELDS, two_fields, write_dataset
+from tests.loading import PATIENCE_S, TWO_FIELDS, two_fields, write_dataset
+
+pytestmark = pytest.mark.usefixtures("quick_disk")
 
 N = 64
 # Methods that an epoch goes through, each of which ends in the middle of something.
@@ -156,6 +159,7 @@ def test_every_interrupt_that_was_held_back_reaches_the_handler() -> None:
         signal.signal(signal.SIGINT, before)
 
 
+@pytest.mark.usefixtures("swept")
 @pytest.mark.parametrize(
     ("owner", "num_workers"),
     [(staff.Workers, 2), (local.Local, 0), (BlockPool, 0), (BlockPool, 2)],
@@ -184,6 +188,7 @@ def test_an_interrupt_while_a_loader_closes_leaves_nothing(
         assert n_files() == before
 
 
+@pytest.mark.usefixtures("swept")
 @pytest.mark.parametrize("owner", [blocks.Block, os])
 def test_an_interrupt_while_a_block_is_made_or_sent_to_threads_leaves_nothing(
     folder: str, monkeypatch: pytest.MonkeyPatch, owner: Any
@@ -203,6 +208,9 @@ def test_an_interrupt_while_a_block_is_made_or_sent_to_threads_leaves_nothing(
         next(iter(loader))
     monkeypatch.undo()
     loader.close()
+    end_s = time.monotonic() + PATIENCE_S  # a thread ends when it comes to it
+    while len(os.listdir("/proc/self/fd")) != before and time.monotonic() < end_s:
+        time.sleep(0.01)
     assert len(os.listdir("/proc/self/fd")) == before
 
 

@@ -12,6 +12,8 @@ import pytest
 from tests.faults.scene import PATIENCE_S, STUCK, Scene, line, scene
 from tests.loading import TWO_FIELDS, two_fields, write_dataset
 
+pytestmark = pytest.mark.usefixtures("quick_disk")
+
 # What the workers do when it ends: wait, since all blocks are full; sleep, or sit in a C call that
 # holds the GIL, in a transform; and with no workers, nothing.
 BUSY = {

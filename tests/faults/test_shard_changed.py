@@ -17,6 +17,8 @@ from shardio.errors import ShardChanged, ShardCorrupt, WorkerDied
 from tests.faults.scene import PATIENCE_S, Scene, line, scene
 from tests.loading import TWO_FIELDS, two_fields, write_dataset
 
+pytestmark = pytest.mark.usefixtures("quick_disk")
+
 N, BATCH = 80, 8
 PER_SHARD = N // 2  # rows of the second shard, which is the one that is cut
 CUT = 4096 + 6144 * 13 + 100  # in the middle of row 13 of its images

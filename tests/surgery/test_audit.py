@@ -34,6 +34,8 @@ from shardio.surgery.finding import MAX_FINDINGS, Findings
 from shardio.writer import ShardWriter
 from tests.shards import write_shard
 
+pytestmark = pytest.mark.usefixtures("quick_disk")
+
 SCHEMA = Schema({"label": Array("int64"), "text": Text(), "blob": Bytes()})
 N_SHARDS = 5
 

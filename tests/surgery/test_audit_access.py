@@ -24,6 +24,8 @@ from shardio.writer import ShardWriter
 from tests.shards import write_shard
 from tests.surgery.test_audit import dataset, flip, shard_names
 
+pytestmark = pytest.mark.usefixtures("quick_disk")
+
 __all__ = ["dataset"]
 
 N_LARGE = 1100

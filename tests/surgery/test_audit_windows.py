@@ -21,6 +21,8 @@ from shardio.surgery.values_audit import are_texts
 from shardio.writer import ShardWriter
 from tests.corruption.forge import PAYLOAD, Forgery, content_of
 
+pytestmark = pytest.mark.usefixtures("quick_disk")
+
 N_ROWS = 100
 
 

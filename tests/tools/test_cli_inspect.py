@@ -19,6 +19,8 @@ from shardio_tools import cli
 from shardio_tools._values import value_facts
 from tests.shards import EVERY_FIELD, write_shard
 
+pytestmark = pytest.mark.usefixtures("quick_disk")
+
 
 @pytest.fixture
 def copy(dataset: Path, tmp_path: Path) -> Path:
