@@ -131,6 +131,7 @@ class Traffic:
         schedule, pool = iteration.schedule, self.pool
         found = pool.take_idle()
         if found is None and not self._has_enough(schedule):
+            self._staff.post()  # to make a block takes as long as to fill one
             found = pool.make()
             iteration.lap.n_blocks_made += found is not None
         if found is None:

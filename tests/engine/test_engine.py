@@ -18,9 +18,11 @@ from shardio import InvalidArgument, ShardDataset, ShardLoader
 from shardio._engine import engine as module
 from shardio._engine import passes as passes_module
 from shardio._engine.answers import Loss
+from shardio._engine.blocks import BlockPool
 from shardio._engine.engine import Engine
 from shardio._engine.iteration import Iteration
 from shardio._engine.recipe import Plan, Recipe
+from shardio._engine.staff import Workers
 from shardio.collate import CLAIMED
 from shardio.division import Division
 from tests.loading import TWO_FIELDS, bits, two_fields, write_dataset
@@ -75,6 +77,29 @@ def test_steps_come_in_order_from_first_to_last(folder: str, n_workers: int) -> 
     assert _steps(engine, engine.iterate(_plan(0))) == list(range(10))
     assert _steps(engine, engine.iterate(_plan(1, 4, 7))) == [4, 5, 6]
     assert _steps(engine, engine.iterate(_plan(2, 3, 3))) == []
+    engine.close()
+
+
+def test_a_task_is_sent_before_the_next_block_is_made(
+    folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = _engine(folder, 2)
+    events = []
+
+    def note(owner: Any, name: str, event: str) -> None:
+        call = getattr(owner, name)
+
+        def noted(self: Any, *given: Any) -> Any:
+            if event == "made" or any(self._outbox):
+                events.append(event)
+            return call(self, *given)
+
+        monkeypatch.setattr(owner, name, noted)
+
+    note(BlockPool, "make_extra", "made")
+    note(Workers, "post", "sent")
+    engine.next(engine.iterate(_plan(0)))
+    assert events[:8] == ["made", "sent"] * 4  # two workers have two tasks each
     engine.close()
 
 
