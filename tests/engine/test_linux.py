@@ -55,6 +55,20 @@ def test_tunables_of_anything_else_do_not_matter(
     assert allocator.told
 
 
-def test_another_libc_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(linux, "_libc", object())
+class OtherLibc:
+    """One without mallopt, which keeps what it was asked for."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def __getattr__(self, name: str) -> object:
+        self.asked.append(name)
+        raise AttributeError(name)
+
+
+def test_another_libc_is_left_alone(allocator: Allocator, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = OtherLibc()
+    monkeypatch.setattr(linux, "_libc", other)
     linux.keep_freed_memory()
+    assert other.asked == ["mallopt"]
+    assert allocator.told == {}
