@@ -75,12 +75,15 @@ class EncodedStream:
 
 def packet_sizes(packets: Packets) -> npt.NDArray[np.int64]:
     """The bytes of each packet."""
-    return np.bitwise_and(packets["stored"], _SIZE_MASK).astype(np.int64)
+    found: npt.NDArray[np.int64] = np.bitwise_and(packets["stored"], _SIZE_MASK).astype(np.int64)
+    return found
 
 
 def packet_flags(packets: Packets) -> npt.NDArray[np.int64]:
     """The `PacketFlag`s of each packet."""
-    return np.right_shift(packets["stored"], np.uint64(_SIZE_BITS)).astype(np.int64)
+    flags = np.right_shift(packets["stored"], np.uint64(_SIZE_BITS))
+    found: npt.NDArray[np.int64] = flags.astype(np.int64)
+    return found
 
 
 def pack_packets(
