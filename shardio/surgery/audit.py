@@ -11,7 +11,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from shardio.access.filesystems import Access
-from shardio.errors import DatasetCorrupt, InvalidArgument, ShardIncomplete, ShardUnsupported
+from shardio.errors import (
+    DatasetCorrupt,
+    DatasetNotFound,
+    InvalidArgument,
+    ShardIncomplete,
+    ShardUnsupported,
+)
 from shardio.manifest import (
     GENERATIONS,
     POINTER,
@@ -127,6 +133,7 @@ def audit_dataset(
     examined = examine_all(root, names, workers, progress, access)
     if published is not None:
         findings += _disagreements(root, published, examined)
+        findings += _departure(root)
     return AuditReport(
         path=os.fspath(folder),
         generation=published.number if published else None,
@@ -161,6 +168,18 @@ def _audit_generations(root: Path) -> tuple[list[Generation], list[Finding]]:
     for generation in found:
         findings += _check_lineage(root, generation, published)
     return found, findings
+
+
+def _departure(root: Path) -> list[Finding]:
+    """Make sure that what was a dataset when its audit began still is one."""
+    try:
+        load(root)
+    except DatasetNotFound:
+        message = "the file went away while the dataset was audited: no one can open it now"
+        return [Finding(str(root / POINTER), "changed", message)]
+    except (DatasetCorrupt, ShardUnsupported) as error:
+        return [_manifest_finding(root / POINTER, error)]
+    return []
 
 
 def _manifest_finding(path: Path, error: Exception) -> Finding:

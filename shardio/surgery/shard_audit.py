@@ -86,7 +86,16 @@ def examine_bytes(whole: Bytes, path: str) -> Examined:
             if schema := _audit_sections(content, header, findings):
                 known = replace(known, schema=schema.to_json().decode())
     except ShardChanged as error:
-        findings.add(error.code, error.what, expected=error.expected, found=error.found)
+        findings.add(
+            error.code,
+            error.what,
+            section=error.section,
+            field=error.field,
+            sample=error.sample,
+            offset=error.offset,
+            expected=error.expected,
+            found=error.found,
+        )
     except OSError as error:
         findings.add("unreadable", f"the file cannot be read: {error.strerror or error}")
     return replace(known, findings=findings.close())

@@ -179,8 +179,10 @@ def test_a_file_that_is_cut_short_while_it_is_read_is_a_finding(
         return real(content, start, end)
 
     monkeypatch.setattr(Content, "window", cut_first)
-    codes = [finding.code for finding in audit_shard(path)]
-    assert codes == ["file_size", "changed"]
+    cut, _ = findings = audit_shard(path)
+    assert [finding.code for finding in findings] == ["file_size", "changed"]
+    assert cut.offset is not None
+    assert cut.offset <= path.stat().st_size < large.stat().st_size
 
 
 @pytest.mark.parametrize("n_waits", [0, 9])

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from shardio.surgery import audit_shard, shard_audit
+from shardio.surgery import AuditProgress, audit_dataset, audit_shard, shard_audit
 from shardio.surgery.shard_audit import Examined
 from tests.shards import write_shard
+from tests.surgery.datasets import write
 
 
 def replace(path: str) -> None:
@@ -45,3 +46,24 @@ def test_a_change_during_the_audit_is_a_finding(
     (finding,) = audit_shard(path)
     assert (finding.code, finding.path) == ("changed", str(path))
     assert words in finding.message
+
+
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [
+        pytest.param(os.unlink, "changed", id="deleted"),
+        pytest.param(lambda path: os.truncate(path, 5), "dataset", id="cut"),
+    ],
+)
+def test_a_dataset_that_ends_during_its_audit_is_a_finding(
+    tmp_path: Path, change: Callable[[str], None], code: str
+) -> None:
+    folder = write(tmp_path / "out", 3)
+    pointer = str(folder / "dataset.json")
+
+    def meanwhile(progress: AuditProgress) -> None:
+        if progress.n_shards_done == progress.n_shards:
+            change(pointer)
+
+    (finding,) = audit_dataset(folder, progress=meanwhile).findings
+    assert (finding.code, finding.path) == (code, pointer)
