@@ -89,8 +89,10 @@ HOMES_OF_PACKAGES = {
     "tinygrad": {"shardio.tensors"},
     # The sample clips are drawn and encoded without shardio: they stand for a user's own files.
     "av": {"shardio.media", "shardio_tools.sample_clips"},
+    "PIL": {"shardio.media"},
+    "simplejpeg": {"shardio.media"},
 }
-LOADED_LATE = {"av"}
+LOADED_LATE = {"av", "PIL", "simplejpeg"}
 PROCESS_ENTRIES = ("shardio._engine.worker", "shardio._engine.zygote")
 
 

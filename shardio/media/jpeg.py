@@ -1,0 +1,177 @@
+"""JPEG through libjpeg-turbo: headers, pixels at full size or a half, quarter or eighth, and back.
+
+libjpeg conceals damage: it fills what is missing with grey or with what came before, and warns.
+Here every warning is an error. What shows no sign is damage that decodes by the rules: JPEG has no
+checksum, so that a flipped bit may change colours and nothing else.
+"""
+
+from __future__ import annotations
+
+import functools
+import struct
+from types import ModuleType
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from shardio.errors import EnvironmentUnsuitable, MediaError
+from shardio.media.orientation import LYING, UPRIGHT, exif_orientation
+
+__all__ = ["JpegHeader", "compressed", "decoded", "is_jpeg", "read_header", "reduction"]
+
+Pixels = npt.NDArray[np.uint8]
+Encoded = bytes | memoryview
+
+_PAIR = struct.Struct(">HH")
+_FRAME = struct.Struct(">BHHB")
+_START = b"\xff\xd8\xff"
+_APP1, _START_OF_SCAN, _END, _FILL = 0xFFE1, 0xFFDA, 0xFFD9, 0xFFFF
+# All kinds of frame: C4, C8 and CC in their midst are tables and a reserved number.
+_FRAMES = frozenset(range(0xFFC0, 0xFFD0)) - {0xFFC4, 0xFFC8, 0xFFCC}
+_STANDALONE = frozenset((0xFF01, *range(0xFFD0, 0xFFD9)))  # no size follows these
+_EXIF = b"Exif\0\0"
+_MAX_SEGMENTS = 4096  # before the first scan; an extended XMP of 100 MB takes 1,600
+
+
+class JpegHeader(NamedTuple):
+    """What stands before the first scan; height and width as stored."""
+
+    height: int
+    width: int
+    components: int
+    bits: int
+    orientation: int
+
+    @property
+    def shown(self) -> tuple[int, int]:
+        """Height and width as shown."""
+        return (self.width, self.height) if self.orientation >= LYING else (self.height, self.width)
+
+
+def is_jpeg(data: Encoded) -> bool:
+    """Whether `data` begins as a JPEG file does."""
+    return data[:3] == _START
+
+
+def read_header(data: Encoded) -> JpegHeader:
+    """Walk the segments up to the first scan.
+
+    Raises:
+        MediaError: they are cut off, are no segments, or describe no picture.
+    """
+    at, frame, orientation = 2, None, None
+    try:
+        for _ in range(_MAX_SEGMENTS):
+            marker, size = _PAIR.unpack_from(data, at)
+            if marker == _FILL:
+                at += 1
+                continue
+            if marker == _START_OF_SCAN:
+                return _checked(frame, orientation or UPRIGHT)
+            if marker < 0xFF01 or marker == _END or marker in _STANDALONE or size < 2:
+                raise MediaError(
+                    f"JPEG: expected a segment at offset {at}, found {marker:#06x} of {size} bytes"
+                )
+            if marker in _FRAMES and frame is None:
+                frame = _FRAME.unpack_from(data, at + 4)
+            elif marker == _APP1 and orientation is None and data[at + 4 : at + 10] == _EXIF:
+                orientation = exif_orientation(bytes(data[at + 4 : at + 2 + size]))
+            at += 2 + size
+    except struct.error:
+        raise MediaError(
+            f"JPEG: its {len(data)} bytes end within the header: the segment at offset {at} is "
+            "cut off, or missing"
+        ) from None
+    raise MediaError(f"JPEG: no picture within the first {_MAX_SEGMENTS} segments")
+
+
+def _checked(frame: tuple[int, ...] | None, orientation: int) -> JpegHeader:
+    if frame is None:
+        raise MediaError("JPEG: a scan begins before any frame header")
+    bits, height, width, components = frame
+    if not height or not width or components not in (1, 3, 4):
+        raise MediaError(
+            f"JPEG: a frame of {height}x{width} pixels in {components} components "
+            "(expected at least 1x1 in 1, 3 or 4)"
+        )
+    return JpegHeader(height, width, components, bits, orientation)
+
+
+def reduction(height: int, width: int, min_size: tuple[int, int]) -> int:
+    """Choose the largest of 1, 2, 4 and 8 that leaves at least `min_size` (height, width).
+
+    Only these: libjpeg-turbo has no vector code for the sizes between them.
+    """
+    for divisor in (8, 4, 2):
+        if -(-height // divisor) >= min_size[0] and -(-width // divisor) >= min_size[1]:
+            return divisor
+    return 1
+
+
+def decoded(
+    data: Encoded,
+    *,
+    height: int,
+    width: int,
+    channels: int,
+    fast: bool,
+    out: Pixels | None,
+) -> Pixels:
+    """Decode into `out`, or new memory, as stored: `height` x `width` x `channels` (1 or 3).
+
+    The size is the header's, or that divided by its `reduction`, rounded up. Inks (CMYK, YCCK)
+    are read as Adobe writes them, inverted, and mixed without a profile.
+
+    Raises:
+        MediaError: libjpeg-turbo refuses the data, or has to conceal damage.
+    """
+    try:
+        pixels: Pixels = simplejpeg().decode_jpeg(
+            data,
+            "RGB" if channels == 3 else "GRAY",
+            fast,  # the DCT
+            False,  # upsampling of colour
+            height,
+            width,
+            1.0,
+            out,
+            True,  # warnings are errors
+        )
+    except (ValueError, RuntimeError, KeyError) as error:
+        raise MediaError(f"JPEG: it does not decode without concealment: {error}") from error
+    if pixels.shape != (height, width, channels):
+        raise MediaError(
+            f"JPEG: expected {height}x{width} pixels after its header, found "
+            f"{pixels.shape[0]}x{pixels.shape[1]}"
+        )
+    return pixels
+
+
+def compressed(pixels: Pixels, quality: int, subsampling: str) -> bytes:
+    """Encode C-contiguous `pixels`, height x width x 3 or 1."""
+    grey = pixels.shape[2] == 1
+    return bytes(
+        simplejpeg().encode_jpeg(
+            pixels,
+            quality=quality,
+            colorspace="GRAY" if grey else "RGB",
+            colorsubsampling="Gray" if grey else subsampling,
+        )
+    )
+
+
+@functools.cache
+def simplejpeg() -> ModuleType:
+    """Load simplejpeg, which carries its own libjpeg-turbo.
+
+    Raises:
+        EnvironmentUnsuitable: it is not installed.
+    """
+    try:
+        import simplejpeg
+    except ImportError as error:
+        raise EnvironmentUnsuitable(
+            f"JPEG needs simplejpeg ({error}): pip install 'shardio[images]'"
+        ) from error
+    return simplejpeg

@@ -1,0 +1,190 @@
+"""Every picture that is no JPEG, through Pillow, as 8-bit grey or RGB, upright, without alpha.
+
+Pillow knows many formats, some of them harmful (EPS runs Ghostscript): those listed here are tried
+and no others. Of what it does not check, the checksums of PNG are checked here.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from shardio.errors import EnvironmentUnsuitable, MediaError
+from shardio.media.orientation import UPRIGHT, exif_orientation, upright
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+__all__ = ["FORMATS", "checked_png", "luma", "opened", "orientation", "pillow", "pixels", "stated"]
+
+Pixels = npt.NDArray[np.uint8]
+
+FORMATS = ("PNG", "WEBP", "AVIF", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "QOI")
+_PNG = b"\x89PNG\r\n\x1a\n"
+_CHANNELS = {"1": 1, "L": 1, "LA": 2, "La": 2, "RGBA": 4, "RGBa": 4, "PA": 4, "CMYK": 4}
+_BITS_PER_SAMPLE = 258  # a tag of TIFF
+
+
+@contextmanager
+def opened(data: bytes | memoryview) -> Iterator[Image]:
+    """Open a picture by its header; whatever Pillow raises within is a MediaError.
+
+    Hostile data leads Pillow to more kinds of exception than its documentation lists.
+    """
+    image = pillow()
+    try:
+        with image.open(io.BytesIO(data), formats=FORMATS) as picture:
+            yield picture
+    except (MediaError, MemoryError):
+        raise
+    except image.UnidentifiedImageError as error:
+        raise MediaError(
+            f"not a picture in a known format ({', '.join(('JPEG', *FORMATS))}): "
+            f"its {len(data)} bytes begin with {bytes(data[:12]).hex(' ') or 'nothing'}"
+        ) from error
+    except Exception as error:
+        raise MediaError(f"the picture does not decode: {error or type(error).__name__}") from error
+
+
+def stated(picture: Image, data: bytes | memoryview) -> tuple[int, int]:
+    """Give the channels and the bits of each as encoded; a palette's are those of its colours."""
+    mode, transparent = picture.mode, picture.has_transparency_data
+    if mode == "P":
+        return 3 + transparent, 8
+    if mode[0] in "IF":
+        depth = 16 if mode[:4] == "I;16" or picture.format == "PPM" else 32
+        return 1 + transparent, depth
+    channels = _CHANNELS.get(mode, 3)
+    if "transparency" in picture.info and channels in (1, 3):
+        channels += 1
+    return channels, _bits(picture, data)
+
+
+def _bits(picture: Image, data: bytes | memoryview) -> int:
+    """Look where Pillow, which gives 8 bits for more, does not say."""
+    if picture.format == "PNG":
+        return int(data[24])
+    if picture.format == "TIFF":
+        tags: Any = picture
+        return int(max(tags.tag_v2.get(_BITS_PER_SAMPLE, (1,))))
+    if picture.format == "AVIF" and (at := bytes(data).find(b"av1C")) >= 0:
+        deep = bytes(data[at + 6 : at + 7])
+        if deep and deep[0] & 0x40:
+            return 12 if deep[0] & 0x20 else 10
+    return 1 if picture.mode == "1" else 8
+
+
+def orientation(picture: Image) -> int:
+    """Read how a picture that was opened and not yet decoded is to be turned, 1 to 8.
+
+    Of TIFF this is what was turned: Pillow gives it upright.
+    """
+    if picture.format == "TIFF":
+        found = picture.getexif().get(0x0112, UPRIGHT)
+        return int(found) if found in range(1, 9) else UPRIGHT
+    exif = picture.info.get("exif")
+    return exif_orientation(exif) if isinstance(exif, bytes) else UPRIGHT
+
+
+def pixels(picture: Image, channels: int) -> Pixels:
+    """Decode the first frame, upright, in 1 or 3 channels; transparent parts lie over black."""
+    turned = orientation(picture) if picture.format != "TIFF" else UPRIGHT
+    picture.load()
+    flat = _opaque(picture)
+    if flat.shape[2] > channels:
+        flat = luma(flat)
+    shape = (*flat.shape[:2], channels)
+    return upright(np.broadcast_to(flat, shape), turned)
+
+
+def _opaque(picture: Image) -> Pixels:
+    """Bring any of Pillow's modes to 8-bit grey or RGB."""
+    if picture.mode[0] in "IF":
+        return _high_bytes(picture)
+    if picture.has_transparency_data:
+        rgba = np.asarray(picture.convert("RGBA"))
+        alpha = rgba[..., 3:]
+        # As frames of video are laid: the colour that hides under transparent pixels is no colour.
+        blended: Pixels = ((rgba[..., :3].astype(np.uint16) * alpha + 127) // 255).astype(np.uint8)
+        return blended
+    if picture.mode in ("1", "L"):
+        return np.asarray(picture.convert("L"))[..., np.newaxis]
+    return np.asarray(picture.convert("RGB"))
+
+
+def _high_bytes(picture: Image) -> Pixels:
+    """Of 16-bit grey, the upper 8 bits, as Pillow and libpng take them of 16-bit colours.
+
+    Raises:
+        MediaError: numbers of 32 bits, whose black and white nothing says.
+    """
+    if picture.mode[:4] != "I;16" and picture.format != "PPM":
+        raise MediaError(
+            f"a {picture.format} of 32-bit numbers ({picture.mode}): what is black and "
+            "what is white is not defined; store it as an array, or as 8 or 16 bits"
+        )
+    deep = np.asarray(picture)
+    grey = deep >> 8
+    key = picture.info.get("transparency")
+    if isinstance(key, int):
+        grey = np.where(deep == key, 0, grey)
+    return grey.astype(np.uint8)[..., np.newaxis]
+
+
+def luma(rgb: Pixels) -> Pixels:
+    """Weigh RGB as BT.601 does, which is what a JPEG holds as its first component."""
+    return np.asarray(pillow().fromarray(rgb).convert("L"))[..., np.newaxis]
+
+
+def checked_png(data: bytes | memoryview) -> None:
+    """Check a PNG's chunks against their checksums, up to IEND; anything else passes.
+
+    Pillow checks the chunks before and after the pixels, and not those of the pixels.
+
+    Raises:
+        MediaError: a chunk is damaged, cut off or missing.
+    """
+    if data[:8] != _PNG:
+        return
+    at = 8
+    while at + 12 <= len(data):
+        size = int.from_bytes(data[at : at + 4], "big")
+        kind = bytes(data[at + 4 : at + 8])
+        end = at + 8 + size
+        stored = int.from_bytes(data[end : end + 4], "big")
+        if end + 4 > len(data):
+            break
+        found = zlib.crc32(data[at + 4 : end])
+        if found != stored:
+            raise MediaError(
+                f"PNG: the chunk {kind!r} at offset {at} is damaged: expected CRC {stored:#010x}, "
+                f"found {found:#010x}"
+            )
+        if kind == b"IEND":
+            return
+        at = end + 4
+    raise MediaError(f"PNG: its {len(data)} bytes end within the chunk at offset {at}")
+
+
+@functools.cache
+def pillow() -> ModuleType:
+    """Load Pillow's module Image.
+
+    Raises:
+        EnvironmentUnsuitable: it is not installed.
+    """
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise EnvironmentUnsuitable(
+            f"pictures need Pillow ({error}): pip install 'shardio[images]'"
+        ) from error
+    return Image
