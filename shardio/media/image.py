@@ -1,21 +1,7 @@
 """Encoded pictures to pixels: what a file holds, all of it, or a crop at another size.
 
-What becomes of a picture that is not plain 8-bit RGB, for `mode="rgb"` (`"grey"`: one channel, the
-luma of it by BT.601):
-
-| stored                         | pixels                                                          |
-|--------------------------------|-----------------------------------------------------------------|
-| grey, black and white          | three equal channels                                            |
-| 16 bits per channel            | the upper 8; 10 and 12 bits (AVIF) as the decoder rounds        |
-| a palette                      | its colours                                                     |
-| alpha, transparent colours     | laid over black, as frames of video are                         |
-| CMYK, YCCK in JPEG             | as Adobe writes them, inverted; inks mixed without a profile    |
-| CMYK in TIFF                   | not inverted; the same mixing                                   |
-| several frames (GIF, WebP, ...)| the first                                                       |
-| EXIF orientation 2 to 8        | turned upright, in every format that has it                     |
-| colour profiles (ICC)          | not applied: the numbers as stored, as torchvision, FFCV and    |
-|                                | OpenCV train on; applying one costs more than decoding          |
-| 32-bit and floating point      | MediaError: nothing says what is white                          |
+docs/reference/images.md has the table of what becomes of grey, alpha, inks, palettes, 16 bits, several
+frames, orientation and colour profiles.
 
 A picture that is cut off or damaged is an error, also where a viewer would show the rest in grey.
 """
@@ -53,7 +39,8 @@ class ImageFacts:
     """What a picture's header says; `height` and `width` as shown, after its orientation.
 
     `channels` is 1 (grey), 2 (grey and alpha), 3, or 4 (alpha or inks), and those of its colours
-    for a palette; `bits` counts those of each; `orientation` is EXIF's number, 1 to 8.
+    for a palette; `bits` counts those of each (8 for colours in JPEG 2000, which Pillow does not
+    tell); `orientation` is EXIF's number, 1 to 8.
     """
 
     format: str
@@ -119,7 +106,7 @@ def decode_image(
         with pillow.opened(view) as picture:
             _check_size(*picture.size)
             pillow.checked_png(view)
-            found = pillow.pixels(picture, channels)
+            found = pillow.pixels(picture, view, channels)
         return delivered(found, out)
     header = _header(view)
     divisor = 1 if min_size is None else jpeg.reduction(*header.shown, min_size)

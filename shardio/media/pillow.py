@@ -75,11 +75,19 @@ def _bits(picture: Image, data: bytes | memoryview) -> int:
     if picture.format == "TIFF":
         tags: Any = picture
         return int(max(tags.tag_v2.get(_BITS_PER_SAMPLE, (1,))))
+    if picture.format == "PPM":
+        return 16 if _largest(picture) > 255 else 8
     if picture.format == "AVIF" and (at := bytes(data).find(b"av1C")) >= 0:
         deep = bytes(data[at + 6 : at + 7])
         if deep and deep[0] & 0x40:
             return 12 if deep[0] & 0x20 else 10
     return 1 if picture.mode == "1" else 8
+
+
+def _largest(picture: Image) -> int:
+    """Find a PPM's largest number, which Pillow keeps for its decoder."""
+    arguments: Any = picture.tile[0].args
+    return int(arguments[1]) if isinstance(arguments, tuple) and len(arguments) > 1 else 255
 
 
 def orientation(picture: Image) -> int:
@@ -94,10 +102,12 @@ def orientation(picture: Image) -> int:
     return exif_orientation(exif) if isinstance(exif, bytes) else UPRIGHT
 
 
-def pixels(picture: Image, channels: int) -> Pixels:
+def pixels(picture: Image, data: bytes | memoryview, channels: int) -> Pixels:
     """Decode the first frame, upright, in 1 or 3 channels; transparent parts lie over black."""
     turned = orientation(picture) if picture.format != "TIFF" else UPRIGHT
+    bits = _bits(picture, data)
     picture.load()
+    _scale_key(picture, bits)
     flat = _opaque(picture)
     if flat.shape[2] > channels:
         flat = luma(flat)
@@ -118,6 +128,17 @@ def _opaque(picture: Image) -> Pixels:
     if picture.mode in ("1", "L"):
         return np.asarray(picture.convert("L"))[..., np.newaxis]
     return np.asarray(picture.convert("RGB"))
+
+
+def _scale_key(picture: Image, bits: int) -> None:
+    """Bring a PNG's transparent colour to the 8 bits of the pixels, which Pillow leaves out."""
+    key = picture.info.get("transparency")
+    if picture.format != "PNG" or key is None:
+        return
+    if picture.mode == "L" and bits < 8:
+        picture.info["transparency"] = key * 255 // (2**bits - 1)
+    elif picture.mode == "RGB" and bits == 16:
+        del picture.info["transparency"]  # colours that differ in their lower bytes are equal now
 
 
 def _high_bytes(picture: Image) -> Pixels:

@@ -1,0 +1,51 @@
+"""Small pictures that tests make for themselves, most of them with Pillow, PNG also by hand."""
+
+from __future__ import annotations
+
+import io
+import struct
+import zlib
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image
+
+Pixels = npt.NDArray[np.uint8]
+
+PNG_START = b"\x89PNG\r\n\x1a\n"
+GREY, RGB, PALETTE, GREY_ALPHA = 0, 2, 3, 4  # PNG's kinds of colour
+
+
+def smooth(height: int = 12, width: int = 16) -> Pixels:
+    """Colours that change from pixel to pixel, no two rows or columns alike."""
+    y, x = np.mgrid[0:height, 0:width]
+    return np.stack([40 + 9 * y, 30 + 7 * x, 200 - 5 * y - 3 * x], axis=-1).astype(np.uint8)
+
+
+def saved(picture: Image.Image | Pixels, kind: str, **options: Any) -> bytes:
+    """Encode with Pillow."""
+    image = Image.fromarray(picture) if isinstance(picture, np.ndarray) else picture
+    file = io.BytesIO()
+    image.save(file, kind, **options)
+    return file.getvalue()
+
+
+def exif(orientation: int) -> bytes:
+    """An EXIF block that says nothing else."""
+    block = Image.Exif()
+    block[0x0112] = orientation
+    return block.tobytes()
+
+
+def chunk(kind: bytes, body: bytes) -> bytes:
+    """One chunk of a PNG."""
+    return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+
+
+def png(size: tuple[int, int], bits: int, colour: int, rows: list[bytes], **chunks: bytes) -> bytes:
+    """A PNG of packed `rows`, for depths that Pillow does not write; `size` is (height, width)."""
+    head = struct.pack(">IIBBBBB", size[1], size[0], bits, colour, 0, 0, 0)
+    more = b"".join(chunk(kind.encode(), body) for kind, body in chunks.items())
+    body = zlib.compress(b"".join(b"\0" + row for row in rows))
+    return PNG_START + chunk(b"IHDR", head) + more + chunk(b"IDAT", body) + chunk(b"IEND", b"")
