@@ -1,7 +1,7 @@
 """Encoded pictures to pixels: what a file holds, all of it, or a crop at another size.
 
-docs/reference/images.md has the table of what becomes of grey, alpha, inks, palettes, 16 bits, several
-frames, orientation and colour profiles.
+docs/reference/images.md has the table of what becomes of grey, alpha, inks, palettes, 16 bits,
+several frames, orientation and colour profiles.
 
 A picture that is cut off or damaged is an error, also where a viewer would show the rest in grey.
 """
@@ -39,8 +39,7 @@ class ImageFacts:
     """What a picture's header says; `height` and `width` as shown, after its orientation.
 
     `channels` is 1 (grey), 2 (grey and alpha), 3, or 4 (alpha or inks), and those of its colours
-    for a palette; `bits` counts those of each (8 for colours in JPEG 2000, which Pillow does not
-    tell); `orientation` is EXIF's number, 1 to 8.
+    for a palette; `bits` counts those of each; `orientation` is EXIF's number, 1 to 8.
     """
 
     format: str
@@ -68,7 +67,7 @@ def probe(data: Buffer) -> ImageFacts:
     view = _view(data)
     if jpeg.is_jpeg(view):
         header = _header(view)
-        return ImageFacts("JPEG", *header.shown, *header[2:])
+        return ImageFacts("JPEG", *header.shown, header.components, header.bits, header.orientation)
     with pillow.opened(view) as picture:
         turned = pillow.orientation(picture)
         width, height = picture.size
@@ -187,6 +186,8 @@ def _jpeg_pixels(
     fast: bool,
     out: Pixels | None,
 ) -> Pixels:
+    if header.progressive:
+        jpeg.check_scans(view)
     height, width = -(-header.height // divisor), -(-header.width // divisor)
     if header.orientation == 1:
         if out is not None:

@@ -18,7 +18,15 @@ import numpy.typing as npt
 from shardio.errors import EnvironmentUnsuitable, MediaError
 from shardio.media.orientation import LYING, UPRIGHT, exif_orientation
 
-__all__ = ["JpegHeader", "compressed", "decoded", "is_jpeg", "read_header", "reduction"]
+__all__ = [
+    "JpegHeader",
+    "check_scans",
+    "compressed",
+    "decoded",
+    "is_jpeg",
+    "read_header",
+    "reduction",
+]
 
 Pixels = npt.NDArray[np.uint8]
 Encoded = bytes | memoryview
@@ -32,6 +40,8 @@ _FRAMES = frozenset(range(0xFFC0, 0xFFD0)) - {0xFFC4, 0xFFC8, 0xFFCC}
 _STANDALONE = frozenset((0xFF01, *range(0xFFD0, 0xFFD9)))  # no size follows these
 _EXIF = b"Exif\0\0"
 _MAX_SEGMENTS = 4096  # before the first scan; an extended XMP of 100 MB takes 1,600
+_MAX_SCANS = 500  # writers make about 10; each of them passes over all of the picture
+_PROGRESSIVE = frozenset((0xFFC2, 0xFFC6, 0xFFCA, 0xFFCE))
 
 
 class JpegHeader(NamedTuple):
@@ -42,6 +52,7 @@ class JpegHeader(NamedTuple):
     components: int
     bits: int
     orientation: int
+    progressive: bool
 
     @property
     def shown(self) -> tuple[int, int]:
@@ -74,7 +85,7 @@ def read_header(data: Encoded) -> JpegHeader:
                     f"JPEG: expected a segment at offset {at}, found {marker:#06x} of {size} bytes"
                 )
             if marker in _FRAMES and frame is None:
-                frame = _FRAME.unpack_from(data, at + 4)
+                frame = (marker, *_FRAME.unpack_from(data, at + 4))
             elif marker == _APP1 and orientation is None and data[at + 4 : at + 10] == _EXIF:
                 orientation = exif_orientation(bytes(data[at + 4 : at + 2 + size]))
             at += 2 + size
@@ -89,13 +100,24 @@ def read_header(data: Encoded) -> JpegHeader:
 def _checked(frame: tuple[int, ...] | None, orientation: int) -> JpegHeader:
     if frame is None:
         raise MediaError("JPEG: a scan begins before any frame header")
-    bits, height, width, components = frame
+    kind, bits, height, width, components = frame
     if not height or not width or components not in (1, 3, 4):
         raise MediaError(
             f"JPEG: a frame of {height}x{width} pixels in {components} components "
             "(expected at least 1x1 in 1, 3 or 4)"
         )
-    return JpegHeader(height, width, components, bits, orientation)
+    return JpegHeader(height, width, components, bits, orientation, kind in _PROGRESSIVE)
+
+
+def check_scans(data: Encoded) -> None:
+    """Refuse a progressive file of so many scans that it was made to keep a decoder busy.
+
+    Raises:
+        MediaError: there are more than 500, counting those of a preview within.
+    """
+    n_scans = bytes(data).count(_START_OF_SCAN.to_bytes(2, "big"))
+    if n_scans > _MAX_SCANS:
+        raise MediaError(f"JPEG: expected at most {_MAX_SCANS} scans, found {n_scans}")
 
 
 def reduction(height: int, width: int, min_size: tuple[int, int]) -> int:
@@ -126,8 +148,9 @@ def decoded(
     Raises:
         MediaError: libjpeg-turbo refuses the data, or has to conceal damage.
     """
+    library = simplejpeg()
     try:
-        pixels: Pixels = simplejpeg().decode_jpeg(
+        pixels: Pixels = library.decode_jpeg(
             data,
             "RGB" if channels == 3 else "GRAY",
             fast,  # the DCT

@@ -1,7 +1,8 @@
 """Every picture that is no JPEG, through Pillow, as 8-bit grey or RGB, upright, without alpha.
 
 Pillow knows many formats, some of them harmful (EPS runs Ghostscript): those listed here are tried
-and no others. Of what it does not check, the checksums of PNG are checked here.
+and no others (JPEG 2000 is not among them because of one that is cut off it makes a black
+picture). Of what Pillow does not check, the checksums of PNG are checked here.
 """
 
 from __future__ import annotations
@@ -27,9 +28,10 @@ __all__ = ["FORMATS", "checked_png", "luma", "opened", "orientation", "pillow", 
 
 Pixels = npt.NDArray[np.uint8]
 
-FORMATS = ("PNG", "WEBP", "AVIF", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "QOI")
+FORMATS = ("PNG", "WEBP", "AVIF", "GIF", "BMP", "TIFF", "PPM", "QOI")
 _PNG = b"\x89PNG\r\n\x1a\n"
 _CHANNELS = {"1": 1, "L": 1, "LA": 2, "La": 2, "RGBA": 4, "RGBa": 4, "PA": 4, "CMYK": 4}
+_PNG_CHANNELS = {0: 1, 2: 3, 3: 3, 4: 2, 6: 4}
 _BITS_PER_SAMPLE = 258  # a tag of TIFF
 
 
@@ -57,6 +59,9 @@ def opened(data: bytes | memoryview) -> Iterator[Image]:
 def stated(picture: Image, data: bytes | memoryview) -> tuple[int, int]:
     """Give the channels and the bits of each as encoded; a palette's are those of its colours."""
     mode, transparent = picture.mode, picture.has_transparency_data
+    if picture.format == "PNG":  # Pillow's mode for grey and alpha of 16 bits has colours
+        channels = _PNG_CHANNELS[data[25]] + ("transparency" in picture.info)
+        return channels, 8 if mode == "P" else _bits(picture, data)
     if mode == "P":
         return 3 + transparent, 8
     if mode[0] in "IF":

@@ -56,7 +56,7 @@ def resampled(
     first_row, first_column = math.floor(top), math.floor(left)
     part = pixels[first_row : math.ceil(top + height), first_column : math.ceil(left + width)]
     if part.shape[:2] == size == (height, width):
-        return delivered(part, out)
+        return delivered(part, out) if out is not None else part.copy()
     within = (
         left - first_column,
         top - first_row,

@@ -20,7 +20,10 @@ GREY, RGB, PALETTE, GREY_ALPHA = 0, 2, 3, 4  # PNG's kinds of colour
 def smooth(height: int = 12, width: int = 16) -> Pixels:
     """Colours that change from pixel to pixel, no two rows or columns alike."""
     y, x = np.mgrid[0:height, 0:width]
-    return np.stack([40 + 9 * y, 30 + 7 * x, 200 - 5 * y - 3 * x], axis=-1).astype(np.uint8)
+    down, right = y / height, x / width
+    return np.stack(
+        [40 + 180 * down, 30 + 200 * right, 220 - 90 * down - 99 * right], axis=-1
+    ).astype(np.uint8)
 
 
 def saved(picture: Image.Image | Pixels, kind: str, **options: Any) -> bytes:

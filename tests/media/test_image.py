@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import av
 import numpy as np
 import pytest
 from PIL import Image
@@ -34,7 +35,6 @@ LOSSLESS: dict[str, dict[str, Any]] = {
     "BMP": {},
     "TIFF": {"compression": "tiff_lzw"},
     "PPM": {},
-    "JPEG2000": {},
     "QOI": {},
 }
 
@@ -208,12 +208,18 @@ def test_of_several_frames_the_first_is_taken(kind: str) -> None:
     np.testing.assert_array_equal(decode_image(data), np.asarray(first))
 
 
-def test_ten_bits_of_avif_are_said() -> None:
-    data = saved(smooth(), "AVIF")
-    at = data.index(b"av1C") + 6
-    assert probe(data).bits == 8
-    for flags, bits in ((0x40, 10), (0x60, 12)):
-        assert probe(data[:at] + bytes([data[at] | flags]) + data[at + 1 :]).bits == bits
+def test_ten_bits_of_avif_are_said_and_rounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SVT_LOG", "1")  # the encoder would tell of itself
+    file = io.BytesIO()
+    with av.open(file, "w", format="avif") as container:
+        stream = container.add_stream("libsvtav1", rate=1)
+        stream.width, stream.height, stream.pix_fmt = 64, 64, "yuv420p10le"
+        grey = av.VideoFrame.from_ndarray(np.full((64, 64, 3), 90, np.uint8), format="rgb24")
+        container.mux(stream.encode(grey.reformat(format="yuv420p10le")))
+        container.mux(stream.encode(None))
+    assert probe(file.getvalue()) == ImageFacts("AVIF", 64, 64, 3, 10, 1)
+    np.testing.assert_allclose(decode_image(file.getvalue()), 90, atol=2)
+    assert probe(saved(smooth(), "AVIF")).bits == 8
 
 
 @pytest.mark.parametrize("mode", ["I", "F"])
@@ -388,7 +394,7 @@ def test_quality_and_subsampling_decide_over_the_bytes() -> None:
         data = encode_jpeg(picture, subsampling=subsampling)  # type: ignore[arg-type]  # each
         _, _, _, said = jpeg.simplejpeg().decode_jpeg_header(data)
         assert said == subsampling
-        np.testing.assert_allclose(decode_image(data).astype(int), picture, atol=20)
+        np.testing.assert_allclose(decode_image(data).astype(int), picture, atol=25)
 
 
 def test_one_channel_becomes_a_grey_jpeg() -> None:

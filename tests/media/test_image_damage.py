@@ -28,7 +28,6 @@ FILES: dict[str, bytes] = {
     "bmp": saved(smooth(4, 4), "BMP"),
     "tiff": saved(smooth(4, 4), "TIFF"),
     "ppm": saved(smooth(4, 4), "PPM"),
-    "jpeg 2000": saved(smooth(), "JPEG2000"),
     "qoi": saved(smooth(4, 4), "QOI"),
 }
 
@@ -59,8 +58,8 @@ def test_a_file_that_is_cut_off_is_an_error_or_lacks_no_pixel(name: str) -> None
         if pixels is not None:
             np.testing.assert_array_equal(pixels, whole)
             passing += 1
-    # What GIF, QOI and JPEG 2000 end with says nothing but that they end.
-    assert passing <= {"gif": 2, "qoi": 8, "jpeg 2000": 2}.get(name, 0)
+    # What GIF and QOI end with says nothing but that they end.
+    assert passing == {"gif": 2, "qoi": 8}.get(name, 0)
 
 
 @pytest.mark.parametrize("name", sorted(FILES))
@@ -101,10 +100,15 @@ def test_a_grey_rest_is_an_error() -> None:
     data = encode_jpeg(noise, quality=90)
     for cut in (data[: len(data) // 2], data[: len(data) // 2] + b"\xff\xd9"):
         assert jpeg.simplejpeg().decode_jpeg(cut, strict=False).shape == noise.shape
-        with pytest.raises(
-            MediaError, match="does not decode without concealment: .*premature end"
-        ):
+        with pytest.raises(MediaError, match="without concealment: .*(?i:premature end)"):
             decode_image(cut)
+
+
+def test_a_file_of_very_many_scans_is_refused() -> None:
+    data = FILES["jpeg, progressive"]
+    last = data[data.rindex(b"\xff\xda") : -2]
+    with pytest.raises(MediaError, match=r"expected at most 500 scans, found 6\d\d"):
+        decode_image(data[:-2] + last * 600 + data[-2:])
 
 
 def segment(marker: int, body: bytes) -> bytes:
