@@ -108,7 +108,9 @@ def decode_image(
             found = pillow.pixels(picture, view, channels)
         return delivered(found, out)
     header = _header(view)
-    divisor = 1 if min_size is None else jpeg.reduction(*header.shown, min_size)
+    divisor = 1
+    if min_size is not None:
+        divisor = jpeg.reduction(*header.shown, min_size)
     return _jpeg_pixels(view, header, divisor, channels=channels, fast=fast, out=out)
 
 
@@ -188,7 +190,9 @@ def _jpeg_pixels(
 ) -> Pixels:
     if header.progressive:
         jpeg.check_scans(view)
-    height, width = -(-header.height // divisor), -(-header.width // divisor)
+    height, width = header.height, header.width
+    if divisor > 1:
+        height, width = -(-height // divisor), -(-width // divisor)
     if header.orientation == 1:
         if out is not None:
             check_out(out, (height, width, channels))
