@@ -9,7 +9,7 @@ A picture that is cut off or damaged is an error, also where a viewer would show
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["MAX_PIXELS", "ImageFacts", "decode_crop", "decode_image", "encode_jpeg", "probe"]
 
 Pixels = npt.NDArray[np.uint8]
+_Value = TypeVar("_Value", int, bool)
 
 # Twice what Pillow warns of, where it refuses: 0.5 GB as RGB, out of a file of a few KB.
 MAX_PIXELS = 178_956_970
@@ -229,7 +230,7 @@ def _check_box(box: tuple[int, int, int, int], shown: tuple[int, ...]) -> None:
         )
 
 
-def _option(name: str, value: str, known: dict[str, int]) -> int:
+def _option(name: str, value: str, known: dict[str, _Value]) -> _Value:
     found = known.get(value)
     if found is None:
         raise InvalidArgument(f"{name}: expected one of {', '.join(known)}, found {value!r}")

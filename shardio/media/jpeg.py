@@ -203,4 +203,5 @@ def simplejpeg() -> ModuleType:
         raise EnvironmentUnsuitable(
             f"JPEG needs simplejpeg ({error}): pip install 'shardio[images]'"
         ) from error
-    return simplejpeg
+    module: ModuleType = simplejpeg
+    return module

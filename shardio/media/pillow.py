@@ -91,7 +91,8 @@ def _bits(picture: Image, data: bytes | memoryview) -> int:
 
 def _largest(picture: Image) -> int:
     """Find a PPM's largest number, which Pillow keeps for its decoder."""
-    arguments: Any = picture.tile[0].args
+    file: Any = picture
+    arguments = file.tile[0].args
     return int(arguments[1]) if isinstance(arguments, tuple) and len(arguments) > 1 else 255
 
 

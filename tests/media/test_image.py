@@ -391,7 +391,7 @@ def test_quality_and_subsampling_decide_over_the_bytes() -> None:
     sizes = [len(encode_jpeg(picture, quality=quality)) for quality in (20, 60, 95)]
     assert sizes == sorted(set(sizes))
     for subsampling in ("444", "422", "420", "440", "411"):
-        data = encode_jpeg(picture, subsampling=subsampling)  # type: ignore[arg-type]  # each
+        data = encode_jpeg(picture, subsampling=subsampling)
         _, _, _, said = jpeg.simplejpeg().decode_jpeg_header(data)
         assert said == subsampling
         np.testing.assert_allclose(decode_image(data).astype(int), picture, atol=25)

@@ -44,7 +44,8 @@ def _drawn() -> Pixels:
     rng = np.random.default_rng(0)
     coarse = rng.integers(0, 255, (N_PICTURES, 28, 28, 3), np.uint8)
     noise = rng.integers(0, 16, (N_PICTURES, SIDE, SIDE, 3), np.uint8)
-    return coarse.repeat(8, 1).repeat(8, 2) // 2 + noise
+    drawn: Pixels = coarse.repeat(8, 1).repeat(8, 2) // 2 + noise
+    return drawn
 
 
 def _ffcv(path: str) -> Case:
@@ -121,10 +122,7 @@ def main() -> int:
     cases = _cases(options.ffcv)
     short: list[str] = []
     for subsampling in ("444", "420"):
-        files = [
-            encode_jpeg(frame, quality=90, subsampling=subsampling)  # type: ignore[arg-type]  # each
-            for frame in frames
-        ]
+        files = [encode_jpeg(frame, quality=90, subsampling=subsampling) for frame in frames]
         print(
             f"4:{subsampling[1]}:{subsampling[2]}, {sum(map(len, files)) // len(files)} bytes each"
         )
