@@ -11,6 +11,8 @@ __all__ = ["check_out", "delivered"]
 
 Pixels = npt.NDArray[np.uint8]
 
+_UINT8 = np.dtype(np.uint8)
+
 
 def delivered(pixels: Pixels, out: Pixels | None) -> Pixels:
     """Copy into `out` what could not be made there; without one, make it contiguous."""
@@ -27,8 +29,10 @@ def check_out(out: Pixels, shape: tuple[int, ...]) -> None:
     Raises:
         InvalidArgument: `out` has another shape or type, or is strided or read-only.
     """
+    if out.shape == shape and out.dtype is _UINT8 and out.flags.carray:
+        return
     flags = out.flags
-    if out.shape == shape and out.dtype == np.uint8 and flags.c_contiguous and flags.writeable:
+    if out.shape == shape and out.dtype == _UINT8 and flags.c_contiguous and flags.writeable:
         return
     kind = "" if flags.writeable else "read-only "
     kind += "" if flags.c_contiguous else "strided "
