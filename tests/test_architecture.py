@@ -36,6 +36,7 @@ RANKS = {
     "shardio.rows": 3,
     "shardio.sealed": 3,
     "shardio.views": 3,
+    "shardio.clips": 3,
     "shardio.reader": 4,
     "shardio.writer": 4,  # files stop here
     "shardio.manifest": 5,
