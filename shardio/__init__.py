@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from shardio.errors import (
         ChecksumMismatch,
         DataError,
-        DatasetConflict,
         DatasetCorrupt,
         DatasetExists,
         DatasetNotFound,
@@ -36,16 +35,14 @@ if TYPE_CHECKING:
         SchemaError,
         ShardChanged,
         ShardCorrupt,
-        ShardExists,
-        ShardIncomplete,
         ShardioError,
         ShardNotFound,
-        ShardUnsupported,
         TransformError,
         WorkerDied,
     )
-    from shardio.format.fields import Array, Bytes, Json, List, Text
+    from shardio.format.fields import Array, Audio, Bytes, Image, Json, List, Text, Video
     from shardio.format.schema import Schema
+    from shardio.format.streams import EncodedStream
     from shardio.loader import ShardLoader
     from shardio.mixing import mix
     from shardio.reader import ShardReader
@@ -54,16 +51,18 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Array",
+    "Audio",
     "Batch",
     "Bytes",
     "ChecksumMismatch",
     "ConversionReport",
     "DataError",
-    "DatasetConflict",
     "DatasetCorrupt",
     "DatasetExists",
     "DatasetNotFound",
     "DatasetWriter",
+    "EncodedStream",
+    "Image",
     "Input",
     "InvalidArgument",
     "Json",
@@ -77,17 +76,15 @@ __all__ = [
     "ShardChanged",
     "ShardCorrupt",
     "ShardDataset",
-    "ShardExists",
-    "ShardIncomplete",
     "ShardLoader",
     "ShardNotFound",
     "ShardReader",
-    "ShardUnsupported",
     "ShardWriter",
     "ShardioError",
     "Source",
     "Text",
     "TransformError",
+    "Video",
     "WorkerDied",
     "__version__",
     "convert",
@@ -98,10 +95,13 @@ __all__ = [
 # Where each name lives; every other public name is an error.
 _HOMES = {
     "Array": "shardio.format.fields",
+    "Audio": "shardio.format.fields",
     "Batch": "shardio.batch",
     "Bytes": "shardio.format.fields",
     "ConversionReport": "shardio.conversion",
     "DatasetWriter": "shardio.dataset_writer",
+    "EncodedStream": "shardio.format.streams",
+    "Image": "shardio.format.fields",
     "Input": "shardio.conversion",
     "Json": "shardio.format.fields",
     "List": "shardio.format.fields",
@@ -113,6 +113,7 @@ _HOMES = {
     "ShardWriter": "shardio.writer",
     "Source": "shardio.conversion",
     "Text": "shardio.format.fields",
+    "Video": "shardio.format.fields",
     "convert": "shardio.conversion",
     "mix": "shardio.mixing",
     "open": "shardio.dataset",

@@ -7,13 +7,14 @@ trust that and check only hashes and index entries.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
 from shardio.access.content import Content
 from shardio.errors import SchemaError, ShardCorrupt, ShardIncomplete, ShardUnsupported
 from shardio.format.checksum import hash_bytes, n_blocks, n_units
 from shardio.format.codec import MAX_DICTIONARY_BYTES
-from shardio.format.fields import Array
+from shardio.format.fields import STREAMED, n_stored_dims
 from shardio.format.index import DIMENSION, ENTRY
 from shardio.format.layout import (
     BUILT,
@@ -27,12 +28,16 @@ from shardio.format.layout import (
     Section,
 )
 from shardio.format.schema import Schema
+from shardio.format.streams import PACKET, STREAM
 from shardio.format.structure import check_place, unpack_header, unpack_table
 
 MAX_SAMPLES: Final = 1 << 48
 
 _SCHEMA_FEATURES: Final = BUILT & ~Required.ZSTD
 """The features that a schema decides alone; a record may be stored with zstd or not."""
+
+COUNTED: Final = {Kind.PACKETS: PACKET.size, Kind.CHUNK_HASHES: DIMENSION.size}
+"""The kinds of sections that have any number of items, and the bytes of one."""
 
 _schemas: dict[bytes, Schema] = {}
 """Schemas parsed in this process: the shards of a dataset all have the same one."""
@@ -131,9 +136,14 @@ def read_schema(content: Content, sections: Sections, path: str) -> Schema:
 
 
 def expected_sections(
-    schema: Schema, n_samples: int
+    schema: Schema, n_samples: int, counts: Mapping[tuple[int, int, int], int] | None = None
 ) -> dict[tuple[int, int, int], tuple[int, int]]:
-    """Which sections a shard of n_samples must have: key to (count, stride)."""
+    """Which sections a shard of n_samples must have: key to (count, stride).
+
+    `counts` has the items of those sections of which only the file can tell: `COUNTED`; 0 of one
+    that is not in it.
+    """
+    counts = counts or {}
     wanted = {(int(Kind.SCHEMA), NO_FIELD, 0): (1, 0)}
     for name, field in schema.columns.items():
         number = schema.field_id(name)
@@ -146,8 +156,12 @@ def expected_sections(
         _blocked(wanted, Kind.INDEX, NO_FIELD, n_records, ENTRY.size)
     for name, record in schema.records.items():
         number = schema.field_id(name)
-        if isinstance(record, Array) and record.n_varying:
-            _blocked(wanted, Kind.SHAPES, number, n_samples, DIMENSION.size * record.n_varying)
+        if n_dims := n_stored_dims(record):
+            _blocked(wanted, Kind.SHAPES, number, n_samples, DIMENSION.size * n_dims)
+        if isinstance(record, STREAMED):
+            _blocked(wanted, Kind.STREAMS, number, n_samples, STREAM.size)
+            for kind, stride in COUNTED.items():
+                _blocked(wanted, kind, number, counts.get((kind, number, 0), 0), stride)
         if record.codec == "zstd_dictionary":
             wanted[Kind.DICTIONARY, number, 0] = (1, 0)
     for name in schema.optional:
@@ -187,7 +201,8 @@ def check_sections(header: Header, schema: Schema, sections: Sections, path: str
             expected=str(schema.required),
             found=str(Required(found_bits)),
         )
-    wanted = expected_sections(schema, header.n_samples)
+    counts = {key: section.count for key, section in sections.items() if section.kind in COUNTED}
+    wanted = expected_sections(schema, header.n_samples, counts)
     for key in sections.keys() | wanted.keys():
         section = sections.get(key)
         if section is None:

@@ -9,19 +9,44 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from shardio.format.checksum import Hasher, hash_bytes
+from shardio.format.checksum import Hasher, chunk_hashes, hash_bytes, pack_hashes
 from shardio.format.codec import Codec, Dictionary, encode, known_dictionary, train_dictionary
-from shardio.format.fields import Array, Field, has_shapes
+from shardio.format.fields import STREAMED, Array, Field, n_stored_dims
 from shardio.format.index import DIMENSION, alignment, pack_entry
 from shardio.format.layout import Required
 from shardio.format.schema import Schema
+from shardio.format.streams import PACKET, StreamTables, pack_line
 from shardio.storage import Spool
 
 WAITING_BYTES: Final = 32 << 20
 """How much waits, of all records together, for dictionaries to be learned."""
 
-Record = tuple[memoryview, tuple[int, ...]]
-"""The bytes of one value, and its shape if it is an array."""
+Tables = tuple[int, ...] | StreamTables
+"""What other sections have of a value: the shape of an array or a picture, a stream's tables."""
+Record = tuple[memoryview, Tables]
+"""The bytes of one value, and what other sections have of it."""
+
+
+class StreamWriter:
+    """Gathers the streams of one field: a line of each, their packets, the hashes of chunks."""
+
+    def __init__(self) -> None:
+        self.lines, self.packets, self.chunks = Spool(), Spool(), Spool()
+
+    @property
+    def spools(self) -> tuple[Spool, Spool, Spool]:
+        """Everything that is held."""
+        return self.lines, self.packets, self.chunks
+
+    def append(self, record: memoryview, tables: StreamTables) -> int:
+        """Add the stream whose record this is; returns the hash for the record's index entry."""
+        first_packet = self.packets.n_bytes // PACKET.size
+        first_chunk = self.chunks.n_bytes // DIMENSION.size
+        self.lines.write(pack_line(tables.line, first_packet, first_chunk))
+        self.packets.write(tables.packets)
+        hashes = pack_hashes(chunk_hashes(record))
+        self.chunks.write(hashes)
+        return hash_bytes(hashes)
 
 
 class PayloadWriter:
@@ -29,7 +54,10 @@ class PayloadWriter:
 
     def __init__(self, schema: Schema) -> None:
         self.data, self.index, self.hash = Spool(), Spool(), Hasher()
-        self.shapes = {n: Spool() for n, f in schema.records.items() if has_shapes(f)}
+        self.shapes = {n: Spool() for n, f in schema.records.items() if n_stored_dims(f)}
+        self.streams = {
+            n: StreamWriter() for n, f in schema.records.items() if isinstance(f, STREAMED)
+        }
         self.dictionaries: dict[str, Dictionary | None] = {
             name: None for name, field in schema.records.items() if field.codec == "zstd_dictionary"
         }
@@ -49,7 +77,8 @@ class PayloadWriter:
     @property
     def spools(self) -> list[Spool]:
         """Everything that is held."""
-        return [self.data, self.index, *self.shapes.values()]
+        streams = [spool for stream in self.streams.values() for spool in stream.spools]
+        return [self.data, self.index, *self.shapes.values(), *streams]
 
     def append(self, records: Sequence[Record]) -> None:
         """Add a row: a record for every record field of the schema, in order."""
@@ -77,12 +106,10 @@ class PayloadWriter:
         self._waiting, self._n_waiting_bytes = [], 0
 
     def _write(self, records: Sequence[Record]) -> None:
-        for (name, field), (record, shape) in zip(self._fields, records, strict=True):
-            self._write_record(name, field, record, shape)
+        for (name, field), (record, tables) in zip(self._fields, records, strict=True):
+            self._write_record(name, field, record, tables)
 
-    def _write_record(
-        self, name: str, field: Field, record: memoryview, shape: tuple[int, ...]
-    ) -> None:
+    def _write_record(self, name: str, field: Field, record: memoryview, tables: Tables) -> None:
         wanted = Codec[field.codec.upper()]
         codec, stored = encode(record, wanted, self.dictionaries.get(name))
         if codec is Codec.ZSTD:
@@ -90,12 +117,16 @@ class PayloadWriter:
         start = alignment(field, codec)
         if gap := -self.data.n_bytes % start:
             self.data.write(bytes(gap))
-        hash_ = hash_bytes(stored)
+        if isinstance(tables, StreamTables):
+            hash_ = self.streams[name].append(stored, tables)
+        else:
+            hash_ = hash_bytes(stored)
         entry = pack_entry(self.data.n_bytes, stored.nbytes, codec, record.nbytes, hash_)
         self.index.write(entry)
         self.data.write(stored)
         self.hash.update(DIMENSION.pack(hash_))
-        if name in self.shapes and isinstance(field, Array):
-            for d, n in zip(field.shape, shape, strict=True):
+        if name in self.shapes and not isinstance(tables, StreamTables):
+            dims: tuple[int | None, ...] = (None,) * len(tables)
+            for d, n in zip(field.shape if isinstance(field, Array) else dims, tables, strict=True):
                 if d is None:
                     self.shapes[name].write(DIMENSION.pack(n))

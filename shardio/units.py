@@ -1,8 +1,9 @@
 """What of a shard has been checked: one mark, a byte, per unit that has a hash of its own.
 
-Units are the 4 KiB blocks of index sections, the rows or runs of columns, and records, numbered
-in this order; see `format/checksum` for what each hash covers. A loader keeps the marks of all
-shards in one table that its processes share. A mark lost to a race only means checking twice.
+Units are the 4 KiB blocks of index sections, the rows or runs of columns, records, and the chunks
+of streams, numbered in this order; see `format/checksum` for what each hash covers. A loader keeps
+the marks of all shards in one table that its processes share. A mark lost to a race only means
+checking twice.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from shardio.format.checksum import (
     n_blocks,
     rows_per_unit,
 )
+from shardio.format.fields import STREAMED
 from shardio.format.index import DIMENSION
 from shardio.format.layout import NO_FIELD, Kind, Section
 from shardio.format.schema import Schema
@@ -70,7 +72,13 @@ class Units:
         """Of each, the bytes of a row, those to the next, and the rows of a unit."""
         self._n_records = len(schema.records)
         self._records_mark = self._number(sections)
+        self._chunk_marks: dict[str, int] = {}
+        """Where the marks of the chunks of a field of streams begin."""
         self.n_marks = self._records_mark + n_samples * self._n_records
+        for name, field in schema.records.items():
+            if isinstance(field, STREAMED):
+                self._chunk_marks[name] = self.n_marks
+                self.n_marks += sections[Kind.CHUNK_HASHES, schema.field_id(name), 0].count
         """How many units there are."""
         self.marks: npt.NDArray[np.uint8] = np.zeros(self.n_marks, np.uint8)
         """Which units are checked; replace it by n_marks bytes that are shared."""
@@ -182,6 +190,28 @@ class Units:
         if found != expected:
             raise self.mismatch(name, row, offset, expected, found)
         self.marks[mark] = 1
+
+    def fresh_chunks(self, name: str, first: int, n: int) -> Rows:
+        """Which of n chunks of a field of streams, from number `first` on, are to be checked."""
+        chunks = np.arange(first, first + n)
+        return (
+            chunks[:0] if self._verify == "off" else self._unmarked(self._chunk_marks[name], chunks)
+        )
+
+    def check_chunk(
+        self, name: str, row: int, chunk: int, offset: int, stored: memoryview, expected: int
+    ) -> None:
+        """Check the stored bytes (at `offset`) of a chunk of a row's stream.
+
+        Raises:
+            ChecksumMismatch: naming field, sample and offset.
+        """
+        start_ns = now_ns()
+        found = hash_bytes(stored)
+        SPENT.sums_ns[CHECK] += now_ns() - start_ns
+        if found != expected:
+            raise self.mismatch(name, row, offset, expected, found)
+        self.marks[self._chunk_marks[name] + chunk] = 1
 
     def check_blocks(self, kind: int, field: int, starts: Rows, n_bytes: int) -> None:
         """Check the blocks of an index section that n_bytes from each of `starts` lie in.

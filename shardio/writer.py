@@ -18,13 +18,21 @@ from typing import IO, Any, Final
 from shardio.closing import Publishing
 from shardio.columns import ColumnWriter, ValidityWriter
 from shardio.disk import create, create_unnamed, sync, unlink
-from shardio.errors import InvalidArgument, LoaderClosed, SchemaError, ShardExists
+from shardio.encoded import as_encoded
+from shardio.errors import (
+    InvalidArgument,
+    LoaderClosed,
+    MediaError,
+    SchemaError,
+    ShardExists,
+)
 from shardio.format.checksum import Hasher, hash_bytes
-from shardio.format.fields import Array
+from shardio.format.fields import MEDIA, STREAMED, Field, n_stored_dims
 from shardio.format.index import DIMENSION, ENTRY
 from shardio.format.layout import NO_FIELD, PAGE, Header, Kind
 from shardio.format.schema import Schema
-from shardio.format.values import encode_array, encode_record
+from shardio.format.streams import PACKET, STREAM
+from shardio.format.values import encode_array, encode_record, encode_stream
 from shardio.payload import PayloadWriter, Record
 from shardio.sections import SectionTable
 from shardio.storage import Spool, rename_new, sync_folder
@@ -55,6 +63,7 @@ class ShardWriter(Publishing):
     Raises:
         ShardExists: the file is there already: shards are never overwritten.
         SchemaError: (from `append`) the sample does not fit the schema.
+        MediaError: (from `append`) the bytes of a picture or of a media file are damaged.
         OSError: the disk is full or refuses; abort, nothing is published.
     """
 
@@ -76,6 +85,7 @@ class ShardWriter(Publishing):
         self._columns = {n: ColumnWriter(f) for n, f in schema.columns.items()}
         self._payload = PayloadWriter(schema)
         self._validity = {name: ValidityWriter() for name in schema.optional}
+        self._media = {n: f for n, f in schema.records.items() if isinstance(f, MEDIA)}
         self._dominant: Spool | None = None
 
     @property
@@ -87,7 +97,8 @@ class ShardWriter(Publishing):
         """Add one sample: a value for every field of the schema, and nothing else.
 
         An optional field may be None, or left out. Fields of a nested record are given in a dict of
-        their own, or by their dotted names.
+        their own, or by their dotted names. A picture is the bytes of its file; a video or sound is
+        those of a media file, or an EncodedStream.
         """
         if self._file is None:
             raise LoaderClosed(f"{self.path}: the writer is closed")
@@ -99,8 +110,8 @@ class ShardWriter(Publishing):
         try:
             sample = self.schema.flatten(sample)
             rows, records = self._encode(sample)
-        except SchemaError as error:
-            raise SchemaError(f"{self.path}, sample {self.n_samples}: {error}") from error
+        except (SchemaError, MediaError) as error:
+            raise type(error)(f"{self.path}, sample {self.n_samples}: {error}") from error
         try:
             for name, row in rows.items():
                 self._columns[name].append(row)
@@ -133,8 +144,11 @@ class ShardWriter(Publishing):
                 rows[name] = None
             else:
                 rows[name] = encode_array(name, field, value).reshape(-1).view("u1").data
+        if self._media:
+            given = {n: as_encoded(n, f, sample.get(n)) for n, f in self._media.items()}
+            sample = {**sample, **given}
         records = self.schema.records.items()
-        return rows, [encode_record(name, field, sample.get(name)) for name, field in records]
+        return rows, [_record_of(name, field, sample.get(name)) for name, field in records]
 
     def _spools(self) -> list[Spool]:
         columns = [s for c in self._columns.values() for s in (c.data, c.hashes)]
@@ -221,9 +235,12 @@ class ShardWriter(Publishing):
         if self.schema.records:
             table.add_blocked(Kind.INDEX, NO_FIELD, payload.index.chunks(), ENTRY.size)
         for name, spool in payload.shapes.items():
-            varying = self.schema[name]
-            n_varying = varying.n_varying if isinstance(varying, Array) else 0
-            table.add_blocked(Kind.SHAPES, ids(name), spool.chunks(), DIMENSION.size * n_varying)
+            stride = DIMENSION.size * n_stored_dims(self.schema[name])
+            table.add_blocked(Kind.SHAPES, ids(name), spool.chunks(), stride)
+        for name, stream in payload.streams.items():
+            table.add_blocked(Kind.STREAMS, ids(name), stream.lines.chunks(), STREAM.size)
+            table.add_blocked(Kind.PACKETS, ids(name), stream.packets.chunks(), PACKET.size)
+            table.add_blocked(Kind.CHUNK_HASHES, ids(name), stream.chunks.chunks(), DIMENSION.size)
         for name, validity in self._validity.items():
             table.add_blocked(Kind.VALIDITY, ids(name), validity.data.chunks(), 1)
         for name, dictionary in payload.dictionaries.items():
@@ -262,6 +279,17 @@ class ShardWriter(Publishing):
     @property
     def _is_closed(self) -> bool:
         return self._file is None
+
+
+def _record_of(name: str, field: Field, value: object) -> Record:
+    """The bytes of a value, and what other sections have of it.
+
+    Raises:
+        SchemaError: the value does not fit the field.
+    """
+    if isinstance(field, STREAMED):
+        return encode_stream(name, field, value)
+    return encode_record(name, field, value)
 
 
 def check_schema(schema: object) -> Schema:

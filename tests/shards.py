@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from shardio.format.fields import Array, Bytes, Json, List, Text
+from shardio.format.fields import Array, Audio, Bytes, Image, Json, List, Text, Video
+from shardio.format.images import EncodedImage
 from shardio.format.schema import Schema
+from shardio.format.streams import EncodedStream, PacketFlag, pack_packets
 from shardio.writer import ShardWriter
 
 EVERY_FIELD = Schema(
@@ -72,6 +75,59 @@ def samples(n: int) -> Iterator[dict[str, Any]]:
     return (every_field_sample(i) for i in range(n))
 
 
+MEDIA_FIELDS = Schema(
+    {
+        "video": Video(),
+        "image": Image(optional=True),
+        "label": Array("int64"),
+        "sound": Audio(optional=True),
+        "note": Text(codec="zstd"),
+    }
+)
+
+
+def made_stream(i: int, n_packets: int = 12, mean_bytes: int = 40) -> EncodedStream:
+    """A stream of packets that no decoder would take: every fourth is a key, the second hidden."""
+    rng = np.random.default_rng(i)
+    sizes = rng.integers(1, 2 * mean_bytes, n_packets)
+    flags = np.where(np.arange(n_packets) % 4, PacketFlag.DISPOSABLE, PacketFlag.KEY)
+    flags[1:2] |= PacketFlag.HIDDEN
+    return EncodedStream(
+        parameters={"codec": "h264", "ü": [1, None]},
+        extradata=b"extra" * (i % 3),
+        packets=pack_packets(sizes, flags, 512 * np.arange(n_packets) - 1024, [512] * n_packets),
+        data=rng.bytes(int(sizes.sum())),
+        time_base=Fraction(1, 12_800),
+        n_frames=n_packets - (n_packets > 1),
+        width=64 + i,
+        height=48,
+        duration=512 * n_packets,
+    )
+
+
+def media_sample(i: int, mean_bytes: int = 40) -> dict[str, Any]:
+    """Sample number i of MEDIA_FIELDS."""
+    return {
+        "video": made_stream(i, 5 + i % 9, mean_bytes),
+        "image": EncodedImage(b"a picture" * (1 + i), 30 + i, 40, 1 + i % 4) if i % 3 else None,
+        "label": i,
+        "sound": made_stream(100 + i, 3 + i % 2, mean_bytes) if i % 4 else None,
+        "note": f"sample {i} " * (i % 5),
+    }
+
+
+def write_media(
+    path: Path, n: int, schema: Schema = MEDIA_FIELDS, mean_bytes: int = 40
+) -> list[dict[str, Any]]:
+    """Write n samples of MEDIA_FIELDS, cut down to the fields of `schema`; returns them as read."""
+    made = [media_sample(i, mean_bytes) for i in range(n)]
+    made = [{name: sample[name] for name in schema} for sample in made]
+    with ShardWriter(path, schema) as writer:
+        for sample in made:
+            writer.append(sample)
+    return [as_read(sample, schema) for sample in made]
+
+
 def write_shard(path: Path, n: int, schema: Schema = EVERY_FIELD) -> Path:
     """Write n samples of EVERY_FIELD, cut down to the fields of `schema`."""
     with ShardWriter(path, schema) as writer:
@@ -86,7 +142,15 @@ def same_value(a: Any, b: Any) -> bool:
         return type(a) is type(b) and a.dtype == b.dtype and np.array_equal(a, b)
     if isinstance(a, list) and isinstance(b, list):
         return len(a) == len(b) and all(map(same_value, a, b))
+    if isinstance(a, EncodedStream) and isinstance(b, EncodedStream):
+        return all(same_value(_plain(a, name), _plain(b, name)) for name in a.__slots__)
+    if isinstance(a, EncodedImage) and isinstance(b, EncodedImage) and a.shape != b.shape:
+        return False
     return type(a) is type(b) and bool(a == b)
+
+
+def _plain(stream: EncodedStream, name: str) -> Any:
+    return bytes(stream.data[:]) if name == "data" else getattr(stream, name)
 
 
 def same_in_batch(found: Any, expected: Any) -> bool:

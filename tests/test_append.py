@@ -14,7 +14,6 @@ import pytest
 import shardio
 from shardio import (
     Array,
-    DatasetConflict,
     DatasetCorrupt,
     DatasetExists,
     DatasetNotFound,
@@ -28,6 +27,7 @@ from shardio import (
 )
 from shardio.conversion import Progress, files
 from shardio.conversion.staging import Staging
+from shardio.errors import DatasetConflict
 from shardio.manifest import load, publish_next
 from shardio.sealed import read_sealed, sealed
 from shardio.surgery import add_column, audit_dataset, compute_stats, merge, split

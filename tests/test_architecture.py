@@ -31,6 +31,7 @@ RANKS = {
     "shardio.units": 2,
     "shardio.sections": 2,
     "shardio.columns": 3,
+    "shardio.encoded": 3,
     "shardio.payload": 3,
     "shardio.records": 3,
     "shardio.rows": 3,

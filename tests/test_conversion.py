@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 import shardio
 from shardio import (
     Array,
-    DatasetConflict,
     DatasetExists,
     Input,
     InvalidArgument,
@@ -35,6 +34,7 @@ from shardio.conversion.plan import (
     list_inputs,
 )
 from shardio.conversion.source import options_of
+from shardio.errors import DatasetConflict
 from shardio.format.checksum import hash_bytes
 from tests.lines import contents, convert, install, outcomes, texts, write
 

@@ -13,7 +13,7 @@ import pytest
 
 from shardio import opening
 from shardio.errors import DatasetCorrupt
-from shardio.format import checksum, codec, fields, index, layout, schema, values
+from shardio.format import checksum, codec, fields, index, layout, schema, streams, values
 from shardio.format.fields import DType, FieldType, numpy_dtype
 from shardio.format.layout import HEADER, HEADER_HASH, MAGIC, PAGE, SECTION, Kind, Required
 from shardio.format.structure import unpack_header, unpack_table
@@ -49,17 +49,21 @@ STRUCTS = [
     (0, sizes_of(HEADER) + sizes_of(HEADER_HASH), PAGE),
     (1, sizes_of(SECTION), SECTION.size),
     (2, sizes_of(index.ENTRY), index.ENTRY.size),
+    (3, sizes_of(streams.STREAM), streams.STREAM.size),
+    (4, sizes_of(streams.PACKET), streams.PACKET.size),
 ]
 
 
-@pytest.mark.parametrize(("nth", "sizes", "total"), STRUCTS, ids=["header", "section", "entry"])
+@pytest.mark.parametrize(
+    ("nth", "sizes", "total"), STRUCTS, ids=["header", "section", "entry", "stream", "packet"]
+)
 def test_offsets_and_sizes_are_those_of_the_structs(nth: int, sizes: list[int], total: int) -> None:
     rows = table("| offset | size |", nth)
     if sum(sizes) < total:
         sizes = [*sizes, total - sum(sizes)]
     assert [int(row[1]) for row in rows] == sizes
     assert [int(row[0]) for row in rows] == [sum(sizes[:i]) for i in range(len(sizes))]
-    types = {"u16": 2, "u32": 4, "u64": 8}
+    types = {"u16": 2, "u32": 4, "u64": 8, "i64": 8}
     assert all(types.get(row[2], int(row[1])) == int(row[1]) for row in rows)
 
 
@@ -71,6 +75,16 @@ def test_names_of_entries_are_those_of_the_code() -> None:
     assert set(layout.Header.__dataclass_fields__) <= set(header)
     entry = [row[3] for row in table("| offset | size |", 2)]
     assert entry == list(index.ENTRY_DTYPE.names or ())
+    for nth, dtype in ((3, streams.STREAM_DTYPE), (4, streams.PACKET_DTYPE)):
+        assert [row[3] for row in table("| offset | size |", nth)] == list(dtype.names or ())
+        sizes = [dtype[name].itemsize for name in dtype.names or ()]
+        assert [int(row[1]) for row in table("| offset | size |", nth)] == sizes
+
+
+def test_flags_of_packets_are_those_of_the_code() -> None:
+    assert {row[1]: int(row[0]) for row in table("| flag |")} == {
+        flag.name: int(flag) for flag in streams.PacketFlag
+    }
 
 
 @pytest.mark.parametrize(
@@ -109,6 +123,7 @@ def _every_kind() -> schema.Schema:
         "a": fields.Array("uint8"),
         "b": fields.Array("uint8", (None,), optional=True),
         "c": fields.Text("zstd_dictionary"),
+        "d": fields.Video(),
     }
     return schema.Schema(kinds)
 
@@ -141,7 +156,13 @@ def test_item_sizes_are_those_of_numpy() -> None:
         ("if b ≥ 2048", checksum.ROW_HASH_MIN),
         ("⌊65536 ∕ stride⌋", checksum.RUN_BYTES),
         ("4096 bytes of the covered section", checksum.BLOCK_BYTES),
-        ("bytes of a dictionary | 1 MiB", codec.MAX_DICTIONARY_BYTES),
+        ("bytes of a dictionary, of a stream's parameters | 1 MiB", codec.MAX_DICTIONARY_BYTES),
+        ("`parameter_bytes` | 1 to 1 MiB", streams.MAX_PARAMETER_BYTES),
+        ("each from 1 to 2147483647 pixels", fields.MAX_PICTURE_SIDE),
+        ("height and width of an image | 2147483647", fields.MAX_PICTURE_SIDE),
+        ("the 1 to 4 channels", fields.MAX_CHANNELS),
+        ("A *chunk* is 65536 bytes", checksum.CHUNK_BYTES),
+        ("⌈`n_bytes` ∕ 65536⌉ chunks", checksum.CHUNK_BYTES),
         ("bytes of a shard | 2^62", layout.MAX_FILE_BYTES),
         ("sections of a shard | 16384", layout.MAX_SECTIONS),
         ("fields | 1024", schema.MAX_FIELDS),
@@ -244,4 +265,4 @@ def test_a_digest_is_that_of_the_text_without_its_line(lines: list[str], tmp_pat
 
 
 def test_the_specification_fits_on_its_page() -> None:
-    assert len(PAGE_TEXT.splitlines()) <= 450
+    assert len(PAGE_TEXT.splitlines()) <= 500

@@ -19,7 +19,6 @@ import shardio
 import shardio.manifest
 from shardio import (
     Array,
-    DatasetConflict,
     DatasetWriter,
     Input,
     InvalidArgument,
@@ -33,6 +32,7 @@ from shardio import (
 from shardio.conversion import Progress, files
 from shardio.conversion.plan import list_inputs
 from shardio.conversion.staging import Staging
+from shardio.errors import DatasetConflict
 
 NUMBERS = Schema({"n": Array("int64")})
 

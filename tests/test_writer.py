@@ -15,13 +15,24 @@ from hypothesis import HealthCheck, given, settings
 
 from shardio import writer as writer_module
 from shardio.errors import InvalidArgument, LoaderClosed, SchemaError
-from shardio.format.fields import Array, Bytes, Text
+from shardio.format.fields import Array, Audio, Bytes, Text
+from shardio.format.images import EncodedImage
 from shardio.format.schema import Schema
+from shardio.format.streams import EncodedStream
+from shardio.format.values import encode_stream
 from shardio.reader import ShardReader
 from shardio.surgery import audit_shard
 from shardio.writer import ShardWriter
 from tests.format.strategies import shards
-from tests.shards import EVERY_FIELD, as_read, every_field_sample, same_sample, samples, write_shard
+from tests.shards import (
+    EVERY_FIELD,
+    as_read,
+    every_field_sample,
+    same_sample,
+    samples,
+    write_media,
+    write_shard,
+)
 
 SIMPLE = Schema({"label": Array("int64"), "text": Text()})
 Content = tuple[Schema, list[dict[str, Any]]]
@@ -48,6 +59,11 @@ def raw_bytes(sample: dict[str, Any]) -> dict[str, Any]:
     def plain(value: Any) -> Any:
         if isinstance(value, list):
             return [plain(each) for each in value]
+        if isinstance(value, EncodedStream):
+            record, tables = encode_stream("", Audio(), value)
+            return bytes(record), tables
+        if isinstance(value, EncodedImage):
+            return value, value.shape
         is_array = isinstance(value, np.ndarray | np.generic)
         return (value.dtype, value.shape, value.tobytes()) if is_array else value
 
@@ -86,6 +102,14 @@ def test_shards_of_any_number_of_samples_are_read_whole(tmp_path: Path, n: int) 
         found = list(reader)
     assert all(map(same_sample, found, map(as_read, samples(n))))
     assert audit_shard(path) == []
+
+
+@pytest.mark.usefixtures("tiny_spools")
+def test_tables_of_streams_that_wait_in_files_are_read_whole(tmp_path: Path) -> None:
+    written = write_media(tmp_path / "a.shard", 60, mean_bytes=9)
+    with ShardReader(tmp_path / "a.shard") as reader:
+        assert all(map(same_sample, reader, written))
+    assert audit_shard(tmp_path / "a.shard") == []
 
 
 @pytest.mark.usefixtures("tiny_spools")

@@ -1,15 +1,17 @@
 """Which bytes each hash covers.
 
-Everything is hashed with xxh3-64 (seed 0), kept as an unsigned 64-bit integer. Three kinds of
+Everything is hashed with xxh3-64 (seed 0), kept as an unsigned 64-bit integer. Four kinds of
 unit exist, and every section belongs to one of them:
 
 * a **row** of a column whose rows have at least `ROW_HASH_MIN` bytes: the row's own bytes (the
   zeros that fill it up to the stride are not hashed; they must be zero);
 * a **run** of a column with smaller rows: as many whole strides as fit in `RUN_BYTES`;
-* a **block** of `BLOCK_BYTES` of an index section (the last one may be shorter).
+* a **block** of `BLOCK_BYTES` of an index section (the last one may be shorter);
+* a **chunk** of `CHUNK_BYTES` of the record of a stream (the last one may be shorter), so that a
+  clip is checked by what it touches. The hash in the index entry is that of the chunks' hashes.
 
-A record of the payload is covered by the hash in its index entry. Bytes are hashed once: the
-hash of a section that has unit hashes is the hash of those, as little-endian integers.
+Any other record of the payload is covered by the hash in its index entry. Bytes are hashed once:
+the hash of a section that has unit hashes is the hash of those, as little-endian integers.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ import xxhash
 
 BLOCK_BYTES = 4096
 RUN_BYTES = 64 << 10
+CHUNK_BYTES = 64 << 10
 ROW_HASH_MIN = 2 << 10
 
 hash_bytes = xxhash.xxh3_64_intdigest
@@ -57,6 +60,17 @@ def n_blocks(n_bytes: int) -> int:
 def block_hashes(content: memoryview) -> Iterable[int]:
     """The hash of each 4 KiB block of `content`, in order."""
     return (hash_bytes(content[i : i + BLOCK_BYTES]) for i in range(0, content.nbytes, BLOCK_BYTES))
+
+
+def n_chunks(n_bytes: int) -> int:
+    """How many chunk hashes the record of a stream has."""
+    return -(-n_bytes // CHUNK_BYTES)
+
+
+def chunk_hashes(record: memoryview) -> list[int]:
+    """The hash of each chunk of the record of a stream, in order."""
+    starts = range(0, record.nbytes, CHUNK_BYTES)
+    return [hash_bytes(record[at : at + CHUNK_BYTES]) for at in starts]
 
 
 def pack_hashes(hashes: Iterable[int]) -> bytes:

@@ -10,7 +10,7 @@ import functools
 import math
 from dataclasses import KW_ONLY, dataclass
 from enum import IntEnum
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import numpy as np
 
@@ -20,12 +20,15 @@ from shardio.format.codec import Codec
 MAX_DIMS: Final = 16
 MAX_RECORD_BYTES: Final = 1 << 48
 COLUMN_ALIGNMENT: Final = 64
+MAX_PICTURE_SIDE: Final = (1 << 31) - 1
+"""Pixels; what PNG allows, which is more than any other format does."""
+MAX_CHANNELS: Final = 4
 CODECS: Final = tuple(codec.name.lower() for codec in Codec)
 """Names users give."""
 
 
 class FieldType(IntEnum):
-    """Stable codes of all field types; IMAGE, VIDEO and AUDIO are reserved and not built yet."""
+    """Stable codes of all field types."""
 
     ARRAY = 1
     BYTES = 2
@@ -202,7 +205,40 @@ class Json(_AnyLength):
     """
 
 
-Field = Array | Bytes | Text | Json | List
+@dataclass(frozen=True, slots=True)
+class _Encoded:
+    """A field of what was encoded elsewhere, untouched: it is not compressed once more."""
+
+    codec: ClassVar[str] = "raw"
+    _: KW_ONLY
+    optional: bool = False
+
+    def __post_init__(self) -> None:
+        _check_options(self.codec, self.optional)
+
+
+@dataclass(frozen=True, slots=True)
+class Image(_Encoded):
+    """A field of pictures, each the bytes of its file (JPEG, PNG, …); for optional see Array.
+
+    Height and width as shown, and channels, are told without looking into them.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class Video(_Encoded):
+    """A field of videos, each the packets of one stream; for optional see Array.
+
+    Any span of packets is found, read and checked without the others.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class Audio(_Encoded):
+    """A field of sound, each the packets of one stream, as of a Video; for optional see Array."""
+
+
+Field = Array | Bytes | Text | Json | List | Image | Video | Audio
 
 FIELD_TYPES: Final[dict[type, FieldType]] = {
     Array: FieldType.ARRAY,
@@ -210,7 +246,16 @@ FIELD_TYPES: Final[dict[type, FieldType]] = {
     Text: FieldType.TEXT,
     Json: FieldType.JSON,
     List: FieldType.LIST,
+    Image: FieldType.IMAGE,
+    Video: FieldType.VIDEO,
+    Audio: FieldType.AUDIO,
 }
+MEDIA: Final = (Image, Video, Audio)
+"""What is stored as it was encoded: its records are raw, and none that is there is empty."""
+STREAMED: Final = (Video, Audio)
+"""What is stored as a stream of packets."""
+PICTURE_DIMS: Final = 3
+"""What SHAPES has of a picture: height, width, channels."""
 
 
 def array_of(field: Field) -> Array | None:
@@ -220,9 +265,11 @@ def array_of(field: Field) -> Array | None:
     return field if isinstance(field, Array) else None
 
 
-def has_shapes(field: Field) -> bool:
-    """Whether a section has the dimensions of its samples; a list's record tells them itself."""
-    return isinstance(field, Array) and field.n_varying > 0
+def n_stored_dims(field: Field) -> int:
+    """How many dimensions of each sample a section has; a list's record tells them itself."""
+    if isinstance(field, Array):
+        return field.n_varying
+    return PICTURE_DIMS if isinstance(field, Image) else 0
 
 
 def _dtype_name(dtype: Any) -> str | None:

@@ -15,7 +15,16 @@ import numpy.typing as npt
 
 from shardio.errors import ShardCorrupt
 from shardio.format.codec import Codec
-from shardio.format.fields import CODECS, MAX_RECORD_BYTES, Array, Field, List
+from shardio.format.fields import (
+    CODECS,
+    MAX_CHANNELS,
+    MAX_PICTURE_SIDE,
+    MAX_RECORD_BYTES,
+    MEDIA,
+    Array,
+    Field,
+    List,
+)
 
 ENTRY: Final = struct.Struct("<QQQQ")
 """offset in the payload, stored bytes | codec << 48, raw bytes, hash of the stored bytes."""
@@ -62,7 +71,8 @@ def broken(entries: Entries, field: Field, payload_bytes: int) -> npt.NDArray[np
 
     Checked without a possible overflow: known codec, record inside the payload, equal sizes for a
     raw record, a compressed one smaller than its content and not smaller than zstd can make it,
-    the size that a fixed-shape array must have where it is present, alignment of raw arrays.
+    the size that a fixed-shape array must have where it is present, alignment of raw arrays; media
+    that are there have bytes.
     """
     stored, kinds, offsets = stored_bytes(entries), codecs(entries), entries["offset"]
     bad = kinds > CODECS.index(field.codec)
@@ -78,6 +88,8 @@ def broken(entries: Entries, field: Field, payload_bytes: int) -> npt.NDArray[np
     if isinstance(field, Array) and field.row_bytes is not None:
         is_absent = (entries["n_bytes"] == 0) & field.optional
         bad |= ~is_absent & (entries["n_bytes"] != field.row_bytes)
+    if isinstance(field, MEDIA) and not field.optional:
+        bad |= stored == 0
     found: npt.NDArray[np.bool_] = bad
     return found
 
@@ -99,6 +111,8 @@ def _are_raw(entries: Entries, field: Field, payload_bytes: int) -> bool:
     sizes, offsets = entries["n_bytes"], entries["offset"]
     if not len(entries) or payload_bytes > _SIZE_MASK or isinstance(field, Array | List):
         return False
+    if isinstance(field, MEDIA) and not sizes.all():
+        return False  # it is missing, if it may be
     fit = max(sizes.max(), offsets.max()) <= payload_bytes
     return bool(
         fit and (offsets + sizes).max() <= payload_bytes and (entries["stored"] == sizes).all()
@@ -127,3 +141,33 @@ def full_shape(field: Array, varying: npt.NDArray[np.uint64], n_bytes: int) -> t
             found=needed,
         )
     return shape
+
+
+def are_pictures(dims: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
+    """Which lines of height, width and channels a picture can have."""
+    most = np.array([MAX_PICTURE_SIDE, MAX_PICTURE_SIDE, MAX_CHANNELS], np.uint64)
+    found: npt.NDArray[np.bool_] = ((dims > 0) & (dims <= most)).sum(axis=1) == dims.shape[1]
+    return found
+
+
+def picture_shape(dims: npt.NDArray[np.uint64]) -> tuple[int, int, int]:
+    """Height, width and channels of a picture from its stored dimensions.
+
+    Raises:
+        ShardCorrupt: no picture has these. It names no place.
+    """
+    height, width, channels = dims.tolist()
+    if not is_picture(height, width, channels):
+        raise ShardCorrupt(
+            "no picture has this height, width and number of channels",
+            code="picture",
+            expected=f"1 to {MAX_PICTURE_SIDE}, 1 to {MAX_PICTURE_SIDE}, 1 to {MAX_CHANNELS}",
+            found=(height, width, channels),
+        )
+    return height, width, channels
+
+
+def is_picture(height: int, width: int, channels: int) -> bool:
+    """Whether a picture can have these dimensions."""
+    sides = 1 <= height <= MAX_PICTURE_SIDE and 1 <= width <= MAX_PICTURE_SIDE
+    return sides and 1 <= channels <= MAX_CHANNELS

@@ -39,7 +39,7 @@ FIRST_OPTIONAL_KIND: Final = 0x8000
 
 
 class Kind(IntEnum):
-    """What a section holds. Codes are stable; PACKETS and STREAMS are reserved."""
+    """What a section holds. Codes are stable."""
 
     SCHEMA = 1
     COLUMN = 2
@@ -50,6 +50,7 @@ class Kind(IntEnum):
     BLOCK_HASHES = 7
     DICTIONARY = 8
     VALIDITY = 9
+    CHUNK_HASHES = 10
     PACKETS = 11
     STREAMS = 12
 
@@ -79,6 +80,9 @@ BUILT: Final = (
     | Required.OPTIONAL_FIELDS
     | Required.NESTED_NAMES
     | Required.LISTS
+    | Required.IMAGES
+    | Required.VIDEOS
+    | Required.AUDIO
 )
 """The required features that this version reads."""
 

@@ -18,10 +18,14 @@ from shardio.format.fields import (
     CODECS,
     DTYPES,
     FIELD_TYPES,
+    MEDIA,
     Array,
+    Audio,
     Field,
     FieldType,
+    Image,
     List,
+    Video,
     array_of,
 )
 from shardio.format.layout import Required
@@ -32,6 +36,13 @@ VARYING: Final = -1
 """How a dimension that varies is written in the stored schema."""
 
 _CLASSES: Final[dict[FieldType, type]] = {code: kind for kind, code in FIELD_TYPES.items()}
+_FEATURES: Final[dict[type, Required]] = {
+    List: Required.LISTS,
+    Image: Required.IMAGES,
+    Video: Required.VIDEOS,
+    Audio: Required.AUDIO,
+}
+"""The feature that a reader needs for a field of a type."""
 
 
 class Schema(Mapping[str, Field]):
@@ -110,8 +121,7 @@ class Schema(Mapping[str, Field]):
         for field in self.values():
             if field.optional:
                 found |= Required.OPTIONAL_FIELDS
-            if isinstance(field, List):
-                found |= Required.LISTS
+            found |= _FEATURES.get(type(field), Required(0))
             if field.codec == "zstd_dictionary":
                 found |= Required.ZSTD_DICTIONARY
         return found
@@ -239,6 +249,10 @@ def _parse_field(position: int, entry: object) -> tuple[str, Field]:
     codec = _named("codec", entry["codec"], dict(enumerate(CODECS)), name)
     kind = _named("field type", entry["type"], _CLASSES, name)
     optional = entry.get("optional", False)
+    if kind in MEDIA:
+        if codec != kind.codec:
+            raise SchemaError(f"field {name!r}: {kind.__name__} is never compressed; found {codec}")
+        return str(name), kind(optional=optional)
     if kind not in (Array, List):
         return str(name), kind(codec, optional=optional)
     dtype, shape = _parse_array(name, entry)

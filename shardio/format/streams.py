@@ -1,20 +1,28 @@
 """Encoded streams: the packets of a video or of sound, untouched, with a table that finds each.
 
 `media` cuts files into these and decodes them; a shard keeps one per sample of a `Video` or `Audio`
-field.
+field. Its record is
+
+    | parameters: canonical JSON | extradata | packets, back to back |
+
+and sections beside the payload have a line per stream (`STREAM`) and one per packet (`PACKET`).
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntFlag
 from fractions import Fraction
 from typing import Any, Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
+
+from shardio.errors import SchemaError, ShardCorrupt
+from shardio.format.checksum import CHUNK_BYTES
+from shardio.format.fields import MAX_RECORD_BYTES, Field, Video
 
 PACKET: Final = struct.Struct("<QQqQ")
 """offset in the data, bytes | flags << 48, time of presentation, duration."""
@@ -23,6 +31,32 @@ PACKET_DTYPE: Final = np.dtype(
 )
 Packets = npt.NDArray[np.void]
 
+STREAM: Final = struct.Struct("<QQQQIIIIIIQ")
+"""first packet, packets, first chunk, frames, time base (2), width, height, bytes of parameters
+and of extradata, duration."""
+STREAM_DTYPE: Final = np.dtype(
+    [
+        ("first_packet", "<u8"),
+        ("n_packets", "<u8"),
+        ("first_chunk", "<u8"),
+        ("n_frames", "<u8"),
+        ("numerator", "<u4"),
+        ("denominator", "<u4"),
+        ("width", "<u4"),
+        ("height", "<u4"),
+        ("parameter_bytes", "<u4"),
+        ("extradata_bytes", "<u4"),
+        ("duration", "<u8"),
+    ]
+)
+"""`n_frames`, `width` and `height` as of `EncodedStream`; the time base is numerator by
+denominator."""
+Streams = npt.NDArray[np.void]
+MAX_PARAMETER_BYTES: Final = 1 << 20
+
+_ABSENT: Final = ("n_packets", "n_frames", "numerator", "denominator", "width", "height")
+_ABSENT_TOO: Final = ("parameter_bytes", "extradata_bytes", "duration")
+_U32, _U64 = (1 << 32) - 1, (1 << 64) - 1
 _SIZE_BITS: Final = 48
 _SIZE_MASK: Final = np.uint64((1 << _SIZE_BITS) - 1)
 
@@ -38,6 +72,9 @@ class PacketFlag(IntFlag):
     """No other frame needs it."""
 
 
+_FLAGS: Final = int(PacketFlag.KEY | PacketFlag.HIDDEN | PacketFlag.DISPOSABLE)
+
+
 class Data(Protocol):
     """Bytes that can be cut: a bytes-like object, or one that checks what it hands out."""
 
@@ -46,7 +83,7 @@ class Data(Protocol):
     def __getitem__(self, part: slice, /) -> bytes | memoryview: ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class EncodedStream:
     """One stream of encoded media, in the order in which it is decoded.
 
@@ -63,9 +100,9 @@ class EncodedStream:
     """
 
     parameters: Mapping[str, Any]
-    extradata: bytes
-    packets: Packets
-    data: Data
+    extradata: bytes = field(repr=False)
+    packets: Packets = field(repr=False)
+    data: Data = field(repr=False)
     time_base: Fraction
     n_frames: int
     width: int
@@ -104,3 +141,149 @@ def pack_packets(
     found["pts"] = pts
     found["duration"] = durations
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class StreamTables:
+    """What the sections beside the payload have of one stream.
+
+    `line` is packed by `STREAM`, with zeros for the first packet and the first chunk, which the
+    writer knows; `packets` are the packed lines of its packets.
+    """
+
+    line: bytes = bytes(STREAM.size)
+    packets: bytes = b""
+
+
+def pack_line(line: bytes, first_packet: int, first_chunk: int) -> bytes:
+    """The line of a stream, with its place in the tables."""
+    _, n_packets, _, *rest = STREAM.unpack(line)
+    return STREAM.pack(first_packet, n_packets, first_chunk, *rest)
+
+
+def tables_of(name: str, kind: Field, stream: EncodedStream, n_parameters: int) -> StreamTables:
+    """What the sections have of a stream that is given to a writer.
+
+    Args:
+        name, kind: the field, for messages.
+        stream: whose parameters take `n_parameters` bytes.
+        n_parameters: bytes of canonical JSON.
+
+    Raises:
+        SchemaError: naming the field and what is wrong.
+    """
+    packets = np.ascontiguousarray(stream.packets)
+    if packets.dtype != PACKET_DTYPE or packets.ndim != 1:
+        raise SchemaError(
+            f"field {name!r}: expected packets of dtype {PACKET_DTYPE}, found {packets.dtype} of "
+            f"{packets.ndim} dimensions"
+        )
+    if (wrong := why_packets_are_wrong(packets, len(stream.data))) is not None:
+        raise SchemaError(f"field {name!r}: {wrong}")
+    time_base, sizes = Fraction(stream.time_base), (n_parameters, len(stream.extradata))
+    numbers = {
+        "n_frames": (stream.n_frames, 0, _U64),
+        "the time base's numerator": (time_base.numerator, 1, _U32),
+        "the time base's denominator": (time_base.denominator, 1, _U32),
+        "width": (stream.width, 1, _U32),
+        "height": (stream.height, 1, _U32),
+        "bytes of parameters": (n_parameters, 1, MAX_PARAMETER_BYTES),
+        "bytes of extradata": (len(stream.extradata), 0, _U32),
+        "duration": (stream.duration, 0, _U64),
+        "bytes of all": (len(stream.data) + sum(sizes), 1, MAX_RECORD_BYTES),
+    }
+    for what, (number, least, most) in numbers.items():
+        if isinstance(number, bool) or not isinstance(number, int | np.integer):
+            raise SchemaError(f"field {name!r}: {what} must be an integer; found {number!r}")
+        if not least <= number <= most:
+            raise SchemaError(f"field {name!r}: {what} must be {least} to {most}; found {number}")
+    shown = n_shown(packets)
+    if isinstance(kind, Video) and shown != stream.n_frames:
+        raise SchemaError(
+            f"field {name!r}: n_frames is {stream.n_frames}, and {shown} packets are shown"
+        )
+    line = STREAM.pack(
+        0,
+        len(packets),
+        0,
+        int(stream.n_frames),
+        time_base.numerator,
+        time_base.denominator,
+        int(stream.width),
+        int(stream.height),
+        *sizes,
+        int(stream.duration),
+    )
+    return StreamTables(line, packets.tobytes())
+
+
+def n_shown(packets: Packets) -> int:
+    """How many packets of a video are a frame that is shown."""
+    return int(np.count_nonzero(packet_flags(packets) & PacketFlag.HIDDEN == 0))
+
+
+def why_packets_are_wrong(packets: Packets, n_bytes: int) -> str | None:
+    """What is wrong with a table of packets of n_bytes: a flag, or that they do not tile them."""
+    if not len(packets):
+        return None if n_bytes == 0 else f"{n_bytes} bytes of packets, and no packet"
+    if (packet_flags(packets) & ~_FLAGS).any():
+        return "a packet has a flag that is not known"
+    offsets, sizes = packets["offset"], packet_sizes(packets).astype(np.uint64)
+    # No sum overflows where none of them is beyond n_bytes, which is less than 2^63.
+    is_inside = max(int(offsets.max()), int(sizes.max())) <= n_bytes
+    ends = offsets + sizes
+    tile = is_inside and offsets[0] == 0 and ends[-1] == n_bytes
+    if not tile or not np.array_equal(ends[:-1], offsets[1:]):
+        return "the packets do not lie back to back, or are not all of the data"
+    return None
+
+
+def broken_streams(
+    streams: Streams, sizes: npt.NDArray[np.uint64], n_packets: int, n_chunks: int
+) -> npt.NDArray[np.bool_]:
+    """Which lines have numbers that cannot be right; checked without a possible overflow.
+
+    Args:
+        streams: some lines.
+        sizes: the bytes of their records, each at most 2^48; 0 where the sample lacks the field.
+        n_packets, n_chunks: how many the tables of the field have.
+    """
+    chunks = (sizes + np.uint64(CHUNK_BYTES - 1)) // np.uint64(CHUNK_BYTES)
+    bad = _reaches_beyond(streams["first_packet"], streams["n_packets"], n_packets)
+    bad |= _reaches_beyond(streams["first_chunk"], chunks, n_chunks)
+    heads = streams["parameter_bytes"].astype(np.uint64) + streams["extradata_bytes"]
+    bad |= (heads > sizes) | (streams["parameter_bytes"] > MAX_PARAMETER_BYTES)
+    is_there = sizes > 0
+    for name in ("numerator", "denominator", "width", "height", "parameter_bytes"):
+        bad |= is_there & (streams[name] == 0)
+    bad |= is_there & (np.gcd(streams["numerator"], streams["denominator"]) != 1)
+    for name in (*_ABSENT, *_ABSENT_TOO):
+        bad |= ~is_there & (streams[name] != 0)
+    found: npt.NDArray[np.bool_] = bad
+    return found
+
+
+def _reaches_beyond(
+    first: npt.NDArray[np.uint64], n: npt.NDArray[np.uint64], n_all: int
+) -> npt.NDArray[np.bool_]:
+    """Which spans of n items from `first` on are not all among n_all."""
+    everything = np.uint64(n_all)
+    found: npt.NDArray[np.bool_] = first > everything
+    found |= n > everything - np.minimum(first, everything)
+    return found
+
+
+def check_parameters(parameters: object) -> Mapping[str, Any]:
+    """What a stream says of itself, once it is sure that this is an object with a codec.
+
+    Raises:
+        ShardCorrupt: it is not. It names no place.
+    """
+    codec = parameters.get("codec") if isinstance(parameters, dict) else None
+    if not isinstance(parameters, dict) or not isinstance(codec, str) or not codec:
+        raise ShardCorrupt(
+            "the parameters of a stream are no object that names a codec",
+            code="parameters",
+            found=str(parameters)[:60],
+        )
+    return parameters

@@ -8,11 +8,25 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from shardio.errors import SchemaError
-from shardio.format.fields import MAX_RECORD_BYTES, Array, Bytes, Field, Json, List, Text
-from shardio.format.index import extent
+from shardio.errors import SchemaError, ShardCorrupt
+from shardio.format.fields import (
+    MAX_RECORD_BYTES,
+    Array,
+    Audio,
+    Bytes,
+    Field,
+    Image,
+    Json,
+    List,
+    Text,
+    Video,
+    n_stored_dims,
+)
+from shardio.format.images import EncodedImage
+from shardio.format.index import extent, is_picture
 from shardio.format.lists import pack_list, unpack_list
 from shardio.format.schema import canonical_json
+from shardio.format.streams import EncodedStream, StreamTables, check_parameters, tables_of
 
 MAX_JSON_DEPTH: Final = 256
 """How deep a Json value may be nested: readable with whatever is left of Python's stack."""
@@ -103,15 +117,19 @@ def _converted(found: npt.NDArray[Any], field: Array) -> npt.NDArray[Any]:
 
 
 def encode_record(name: str, field: Field, value: object) -> tuple[memoryview, tuple[int, ...]]:
-    """The bytes of a value that is stored record by record, and its shape (() unless an array).
+    """The bytes of a value that is stored record by record, and its stored dimensions, if any.
 
-    None of an optional field has no bytes and, if it is an array, dimensions of 0.
+    None of an optional field has no bytes and, if it is an array, dimensions of 0. For streams
+    there is `encode_stream`.
 
     Raises:
         SchemaError: the value does not fit the field.
     """
     if value is None and field.optional:
-        return memoryview(b""), (0,) * (len(field.shape) if isinstance(field, Array) else 0)
+        n_dims = len(field.shape) if isinstance(field, Array) else n_stored_dims(field)
+        return memoryview(b""), (0,) * n_dims
+    if isinstance(field, Image):
+        return _encode_image(name, value)
     if isinstance(field, List):
         return _encode_list(name, field.element, value), ()
     if isinstance(field, Array):
@@ -136,6 +154,40 @@ def encode_record(name: str, field: Field, value: object) -> tuple[memoryview, t
         return memoryview(value.encode("utf-8")), ()
     except UnicodeEncodeError as error:
         raise SchemaError(f"field {name!r}: the text is not valid Unicode: {error}") from error
+
+
+def _encode_image(name: str, value: object) -> tuple[memoryview, tuple[int, ...]]:
+    if not isinstance(value, EncodedImage):
+        raise SchemaError(f"field {name!r}: expected a picture's bytes, found {_kind_of(value)}")
+    if not value or not is_picture(*value.shape):
+        raise SchemaError(
+            f"field {name!r}: no picture has {len(value)} bytes, height {value.height}, width "
+            f"{value.width} and {value.channels} channels"
+        )
+    return memoryview(value), value.shape
+
+
+def encode_stream(
+    name: str, field: Video | Audio, value: object
+) -> tuple[memoryview, StreamTables]:
+    """The record of a stream, and what other sections have of it; nothing of None, if it may be.
+
+    Raises:
+        SchemaError: the value does not fit the field.
+    """
+    if value is None and field.optional:
+        return memoryview(b""), StreamTables()
+    if not isinstance(value, EncodedStream):
+        raise SchemaError(f"field {name!r}: expected an EncodedStream, found {_kind_of(value)}")
+    try:
+        parameters = dict(value.parameters)
+        check_parameters(parameters)
+        head = canonical_json(parameters)
+        check_json(parameters)
+    except (ShardCorrupt, SchemaError, TypeError, ValueError) as error:
+        raise SchemaError(f"field {name!r}: {error}") from error
+    tables = tables_of(name, field, value, len(head))
+    return memoryview(b"".join([head, value.extradata, value.data[:]])), tables
 
 
 def _encode_list(name: str, element: Array, value: object) -> memoryview:
@@ -194,6 +246,8 @@ def decode_record(field: Field, record: bytes | memoryview, shape: tuple[int, ..
         return unpack_list(field.element, record)
     if isinstance(field, Array):
         return np.frombuffer(record, field.numpy).reshape(shape)[()]
+    if isinstance(field, Image):
+        return EncodedImage(record, *shape)
     if isinstance(field, Text):
         return str(record, "utf-8")
     if isinstance(field, Json):

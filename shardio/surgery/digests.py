@@ -15,9 +15,21 @@ import numpy.typing as npt
 
 from shardio.format.checksum import hash_bytes, rows_per_unit
 from shardio.format.codec import Codec
-from shardio.format.fields import Array, Bytes, Field, Json, List, Text
-from shardio.format.index import codecs
+from shardio.format.fields import (
+    MEDIA,
+    STREAMED,
+    Array,
+    Bytes,
+    Field,
+    Json,
+    List,
+    Text,
+)
+from shardio.format.images import EncodedImage
+from shardio.format.index import Entries, codecs
 from shardio.format.schema import canonical_json
+from shardio.format.streams import EncodedStream
+from shardio.format.values import encode_stream
 from shardio.reader import ShardReader
 from shardio.units import Rows
 
@@ -25,8 +37,8 @@ Digests = npt.NDArray[np.uint64]
 DigestsOf = Callable[[ShardReader, str, Rows], Digests]
 
 _WORD: Final = 8
-_PLAIN: Final = (Array, Bytes, Text, Json, List)
-"""Field types whose values are told by their stored bytes, shapes and validity."""
+_PLAIN: Final = (Array, Bytes, Text, Json, List, *MEDIA)
+"""Field types whose values are told by their stored bytes, tables and validity."""
 
 
 def stored_digests(reader: ShardReader, name: str, rows: Rows) -> Digests:
@@ -41,7 +53,15 @@ def stored_digests(reader: ShardReader, name: str, rows: Rows) -> Digests:
     if (kinds > Codec.ZSTD).any():  # what the stored bytes mean depends on more than them
         return value_digests(reader, name, rows)
     digests = mix(entries["hash"].astype(np.uint64), kinds)
+    if isinstance(field, STREAMED):
+        digests = mix(digests, _table_digests(reader, name, rows, entries))
     return mix(digests, *reader.records.shapes(name, rows).T, reader.present(name, rows))
+
+
+def _table_digests(reader: ShardReader, name: str, rows: Rows, entries: Entries) -> Digests:
+    """A digest of what the tables have of each row's stream."""
+    tables = reader.records.streams.tables(name, rows, entries)
+    return np.array([hash_bytes(each.line + each.packets) for each in tables], np.uint64)
 
 
 def value_digests(reader: ShardReader, name: str, rows: Rows) -> Digests:
@@ -95,6 +115,11 @@ def _bytes_of(value: Any, field: Field | None) -> bytes:
         return f"{value.dtype.str}{value.shape}".encode() + value.tobytes()
     if isinstance(field, Json):
         return canonical_json(value)
+    if isinstance(value, EncodedStream) and isinstance(field, STREAMED):
+        record, tables = encode_stream("", field, value)
+        return tables.line + tables.packets + record
+    if isinstance(value, EncodedImage):
+        return f"i{value.shape}".encode() + value
     if isinstance(value, str):
         return b"t" + value.encode()
     if isinstance(value, bytes):

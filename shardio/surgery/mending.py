@@ -32,6 +32,7 @@ from shardio.format.schema import Schema
 from shardio.format.structure import check_place, unpack_header, unpack_table
 from shardio.opening import Sections, read_schema
 from shardio.storage import map_file
+from shardio.surgery.mending_streams import chunk_hashes_again
 
 _PIECE_BYTES: Final = 1 << 20
 _HASH_BYTES: Final = 8
@@ -94,6 +95,8 @@ def mend(path: str, folder: Path, schema: Schema | None = None) -> Mended:
     _mend_block_hashes(draft)
     if known is not None:
         _mend_column_hashes(draft, known)
+        for name, offset, packed in chunk_hashes_again(content, sections, known):
+            draft.put(offset, packed, f"hashes of field {name!r} are worked out again")
     if not notes:
         return Mended(path)
     if not n_holes:

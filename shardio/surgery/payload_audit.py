@@ -12,7 +12,7 @@ import numpy.typing as npt
 from shardio.errors import ShardCorrupt
 from shardio.format.checksum import Hasher
 from shardio.format.codec import Codec, Dictionary, decode
-from shardio.format.fields import Array, Bytes, Field, Text
+from shardio.format.fields import STREAMED, Bytes, Field, Text, n_stored_dims
 from shardio.format.index import (
     ENTRY,
     ENTRY_DTYPE,
@@ -36,8 +36,9 @@ from shardio.surgery.content import (
     parts_of,
 )
 from shardio.surgery.finding import Findings
+from shardio.surgery.streams_audit import StreamAudit
 from shardio.surgery.validity_audit import Present
-from shardio.surgery.values_audit import are_texts, check_absent, check_value
+from shardio.surgery.values_audit import are_sound_pictures, are_texts, check_absent, check_value
 
 CHUNK_ENTRIES: Final = 1 << 14
 """Index entries that are looked at together."""
@@ -78,9 +79,9 @@ def audit_payload(
     """Check a payload whose sections have the places and sizes they must have."""
     shapes = {}
     for name, field in schema.records.items():
-        if isinstance(field, Array) and field.n_varying:
+        if n_dims := n_stored_dims(field):
             dims = content.numbers(sections[Kind.SHAPES, schema.field_id(name), 0])
-            shapes[name] = dims.reshape(-1, field.n_varying)
+            shapes[name] = dims.reshape(-1, n_dims)
     section, index = sections[Kind.PAYLOAD, NO_FIELD, 0], sections[Kind.INDEX, NO_FIELD, 0]
     dictionaries = _dictionaries(content, schema, sections, findings)
     fields = list(schema.records.items())
@@ -88,11 +89,21 @@ def audit_payload(
         content, schema, section, index, shapes, present, dictionaries, findings, fields
     )
     hasher, walk = Hasher(), _Walk()
+    streams = {
+        k: StreamAudit(content, schema, sections, name, present.get(name), findings)
+        for k, (name, field) in enumerate(fields)
+        if isinstance(field, STREAMED)
+    }
     for first_row, entries in _chunks(content, index, len(schema.records)):
         hasher.update(np.ascontiguousarray(entries["hash"]).data)
         bad = _broken(payload, first_row, entries)
         _check_tiling(payload, walk, first_row, entries, bad)
+        for k, audit in streams.items():
+            audit.check(first_row, entries[k :: len(fields)], bad[k :: len(fields)])
+            bad[k :: len(fields)] = True  # they are done
         _check_records(payload, walk, first_row, entries, bad)
+    for audit in streams.values():
+        audit.close()
     if walk.end not in (-1, section.size):
         findings.add(
             "tiling",
@@ -227,6 +238,7 @@ def _check_records(
     starts = payload.section.offset + sound["offset"].astype(np.int64)
     ends, digests = starts + sizes, digests_of(sound["hash"])
     tells_more = ~_is_plain(Bytes, payload, numbers, kinds)
+    tells_more &= ~are_sound_pictures(fields, payload.present, payload.shapes, first_row, numbers)
     is_text = _is_plain(Text, payload, numbers, kinds) if tells_more.any() else None
     parts, bases = _parts(starts, ends, CHUNK_BYTES if content.is_mapped else WINDOW_BYTES)
     places = np.stack([starts - bases, sizes], axis=1).astype(np.uint64)

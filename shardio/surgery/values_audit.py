@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Container, Iterable, Mapping, Sequence
 from itertools import repeat
 from typing import Any
 
@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from shardio.errors import SchemaError, ShardCorrupt
-from shardio.format.fields import Array, Bytes, Field, Json, List
-from shardio.format.index import full_shape
+from shardio.format.fields import Array, Bytes, Field, Image, Json, List
+from shardio.format.index import are_pictures, full_shape, picture_shape
 from shardio.format.lists import unpack_list
 from shardio.format.schema import canonical_json
 from shardio.format.values import check_json, decode_record
@@ -28,6 +28,31 @@ def are_texts(parts: Iterable[Any]) -> bool:
     except UnicodeDecodeError:
         return False
     return True
+
+
+def are_sound_pictures(
+    fields: Sequence[tuple[str, Field]],
+    lacking: Container[str],
+    shapes: Mapping[str, npt.NDArray[np.uint64]],
+    first_row: int,
+    numbers: npt.NDArray[np.int64],
+) -> npt.NDArray[np.bool_]:
+    """Which records are pictures of possible dimensions, of a field that no sample lacks.
+
+    Args:
+        fields: those stored record by record.
+        lacking: the fields that a sample may lack.
+        shapes: the stored dimensions of all samples.
+        first_row: of the records.
+        numbers: of the records, counted from the first of that row.
+    """
+    found = np.zeros(len(numbers), np.bool_)
+    for k, (name, field) in enumerate(fields):
+        if isinstance(field, Image) and name not in lacking:
+            here = np.flatnonzero(numbers % len(fields) == k)
+            rows = first_row + numbers[here] // len(fields)
+            found[here] = are_pictures(shapes[name][rows])
+    return found
 
 
 def check_absent(dims: npt.NDArray[np.uint64] | None, n_bytes: int) -> None:
@@ -49,7 +74,7 @@ def check_value(
     Args:
         field: its field.
         record: the decoded bytes.
-        dims: the varying dimensions of an array's sample, if any vary.
+        dims: the varying dimensions of an array's sample, if any vary; those of a picture.
         n_bytes: the record's size as the index has it.
 
     Raises:
@@ -61,6 +86,11 @@ def check_value(
             raise ShardCorrupt(f"a bool of {shape} is neither 0 nor 1", code="value")
         return
     if isinstance(field, Bytes):
+        return
+    if isinstance(field, Image):
+        if not n_bytes:
+            raise ShardCorrupt("a picture that is there has no bytes", code="validity")
+        picture_shape(np.zeros(3, np.uint64) if dims is None else dims)
         return
     if isinstance(field, List):
         for array in unpack_list(field.element, record):

@@ -17,16 +17,35 @@ import numpy as np
 import zstandard
 
 from shardio.errors import ShardioError
-from shardio.format.checksum import block_hashes, content_id, hash_bytes, pack_hashes
+from shardio.format.checksum import (
+    block_hashes,
+    chunk_hashes,
+    content_id,
+    hash_bytes,
+    pack_hashes,
+)
 from shardio.format.codec import Codec
-from shardio.format.fields import Array, Bytes, Json, List, Text
+from shardio.format.fields import (
+    STREAMED,
+    Array,
+    Audio,
+    Bytes,
+    Image,
+    Json,
+    List,
+    Text,
+    Video,
+)
+from shardio.format.images import EncodedImage
 from shardio.format.index import ENTRY, ENTRY_DTYPE, pack_entry
 from shardio.format.layout import NO_FIELD, PAGE, Header, Kind, Section, pack_table, padded
 from shardio.format.schema import Schema
+from shardio.format.streams import STREAM_DTYPE, EncodedStream
 from shardio.format.structure import unpack_header, unpack_table
 from shardio.reader import ShardReader
 from shardio.surgery.shard_audit import examine_bytes
 from shardio.writer import ShardWriter
+from tests.shards import made_stream
 
 Key = tuple[int, int, int]
 INDEX: Key = (Kind.INDEX, NO_FIELD, 0)
@@ -43,7 +62,10 @@ SMALL = Schema(
         "camera.id": Bytes(codec="zstd_dictionary"),
     }
 )
-"""Every kind of section, every field type and every codec, in as few pages as can be."""
+"""Every codec, every field type but media, and the sections of those, in as few pages as can be."""
+
+SMALL_VIDEOS = Schema({"video": Video(optional=True)})
+SMALL_SOUND = Schema({"sound": Audio(), "image": Image()})
 
 RULES = Schema(
     {
@@ -84,6 +106,51 @@ def train_small(records: Sequence[memoryview]) -> bytes:
     return zstandard.train_dictionary(512, [_camera(i) * 2 for i in range(200)]).as_bytes()
 
 
+def small_videos() -> list[dict[str, Any]]:
+    """Samples of SMALL_VIDEOS: of some packets, of none, missing."""
+    videos = (made_stream(2, 3, 20), made_stream(1, 0), None)
+    return [{"video": video} for video in videos]
+
+
+def small_sound() -> list[dict[str, Any]]:
+    """Samples of SMALL_SOUND."""
+    return [
+        {"sound": made_stream(i, 3, 20), "image": EncodedImage(b"a picture" * i, i, 4, 1 + i % 4)}
+        for i in range(1, 4)
+    ]
+
+
+VICTIMS: dict[str, tuple[Schema, Callable[[], list[dict[str, Any]]]]] = {
+    "small": (SMALL, small_samples),
+    "videos": (SMALL_VIDEOS, small_videos),
+    "sound": (SMALL_SOUND, small_sound),
+}
+"""Small shards that together have every kind of section, every field type and every codec."""
+
+MEDIA_RULES = Schema(
+    {
+        "video": Video(),
+        "sound": Audio(optional=True),
+        "image": Image(),
+        "maybe": Image(optional=True),
+    }
+)
+"""A field for every rule of media that a forgery can break."""
+
+
+def media_rules_samples() -> list[dict[str, Any]]:
+    """The samples of the shard of media that is forged; the last video has two chunks."""
+    return [
+        {
+            "video": made_stream(i, 6, 30 if i < 3 else 20_000),
+            "sound": made_stream(i, 4, 30) if i != 1 else None,
+            "image": EncodedImage(b"a picture", 2 + i, 3, 3),
+            "maybe": EncodedImage(b"maybe", 2, 3, 1) if i != 1 else None,
+        }
+        for i in range(4)
+    ]
+
+
 def rules_samples() -> list[dict[str, Any]]:
     """The samples of the shard that is forged."""
     return [
@@ -122,6 +189,7 @@ class Forgery:
     header_changes: dict[str, Any] = field(default_factory=dict)
     table_changes: dict[Key, dict[str, Any]] = field(default_factory=dict)
     rehash: bool = True
+    rehash_chunks: bool = True
 
     @classmethod
     def of(cls, content: bytes | bytearray) -> Forgery:
@@ -181,6 +249,8 @@ class Forgery:
         """Put it together again, with all hashes right but for those that were changed."""
         if self.rehash:
             self._hash_columns()
+            if self.rehash_chunks:
+                self._hash_chunks()
             self._hash_payload()
         for key in [k for k in self.sections if k[0] == Kind.BLOCK_HASHES]:
             target = (key[2], key[1], 0)
@@ -201,6 +271,23 @@ class Forgery:
         for name in self.schema.columns:
             hashes = self.contents[self.column(name, Kind.COLUMN_HASHES)]
             self._set(self.column(name), hash=hash_bytes(hashes))
+
+    def _hash_chunks(self) -> None:
+        """Those of streams whose first chunk is where it was, and the hashes in their entries."""
+        for name, kind in self.schema.records.items():
+            if not isinstance(kind, STREAMED):
+                continue
+            key = self.column(name, Kind.CHUNK_HASHES)
+            lines = np.frombuffer(self.contents[self.column(name, Kind.STREAMS)], STREAM_DTYPE)
+            for row, line in enumerate(lines):
+                _, entry = self.entry(name, row)
+                start = int(entry["offset"])
+                record = self.contents[PAYLOAD][start : start + int(entry["n_bytes"])]
+                packed = pack_hashes(chunk_hashes(memoryview(record)))
+                at = 8 * int(line["first_chunk"])
+                if at + len(packed) <= len(self.contents[key]):
+                    self.change(key, at, packed)
+                    self.change_entry(name, row, hash_=hash_bytes(packed))
 
     def _hash_payload(self) -> None:
         if INDEX in self.contents:
@@ -232,12 +319,19 @@ def read_everything(path: Path, verify: Any = "first") -> list[dict[str, Any]] |
     """All samples, or the error of shardio that reading ends with; no other error is caught."""
     try:
         with ShardReader(path, verify=verify) as reader:
-            samples = list(reader)
+            samples = [{n: _whole(value) for n, value in sample.items()} for sample in reader]
             for name in reader.schema.columns:
                 reader.column(name, np.arange(len(reader)))
             return samples
     except ShardioError as error:
         return error
+
+
+def _whole(value: Any) -> Any:
+    """A value with all of its data, which a stream reads when it is asked for."""
+    if isinstance(value, EncodedStream):
+        return dataclasses.replace(value, data=bytes(value.data[:]))
+    return value
 
 
 def read_bytes(tmp_path: Path, content: bytes, verify: str = "first") -> Any:

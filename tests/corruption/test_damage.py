@@ -12,13 +12,14 @@ from pathlib import Path
 import pytest
 
 from shardio.errors import ShardioError
-from shardio.format.fields import CODECS, Array, Bytes, Json, List, Text
+from shardio.format.fields import CODECS, FIELD_TYPES
 from shardio.format.layout import HEADER, HEADER_HASH, PAGE, Kind
 from shardio.surgery.shard_audit import examine_bytes
 from shardio.units import Verify
 from tests.corruption.damage import Victim, code_found
 from tests.corruption.forge import (
     SMALL,
+    VICTIMS,
     Forgery,
     content_of,
     read_everything,
@@ -71,12 +72,28 @@ def padding_bytes(content: bytearray, *, of_headers: bool) -> list[list[int]]:
     return [list(range(padding, end)) for _, padding, end in chosen]
 
 
-def test_the_small_shard_has_every_kind_of_section(small: bytearray) -> None:
-    built = {kind for kind in Kind if kind < Kind.PACKETS}
-    assert {section.kind for section in Forgery.of(small).sections.values()} == built
-    assert {type(field) for field in SMALL.values()} >= {Array, List, Text, Json, Bytes}
-    assert {field.codec for field in SMALL.values()} == set(CODECS)
-    assert len(small) <= 64 << 10
+def test_the_small_shards_have_every_kind_of_section_field_and_codec(tmp_path: Path) -> None:
+    kinds, types, codecs = set[int](), set[type](), set[str]()
+    for schema, made in VICTIMS.values():
+        content = content_of(tmp_path / "s.shard", schema, made())
+        assert len(content) <= 64 << 10
+        kinds |= {section.kind for section in Forgery.of(content).sections.values()}
+        types |= {type(field) for field in schema.values()}
+        codecs |= {field.codec for field in schema.values()}
+    assert (kinds, types, codecs) == (set(Kind), set(FIELD_TYPES), set(CODECS))
+
+
+@pytest.mark.parametrize("name", ["videos", "sound"])
+def test_some_bits_of_media_and_of_all_that_says_where_they_are(name: str, tmp_path: Path) -> None:
+    schema, made = VICTIMS[name]
+    content = content_of(tmp_path / "s.shard", schema, made())
+    victim = Victim(tmp_path / "s.shard", content, made())
+    parts = parts_of(content)[2:]
+    places = [at for start, end, _ in parts for at in range(start, end, 1 + (end - start) // 40)]
+    complaints = {at: victim.complaint_about_flip(8 * at + at % 8) for at in places}
+    victim.close()
+    assert {at: text for at, text in complaints.items() if text} == {}
+    assert victim.n_refused == len(places)
 
 
 def test_an_intact_shard_has_no_findings_and_is_read_whole(

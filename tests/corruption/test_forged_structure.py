@@ -45,7 +45,7 @@ def header_with(content: bytes | bytearray, offset: int, new: bytes) -> bytes:
         (0, b"\x89SHD\n\r\x1a\n", "wrong magic bytes"),
         (8, struct.pack("<H", 2), "format version 2.0, this shardio reads version 1"),
         (12, struct.pack("<I", 8192), "unknown page size"),
-        (16, struct.pack("<Q", 1 << 5), "needs images"),
+        (16, struct.pack("<Q", 1 << 9), "needs complex"),
         (16, struct.pack("<Q", 1 << 1 | 1 << 63), "needs bit 63"),
         (32, struct.pack("<Q", 3), "wrong count or stride"),
         (32, struct.pack("<Q", 1 << 63), "too many samples"),
@@ -154,7 +154,7 @@ STRUCTURE: list[tuple[str, Change, str]] = [
     ("a section behind the schema", behind_the_schema, "section"),
     ("no payload", drop(PAYLOAD), "section"),
     ("no block hashes", drop((Kind.BLOCK_HASHES, NO_FIELD, Kind.INDEX)), "section"),
-    ("a section of a reserved kind", lambda f: add_section(f, (8, NO_FIELD, 0)), "section"),
+    ("a section of a reserved kind", lambda f: add_section(f, (13, NO_FIELD, 0)), "section"),
     ("a column of no field", lambda f: add_section(f, (2, 99, 0)), "section"),
     ("block hashes of nothing", lambda f: add_section(f, (7, 9, 0x8001)), "section"),
     ("a schema that is no JSON", set_schema(b"{"), "schema"),
@@ -210,7 +210,7 @@ def test_a_structure_that_breaks_a_rule_is_refused_at_open(
 @pytest.mark.parametrize(
     ("entry", "text"),
     [
-        ({**TEXT_FIELD, "type": 5}, "field type 5"),
+        ({**TEXT_FIELD, "type": 9}, "field type 9"),
         ({**TEXT_FIELD, "type": 99}, "field type 99"),
         ({**TEXT_FIELD, "codec": 3}, "codec 3"),
         ({**ARRAY_FIELD, "dtype": 14}, "dtype 14"),

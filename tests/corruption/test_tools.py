@@ -35,8 +35,9 @@ def flip(monkeypatch: pytest.MonkeyPatch, *arguments: str, misses: str | None = 
 def test_a_slice_of_all_damage_is_counted_kind_by_kind(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert flip(monkeypatch, "--step", "6007", "--offset", "5") == 0
+    assert flip(monkeypatch, "--shard", "small", "--step", "6007", "--offset", "5") == 0
     text = capsys.readouterr().out
+    assert text.count("a shard of") == 1
     assert "lengths: 11/11" in text and "tails: 1/1" in text and "flipped bits: 82/82" in text
     assert text.endswith("nothing was missed\n")
 
@@ -52,10 +53,19 @@ def test_a_slice_of_all_damage_is_counted_kind_by_kind(
 def test_one_kind_of_damage_can_be_chosen_and_what_is_missed_is_an_error(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], what: str, method: str
 ) -> None:
-    assert flip(monkeypatch, "--what", what, "--step", "60007", misses=method) == 1
+    arguments = ("--shard", "small", "--what", what, "--step", "60007")
+    assert flip(monkeypatch, *arguments, misses=method) == 1
     text = capsys.readouterr().out
     assert re.search(r": 0/\d", text) and "cases were missed" in text
     assert text.count(" in ") == 1
+
+
+def test_all_small_shards_are_damaged_unless_some_are_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert flip(monkeypatch, "--what", "flips", "--step", "60007") == 0
+    text = capsys.readouterr().out
+    assert re.findall(r"(\w+): a shard of", text) == ["small", "videos", "sound"]
 
 
 def test_random_shards_are_damaged_until_the_time_is_over(

@@ -9,8 +9,20 @@ import numpy as np
 from hypothesis import strategies as st
 
 from shardio.format import fields
-from shardio.format.fields import DTYPES, Array, Bytes, Field, Json, List, Text
+from shardio.format.fields import (
+    DTYPES,
+    STREAMED,
+    Array,
+    Bytes,
+    Field,
+    Image,
+    Json,
+    List,
+    Text,
+)
+from shardio.format.images import EncodedImage
 from shardio.format.schema import Schema
+from tests.shards import made_stream
 
 CODECS = st.sampled_from(fields.CODECS)
 OPTIONAL = st.booleans()
@@ -24,6 +36,7 @@ FIELDS: st.SearchStrategy[Field] = st.one_of(
     st.builds(Bytes, CODECS, optional=OPTIONAL),
     st.builds(Text, CODECS, optional=OPTIONAL),
     st.builds(Json, CODECS, optional=OPTIONAL),
+    *(st.builds(kind, optional=OPTIONAL) for kind in fields.MEDIA),
 )
 PLAIN_NAMES = st.text('ab9 _-"\\äß名\U0001f3ac', min_size=1, max_size=9)
 NAMES = st.one_of(PLAIN_NAMES, PLAIN_NAMES.map("n.{}".format), PLAIN_NAMES.map("n.m.{}".format))
@@ -53,6 +66,12 @@ def values(draw: st.DrawFn, field: Field) -> Any:
         return draw(JSON)
     if isinstance(field, Bytes):
         return draw(st.binary(max_size=100)) * draw(st.integers(1, 20))
+    if isinstance(field, STREAMED):
+        return made_stream(draw(st.integers(0, 99)), draw(st.integers(0, 9)), 20)
+    if isinstance(field, Image):
+        sides = st.integers(1, fields.MAX_PICTURE_SIDE)
+        content = draw(st.binary(min_size=1, max_size=100))
+        return EncodedImage(content, draw(sides), draw(sides), draw(st.integers(1, 4)))
     shape = tuple(draw(st.integers(0, 4)) if d is None else d for d in field.shape)
     n_bytes = math.prod(shape) * field.numpy.itemsize
     seed = draw(st.integers(0, 1 << 32))

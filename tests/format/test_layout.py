@@ -57,8 +57,8 @@ def test_the_place_of_a_damaged_byte_is_counted_from_the_start_of_the_file() -> 
 
 
 def test_missing_features_are_all_named() -> None:
-    wanted = int(Required.VIDEOS | Required.ZSTD | Required.AUDIO) | 1 << 40
-    with pytest.raises(ShardUnsupported, match=r"a\.shard: needs videos, audio, bit 40"):
+    wanted = int(Required.FLOAT8 | Required.ZSTD | Required.COMPLEX) | 1 << 40
+    with pytest.raises(ShardUnsupported, match=r"a\.shard: needs float8, complex, bit 40"):
         check_required(wanted, "a.shard")
 
 

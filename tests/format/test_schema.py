@@ -61,8 +61,14 @@ def test_a_schema_differs_from_everything_that_is_none() -> None:
         ({"a\n": Text()}, "printable characters"),
         ({"ä" * 128: Text()}, "at most 255 bytes"),
         ({"\ud800": Text()}, "UTF-8"),
-        ({"a": str}, "expected one of Array, Bytes, Text, Json, List, or a dict"),
-        ({"a": Text}, "expected one of Array, Bytes, Text, Json, List, or a dict"),
+        (
+            {"a": str},
+            "expected one of Array, Bytes, Text, Json, List, Image, Video, Audio, or a dict",
+        ),
+        (
+            {"a": Text},
+            "expected one of Array, Bytes, Text, Json, List, Image, Video, Audio, or a dict",
+        ),
         ({str(i): Text() for i in range(1025)}, "at most 1024"),
     ],
 )
@@ -132,7 +138,7 @@ def test_a_stored_field_needs_each_of_its_keys(key: str) -> None:
         Schema.from_json(canonical_json(content))
 
 
-@pytest.mark.parametrize(("key", "code"), [("type", 5), ("type", 9), ("dtype", 14), ("codec", 3)])
+@pytest.mark.parametrize(("key", "code"), [("type", 0), ("type", 9), ("dtype", 14), ("codec", 3)])
 def test_reserved_codes_are_refused_as_unsupported(key: str, code: int) -> None:
     content = json.loads(Schema({"a": Array("uint8", (2,))}).to_json())
     content["fields"][0][key] = code

@@ -14,11 +14,13 @@ from typing import Any, Final
 import numpy as np
 import zstandard
 
-from shardio.format.checksum import hash_bytes, pack_hashes, rows_per_unit
+from shardio.format.checksum import chunk_hashes, hash_bytes, pack_hashes, rows_per_unit
 from shardio.format.codec import Codec
+from shardio.format.fields import STREAMED
 from shardio.format.index import ENTRY, ENTRY_DTYPE, alignment, codecs, pack_entry, stored_bytes
 from shardio.format.layout import PAGE, Kind
 from shardio.format.schema import Schema
+from shardio.format.streams import STREAM_DTYPE
 from tests.fuzz.parts import Parts
 
 _EDGES: Final = (0, 1, 2, 7, 8, 63, 64, 255, 4095, 4096, 65535, 1 << 16)
@@ -158,6 +160,7 @@ class ShardMutator:
             "sections": _change_sections,
             "schema": _change_schema,
             "index": _change_index,
+            "streams": _change_streams,
             "records": _change_records,
             "columns": _change_columns,
         }
@@ -217,7 +220,7 @@ def _change_sections(rng: random.Random, parts: Parts, schema: Schema) -> None:
     elif how == 2:
         parts.contents[i] = parts.contents[j]
     elif how == 3:
-        kind = rng.choice((0, 1, 8, 9, 12, 13, 0x8000, 0xFFFF))
+        kind = rng.choice((0, 1, 8, 9, 10, 11, 12, 13, 0x8000, 0xFFFF))
         parts.sections.insert(i, replace(parts.sections[j], kind=kind))
         parts.contents.insert(i, parts.contents[j])
     elif how == 4:
@@ -244,7 +247,23 @@ def _change_schema(rng: random.Random, parts: Parts, schema: Schema) -> None:
 
 
 def _change_index(rng: random.Random, parts: Parts, schema: Schema) -> None:
-    places = [i for i, s in enumerate(parts.sections) if s.kind in (Kind.INDEX, Kind.SHAPES)]
+    _change_numbers(rng, parts, (Kind.INDEX, Kind.SHAPES))
+
+
+def _change_streams(rng: random.Random, parts: Parts, schema: Schema) -> None:
+    """Another number in a table of streams; or more or fewer items of it than there should be."""
+    kinds = (Kind.STREAMS, Kind.PACKETS, Kind.CHUNK_HASHES)
+    if rng.random() < 0.7:
+        _change_numbers(rng, parts, kinds)
+    elif places := [i for i, s in enumerate(parts.sections) if s.kind in kinds]:
+        n_samples = parts.n_samples
+        _resize(rng, parts, rng.choice(places))
+        parts.n_samples = n_samples
+
+
+def _change_numbers(rng: random.Random, parts: Parts, kinds: tuple[Kind, ...]) -> None:
+    """Another number in a section of these kinds, two exchanged, or two items."""
+    places = [i for i, s in enumerate(parts.sections) if s.kind in kinds]
     places = [i for i in places if parts.contents[i]]
     if not places:
         return
@@ -284,7 +303,7 @@ def records_of(parts: Parts) -> list[Record]:
 def set_records(parts: Parts, schema: Schema, records: list[Record]) -> None:
     """Lay records out in the payload as a writer does, with entries that are right for them."""
     index, payload = parts.find(Kind.INDEX), parts.find(Kind.PAYLOAD)
-    fields = list(schema.records.values())
+    names, fields = list(schema.records), list(schema.records.values())
     if index is None or payload is None or not fields:
         return
     content, entries = bytearray(), []
@@ -292,9 +311,25 @@ def set_records(parts: Parts, schema: Schema, records: list[Record]) -> None:
         content += bytes(-len(content) % alignment(fields[i % len(fields)], codec))
         named: Any = codec & 0xFFFF
         hash_ = hash_bytes(stored)
+        if isinstance(fields[i % len(fields)], STREAMED):
+            number, row = schema.field_id(names[i % len(fields)]), i // len(fields)
+            hash_ = _hash_chunks(parts, number, row, stored)
         entries.append(pack_entry(len(content), len(stored), named, n_bytes, hash_))
         content += stored
     parts.contents[payload], parts.contents[index] = bytes(content), b"".join(entries)
+
+
+def _hash_chunks(parts: Parts, number: int, row: int, stored: bytes) -> int:
+    """Put the hashes of a stream's chunks where its line has them; returns that of its entry."""
+    packed = pack_hashes(chunk_hashes(memoryview(stored)))
+    lines, chunks = parts.find(Kind.STREAMS, number), parts.find(Kind.CHUNK_HASHES, number)
+    if lines is not None and chunks is not None:
+        whole = len(parts.contents[lines]) // STREAM_DTYPE.itemsize
+        table = np.frombuffer(parts.contents[lines], STREAM_DTYPE, whole)["first_chunk"]
+        content = parts.contents[chunks]
+        if row < whole and (at := 8 * int(table[row])) + len(packed) <= len(content):
+            parts.contents[chunks] = content[:at] + packed + content[at + len(packed) :]
+    return hash_bytes(packed)
 
 
 def _change_records(rng: random.Random, parts: Parts, schema: Schema) -> None:

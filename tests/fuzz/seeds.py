@@ -14,7 +14,16 @@ from shardio.format.fields import Array, Bytes, Json, List, Text
 from shardio.format.schema import Schema
 from shardio.manifest.listing import Side, describe_side
 from shardio.writer import ShardWriter
-from tests.corruption.forge import RULES, SMALL, content_of, rules_samples, small_samples
+from tests.corruption.forge import (
+    RULES,
+    SMALL,
+    SMALL_VIDEOS,
+    content_of,
+    rules_samples,
+    small_samples,
+    small_videos,
+)
+from tests.shards import MEDIA_FIELDS, media_sample
 
 _FIXED: Final = Schema({"image": Array("uint8", (40, 60)), "flag": Array("bool", (2,))})
 _TEXTS: Final = Schema({"note": Text(codec="zstd"), "meta": Json(codec="zstd"), "raw": Bytes()})
@@ -78,6 +87,8 @@ def shards() -> dict[str, bytes]:
         "texts": (_TEXTS, _text_samples(2)),
         "maybe": (_MAYBE, _maybe_samples(4)),
         "clouds": (_CLOUDS, _cloud_samples(3)),
+        "media": (MEDIA_FIELDS, [media_sample(i, 20) for i in range(5)]),
+        "videos": (SMALL_VIDEOS, small_videos()),
         "empty": (SMALL, []),
         "one-text": (Schema({"a": Text()}), [{"a": "ä"}]),
         "many-rows": (Schema({"a": Array("int8"), "b": Bytes()}), [{"a": 1, "b": b"b"}] * 150),

@@ -6,7 +6,6 @@ It returns the name of the outcome; errors of shardio are outcomes like any othe
 
 from __future__ import annotations
 
-import collections
 import json
 import os
 import shutil
@@ -33,8 +32,9 @@ from shardio.dataset import ShardDataset
 from shardio.dataset_writer import DatasetWriter
 from shardio.errors import DataError, MemoryShort, ShardCorrupt, ShardioError
 from shardio.format.codec import Codec, decode
-from shardio.format.fields import Array, Bytes, Field, Json, Text
+from shardio.format.fields import STREAMED, Array, Bytes, Field, Json, Text
 from shardio.format.schema import Schema
+from shardio.format.streams import EncodedStream
 from shardio.format.values import decode_record
 from shardio.manifest import GENERATIONS, POINTER, lineage_of
 from shardio.opening import expected_sections
@@ -63,6 +63,9 @@ _FOR_AUDITS: Final = {
     "value",
     "validity",
     "section_hash",
+    "counting",
+    "chunks",
+    "parameters",
     "feature",
     "more",
 }
@@ -126,7 +129,9 @@ class ShardFile:
                 if name in reader.schema.columns:
                     reader.column(name, rows)
                 else:
-                    collections.deque(reader.records.values(name, rows), maxlen=0)
+                    for value in reader.records.values(name, rows):
+                        if isinstance(value, EncodedStream):
+                            value.data[:]
             for row in range(0, len(rows), 50):
                 reader[row]
             summary = ShardSummary("i.shard", len(reader), reader.header.file_size, reader.id)
@@ -159,9 +164,15 @@ class ShardFile:
                 gather, shards = dataset.gather(name), dataset.locate(rows)
                 out = np.empty((len(rows), field.row_bytes or 0), np.uint8)
                 gather.gather(gather.place(rows, shards), rows, shards, out)
-        if chosen % 64 == 0 and summary.n_samples:
+        names = [name for name, field in schema.items() if not isinstance(field, STREAMED)]
+        if chosen % 64 == 0 and summary.n_samples and names:
             with shardio.ShardLoader(
-                self._dataset, batch_size=2, num_workers=0, output="numpy", shuffle=True
+                self._dataset,
+                batch_size=2,
+                fields=names,
+                num_workers=0,
+                output="numpy",
+                shuffle=True,
             ) as loader:
                 for _ in loader:
                     pass

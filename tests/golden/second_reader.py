@@ -3,7 +3,7 @@
 It shares nothing with shardio: where both say the same of a file, the specification says enough.
 Hashes are not checked (XXH3 is not in the standard library), and zstd frames are given back as they
 are stored. A value is: an array `(dtype code, shape, bytes)`, bytes, text, what JSON says, a list
-of arrays, None, or of a compressed record `Stored(codec, bytes, n_bytes)`.
+of arrays, None, a `Picture`, a `Stream`, or of a compressed record `Stored(codec, bytes, n_bytes)`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ PAGE, NO_FIELD = 4096, 65535
 SCHEMA, COLUMN, COLUMN_HASHES, PAYLOAD, INDEX, SHAPES, BLOCK_HASHES, DICTIONARY, VALIDITY = range(
     1, 10
 )
-ARRAY, BYTES, TEXT, JSON, LIST = 1, 2, 3, 4, 8
+CHUNK_HASHES, PACKETS, STREAMS = 10, 11, 12
+ARRAY, BYTES, TEXT, JSON, IMAGE, VIDEO, AUDIO, LIST = range(1, 9)
+HIDDEN, ANY_FLAG, CHUNK = 2, 7, 65536
 ITEM_SIZES = dict(enumerate([1, 1, 2, 4, 8, 1, 2, 4, 8, 2, 4, 8, 2], start=1))
 
 
@@ -32,6 +34,25 @@ class Stored(NamedTuple):
     codec: int
     content: bytes
     n_bytes: int
+
+
+class Picture(NamedTuple):
+    """A picture's file; height, width and channels."""
+
+    content: bytes
+    shape: tuple[int, ...]
+
+
+class Stream(NamedTuple):
+    """A stream: `packets` are (bytes, flags, time, duration) each; `numbers` those of its line.
+
+    The numbers are: frames, time base (two), width, height, duration.
+    """
+
+    parameters: dict[str, Any]
+    extradata: bytes
+    packets: list[tuple[bytes, int, int, int]]
+    numbers: tuple[int, ...]
 
 
 class Section(NamedTuple):
@@ -97,6 +118,9 @@ class SecondReader:
             (2, any("optional" in f for f in self.fields)),
             (3, any("." in f["name"] for f in self.fields)),
             (4, any(f["type"] == LIST for f in self.fields)),
+            (5, any(f["type"] == IMAGE for f in self.fields)),
+            (6, any(f["type"] == VIDEO for f in self.fields)),
+            (7, any(f["type"] == AUDIO for f in self.fields)),
         )
         return sum(1 << bit for bit, is_set in bits if is_set)
 
@@ -112,8 +136,13 @@ class SecondReader:
                 stride, per_unit = stride_of(f), rows_per_unit(f)
                 wanted[COLUMN, number] = (n, stride)
                 wanted[COLUMN_HASHES, number] = (-(-n // per_unit), 8)
-            if f["type"] == ARRAY and -1 in f["shape"]:
-                wanted[SHAPES, number] = (n, 8 * f["shape"].count(-1))
+            if n_dims := dims_of(f):
+                wanted[SHAPES, number] = (n, 8 * n_dims)
+            if f["type"] in (VIDEO, AUDIO):
+                wanted[STREAMS, number] = (n, 64)
+                for kind, stride in ((PACKETS, 32), (CHUNK_HASHES, 8)):
+                    section = self.sections.get((kind, number, 0))
+                    wanted[kind, number] = (section.n_items if section else 0, stride)
             if f["codec"] == 2:
                 wanted[DICTIONARY, number] = (1, 0)
             if "optional" in f:
@@ -161,14 +190,53 @@ class SecondReader:
             return list_of(field, content)
         if field["type"] == BYTES:
             return content
+        if field["type"] == IMAGE:
+            shape = self._dims(field, row)
+            require(content and min(shape) > 0 and shape[2] <= 4, "a picture")
+            return Picture(content, shape)
+        if field["type"] in (VIDEO, AUDIO):
+            return self._stream(field, row, content)
         return content.decode() if field["type"] == TEXT else json.loads(content)
 
     def _shape(self, field: dict[str, Any], row: int) -> list[int]:
-        varying = field["shape"].count(-1)
-        if not varying:
-            return list(field["shape"])
-        at = self.sections[SHAPES, field["id"], 0].offset + 8 * varying * row
-        return filled(field, struct.unpack_from(f"<{varying}Q", self.content, at))
+        return filled(field, self._dims(field, row)) if dims_of(field) else list(field["shape"])
+
+    def _dims(self, field: dict[str, Any], row: int) -> tuple[int, ...]:
+        n_dims = dims_of(field)
+        at = self.sections[SHAPES, field["id"], 0].offset + 8 * n_dims * row
+        return struct.unpack_from(f"<{n_dims}Q", self.content, at)
+
+    def _stream(self, field: dict[str, Any], row: int, record: bytes) -> Stream:
+        lines, packets, chunks = (
+            self.sections[kind, field["id"], 0] for kind in (STREAMS, PACKETS, CHUNK_HASHES)
+        )
+        line = struct.unpack_from("<QQQQIIIIIIQ", self.content, lines.offset + 64 * row)
+        first, n_packets, first_chunk, n_frames, *numbers, n_head, n_extra, duration = line
+        require(first + n_packets <= packets.n_items and min(numbers) > 0, "line of a stream")
+        require(first_chunk + up(len(record), CHUNK) // CHUNK <= chunks.n_items, "chunks")
+        require(0 < n_head and n_head + n_extra <= len(record), "parameters and extradata")
+        parameters = json.loads(record[:n_head])
+        require(isinstance(parameters, dict) and parameters.get("codec"), "parameters")
+        found, place, data = [], 0, record[n_head + n_extra :]
+        for i in range(first, first + n_packets):
+            at = packets.offset + 32 * i
+            offset, stored, pts, ticks = struct.unpack_from("<QQqQ", self.content, at)
+            size, flags = stored & (1 << 48) - 1, stored >> 48
+            require(offset == place and flags & ANY_FLAG == flags, "a packet")
+            found.append((data[place : place + size], flags, pts, ticks))
+            place += size
+        require(place == len(data), "packets do not tile the record")
+        n_shown = sum(not flags & HIDDEN for _, flags, _, _ in found)
+        require(field["type"] == AUDIO or n_shown == n_frames, "frames")
+        content = record[n_head : n_head + n_extra]
+        return Stream(parameters, content, found, (n_frames, *numbers, duration))
+
+
+def dims_of(field: dict[str, Any]) -> int:
+    """How many dimensions of each sample are stored."""
+    if field["type"] == IMAGE:
+        return 3
+    return field["shape"].count(-1) if field["type"] == ARRAY else 0
 
 
 def is_column(field: dict[str, Any]) -> bool:

@@ -16,7 +16,12 @@ from typing import Any
 import pytest
 
 import shardio
-from shardio.errors import EnvironmentUnsuitable
+from shardio.errors import (
+    DatasetConflict,
+    EnvironmentUnsuitable,
+    ShardIncomplete,
+    ShardUnsupported,
+)
 from shardio_tools import cli, entry
 from tests.shards import write_shard
 
@@ -58,15 +63,15 @@ def raising(error: BaseException) -> Any:
     [
         (shardio.ShardCorrupt("bad", code="padding"), 1),
         (shardio.ChecksumMismatch("bad", code="checksum"), 1),
-        (shardio.ShardIncomplete("bad"), 1),
-        (shardio.ShardUnsupported("bad"), 1),
+        (ShardIncomplete("bad"), 1),
+        (ShardUnsupported("bad"), 1),
         (shardio.DatasetCorrupt("bad"), 1),
         (shardio.MediaError("bad"), 1),
         (shardio.TransformError("bad"), 1),
         (shardio.ShardNotFound("bad"), 2),
         (shardio.DatasetNotFound("bad"), 2),
         (shardio.DatasetExists("bad"), 2),
-        (shardio.DatasetConflict("bad"), 2),
+        (DatasetConflict("bad"), 2),
         (shardio.InvalidArgument("bad"), 2),
         (shardio.SchemaError("bad"), 2),
         (shardio.MemoryShort("bad"), 3),

@@ -3,10 +3,10 @@
 python tools/dev/flip_every_bit.py [--what KIND] [--step N] [--offset N]
 python tools/dev/flip_every_bit.py --minutes N [--seed S]
 
-Without `--minutes`: a small shard with every kind of section, field type and codec. Every bit is
-flipped, the file is cut at every length, and bytes are appended. The audit must find each, and say
-where; a reader must refuse the file, or return the same data where the bit lies in padding that it
-does not read. `--step` and `--offset` take every N-th case only, from an offset on.
+Without `--minutes`: small shards that have every kind of section, field type and codec. Every bit
+is flipped, the file is cut at every length, and bytes are appended. The audit must find each, and
+say where; a reader must refuse the file, or return the same data where the bit lies in padding that
+it does not read. `--step` and `--offset` take every N-th case only, from an offset on.
 
 With `--minutes`: shards of random sizes, larger ones too, are damaged at random until the time is
 over.
@@ -27,8 +27,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # for tests/, whic
 
 from shardio.units import Verify
 from tests.corruption.damage import Victim
-from tests.corruption.forge import SMALL, content_of, small_samples
-from tests.shards import EVERY_FIELD, as_read, samples
+from tests.corruption.forge import VICTIMS, content_of
+from tests.shards import EVERY_FIELD, MEDIA_FIELDS, as_read, media_sample, samples
 
 FLIPS_PER_SHARD = 400
 MAX_SAMPLES = 60
@@ -77,11 +77,14 @@ def tails(content: bytes) -> list[bytes]:
     return [byte * n for n in lengths for byte in (b"\0", b"\x01", b"\xff")] + [content]
 
 
-def damage_small_shard(folder: Path, kinds: Sequence[str], step: int, offset: int) -> int:
+def damage_small_shard(
+    name: str, folder: Path, kinds: Sequence[str], step: int, offset: int
+) -> int:
     """Every bit, every length, many tails; returns how many were missed."""
-    content = content_of(folder / "small.shard", SMALL, small_samples())
-    print(f"a shard of {len(content):,} bytes", flush=True)
-    victim = Victim(folder / "small.shard", content, small_samples())
+    schema, made = VICTIMS[name]
+    content = content_of(folder / f"{name}.shard", schema, made())
+    print(f"{name}: a shard of {len(content):,} bytes", flush=True)
+    victim = Victim(folder / f"{name}.shard", content, made())
     appended, n_missed = tails(bytes(content)), 0
     if "lengths" in kinds:
         lengths = range(offset, len(content), step)
@@ -103,11 +106,15 @@ def damage_random_shards(folder: Path, minutes: float, seed: int) -> int:
     rng, end = random.Random(seed), time.monotonic() + 60 * minutes
     count, n_shards, n_bytes = Count("cases of damage to random shards", None), 0, 0
     while time.monotonic() < end:
-        some = list(samples(rng.randint(0, MAX_SAMPLES)))
+        n = rng.randint(0, MAX_SAMPLES)
+        is_media = rng.random() < 0.5
+        schema = MEDIA_FIELDS if is_media else EVERY_FIELD
+        some = [media_sample(i, rng.choice((9, 9_000))) for i in range(n)] if is_media else []
+        some = some if is_media else list(samples(n))
         rng.shuffle(some)
         path = folder / f"{n_shards}.shard"
-        content = content_of(path, EVERY_FIELD, some)
-        victim = Victim(path, content, [as_read(sample) for sample in some])
+        content = content_of(path, schema, some)
+        victim = Victim(path, content, [as_read(sample, schema) for sample in some])
         n_shards, n_bytes = n_shards + 1, n_bytes + len(content)
         for case, complaint in random_damage(victim, rng):
             count.enter(
@@ -141,6 +148,8 @@ def main() -> int:
     parser.add_argument("--step", type=int, default=1, help="take every N-th case only")
     parser.add_argument("--offset", type=int, default=0, help="the first case to take")
     parser.add_argument("--what", choices=KINDS, help="one kind of damage only")
+    names = list(VICTIMS)
+    parser.add_argument("--shard", nargs="*", choices=names, default=names, help="those alone")
     parser.add_argument("--minutes", type=float, help="damage random shards for this long instead")
     parser.add_argument("--seed", type=int, default=0, help="of the random shards")
     options = parser.parse_args()
@@ -151,7 +160,8 @@ def main() -> int:
             n_missed = damage_random_shards(folder, options.minutes, options.seed)
         else:
             kinds = [options.what] if options.what else KINDS
-            n_missed = damage_small_shard(folder, kinds, options.step, options.offset)
+            where = (kinds, options.step, options.offset)
+            n_missed = sum(damage_small_shard(name, folder, *where) for name in options.shard)
     print("nothing was missed" if not n_missed else f"{n_missed:,} cases were missed")
     return int(n_missed > 0)
 

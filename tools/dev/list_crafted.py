@@ -16,12 +16,19 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # for tests/, whic
 
 from shardio.errors import ShardioError
 from shardio.surgery.shard_audit import examine_bytes
-from tests.corruption import test_crafted, test_forged_records, test_forged_structure
+from tests.corruption import (
+    test_crafted,
+    test_forged_media,
+    test_forged_records,
+    test_forged_structure,
+)
 from tests.corruption.forge import (
+    MEDIA_RULES,
     RULES,
     Change,
     Forgery,
     content_of,
+    media_rules_samples,
     read_everything,
     rules_samples,
 )
@@ -38,6 +45,11 @@ def crafted(folder: Path) -> Iterator[Case]:
         yield what, forged(sound, change), code, code
     for what, change, codes in test_forged_records.AUDITED:
         yield what, forged(sound, change), "", codes[0]
+    media = content_of(folder / "media.shard", MEDIA_RULES, media_rules_samples())
+    for what, change, code in [*test_forged_media.BROKEN_MEDIA, *test_forged_media.STRUCTURE_MEDIA]:
+        yield what, forged(media, change), code, code
+    for what, change, codes in test_forged_media.AUDITED_MEDIA:
+        yield what, forged(media, change), "", codes[0]
     for what, content in test_crafted.bombs(folder):
         code = test_crafted.BOMBS[what][1]
         yield what, content, code, code

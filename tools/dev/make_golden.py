@@ -2,6 +2,7 @@
 
     python tools/dev/make_golden.py tests/golden/v1.0
     python tools/dev/make_golden.py tests/golden/datasets-v1.0 --datasets
+    python tools/dev/make_golden.py tests/golden/media-v1.0 --media
 
 Run once for a version of the format, by hand, never by the tests: a golden file that is made anew
 proves nothing. Refuses to write into a folder that holds anything. Beside each shard or dataset
@@ -14,16 +15,32 @@ import json
 import platform
 import sys
 from collections.abc import Iterator, Mapping
+from fractions import Fraction
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from shardio import Array, Bytes, DatasetWriter, Json, List, Schema, ShardWriter, Text
+from shardio import (
+    Array,
+    Audio,
+    Bytes,
+    DatasetWriter,
+    EncodedStream,
+    Image,
+    Json,
+    List,
+    Schema,
+    ShardWriter,
+    Text,
+    Video,
+)
 from shardio import open as open_dataset
 from shardio.format.fields import DTYPES
+from shardio.format.images import EncodedImage
 from shardio.format.layout import MAJOR, MINOR
+from shardio.format.streams import pack_packets, packet_flags, packet_sizes
 from shardio.surgery import add_column
 
 LIBRARIES = ("shardio", "numpy", "zstandard", "xxhash")
@@ -159,6 +176,76 @@ def _no_dictionary() -> tuple[Schema, Samples]:
     return Schema({"text": Text("zstd_dictionary")}), [{"text": "a" * 200}, {"text": "b"}]
 
 
+def _stream(codec: str, i: int, n_packets: int, n_bytes: int) -> EncodedStream:
+    """A stream of packets of growing sizes; the third, where there is one, is hidden."""
+    sizes = [n_bytes + k for k in range(n_packets)]
+    flags = [1 if k % 5 == 0 else 6 if k == 2 else 4 * (k % 2) for k in range(n_packets)]
+    order = [k ^ 1 for k in range(n_packets)]  # as of frames that are shown in another order
+    return EncodedStream(
+        parameters={"codec": codec, "range": "tv", "ü": [1, None]},
+        extradata=bytes(range(i)),
+        packets=pack_packets(sizes, flags, [1001 * k - 2002 for k in order], [1001] * n_packets),
+        data=bytes((7 * k + i) % 256 for k in range(sum(sizes))),
+        time_base=Fraction(1, 30_000 + i),
+        n_frames=n_packets - (n_packets > 2),
+        width=64 + i,
+        height=48,
+        duration=1001 * n_packets if i % 2 else 0,
+    )
+
+
+def _videos() -> tuple[Schema, Samples]:
+    schema = Schema({"label": Array("int64"), "video": Video()})
+    return schema, [
+        {"label": np.int64(i), "video": _stream("h264", i, 4 * i, 9 + i)} for i in range(5)
+    ]
+
+
+def _long_video() -> tuple[Schema, Samples]:
+    return Schema({"video": Video()}), [
+        {"video": _stream("av1", i, 150 - 147 * i, 370)} for i in (0, 1)
+    ]
+
+
+def _pictures() -> tuple[Schema, Samples]:
+    return Schema({"image": Image(), "note": Text()}), [
+        {"image": EncodedImage(b"a picture" * i, 3 * i, 4, 1 + i % 4), "note": "n" * i}
+        for i in range(1, 6)
+    ]
+
+
+def _missing_media() -> tuple[Schema, Samples]:
+    schema = Schema(
+        {
+            "clip.video": Video(optional=True),
+            "clip.sound": Audio(optional=True),
+            "picture": Image(optional=True),
+        }
+    )
+    full = {
+        "clip.video": _stream("hevc", 2, 7, 20),
+        "clip.sound": _stream("aac", 3, 3, 5),
+        "picture": EncodedImage(b"picture", 1, 2, 3),
+    }
+    return schema, [
+        {name: value if i >> k & 1 else None for k, (name, value) in enumerate(full.items())}
+        for i in range(8)
+    ]
+
+
+def media() -> Iterator[tuple[str, Schema, Samples]]:
+    """Every golden file of media: its name, its schema, its samples."""
+    cases = {
+        "videos": _videos(),
+        "long_video": _long_video(),
+        "pictures": _pictures(),
+        "missing_media": _missing_media(),
+    }
+    for name, (schema, samples) in cases.items():
+        yield name, schema, samples
+    yield "missing_media_no_sample", cases["missing_media"][0], []
+
+
 def goldens() -> Iterator[tuple[str, Schema, Samples]]:
     """Every golden file: its name, its schema, its samples."""
     cases = {
@@ -189,6 +276,10 @@ def plain(value: Any) -> Any:
         array = np.asarray(value)
         content = array.astype(array.dtype.newbyteorder("<")).tobytes().hex()
         return {"array": array.dtype.name, "shape": list(array.shape), "hex": content}
+    if isinstance(value, EncodedImage):
+        return {"picture": value.hex(), "shape": list(value.shape)}
+    if isinstance(value, EncodedStream):
+        return plain_stream(value)
     if isinstance(value, bytes):
         return {"bytes": value.hex()}
     if isinstance(value, list) and value and isinstance(value[0], np.ndarray | np.generic):
@@ -196,10 +287,28 @@ def plain(value: Any) -> Any:
     return {"value": value}
 
 
-def write_shards(folder: Path) -> dict[str, Mapping[str, Any]]:
-    """Write every golden shard, and what is in it; returns what the provenance says of them."""
+def plain_stream(stream: EncodedStream) -> dict[str, Any]:
+    """A stream as JSON can say it: the bytes, flags, time and duration of each packet."""
+    packets = stream.packets
+    ends = np.cumsum(packet_sizes(packets)).tolist()
+    data = [bytes(stream.data[a:b]).hex() for a, b in zip([0, *ends], ends, strict=False)]
+    facts = (packet_flags(packets).tolist(), packets["pts"].tolist(), packets["duration"].tolist())
+    base = stream.time_base
+    return {
+        "stream": dict(stream.parameters),
+        "extradata": stream.extradata.hex(),
+        "packets": [list(line) for line in zip(data, *facts, strict=True)],
+        "numbers": [stream.n_frames, base.numerator, base.denominator]
+        + [stream.width, stream.height, stream.duration],
+    }
+
+
+def write_shards(
+    folder: Path, cases: Iterator[tuple[str, Schema, Samples]]
+) -> dict[str, Mapping[str, Any]]:
+    """Write golden shards, and what is in them; returns what the provenance says of them."""
     written: dict[str, Mapping[str, Any]] = {}
-    for name, schema, samples in goldens():
+    for name, schema, samples in cases:
         with ShardWriter(folder / f"{name}.shard", schema) as writer:
             for sample in samples:
                 writer.append(sample)
@@ -246,14 +355,16 @@ def _write_content(place: Path, samples: Samples, fields: list[str]) -> None:
 def main() -> int:
     """Write all files into the folder that is named."""
     folder = Path(sys.argv[1])
-    write = write_datasets if "--datasets" in sys.argv[2:] else write_shards
     if folder.exists() and any(folder.iterdir()):
         print(
             f"{folder} holds files already: golden files are never written twice", file=sys.stderr
         )
         return 2
     folder.mkdir(parents=True, exist_ok=True)
-    written = write(folder)
+    if "--datasets" in sys.argv[2:]:
+        written = write_datasets(folder)
+    else:
+        written = write_shards(folder, media() if "--media" in sys.argv[2:] else goldens())
     provenance = {
         "format": f"{MAJOR}.{MINOR}",
         "generator": "tools/dev/make_golden.py",

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from shardio.access.content import Content, take
 from shardio.errors import LoaderClosed, ShardChanged, ShardCorrupt
 from shardio.format.codec import Dictionary, decode, known_dictionary
-from shardio.format.fields import Array
+from shardio.format.fields import MEDIA, STREAMED, Array, Field, Image, n_stored_dims
 from shardio.format.index import (
     ENTRY,
     ENTRY_DTYPE,
@@ -22,12 +22,14 @@ from shardio.format.index import (
     codecs,
     first_broken,
     full_shape,
+    picture_shape,
     stored_bytes,
 )
 from shardio.format.layout import NO_FIELD, Kind
 from shardio.format.schema import Schema
 from shardio.format.values import decode_record
 from shardio.opening import Sections
+from shardio.records.streams import StreamRecords
 from shardio.spent import DECODE, EVERY, SPENT, now_ns
 from shardio.units import Rows, Units
 
@@ -51,6 +53,8 @@ class Records:
         self._schema, self._sections, self._units, self._path = schema, sections, units, path
         self._ids = {name: k for k, name in enumerate(schema.records)}
         self._dictionaries: dict[str, Dictionary | None] = {}
+        self.streams = StreamRecords(content, schema, sections, units, path=path)
+        """Those of fields of videos and sound."""
 
     @property
     def _bytes(self) -> Content:
@@ -61,6 +65,7 @@ class Records:
     def release(self) -> None:
         """Let go of the shard's bytes; nothing can be read any more."""
         self._content = None
+        self.streams.release()
 
     @property
     def offset(self) -> int:
@@ -175,15 +180,18 @@ class Records:
         return self._dictionaries[name]
 
     def shapes(self, name: str, rows: Rows) -> npt.NDArray[np.uint64]:
-        """The varying dimensions of an array field for `rows`: (len(rows), n_varying), checked."""
-        field = self._schema[name]
-        if not isinstance(field, Array) or not field.n_varying:
+        """What is stored of dimensions for `rows`, checked: (len(rows), n).
+
+        Of an array those that vary, of a picture all three; n is 0 for other fields.
+        """
+        n_dims = n_stored_dims(self._schema[name])
+        if not n_dims:
             return np.empty((len(rows), 0), np.uint64)
         content = self._bytes  # first: it refuses when all is released
         number = self._schema.field_id(name)
         section = self._sections[Kind.SHAPES, number, 0]
         self._units.check_blocks(Kind.SHAPES, number, rows * section.stride, section.stride)
-        line = np.dtype([("dims", "<u8", (field.n_varying,))])
+        line = np.dtype([("dims", "<u8", (n_dims,))])
         place = section.count, section.offset
         found = take(content, line, *place, rows, section=section.name, field=name)
         dims: npt.NDArray[np.uint64] = found["dims"]
@@ -192,23 +200,28 @@ class Records:
     def values(self, name: str, rows: Rows) -> Iterator[Any]:
         """The value of a record field for each row, in order; raw arrays are views of any map.
 
-        None where a sample has none.
+        Of a stream, packets are read and checked when its `data` is sliced. None where a sample has
+        no value.
 
         Raises:
             ShardCorrupt: bytes that changed, or a record that is not what its field promises.
         """
         field = self._schema[name]
         entries = self.entries(name, rows)
+        absent = self.absent(name, rows, entries)
+        if isinstance(field, STREAMED):
+            for i, stream in enumerate(self.streams.streams(name, rows, entries)):
+                yield None if i in absent else stream
+            return
         dims = self.shapes(name, rows)
         payload = self.offset
-        absent = self.absent(name, rows, entries)
         for i, record in enumerate(self.read(name, rows, entries)):
             n_bytes, offset = int(entries["n_bytes"][i]), payload + int(entries["offset"][i])
             if i in absent:
                 yield None
                 continue
             try:
-                shape = full_shape(field, dims[i], n_bytes) if isinstance(field, Array) else ()
+                shape = _shape_of(field, dims[i], n_bytes)
                 value = decode_record(field, record, shape)
             except ShardCorrupt as error:
                 raise self.placed(error, name, int(rows[i]), offset) from error
@@ -224,14 +237,15 @@ class Records:
         """The places in `rows` of samples that lack a record field; `entries` are theirs.
 
         Raises:
-            ShardCorrupt: such a sample has a record all the same; or a fixed array has no bytes.
+            ShardCorrupt: such a sample has a record all the same; or a fixed array, a picture or a
+                stream that is there has no bytes.
         """
         field = self._schema[name]
         if not field.optional:
             return frozenset()
         is_absent = ~self.present(name, rows)
         wrong = is_absent & (entries["n_bytes"] != 0)
-        if isinstance(field, Array) and field.is_fixed:
+        if isinstance(field, MEDIA) or isinstance(field, Array) and field.is_fixed:
             wrong |= ~is_absent & (entries["n_bytes"] == 0)
         for i in np.flatnonzero(wrong)[:1].tolist():
             what = "a record is there although the sample lacks the field, or the other way round"
@@ -252,3 +266,14 @@ class Records:
             expected=error.expected,
             found=error.found,
         )
+
+
+def _shape_of(field: Field, dims: npt.NDArray[np.uint64], n_bytes: int) -> tuple[int, ...]:
+    """The shape of an array or a picture; () of anything else.
+
+    Raises:
+        ShardCorrupt: it cannot be. It names no place.
+    """
+    if isinstance(field, Array):
+        return full_shape(field, dims, n_bytes)
+    return picture_shape(dims) if isinstance(field, Image) else ()

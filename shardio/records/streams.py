@@ -1,0 +1,304 @@
+"""The streams of a shard's Video and Audio fields: their tables, and data that is checked by parts.
+
+`payload` is what writes them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from fractions import Fraction
+from typing import Any, NoReturn
+
+import numpy as np
+import numpy.typing as npt
+
+from shardio.access.content import Content, take
+from shardio.errors import InvalidArgument, LoaderClosed, ShardChanged, ShardCorrupt
+from shardio.format.checksum import BLOCK_BYTES, CHUNK_BYTES, n_chunks
+from shardio.format.fields import Video
+from shardio.format.index import Entries
+from shardio.format.layout import NO_FIELD, Kind, Section
+from shardio.format.schema import Schema
+from shardio.format.streams import (
+    PACKET,
+    PACKET_DTYPE,
+    STREAM,
+    STREAM_DTYPE,
+    EncodedStream,
+    Packets,
+    Streams,
+    StreamTables,
+    broken_streams,
+    check_parameters,
+    n_shown,
+    pack_line,
+    why_packets_are_wrong,
+)
+from shardio.opening import Sections
+from shardio.units import Rows, Units
+
+
+class StreamRecords:
+    """The streams of one opened shard. Borrows its bytes and units, until `release`.
+
+    Args:
+        content: the whole file.
+        schema, sections: as `opening.open_sections` proved them.
+        units: what has been checked.
+        path: for messages.
+    """
+
+    def __init__(
+        self, content: Content, schema: Schema, sections: Sections, units: Units, *, path: str
+    ) -> None:
+        self._content: Content | None = content
+        self._schema, self._sections, self.units, self.path = schema, sections, units, path
+
+    @property
+    def bytes(self) -> Content:
+        """The whole file.
+
+        Raises:
+            LoaderClosed: the reader of the shard is closed.
+        """
+        if self._content is None:
+            raise LoaderClosed(f"{self.path}: the reader is closed")
+        return self._content
+
+    def release(self) -> None:
+        """Let go of the shard's bytes; no slice of any stream can be read any more."""
+        self._content = None
+
+    def _section(self, kind: Kind, name: str) -> Section:
+        return self._sections[kind, self._schema.field_id(name), 0]
+
+    def lines(self, name: str, rows: Rows, entries: Entries) -> Streams:
+        """What STREAMS has of a field for `rows`, checked: hashes, and all that numbers can tell.
+
+        Args:
+            name: a field of type Video or Audio.
+            rows: some samples.
+            entries: those of the index for them, checked.
+
+        Raises:
+            ShardCorrupt: naming the first sample whose line cannot be right.
+        """
+        content, section = self.bytes, self._section(Kind.STREAMS, name)
+        self.units.check_blocks(Kind.STREAMS, section.field, rows * STREAM.size, STREAM.size)
+        place = section.count, section.offset
+        found: Streams = take(content, STREAM_DTYPE, *place, rows, section=section.name, field=name)
+        n_packets = self._section(Kind.PACKETS, name).count
+        n_hashes = self._section(Kind.CHUNK_HASHES, name).count
+        bad = broken_streams(found, entries["n_bytes"], n_packets, n_hashes)
+        if bad.any():
+            i = int(np.argmax(bad))
+            raise ShardCorrupt(
+                "the line of a stream cannot be right (packets, chunks, sizes or time base)",
+                code="stream",
+                path=self.path,
+                section=section.name,
+                field=name,
+                sample=int(rows[i]),
+                offset=section.offset + int(rows[i]) * STREAM.size,
+                found=tuple(found[i].tolist()),
+            )
+        return found
+
+    def streams(self, name: str, rows: Rows, entries: Entries) -> Iterator[EncodedStream]:
+        """The stream of each row in order; those of samples without one have no meaning.
+
+        Nothing is read of the packets themselves until `data` is sliced.
+
+        Raises:
+            ShardCorrupt: naming the sample whose tables or parameters cannot be right.
+        """
+        lines = self.lines(name, rows, entries)
+        payload = self._sections[Kind.PAYLOAD, NO_FIELD, 0].offset
+        for row, line, entry in zip(rows.tolist(), lines, entries, strict=True):
+            n_bytes, offset = int(entry["n_bytes"]), payload + int(entry["offset"])
+            if n_bytes:
+                data = StoredData(self, name, row, offset, n_bytes, int(line["first_chunk"]))
+                yield self._stream(name, row, line, data)
+            else:
+                yield EncodedStream({}, b"", np.zeros(0, PACKET_DTYPE), b"", Fraction(1), 0, 0, 0)
+
+    def tables(self, name: str, rows: Rows, entries: Entries) -> Iterator[StreamTables]:
+        """What the tables have of the stream of each row, wherever in them it is.
+
+        Raises:
+            ShardCorrupt: naming the sample whose tables cannot be right.
+        """
+        for row, line, entry in zip(
+            rows.tolist(), self.lines(name, rows, entries), entries, strict=True
+        ):
+            head = int(line["parameter_bytes"]) + int(line["extradata_bytes"])
+            packets = self._packets(name, row, line, int(entry["n_bytes"]) - head)
+            yield StreamTables(pack_line(line.tobytes(), 0, 0), packets.tobytes())
+
+    def _stream(self, name: str, row: int, line: np.void, whole: StoredData) -> EncodedStream:
+        n_parameters, n_extradata = int(line["parameter_bytes"]), int(line["extradata_bytes"])
+        head = whole[: n_parameters + n_extradata]
+        packets = self._packets(name, row, line, len(whole) - len(head))
+        try:
+            parameters = check_parameters(json.loads(str(head[:n_parameters], "utf-8")))
+        except ShardCorrupt as error:
+            self._refuse(error.what, error.code, name, row, whole.offset, found=error.found)
+        except (ValueError, RecursionError) as error:
+            what = f"the parameters of a stream are no JSON: {error}"
+            self._refuse(what, "parameters", name, row, whole.offset)
+        return EncodedStream(
+            parameters,
+            bytes(head[n_parameters:]),
+            packets,
+            whole.behind(len(head)),
+            Fraction(int(line["numerator"]), int(line["denominator"])),
+            int(line["n_frames"]),
+            int(line["width"]),
+            int(line["height"]),
+            int(line["duration"]),
+        )
+
+    def _packets(self, name: str, row: int, line: np.void, n_bytes: int) -> Packets:
+        """The packets of a stream, which must tile its n_bytes and be as many as are shown."""
+        section = self._section(Kind.PACKETS, name)
+        first, count = int(line["first_packet"]), int(line["n_packets"])
+        start, end = first * PACKET.size, (first + count) * PACKET.size
+        blocks = np.arange(start // BLOCK_BYTES, -(-end // BLOCK_BYTES) if count else 0)
+        self.units.check_blocks(Kind.PACKETS, section.field, blocks * BLOCK_BYTES, 1)
+        place = section.offset + start
+        try:
+            stored = self.bytes[place : place + end - start]
+        except ShardChanged as error:
+            error.at(section=section.name, field=name)
+            raise
+        packets = np.frombuffer(stored, PACKET_DTYPE, count)
+        if (wrong := why_packets_are_wrong(packets, n_bytes)) is not None:
+            self._refuse(wrong, "packet", name, row, place, section=section)
+        if isinstance(self._schema[name], Video) and n_shown(packets) != int(line["n_frames"]):
+            self._refuse(
+                "a video has another number of frames than of packets that are shown",
+                "frames",
+                name,
+                row,
+                place,
+                section=section,
+                expected=int(line["n_frames"]),
+                found=n_shown(packets),
+            )
+        return packets
+
+    def hashes(self, name: str, chunks: Rows) -> npt.NDArray[np.uint64]:
+        """The stored hashes of chunks of a field, by number, themselves checked."""
+        section = self._section(Kind.CHUNK_HASHES, name)
+        starts = chunks * section.stride
+        self.units.check_blocks(Kind.CHUNK_HASHES, section.field, starts, section.stride)
+        place = section.count, section.offset
+        return take(self.bytes, "<u8", *place, chunks, section=section.name, field=name)
+
+    def _refuse(
+        self,
+        what: str,
+        code: str,
+        name: str,
+        row: int,
+        offset: int,
+        *,
+        section: Section | None = None,
+        expected: object = None,
+        found: object = None,
+    ) -> NoReturn:
+        raise ShardCorrupt(
+            what,
+            code=code,
+            path=self.path,
+            section=section.name if section else None,
+            field=name,
+            sample=row,
+            offset=offset,
+            expected=expected,
+            found=found,
+        )
+
+
+class StoredData:
+    """Bytes of one record, checked chunk by chunk when they are sliced.
+
+    They can be sliced for as long as the reader is open; a slice (without a step) is a view of the
+    map, which stays valid, or read from the file.
+
+    Args:
+        records: of the shard.
+        name, row: whose record it is.
+        offset, n_bytes: where it lies in the file.
+        first_chunk: the number of its first chunk among those of the field.
+        skipped: where in the record the bytes begin.
+    """
+
+    __slots__ = ("_first_chunk", "_n_bytes", "_name", "_records", "_row", "_skipped", "offset")
+
+    def __init__(
+        self,
+        records: StreamRecords,
+        name: str,
+        row: int,
+        offset: int,
+        n_bytes: int,
+        first_chunk: int,
+        skipped: int = 0,
+    ) -> None:
+        self._records, self._name, self._row = records, name, row
+        self.offset, self._n_bytes = offset, n_bytes
+        self._first_chunk, self._skipped = first_chunk, skipped
+
+    def behind(self, n_bytes: int) -> StoredData:
+        """The same without its first n_bytes."""
+        place = self.offset, self._n_bytes, self._first_chunk, self._skipped + n_bytes
+        return StoredData(self._records, self._name, self._row, *place)
+
+    def __len__(self) -> int:
+        return self._n_bytes - self._skipped
+
+    def __getitem__(self, part: slice) -> memoryview:
+        """The bytes from `part.start` to `part.stop`, read-only, once their chunks are checked.
+
+        Raises:
+            ChecksumMismatch: naming field, sample and offset of the chunk that was changed.
+            LoaderClosed: the reader is closed.
+            InvalidArgument: the slice has a step.
+        """
+        start, stop, step = part.indices(len(self))
+        if step != 1:
+            raise InvalidArgument(f"the data of a stream is cut without a step; found {step}")
+        content = self._records.bytes
+        if stop <= start:
+            return memoryview(b"")
+        start, stop = self._skipped + start, self._skipped + stop
+        try:
+            return self._checked(content, start, stop)
+        except ShardChanged as error:
+            error.at(field=self._name, sample=self._row)
+            raise
+
+    def _checked(self, content: Content, start: int, stop: int) -> memoryview:
+        """Bytes of the record; what is not mapped is read once, so that just that is checked."""
+        records, base = self._records, self.offset
+        first, last = start // CHUNK_BYTES, n_chunks(stop)
+        fresh = records.units.fresh_chunks(self._name, self._first_chunk + first, last - first)
+        if not len(fresh):
+            return content[base + start : base + stop]
+        begin, end = first * CHUNK_BYTES, min(last * CHUNK_BYTES, self._n_bytes)
+        read = content[base + begin : base + end]
+        hashes = records.hashes(self._name, fresh).tolist()
+        for chunk, expected in zip(fresh.tolist(), hashes, strict=True):
+            at = (chunk - self._first_chunk) * CHUNK_BYTES
+            stored = read[at - begin : at - begin + CHUNK_BYTES]
+            records.units.check_chunk(self._name, self._row, chunk, base + at, stored, expected)
+        return read[start - begin : stop - begin]
+
+    def __bytes__(self) -> bytes:
+        return bytes(self[:])
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy elsewhere is plain bytes."""
+        return bytes, (bytes(self),)

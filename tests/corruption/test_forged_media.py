@@ -1,0 +1,271 @@
+"""Forged pictures and streams: one rule of their tables or values broken each, every hash right."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shardio.errors import ChecksumMismatch, ShardCorrupt
+from shardio.format.checksum import hash_bytes
+from shardio.format.layout import Kind, Required
+from shardio.format.streams import PACKET_DTYPE, STREAM_DTYPE
+from shardio.surgery.shard_audit import examine_bytes
+from tests.corruption.damage import Victim
+from tests.corruption.forge import (
+    MEDIA_RULES,
+    PAYLOAD,
+    SMALL_VIDEOS,
+    Change,
+    Forgery,
+    codes_of,
+    content_of,
+    media_rules_samples,
+    read_bytes,
+    small_videos,
+)
+from tests.corruption.test_forged_structure import drop, move
+from tests.shards import same_sample
+
+PACKETS, STREAMS, CHUNKS = (
+    (kind, 0, 0) for kind in (Kind.PACKETS, Kind.STREAMS, Kind.CHUNK_HASHES)
+)
+"""The tables of `video`, the first field."""
+_BIG = (1 << 64) - 1
+
+
+@pytest.fixture(scope="module")
+def media(tmp_path_factory: pytest.TempPathFactory) -> bytearray:
+    """A shard of MEDIA_RULES that breaks none; not to be changed."""
+    place = tmp_path_factory.mktemp("media") / "m.shard"
+    return content_of(place, MEDIA_RULES, media_rules_samples())
+
+
+def changed(forgery: Forgery, key: Any, dtype: np.dtype[Any], at: int, **changes: int) -> None:
+    """Overwrite numbers of one line of a table."""
+    lines = np.frombuffer(forgery.contents[key], dtype).copy()
+    for name, number in changes.items():
+        lines[name][at] = number
+    forgery.contents[key] = lines.tobytes()
+
+
+def line(name: str = "video", row: int = 2, **changes: int) -> Change:
+    def change(forgery: Forgery) -> None:
+        changed(forgery, forgery.column(name, Kind.STREAMS), STREAM_DTYPE, row, **changes)
+
+    return change
+
+
+def packet(number: int, **changes: int) -> Change:
+    return lambda forgery: changed(forgery, PACKETS, PACKET_DTYPE, number, **changes)
+
+
+def packet_flag(forgery: Forgery) -> None:
+    stored = int(np.frombuffer(forgery.contents[PACKETS], PACKET_DTYPE)["stored"][13])
+    packet(13, stored=stored | 8 << 48)(forgery)
+
+
+def picture(name: str, *shape: int) -> Change:
+    def change(forgery: Forgery) -> None:
+        dims = np.array(shape, "<u8").tobytes()
+        forgery.change(forgery.column(name, Kind.SHAPES), 2 * len(dims), dims)
+
+    return change
+
+
+def entry(name: str, **changes: int) -> Change:
+    return lambda forgery: forgery.change_entry(name, 2, **changes)
+
+
+def no_bytes(name: str) -> Change:
+    return entry(name, n_stored=0, n_bytes=0, hash_=hash_bytes(b""))
+
+
+def parameters(old: bytes, new: bytes) -> Change:
+    """Other bytes in the parameters of row 2's video."""
+
+    def change(forgery: Forgery) -> None:
+        _, found = forgery.entry("video", 2)
+        at = int(found["offset"])
+        head = forgery.contents[PAYLOAD][at : at + 60].replace(old, new)
+        forgery.change(PAYLOAD, at, head)
+        assert len(old) == len(new) and head.count(new)
+
+    return change
+
+
+HEAD = '{"codec":"h264","ü":[1,null]}'.encode()
+
+BROKEN_MEDIA: list[tuple[str, Change, str]] = [
+    ("a picture of no height", picture("image", 0, 3, 3), "picture"),
+    ("a picture of 5 channels", picture("image", 4, 3, 5), "picture"),
+    ("a picture of 2^31 pixels in a row", picture("image", 4, 1 << 31, 3), "picture"),
+    ("a picture of no bytes", no_bytes("image"), "index_entry"),
+    ("a picture that is there and has no bytes", no_bytes("maybe"), "validity"),
+    ("a picture that is compressed", entry("image", codec=1), "index_entry"),
+    ("a video of no bytes", no_bytes("video"), "index_entry"),
+    ("a video that is compressed", entry("video", codec=1), "index_entry"),
+    ("sound that is there and has no bytes", no_bytes("sound"), "validity"),
+    ("no sound, and a number of samples", line("sound", 1, n_frames=1), "stream"),
+    ("no sound, and a packet", line("sound", 1, n_packets=1), "stream"),
+    ("packets beyond the table", line(first_packet=20), "stream"),
+    ("packets that wrap", line(first_packet=_BIG), "stream"),
+    ("more packets than the table has", line(n_packets=_BIG), "stream"),
+    ("chunks beyond the table", line(first_chunk=9), "stream"),
+    ("chunks that wrap", line(first_chunk=_BIG), "stream"),
+    ("parameters longer than the record", line(parameter_bytes=1 << 19), "stream"),
+    ("parameters longer than they may be", line(parameter_bytes=(1 << 20) + 1), "stream"),
+    ("no parameters", line(parameter_bytes=0), "stream"),
+    ("extradata longer than the record", line(extradata_bytes=(1 << 32) - 1), "stream"),
+    ("a time base of nothing", line(numerator=0), "stream"),
+    ("a time base divided by nothing", line(denominator=0), "stream"),
+    ("a time base not in lowest terms", line(numerator=2), "stream"),
+    ("a width of 0", line(width=0), "stream"),
+    ("a packet too few", line(n_packets=5), "packet"),
+    ("packets that overlap", packet(14, offset=1), "packet"),
+    ("a packet that reaches beyond", packet(17, stored=1 << 40), "packet"),
+    ("packets that wrap around to the start", packet(13, offset=_BIG), "packet"),
+    ("a packet with an unknown flag", packet_flag, "packet"),
+    ("a frame too many", line(n_frames=6), "frames"),
+    ("parameters that are no JSON", parameters(b'{"codec', b'["codec'), "parameters"),
+    ("parameters that are no UTF-8", parameters(b"\xc3\xbc", b"\xc3\xff"), "parameters"),
+    ("parameters that are a list", parameters(HEAD, b"[%s]" % (b"1" * 28)), "parameters"),
+    ("parameters without a codec", parameters(b"codec", b"kodec"), "parameters"),
+    ("a codec that is a number", parameters(b'"h264"', b"123456"), "parameters"),
+]
+
+STRUCTURE_MEDIA: list[tuple[str, Change, str]] = [
+    ("packets of another stride", move(PACKETS, stride=16), "section"),
+    ("more packets than the section has", move(PACKETS, count=99), "section"),
+    ("packets whose size wraps", move(PACKETS, count=1 << 59), "section"),
+    ("a line too many", move(STREAMS, count=5), "section"),
+    ("no lines of streams", drop(STREAMS), "section"),
+    ("no hashes of chunks", drop(CHUNKS), "section"),
+    ("no feature bit for sound", lambda f: without(f, Required.AUDIO), "feature"),
+    ("no feature bit for pictures", lambda f: without(f, Required.IMAGES), "feature"),
+    ("no feature bit for videos", lambda f: without(f, Required.VIDEOS), "feature"),
+]
+
+
+def without(forgery: Forgery, feature: Required) -> None:
+    forgery.header_changes["required"] = forgery.header.required & ~int(feature)
+
+
+@pytest.mark.parametrize(
+    ("change", "code"), [case[1:] for case in BROKEN_MEDIA], ids=[case[0] for case in BROKEN_MEDIA]
+)
+@pytest.mark.parametrize("verify", ["first", "off"])
+def test_media_that_break_a_rule_are_refused_when_they_are_read(
+    media: bytearray, tmp_path: Path, change: Change, code: str, verify: str
+) -> None:
+    forgery = Forgery.of(media)
+    change(forgery)
+    content = forgery.seal()
+    error = read_bytes(tmp_path, content, verify)
+    assert isinstance(error, ShardCorrupt), error
+    assert error.code == code
+    assert error.field and error.sample is not None and error.offset
+    found = {(f.code, f.field, f.sample) for f in examine_bytes(memoryview(content), "m").findings}
+    assert (code, error.field, error.sample) in found
+
+
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [case[1:] for case in STRUCTURE_MEDIA],
+    ids=[case[0] for case in STRUCTURE_MEDIA],
+)
+def test_tables_that_the_schema_does_not_ask_for_are_refused_at_open(
+    media: bytearray, tmp_path: Path, change: Change, code: str
+) -> None:
+    forgery = Forgery.of(media)
+    change(forgery)
+    content = forgery.seal()
+    error = read_bytes(tmp_path, content, "off")
+    assert isinstance(error, ShardCorrupt), error
+    assert error.code == code
+    assert code in codes_of(content)
+
+
+# --- what only the audit sees ---------------------------------------------------------------------
+
+
+def grow(forgery: Forgery, key: Any, more: bytes) -> None:
+    """Append items to a table, and say so."""
+    forgery.contents[key] += more
+    section = forgery.sections[key]
+    forgery.table_changes[key] = {"count": len(forgery.contents[key]) // section.stride}
+
+
+def moved_packets(forgery: Forgery) -> None:
+    """The last video's packets behind all others, which nobody has then."""
+    grow(forgery, PACKETS, forgery.contents[PACKETS][18 * PACKET_DTYPE.itemsize :])
+    line(row=3, first_packet=24)(forgery)
+
+
+def wrong_hash_of_hashes(forgery: Forgery) -> None:
+    forgery.rehash_chunks = False
+    forgery.change_entry("video", 2, hash_=1)
+
+
+REORDERED = '{"ü":[1,null],"codec":"h264"}'.encode()
+
+AUDITED_MEDIA: list[tuple[str, Change, list[str]]] = [
+    ("packets of no stream", lambda f: grow(f, PACKETS, bytes(32)), ["counting"]),
+    ("chunks of no stream", lambda f: grow(f, CHUNKS, bytes(8)), ["counting"]),
+    ("packets in another order than the streams", moved_packets, ["counting"]),
+    ("a hash that is not that of chunks' hashes", wrong_hash_of_hashes, ["chunks"]),
+    ("parameters with keys in another order", parameters(HEAD, REORDERED), ["parameters"]),
+]
+
+
+@pytest.mark.parametrize(
+    ("change", "codes"),
+    [case[1:] for case in AUDITED_MEDIA],
+    ids=[case[0] for case in AUDITED_MEDIA],
+)
+def test_what_a_reader_of_media_need_not_see_is_found_by_the_audit(
+    media: bytearray, tmp_path: Path, change: Change, codes: list[str]
+) -> None:
+    forgery = Forgery.of(media)
+    change(forgery)
+    content = forgery.seal()
+    assert codes_of(content) == codes
+    found = read_bytes(tmp_path, content)
+    assert all(map(same_sample, found, media_rules_samples()))
+
+
+def test_a_forgery_of_media_that_changes_nothing_is_the_same_shard(media: bytearray) -> None:
+    assert Forgery.of(media).seal() == media
+
+
+def test_a_chunk_whose_stored_hash_is_another_is_refused_when_it_is_read(
+    media: bytearray, tmp_path: Path
+) -> None:
+    forgery = Forgery.of(media)
+    forgery.rehash_chunks = False
+    forgery.change(CHUNKS, 4 * 8, bytes(8))  # the second of the last video
+    content = forgery.seal()
+    error = read_bytes(tmp_path, content)
+    assert isinstance(error, ChecksumMismatch)
+    assert (error.field, error.sample) == ("video", 3)
+    assert codes_of(content) == ["chunks", "checksum"]
+
+
+# --- damage to the new sections -------------------------------------------------------------------
+
+
+def test_every_bit_of_the_tables_of_streams_is_protected(tmp_path: Path) -> None:
+    content = content_of(tmp_path / "v.shard", SMALL_VIDEOS, small_videos())
+    sections = Forgery.of(content).sections
+    victim = Victim(tmp_path / "v.shard", content, small_videos())
+    tables = [s for s in sections.values() if s.kind in (Kind.PACKETS, *_OTHERS)]
+    bits = [8 * s.offset + bit for s in tables for bit in range(8 * s.size)]
+    complaints = {bit: victim.complaint_about_flip(bit) for bit in bits}
+    victim.close()
+    assert {bit: text for bit, text in complaints.items() if text} == {}
+    assert victim.n_refused == len(bits) > 2_000
+
+
+_OTHERS = (Kind.STREAMS, Kind.CHUNK_HASHES)

@@ -1,0 +1,233 @@
+"""Tables of streams: what is packed is found again, numbers that cannot be right are refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import pickle
+from collections.abc import Callable
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardio.errors import SchemaError
+from shardio.format.fields import Audio, Image, Video
+from shardio.format.images import EncodedImage
+from shardio.format.schema import Schema
+from shardio.format.streams import (
+    STREAM,
+    STREAM_DTYPE,
+    EncodedStream,
+    PacketFlag,
+    Packets,
+    broken_streams,
+    pack_line,
+    pack_packets,
+    packet_flags,
+    packet_sizes,
+    why_packets_are_wrong,
+)
+from shardio.format.values import encode_record, encode_stream
+from tests.shards import made_stream
+
+SIZES = st.lists(st.integers(0, (1 << 48) - 1), max_size=6)
+
+
+@given(sizes=SIZES, flag=st.integers(0, 7), pts=st.integers(-(1 << 63), (1 << 63) - 1))
+def test_packets_lie_back_to_back_with_their_sizes_and_flags(
+    sizes: list[int], flag: int, pts: int
+) -> None:
+    packets = pack_packets(sizes, flag, pts, 1)
+    assert packet_sizes(packets).tolist() == sizes
+    assert packet_flags(packets).tolist() == [flag] * len(sizes)
+    assert packets["pts"].tolist() == [pts] * len(sizes)
+    assert why_packets_are_wrong(packets, sum(sizes)) is None
+    assert why_packets_are_wrong(packets, sum(sizes) + 1) is not None
+
+
+def broken_packets(what: str) -> Packets:
+    packets = pack_packets([10, 20, 30], PacketFlag.KEY, 0, 0)
+    last = packets[-1:]
+    if what == "a gap":
+        packets["offset"][1:] += np.uint64(1)
+    elif what == "an overlap":
+        packets["offset"][2] -= np.uint64(1)
+    elif what == "not from the start":
+        packets["offset"] += np.uint64(1)
+    elif what == "an unknown flag":
+        last["stored"] |= np.uint64(8 << 48)
+    elif what == "a sum that wraps":
+        packets["offset"][1] = (1 << 64) - 20
+        packets["stored"][0] = 0
+    else:
+        last["stored"] = 29
+    return packets
+
+
+@pytest.mark.parametrize(
+    "what",
+    [
+        "a gap",
+        "an overlap",
+        "not from the start",
+        "an unknown flag",
+        "a sum that wraps",
+        "bytes behind",
+    ],
+)
+def test_packets_that_do_not_tile_their_bytes_are_told(what: str) -> None:
+    assert why_packets_are_wrong(broken_packets(what), 60) is not None
+
+
+def test_no_packets_tile_no_bytes() -> None:
+    none = pack_packets([], 0, 0, 0)
+    assert why_packets_are_wrong(none, 0) is None
+    assert "no packet" in str(why_packets_are_wrong(none, 1))
+
+
+def line(**changes: int) -> Any:
+    numbers = {
+        "first_packet": 3,
+        "n_packets": 2,
+        "first_chunk": 1,
+        "n_frames": 2,
+        "numerator": 1,
+        "denominator": 25,
+        "width": 4,
+        "height": 5,
+        "parameter_bytes": 16,
+        "extradata_bytes": 3,
+        "duration": 0,
+        **changes,
+    }
+    found = np.zeros(1, STREAM_DTYPE)
+    for name, number in numbers.items():
+        found[name] = number
+    return found
+
+
+def is_broken(found: Any, n_bytes: int = 70_000) -> bool:
+    return bool(broken_streams(found, np.array([n_bytes], np.uint64), 5, 3)[0])
+
+
+def test_a_line_that_reaches_just_to_the_end_of_its_tables_is_right() -> None:
+    assert not is_broken(line())
+
+
+MOST = (1 << 64) - 1
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"first_packet": 4},
+        {"first_packet": MOST},
+        {"n_packets": 3},
+        {"n_packets": MOST},
+        {"first_chunk": 2},
+        {"first_chunk": MOST},
+        {"numerator": 0},
+        {"denominator": 0},
+        {"numerator": 5},
+        {"width": 0},
+        {"height": 0},
+        {"parameter_bytes": 0},
+        {"parameter_bytes": (1 << 20) + 1},
+        {"parameter_bytes": 69_999},
+        {"extradata_bytes": (1 << 32) - 1},
+    ],
+    ids=str,
+)
+def test_a_line_whose_numbers_cannot_be_right_is_told(changes: dict[str, int]) -> None:
+    assert is_broken(line(**changes))
+
+
+@pytest.mark.parametrize("name", [n for n in STREAM_DTYPE.names or () if "first" not in n])
+def test_the_line_of_no_stream_has_only_its_place(name: str) -> None:
+    empty = np.zeros(1, STREAM_DTYPE)
+    empty["first_packet"], empty["first_chunk"] = 5, 3
+    assert not is_broken(empty, 0)
+    empty[name] = 1
+    assert is_broken(empty, 0)
+
+
+def test_a_line_gets_its_place_when_it_is_written() -> None:
+    _, tables = encode_stream("v", Video(), made_stream(0))
+    placed = STREAM.unpack(pack_line(tables.line, 7, 9))
+    unplaced = STREAM.unpack(tables.line)
+    assert placed[0] == 7 and placed[2] == 9
+    assert [placed[i] for i in (1, *range(3, 11))] == [unplaced[i] for i in (1, *range(3, 11))]
+
+
+REFUSED: dict[str, tuple[Callable[[EncodedStream], dict[str, Any]], str]] = {
+    "no codec": (lambda s: {"parameters": {"width": 3}}, "no object that names a codec"),
+    "a codec that is no name": (lambda s: {"parameters": {"codec": 27}}, "names a codec"),
+    "parameters that are no JSON": (
+        lambda s: {"parameters": {"codec": "h264", "x": math.nan}},
+        "cannot be written as JSON",
+    ),
+    "keys that are no texts": (lambda s: {"parameters": {"codec": "a", "b": {1: 2}}}, "must be st"),
+    "too many parameters": (
+        lambda s: {"parameters": {"codec": "h" * (1 << 20)}},
+        "bytes of parameters must be 1 to 1048576",
+    ),
+    "packets of another dtype": (lambda s: {"packets": np.zeros(3)}, "expected packets of dtype"),
+    "data that is too short": (lambda s: {"data": s.data[:-1]}, "back to back"),
+    "frames that are not there": (lambda s: {"n_frames": 99}, "n_frames is 99, and 11 packets"),
+    "a number of frames that is none": (lambda s: {"n_frames": 1.5}, "must be an integer"),
+    "no width": (lambda s: {"width": 0}, "width must be 1 to"),
+    "a time base of 0": (lambda s: {"time_base": Fraction(0)}, "numerator must be 1 to"),
+    "a time base too fine": (lambda s: {"time_base": Fraction(1, 1 << 32)}, "denominator must be"),
+    "a negative duration": (lambda s: {"duration": -1}, "duration must be 0 to"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_a_stream_that_is_not_right_is_refused_with_the_reason(what: str) -> None:
+    changes, text = REFUSED[what]
+    stream = made_stream(1)
+    wrong = dataclasses.replace(stream, **changes(stream))
+    with pytest.raises(SchemaError, match=r"field 'v': ") as caught:
+        encode_stream("v", Video(), wrong)
+    assert text in str(caught.value)
+
+
+def test_what_is_no_stream_or_picture_is_refused() -> None:
+    with pytest.raises(SchemaError, match="field 'v': expected an EncodedStream, found bytes"):
+        encode_stream("v", Audio(), b"bytes")
+    with pytest.raises(SchemaError, match="field 'v': expected an EncodedStream, found NoneType"):
+        encode_stream("v", Video(), None)
+    with pytest.raises(SchemaError, match="field 'i': expected a picture's bytes, found int"):
+        encode_record("i", Image(), 7)
+
+
+@pytest.mark.parametrize("shape", [(0, 1, 1), (1, 0, 1), (1, 1, 0), (1, 1, 5), (1 << 31, 1, 1)])
+def test_a_picture_of_impossible_dimensions_is_refused(shape: tuple[int, int, int]) -> None:
+    with pytest.raises(SchemaError, match="field 'i': no picture has 1 bytes"):
+        encode_record("i", Image(), EncodedImage(b"x", *shape))
+
+
+def test_an_empty_picture_is_refused() -> None:
+    with pytest.raises(SchemaError, match="no picture has 0 bytes"):
+        encode_record("i", Image(), EncodedImage(b"", 1, 1, 1))
+
+
+def test_a_picture_is_its_bytes_and_knows_its_dimensions_also_elsewhere() -> None:
+    picture = pickle.loads(pickle.dumps(EncodedImage(b"bytes", 2, 3, 1)))
+    assert picture == b"bytes" and isinstance(picture, EncodedImage)
+    assert picture.shape == (2, 3, 1)
+
+
+@pytest.mark.parametrize("kind", [Image, Video, Audio])
+def test_media_come_back_from_a_schema_and_have_no_codec_to_choose(kind: Any) -> None:
+    for schema in (Schema({"m": kind()}), Schema({"m": kind(optional=True)})):
+        assert Schema.from_json(schema.to_json()) == schema
+    packed = Schema({"m": kind()}).to_json().replace(b'"codec":0', b'"codec":1')
+    with pytest.raises(SchemaError, match=f"field 'm': {kind.__name__} is never compressed"):
+        Schema.from_json(packed)
+    with pytest.raises(TypeError):
+        kind("zstd")

@@ -1,0 +1,376 @@
+"""Pictures, videos and sound in shards: stored untouched, found and checked part by part."""
+
+from __future__ import annotations
+
+import dataclasses
+import pickle
+import types
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shardio import encoded
+from shardio.access.filesystems import Access
+from shardio.dataset import ShardDataset
+from shardio.dataset_writer import DatasetWriter
+from shardio.errors import (
+    ChecksumMismatch,
+    InvalidArgument,
+    LoaderClosed,
+    MediaError,
+    SchemaError,
+    ShardChanged,
+)
+from shardio.format.checksum import CHUNK_BYTES
+from shardio.format.fields import Array, Audio, Image, Video
+from shardio.format.images import EncodedImage
+from shardio.format.layout import Kind, Required
+from shardio.format.schema import Schema
+from shardio.format.streams import EncodedStream, packet_sizes
+from shardio.loader import ShardLoader
+from shardio.reader import ShardReader
+from shardio.units import Verify
+from shardio.writer import ShardWriter
+from tests.shards import (
+    MEDIA_FIELDS,
+    as_read,
+    made_stream,
+    media_sample,
+    same_sample,
+    same_value,
+    write_media,
+)
+
+pytestmark = pytest.mark.usefixtures("quick_disk")
+
+N = 9
+ACCESSES: tuple[Access, ...] = ("mmap", "pread")
+VERIFYING: tuple[Verify, ...] = ("first", "always", "off")
+VIDEO = Schema({"video": Video()})
+
+
+@pytest.fixture(scope="module")
+def shard(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("media") / "a.shard"
+    write_media(path, N)
+    return path
+
+
+@pytest.fixture
+def long(tmp_path: Path) -> Path:
+    """A shard of two videos of some chunks each."""
+    path = tmp_path / "long.shard"
+    write_long(path)
+    return path
+
+
+def write_long(path: Path) -> list[EncodedStream]:
+    made = [made_stream(i, 40, 20_000) for i in range(2)]
+    with ShardWriter(path, VIDEO) as writer:
+        for stream in made:
+            writer.append({"video": stream})
+    return made
+
+
+@pytest.mark.parametrize("access", ACCESSES)
+@pytest.mark.parametrize("verify", VERIFYING)
+def test_media_come_back_as_they_were_given(shard: Path, access: Access, verify: Verify) -> None:
+    with ShardReader(shard, access=access, verify=verify) as reader:
+        for _ in range(2):
+            for i in range(N):
+                assert same_sample(reader[i], as_read(media_sample(i), MEDIA_FIELDS))
+
+
+def test_a_shard_says_by_its_features_what_it_has(shard: Path, tmp_path: Path) -> None:
+    every = Required.VIDEOS | Required.IMAGES | Required.AUDIO
+    with ShardReader(shard) as reader:
+        assert reader.header.required & every == every
+    for kind, feature in ((Video(), Required.VIDEOS), (Audio(), Required.AUDIO)):
+        path = tmp_path / f"{feature.name}.shard"
+        with ShardWriter(path, Schema({"m": kind})) as writer:
+            writer.append({"m": made_stream(0)})
+        with ShardReader(path) as reader:
+            assert reader.header.required == feature
+
+
+def test_a_stream_that_was_read_is_written_as_it_was(shard: Path, tmp_path: Path) -> None:
+    with ShardReader(shard) as reader, ShardWriter(tmp_path / "b.shard", reader.schema) as writer:
+        for sample in reader:
+            writer.append(sample)
+        assert writer.close().id == reader.id
+
+
+def test_a_shard_without_samples_has_empty_tables(tmp_path: Path) -> None:
+    write_media(tmp_path / "a.shard", 0)
+    with ShardReader(tmp_path / "a.shard") as reader:
+        assert len(reader) == 0
+        kinds = {s.kind: s.count for s in reader.sections if s.field == 0}
+        assert kinds[Kind.PACKETS] == kinds[Kind.CHUNK_HASHES] == kinds[Kind.STREAMS] == 0
+
+
+def test_many_streams_are_found_beyond_one_block_of_each_table(tmp_path: Path) -> None:
+    some = write_media(tmp_path / "a.shard", 300)
+    with ShardReader(tmp_path / "a.shard") as reader:
+        for row in (299, 0, 150):
+            assert same_sample(reader[row], some[row])
+        found = list(reader.records.values("video", np.arange(300)))
+    assert all(
+        len(one.packets) == len(s["video"].packets) for one, s in zip(found, some, strict=True)
+    )
+
+
+# --- a clip reads what it touches -----------------------------------------------------------------
+
+
+def chunks_checked(reader: ShardReader, row: int) -> list[int]:
+    """Which chunks of a row's video are marked as checked, by the shard's own marks."""
+    entry = reader.records.entries("video", np.array([row]))
+    first = int(reader.records.streams.lines("video", np.array([row]), entry)["first_chunk"][0])
+    n = -(-int(entry["n_bytes"][0]) // CHUNK_BYTES)
+    section = next(s for s in reader.sections if s.kind == Kind.CHUNK_HASHES)
+    marks = reader.units.marks[reader.units.n_marks - section.count :]
+    return np.flatnonzero(marks[first : first + n]).tolist()
+
+
+@pytest.mark.parametrize("access", ACCESSES)
+def test_a_clip_checks_the_chunks_that_it_touches_and_no_other(long: Path, access: Access) -> None:
+    with ShardReader(long, access=access) as reader:
+        stream = reader[1]["video"]
+        assert chunks_checked(reader, 1) == [0]  # parameters and extradata lie there
+        starts = stream.packets["offset"].astype(np.int64)
+        ends = starts + packet_sizes(stream.packets)
+        clip = stream.data[int(starts[15]) : int(ends[20])]
+        assert bytes(clip) == made_stream(1, 40, 20_000).data[int(starts[15]) : int(ends[20])]
+        head = len(b"extra") + len(b'{"codec":"h264","\xc3\xbc":[1,null]}')
+        first = (int(starts[15]) + head) // CHUNK_BYTES
+        last = (int(ends[20]) + head - 1) // CHUNK_BYTES
+        assert 0 < first < last < 12
+        assert chunks_checked(reader, 1) == [0, *range(first, last + 1)]
+        assert chunks_checked(reader, 0) == []
+
+
+def damaged_chunk(path: Path, row: int, chunk: int) -> int:
+    """Flip a bit in a chunk of a row's video; returns where the chunk lies in the file."""
+    with ShardReader(path) as reader:
+        entry = reader.records.entries("video", np.array([row]))
+        place = reader.records.offset + int(entry["offset"][0]) + chunk * CHUNK_BYTES
+    with open(path, "r+b") as file:
+        file.seek(place + 99)
+        byte = file.read(1)
+        file.seek(place + 99)
+        file.write(bytes([byte[0] ^ 1]))
+    return place
+
+
+@pytest.mark.parametrize("access", ACCESSES)
+def test_damage_is_met_by_who_touches_it_and_by_nobody_else(long: Path, access: Access) -> None:
+    place = damaged_chunk(long, 1, 7)
+    with ShardReader(long, access=access) as reader:
+        stream = reader[1]["video"]
+        whole = made_stream(1, 40, 20_000).data
+        assert bytes(stream.data[: 5 * CHUNK_BYTES]) == whole[: 5 * CHUNK_BYTES]
+        with pytest.raises(ChecksumMismatch) as caught:
+            stream.data[5 * CHUNK_BYTES : 8 * CHUNK_BYTES]
+        assert bytes(stream.data[9 * CHUNK_BYTES :]) == whole[9 * CHUNK_BYTES :]
+        error = caught.value
+        assert (error.field, error.sample, error.offset) == ("video", 1, place)
+        assert error.path == str(long)
+
+
+def test_what_is_checked_once_always_and_never(long: Path) -> None:
+    whole = made_stream(1, 40, 20_000).data
+    readers = {verify: ShardReader(long, verify=verify) for verify in VERIFYING}
+    streams = {verify: reader[1]["video"] for verify, reader in readers.items()}
+    for verify in VERIFYING[:2]:
+        assert bytes(streams[verify].data[:]) == whole
+    damaged_chunk(long, 1, 7)
+    part = slice(7 * CHUNK_BYTES, 8 * CHUNK_BYTES)
+    for verify in VERIFYING[::2]:
+        assert bytes(streams[verify].data[part]) != whole[part]
+    with pytest.raises(ChecksumMismatch):
+        streams["always"].data[part]
+    for reader in readers.values():
+        reader.close()
+
+
+def test_a_slice_of_a_map_is_a_view_and_outlives_the_reader(long: Path) -> None:
+    with ShardReader(long, access="mmap") as reader:
+        stream = reader[0]["video"]
+        part = stream.data[100:200]
+    assert part.readonly and bytes(part) == made_stream(0, 40, 20_000).data[100:200]
+    with pytest.raises(LoaderClosed, match="the reader is closed"):
+        stream.data[100:200]
+
+
+def test_data_is_cut_as_bytes_are_but_without_a_step(long: Path) -> None:
+    whole = made_stream(0, 40, 20_000).data
+    with ShardReader(long) as reader:
+        data = reader[0]["video"].data
+        assert len(data) == len(whole)
+        for part in (slice(-9, None), slice(5, 2), slice(len(whole), None), slice(3, 9 << 40)):
+            assert bytes(data[part]) == whole[part]
+        with pytest.raises(InvalidArgument, match="without a step; found 2"):
+            data[::2]
+        elsewhere = pickle.loads(pickle.dumps(reader[0]["video"]))
+    assert same_value(elsewhere, made_stream(0, 40, 20_000))
+
+
+def test_a_file_that_is_cut_short_is_told_by_who_reads_it_by_offset(long: Path) -> None:
+    with ShardReader(long, access="pread", verify="off") as reader:
+        stream = reader[1]["video"]
+        with open(long, "r+b") as file:
+            file.truncate(long.stat().st_size // 2)
+        with pytest.raises(ShardChanged) as caught:
+            stream.data[len(stream.data) - 10 :]
+        assert (caught.value.field, caught.value.sample) == ("video", 1)
+
+
+# --- what a writer takes --------------------------------------------------------------------------
+
+
+def fake_media(monkeypatch: pytest.MonkeyPatch) -> list[tuple[bytes, str]]:
+    """Let files be looked into by something that needs none."""
+    seen: list[tuple[bytes, str]] = []
+
+    def probe(data: bytes) -> Any:
+        seen.append((data, "image"))
+        return types.SimpleNamespace(height=7, width=8, channels=3)
+
+    def demux(data: bytes, kind: str) -> EncodedStream:
+        seen.append((data, kind))
+        return made_stream(5)
+
+    module = types.SimpleNamespace(probe=probe, demux=demux)
+    monkeypatch.setattr(encoded, "import_module", lambda name: module)
+    return seen
+
+
+def test_bytes_are_looked_into_once_and_kept_as_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = fake_media(monkeypatch)
+    sample = {**media_sample(1), "video": b"an mp4", "sound": b"a wav", "image": b"a jpeg"}
+    with ShardWriter(tmp_path / "a.shard", MEDIA_FIELDS) as writer:
+        writer.append(sample)
+    assert sorted(seen) == [(b"a jpeg", "image"), (b"a wav", "audio"), (b"an mp4", "video")]
+    with ShardReader(tmp_path / "a.shard") as reader:
+        found = reader[0]
+        assert same_value(found["image"], EncodedImage(b"a jpeg", 7, 8, 3))
+        assert same_value(found["video"], made_stream(5))
+        with ShardWriter(tmp_path / "b.shard", MEDIA_FIELDS) as writer:
+            writer.append(found)
+    assert len(seen) == 3
+
+
+def test_a_file_that_cannot_be_looked_into_is_told_with_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def probe(data: bytes) -> Any:
+        raise MediaError("no picture")
+
+    module = types.SimpleNamespace(probe=probe)
+    monkeypatch.setattr(encoded, "import_module", lambda name: module)
+    path = tmp_path / "a.shard"
+    with ShardWriter(path, Schema({"image": Image(optional=True)})) as writer:
+        with pytest.raises(MediaError) as caught:
+            writer.append({"image": b"?"})
+        writer.append({"image": None})
+    assert str(caught.value) == f"{path}, sample 0: field 'image': no picture"
+    with ShardReader(path) as reader:
+        assert [sample["image"] for sample in reader] == [None]
+
+
+def test_a_sample_that_is_refused_leaves_the_writer_usable(tmp_path: Path) -> None:
+    good = media_sample(1)
+    wrong = dataclasses.replace(good["video"], n_frames=0)
+    with ShardWriter(tmp_path / "a.shard", MEDIA_FIELDS) as writer:
+        with pytest.raises(SchemaError, match="sample 0: field 'video': n_frames is 0"):
+            writer.append({**good, "video": wrong})
+        with pytest.raises(SchemaError, match="sample 0: field 'video': expected an EncodedStream"):
+            writer.append({**good, "video": None})
+        writer.append(good)
+    with ShardReader(tmp_path / "a.shard") as reader:
+        assert same_sample(reader[0], as_read(good, MEDIA_FIELDS))
+
+
+# --- datasets and loaders -------------------------------------------------------------------------
+
+
+@pytest.fixture
+def dataset(tmp_path: Path) -> Path:
+    root = tmp_path / "out"
+    with DatasetWriter(root, MEDIA_FIELDS, shard_bytes=2_000) as writer:
+        for i in range(N):
+            writer.append(media_sample(i))
+    return root
+
+
+def test_a_dataset_gives_media_of_any_shard(dataset: Path) -> None:
+    with ShardDataset(dataset) as opened:
+        assert len(opened.shards) > 1
+        for i in range(N):
+            assert same_sample(opened[i], as_read(media_sample(i), MEDIA_FIELDS))
+
+
+def test_a_loader_refuses_streams_at_once_and_says_what_to_do(dataset: Path) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        ShardLoader(dataset, batch_size=2, num_workers=0, output="numpy")
+    assert str(caught.value) == (
+        "field 'video' is a Video, whose packets cannot be put into a batch: leave it out "
+        "(fields=['image', 'label', 'note']), or have a transform decode it"
+    )
+
+
+@pytest.mark.parametrize("access", ACCESSES)
+def test_a_loader_gives_pictures_as_the_bytes_of_their_files(dataset: Path, access: Access) -> None:
+    fields = ["image", "label"]
+    with ShardLoader(
+        dataset,
+        batch_size=4,
+        fields=fields,
+        num_workers=0,
+        output="numpy",
+        shuffle=False,
+        access=access,
+        tail="short",
+    ) as loader:
+        found = [image for batch in loader for image in batch["image"]]
+    assert found == [media_sample(i)["image"] for i in range(N)]
+
+
+def first_packets(sample: dict[str, Any]) -> dict[str, Any]:
+    video = sample["video"]
+    size = int(packet_sizes(video.packets)[0])
+    return {
+        "label": sample["label"],
+        "n_frames": video.n_frames,
+        "first": np.frombuffer(video.data[:size], np.uint8).sum(dtype=np.int64),
+        "side": 0 if sample["image"] is None else sample["image"].height,
+    }
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_transform_gets_streams_and_pictures_and_reads_what_it_wants(
+    dataset: Path, num_workers: int
+) -> None:
+    with ShardLoader(
+        dataset,
+        batch_size=N,
+        transform=first_packets,
+        num_workers=num_workers,
+        output="numpy",
+        shuffle=False,
+    ) as loader:
+        (batch,) = [{name: batch[name].copy() for name in batch} for batch in loader]
+    for i in range(N):
+        wanted = first_packets(as_read(media_sample(i), MEDIA_FIELDS))
+        assert {name: int(batch[name][i]) for name in batch} == wanted
+
+
+def test_fields_beside_media_are_columns_as_ever(dataset: Path) -> None:
+    assert isinstance(MEDIA_FIELDS["label"], Array) and isinstance(MEDIA_FIELDS["image"], Image)
+    with ShardDataset(dataset) as opened:
+        labels = [opened.reader(k).column("label") for k in range(len(opened.shards))]
+    assert np.concatenate(labels).tolist() == list(range(N))
