@@ -19,7 +19,8 @@ import numpy as np
 import numpy.typing as npt
 
 from shardio.collation import STACKED, Collation, Join
-from shardio.format.fields import Array, Field, List
+from shardio.errors import InvalidArgument
+from shardio.format.fields import STREAMED, Array, Field, List
 from shardio.format.schema import Schema
 
 ORIGIN: Final = np.dtype(
@@ -225,11 +226,22 @@ def lay_out(schema: Schema, n_rows: int, collation: Collation = STACKED) -> Bloc
     """Place every field of a batch of samples of `schema`.
 
     Raises:
-        InvalidArgument: the collation does not go with the schema.
+        InvalidArgument: the collation does not go with the schema; or it has a stream of packets.
     """
+    _refuse_streams(schema)
     batch, joins = collation.expand(schema)
     names = [name for join in joins for name in (join.name, join.beside) if name is not None]
     return _place(batch, n_rows, frozenset(names), joins, schema)
+
+
+def _refuse_streams(schema: Schema) -> None:
+    for name, field in schema.items():
+        if isinstance(field, STREAMED):
+            others = [each for each, kind in schema.items() if not isinstance(kind, STREAMED)]
+            raise InvalidArgument(
+                f"field {name!r} is a {type(field).__name__}, whose packets cannot be put into a "
+                f"batch: leave it out (fields={others}), or have a transform decode it"
+            )
 
 
 def lay_out_whole(schema: Schema, whole: frozenset[str], inner: BlockLayout) -> BlockLayout:

@@ -18,7 +18,7 @@ from shardio._engine.ranges import NOTHING, Ranges, joined
 from shardio.access.files import open_shard
 from shardio.dataset import ShardDataset
 from shardio.format.checksum import distinct, rows_per_unit
-from shardio.format.fields import Array
+from shardio.format.fields import STREAMED, n_stored_dims
 from shardio.format.index import DIMENSION, ENTRY, ENTRY_DTYPE, stored_bytes
 from shardio.format.layout import NO_FIELD, Kind
 from shardio.units import Rows
@@ -161,8 +161,8 @@ class _Records:
         self._shapes: list[_Lane] = []
         for name in names:
             field = dataset.schema[name]
-            if isinstance(field, Array) and field.n_varying:
-                size = field.n_varying * DIMENSION.size
+            if n_dims := n_stored_dims(field):
+                size = n_dims * DIMENSION.size
                 self._shapes.append(_Lane.of(size, size, self._finder(Kind.SHAPES, name), starts))
 
     def _finder(self, kind: Kind, name: str | None = None) -> Callable[[int], int]:
@@ -249,7 +249,9 @@ class Extents:
             starts = self.files.starts[numbers]
             columns = [name for name in names if name in dataset.schema.columns]
             self._columns += [_Column(dataset, name, starts, verify) for name in columns]
-            records = [name for name in names if name in dataset.schema.records]
+            # How much of a stream of packets a transform will read, nobody can tell.
+            streams = {n for n, f in dataset.schema.records.items() if isinstance(f, STREAMED)}
+            records = [n for n in names if n in dataset.schema.records and n not in streams]
             if records:
                 self._records.append(_Records(dataset, records, self.files, numbers))
 

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 import shardio
-from shardio import Array, Bytes, Json, List, Schema, Text, sealed
+from shardio import Array, Bytes, Json, List, Schema, ShardReader, Text, sealed
 from shardio.format import values
 from shardio_tools import cli
 from shardio_tools._values import value_facts
-from tests.shards import EVERY_FIELD, write_shard
+from tests.shards import EVERY_FIELD, media_sample, write_media, write_shard
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
 
@@ -459,3 +459,53 @@ def test_odd_entries_of_a_generation_are_damage(
     facts = as_json(capsys, copy, code=1)
     assert [finding["code"] for finding in facts["damage"]] == ["DatasetCorrupt"]
     assert cli.main(["inspect", str(copy)]) == 1
+
+
+def test_media_are_described_without_being_decoded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "media.shard"
+    write_media(path, 5)
+    assert cli.main(["inspect", str(path), "--sample", "1"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "  video  video" in lines and "  sound  audio, optional" in lines
+    video, sound = media_sample(1)["video"], media_sample(1)["sound"]
+    assert (
+        f"  video  h264 65 × 48, 5 frames in 0.24 s: {len(video.data)} bytes in 6 packets" in lines
+    )
+    assert "  image  40 × 31 pixels, 2 channels: 18 bytes" in lines
+    assert (
+        f"  sound  h264 {64 + 101} channels at 48 Hz, {sound.n_frames} samples in 0.16 s: "
+        f"{len(sound.data)} bytes in 4 packets"
+    ) in lines
+    facts = as_json(capsys, path, "--sample", "4")["sample"]["fields"]
+    assert facts["sound"] == {"type": "Audio", "absent": True}
+    assert facts["image"] == {
+        "type": "Image",
+        "bytes": 45,
+        "height": 34,
+        "width": 40,
+        "channels": 1,
+    }
+    assert {"kind": "packets", "field": "video", "bytes": 32 * 35, "count": 35, "stride": 32} == {
+        key: value
+        for section in as_json(capsys, path)["sections"]
+        if section["kind"] == "packets" and section["field"] == "video"
+        for key, value in section.items()
+        if key != "offset"
+    }
+
+
+def test_a_damaged_table_of_packets_hides_no_other_field(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "media.shard"
+    write_media(path, 3)
+    with ShardReader(path) as reader:
+        table = next(s for s in reader.sections if s.name == "packets")
+    change(path, flip(table.offset + 9))
+    found = as_json(capsys, path, code=1)
+    assert found["sample"]["fields"]["video"] is None
+    assert found["sample"]["fields"]["label"]["first"] == [0]
+    (damage,) = found["damage"]
+    assert (damage["code"], damage["section"], damage["field"]) == ("checksum", "packets", "video")

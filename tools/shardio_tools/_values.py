@@ -25,6 +25,11 @@ def value_facts(value: Any, kind: Any) -> dict[str, Any]:
         return {"type": "Text", "characters": len(value), "value": value}
     if isinstance(kind, shardio.Bytes):
         return {"type": "Bytes", "bytes": len(value), "first": value[: 2 * N_VALUES].hex(" ")}
+    if isinstance(kind, shardio.Image):
+        sides = {name: getattr(value, name) for name in ("height", "width", "channels")}
+        return {"type": "Image", "bytes": len(value), **sides}
+    if isinstance(kind, shardio.Video | shardio.Audio):
+        return _stream_facts(value, type(kind).__name__)
     if isinstance(kind, shardio.Json):
         return {"type": "Json", "value": value}
     numbers = np.asarray(value)
@@ -34,6 +39,21 @@ def value_facts(value: Any, kind: Any) -> dict[str, Any]:
     if numbers.size:
         facts |= _range(numbers)
     return facts
+
+
+def _stream_facts(stream: shardio.EncodedStream, kind: str) -> dict[str, Any]:
+    """Give codec, sizes and length of a stream; of its packets nothing is read."""
+    names = ("width", "height") if kind == "Video" else ("channels", "rate")
+    return {
+        "type": kind,
+        "bytes": len(stream.data),
+        "codec": stream.parameters["codec"],
+        "packets": len(stream.packets),
+        "frames" if kind == "Video" else "samples": stream.n_frames,
+        names[0]: stream.width,
+        names[1]: stream.height,
+        "seconds": float(stream.duration * stream.time_base) if stream.duration else None,
+    }
 
 
 def _range(numbers: npt.NDArray[Any]) -> Mapping[str, Any]:

@@ -203,6 +203,8 @@ def _value(value: Mapping[str, Any]) -> str:
     if value["type"] == "Bytes":
         more = " …" if value["bytes"] > len(value["first"].split()) else ""
         return f"{counted(value['bytes'], 'byte')}: {value['first']}{more}"
+    if value["type"] in ("Image", "Video", "Audio"):
+        return _media(value)
     kind = f"{value['dtype']} {_shape(value['shape'])}"
     if "first" not in value:
         return f"{kind}, empty"
@@ -214,6 +216,22 @@ def _value(value: Mapping[str, Any]) -> str:
     least, most = (f"{v:.6g}" if isinstance(v, float) else v for v in (value["min"], value["max"]))
     stats = f"min {least}, max {most}, mean {value['mean']:.6g}"
     return f"{kind}: {stats}; {' '.join(first)} …"
+
+
+def _media(value: Mapping[str, Any]) -> str:
+    """Put a picture or a stream into a line."""
+    n_bytes = counted(value["bytes"], "byte")
+    if value["type"] == "Image":
+        sides = f"{value['width']} × {value['height']}"
+        return f"{sides} pixels, {counted(value['channels'], 'channel')}: {n_bytes}"
+    length = "" if value["seconds"] is None else f" in {value['seconds']:.6g} s"
+    if value["type"] == "Video":
+        what = f"{value['width']} × {value['height']}, {counted(value['frames'], 'frame')}"
+    else:
+        what = f"{counted(value['channels'], 'channel')} at {value['rate']:,} Hz, "
+        what += counted(value["samples"], "sample")
+    packets = counted(value["packets"], "packet")
+    return f"{plain(value['codec'])} {what}{length}: {n_bytes} in {packets}"
 
 
 def _damage(found: Inspection) -> Iterator[str]:
