@@ -58,6 +58,7 @@ class PayloadWriter:
         self.streams = {
             n: StreamWriter() for n, f in schema.records.items() if isinstance(f, STREAMED)
         }
+        self._tables = [spool for stream in self.streams.values() for spool in stream.spools]
         self.dictionaries: dict[str, Dictionary | None] = {
             name: None for name, field in schema.records.items() if field.codec == "zstd_dictionary"
         }
@@ -77,8 +78,7 @@ class PayloadWriter:
     @property
     def spools(self) -> list[Spool]:
         """Everything that is held."""
-        streams = [spool for stream in self.streams.values() for spool in stream.spools]
-        return [self.data, self.index, *self.shapes.values(), *streams]
+        return [self.data, self.index, *self.shapes.values(), *self._tables]
 
     def append(self, records: Sequence[Record]) -> None:
         """Add a row: a record for every record field of the schema, in order."""
