@@ -33,6 +33,7 @@ from shardio.loader import ShardLoader
 from shardio.reader import ShardReader
 from shardio.units import Verify
 from shardio.writer import ShardWriter
+from tests.media.images_made import saved, smooth
 from tests.shards import (
     MEDIA_FIELDS,
     as_read,
@@ -262,6 +263,16 @@ def test_bytes_are_looked_into_once_and_kept_as_they_are(
         with ShardWriter(tmp_path / "b.shard", MEDIA_FIELDS) as writer:
             writer.append(found)
     assert len(seen) == 3
+
+
+def test_a_real_picture_is_kept_with_its_height_width_and_channels(tmp_path: Path) -> None:
+    content = saved(smooth(5, 7), "PNG")
+    with ShardWriter(tmp_path / "a.shard", Schema({"image": Image()})) as writer:
+        writer.append({"image": content})
+        with pytest.raises(MediaError, match="sample 1: field 'image': not a picture"):
+            writer.append({"image": b"no picture"})
+    with ShardReader(tmp_path / "a.shard") as reader:
+        assert same_value(reader[0]["image"], EncodedImage(content, 5, 7, 3))
 
 
 def test_a_file_that_cannot_be_looked_into_is_told_with_its_place(
