@@ -8,36 +8,22 @@ their container declares. Damage that changes pixels within the rules of the cod
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from shardio.closing import Closing
 from shardio.errors import MediaError
-from shardio.media.container import missing_bytes
+from shardio.media.colours import display_of, stream_facts
+from shardio.media.opening import DECODER_OPTIONS, check_whole, open_container, video_streams
 from shardio.media.picture import Picture, PictureMaker
 from shardio.media.times import settled
 
 if TYPE_CHECKING:
     from av import VideoFrame
-    from av.container import InputContainer
     from av.video.stream import VideoStream
-    from typing_extensions import Buffer
 
 __all__ = ["Picture", "VideoFile", "library_versions"]
-
-# Only these are tried: others would read a text file as ANSI art, a JPEG as a video of one frame,
-# and a playlist as whatever files and addresses it names.
-_DEMUXERS = (
-    "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi,gif,mpegts,mpeg,mpegvideo,h264,hevc,m4v,obu,ivf"
-    ",flv,asf,ogg,nut,mxf,rm,yuv4mpegpipe,dv,wtv"
-    ",wav,w64,mp3,aac,ac3,eac3,flac,aiff,caf,amr,ape,au,wv,tta"
-)
-# FFmpeg's numbers; what is untagged is taken for limited range and BT.601.
-_FULL_RANGE = 2
-_MATRICES = {1: "bt709", 4: "fcc", 7: "smpte240m", 9: "bt2020"}
-_STALE_TAG_US = 1_000_000  # a duration that a muxer wrote may be a little off; never by a second
 
 
 def library_versions() -> dict[str, str]:
@@ -61,19 +47,8 @@ class VideoFile(Closing):
     """
 
     def __init__(self, path: str) -> None:
-        import av
-
         self.path = path
-        options = {"format_whitelist": _DEMUXERS, "protocol_whitelist": "file"}
-        try:
-            # `file:` keeps FFmpeg from reading a protocol into the name.
-            self._container: InputContainer = av.open(
-                f"file:{path}", options=options, metadata_errors="replace"
-            )
-        except FileNotFoundError:
-            raise
-        except av.FFmpegError as error:
-            raise MediaError(f"{path}: not a readable video: {error.strerror}") from error
+        self._container = open_container(path, path)
         try:
             self._stream, self._facts = self._choose()
             self.time_base = self._exact_time_base()
@@ -95,23 +70,13 @@ class VideoFile(Closing):
 
     def _choose(self) -> tuple[VideoStream, dict[str, Any]]:
         import av
-        from av.stream import Disposition
 
-        streams = [
-            stream
-            for stream in self._container.streams.video
-            if not stream.disposition & Disposition.attached_pic
-        ]
-        if not streams:
-            found = ", ".join(stream.type for stream in self._container.streams) or "none"
-            raise MediaError(f"{self.path}: no video stream (streams: {found})")
+        streams = video_streams(self._container, self.path)
         stream = streams[0]
         codec = stream.codec_context
-        if codec is None:
-            raise MediaError(f"{self.path}: no decoder for its video stream")
         codec.thread_type = "NONE"
         codec.thread_count = 1
-        codec.options = {"err_detect": "crccheck+explode"}
+        codec.options = DECODER_OPTIONS
         try:
             codec.open(strict=False)
         except av.FFmpegError as error:
@@ -120,18 +85,23 @@ class VideoFile(Closing):
         return stream, facts
 
     def pictures(
-        self, size: int, wanted: Callable[[int], bool] = lambda n: True
+        self,
+        size: int | tuple[int, int],
+        wanted: Callable[[int], bool] = lambda n: True,
+        *,
+        pixels: str = "rgb",
     ) -> Iterator[tuple[int, Picture | None]]:
         """Decode every frame once, in order of presentation, as (time, picture).
 
         The time counts in `time_base`. The picture is uint8, `size` x `size` x 3, RGB, and lives
         as long as it is referenced; it is None for the n-th frame where `wanted(n)` is false,
-        which saves its conversion.
+        which saves its conversion. `size` may be (height, width); with `pixels` "yuv420" pictures
+        are what an encoder takes: see `PictureWriter`.
 
         Raises:
             MediaError: the file breaks; what came before is whole.
         """
-        maker = PictureMaker(size, self._stream.sample_aspect_ratio or Fraction(1))
+        maker = PictureMaker(size, self._stream.sample_aspect_ratio or Fraction(1), pixels)
         return settled(self._timed(maker, wanted))
 
     def _timed(
@@ -149,14 +119,14 @@ class VideoFile(Closing):
                 # Not of every frame: PyAV's `side_data` makes a cycle with its frame, and cycles
                 # of 3 MB each pile up to a gigabyte before the collector looks at them.
                 if not n or frame.rotation != rotation:
-                    rotation, display = frame.rotation, _display(frame)
+                    rotation, display = frame.rotation, display_of(frame)
                 time = frame.pts if frame.pts is not None else following
                 following = time + (frame.duration or step)
                 if not n:
                     self._note(frame)
                 yield time, maker.picture(frame, display) if wanted(n) else None
                 n += 1
-            self._check_whole()
+            check_whole(self.path, self._container, self._stream, self._end)
         except MediaError as error:
             raise MediaError(f"{self.path}: breaks after {n} frames: {error}") from error
         except av.FFmpegError as error:
@@ -169,17 +139,7 @@ class VideoFile(Closing):
     def _note(self, frame: VideoFrame) -> None:
         """Record what the first frame is and what has to be normalised."""
         aspect = self._stream.sample_aspect_ratio
-        self._facts |= {
-            "width": frame.width,
-            "height": frame.height,
-            "pixel_format": frame.format.name,
-        }
-        if not frame.format.is_rgb:
-            full = frame.color_range == _FULL_RANGE or frame.format.name.startswith("yuvj")
-            self._facts["range"] = "full" if full else "limited"
-            self._facts["matrix"] = _MATRICES.get(frame.colorspace, "bt601")
-        if frame.rotation:
-            self._facts["rotation"] = frame.rotation
+        self._facts |= stream_facts(frame)
         if aspect and aspect != 1:
             self._facts["pixel_aspect"] = f"{aspect.numerator}:{aspect.denominator}"
 
@@ -200,40 +160,6 @@ class VideoFile(Closing):
         rate = self._stream.average_rate or Fraction(25)
         return max(1, round(1 / (rate * self.time_base)))
 
-    def _check_whole(self) -> None:
-        """Compare what was read with what the container declares.
-
-        Raises:
-            MediaError: there is less than declared.
-        """
-        with open(self.path, "rb") as file:
-            n_missing = missing_bytes(file)
-        if n_missing:
-            raise MediaError(f"the file ends {n_missing} bytes before its container does")
-        # Matroska drops what it cannot parse and goes on; then only the duration tells.
-        if "matroska" not in self._container.format.name:
-            return
-        tag = _microseconds(self._stream.metadata.get("DURATION", ""))
-        declared = min(tag, self._container.duration or 0)
-        found = int(self._end * self.time_base * 1_000_000)
-        if declared - found > _STALE_TAG_US:
-            raise MediaError(f"its frames end at {found} us of {declared} us")
-
     def close(self) -> None:
         """Release the file and the decoder; pictures handed out stay valid."""
         self._container.close()
-
-
-def _display(frame: VideoFrame) -> bytes | None:
-    """The display matrix of a frame: its rotation and mirroring."""
-    data = cast("Buffer | None", frame.side_data.get("DISPLAYMATRIX"))
-    return bytes(data) if data is not None else None
-
-
-def _microseconds(tag: str) -> int:
-    """Read Matroska's `HH:MM:SS.nnnnnnnnn`; anything else is 0."""
-    match = re.fullmatch(r"(\d+):(\d\d):(\d\d)\.(\d{6})\d*", tag)
-    if match is None:
-        return 0
-    hours, minutes, seconds, micros = map(int, match.groups())
-    return ((hours * 60 + minutes) * 60 + seconds) * 1_000_000 + micros

@@ -1,0 +1,201 @@
+"""Decodes a stream once from its bare packets, and proves or mends what its table says of them."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from shardio.errors import MediaError
+from shardio.format.streams import (
+    EncodedStream,
+    PacketFlag,
+    Packets,
+    pack_packets,
+    packet_flags,
+    packet_sizes,
+)
+from shardio.media.decoders import (
+    display_parameter,
+    fraction_parameter,
+    lead_in,
+    numbered_packet,
+    open_video_decoder,
+)
+from shardio.media.framing import shown_size
+from shardio.media.picture import turned_by
+from shardio.media.times import settled
+
+if TYPE_CHECKING:
+    from av import VideoFrame
+    from av.video.codeccontext import VideoCodecContext
+
+__all__ = ["checked", "finished"]
+
+
+def finished(
+    parameters: Mapping[str, Any],
+    extradata: bytes,
+    packets: Packets,
+    data: bytes,
+    time_base: Fraction,
+) -> EncodedStream:
+    """Make a video of its packets: counts its frames, and says how large and long they are shown.
+
+    Raises:
+        MediaError: nothing in it is shown.
+    """
+    shown = packets[(packet_flags(packets) & PacketFlag.HIDDEN) == 0]
+    if not len(shown):
+        raise MediaError("its video stream holds no frame")
+    last = shown[np.argmax(shown["pts"])]
+    length = int(last["pts"]) + int(last["duration"]) - int(shown["pts"].min())
+    turned, _, _ = turned_by(display_parameter(parameters))
+    aspect = fraction_parameter(parameters, "sample_aspect")
+    width, height = shown_size(parameters["width"], parameters["height"], aspect, turned=turned)
+    return EncodedStream(
+        parameters=parameters,
+        extradata=extradata,
+        packets=packets,
+        data=data,
+        time_base=time_base,
+        n_frames=len(shown),
+        width=width,
+        height=height,
+        duration=length if last["duration"] else 0,
+    )
+
+
+def checked(stream: EncodedStream, untimed: npt.NDArray[np.bool_], step: int) -> EncodedStream:
+    """Decode every packet, and return the stream with the table that this proves.
+
+    Packets whose frames are not shown become HIDDEN; keyframes from which decoding gives other
+    pictures are none; times are given out in the order of presentation.
+
+    Args:
+        stream: what a container says.
+        untimed: the packets for which it says no time: they follow what is shown before them.
+        step: by how many ticks, where a packet has no duration.
+
+    Raises:
+        MediaError: a packet is damaged, or the clock of the stream starts anew in its midst.
+    """
+    shown = _Decoding(stream).whole()
+    flags = packet_flags(stream.packets)
+    out = np.fromiter(shown, np.int64, len(shown))
+    order = out[(flags[out] & PacketFlag.HIDDEN) == 0]  # an edit list may hide what comes out
+    flags |= PacketFlag.HIDDEN
+    flags[order] &= ~np.int64(PacketFlag.HIDDEN)
+    times = _times(stream, order.tolist(), untimed, step)
+    pts = stream.packets["pts"].copy()
+    pts[order] = times
+    packets = pack_packets(packet_sizes(stream.packets), flags, pts, stream.packets["duration"])
+    mended = finished(
+        stream.parameters, stream.extradata, packets, bytes(stream.data[:]), stream.time_base
+    )
+    return _with_proven_keys(mended, shown)
+
+
+def _times(
+    stream: EncodedStream, order: list[int], untimed: npt.NDArray[np.bool_], step: int
+) -> list[int]:
+    """The time of each packet of `order`, which is that of presentation; they rise."""
+
+    def told() -> Iterator[tuple[int, int]]:
+        following = int(stream.packets["pts"][order[0]]) if order else 0
+        for number in order:
+            time = following if untimed[number] else int(stream.packets["pts"][number])
+            following = time + (int(stream.packets["duration"][number]) or step)
+            yield time, number
+
+    times = [time for time, _ in settled(told())]
+    for n, (before, after) in enumerate(zip(times, times[1:], strict=False), 1):
+        if after < before:
+            raise MediaError(
+                f"its clock starts anew at frame {n} ({before}, then {after}): it is several "
+                f"recordings in one; split or re-encode it"
+            )
+        if after == before and order[n] < order[n - 1]:
+            raise MediaError(f"frames {n - 1} and {n} have the same time, {after}; re-encode it")
+    return times
+
+
+def _with_proven_keys(stream: EncodedStream, shown: Mapping[int, int]) -> EncodedStream:
+    """Decode each group of pictures alone: a keyframe that gives other pictures is none."""
+    flags, pts = packet_flags(stream.packets), stream.packets["pts"]
+    keys = np.flatnonzero(flags & PacketFlag.KEY).tolist()
+    visible = (flags & PacketFlag.HIDDEN) == 0
+    decoding = _Decoding(stream)
+    for key, stop in zip(keys[1:], [*keys[2:], len(flags)], strict=False):
+        numbers = [n for n in range(key, stop) if pts[n] >= pts[key]]
+        try:
+            alone = decoding.group(numbers)
+            proven = all(alone.get(n) == shown[n] for n in numbers if visible[n])
+        except MediaError:
+            proven = False
+        if not proven or not visible[key]:
+            flags[key] &= ~np.int64(PacketFlag.KEY)
+    packets = pack_packets(packet_sizes(stream.packets), flags, pts, stream.packets["duration"])
+    return replace(stream, packets=packets)
+
+
+class _Decoding:
+    """A decoder and the packets of one stream; frames come out as digests of their pixels."""
+
+    def __init__(self, stream: EncodedStream) -> None:
+        self._codec = open_video_decoder(stream.parameters, stream.extradata)
+        self._reorder = self._codec.reorder_depth
+        self._lead_in = lead_in(stream.parameters)
+        self._data = memoryview(bytes(stream.data[:]))
+        self._offsets = stream.packets["offset"].tolist()
+        self._sizes = packet_sizes(stream.packets).tolist()
+        self._known: dict[str, list[int]] = {}
+
+    def whole(self) -> dict[int, int]:
+        """Decode everything: the digest of each packet's frame, in the order of presentation."""
+        return self.group(range(len(self._sizes)))
+
+    def group(self, numbers: Sequence[int]) -> dict[int, int]:
+        """Decode these packets on their own."""
+        import av
+
+        codec, shown, number = self._codec, dict[int, int](), -1
+        codec.flush_buffers()
+        codec.reorder_depth = self._reorder
+        try:
+            for number in numbers:
+                begin = self._offsets[number]
+                part = self._data[begin : begin + self._sizes[number]]
+                lead = self._lead_in if number == numbers[0] else b""
+                self._take(codec, numbered_packet(number, part, lead), shown)
+            self._take(codec, None, shown)
+        except av.FFmpegError as error:
+            raise MediaError(f"breaks at packet {number}: {error.strerror}") from error
+        return shown
+
+    def _take(self, codec: VideoCodecContext, packet: Any, shown: dict[int, int]) -> None:
+        for frame in codec.decode(packet):
+            if frame.is_corrupt:
+                raise MediaError(f"packet {frame.pts} does not decode without concealment")
+            if frame.pts is None or frame.pts in shown:
+                raise MediaError(f"packet {frame.pts} gives several frames; re-encode it")
+            shown[frame.pts] = self._digest(frame)
+
+    def _digest(self, frame: VideoFrame) -> int:
+        """Hash what is seen of the planes; what pads their rows may be anything."""
+        name = frame.format.name
+        if name not in self._known:
+            self._known[name] = [0] * len(frame.planes)
+            for part in frame.format.components:
+                self._known[name][part.plane] += (part.bits + 7) // 8
+        found = zlib.crc32(f"{name} {frame.width} {frame.height}".encode())
+        for plane, n_bytes in zip(frame.planes, self._known[name], strict=True):
+            rows = np.frombuffer(plane, np.uint8)
+            rows = rows[: plane.height * plane.line_size].reshape(plane.height, plane.line_size)
+            found = zlib.crc32(np.ascontiguousarray(rows[:, : plane.width * n_bytes]), found)
+        return found

@@ -1,0 +1,287 @@
+"""Decodes any frames of encoded streams straight into arrays, by packets, without a container."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from shardio.closing import Closing
+from shardio.errors import InvalidArgument, MediaError
+from shardio.format.streams import EncodedStream
+from shardio.media.colours import MATRICES, RANGES, display_of
+from shardio.media.decoders import (
+    display_parameter,
+    fraction_parameter,
+    lead_in,
+    numbered_packet,
+    open_video_decoder,
+)
+from shardio.media.framing import Box, Place
+from shardio.media.picture import Converter, PictureWriter
+from shardio.media.runs import FrameTable, Run
+
+if TYPE_CHECKING:
+    from av import Packet, VideoFrame
+    from av.video.codeccontext import VideoCodecContext
+
+__all__ = ["ClipDecoder"]
+
+Output = npt.NDArray[np.uint8]
+
+_MAX_TABLES = 32
+
+
+@dataclass(slots=True)
+class _Opened:
+    """A stream that was decoded lately: its table, and which decoder it goes through."""
+
+    stream: EncodedStream  # keeps its id from being given to another
+    table: FrameTable
+    key: tuple[Any, ...]
+    aspect: Fraction
+    display: bytes | None
+    lead_in: bytes
+
+
+@dataclass(slots=True)
+class _Decoder:
+    codec: VideoCodecContext
+    converter: Converter
+
+
+class ClipDecoder(Closing):
+    """Owns decoders, one per configuration of a stream, the last used of which stay open.
+
+    One thread; not to be shared among threads. `close()` or the end of `with` releases them.
+
+    Args:
+        max_decoders: how many stay open; each holds some frames of its stream's size.
+    """
+
+    def __init__(self, max_decoders: int = 8) -> None:
+        if max_decoders < 1:
+            raise InvalidArgument(f"max_decoders is {max_decoders}; at least 1 is needed")
+        self._max_decoders = max_decoders
+        self._decoders: OrderedDict[tuple[Any, ...], _Decoder] = OrderedDict()
+        self._opened: OrderedDict[int, _Opened] = OrderedDict()
+
+    def decode(
+        self,
+        stream: EncodedStream,
+        frames: npt.ArrayLike,
+        out: Output,
+        *,
+        crop: Place | Box | None = None,
+        pixels: str = "rgb",
+        matrix: str = "bt601",
+        color_range: str = "limited",
+    ) -> None:
+        """Decode `frames`, numbered as shown, into `out`, whose shape says the size wanted.
+
+        Args:
+            stream: a video.
+            frames: the number of the frame for each row of `out`; in any order, repeated or not.
+                Each group of pictures is decoded once.
+            out: uint8; "rgb": (n, height, width, 3); "yuv420": (n, height * 3 / 2, width), Y above
+                U and V side by side, height and width even.
+            crop: which part of the picture; None is the largest in the centre.
+            pixels: "rgb" or "yuv420".
+            matrix: of "yuv420": what its colours are coded with; see `MATRICES`.
+            color_range: of "yuv420": "limited" or "full".
+
+        Raises:
+            MediaError: the stream is damaged; `out` then holds anything.
+            InvalidArgument: there is no such frame, or `out` has another shape.
+        """
+        self.decode_many(
+            stream,
+            [(frames, out)],
+            crop=crop,
+            pixels=pixels,
+            matrix=matrix,
+            color_range=color_range,
+        )
+
+    def decode_many(
+        self,
+        stream: EncodedStream,
+        clips: Sequence[tuple[npt.ArrayLike, Output]],
+        *,
+        crop: Place | Box | None = None,
+        pixels: str = "rgb",
+        matrix: str = "bt601",
+        color_range: str = "limited",
+    ) -> None:
+        """Decode several clips, pairs of frames and where they go, as `decode` does each.
+
+        A frame that several clips need is decoded and converted once.
+        """
+        if not clips:
+            return
+        numbers = [np.asarray(frames, np.int64) for frames, _ in clips]
+        size = _checked_size(clips, numbers, pixels, matrix, color_range)
+        opened = self._open(stream)
+        decoder = self._decoder(opened)
+        writer = PictureWriter(
+            size, opened.aspect, crop, pixels, matrix, color_range, decoder.converter
+        )
+        rows = [row for _, out in clips for row in out]
+        for run in opened.table.runs(np.concatenate(numbers)):
+            _Pass(opened, decoder.codec, writer, rows).decode(run)
+
+    def _open(self, stream: EncodedStream) -> _Opened:
+        found = self._opened.get(id(stream))
+        if found is None:
+            parameters = stream.parameters
+            found = _Opened(
+                stream,
+                FrameTable(stream.packets, stream.n_frames),
+                (repr(sorted(parameters.items())), bytes(stream.extradata)),
+                fraction_parameter(parameters, "sample_aspect"),
+                display_parameter(parameters),
+                lead_in(parameters),
+            )
+            self._opened[id(stream)] = found
+            if len(self._opened) > _MAX_TABLES:
+                self._opened.popitem(last=False)
+        else:
+            self._opened.move_to_end(id(stream))
+        return found
+
+    def _decoder(self, opened: _Opened) -> _Decoder:
+        found = self._decoders.get(opened.key)
+        if found is None:
+            stream = opened.stream
+            codec = open_video_decoder(stream.parameters, stream.extradata)
+            found = self._decoders[opened.key] = _Decoder(codec, Converter())
+            if len(self._decoders) > self._max_decoders:
+                self._decoders.popitem(last=False)
+        else:
+            self._decoders.move_to_end(opened.key)
+        return found
+
+    def close(self) -> None:
+        """Release the decoders and the streams that were decoded last."""
+        self._decoders.clear()
+        self._opened.clear()
+
+
+class _Pass:
+    """One way through the packets of a run, from its keyframe to its last wanted frame."""
+
+    def __init__(
+        self,
+        opened: _Opened,
+        codec: VideoCodecContext,
+        writer: PictureWriter,
+        rows: Sequence[Output],
+    ) -> None:
+        self._opened, self._codec = opened, codec
+        self._writer, self._rows = writer, rows
+
+    def decode(self, run: Run) -> None:
+        """Decode a run's frames into their rows.
+
+        Where a frame does not come out, its keyframe was none for it (a stream that is refreshed
+        bit by bit): then from the one before.
+        """
+        while missing := self._once(run):
+            earlier = self._opened.table.earlier_key(run.first)
+            if earlier is None:
+                raise MediaError(f"the frame of packet {min(missing)} does not come out")
+            run = Run(earlier, run.stop, missing)
+
+    def _once(self, run: Run) -> dict[int, list[int]]:
+        """Decode from the run's keyframe on; returns what did not come out."""
+        import av
+
+        codec, wanted = self._codec, dict(run.wanted)
+        codec.flush_buffers()
+        codec.reorder_depth = int(self._opened.stream.parameters.get("reorder", 0))
+        where = "its first packet"
+        try:
+            for packet in self._packets(run):
+                where = f"packet {packet.pts}"
+                for frame in codec.decode(packet):
+                    self._take(frame, wanted)
+                if not wanted:
+                    return wanted
+            where = f"the end of {run.stop} packets"
+            for frame in codec.decode(None):
+                self._take(frame, wanted)
+        except av.FFmpegError as error:
+            raise MediaError(f"{where} does not decode: {error.strerror}") from error
+        except ValueError as error:
+            raise MediaError(str(error)) from error
+        return wanted
+
+    def _packets(self, run: Run) -> Iterator[Packet[Any]]:
+        table = self._opened.table
+        numbers = table.sent(run)
+        begin, end = numbers[0], numbers[-1]
+        offsets, sizes = table.offsets, table.sizes
+        base = int(offsets[begin])
+        # One cut for the whole run: cutting may check what it hands out.
+        data = memoryview(self._opened.stream.data[base : int(offsets[end] + sizes[end])])
+        starts = (offsets[numbers] - base).tolist()
+        for number, start, size in zip(numbers, starts, sizes[numbers].tolist(), strict=True):
+            lead = self._opened.lead_in if number == begin else b""
+            yield numbered_packet(number, data[start : start + size], lead)
+
+    def _take(self, frame: VideoFrame, wanted: dict[int, list[int]]) -> None:
+        """Write a frame into its rows, if it is one that is wanted."""
+        number = frame.pts
+        places = wanted.pop(number, None) if number is not None else None
+        if frame.is_corrupt:
+            raise MediaError(f"packet {number} does not decode without concealment")
+        if places is None:
+            return
+        display = self._opened.display
+        if display is None and frame.rotation:
+            display = display_of(frame)
+        first = self._rows[places[0]]
+        self._writer.write(frame, display, first)
+        for place in places[1:]:
+            self._rows[place][...] = first
+
+
+def _checked_size(
+    clips: Sequence[tuple[npt.ArrayLike, Output]],
+    numbers: Sequence[npt.NDArray[np.int64]],
+    pixels: str,
+    matrix: str,
+    color_range: str,
+) -> tuple[int, int]:
+    """The height and width of every clip's rows, as pictures.
+
+    Raises:
+        InvalidArgument: an option is none, or an array has another shape.
+    """
+    if pixels not in ("rgb", "yuv420"):
+        raise InvalidArgument(f"pixels is {pixels!r}; expected 'rgb' or 'yuv420'")
+    if matrix not in MATRICES or color_range not in RANGES:
+        raise InvalidArgument(
+            f"matrix {matrix!r}, color_range {color_range!r}; expected one of "
+            f"{', '.join(MATRICES)}, and one of {', '.join(RANGES)}"
+        )
+    row = clips[0][1].shape[1:]
+    is_rgb = pixels == "rgb"
+    if not (len(row) == 3 and row[2] == 3 if is_rgb else len(row) == 2 and row[0] % 3 == 0):
+        expected = "(n, height, width, 3)" if is_rgb else "(n, height * 3 / 2, width)"
+        raise InvalidArgument(f"out has the shape {clips[0][1].shape}; {pixels} needs {expected}")
+    for (_, out), frames in zip(clips, numbers, strict=True):
+        if out.dtype != np.uint8 or out.shape != (*frames.shape, *row) or frames.ndim != 1:
+            raise InvalidArgument(
+                f"out is {out.dtype} of {out.shape}; {frames.shape} frames need uint8 of "
+                f"{(frames.size, *row)}"
+            )
+    height, width = row[0] if is_rgb else row[0] * 2 // 3, row[1]
+    if min(height, width) < 1 or (not is_rgb and (height | width) & 1):
+        raise InvalidArgument(f"{width}x{height} pixels as {pixels}: expected even sides above 0")
+    return height, width

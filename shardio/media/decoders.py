@@ -1,0 +1,204 @@
+"""Opens decoders from what a stream says about itself, without its container.
+
+Strict, like `VideoFile`: one thread, and every damage that the decoder notices is an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any
+
+from shardio.errors import MediaError
+from shardio.media.opening import DECODER_OPTIONS
+
+if TYPE_CHECKING:
+    from av import Packet
+    from av.audio.codeccontext import AudioCodecContext
+    from av.codec.context import CodecContext
+    from av.video.codeccontext import VideoCodecContext
+
+__all__ = [
+    "decoder_parameters",
+    "display_parameter",
+    "fraction_parameter",
+    "lead_in",
+    "numbered_packet",
+    "open_audio_decoder",
+    "open_video_decoder",
+]
+
+# FFmpeg's own AV1 decoder needs hardware.
+_PREFERRED = {"av1": "libdav1d", "opus": "libopus"}
+_TAGS = (
+    "width",
+    "height",
+    "bits_per_coded_sample",
+    "color_range",
+    "colorspace",
+    "color_primaries",
+    "color_trc",
+)
+_MAX_SIDE = 1 << 16
+_MAX_REORDERED = 16
+
+
+def decoder_parameters(codec: VideoCodecContext) -> dict[str, Any]:
+    """Say in JSON's terms what the decoder of a bare stream has to be told."""
+    found: dict[str, Any] = {"codec": codec.codec.canonical_name, "pixel_format": codec.pix_fmt}
+    for name in _TAGS:
+        if getattr(codec, name):
+            found[name] = int(getattr(codec, name))
+    if codec.reorder_depth:
+        found["reorder"] = codec.reorder_depth
+    tag = codec.codec_tag
+    if tag.isascii() and tag.isprintable() and len(tag) == 4:
+        found["codec_tag"] = tag
+    return found
+
+
+def open_video_decoder(parameters: Mapping[str, Any], extradata: bytes) -> VideoCodecContext:
+    """Open a decoder for the packets of a stream with these parameters.
+
+    Raises:
+        MediaError: the codec is unknown or no video's, a parameter is out of bounds, or the
+            decoder does not open.
+    """
+    from av.video.codeccontext import VideoCodecContext
+
+    codec = _created(parameters)
+    if not isinstance(codec, VideoCodecContext):
+        raise MediaError(f"the codec {parameters.get('codec')!r} is no video codec")
+    try:
+        for name in _TAGS:
+            if parameters.get(name):
+                setattr(codec, name, _number(parameters, name, _MAX_SIDE))
+        if isinstance(parameters.get("pixel_format"), str):
+            codec.pix_fmt = parameters["pixel_format"]
+        if isinstance(parameters.get("codec_tag"), str):
+            codec.codec_tag = parameters["codec_tag"]
+    except ValueError as error:
+        raise MediaError(f"a stream's parameters are not acceptable: {error}") from error
+    _open(codec, extradata)
+    codec.reorder_depth = _number(parameters, "reorder", _MAX_REORDERED)
+    return codec
+
+
+def open_audio_decoder(parameters: Mapping[str, Any], extradata: bytes) -> AudioCodecContext:
+    """Open a decoder for the packets of sound with these parameters.
+
+    Raises:
+        MediaError: as `open_video_decoder`.
+    """
+    from av.audio.codeccontext import AudioCodecContext
+
+    codec = _created(parameters)
+    if not isinstance(codec, AudioCodecContext):
+        raise MediaError(f"the codec {parameters.get('codec')!r} is no audio codec")
+    try:
+        codec.sample_rate = _number(parameters, "rate", 1 << 24)
+        codec.layout = str(parameters.get("layout", "mono"))
+        if isinstance(parameters.get("sample_format"), str):
+            codec.format = parameters["sample_format"]
+    except ValueError as error:
+        raise MediaError(f"a stream's parameters are not acceptable: {error}") from error
+    from av.codec.context import Flags2
+
+    codec.flags2 |= Flags2.skip_manual  # samples are left out by their numbers, not by the decoder
+    _open(codec, extradata)
+    return codec
+
+
+def fraction_parameter(parameters: Mapping[str, Any], name: str) -> Fraction:
+    """Read a ratio such as "64:51"; 0 where it is not there.
+
+    Raises:
+        MediaError: it is there and is none.
+    """
+    text = parameters.get(name)
+    if text is None:
+        return Fraction(0)
+    over, colon, under = str(text).partition(":")
+    if not (colon and over.isdecimal() and under.isdecimal() and int(under)):
+        raise MediaError(f"a stream's {name} is {text!r}: expected a ratio such as '64:51'")
+    return Fraction(int(over), int(under))
+
+
+def display_parameter(parameters: Mapping[str, Any]) -> bytes | None:
+    """Read the display matrix, nine numbers, as the bytes that FFmpeg keeps it in.
+
+    Raises:
+        MediaError: it is there and is none.
+    """
+    numbers = parameters.get("display")
+    if numbers is None:
+        return None
+    try:
+        if len(numbers) == 9:
+            return b"".join(int(each).to_bytes(4, "little", signed=True) for each in numbers)
+    except (TypeError, ValueError, OverflowError):
+        pass
+    raise MediaError(f"a stream's display is {numbers!r}: expected nine numbers of 32 bits")
+
+
+def lead_in(parameters: Mapping[str, Any]) -> bytes:
+    """Read what is put before the first packet of every pass through a decoder.
+
+    Raises:
+        MediaError: it is there and is no text of bytes.
+    """
+    try:
+        return bytes.fromhex(parameters.get("lead_in", ""))
+    except (TypeError, ValueError) as error:
+        raise MediaError(f"a stream's lead_in is no hexadecimal text: {error}") from error
+
+
+def numbered_packet(number: int, part: bytes | memoryview, lead: bytes = b"") -> Packet[Any]:
+    """Copy a packet for a decoder, with its number in place of a time.
+
+    The frame that comes out of it has the number, whatever its container thought of times. The copy
+    is padded with zeros: decoders read over the end.
+    """
+    from av import Packet
+
+    if lead:
+        part = lead + bytes(part)
+    packet: Packet[Any] = Packet(len(part))
+    packet.update(part)  # type: ignore[arg-type]  # PyAV takes any buffer
+    packet.pts = number
+    return packet
+
+
+def _created(parameters: Mapping[str, Any]) -> CodecContext:
+    import av
+
+    name = parameters.get("codec")
+    for each in (_PREFERRED.get(str(name)), name):
+        if isinstance(each, str):
+            try:
+                return av.CodecContext.create(each, "r")
+            except (ValueError, av.FFmpegError):
+                continue
+    raise MediaError(f"FFmpeg has no decoder {name!r} here")
+
+
+def _open(codec: VideoCodecContext | AudioCodecContext, extradata: bytes) -> None:
+    import av
+
+    if extradata:
+        codec.extradata = bytes(extradata)
+    codec.thread_type = "NONE"
+    codec.thread_count = 1
+    codec.options = dict(DECODER_OPTIONS)
+    try:
+        codec.open(strict=False)
+    except (ValueError, av.FFmpegError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise MediaError(f"the decoder {codec.name} does not open: {reason}") from error
+
+
+def _number(parameters: Mapping[str, Any], name: str, most: int) -> int:
+    value = parameters.get(name, 0)
+    if not isinstance(value, int) or not 0 <= value <= most:
+        raise MediaError(f"a stream's {name} is {value!r}: expected a number up to {most}")
+    return value

@@ -1,0 +1,248 @@
+"""Encodes pictures for random access: short closed groups of pictures, nothing reordered.
+
+The settings favour whoever decodes: no B-frames, so that a frame comes out as its packet goes in;
+x264's `fastdecode`; a keyframe every `gop` frames, never one more. One thread: the same pictures
+give the same bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from shardio.errors import EnvironmentUnsuitable, InvalidArgument, MediaError
+from shardio.format.streams import EncodedStream, PacketFlag, pack_packets
+from shardio.media.checking import finished
+from shardio.media.colours import MATRICES, RANGES
+from shardio.media.picture import Converter, Picture, yuv_frame
+
+if TYPE_CHECKING:
+    from av import VideoFrame
+    from av.video.codeccontext import VideoCodecContext
+
+__all__ = ["StreamEncoder", "encode"]
+
+
+def _x264(gop: int, crf: int) -> dict[str, str]:
+    return {
+        "preset": "veryfast",
+        "tune": "fastdecode",
+        "crf": str(crf),
+        "bf": "0",
+        "g": str(gop),
+        "keyint_min": str(gop),
+        "sc_threshold": "0",
+    }
+
+
+def _x265(gop: int, crf: int) -> dict[str, str]:
+    keys = f"keyint={gop}:min-keyint={gop}:scenecut=0:open-gop=0:bframes=0"
+    one_thread = "pools=none:frame-threads=1:wpp=0:log-level=none"
+    return {
+        "preset": "veryfast",
+        "tune": "fastdecode",
+        "crf": str(crf),
+        "x265-params": f"{keys}:{one_thread}",
+    }
+
+
+def _svtav1(gop: int, crf: int) -> dict[str, str]:
+    return {
+        "preset": "8",
+        "crf": str(crf),
+        "g": str(gop),
+        "svtav1-params": "lp=1:pred-struct=1:scd=0:fast-decode=1:lookahead=0",
+    }
+
+
+_ENCODERS: dict[str, tuple[str, Callable[[int, int], dict[str, str]]]] = {
+    "h264": ("libx264", _x264),
+    "hevc": ("libx265", _x265),
+    "av1": ("libsvtav1", _svtav1),
+}
+
+
+class StreamEncoder:
+    """Encodes pictures, one after another, to a stream of 8-bit 4:2:0.
+
+    Args:
+        width, height: of the pictures, in pixels; even.
+        time_base: seconds per tick of the times.
+        gop: frames from one keyframe to the next.
+        crf: quality by the codec's own scale; lower is better.
+        codec: "h264", "hevc" or "av1".
+        matrix, color_range: what the colours are coded with, and those of YUV pictures given.
+
+    Raises:
+        InvalidArgument: an option is not acceptable.
+        EnvironmentUnsuitable: FFmpeg lacks the encoder here.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        height: int,
+        time_base: Fraction,
+        *,
+        gop: int = 16,
+        crf: int = 20,
+        codec: str = "h264",
+        matrix: str = "bt601",
+        color_range: str = "limited",
+    ) -> None:
+        if codec not in _ENCODERS or matrix not in MATRICES or color_range not in RANGES:
+            raise InvalidArgument(
+                f"codec {codec!r}, matrix {matrix!r}, color_range {color_range!r}; expected one "
+                f"each of {', '.join(_ENCODERS)}; {', '.join(MATRICES)}; {', '.join(RANGES)}"
+            )
+        if min(width, height) < 16 or (width | height) & 1 or gop < 1 or not 0 <= crf <= 63:
+            raise InvalidArgument(
+                f"{width}x{height} pixels, gop {gop}, crf {crf}; expected even sides from 16 on, "
+                f"a gop of 1 or more, a crf from 0 to 63"
+            )
+        self._size, self._time_base, self._codec_name = (width, height), time_base, codec
+        self._colours = {"matrix": matrix, "color_range": color_range}
+        self._codec = self._opened(gop, crf)
+        self._converter = Converter()
+        self._parts: list[bytes] = []
+        self._keys: list[int] = []
+        self._times: list[int] = []
+        self._coded: list[int] = []
+
+    def _opened(self, gop: int, crf: int) -> VideoCodecContext:
+        import av
+        from av.codec.context import Flags
+        from av.video.codeccontext import VideoCodecContext
+
+        encoder, settings = _ENCODERS[self._codec_name]
+        try:
+            codec = av.CodecContext.create(encoder, "w")
+        except (ValueError, av.FFmpegError) as error:
+            raise EnvironmentUnsuitable(
+                f"PyAV's FFmpeg has no encoder {encoder} here: choose another codec than "
+                f"{self._codec_name!r}"
+            ) from error
+        if not isinstance(codec, VideoCodecContext):
+            raise EnvironmentUnsuitable(f"PyAV's {encoder} encodes no video")
+        codec.width, codec.height = self._size
+        codec.pix_fmt = "yuv420p"
+        codec.time_base = self._time_base
+        codec.framerate = Fraction(25)  # by which rates are judged; times stay what they are
+        codec.colorspace = MATRICES[self._colours["matrix"]]
+        codec.color_range = RANGES[self._colours["color_range"]]
+        codec.thread_type, codec.thread_count = "NONE", 1  # type: ignore[assignment]
+        codec.gop_size = gop
+        codec.flags |= Flags.global_header | Flags.closed_gop
+        codec.options = settings(gop, crf)
+        return codec
+
+    def add(self, time: int, picture: Picture) -> None:
+        """Encode the next picture, shown from `time` on, in ticks; times rise.
+
+        `picture` is uint8: RGB of (height, width, 3), or planes of (height * 3 / 2, width), Y above
+        U and V side by side.
+
+        Raises:
+            InvalidArgument: it has another shape, or the time does not rise.
+            MediaError: the encoder refuses it.
+        """
+        import av
+
+        if self._times and time <= self._times[-1]:
+            raise InvalidArgument(f"a picture at {time} follows one at {self._times[-1]}")
+        frame = self._frame(picture)
+        frame.pts, frame.time_base = time, self._time_base
+        self._times.append(time)
+        try:
+            self._keep(self._codec.encode(frame))
+        except av.FFmpegError as error:
+            raise MediaError(f"picture {len(self._times) - 1}: {error.strerror}") from error
+
+    def _frame(self, picture: Picture) -> VideoFrame:
+        from av import VideoFrame
+
+        width, height = self._size
+        if picture.dtype == np.uint8 and picture.shape == (height, width, 3):
+            rgb = VideoFrame.from_ndarray(np.ascontiguousarray(picture), format="rgb24")
+            return self._converter.yuv(rgb, width, height, **self._colours)
+        if picture.dtype != np.uint8 or picture.shape != (height * 3 // 2, width):
+            raise InvalidArgument(
+                f"a picture is {picture.dtype} of {picture.shape}; expected uint8 of "
+                f"{(height, width, 3)} or {(height * 3 // 2, width)}"
+            )
+        half = width // 2
+        parts = (picture[:height], picture[height:, :half], picture[height:, half:])
+        return yuv_frame(parts, "yuv420p", **self._colours)
+
+    def _keep(self, packets: Iterable[Any]) -> None:
+        for packet in packets:
+            self._parts.append(bytes(packet))
+            self._keys.append(int(PacketFlag.KEY) if packet.is_keyframe else 0)
+            self._coded.append(packet.pts)
+
+    def finish(self, *, last_duration: int = 0) -> EncodedStream:
+        """Take what the encoder still holds, and return the stream; only once.
+
+        Args:
+            last_duration: for how many ticks the last picture is shown; 0 is as long as the one
+                before it.
+
+        Raises:
+            MediaError: no picture was given, or the encoder did not do as it was told.
+        """
+        self._keep(self._codec.encode(None))
+        if not self._times:
+            raise MediaError("no picture to encode")
+        if self._coded != self._times:
+            raise MediaError(f"{self._codec.name} reordered or dropped pictures")
+        durations = np.diff(self._times, append=0)
+        durations[-1] = last_duration or (durations[-2] if len(durations) > 1 else 1)
+        width, height = self._size
+        parameters = {
+            "codec": self._codec_name,
+            "pixel_format": "yuv420p",
+            "width": width,
+            "height": height,
+            "color_range": RANGES[self._colours["color_range"]],
+            "colorspace": MATRICES[self._colours["matrix"]],
+            "range": self._colours["color_range"],
+            "matrix": self._colours["matrix"],
+        }
+        packets = pack_packets(list(map(len, self._parts)), self._keys, self._times, durations)
+        extradata = self._codec.extradata or b""
+        return finished(parameters, extradata, packets, b"".join(self._parts), self._time_base)
+
+
+def encode(
+    pictures: Iterable[tuple[int, Picture | None]],
+    width: int,
+    height: int,
+    time_base: Fraction,
+    *,
+    gop: int = 16,
+    crf: int = 20,
+    codec: str = "h264",
+    matrix: str = "bt601",
+    color_range: str = "limited",
+) -> EncodedStream:
+    """Encode pairs of time and picture, as `VideoFile.pictures` gives them, to a stream.
+
+    Pictures that are None are left out. The arguments and errors are `StreamEncoder`'s.
+    """
+    encoder = StreamEncoder(
+        width,
+        height,
+        time_base,
+        gop=gop,
+        crf=crf,
+        codec=codec,
+        matrix=matrix,
+        color_range=color_range,
+    )
+    for time, picture in pictures:
+        if picture is not None:
+            encoder.add(time, picture)
+    return encoder.finish()

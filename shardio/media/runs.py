@@ -1,0 +1,117 @@
+"""Which packets have to be decoded for which frames of a stream: pure, from its table alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from shardio.errors import InvalidArgument, MediaError
+from shardio.format.streams import PacketFlag, Packets, packet_flags, packet_sizes
+
+__all__ = ["FrameTable", "Run"]
+
+
+@dataclass(slots=True)
+class Run:
+    """Packets that are decoded in one go, from a keyframe on.
+
+    `wanted` says of a packet's number, where among the frames that were asked for its frame goes.
+    """
+
+    first: int
+    stop: int
+    wanted: dict[int, list[int]] = field(default_factory=dict)
+
+
+class FrameTable:
+    """A stream's packets seen as frames: in order of presentation, each with where to begin.
+
+    Raises:
+        MediaError: no packet is a keyframe, or the table counts other frames than the stream.
+    """
+
+    def __init__(self, packets: Packets, n_frames: int) -> None:
+        flags = packet_flags(packets)
+        self.sizes = packet_sizes(packets)
+        self.offsets = packets["offset"].astype(np.int64)
+        self._pts = packets["pts"]
+        self._is_hidden = (flags & PacketFlag.HIDDEN) != 0
+        self._is_disposable = (flags & PacketFlag.DISPOSABLE) != 0
+        self._keys = np.flatnonzero(flags & PacketFlag.KEY)
+        shown = np.flatnonzero(~self._is_hidden)
+        times = self._pts[shown]
+        if (np.diff(times) < 0).any():
+            shown = shown[np.argsort(times, kind="stable")]
+        self.packet_of = shown
+        """The packet of each frame as shown."""
+        if len(shown) != n_frames:
+            raise MediaError(f"a table of packets holds {len(shown)} frames; expected {n_frames}")
+        self.start_of = self._starts()
+        """The keyframe's packet from which each frame is decoded."""
+
+    def _starts(self) -> npt.NDArray[np.int64]:
+        """Find the last keyframe that is neither sent nor shown after each frame.
+
+        A frame shown before a keyframe that is sent before it (a "leading" one of an open group of
+        pictures) needs what came before that keyframe.
+        """
+        at = np.searchsorted(self._keys, self.packet_of, "right") - 1
+        if len(at) and at.min() < 0:
+            raise MediaError("a table of packets shows frames before its first keyframe")
+        key_times, times = self._pts[self._keys], self._pts[self.packet_of]
+        while (late := (at > 0) & (key_times[at] > times)).any():
+            at[late] -= 1
+        found: npt.NDArray[np.int64] = self._keys[at]
+        return found
+
+    def runs(self, frames: npt.NDArray[np.int64]) -> list[Run]:
+        """Plan the decoding of `frames` (numbers as shown, in any order, repeated or not).
+
+        Every group of pictures is gone through at most once.
+
+        Raises:
+            InvalidArgument: there is no such frame.
+        """
+        if len(frames) and not 0 <= frames.min() <= frames.max() < len(self.packet_of):
+            raise InvalidArgument(
+                f"frames {frames.min()} to {frames.max()} of a stream of "
+                f"{len(self.packet_of)} frames"
+            )
+        packets, starts = self.packet_of[frames].tolist(), self.start_of[frames].tolist()
+        # By where it has to begin: a leading frame begins earlier than others sent before it.
+        runs: list[Run] = []
+        for start, packet, n in sorted(zip(starts, packets, range(len(packets)), strict=True)):
+            if not runs or start >= runs[-1].stop:
+                runs.append(Run(start, packet + 1))
+            run = runs[-1]
+            run.stop = max(run.stop, packet + 1)
+            run.wanted.setdefault(packet, []).append(n)
+        for run in runs:
+            run.stop = self._with_hidden(run.stop)
+        return runs
+
+    def _with_hidden(self, stop: int) -> int:
+        """Take in what follows unseen: it may complete the frame before it, as a second field."""
+        hidden = self._is_hidden
+        while stop < len(hidden) and hidden[stop]:
+            stop += 1
+        return stop
+
+    def sent(self, run: Run) -> Sequence[int]:
+        """List the packets of a run that its frames may need, in order.
+
+        Without those that no other frame needs, and without the leading ones of its keyframe.
+        """
+        part = slice(run.first, run.stop)
+        needed = ~self._is_disposable[part] & (self._pts[part] >= self._pts[run.first])
+        needed[[packet - run.first for packet in run.wanted]] = True
+        found: list[int] = (np.flatnonzero(needed) + run.first).tolist()
+        return found
+
+    def earlier_key(self, first: int) -> int | None:
+        """The keyframe before the one at packet `first`."""
+        at = int(np.searchsorted(self._keys, first)) - 1
+        return int(self._keys[at]) if at >= 0 else None
