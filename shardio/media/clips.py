@@ -278,7 +278,7 @@ def _checked_size(
     for (_, out), frames in zip(clips, numbers, strict=True):
         if out.dtype != np.uint8 or out.shape != (*frames.shape, *row) or frames.ndim != 1:
             raise InvalidArgument(
-                f"out is {out.dtype} of {out.shape}; {frames.shape} frames need uint8 of "
+                f"out is {out.dtype} of {out.shape}; {frames.size} frames need uint8 of "
                 f"{(frames.size, *row)}"
             )
     height, width = row[0] if is_rgb else row[0] * 2 // 3, row[1]

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-__all__ = ["encoder_note", "is_hidden", "spare_layers"]
+__all__ = ["PACKED", "encoder_note", "is_hidden", "spare_layers"]
+
+PACKED = -2
+"""Several pictures in one packet of MPEG-4 ("packed"): frames come out one packet later."""
 
 _START = b"\0\0\1"
 _H264_SLICES, _H264_SEI = range(1, 6), 6
@@ -29,7 +32,8 @@ def spare_layers(codec: str, extradata: bytes) -> Callable[[bytes], int]:
     """Make a function that says of a packet whether no packet of its layer or below needs it.
 
     It gives the packet's temporal layer, or -1 for one that others need: a packet in the highest
-    layer of its stream is needed by no other. Most codecs have one layer, 0.
+    layer of its stream is needed by no other. Most codecs have one layer, 0. Where one is `PACKED`,
+    all are needed.
     """
     if codec == "h264":
         size = _length_size(extradata, 4)
@@ -115,13 +119,14 @@ def _spare_hevc(packet: bytes, length_size: int) -> int:
 
 def _spare_pictures(packet: bytes, code: bytes, skip: int, shift: int, kind: int) -> int:
     """Whether all pictures in a packet of MPEG video are of the kind that is never referred to."""
-    at, found = packet.find(_START + code), -1
+    starts, at = [], packet.find(_START + code)
     while at >= 0 and at + 4 + skip < len(packet):
-        if (packet[at + 4 + skip] >> shift) & (7 if skip else 3) != kind:
-            return -1
-        found = 0
+        starts.append(at + 4 + skip)
         at = packet.find(_START + code, at + 4)
-    return found
+    if len(starts) > 1 and not skip:
+        return PACKED
+    mask = 7 if skip else 3
+    return 0 if starts and all((packet[at] >> shift) & mask == kind for at in starts) else -1
 
 
 def _is_hidden_vp9(packet: bytes) -> bool:

@@ -19,7 +19,7 @@ from shardio.media.checking import checked, finished
 from shardio.media.colours import display_of, stream_facts
 from shardio.media.decoders import decoder_parameters
 from shardio.media.opening import DECODER_OPTIONS, check_whole, open_container, video_streams
-from shardio.media.packets import encoder_note, is_hidden, spare_layers
+from shardio.media.packets import PACKED, encoder_note, is_hidden, spare_layers
 from shardio.media.sound import demux_sound
 
 if TYPE_CHECKING:
@@ -157,9 +157,9 @@ class _Cut:
         """What was read, as the container has it; times that it lacks are those before them."""
         if n_streams > 1:
             self.parameters |= {"stream": self.source.index, "video_streams": n_streams}
-        highest = max(0, *self.layers) if self.layers else 0
         flags = np.array(self.flags, np.int64)
-        flags[np.array(self.layers) == highest] |= PacketFlag.DISPOSABLE
+        if PACKED not in self.layers:
+            flags[np.array(self.layers) == max(0, *self.layers)] |= PacketFlag.DISPOSABLE
         keys = np.flatnonzero(flags & PacketFlag.KEY)
         if not len(keys):
             raise MediaError("none of its packets is a keyframe: nothing says where to begin")

@@ -1,0 +1,307 @@
+"""Clips from packets: sizes, parts, planes, and what is decoded for them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import av
+import numpy as np
+import pytest
+
+from shardio.errors import InvalidArgument, MediaError
+from shardio.format.streams import EncodedStream, PacketFlag, pack_packets, packet_flags
+from shardio.media.clips import ClipDecoder
+from shardio.media.encoding import encode
+from shardio.media.framing import Box, Framing, Place, framed
+from shardio.media.runs import FrameTable
+from shardio.media.streams import demux
+from tests.media_made import Image, scene, write_video
+
+SQUARE = (Fraction(100), Fraction(60))
+
+
+@pytest.fixture(scope="module")
+def stream(tmp_path_factory: pytest.TempPathFactory) -> EncodedStream:
+    folder = tmp_path_factory.mktemp("clips")
+    path = write_video(folder / "a.mp4", scene(40), codec_options={"bf": "3", "g": "12"})
+    return demux(str(path))
+
+
+def table(kinds: str, pts: list[int]) -> FrameTable:
+    """K: keyframe, d: disposable, h: hidden, p: any other packet."""
+    flags = {"K": PacketFlag.KEY, "d": PacketFlag.DISPOSABLE, "h": PacketFlag.HIDDEN, "p": 0}
+    packets = pack_packets(
+        [10] * len(kinds), [int(flags[kind]) for kind in kinds], pts, [1] * len(pts)
+    )
+    return FrameTable(packets, len(kinds) - kinds.count("h"))
+
+
+@pytest.mark.parametrize(
+    ("kinds", "pts", "frames", "sent"),
+    [
+        ("Kppp", [0, 1, 2, 3], [2], [[0, 1, 2]]),
+        ("KppKpp", [0, 1, 2, 3, 4, 5], [4], [[3, 4]]),
+        ("KppKpp", [0, 1, 2, 3, 4, 5], [4, 1], [[0, 1], [3, 4]]),
+        ("KppKpp", [0, 1, 2, 3, 4, 5], [2, 3], [[0, 1, 2], [3]]),
+        ("Kpddp", [0, 3, 1, 2, 4], [3], [[0, 1]]),  # B-frames that nobody wants are not sent
+        ("Kpddp", [0, 3, 1, 2, 4], [2, 4], [[0, 1, 3, 4]]),
+        ("KpKddp", [0, 1, 4, 2, 3, 5], [4, 5], [[2, 5]]),
+        ("KpKpdp", [0, 1, 4, 2, 3, 5], [5], [[2, 5]]),  # nor the leading ones of the keyframe
+        ("KpKddp", [0, 1, 4, 2, 3, 5], [3], [[0, 1, 2, 4]]),  # which begin a group earlier
+        ("Kphp", [0, 1, 1, 2], [1], [[0, 1, 2]]),  # what is hidden may complete a frame
+        ("Kp", [0, 1], [], []),
+    ],
+)
+def test_only_packets_that_the_frames_may_need_are_sent(
+    kinds: str, pts: list[int], frames: list[int], sent: list[list[int]]
+) -> None:
+    found = table(kinds, pts)
+    runs = found.runs(np.array(frames, np.int64))
+    assert [list(found.sent(run)) for run in runs] == sent
+
+
+def test_a_table_that_cannot_be_decoded_is_refused() -> None:
+    with pytest.raises(MediaError, match="before its first keyframe"):
+        table("pK", [0, 1])
+    with pytest.raises(MediaError, match="before its first keyframe"):
+        table("pp", [0, 1])
+    with pytest.raises(MediaError, match="holds 2 frames; expected 3"):
+        FrameTable(pack_packets([1, 1], [1, 1], [0, 1], [1, 1]), 3)
+    with pytest.raises(InvalidArgument, match="frames 0 to 2 of a stream of 2 frames"):
+        table("Kp", [0, 1]).runs(np.array([0, 2]))
+
+
+@pytest.mark.parametrize(
+    ("size", "crop", "framing"),
+    [
+        ((30, 30), None, Framing(50, 30, 10, 0)),
+        ((30, 50), None, Framing(50, 30, 0, 0)),
+        ((60, 20), None, Framing(100, 60, 40, 0)),
+        ((30, 30), Place(0, 0), Framing(50, 30, 0, 0)),
+        ((30, 30), Place(1, 1), Framing(50, 30, 20, 0)),
+        ((30, 30), Place(0.999, 0.5), Framing(50, 30, 20, 0)),
+        ((30, 30), Place(0.5, 0.5), Framing(50, 30, 10, 0)),
+        ((30, 30), Box(10, 0, 60, 60), Framing(50, 30, 5, 0)),
+        ((20, 40), Box(80, 50, 20, 10), Framing(200, 120, 160, 100)),
+    ],
+)
+def test_the_part_that_is_wanted_is_cut_out_of_the_scaled_whole(
+    size: tuple[int, int], crop: Place | Box | None, framing: Framing
+) -> None:
+    assert framed(SQUARE, size, crop) == framing
+
+
+def test_a_box_outside_of_the_picture_is_refused() -> None:
+    for box in (Box(50, 0, 51, 10), Box(-1, 0, 5, 5), Box(0, 0, 0, 5), Box(0, 55, 5, 6)):
+        with pytest.raises(InvalidArgument, match="does not lie within a picture of 100x60"):
+            framed(SQUARE, (8, 8), box)
+
+
+def decode(
+    stream: EncodedStream, frames: list[int], shape: tuple[int, ...], **options: Any
+) -> Image:
+    out = np.full((len(frames), *shape), 7, np.uint8)
+    with ClipDecoder() as decoder:
+        decoder.decode(stream, frames, out, **options)
+    return out
+
+
+def test_every_part_is_cut_from_the_same_picture(stream: EncodedStream) -> None:
+    whole = decode(stream, [17], (64, 96, 3))
+    assert np.array_equal(decode(stream, [17], (64, 64, 3)), whole[:, :, 16:80])
+    left, right = Place(0, 0.5), Place(1, 0.5)
+    assert np.array_equal(decode(stream, [17], (64, 64, 3), crop=left), whole[:, :, :64])
+    assert np.array_equal(decode(stream, [17], (64, 64, 3), crop=right), whole[:, :, 32:])
+    box = decode(stream, [17], (20, 30, 3), crop=Box(50, 40, 30, 20))
+    assert np.array_equal(box, whole[:, 40:60, 50:80])
+
+
+@pytest.mark.parametrize("crop", [None, Place(0.3, 0.1), Box(3, 1, 70, 55)])
+@pytest.mark.parametrize("shape", [(32, 32), (64, 96), (48, 32), (80, 120)])
+def test_planes_show_the_same_part_as_rgb(
+    stream: EncodedStream, shape: tuple[int, int], crop: Place | Box | None
+) -> None:
+    height, width = shape
+    rgb = decode(stream, [3, 30], (height, width, 3), crop=crop)
+    planes = decode(stream, [3, 30], (height * 3 // 2, width), crop=crop, pixels="yuv420")
+    weights = np.array([65.481, 128.553, 24.966]) / 255
+    luma = 16 + rgb @ weights
+    # Colours that RGB has not are clipped there.
+    assert np.quantile(np.abs(planes[:, :height] - luma), 0.98) <= 2
+    blue = (
+        rgb.reshape(2, height // 2, 2, width // 2, 2, 3).mean((2, 4))
+        @ np.array([-37.797, -74.203, 112.0])
+        / 255
+    )
+    assert np.abs(planes[:, height:, : width // 2].astype(int) - 128 - blue).mean() < 3
+
+
+@pytest.mark.parametrize("rotation", [0, 90, 180, 270])
+def test_planes_are_turned_as_rgb_is(tmp_path: Path, rotation: int) -> None:
+    turned = demux(str(write_video(tmp_path / "a.mov", scene(3), rotation=rotation)))
+    rgb = decode(turned, [1], (48, 48, 3))
+    planes = decode(turned, [1], (72, 48), pixels="yuv420")
+    luma = 16 + rgb @ (np.array([65.481, 128.553, 24.966]) / 255)
+    assert np.quantile(np.abs(planes[:, :48] - luma), 0.98) <= 2
+
+
+def test_planes_have_the_matrix_and_range_asked_for(stream: EncodedStream, tmp_path: Path) -> None:
+    frame = [5]
+    plain = decode(stream, frame, (96, 64), pixels="yuv420")
+    full = decode(stream, frame, (96, 64), pixels="yuv420", color_range="full")
+    assert np.abs((plain[:, :64].astype(float) - 16) * 255 / 219 - full[:, :64]).max() <= 2
+    other = decode(stream, frame, (96, 64), pixels="yuv420", matrix="bt709")
+    assert np.abs(plain[:, 64:].astype(int) - other[:, 64:]).mean() > 2
+    path = write_video(tmp_path / "a.mp4", scene(9), matrix=1, full_range=True)
+    same = decode(demux(str(path)), frame, (96, 64), pixels="yuv420")
+    assert np.abs(plain.astype(int) - same).mean() < 3
+
+
+def test_planes_that_fit_are_copied_as_they_were_decoded(tmp_path: Path) -> None:
+    path = write_video(tmp_path / "a.mp4", scene(5))
+    with av.open(str(path)) as container:
+        wanted = [frame.to_ndarray() for frame in container.decode(video=0)]
+    found = decode(demux(str(path)), [0, 4], (96, 96), pixels="yuv420")
+    for planes, plain in zip(found, (wanted[0], wanted[4]), strict=True):
+        assert np.array_equal(planes[:64], plain[:64])
+        assert np.array_equal(planes[64:, :48].ravel(), plain[64:80].ravel())
+        assert np.array_equal(planes[64:, 48:].ravel(), plain[80:].ravel())
+
+
+def counted(decoder: ClipDecoder, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    from shardio.media import clips
+
+    sent: list[int] = []
+    plain = clips.numbered_packet
+
+    def counting(number: int, *rest: Any) -> Any:
+        sent.append(number)
+        return plain(number, *rest)
+
+    monkeypatch.setattr(clips, "numbered_packet", counting)
+    return sent
+
+
+def test_clips_that_are_decoded_together_share_their_groups(
+    stream: EncodedStream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = [[20, 21, 22], [5, 13, 21], [39], [21]]
+    alone = [decode(stream, frames, (32, 32, 3)) for frames in asked]
+    with ClipDecoder() as decoder:
+        sent = counted(decoder, monkeypatch)
+        outs = [np.zeros_like(each) for each in alone]
+        decoder.decode_many(stream, list(zip(asked, outs, strict=True)))
+    assert len(sent) == len(set(sent)) > 0
+    for found, wanted in zip(outs, alone, strict=True):
+        assert np.array_equal(found, wanted)
+
+
+def test_a_frame_that_is_not_wanted_is_not_decoded_if_nothing_needs_it(
+    stream: EncodedStream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with ClipDecoder() as decoder:
+        sent = counted(decoder, monkeypatch)
+        decoder.decode(stream, [11], np.empty((1, 16, 16, 3), np.uint8))
+    spare = np.flatnonzero(packet_flags(stream.packets) & PacketFlag.DISPOSABLE)
+    assert sent[0] in (0, 1) and len(sent) < 11 and len(set(sent) & set(spare.tolist())) <= 1
+
+
+def test_decoders_are_kept_per_configuration_and_bounded(
+    stream: EncodedStream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from shardio.media import clips
+
+    opened: list[str] = []
+    plain = clips.open_video_decoder
+
+    def counting(parameters: Any, extradata: bytes) -> Any:
+        opened.append(parameters["codec"])
+        return plain(parameters, extradata)
+
+    monkeypatch.setattr(clips, "open_video_decoder", counting)
+    pictures = list(enumerate(scene(8, 32, 32)))
+    parts = (pictures[:4], pictures[4:])
+    streams = [encode(part, 32, 32, Fraction(1, 25)) for part in parts]
+    assert streams[0].extradata == streams[1].extradata
+    other = encode(pictures[:4], 32, 32, Fraction(1, 25), codec="hevc")
+    out = np.empty((4, 32, 32, 3), np.uint8)
+    with ClipDecoder(max_decoders=1) as decoder:
+        for each in (*streams, *streams, other, other, streams[0]):
+            decoder.decode(each, range(4), out)
+    assert opened == ["h264", "hevc", "h264"]
+    with pytest.raises(InvalidArgument, match="max_decoders is 0"):
+        ClipDecoder(0)
+
+
+def test_a_decoder_goes_on_after_damage(stream: EncodedStream) -> None:
+    data = bytearray(stream.data[:])
+    data[40 : len(data) // 2] = bytes(len(data) // 2 - 40)
+    broken = replace(stream, data=bytes(data))
+    out, wanted = np.empty((2, 16, 16, 3), np.uint8), decode(stream, [0, 39], (16, 16, 3))
+    with ClipDecoder() as decoder:
+        for _ in range(2):
+            with pytest.raises(MediaError, match="packet 0 does not decode"):
+                decoder.decode(broken, [0, 1], out)
+            decoder.decode(stream, [0, 39], out)
+            assert np.array_equal(out, wanted)
+
+
+def test_a_stream_that_is_refreshed_bit_by_bit_is_decoded_from_an_earlier_keyframe(
+    tmp_path: Path,
+) -> None:
+    options = {"g": "10", "bf": "0", "x264-params": "intra-refresh=1:keyint=10"}
+    path = write_video(tmp_path / "a.mts", scene(60), container="mpegts", codec_options=options)
+    whole = demux(str(path), check=True)
+    flags = packet_flags(whole.packets)
+    lie = np.where(np.arange(len(flags)) % 10 == 0, flags | PacketFlag.KEY, flags)
+    packets = whole.packets.copy()
+    packets["stored"] = packets["stored"] & np.uint64((1 << 48) - 1) | lie.astype(
+        np.uint64
+    ) << np.uint64(48)
+    claimed = replace(whole, packets=packets)
+    frames = list(range(30, 36))
+    assert np.array_equal(decode(claimed, frames, (32, 32, 3)), decode(whole, frames, (32, 32, 3)))
+
+
+@pytest.mark.parametrize(
+    ("parameters", "reason"),
+    [
+        ({"codec": "no_such"}, "FFmpeg has no decoder 'no_such' here"),
+        ({}, "FFmpeg has no decoder None here"),
+        ({"codec": "aac"}, "the codec 'aac' is no video codec"),
+        ({"codec": "h264", "width": -4}, "a stream's width is -4"),
+        ({"codec": "h264", "height": "9"}, "a stream's height is '9'"),
+        ({"codec": "h264", "pixel_format": "no"}, "parameters are not acceptable"),
+        ({"codec": "h264", "sample_aspect": "4/3"}, "sample_aspect is '4/3'"),
+        ({"codec": "h264", "display": [1, 2]}, "display is "),
+        ({"codec": "h264", "display": [1 << 40] * 9}, "display is "),
+        ({"codec": "h264", "lead_in": "xyz"}, "lead_in is no hexadecimal text"),
+    ],
+)
+def test_parameters_that_a_hostile_writer_might_store_are_refused(
+    stream: EncodedStream, parameters: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(MediaError, match=reason):
+        decode(replace(stream, parameters=parameters), [0], (16, 16, 3))
+
+
+@pytest.mark.parametrize(
+    ("shape", "options", "reason"),
+    [
+        ((2, 16, 16), {}, r"rgb needs \(n, height, width, 3\)"),
+        ((3, 16, 16, 3), {}, "2 frames need uint8"),
+        ((2, 16, 16, 3), {"pixels": "yuv420"}, "yuv420 needs"),
+        ((2, 33, 22), {"pixels": "yuv444"}, "pixels is 'yuv444'"),
+        ((2, 33, 21), {"pixels": "yuv420"}, "expected even sides"),
+        ((2, 24, 16), {"pixels": "yuv420", "matrix": "bt470"}, "matrix 'bt470'"),
+        ((2, 24, 16), {"pixels": "yuv420", "color_range": "tv"}, "color_range 'tv'"),
+    ],
+)
+def test_arrays_and_options_that_do_not_fit_are_refused(
+    stream: EncodedStream, shape: tuple[int, ...], options: dict[str, str], reason: str
+) -> None:
+    with ClipDecoder() as decoder, pytest.raises(InvalidArgument, match=reason):
+        decoder.decode(stream, [0, 1], np.empty(shape, np.uint8), **options)

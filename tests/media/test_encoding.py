@@ -1,0 +1,119 @@
+"""What is encoded for random access: where its keyframes lie, and what it looks like."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shardio.errors import InvalidArgument, MediaError
+from shardio.format.streams import PacketFlag, packet_flags
+from shardio.media.clips import ClipDecoder
+from shardio.media.encoding import StreamEncoder, encode
+from tests.media_made import Image, scene
+
+BASE = Fraction(1, 25)
+
+
+def pictures(n: int = 20) -> list[tuple[int, Image | None]]:
+    return list(enumerate(scene(n, 64, 48)))
+
+
+@pytest.mark.parametrize("codec", ["h264", "hevc"])
+@pytest.mark.parametrize("gop", [4, 16])
+def test_every_gop_frames_there_is_a_keyframe_and_nothing_is_reordered(
+    codec: str, gop: int
+) -> None:
+    stream = encode(pictures(), 64, 48, BASE, gop=gop, codec=codec)
+    keys = np.flatnonzero(packet_flags(stream.packets) & PacketFlag.KEY)
+    assert keys.tolist() == list(range(0, 20, gop))
+    assert stream.packets["pts"].tolist() == list(range(20))
+    assert (stream.n_frames, stream.width, stream.height, stream.duration) == (20, 64, 48, 20)
+
+
+def decoded(stream: Any, n: int = 20) -> Image:
+    out = np.empty((n, 48, 64, 3), np.uint8)
+    with ClipDecoder() as decoder:
+        decoder.decode(stream, range(n), out)
+    return out
+
+
+@pytest.mark.parametrize("matrix", ["bt601", "bt709"])
+@pytest.mark.parametrize("color_range", ["limited", "full"])
+def test_colours_come_back_whatever_they_are_coded_with(matrix: str, color_range: str) -> None:
+    flat = [
+        (n, np.full((48, 64, 3), colour, np.uint8))
+        for n, colour in enumerate([(200, 30, 40), (20, 180, 90)])
+    ]
+    stream = encode(flat, 64, 48, BASE, crf=5, matrix=matrix, color_range=color_range)
+    assert (stream.parameters["matrix"], stream.parameters["range"]) == (matrix, color_range)
+    for found, (_, wanted) in zip(decoded(stream, 2), flat, strict=True):
+        assert np.abs(found.astype(int) - wanted).max() <= 4
+
+
+def test_a_lower_crf_is_nearer_and_larger() -> None:
+    fine, coarse = (encode(pictures(), 64, 48, BASE, crf=crf) for crf in (10, 40))
+    assert len(fine.data) > 2 * len(coarse.data)
+    wanted = np.stack([picture for _, picture in pictures() if picture is not None]).astype(int)
+    assert np.abs(decoded(fine) - wanted).mean() < np.abs(decoded(coarse) - wanted).mean()
+
+
+def test_planes_and_rgb_of_one_picture_give_the_same_stream() -> None:
+    first = encode(pictures(), 64, 48, BASE, crf=1)
+    planes = np.empty((20, 72, 64), np.uint8)
+    with ClipDecoder() as decoder:
+        decoder.decode(first, range(20), planes, pixels="yuv420")
+        again = encode(list(enumerate(planes)), 64, 48, BASE, crf=1)
+        back = np.empty_like(planes)
+        decoder.decode(again, range(20), back, pixels="yuv420")
+    assert np.abs(back.astype(int) - planes).mean() < 0.5
+
+
+def test_the_same_pictures_give_the_same_bytes() -> None:
+    assert encode(pictures(), 64, 48, BASE).data == encode(pictures(), 64, 48, BASE).data
+
+
+def test_times_are_kept_and_pictures_that_are_none_are_left_out() -> None:
+    times = [3, 10, 11, 40]
+    given: list[tuple[int, Image | None]] = [
+        (time, image) for time, image in zip(times, scene(4, 64, 48), strict=True)
+    ]
+    stream = encode([*given[:2], (10, None), *given[2:]], 64, 48, Fraction(1, 1000))
+    assert stream.packets["pts"].tolist() == times
+    assert stream.packets["duration"].tolist() == [7, 1, 29, 29] and stream.duration == 66
+    encoder = StreamEncoder(64, 48, Fraction(1, 1000))
+    for time, picture in given:
+        if picture is not None:
+            encoder.add(time, picture)
+    assert encoder.finish(last_duration=5).duration == 42
+
+
+def test_a_longer_last_picture_and_bad_pictures() -> None:
+    encoder = StreamEncoder(64, 48, BASE)
+    encoder.add(1, scene(1, 64, 48)[0])
+    with pytest.raises(InvalidArgument, match="a picture at 1 follows one at 1"):
+        encoder.add(1, scene(1, 64, 48)[0])
+    with pytest.raises(InvalidArgument, match="expected uint8 of"):
+        encoder.add(2, np.zeros((64, 48, 3), np.uint8))
+    with pytest.raises(MediaError, match="no picture to encode"):
+        encode([], 64, 48, BASE)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"width": 63},
+        {"height": 8},
+        {"gop": 0},
+        {"crf": 64},
+        {"codec": "vp9"},
+        {"matrix": "no"},
+        {"color_range": "tv"},
+    ],
+)
+def test_options_that_no_encoder_takes_are_refused(options: dict[str, Any]) -> None:
+    given: dict[str, Any] = {"width": 64, "height": 48, "time_base": BASE} | options
+    with pytest.raises(InvalidArgument):
+        StreamEncoder(**given)

@@ -1,0 +1,119 @@
+"""Sound by samples: any span of it is what lies there in the whole."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from fractions import Fraction
+from pathlib import Path
+
+import av
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from shardio.errors import InvalidArgument, MediaError
+from shardio.media.sound import AudioDecoder
+from shardio.media.streams import demux
+from tests.media_made import scene, write_sound, write_video
+
+WAVE = (np.sin(np.arange(30_000) / 9) * np.linspace(0.1, 0.6, 30_000)).astype(np.float32)
+
+
+def write(path: Path, codec: str, wave: npt.NDArray[np.float32] = WAVE, rate: int = 48_000) -> Path:
+    with av.open(str(path), "w") as out:
+        stream = out.add_stream(codec, rate=rate, layout="mono")
+        stored = stream.codec_context.format.name
+        for begin in range(0, len(wave), 960):
+            samples = wave[None, begin : begin + 960]
+            if stored.startswith("s16"):
+                samples = (samples * 32767).astype(np.int16)
+            if stored.startswith("s32"):
+                samples = (samples * (2**31 - 1)).astype(np.int32)
+            frame = av.AudioFrame.from_ndarray(samples, format=stored, layout="mono")
+            frame.sample_rate, frame.pts = rate, begin
+            out.mux(stream.encode(frame))
+        out.mux(stream.encode())
+    return path
+
+
+@pytest.mark.parametrize(
+    ("name", "codec", "apart"),
+    [
+        ("a.wav", "pcm_s16le", 1e-4),
+        ("a.flac", "flac", 1e-4),
+        ("a.m4a", "aac", 0.06),
+        ("a.mp3", "libmp3lame", 0.06),
+        ("a.ogg", "libopus", 0.06),
+        ("a.mka", "libopus", 0.06),
+    ],
+)
+def test_any_span_is_what_was_encoded_there(
+    tmp_path: Path, name: str, codec: str, apart: float
+) -> None:
+    stream = demux(str(write(tmp_path / name, codec)), "audio")
+    assert (stream.width, stream.height) == (1, 48_000)
+    assert 0 <= stream.n_frames - len(WAVE) < 1200  # AAC fills its last packet
+    with AudioDecoder() as decoder:
+        whole = decoder.decode(stream, 0, len(WAVE))
+        assert np.abs(whole[2000:-2000, 0] - WAVE[2000:-2000]).max() < apart
+        for start, stop in ((0, 1), (12_345, 13_000), (20_001, 29_999), (959, 962)):
+            found = decoder.decode(stream, start, stop)
+            # AAC fills gaps with noise that depends on where decoding began.
+            assert np.abs(found - whole[start:stop]).max() < (0.01 if codec == "aac" else 1e-3)
+
+
+@pytest.mark.parametrize("rate", [8_000, 16_000, 44_100, 96_000])
+def test_a_resampled_span_is_that_of_the_resampled_whole(tmp_path: Path, rate: int) -> None:
+    stream = demux(str(write(tmp_path / "a.wav", "pcm_s16le")), "audio")
+    n_whole = -(-len(WAVE) * rate // 48_000)
+    with AudioDecoder() as decoder:
+        whole = decoder.decode(stream, 0, n_whole, rate=rate)
+        times = np.arange(n_whole) * 48_000 / rate
+        wanted = np.interp(times, np.arange(len(WAVE)), WAVE)
+        assert np.abs(whole[50:-50, 0] - wanted[50:-50]).max() < 0.01
+        for start in (0, 1, 777, n_whole // 2, n_whole - 30):
+            found = decoder.decode(stream, start, start + 30, rate=rate)
+            assert np.abs(found - whole[start : start + 30]).max() < 1e-5
+
+
+def test_behind_the_end_lies_silence(tmp_path: Path) -> None:
+    stream = demux(str(write(tmp_path / "a.wav", "pcm_s16le")), "audio")
+    with AudioDecoder() as decoder:
+        found = decoder.decode(stream, len(WAVE) - 10, len(WAVE) + 10)
+        assert np.abs(found[:10]).max() > 0 and not found[10:].any()
+        assert not decoder.decode(stream, 10**6, 10**6 + 5).any()
+        assert decoder.decode(stream, 5, 5).shape == (0, 1)
+
+
+def test_channels_are_mixed_as_asked(tmp_path: Path) -> None:
+    stream = demux(str(write(tmp_path / "a.wav", "pcm_s16le")), "audio")
+    with AudioDecoder(max_streams=1) as decoder:
+        mono, stereo = (decoder.decode(stream, 100, 200, channels=n) for n in (1, 2))
+    assert mono.shape == (100, 1) and stereo.shape == (100, 2)
+    assert np.allclose(stereo[:, 0], stereo[:, 1])
+
+
+def test_sound_beside_a_video_is_found_and_knows_when_it_begins(tmp_path: Path) -> None:
+    path = write_video(tmp_path / "a.mkv", scene(9), with_sound=True)
+    stream = demux(str(path), "audio")
+    assert stream.parameters["codec"] == "aac" and stream.time_base == Fraction(1, stream.height)
+    first = int(stream.packets["pts"][0]) + int(stream.parameters.get("skip", 0))
+    assert abs(first) <= 1024
+
+
+def test_what_is_broken_or_asked_wrongly_is_refused(tmp_path: Path) -> None:
+    path = write_sound(tmp_path / "a.wav")
+    stream = demux(str(path), "audio")
+    with AudioDecoder() as decoder:
+        for options in ({"rate": 10}, {"channels": 3}):
+            with pytest.raises(InvalidArgument, match="expected"):
+                decoder.decode(stream, 0, 1, **options)
+        with pytest.raises(InvalidArgument, match="samples 5 to 4"):
+            decoder.decode(stream, 5, 4)
+        with pytest.raises(MediaError, match="is no audio codec"):
+            decoder.decode(replace(stream, parameters={"codec": "h264", "rate": 8000}), 0, 1)
+    with pytest.raises(InvalidArgument, match="max_streams is 0"):
+        AudioDecoder(0)
+    path.write_bytes(path.read_bytes()[:-500])
+    with pytest.raises(MediaError, match=r"a\.wav: packet 15 is marked corrupt"):
+        demux(str(path), "audio")

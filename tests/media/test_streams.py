@@ -1,0 +1,319 @@
+"""Files as packets: what the table says of them is what decoding them shows."""
+
+from __future__ import annotations
+
+import random
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import av
+import numpy as np
+import pytest
+
+from shardio.errors import InvalidArgument, MediaError
+from shardio.format.streams import EncodedStream, PacketFlag, packet_flags, packet_sizes
+from shardio.media.clips import ClipDecoder
+from shardio.media.framing import shown_size
+from shardio.media.streams import demux
+from shardio.media.video import VideoFile
+from tests.media_made import Image, scene, write_gif, write_sound, write_video
+
+B_FRAMES = {"bf": "3", "g": "12"}
+OPEN = {"g": "10", "bf": "3", "x264-params": "open-gop=1:b-pyramid=normal:bframes=3:keyint=10"}
+
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "B-frames": ("a.mp4", {"codec_options": B_FRAMES}),
+    "matroska": ("a.mkv", {"codec_options": B_FRAMES}),
+    "open groups": ("a.mp4", {"codec_options": OPEN}),
+    "open groups in a transport stream": ("a.mts", {"container": "mpegts", "codec_options": OPEN}),
+    "AVI": ("a.avi", {"codec": "mpeg4", "codec_options": {"bf": "2", "g": "9"}}),
+    "AVI without times": ("a.avi", {"codec_options": B_FRAMES}),
+    "no container": ("a.h264", {"codec_options": B_FRAMES}),
+    "HEVC": ("a.mp4", {"codec": "libx265", "codec_options": {"x265-params": "log-level=none"}}),
+    "VP8": ("a.webm", {"codec": "libvpx", "codec_options": {"auto-alt-ref": "1", "g": "9"}}),
+    "VP9": ("a.webm", {"codec": "libvpx-vp9", "codec_options": {"lag-in-frames": "9", "g": "9"}}),
+    "MPEG-2": ("a.mpg", {"codec": "mpeg2video", "codec_options": {"bf": "2", "g": "9"}}),
+    "MJPEG": ("a.avi", {"codec": "mjpeg", "pixel_format": "yuvj420p", "full_range": True}),
+    "uncompressed": ("a.avi", {"codec": "rawvideo"}),
+    "4:4:4": ("a.mp4", {"pixel_format": "yuv444p", "codec_options": B_FRAMES}),
+    "10 bit": ("a.mp4", {"pixel_format": "yuv420p10le"}),
+    "full range": ("a.mp4", {"full_range": True}),
+    "BT.709": ("a.mp4", {"matrix": 1}),
+    "wide pixels": ("a.mp4", {"aspect": Fraction(4, 3)}),
+    "rotated": ("a.mov", {"rotation": 90}),
+    "upside down": ("a.mov", {"rotation": 180}),
+    "sound alongside": ("a.mp4", {"with_sound": True}),
+    "two streams": ("a.mkv", {"n_streams": 2}),
+    "fragmented": ("a.mp4", {"container_options": {"movflags": "frag_keyframe+empty_moov"}}),
+    "variable rate": (
+        "a.mp4",
+        {
+            "times": [n * n + 3 for n in range(30)],
+            "time_base": Fraction(1, 90),
+            "codec_options": B_FRAMES,
+        },
+    ),
+    "late start": (
+        "a.mkv",
+        {"times": range(500, 530), "time_base": Fraction(1, 25), "codec_options": B_FRAMES},
+    ),
+}
+
+
+def made(variant: str, folder: Path) -> Path:
+    name, options = VARIANTS[variant]
+    return write_video(folder / name, scene(30), **options)
+
+
+def by_file(path: Path | str, size: int = 48) -> tuple[Image, list[int]]:
+    with VideoFile(str(path)) as video:
+        found = list(video.pictures(size))
+    pictures = [picture for _, picture in found if picture is not None]
+    return np.stack(pictures), [time for time, _ in found]
+
+
+def by_packets(stream: EncodedStream, frames: list[int], size: int = 48) -> Image:
+    out = np.empty((len(frames), size, size, 3), np.uint8)
+    with ClipDecoder() as decoder:
+        decoder.decode(stream, frames, out)
+    return out
+
+
+def shown_times(stream: EncodedStream) -> list[int]:
+    shown = (packet_flags(stream.packets) & PacketFlag.HIDDEN) == 0
+    times: list[int] = np.sort(stream.packets["pts"][shown]).tolist()
+    return times
+
+
+def assert_same_as_the_file(stream: EncodedStream, path: Path | str) -> None:
+    """Every start, several strides, any order, against the file read from end to end."""
+    pictures, times = by_file(path)
+    assert stream.n_frames == len(pictures) and shown_times(stream) == times
+    n, rng = len(pictures), random.Random(7)
+    asked = [
+        list(range(start, min(n, start + 3 * step), step)) for start in range(n) for step in (1, 5)
+    ]
+    asked += [list(range(n)), rng.choices(range(n), k=9), list(range(n))[::-1]]
+    with ClipDecoder() as decoder:
+        for frames in asked:
+            out = np.empty((len(frames), 48, 48, 3), np.uint8)
+            decoder.decode(stream, frames, out)
+            assert np.array_equal(out, pictures[frames]), frames
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_every_frame_by_packets_is_that_of_the_file(variant: str, tmp_path: Path) -> None:
+    path = made(variant, tmp_path)
+    assert_same_as_the_file(demux(str(path)), path)
+
+
+@pytest.mark.parametrize("variant", ["B-frames", "open groups", "VP9", "HEVC", "rotated"])
+def test_a_check_finds_right_what_a_container_says(variant: str, tmp_path: Path) -> None:
+    path = str(made(variant, tmp_path))
+    trusted, proven = demux(path, check=False), demux(path, check=True)
+    assert np.array_equal(trusted.packets, proven.packets)
+    assert trusted.parameters == proven.parameters and trusted.data == proven.data
+
+
+def test_the_packets_are_those_of_the_file(tmp_path: Path) -> None:
+    path = made("B-frames", tmp_path)
+    stream = demux(path.read_bytes())
+    with av.open(str(path)) as container:
+        plain = [packet for packet in container.demux(video=0) if packet.size]
+    assert stream.data == b"".join(map(bytes, plain))
+    assert packet_sizes(stream.packets).tolist() == [packet.size for packet in plain]
+    assert stream.packets["pts"].tolist() == [packet.pts for packet in plain]
+    flags = packet_flags(stream.packets)
+    assert ((flags & PacketFlag.KEY) != 0).tolist() == [packet.is_keyframe for packet in plain]
+    assert 0 < (flags & PacketFlag.DISPOSABLE).astype(bool).sum() < len(plain)
+
+
+def test_what_is_shown_and_how_long_is_said(tmp_path: Path) -> None:
+    path = write_video(
+        tmp_path / "a.mov", scene(9), rotation=90, aspect=Fraction(4, 3), full_range=True, matrix=1
+    )
+    stream = demux(str(path))
+    assert (stream.n_frames, stream.width, stream.height) == (9, 64, 128)
+    assert stream.duration * stream.time_base == Fraction(9, 25)
+    assert {
+        "codec": "h264",
+        "range": "full",
+        "matrix": "bt709",
+        "sample_aspect": "4:3",
+    }.items() <= (stream.parameters.items())
+
+
+def test_pixels_are_made_square_before_a_turn() -> None:
+    assert shown_size(720, 576, Fraction(16, 15), turned=False) == (768, 576)
+    assert shown_size(720, 576, Fraction(16, 15), turned=True) == (576, 768)
+    assert shown_size(101, 75, Fraction(0), turned=False) == (101, 75)
+
+
+def test_frames_outside_of_an_edit_list_are_hidden_and_not_counted(tmp_path: Path) -> None:
+    times = list(range(-6, 24))
+    path = write_video(
+        tmp_path / "a.mp4",
+        scene(30),
+        times=times,
+        time_base=Fraction(1, 25),
+        codec_options={"g": "30", "bf": "0"},
+        container_options={"avoid_negative_ts": "disabled", "use_editlist": "1"},
+    )
+    stream = demux(str(path))
+    hidden = (packet_flags(stream.packets) & PacketFlag.HIDDEN) != 0
+    assert hidden.sum() == 6 and stream.n_frames == 24
+    assert_same_as_the_file(stream, path)
+
+
+def test_frames_of_vp8_that_are_not_shown_are_hidden(tmp_path: Path) -> None:
+    path = write_video(tmp_path / "a.webm", scene(20), codec="libvpx", codec_options={"g": "60"})
+    content, before = path.read_bytes(), demux(str(path))
+    begin = int(before.packets["offset"][7])
+    packet = bytes(before.data[begin : begin + int(packet_sizes(before.packets)[7])])
+    assert content.count(packet) == 1 and packet[0] & 0x10
+    # What an encoder does for an alternate reference: the bit that says "shown" is not set.
+    path.write_bytes(content.replace(packet, bytes([packet[0] & ~0x10]) + packet[1:]))
+    stream = demux(str(path), check=False)
+    hidden = (packet_flags(stream.packets) & PacketFlag.HIDDEN) != 0
+    assert np.flatnonzero(hidden).tolist() == [7] and stream.n_frames == 19
+    assert np.array_equal(stream.packets, demux(str(path), check=True).packets)
+    assert_same_as_the_file(stream, path)
+
+
+def test_a_stream_that_changes_its_size_keeps_the_size_asked_for(tmp_path: Path) -> None:
+    parts = [
+        write_video(tmp_path / f"{n}.h264", scene(10, *size)).read_bytes()
+        for n, size in enumerate([(96, 64), (64, 80)])
+    ]
+    path = tmp_path / "both.h264"
+    path.write_bytes(b"".join(parts))
+    assert_same_as_the_file(demux(str(path)), path)
+
+
+def test_a_transparent_gif_is_decoded_from_its_beginning(tmp_path: Path) -> None:
+    image = np.zeros((40, 60), np.uint8)
+    image[:20, :30], image[20:, :30], image[:, 30:] = 1, 2, 3
+    path = write_gif(tmp_path / "a.gif", [image, image[::-1]] * 3, [4, 7] * 3)
+    assert_same_as_the_file(demux(str(path)), path)
+
+
+def test_a_keyframe_that_is_none_is_found_out(tmp_path: Path) -> None:
+    options = B_FRAMES | {"sc_threshold": "0"}
+    path = write_video(tmp_path / "a.mp4", scene(30), codec_options=options)
+    stream = demux(str(path))
+    content, keys = path.read_bytes(), np.flatnonzero(packet_flags(stream.packets) & PacketFlag.KEY)
+    assert len(keys) == 3
+    # stss lists the keyframes from 1 on: let it name another packet as the last.
+    table = (3).to_bytes(4, "big") + b"".join(int(k + 1).to_bytes(4, "big") for k in keys)
+    assert content.count(table) == 1
+    lie = table[:-4] + int(keys[2] + 3).to_bytes(4, "big")
+    path.write_bytes(content.replace(table, lie))
+    trusted, proven = demux(str(path), check=False), demux(str(path), check=True)
+    assert np.flatnonzero(packet_flags(trusted.packets) & 1).tolist() == [*keys[:2], keys[2] + 2]
+    assert np.flatnonzero(packet_flags(proven.packets) & 1).tolist() == keys[:2].tolist()
+    assert_same_as_the_file(proven, path)
+
+
+def damaged(folder: Path) -> Path:
+    path = write_video(
+        folder / "a.mp4", scene(60, 192, 128), codec_options={"crf": "10", "g": "12", "bf": "0"}
+    )
+    content = bytearray(path.read_bytes())
+    start = content.index(b"mdat") + len(content) // 3
+    content[start : start + 900] = random.Random(1).randbytes(900)
+    path.write_bytes(content)
+    return path
+
+
+def test_damage_in_the_middle_is_found_by_a_check_and_by_the_clips_that_touch_it(
+    tmp_path: Path,
+) -> None:
+    path = damaged(tmp_path)
+    with pytest.raises(MediaError, match=r"a\.mp4: breaks at packet \d+"):
+        demux(str(path), check=True)
+    stream = demux(str(path), check=False)
+    assert by_packets(stream, [0, 1, 11]).any() and by_packets(stream, [59]).any()
+    with pytest.raises(MediaError, match=r"packet \d+ does not decode"):
+        by_packets(stream, list(range(60)))
+
+
+@pytest.mark.parametrize("share", [0.3, 0.6, 0.9])
+@pytest.mark.parametrize("name", ["a.mkv", "a.mp4", "a.avi"])
+def test_a_file_that_is_cut_is_refused_without_decoding_it(
+    tmp_path: Path, name: str, share: float
+) -> None:
+    path = write_video(
+        tmp_path / name,
+        scene(40),
+        codec="mpeg4" if name == "a.avi" else "libx264",
+        container_options={"movflags": "faststart"} if name == "a.mp4" else None,
+    )
+    whole = path.read_bytes()
+    path.write_bytes(whole[: int(len(whole) * share)])
+    with pytest.raises(MediaError, match=name):
+        demux(str(path), check=False)
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"", "not a readable video"),
+        (b"ffconcat version 1.0\nfile /etc/passwd\n", "not a readable video"),
+        (random.Random(3).randbytes(8192), "not a readable video"),
+    ],
+)
+def test_bytes_that_are_no_media_are_refused(content: bytes, reason: str) -> None:
+    with pytest.raises(MediaError, match=f"media in memory: {reason}"):
+        demux(content)
+
+
+def test_the_kind_asked_for_has_to_be_there(tmp_path: Path) -> None:
+    with pytest.raises(MediaError, match=r"no video stream \(streams: audio\)"):
+        demux(str(write_sound(tmp_path / "a.wav")))
+    with pytest.raises(MediaError, match=r"no audio stream \(streams: video\)"):
+        demux(str(write_video(tmp_path / "a.mp4", scene(3))), "audio")
+    with pytest.raises(InvalidArgument, match="kind is 'text'"):
+        demux(b"", "text")
+
+
+def test_random_damage_gives_a_stream_or_a_media_error_and_nothing_else(tmp_path: Path) -> None:
+    rng = random.Random(5)
+    whole = write_video(tmp_path / "whole.mp4", scene(8, 48, 32)).read_bytes()
+    for n in range(60):
+        content = bytearray(whole[: rng.randrange(1, len(whole) + 1)] if n % 3 == 0 else whole)
+        for _ in range(rng.choice((1, 5, 50))):
+            content[rng.randrange(len(content))] = rng.randrange(256)
+        try:
+            stream = demux(bytes(content), check=bool(n % 2))
+            by_packets(stream, [0, stream.n_frames - 1], 16)
+        except MediaError as error:
+            assert str(error)
+
+
+def test_every_real_clip_by_packets_is_that_of_the_file(media_root: Path) -> None:
+    rng = random.Random(11)
+    for path in sorted((media_root / "clips").rglob("*.*")):
+        pictures, times = by_file(path)
+        stream = demux(str(path))
+        assert shown_times(stream) == times, path
+        n = len(pictures)
+        for stride in (1, 2, 7):
+            start = rng.randrange(n)
+            frames = list(range(start, min(n, start + 4 * stride), stride))
+            assert np.array_equal(by_packets(stream, frames), pictures[frames]), (path, frames)
+
+
+@pytest.mark.parametrize(
+    "name", "audio_only.mp4 empty.mp4 noise.mkv notes.mp4 sound.wav truncated.mp4".split()
+)
+def test_real_broken_files_are_refused_without_decoding(media_root: Path, name: str) -> None:
+    with pytest.raises(MediaError):
+        demux(str(media_root / "broken" / name), check=False)
+
+
+def test_the_real_corrupted_file_takes_a_check(media_root: Path) -> None:
+    path = str(media_root / "broken" / "corrupted.mp4")
+    assert demux(path, check=False).n_frames == 50
+    with pytest.raises(MediaError, match="breaks at packet 30"):
+        demux(path, check=True)
