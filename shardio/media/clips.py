@@ -16,6 +16,7 @@ from shardio.errors import InvalidArgument, MediaError
 from shardio.format.streams import EncodedStream
 from shardio.media.colours import MATRICES, RANGES, display_of
 from shardio.media.decoders import (
+    configuration,
     display_parameter,
     fraction_parameter,
     lead_in,
@@ -43,7 +44,7 @@ class _Opened:
 
     stream: EncodedStream  # keeps its id from being given to another
     table: FrameTable
-    key: tuple[Any, ...]
+    key: tuple[object, ...]
     aspect: Fraction
     display: bytes | None
     lead_in: bytes
@@ -53,6 +54,14 @@ class _Opened:
 class _Decoder:
     codec: VideoCodecContext
     converter: Converter
+    wish: object = None
+    writer: PictureWriter | None = None
+
+    def writing(self, *wish: Any) -> PictureWriter:
+        """The writer for these arguments of it; that of the clip before, if they are the same."""
+        if self.writer is None or self.wish != wish:
+            self.wish, self.writer = wish, PictureWriter(*wish, self.converter)
+        return self.writer
 
 
 class ClipDecoder(Closing):
@@ -68,7 +77,7 @@ class ClipDecoder(Closing):
         if max_decoders < 1:
             raise InvalidArgument(f"max_decoders is {max_decoders}; at least 1 is needed")
         self._max_decoders = max_decoders
-        self._decoders: OrderedDict[tuple[Any, ...], _Decoder] = OrderedDict()
+        self._decoders: OrderedDict[tuple[object, ...], _Decoder] = OrderedDict()
         self._opened: OrderedDict[int, _Opened] = OrderedDict()
 
     def decode(
@@ -128,9 +137,7 @@ class ClipDecoder(Closing):
         size = _checked_size(clips, numbers, pixels, matrix, color_range)
         opened = self._open(stream)
         decoder = self._decoder(opened)
-        writer = PictureWriter(
-            size, opened.aspect, crop, pixels, matrix, color_range, decoder.converter
-        )
+        writer = decoder.writing(size, opened.aspect, crop, pixels, matrix, color_range)
         rows = [row for _, out in clips for row in out]
         for run in opened.table.runs(np.concatenate(numbers)):
             _Pass(opened, decoder.codec, writer, rows).decode(run)
@@ -142,7 +149,7 @@ class ClipDecoder(Closing):
             found = _Opened(
                 stream,
                 FrameTable(stream.packets, stream.n_frames),
-                (repr(sorted(parameters.items())), bytes(stream.extradata)),
+                configuration(parameters, stream.extradata),
                 fraction_parameter(parameters, "sample_aspect"),
                 display_parameter(parameters),
                 lead_in(parameters),

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from av.video.codeccontext import VideoCodecContext
 
 __all__ = [
+    "configuration",
     "decoder_parameters",
     "display_parameter",
     "fraction_parameter",
@@ -39,6 +40,7 @@ _TAGS = (
     "color_primaries",
     "color_trc",
 )
+_TOLD = ("codec", "pixel_format", "codec_tag", "reorder", *_TAGS)
 _MAX_SIDE = 1 << 16
 _MAX_REORDERED = 16
 
@@ -55,6 +57,11 @@ def decoder_parameters(codec: VideoCodecContext) -> dict[str, Any]:
     if tag.isascii() and tag.isprintable() and len(tag) == 4:
         found["codec_tag"] = tag
     return found
+
+
+def configuration(parameters: Mapping[str, Any], extradata: bytes) -> tuple[object, ...]:
+    """What streams that can share a decoder have in common."""
+    return bytes(extradata), *(repr(parameters.get(name)) for name in _TOLD)
 
 
 def open_video_decoder(parameters: Mapping[str, Any], extradata: bytes) -> VideoCodecContext:

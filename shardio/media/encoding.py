@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 __all__ = ["StreamEncoder", "encode"]
 
+_RATE = Fraction(25)
+
 
 def _x264(gop: int, crf: int) -> dict[str, str]:
     return {
@@ -129,8 +131,9 @@ class StreamEncoder:
             raise EnvironmentUnsuitable(f"PyAV's {encoder} encodes no video")
         codec.width, codec.height = self._size
         codec.pix_fmt = "yuv420p"
-        codec.time_base = self._time_base
-        codec.framerate = Fraction(25)  # by which rates are judged; times stay what they are
+        # Not the stream's own clock: it would be written into the extradata, and streams that are
+        # alike but for it could not share a decoder. The table has the times.
+        codec.time_base, codec.framerate = 1 / _RATE, _RATE
         codec.colorspace = MATRICES[self._colours["matrix"]]
         codec.color_range = RANGES[self._colours["color_range"]]
         codec.thread_type, codec.thread_count = "NONE", 1  # type: ignore[assignment]
@@ -154,7 +157,7 @@ class StreamEncoder:
         if self._times and time <= self._times[-1]:
             raise InvalidArgument(f"a picture at {time} follows one at {self._times[-1]}")
         frame = self._frame(picture)
-        frame.pts, frame.time_base = time, self._time_base
+        frame.pts, frame.time_base = len(self._times), 1 / _RATE
         self._times.append(time)
         try:
             self._keep(self._codec.encode(frame))
@@ -196,7 +199,7 @@ class StreamEncoder:
         self._keep(self._codec.encode(None))
         if not self._times:
             raise MediaError("no picture to encode")
-        if self._coded != self._times:
+        if self._coded != list(range(len(self._times))):
             raise MediaError(f"{self._codec.name} reordered or dropped pictures")
         durations = np.diff(self._times, append=0)
         durations[-1] = last_duration or (durations[-2] if len(durations) > 1 else 1)

@@ -227,9 +227,10 @@ class PictureWriter:
             made = self._converter.yuv(frame, *whole, **colours)
             top, left = framing.top, framing.left
         for n, (plane, place) in enumerate(zip(made.planes, places, strict=True)):
-            rows = _rows(plane, plane.height, plane.width)
-            down, right = (top // 2, left // 2) if n else (top, left)
-            place[...] = rows[down : down + place.shape[0], right : right + place.shape[1]]
+            if n:
+                place[...] = _rows(plane, tall // 2, wide // 2, top // 2, left // 2)
+            else:
+                place[...] = _rows(plane, tall, wide, top, left)
 
     def _cut(self, image: Picture, turns: tuple[bool, int, int], framing: Framing) -> Picture:
         """Turn the whole picture upright, and cut the part out of it; a view."""
@@ -283,9 +284,10 @@ def _comes_in_planes(frame: VideoFrame, height: int) -> bool:
     return frame.format.name in _PLANAR_FORMATS
 
 
-def _rows(plane: Any, height: int, n_bytes: int) -> Picture:
-    rows = np.frombuffer(plane, np.uint8).reshape(height, plane.line_size)
-    return rows[:, :n_bytes]
+def _rows(plane: Any, height: int, n_bytes: int, top: int = 0, left: int = 0) -> Picture:
+    """A part of a plane, as a view; rows are padded."""
+    line = plane.line_size
+    return np.ndarray((height, n_bytes), np.uint8, plane, top * line + left, (line, 1))
 
 
 def turned_by(display: bytes | None) -> tuple[bool, int, int]:

@@ -43,7 +43,10 @@ class FrameTable:
         self._keys = np.flatnonzero(flags & PacketFlag.KEY)
         shown = np.flatnonzero(~self._is_hidden)
         times = self._pts[shown]
-        if (np.diff(times) < 0).any():
+        rising = bool((times[1:] >= times[:-1]).all())
+        # Nothing reordered, hidden or spare, as `StreamEncoder` makes it: all packets are needed.
+        self._is_plain = rising and not (self._is_hidden | self._is_disposable).any()
+        if not rising:
             shown = shown[np.argsort(times, kind="stable")]
         self.packet_of = shown
         """The packet of each frame as shown."""
@@ -105,6 +108,8 @@ class FrameTable:
 
         Without those that no other frame needs, and without the leading ones of its keyframe.
         """
+        if self._is_plain:
+            return range(run.first, run.stop)
         part = slice(run.first, run.stop)
         needed = ~self._is_disposable[part] & (self._pts[part] >= self._pts[run.first])
         needed[[packet - run.first for packet in run.wanted]] = True
