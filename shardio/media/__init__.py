@@ -1,22 +1,37 @@
-"""Encoded media to pixels and exact times: `container` looks at files, `video` decodes them.
+"""Encoded media to pixels, sound and exact times, and back.
 
-`image` does the same for pictures, and encodes JPEG.
+`container` looks at files and `opening` opens them; `video` decodes whole files. `streams` cuts
+them into packets (`checking` proves them), `clips` and `sound` decode any part of those, and
+`encoding` makes ones that are decoded fast. `picture` has the pixels of all of them. `image` reads
+still pictures, and encodes JPEG.
 """
 
+from shardio.media.clips import ClipDecoder
 from shardio.media.container import HEAD_BYTES, has_media_signature, has_media_suffix, missing_bytes
+from shardio.media.encoding import StreamEncoder, encode
+from shardio.media.framing import Box, Place
 from shardio.media.image import ImageFacts, decode_crop, decode_image, encode_jpeg, probe
 from shardio.media.picture import MAX_SIDE
 from shardio.media.resample import resize
+from shardio.media.sound import AudioDecoder
+from shardio.media.streams import demux
 from shardio.media.video import Picture, VideoFile, library_versions
 
 __all__ = [
     "HEAD_BYTES",
     "MAX_SIDE",
+    "AudioDecoder",
+    "Box",
+    "ClipDecoder",
     "ImageFacts",
     "Picture",
+    "Place",
+    "StreamEncoder",
     "VideoFile",
     "decode_crop",
     "decode_image",
+    "demux",
+    "encode",
     "encode_jpeg",
     "has_media_signature",
     "has_media_suffix",

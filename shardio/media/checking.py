@@ -28,7 +28,7 @@ from shardio.media.decoders import (
     open_video_decoder,
 )
 from shardio.media.framing import shown_size
-from shardio.media.picture import turned_by
+from shardio.media.picture import plane_rows, turned_by
 from shardio.media.times import settled
 
 if TYPE_CHECKING:
@@ -195,7 +195,6 @@ class _Decoding:
                 self._known[name][part.plane] += (part.bits + 7) // 8
         found = zlib.crc32(f"{name} {frame.width} {frame.height}".encode())
         for plane, n_bytes in zip(frame.planes, self._known[name], strict=True):
-            rows = np.frombuffer(plane, np.uint8)
-            rows = rows[: plane.height * plane.line_size].reshape(plane.height, plane.line_size)
-            found = zlib.crc32(np.ascontiguousarray(rows[:, : plane.width * n_bytes]), found)
+            rows = plane_rows(plane, plane.height, plane.width * n_bytes)
+            found = zlib.crc32(rows.tobytes(), found)
         return found

@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -28,7 +28,7 @@ from shardio.media.picture import Converter, PictureWriter
 from shardio.media.runs import FrameTable, Run
 
 if TYPE_CHECKING:
-    from av import Packet, VideoFrame
+    from av import VideoFrame
     from av.video.codeccontext import VideoCodecContext
 
 __all__ = ["ClipDecoder"]
@@ -57,8 +57,17 @@ class _Decoder:
     wish: object = None
     writer: PictureWriter | None = None
 
-    def writing(self, *wish: Any) -> PictureWriter:
+    def writing(
+        self,
+        size: tuple[int, int],
+        aspect: Fraction,
+        crop: Place | Box | None,
+        pixels: str,
+        matrix: str,
+        color_range: str,
+    ) -> PictureWriter:
         """The writer for these arguments of it; that of the clip before, if they are the same."""
+        wish = (size, aspect, crop, pixels, matrix, color_range)
         if self.writer is None or self.wish != wish:
             self.wish, self.writer = wish, PictureWriter(*wish, self.converter)
         return self.writer
@@ -211,11 +220,11 @@ class _Pass:
         codec, wanted = self._codec, dict(run.wanted)
         codec.flush_buffers()
         codec.reorder_depth = int(self._opened.stream.parameters.get("reorder", 0))
-        where = "its first packet"
+        where: int | str = run.first
         try:
-            for packet in self._packets(run):
-                where = f"packet {packet.pts}"
-                for frame in codec.decode(packet):
+            for number, part, lead in self._packets(run):
+                where = number
+                for frame in codec.decode(numbered_packet(number, part, lead)):
                     self._take(frame, wanted)
                 if not wanted:
                     return wanted
@@ -223,12 +232,14 @@ class _Pass:
             for frame in codec.decode(None):
                 self._take(frame, wanted)
         except av.FFmpegError as error:
-            raise MediaError(f"{where} does not decode: {error.strerror}") from error
+            place = where if isinstance(where, str) else f"packet {where}"
+            raise MediaError(f"{place} does not decode: {error.strerror}") from error
         except ValueError as error:
             raise MediaError(str(error)) from error
         return wanted
 
-    def _packets(self, run: Run) -> Iterator[Packet[Any]]:
+    def _packets(self, run: Run) -> Iterator[tuple[int, memoryview, bytes]]:
+        """Number, bytes and what is put before them, of each packet that is sent."""
         table = self._opened.table
         numbers = table.sent(run)
         begin, end = numbers[0], numbers[-1]
@@ -237,9 +248,10 @@ class _Pass:
         # One cut for the whole run: cutting may check what it hands out.
         data = memoryview(self._opened.stream.data[base : int(offsets[end] + sizes[end])])
         starts = (offsets[numbers] - base).tolist()
+        lead = self._opened.lead_in
         for number, start, size in zip(numbers, starts, sizes[numbers].tolist(), strict=True):
-            lead = self._opened.lead_in if number == begin else b""
-            yield numbered_packet(number, data[start : start + size], lead)
+            yield number, data[start : start + size], lead
+            lead = b""
 
     def _take(self, frame: VideoFrame, wanted: dict[int, list[int]]) -> None:
         """Write a frame into its rows, if it is one that is wanted."""

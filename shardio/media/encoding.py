@@ -136,7 +136,7 @@ class StreamEncoder:
         codec.time_base, codec.framerate = 1 / _RATE, _RATE
         codec.colorspace = MATRICES[self._colours["matrix"]]
         codec.color_range = RANGES[self._colours["color_range"]]
-        codec.thread_type, codec.thread_count = "NONE", 1  # type: ignore[assignment]
+        codec.thread_type, codec.thread_count = "NONE", 1
         codec.gop_size = gop
         codec.flags |= Flags.global_header | Flags.closed_gop
         codec.options = settings(gop, crf)

@@ -96,8 +96,8 @@ def framed(
         top = _rounded(Fraction(crop.top * height, crop.height))
     else:
         whole = fitted(wide, tall, Fraction(1), size)
-        left = _placed(whole[0] - width, crop and crop.x)
-        top = _placed(whole[1] - height, crop and crop.y)
+        left = _placed(whole[0] - width, None if crop is None else crop.x)
+        top = _placed(whole[1] - height, None if crop is None else crop.y)
     if max(whole) > MAX_SIDE:
         raise ValueError(
             f"frames of {_rounded(wide)}x{_rounded(tall)} pixels as shown would be "

@@ -45,7 +45,7 @@ def open_container(source: str | bytes, name: str) -> InputContainer:
     # `file:` keeps FFmpeg from reading a protocol into the name.
     place = f"file:{source}" if isinstance(source, str) else io.BytesIO(source)
     try:
-        return av.open(place, options=options, metadata_errors="replace")
+        return av.open(place, "r", options=options, metadata_errors="replace")
     except FileNotFoundError:
         raise
     except av.FFmpegError as error:

@@ -27,6 +27,7 @@ __all__ = [
     "PictureMaker",
     "PictureWriter",
     "fitted",
+    "plane_rows",
     "turned_by",
     "yuv_frame",
 ]
@@ -35,6 +36,7 @@ Picture = np.ndarray[Any, np.dtype[np.uint8]]
 
 _RESERVED_MATRIX = 3  # "for future use": swscale refuses it, and writers mean "unspecified"
 _BT601 = MATRICES["bt601"]
+_UPRIGHT = (False, 1, 1)
 # From these, swscale makes planes of red, green and blue five times faster than packed pixels, and
 # the same values, as long as the height is not enlarged and chroma lies evenly: a test tries it.
 _PLANAR_FORMATS = frozenset(
@@ -85,9 +87,10 @@ class Converter:
         )
         if planar:
             return [
-                (n, _rows(plane, height, width)) for n, plane in zip(_GBR, made.planes, strict=True)
+                (n, plane_rows(plane, height, width))
+                for n, plane in zip(_GBR, made.planes, strict=True)
             ]
-        rows = _rows(made.planes[0], height, width * 3)
+        rows = plane_rows(made.planes[0], height, width * 3)
         return [(slice(None), rows.reshape(height, width, 3))]
 
     def yuv(
@@ -106,7 +109,7 @@ class Converter:
         """
         full = is_full_range(frame)
         alike = matrix_of(frame) == matrix and full == (color_range == "full")
-        if alike and (frame.width, frame.height) == (width, height):
+        if alike and frame.width == width and frame.height == height:
             if frame.format.name.replace("yuvj", "yuv") == chroma:
                 return frame
         if self._has_alpha(frame):
@@ -191,7 +194,7 @@ class PictureWriter:
             ValueError: the shape of the frame is out of all proportion.
             av.FFmpegError: swscale refuses the frame's colours (YCgCo, constant luminance, …).
         """
-        turns = turned_by(display)
+        turns = _UPRIGHT if display is None else turned_by(display)
         framing = self._framing(frame, turned=turns[0])
         width, height = framing.width, framing.height
         if turns[0]:
@@ -211,13 +214,12 @@ class PictureWriter:
         out: Picture,
     ) -> None:
         """Write planes; where chroma's pairs are not those of the whole, by way of whole chroma."""
-        colours = {"matrix": self._matrix, "color_range": self._range}
+        colours: dict[str, Any] = {"matrix": self._matrix, "color_range": self._range}
         tall, wide = self._size
-        places = (out[:tall], out[tall:, : wide // 2], out[tall:, wide // 2 :])
         odd = (framing.width | framing.height | framing.left | framing.top) & 1
-        if odd or turns != (False, 1, 1):
+        if odd or turns != _UPRIGHT:
             whole_chroma = self._converter.yuv(frame, *whole, chroma="yuv444p", **colours)
-            planes = [_rows(each, whole[1], whole[0]) for each in whole_chroma.planes]
+            planes = [plane_rows(each, whole[1], whole[0]) for each in whole_chroma.planes]
             parts = [self._cut(plane, turns, framing) for plane in planes]
             made = self._converter.yuv(
                 yuv_frame(parts, "yuv444p", **colours), wide, tall, **colours
@@ -226,11 +228,11 @@ class PictureWriter:
         else:
             made = self._converter.yuv(frame, *whole, **colours)
             top, left = framing.top, framing.left
-        for n, (plane, place) in enumerate(zip(made.planes, places, strict=True)):
-            if n:
-                place[...] = _rows(plane, tall // 2, wide // 2, top // 2, left // 2)
-            else:
-                place[...] = _rows(plane, tall, wide, top, left)
+        luma, blue, red = made.planes
+        out[:tall] = plane_rows(luma, tall, wide, top, left)
+        tall, wide, top, left = tall // 2, wide // 2, top // 2, left // 2
+        out[-tall:, :wide] = plane_rows(blue, tall, wide, top, left)
+        out[-tall:, wide:] = plane_rows(red, tall, wide, top, left)
 
     def _cut(self, image: Picture, turns: tuple[bool, int, int], framing: Framing) -> Picture:
         """Turn the whole picture upright, and cut the part out of it; a view."""
@@ -284,7 +286,7 @@ def _comes_in_planes(frame: VideoFrame, height: int) -> bool:
     return frame.format.name in _PLANAR_FORMATS
 
 
-def _rows(plane: Any, height: int, n_bytes: int, top: int = 0, left: int = 0) -> Picture:
+def plane_rows(plane: Any, height: int, n_bytes: int, top: int = 0, left: int = 0) -> Picture:
     """A part of a plane, as a view; rows are padded."""
     line = plane.line_size
     return np.ndarray((height, n_bytes), np.uint8, plane, top * line + left, (line, 1))
@@ -296,7 +298,7 @@ def turned_by(display: bytes | None) -> tuple[bool, int, int]:
     The matrix ((a, b), (c, d)) takes pixel (x, y) to (ax + cy, bx + dy).
     """
     if display is None:
-        return False, 1, 1
+        return _UPRIGHT
     a, b, _, c, d = np.frombuffer(display, np.int32, 5).tolist()
     turned = abs(b) + abs(c) > abs(a) + abs(d)
     down, right = (b, c) if turned else (d, a)
@@ -312,6 +314,6 @@ def yuv_frame(
     height, width = parts[0].shape
     frame = VideoFrame(width, height, pixel_format)
     for plane, part in zip(frame.planes, parts, strict=True):
-        _rows(plane, *part.shape)[...] = part
+        plane_rows(plane, *part.shape)[...] = part
     frame.colorspace, frame.color_range = MATRICES[matrix], RANGES[color_range]
     return frame

@@ -87,7 +87,8 @@ class FrameTable:
         # By where it has to begin: a leading frame begins earlier than others sent before it.
         runs: list[Run] = []
         for start, packet, n in sorted(zip(starts, packets, range(len(packets)), strict=True)):
-            if not runs or start >= runs[-1].stop:
+            # Where one group ends and the next begins, decoding just goes on.
+            if not runs or start > runs[-1].stop:
                 runs.append(Run(start, packet + 1))
             run = runs[-1]
             run.stop = max(run.stop, packet + 1)

@@ -249,10 +249,9 @@ def _span(opened: _Opened, start: int, stop: int) -> list[AudioFrame]:
             continue
         keep = slice(max(0, start - at), max(0, stop - at))
         at += frame.samples
-        values = frame.to_ndarray()
-        n_channels = len(frame.layout.channels)
+        values: npt.NDArray[Any] = frame.to_ndarray()
         if not frame.format.is_planar:
-            values = values.reshape(-1, n_channels).T
+            values = values.reshape(-1, len(frame.layout.channels)).T
         values = np.ascontiguousarray(values[:, keep])
         if values.shape[1]:
             planar = frame.format.planar.name

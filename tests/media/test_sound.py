@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import av
 import numpy as np
@@ -21,7 +22,7 @@ WAVE = (np.sin(np.arange(30_000) / 9) * np.linspace(0.1, 0.6, 30_000)).astype(np
 
 def write(path: Path, codec: str, wave: npt.NDArray[np.float32] = WAVE, rate: int = 48_000) -> Path:
     with av.open(str(path), "w") as out:
-        stream = out.add_stream(codec, rate=rate, layout="mono")
+        stream: Any = out.add_stream(codec, rate=rate, layout="mono")
         stored = stream.codec_context.format.name
         for begin in range(0, len(wave), 960):
             samples = wave[None, begin : begin + 960]

@@ -21,6 +21,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 
 import av
@@ -113,12 +114,13 @@ def by_pyav(clips: list[Clip]) -> None:
 
 def by_torchcodec(clips: list[Clip]) -> None:
     """The same with torchcodec's decoder, resized by torch."""
-    import torch
-    from torchcodec.decoders import VideoDecoder
-
+    torch = import_module("torch")
+    decoders = import_module("torchcodec.decoders")
     torch.set_num_threads(1)
     for clip in clips:
-        decoder = VideoDecoder(clip.video.path, num_ffmpeg_threads=1, seek_mode="approximate")
+        decoder = decoders.VideoDecoder(
+            clip.video.path, num_ffmpeg_threads=1, seek_mode="approximate"
+        )
         last = (decoder.metadata.num_frames or 1) - 1
         data = decoder.get_frames_at([min(int(n), last) for n in clip.frames]).data
         torch.nn.functional.interpolate(data.float(), (SIZE, SIZE), mode="bilinear").byte()
@@ -198,8 +200,7 @@ def main() -> int:
     ours = Ours()
     methods: dict[str, Callable[[list[Clip]], None]] = {"pyav": by_pyav}
     try:
-        import torchcodec  # noqa: F401
-
+        import_module("torchcodec.decoders")
         methods["torchcodec"] = by_torchcodec
     except (ImportError, OSError, RuntimeError) as error:
         print(f"without torchcodec: {str(error).splitlines()[0]}")

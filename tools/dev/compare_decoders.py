@@ -19,6 +19,7 @@ import argparse
 import shutil
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -82,10 +83,10 @@ def compare_with_ffmpeg(path: Path, stream: EncodedStream) -> str:
 
 def compare_with_torchcodec(path: Path, stream: EncodedStream) -> str:
     """Say how torchcodec's frames differ; empty if by rounding alone."""
-    from torchcodec.decoders import VideoDecoder
-
     index = stream.parameters.get("stream", 0)
-    theirs = VideoDecoder(str(path), stream_index=index, num_ffmpeg_threads=1)
+    theirs = import_module("torchcodec.decoders").VideoDecoder(
+        str(path), stream_index=index, num_ffmpeg_threads=1
+    )
     if len(theirs) != stream.n_frames:
         return f"torchcodec counts {len(theirs)} frames, ours are {stream.n_frames}"
     worst, off = 0, []
@@ -114,8 +115,7 @@ def main() -> int:
     else:
         print("without the ffmpeg command line: not installed")
     try:
-        import torchcodec.decoders  # noqa: F401
-
+        import_module("torchcodec.decoders")
         others.append(compare_with_torchcodec)
     except (ImportError, OSError, RuntimeError) as error:
         print(f"without torchcodec: {str(error).splitlines()[0]}")
