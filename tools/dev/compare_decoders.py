@@ -6,9 +6,10 @@
 The `ffmpeg` command line (its own build of FFmpeg, in another version) writes the frames of the
 first video stream as planes of the stored size; ours are compared as decoded, from bare packets,
 untouched by any conversion: they have to be equal, bit by bit, as codecs demand. torchcodec, where
-it can be imported, gives upright RGB of the stored size; ours at that size may differ from it by
-rounding alone, which is stated: the largest difference, and the share of values that differ by
-more than 2.
+it can be imported, gives upright RGB of the stored size, made with swscale's plain settings, which
+repeat the halved chroma of 4:2:0 instead of interpolating it and round coarsely. Our frames,
+converted with those settings, have to equal its own within 2 levels; how far both are from what we
+deliver is stated. Files that torchcodec itself cannot read to the end are named.
 
 Exit code 1 where frames differ by more than that, or in number.
 """
@@ -19,6 +20,7 @@ import argparse
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -32,24 +34,25 @@ from shardio.media.decoders import numbered_packet, open_video_decoder
 from shardio.media.runs import FrameTable
 from shardio.media.streams import demux
 
-LEVELS, SHARE = 2, 0.001  # of RGB: up to so many levels, but for this share of the values
+LEVELS = 2  # of 255
+
+
+def frames_of(stream: EncodedStream) -> Iterator[Any]:
+    """Every frame that comes out of the decoder, with its packet's number as its time."""
+    codec = open_video_decoder(stream.parameters, stream.extradata)
+    data, sizes = memoryview(bytes(stream.data[:])), packet_sizes(stream.packets).tolist()
+    for n, begin in enumerate(stream.packets["offset"].tolist()):
+        yield from codec.decode(numbered_packet(n, data[begin : begin + sizes[n]]))
+    yield from codec.decode(None)
 
 
 def decoded(stream: EncodedStream) -> tuple[list[bytes], str]:
     """Every frame's planes, tightly packed, in the order of presentation, and their format."""
+    found, pixel_format = dict[int, bytes](), ""
+    for frame in frames_of(stream):
+        pixel_format = frame.format.name
+        found[int(frame.pts or 0)] = b"".join(_tight(frame))
     table = FrameTable(stream.packets, stream.n_frames)
-    codec = open_video_decoder(stream.parameters, stream.extradata)
-    data, sizes = memoryview(bytes(stream.data[:])), packet_sizes(stream.packets)
-    found: dict[int, bytes] = {}
-    pixel_format = ""
-    parts = [
-        numbered_packet(n, data[begin : begin + size])
-        for n, (begin, size) in enumerate(zip(table.offsets.tolist(), sizes.tolist(), strict=True))
-    ]
-    for packet in [*parts, None]:
-        for frame in codec.decode(packet):
-            pixel_format = frame.format.name
-            found[int(frame.pts or 0)] = b"".join(_tight(frame))
     return [found[int(n)] for n in table.packet_of], pixel_format
 
 
@@ -82,26 +85,40 @@ def compare_with_ffmpeg(path: Path, stream: EncodedStream) -> str:
 
 
 def compare_with_torchcodec(path: Path, stream: EncodedStream) -> str:
-    """Say how torchcodec's frames differ; empty if by rounding alone."""
+    """Say how torchcodec's frames differ; empty if they do not beyond rounding."""
+    decoders = import_module("torchcodec.decoders")
     index = stream.parameters.get("stream", 0)
-    theirs = import_module("torchcodec.decoders").VideoDecoder(
-        str(path), stream_index=index, num_ffmpeg_threads=1
-    )
-    if len(theirs) != stream.n_frames:
-        return f"torchcodec counts {len(theirs)} frames, ours are {stream.n_frames}"
-    worst, off = 0, []
+    try:
+        theirs = decoders.VideoDecoder(str(path), stream_index=index, num_ffmpeg_threads=1)
+        n_theirs, every = len(theirs), range(0, stream.n_frames, 5)
+        wanted = [theirs[n].permute(1, 2, 0).numpy() for n in every]
+    except (RuntimeError, IndexError) as error:
+        print(f"    torchcodec itself fails: {str(error).splitlines()[0]}")
+        return ""
+    if n_theirs != stream.n_frames:
+        return f"torchcodec counts {n_theirs} frames, ours are {stream.n_frames}"
+    plain = plainly(stream)
+    worst = far = 0.0
     with ClipDecoder() as decoder:
-        for first in range(0, stream.n_frames, 8):
-            frames = np.arange(first, min(stream.n_frames, first + 8))
-            wanted = theirs.get_frames_at(frames.tolist()).data.permute(0, 2, 3, 1).numpy()
-            out = np.empty(wanted.shape, np.uint8)
-            decoder.decode(stream, frames, out)
-            apart = np.abs(out.astype(np.int16) - wanted)
-            worst = max(worst, int(apart.max()))
-            off.append(float((apart > LEVELS).mean()))
-    share = float(np.mean(off))
-    print(f"    torchcodec: at most {worst} levels, {share:.4%} of values by more than {LEVELS}")
-    return f"{share:.2%} of values differ by more than {LEVELS}" if share > SHARE else ""
+        for n, each in zip(every, wanted, strict=True):
+            out = np.empty((1, *each.shape), np.uint8)
+            decoder.decode(stream, [n], out)
+            worst = max(worst, float(np.abs(plain[n].astype(np.int16) - each).max()))
+            far = max(far, float(np.abs(out[0].astype(np.int16) - each).mean()))
+    print(f"    torchcodec: {worst:g} levels from plain swscale; ours differ by {far:.2f} at most")
+    return f"{worst:g} levels apart, {LEVELS} are rounding" if worst > LEVELS else ""
+
+
+def plainly(stream: EncodedStream) -> dict[int, Any]:
+    """Every frame, upright, as swscale's plain settings convert it."""
+    table = FrameTable(stream.packets, stream.n_frames)
+    number_of = {int(packet): n for n, packet in enumerate(table.packet_of)}
+    turns = round(int(stream.parameters.get("rotation", 0)) / 90)
+    return {
+        number_of[int(frame.pts or 0)]: np.rot90(frame.to_ndarray(format="rgb24"), turns)
+        for frame in frames_of(stream)
+        if int(frame.pts or 0) in number_of and number_of[int(frame.pts or 0)] % 5 == 0
+    }
 
 
 def main() -> int:
