@@ -207,11 +207,12 @@ class _Pass:
         Where a frame does not come out, its keyframe was none for it (a stream that is refreshed
         bit by bit): then from the one before.
         """
+        steps = 1
         while missing := self._once(run):
-            earlier = self._opened.table.earlier_key(run.first)
+            earlier = self._opened.table.earlier_key(run.first, steps)
             if earlier is None:
                 raise MediaError(f"the frame of packet {min(missing)} does not come out")
-            run = Run(earlier, run.stop, missing)
+            run, steps = Run(earlier, run.stop, missing), steps * 4
 
     def _once(self, run: Run) -> dict[int, list[int]]:
         """Decode from the run's keyframe on; returns what did not come out."""

@@ -13,6 +13,8 @@ from shardio.format.streams import PacketFlag, Packets, packet_flags, packet_siz
 
 __all__ = ["FrameTable", "Run"]
 
+_MAX_STEPS = 32  # keyframes back: a table may be made to need all of them for all frames
+
 
 @dataclass(slots=True)
 class Run:
@@ -65,8 +67,13 @@ class FrameTable:
         if len(at) and at.min() < 0:
             raise MediaError("a table of packets shows frames before its first keyframe")
         key_times, times = self._pts[self._keys], self._pts[self.packet_of]
-        while (late := (at > 0) & (key_times[at] > times)).any():
+        for _ in range(_MAX_STEPS):
+            late = (at > 0) & (key_times[at] > times)
+            if not late.any():
+                break
             at[late] -= 1
+        else:
+            at[late] = 0
         found: npt.NDArray[np.int64] = self._keys[at]
         return found
 
@@ -117,7 +124,7 @@ class FrameTable:
         found: list[int] = (np.flatnonzero(needed) + run.first).tolist()
         return found
 
-    def earlier_key(self, first: int) -> int | None:
-        """The keyframe before the one at packet `first`."""
-        at = int(np.searchsorted(self._keys, first)) - 1
-        return int(self._keys[at]) if at >= 0 else None
+    def earlier_key(self, first: int, steps: int = 1) -> int | None:
+        """The keyframe so many before the one at packet `first`, or the first; None before that."""
+        at = int(np.searchsorted(self._keys, first))
+        return int(self._keys[max(0, at - steps)]) if at else None

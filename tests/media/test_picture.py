@@ -7,11 +7,12 @@ from fractions import Fraction
 import av
 import numpy as np
 import pytest
-from hypothesis import given
+from av.video.reformatter import VideoReformatter
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardio.media.picture import PictureMaker, fitted
-from tests.media_made import BLUE, GREEN, RED, WHITE, quadrants
+from shardio.media.picture import Converter, PictureMaker, fitted
+from tests.media_made import BLUE, EXACT, GREEN, RED, WHITE, quadrants
 
 COEFFICIENTS = {  # FFmpeg's number of a matrix: the weights of red and blue in luma
     1: (0.2126, 0.0722),
@@ -171,3 +172,30 @@ def test_a_picture_outlives_the_frames_after_it() -> None:
     for luma in range(70, 200, 10):
         maker.picture(flat(luma, 128, 128), None)
     assert np.array_equal(first, before)
+
+
+@given(
+    st.sampled_from(["yuv420p", "yuvj420p", "yuv422p", "yuv444p", "yuv420p10le", "yuv444p10le"]),
+    st.integers(4, 60),
+    st.integers(8, 60),
+    st.integers(1, 140),
+    st.integers(1, 140),
+    st.integers(0, 2**32),
+)
+@settings(max_examples=150, deadline=None)
+def test_planes_and_packed_pixels_of_swscale_are_the_same_values(
+    pixel_format: str, half_width: int, half_height: int, width: int, height: int, seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    frame = av.VideoFrame(2 * half_width, 2 * half_height, pixel_format)
+    for plane in frame.planes:
+        high = 4 if pixel_format.endswith("10le") else 256
+        plane.update(rng.integers(0, high, plane.buffer_size, dtype=np.uint8).tobytes())
+    frame.colorspace, frame.color_range = int(rng.choice([1, 5])), int(rng.choice([1, 2]))
+    wanted = VideoReformatter().reformat(frame, width, height, "rgb24", interpolation=EXACT)
+    found = np.empty((height, width, 3), np.uint8)
+    parts = Converter().rgb(frame, width, height)
+    for channel, part in parts:
+        found[..., channel] = part
+    assert len(parts) == (3 if 8 <= height <= frame.height else 1)
+    assert np.array_equal(found, wanted.to_ndarray())
