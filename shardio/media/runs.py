@@ -67,13 +67,11 @@ class FrameTable:
         if len(at) and at.min() < 0:
             raise MediaError("a table of packets shows frames before its first keyframe")
         key_times, times = self._pts[self._keys], self._pts[self.packet_of]
-        for _ in range(_MAX_STEPS):
+        for step in range(_MAX_STEPS):
             late = (at > 0) & (key_times[at] > times)
             if not late.any():
                 break
-            at[late] -= 1
-        else:
-            at[late] = 0
+            at[late] = at[late] - 1 if step + 1 < _MAX_STEPS else 0
         found: npt.NDArray[np.int64] = self._keys[at]
         return found
 

@@ -11,8 +11,8 @@ repeat the halved chroma of 4:2:0 instead of interpolating it and round coarsely
 converted with those settings, have to equal its own within 2 levels. How far it is from what we
 deliver is stated; much, where pixels are not square: we make them so. Two differences are known and
 are printed alone: AVI stores no times, so that torchcodec numbers frames with B-frames among them
-in another order; and swscale's plain way from 10 bits to 8 differs between versions of FFmpeg. Files
-that torchcodec itself cannot read to the end are named.
+in another order; and swscale's plain way from 10 bits to 8 differs between versions of FFmpeg.
+Files that torchcodec itself cannot read to the end are named.
 
 Exit code 1 where frames differ by more than that, or in number.
 """
