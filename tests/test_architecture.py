@@ -7,6 +7,7 @@ the front door, always absolutely. Rank 12 sees what users see: the front door a
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -117,6 +118,7 @@ MODULES = _modules()
 EXAMPLES = {path.stem: path for path in sorted((ROOT / "docs" / "examples").glob("*.py"))}
 
 
+@functools.cache
 def _tree(path: Path) -> ast.Module:
     return ast.parse(path.read_bytes(), filename=str(path))
 
@@ -184,10 +186,16 @@ def _is_public(imported: str) -> bool:
     return imported == FRONT_DOOR or imported in PUBLIC_MODULES
 
 
-@pytest.mark.parametrize("module", sorted(MODULES.keys() - MAY_IMPORT_ANYTHING))
-def test_a_module_imports_only_from_lower_ranks_and_its_own_folder(module: str) -> None:
-    assert _place(module) is not None, f"{module} is in no rank: give it one in RANKS"
-    offences = [_offence(module, name) for name in _imports(MODULES[module])]
+def test_every_module_has_a_rank() -> None:
+    assert [m for m in MODULES.keys() - MAY_IMPORT_ANYTHING if _place(m) is None] == []
+
+
+def test_a_module_imports_only_from_lower_ranks_and_its_own_folder() -> None:
+    offences = [
+        _offence(module, name)
+        for module in sorted(MODULES.keys() - MAY_IMPORT_ANYTHING)
+        for name in _imports(MODULES[module])
+    ]
     assert [text for text in offences if text] == []
 
 
@@ -216,10 +224,10 @@ def test_the_ranks_tell_a_good_import_from_a_bad_one(
     assert (_offence(module, imported) is not None) is is_offence
 
 
-@pytest.mark.parametrize("module", sorted(MODULES))
-def test_a_module_imports_absolutely(module: str) -> None:
-    nodes = _nodes(_tree(MODULES[module]))
-    assert [n.lineno for n in nodes if isinstance(n, ast.ImportFrom) and n.level] == []
+def test_a_module_imports_absolutely() -> None:
+    imports = ((p, n) for p in MODULES.values() for n in _nodes(_tree(p)))
+    relative = [(p, n.lineno) for p, n in imports if isinstance(n, ast.ImportFrom) and n.level]
+    assert relative == []
 
 
 @pytest.mark.parametrize("name", sorted(EXAMPLES))
@@ -237,10 +245,14 @@ def test_a_heavy_package_is_imported_only_where_it_is_at_home(package: str) -> N
     assert {user for user in users if not any(_is_within(user, home) for home in homes)} == set()
 
 
-@pytest.mark.parametrize("module", sorted(MODULES))
-def test_a_package_that_loads_late_is_imported_inside_functions(module: str) -> None:
-    names = _imports(MODULES[module], at_run_time=True, at_import=True)
-    assert [name for name in names if name.partition(".")[0] in LOADED_LATE] == []
+def test_a_package_that_loads_late_is_imported_inside_functions() -> None:
+    early = [
+        (module, name)
+        for module, path in MODULES.items()
+        for name in _imports(path, at_run_time=True, at_import=True)
+        if name.partition(".")[0] in LOADED_LATE
+    ]
+    assert early == []
 
 
 def _closure(entry: str) -> dict[str, list[str]]:
@@ -269,10 +281,11 @@ def test_what_a_worker_process_loads_never_reaches_multiprocessing_or_tinygrad(e
     } == {}
 
 
-@pytest.mark.parametrize("module", sorted(m for m in MODULES if not _is_within(m, "shardio_tools")))
-def test_library_code_never_prints(module: str) -> None:
-    calls = [node for node in _nodes(_tree(MODULES[module])) if isinstance(node, ast.Call)]
-    assert [c.lineno for c in calls if ast.unparse(c.func) in {"print", "sys.stdout.write"}] == []
+def test_library_code_never_prints() -> None:
+    library = [path for m, path in MODULES.items() if not _is_within(m, "shardio_tools")]
+    calls = ((p, n) for p in library for n in _nodes(_tree(p)) if isinstance(n, ast.Call))
+    prints = {"print", "sys.stdout.write"}
+    assert [(p, call.lineno) for p, call in calls if ast.unparse(call.func) in prints] == []
 
 
 def test_the_map_of_the_engine_names_every_module_of_it() -> None:

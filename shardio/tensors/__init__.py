@@ -4,8 +4,11 @@ On the CPU device a tensor *is* the block's memory (`views`); other devices get 
 `maker` chooses. What waits until the devices have read it is in `waiting`. All but maker take
 internals of tinygrad, and have a public way to fall back on, in case those have `changed`; the
 graphs of tensors are made in one place (`graphs`).
+
+`pictures` is for users: what they do to batches in their own step.
 """
 
 from shardio.tensors.maker import TensorMaker
+from shardio.tensors.pictures import yuv420_to_rgb
 
-__all__ = ["TensorMaker"]
+__all__ = ["TensorMaker", "yuv420_to_rgb"]
