@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from shardio.division import Tail
 from shardio.errors import InvalidArgument
 from shardio.format.schema import Schema
 from shardio.mixture import Mixture
+from shardio.signatures import takes_rng
 from shardio.units import VERIFY, Verify
 
 Collate = Kind | Mapping[str, Kind | Sizes] | Callable[[list[dict[str, Any]]], Mapping[str, Any]]
@@ -129,10 +129,10 @@ def check_options(
             else _count("num_workers", num_workers, 0, _MOST_WORKERS)
         ),
         transform=callable_,
-        takes_rng=callable_ is not None and _takes_rng("transform", "sample", callable_),
+        takes_rng=callable_ is not None and takes_rng("transform", "sample", callable_),
         batch_transform=batch_callable,
         batch_takes_rng=(
-            batch_callable is not None and _takes_rng("batch_transform", "batch", batch_callable)
+            batch_callable is not None and takes_rng("batch_transform", "batch", batch_callable)
         ),
         output=_one_of("output", output, _OUTPUTS),
         device=_device(device, output),
@@ -317,19 +317,3 @@ def _device(device: Any, output: str) -> Any:
     if not names or not all(isinstance(name, str) for name in names):
         raise InvalidArgument(f"device must be a name or a tuple of names; found {device!r}")
     return device if isinstance(device, str) else tuple(device)
-
-
-def _takes_rng(name: str, given: str, function: Callable[..., Any]) -> bool:
-    """Whether a function of the user is f(given, rng) rather than f(given)."""
-    try:
-        signature = inspect.signature(function)
-    except (TypeError, ValueError):  # some builtins have no signature
-        return False
-    parameters = signature.parameters.values()
-    places = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    required = [p for p in places if p.default is p.empty]
-    takes_any = any(p.kind is p.VAR_POSITIONAL for p in parameters)
-    by_name = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is p.empty]
-    if len(required) > 2 or by_name or not (places or takes_any):
-        raise InvalidArgument(f"{name} must take ({given}) or ({given}, rng); it takes {signature}")
-    return len(required) == 2 or (len(places) > 1 and places[1].name == "rng")

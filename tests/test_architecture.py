@@ -23,6 +23,7 @@ RANKS = {
     "shardio.spent": 0,
     "shardio.loading_stats": 0,
     "shardio.timeline": 1,
+    "shardio.signatures": 1,
     "shardio.disk": 0,  # whatever changes a file system
     "shardio.format": 1,  # bytes <-> values
     "shardio.access": 1,  # how a file's bytes are got at
@@ -50,6 +51,7 @@ RANKS = {
     "shardio.blend": 6,
     "shardio.division": 6,
     "shardio.collation": 4,
+    "shardio.transforms": 4,
     "shardio.collate": 5,
     "shardio.inference": 5,
     "shardio.dataset": 6,
@@ -81,6 +83,7 @@ PUBLIC_MODULES = {
     "shardio.media",
     "shardio.tensors",
     "shardio.surgery",
+    "shardio.transforms",
 }
 
 # The front door leads everywhere, by way of names; `python -m shardio` is the command line.
@@ -92,7 +95,7 @@ HOMES_OF_PACKAGES = {
     "tinygrad": {"shardio.tensors"},
     # The sample clips are drawn and encoded without shardio: they stand for a user's own files.
     "av": {"shardio.media", "shardio_tools.sample_clips"},
-    "PIL": {"shardio.media"},
+    "PIL": {"shardio.media", "shardio.transforms"},
     "simplejpeg": {"shardio.media"},
 }
 LOADED_LATE = {"av", "PIL", "simplejpeg"}

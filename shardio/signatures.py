@@ -1,0 +1,25 @@
+"""How functions of the user want to be called."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from shardio.errors import InvalidArgument
+
+
+def takes_rng(name: str, given: str, function: Callable[..., Any]) -> bool:
+    """Whether a function of the user is f(given, rng) rather than f(given)."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # some builtins have no signature
+        return False
+    parameters = signature.parameters.values()
+    places = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    required = [p for p in places if p.default is p.empty]
+    takes_any = any(p.kind is p.VAR_POSITIONAL for p in parameters)
+    by_name = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is p.empty]
+    if len(required) > 2 or by_name or not (places or takes_any):
+        raise InvalidArgument(f"{name} must take ({given}) or ({given}, rng); it takes {signature}")
+    return len(required) == 2 or (len(places) > 1 and places[1].name == "rng")

@@ -1,0 +1,157 @@
+"""Colours: drawn anew for every sample, and brought to the scale of a model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Final, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from shardio.errors import InvalidArgument
+from shardio.transforms.pictures import Change, PictureTransform, Pixels, bounds
+
+Floats = npt.NDArray[np.floating[Any]]
+
+_GREY: Final = np.array([0.299, 0.587, 0.114])
+"""What of red, green and blue is brightness: BT.601."""
+_TO_YIQ: Final = np.array([_GREY, [0.5959, -0.2746, -0.3213], [0.2115, -0.5227, 0.3112]])
+_FROM_YIQ: Final = np.linalg.inv(_TO_YIQ)
+
+
+class ColorJitter(PictureTransform):
+    """Changes brightness, contrast, saturation and hue, each by a factor that is drawn uniformly.
+
+    The draws are those of torchvision's transform of this name: a factor of brightness, contrast or
+    saturation is uniform from 1 - x to 1 + x, and not below 0; a shift of hue is uniform from -x to
+    x, where 1 is once around. A pair instead of a number is taken as these two bounds. Brightness
+    scales all levels, contrast their distance from the mean grey of the picture or clip, saturation
+    the distance of each from its own grey. Hue turns colours around the axis of greys, and keeps
+    their brightness, as in NVIDIA DALI; torchvision turns them in HSV, which takes much longer.
+
+    All four together are one linear map of a pixel's levels, rounded and clipped once. Before
+    clipping their order makes no difference, so none is drawn.
+
+    Raises:
+        InvalidArgument: a parameter is not acceptable.
+    """
+
+    def __init__(
+        self,
+        brightness: float | Sequence[float] = 0.0,
+        contrast: float | Sequence[float] = 0.0,
+        saturation: float | Sequence[float] = 0.0,
+        hue: float | Sequence[float] = 0.0,
+        *,
+        fields: str | Sequence[str] | None = None,
+    ) -> None:
+        super().__init__(fields)
+        self._factors = [
+            _factor("brightness", brightness),
+            _factor("contrast", contrast),
+            _factor("saturation", saturation),
+        ]
+        if isinstance(hue, int | float):
+            hue = (-hue, hue)
+        self._hue = bounds("hue", hue, least=-0.5, most=0.5)
+
+    def _drawn(self, height: int, width: int, rng: np.random.Generator) -> Change:
+        # Always four draws: what one parameter is does not change what comes of the others.
+        brightness, contrast, saturation = (rng.uniform(*factor) for factor in self._factors)
+        angle = 2 * math.pi * rng.uniform(*self._hue)
+        colours = brightness * contrast * _colour_map(saturation, angle)
+
+        def change(pixels: Pixels) -> Pixels:
+            grey = 0.0 if contrast == 1 else brightness * (1 - contrast) * _mean_grey(pixels)
+            return _mapped(pixels, colours, grey)
+
+        return change
+
+
+class Normalize(PictureTransform):
+    """Makes floats of levels: their share of 255, less `mean`, over `std`, for each channel.
+
+    So mean and standard deviation are given for levels from 0 to 1, as torchvision takes them. It
+    comes last: other transforms here take uint8.
+
+    Args:
+        mean, std: three numbers, or one for all channels.
+        dtype: of the result.
+        fields: names of the pictures; all by default.
+
+    Raises:
+        InvalidArgument: a parameter is not acceptable.
+    """
+
+    def __init__(
+        self,
+        mean: float | Sequence[float],
+        std: float | Sequence[float],
+        *,
+        dtype: Literal["float32", "float16"] = "float32",
+        fields: str | Sequence[str] | None = None,
+    ) -> None:
+        super().__init__(fields)
+        if dtype not in ("float32", "float16"):
+            raise InvalidArgument(f"dtype must be 'float32' or 'float16'; found {dtype!r}")
+        means, deviations = _channels("mean", mean), _channels("std", std)
+        if not (deviations > 0).all():
+            raise InvalidArgument(f"std must be above 0; found {std!r}")
+        self._dtype = np.dtype(dtype)
+        self._scale = (1 / (255 * deviations)).astype(np.float32)
+        self._shift = (-means / deviations).astype(np.float32)
+
+    def _drawn(self, height: int, width: int, rng: np.random.Generator) -> Change:
+        return self._normalized
+
+    def _normalized(self, pixels: Pixels) -> Floats:
+        # Whole rows at once: over three channels at a time NumPy is four times as slow.
+        width = pixels.shape[-2]
+        rows = np.ascontiguousarray(pixels).reshape(-1, width * 3)
+        made = np.multiply(rows, np.tile(self._scale, width), dtype=np.float32)
+        made += np.tile(self._shift, width)
+        return made.astype(self._dtype, copy=False).reshape(pixels.shape)
+
+
+def _colour_map(saturation: float, angle: float) -> Floats:
+    """What becomes of red, green and blue, as columns."""
+    cos, sin = saturation * math.cos(angle), saturation * math.sin(angle)
+    turned = np.array([[1, 0, 0], [0, cos, sin], [0, -sin, cos]])  # red towards green
+    found: Floats = _FROM_YIQ @ turned @ _TO_YIQ
+    return found
+
+
+def _mean_grey(pixels: Pixels) -> float:
+    width = pixels.shape[-2]
+    columns = pixels.reshape(-1, width * 3).sum(axis=0, dtype=np.uint64)
+    means = columns.reshape(width, 3).sum(axis=0) * (3 / pixels.size)
+    return float(means @ _GREY)
+
+
+def _mapped(pixels: Pixels, colours: Floats, grey: float) -> Pixels:
+    """Map levels, add `grey`, round and clip."""
+    levels = pixels.reshape(-1, 3).astype(np.float32) @ colours.T.astype(np.float32)
+    levels += np.float32(grey + 0.5)
+    np.clip(levels, 0, 255, out=levels)
+    return levels.astype(np.uint8).reshape(pixels.shape)
+
+
+def _factor(name: str, given: float | Sequence[float]) -> tuple[float, float]:
+    if isinstance(given, int | float):
+        if not given >= 0:
+            raise InvalidArgument(f"{name} must be from 0 up, or two bounds; found {given!r}")
+        given = (max(0.0, 1 - given), 1 + given)
+    return bounds(name, given, least=0.0, most=1e6)
+
+
+def _channels(name: str, given: float | Sequence[float]) -> Floats:
+    try:
+        found = np.broadcast_to(np.asarray(given, np.float64), 3)
+    except (TypeError, ValueError):
+        found = np.full(3, np.nan)
+    if not np.isfinite(found).all():
+        raise InvalidArgument(
+            f"{name} must be a number for each of three channels, or one for all; found {given!r}"
+        )
+    return found

@@ -1,0 +1,114 @@
+"""Where a picture is cut, and how it is turned."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from shardio.errors import InvalidArgument
+from shardio.transforms.pictures import Change, PictureTransform, Pixels, bounds
+from shardio.transforms.resizing import check_resizing, resized
+
+_MOST_TRIES: Final = 10
+_MAX_SIDE: Final = 16384
+
+
+class RandomResizedCrop(PictureTransform):
+    """Cuts a box of random area, aspect ratio and place, and scales it to `size`.
+
+    The draw is that of C. Szegedy et al., "Going deeper with convolutions" (2014), as torchvision
+    has it: the area is uniform between the two of `scale`, shares of the picture's; the ratio of
+    width to height is uniform in its logarithm between the two of `ratio`; the place is uniform
+    over all where the box fits. A box larger than the picture is drawn again; after ten it is the
+    largest that `ratio` allows, in the middle. Scaling is linear, over all pixels of the box that a
+    new pixel covers.
+
+    Args:
+        size: (height, width) of the result in pixels; a number stands for both.
+        scale: shares of the picture's area.
+        ratio: width over height.
+        fields: names of the pictures; all by default.
+
+    Raises:
+        InvalidArgument: a parameter is not acceptable.
+        EnvironmentUnsuitable: Pillow is missing: pip install 'shardio[images]'.
+    """
+
+    def __init__(
+        self,
+        size: int | Sequence[int],
+        scale: Sequence[float] = (0.08, 1.0),
+        ratio: Sequence[float] = (3 / 4, 4 / 3),
+        *,
+        fields: str | Sequence[str] | None = None,
+    ) -> None:
+        super().__init__(fields)
+        self._height, self._width = _sides(size)
+        self._scale = bounds("scale", scale, least=1e-6, most=1.0)
+        low, high = bounds("ratio", ratio, least=1e-3, most=1e3)
+        self._ratio, self._log_ratio = (low, high), (math.log(low), math.log(high))
+        check_resizing(type(self).__name__)
+
+    def box(self, height: int, width: int, rng: np.random.Generator) -> tuple[int, int, int, int]:
+        """Draw for a picture of that size: top, left, height and width of what is cut."""
+        for _ in range(_MOST_TRIES):
+            area = rng.uniform(*self._scale) * height * width
+            aspect = math.exp(rng.uniform(*self._log_ratio))
+            tall, wide = round(math.sqrt(area / aspect)), round(math.sqrt(area * aspect))
+            if 0 < tall <= height and 0 < wide <= width:
+                top = int(rng.integers(height - tall, endpoint=True))
+                left = int(rng.integers(width - wide, endpoint=True))
+                return top, left, tall, wide
+        aspect = min(max(width / height, self._ratio[0]), self._ratio[1])
+        tall = max(1, min(height, round(width / aspect)))
+        wide = max(1, min(width, round(height * aspect)))
+        return (height - tall) // 2, (width - wide) // 2, tall, wide
+
+    def _drawn(self, height: int, width: int, rng: np.random.Generator) -> Change:
+        top, left, tall, wide = self.box(height, width, rng)
+
+        def change(pixels: Pixels) -> Pixels:
+            cut = pixels[..., top : top + tall, left : left + wide, :]
+            return resized(cut, self._height, self._width)
+
+        return change
+
+
+class HorizontalFlip(PictureTransform):
+    """Mirrors left and right, with probability `p`.
+
+    Raises:
+        InvalidArgument: `p` is not from 0 to 1.
+    """
+
+    def __init__(self, p: float = 0.5, *, fields: str | Sequence[str] | None = None) -> None:
+        super().__init__(fields)
+        given: Any = p
+        if not isinstance(given, int | float) or not 0 <= given <= 1:
+            raise InvalidArgument(f"p must be a probability, from 0 to 1; found {p!r}")
+        self._p = p
+
+    def _drawn(self, height: int, width: int, rng: np.random.Generator) -> Change:
+        return _mirrored if rng.random() < self._p else _as_it_is
+
+
+def _mirrored(pixels: Pixels) -> Pixels:
+    return pixels[..., ::-1, :]
+
+
+def _as_it_is(pixels: Pixels) -> Pixels:
+    return pixels
+
+
+def _sides(size: Any) -> tuple[int, int]:
+    """Height and width."""
+    sides = tuple(size) if isinstance(size, Sequence) else (size, size)
+    if len(sides) != 2 or not all(isinstance(n, int) and 0 < n <= _MAX_SIDE for n in sides):
+        raise InvalidArgument(
+            f"size must be (height, width) in pixels, or a number for both, from 1 to {_MAX_SIDE}; "
+            f"found {size!r}"
+        )
+    return sides

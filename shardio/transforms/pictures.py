@@ -1,0 +1,118 @@
+"""Which fields of a sample a transform changes, and that each is a picture or a clip."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from shardio.errors import InvalidArgument, SchemaError
+
+Pixels = npt.NDArray[np.uint8]
+Change = Callable[[Pixels], npt.NDArray[Any]]
+
+
+class PictureTransform(ABC):
+    """Changes pictures and clips of a sample, by one draw for all: f(sample, rng).
+
+    `fields` are their names; without it, all that are uint8 arrays of (height, width, 3) or
+    (frames, height, width, 3). The sample that is given stays as it is. Other fields pass.
+
+    Raises:
+        InvalidArgument: of the constructor, for parameters that are not acceptable.
+        SchemaError: of the call, for a sample in which these are not there, or are something else.
+    """
+
+    def __init__(self, fields: str | Sequence[str] | None) -> None:
+        self._fields = None if fields is None else _names(fields)
+
+    def __call__(self, sample: Mapping[str, Any], rng: np.random.Generator) -> dict[str, Any]:
+        """Draw, and return the sample with its pictures changed."""
+        made = dict(sample)
+        pictures = self._pictures(sample)
+        if not pictures:
+            return made
+        height, width = self._size(pictures)
+        change = self._drawn(height, width, rng)
+        for name, pixels in pictures.items():
+            made[name] = change(pixels)
+        return made
+
+    @abstractmethod
+    def _drawn(self, height: int, width: int, rng: np.random.Generator) -> Change:
+        """What is done to all pictures of one sample, which are of this size."""
+
+    def _pictures(self, sample: Mapping[str, Any]) -> dict[str, Pixels]:
+        """The pictures that there are; an optional field may have none."""
+        if self._fields is None:
+            found = {name: value for name, value in sample.items() if _is_picture(value)}
+            if not found:
+                raise SchemaError(
+                    f"{type(self).__name__} finds no picture in a sample of {_described(sample)}: "
+                    "it must be uint8 of (height, width, 3) or (frames, height, width, 3)"
+                )
+            return found
+        for name in self._fields:
+            if name not in sample:
+                raise SchemaError(
+                    f"{type(self).__name__} is to change field {name!r}, which a sample of "
+                    f"{_described(sample)} does not have"
+                )
+            if sample[name] is not None and not _is_picture(sample[name]):
+                raise SchemaError(
+                    f"field {name!r}: {type(self).__name__} expects uint8 of (height, width, 3) or "
+                    f"(frames, height, width, 3); found {_described({name: sample[name]})}"
+                )
+        return {name: sample[name] for name in self._fields if sample[name] is not None}
+
+    def _size(self, pictures: Mapping[str, Pixels]) -> tuple[int, int]:
+        sizes = {pixels.shape[-3:-1] for pixels in pictures.values()}
+        if len(sizes) > 1:
+            raise SchemaError(
+                f"{type(self).__name__} changes all pictures of a sample alike, so they must be of "
+                f"one height and width; found {_described(pictures)}: name fields of one size with "
+                "`fields=`, in one transform for each"
+            )
+        ((height, width),) = sizes
+        return int(height), int(width)
+
+
+def _names(fields: Any) -> tuple[str, ...]:
+    names = (fields,) if isinstance(fields, str) or not isinstance(fields, Iterable) else fields
+    found = tuple(names)
+    if not found or not all(isinstance(name, str) for name in found):
+        raise InvalidArgument(f"fields must be a field's name, or several; found {fields!r}")
+    return found
+
+
+def bounds(name: str, given: Any, *, least: float, most: float) -> tuple[float, float]:
+    """Check a pair of numbers, the first at most the second, from least to most."""
+    try:
+        low, high = (float(value) for value in given)
+    except (TypeError, ValueError):
+        low, high = 1.0, 0.0
+    if not least <= low <= high <= most:
+        raise InvalidArgument(
+            f"{name} must be two numbers from {least:g} to {most:g}, the smaller one first; "
+            f"found {given!r}"
+        )
+    return low, high
+
+
+def _is_picture(value: Any) -> bool:
+    if not isinstance(value, np.ndarray) or value.dtype != np.uint8:
+        return False
+    return value.ndim in (3, 4) and value.shape[-1] == 3 and value.size > 0
+
+
+def _described(sample: Mapping[str, Any]) -> str:
+    """Name fields and what is in them."""
+    return ", ".join(
+        f"{name} ({value.dtype} {value.shape})"
+        if isinstance(value, np.ndarray)
+        else f"{name} ({type(value).__name__})"
+        for name, value in sample.items()
+    )
