@@ -33,7 +33,7 @@ from shardio.sealed import read_sealed, sealed
 from shardio.surgery import add_column, audit_dataset, compute_stats, merge, split
 from tests.lines import Lines, contents, convert, install, note_reads, outcomes, texts, write
 
-pytestmark = pytest.mark.usefixtures("quick_disk")
+pytestmark = pytest.mark.usefixtures("warm_zygote", "quick_disk")
 
 MORE = {"a/0.txt": "eight", "bb/6.txt": "nine ten", "e/7.txt": "", "z/8.txt": "eleven"}
 OLD, NEW = "one two three four five six seven".split(), "eight nine ten eleven".split()

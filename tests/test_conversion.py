@@ -38,6 +38,8 @@ from shardio.errors import DatasetConflict
 from shardio.format.checksum import hash_bytes
 from tests.lines import contents, convert, install, outcomes, texts, write
 
+pytestmark = pytest.mark.usefixtures("warm_zygote", "quick_disk")
+
 NUMBERS = Schema({"n": Array("int64")})
 
 

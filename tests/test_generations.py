@@ -22,7 +22,7 @@ from shardio.manifest import Generation, load, load_generation, publish, publish
 from shardio.views import RowRuns
 from tests.loading import write_dataset
 
-pytestmark = pytest.mark.usefixtures("quick_disk")
+pytestmark = pytest.mark.usefixtures("warm_zygote", "quick_disk")
 
 LABELS = Schema({"label": Array("int64"), "note": Text()})
 N = 40

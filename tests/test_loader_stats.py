@@ -21,7 +21,7 @@ from shardio.loading_stats import LoadingStats
 from shardio.spent import CHECK, SPENT
 from tests.loading import PATIENCE_S, TWO_FIELDS, two_fields, write_dataset
 
-pytestmark = pytest.mark.usefixtures("quick_disk")
+pytestmark = pytest.mark.usefixtures("warm_zygote", "quick_disk")
 
 N_SAMPLES, BATCH = 100, 8
 ROW_BYTES = 64 * 96 + 8

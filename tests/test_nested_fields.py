@@ -19,7 +19,7 @@ from shardio.payload import WAITING_BYTES
 from shardio.surgery import audit_shard
 from shardio.writer import ShardWriter
 
-pytestmark = pytest.mark.usefixtures("quick_disk")
+pytestmark = pytest.mark.usefixtures("warm_zygote", "quick_disk")
 
 NESTED = Schema(
     {

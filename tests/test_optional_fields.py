@@ -15,7 +15,7 @@ from shardio.format.layout import Kind
 from shardio.surgery import audit_shard
 from shardio.writer import ShardWriter
 
-pytestmark = pytest.mark.usefixtures("quick_disk")
+pytestmark = pytest.mark.usefixtures("warm_zygote", "quick_disk")
 
 SCHEMA = Schema(
     {

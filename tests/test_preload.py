@@ -23,7 +23,7 @@ from shardio.format.layout import NO_FIELD, Kind
 from shardio.preload import _Piece, preload
 from tests.loading import PATIENCE_S, bits, write_dataset
 
-pytestmark = pytest.mark.usefixtures("quick_disk")
+pytestmark = pytest.mark.usefixtures("warm_zygote", "quick_disk")
 
 N, N_SHARDS = 40, 2
 SCHEMA = Schema({"image": Array("uint8", (100, 1024)), "blob": Bytes(), "label": Array("int64")})

@@ -27,7 +27,7 @@ from tests.loading import bits, check_against, write_dataset
 from tests.shards import EVERY_FIELD, as_read, every_field_sample, same_sample
 from tests.surgery.datasets import flip, place
 
-pytestmark = pytest.mark.usefixtures("quick_disk")
+pytestmark = pytest.mark.usefixtures("warm_zygote", "quick_disk")
 
 N, N_SHARDS = 24, 3
 MAIN = ("odd", "label", "blob", "hint", "boxes")

@@ -13,7 +13,7 @@ from shardio.recorded import timeline_of
 from shardio.timeline import CHECKING, READING, TRANSFORMING, Filled, HandedOver, Timeline
 from tests.loading import TWO_FIELDS, two_fields, write_dataset
 
-pytestmark = pytest.mark.usefixtures("quick_disk")
+pytestmark = pytest.mark.usefixtures("warm_zygote", "quick_disk")
 
 SVG = "{http://www.w3.org/2000/svg}"
 TWO_BATCHES = Timeline(

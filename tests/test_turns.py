@@ -16,7 +16,7 @@ import shardio
 from shardio import Array, Schema, ShardLoader
 from shardio._engine.turns import Turns
 
-pytestmark = pytest.mark.usefixtures("quick_disk")
+pytestmark = pytest.mark.usefixtures("warm_zygote", "quick_disk")
 
 SCHEMA = Schema({"label": Array("int64")})
 N = 24

@@ -20,7 +20,7 @@ from shardio.units import Verify
 from tests.loading import bits, write_dataset
 from tests.shards import EVERY_FIELD, same_sample
 
-pytestmark = pytest.mark.usefixtures("quick_disk")
+pytestmark = pytest.mark.usefixtures("warm_zygote", "quick_disk")
 
 N = 60
 COLUMNS = list(EVERY_FIELD.columns)

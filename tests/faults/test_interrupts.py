@@ -20,7 +20,7 @@ from shardio.errors import EnvironmentUnsuitable
 from shardio.order import Order
 from tests.loading import PATIENCE_S, TWO_FIELDS, two_fields, write_dataset
 
-pytestmark = pytest.mark.usefixtures("quick_disk")
+pytestmark = pytest.mark.usefixtures("warm_zygote", "quick_disk")
 
 N = 64
 # Methods that an epoch goes through, each of which ends in the middle of something.

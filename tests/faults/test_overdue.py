@@ -16,7 +16,7 @@ from shardio._engine import engine, overdue, passes, staff
 from shardio.errors import BatchOverdue
 from tests.loading import PATIENCE_S, TWO_FIELDS, two_fields, write_dataset
 
-pytestmark = pytest.mark.usefixtures("quick_disk")
+pytestmark = pytest.mark.usefixtures("warm_zygote", "quick_disk")
 
 N, BATCH, STUCK = 40, 4, 20
 Transform = Callable[[dict[str, Any]], dict[str, Any]]

@@ -17,7 +17,7 @@ from shardio.errors import ShardChanged, ShardCorrupt, WorkerDied
 from tests.faults.scene import PATIENCE_S, Scene, line, scene
 from tests.loading import TWO_FIELDS, two_fields, write_dataset
 
-pytestmark = pytest.mark.usefixtures("quick_disk")
+pytestmark = pytest.mark.usefixtures("warm_zygote", "quick_disk")
 
 N, BATCH = 80, 8
 PER_SHARD = N // 2  # rows of the second shard, which is the one that is cut
