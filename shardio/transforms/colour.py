@@ -18,6 +18,8 @@ _GREY: Final = np.array([0.299, 0.587, 0.114])
 """What of red, green and blue is brightness: BT.601."""
 _TO_YIQ: Final = np.array([_GREY, [0.5959, -0.2746, -0.3213], [0.2115, -0.5227, 0.3112]])
 _FROM_YIQ: Final = np.linalg.inv(_TO_YIQ)
+_AT_ONCE: Final = 8192
+"""Pixels whose floats stay in a core's cache: little more than half of the time of a whole clip."""
 
 
 class ColorJitter(PictureTransform):
@@ -131,10 +133,16 @@ def _mean_grey(pixels: Pixels) -> float:
 
 def _mapped(pixels: Pixels, colours: Floats, grey: float) -> Pixels:
     """Map levels, add `grey`, round and clip."""
-    levels = pixels.reshape(-1, 3).astype(np.float32) @ colours.T.astype(np.float32)
-    levels += np.float32(grey + 0.5)
-    np.clip(levels, 0, 255, out=levels)
-    return levels.astype(np.uint8).reshape(pixels.shape)
+    given = np.ascontiguousarray(pixels).reshape(-1, 3)
+    made = np.empty_like(given)
+    of_rgb = colours.T.astype(np.float32)
+    for start in range(0, len(given), _AT_ONCE):
+        levels = given[start : start + _AT_ONCE].astype(np.float32) @ of_rgb
+        levels += np.float32(grey + 0.5)
+        np.maximum(levels, 0, out=levels)
+        np.minimum(levels, 255, out=levels)
+        made[start : start + _AT_ONCE] = levels
+    return made.reshape(pixels.shape)
 
 
 def _factor(name: str, given: float | Sequence[float]) -> tuple[float, float]:
