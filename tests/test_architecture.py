@@ -95,7 +95,7 @@ HOMES_OF_PACKAGES = {
     "tinygrad": {"shardio.tensors"},
     # The sample clips are drawn and encoded without shardio: they stand for a user's own files.
     "av": {"shardio.media", "shardio_tools.sample_clips"},
-    "PIL": {"shardio.media", "shardio.transforms"},
+    "PIL": {"shardio.media"},
     "simplejpeg": {"shardio.media"},
 }
 LOADED_LATE = {"av", "PIL", "simplejpeg"}

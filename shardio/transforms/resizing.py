@@ -1,4 +1,4 @@
-"""Pictures of another size, by Pillow, which loads late."""
+"""Pictures and clips of another size; whether what does it is there is asked early."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import importlib.util
 import numpy as np
 
 from shardio.errors import EnvironmentUnsuitable
+from shardio.media import resize
 from shardio.transforms.pictures import Pixels
 
 
@@ -25,11 +26,8 @@ def resized(pixels: Pixels, height: int, width: int) -> Pixels:
 
     Linear; where it shrinks, over all pixels that a new one covers, so that nothing flickers.
     """
-    from PIL import Image
-
     made = np.empty((*pixels.shape[:-3], height, width, 3), np.uint8)
     frames = pixels.reshape(-1, *pixels.shape[-3:]) if pixels.ndim == 3 else pixels
     for frame, out in zip(frames, made.reshape(-1, height, width, 3), strict=True):
-        picture = Image.fromarray(frame)
-        out[...] = np.asarray(picture.resize((width, height), Image.Resampling.BILINEAR))
+        resize(frame, (height, width), out=out)
     return made
