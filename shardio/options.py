@@ -11,7 +11,7 @@ import numpy as np
 
 from shardio._engine.cpus import usable_cpus
 from shardio._engine.memory import default_budget
-from shardio._engine.recipe import Recipe
+from shardio._engine.recipe import Dct, Recipe
 from shardio._engine.staff import StartMethod
 from shardio.access.filesystems import Access
 from shardio.choice import Choice, check_takes_one
@@ -21,6 +21,7 @@ from shardio.division import Tail
 from shardio.errors import InvalidArgument
 from shardio.format.schema import Schema
 from shardio.mixture import Mixture
+from shardio.pictures import decoded, picture_fields
 from shardio.signatures import takes_rng
 from shardio.units import VERIFY, Verify
 
@@ -30,6 +31,7 @@ OnError = Literal["raise", "skip"]
 _ON_ERROR: Final = get_args(OnError)
 _OUTPUTS: Final = get_args(Output)
 _TAILS: Final = get_args(Tail)
+_DCTS: Final = get_args(Dct)
 _START_METHODS: Final = ("zygote", "spawn", "forkserver", "fork", "thread")
 _MOST_RANKS: Final = 1 << 24
 _MOST_WORKERS: Final = 1024
@@ -74,6 +76,8 @@ class Options:
     start_method: StartMethod
     record: bool
     preload: bool
+    pictures: tuple[str, ...]
+    dct: Dct
 
 
 def check_options(
@@ -102,6 +106,8 @@ def check_options(
     start_method: StartMethod,
     record: bool,
     preload: bool,
+    decode: bool,
+    dct: Dct,
 ) -> Options:
     """Check every option against what is acceptable, and `fields` against the schema.
 
@@ -114,8 +120,10 @@ def check_options(
     collation = collation_of(collate)
     if collation.function is not None:
         check_takes_one("collate", "samples", collation.function)
+    pictures = picture_fields(schema, names) if _one_of("decode", decode, (True, False)) else ()
     if transform is None:  # else what it makes decides
-        collation.expand(Schema({name: schema[name] for name in names}))
+        chosen = Schema({name: schema[name] for name in names})
+        collation.expand(decoded(chosen) if pictures else chosen)
     rank, world_size = _place_among_ranks(rank, world_size)
     if tail is None:
         tail = "short" if world_size == 1 else "pad"
@@ -152,6 +160,8 @@ def check_options(
         start_method=_one_of("start_method", start_method, _START_METHODS),
         record=bool(_one_of("record", record, (True, False))),
         preload=bool(_one_of("preload", preload, (True, False))),
+        pictures=pictures,
+        dct=_one_of("dct", dct, _DCTS),
     )
 
 
@@ -179,6 +189,8 @@ def recipe_of(options: Options, dataset: ShardDataset, n_at_most: int | None) ->
         batch_transform=options.batch_transform,
         batch_takes_rng=options.batch_takes_rng,
         mixed=mixed,
+        pictures=options.pictures,
+        dct=options.dct,
     )
 
 

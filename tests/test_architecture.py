@@ -58,6 +58,7 @@ RANKS = {
     "shardio.dataset_writer": 6,
     "shardio.batch": 6,
     "shardio.mixture": 7,
+    "shardio.pictures": 7,
     "shardio._engine": 8,  # processes stop here
     "shardio.surgery": 9,
     "shardio.progress": 8,

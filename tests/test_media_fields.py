@@ -345,6 +345,7 @@ def test_a_loader_gives_pictures_as_the_bytes_of_their_files(dataset: Path, acce
         output="numpy",
         shuffle=False,
         access=access,
+        decode=False,
         tail="short",
     ) as loader:
         found = [image for batch in loader for image in batch["image"]]
@@ -373,6 +374,7 @@ def test_a_transform_gets_streams_and_pictures_and_reads_what_it_wants(
         num_workers=num_workers,
         output="numpy",
         shuffle=False,
+        decode=False,
     ) as loader:
         (batch,) = [{name: batch[name].copy() for name in batch} for batch in loader]
     for i in range(N):

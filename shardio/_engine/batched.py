@@ -164,7 +164,8 @@ class Batches:
                 values: Values = rows[slot.join.name]
                 used = join(layout, memory, slot, values, share.n_rows, used, self._places(share))
         except SchemaError as error:
-            raise TransformError(f"{error}\n  at {self._named(share)}") from None
+            kind = SchemaError if self._recipe.transform is None else TransformError
+            raise kind(f"{error}\n  at {self._named(share)}") from None
         return used
 
     def _make(self, layout: BlockLayout, memory: BlockMap, share: Share) -> Any:

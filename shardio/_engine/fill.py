@@ -18,6 +18,7 @@ from shardio._engine.advice import Advice
 from shardio._engine.batched import Batches, Share
 from shardio._engine.blocks import BlockMap
 from shardio._engine.itinerary import Itinerary, Stretch
+from shardio._engine.pictures import Pictures
 from shardio._engine.recipe import Plan, Recipe, Schemas
 from shardio._engine.sizing import heap_bytes_by
 from shardio._engine.stored import StoredValues
@@ -28,6 +29,7 @@ from shardio.division import Division
 from shardio.errors import SchemaError
 from shardio.format.schema import Schema
 from shardio.inference import infer_schema
+from shardio.pictures import common_sizes, decoded
 from shardio.units import Rows
 
 RowByRow = Callable[[npt.NDArray[np.int64], BlockLayout, BlockMap, npt.NDArray[np.int32]], int]
@@ -61,8 +63,9 @@ class Filler:
         self._advice = Advice(recipe, dataset)
         self._itinerary = Itinerary(dataset, shuffle=recipe.shuffle, seed=recipe.seed)
         self._heap_bytes = 0
-        self._stored = StoredValues(dataset, self._source)
-        self._transformed = TransformedValues(recipe, dataset, passes, call)
+        pictures = Pictures(dataset, recipe.pictures, recipe.dct)
+        self._stored = StoredValues(dataset, self._source, pictures)
+        self._transformed = TransformedValues(recipe, dataset, pictures, passes, call)
         self._batches = Batches(
             recipe,
             dataset,
@@ -86,7 +89,9 @@ class Filler:
             TransformError: the transform raised, or returned what cannot be put into a batch.
         """
         if self._recipe.transform is None or not self._recipe.n_samples:
-            return self._source
+            if not self._recipe.pictures:
+                return self._source
+            return decoded(self._source, common_sizes(self._dataset, self._recipe.pictures))
         rows = self._dataset.rows(np.array([number]))
         shard = int(self._dataset.locate(rows)[0])
         if self._beware is not None:
@@ -94,6 +99,8 @@ class Filler:
         sample = self._transformed.sample(int(rows[0]), shard, epoch=0, position=number)
         try:
             schema = self._recipe.collation.loosen(infer_schema(sample, self._source))
+            if self._recipe.pictures:
+                schema = decoded(schema)  # of one that the first sample lacks
             self._heap_bytes = heap_bytes_by(sample, schema, self._recipe.block_rows)
             return schema
         except SchemaError as error:

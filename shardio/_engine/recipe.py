@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Self
+from typing import Any, Literal, NamedTuple, Self
 
 from shardio._engine.shared import SharedArray
 from shardio.access.filesystems import Access
@@ -18,6 +18,8 @@ from shardio.mixture import Mixed
 from shardio.units import Verify
 from shardio.windows import Window
 
+Dct = Literal["accurate", "fast"]
+
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
@@ -28,6 +30,7 @@ class Recipe:
     `block_rows` is how many samples a block has room for. `skips` says whether a sample that fails
     gives its place to another. `batch_transform` is the user's as well, and is given whole batches.
     `mixed` is what several datasets are opened by, in the place of one, and `path` for messages.
+    `pictures` are the fields that are decoded, with that `dct`.
     """
 
     path: str
@@ -47,6 +50,8 @@ class Recipe:
     batch_transform: Callable[..., Any] | None = None
     batch_takes_rng: bool = False
     mixed: Mixed | None = None
+    pictures: tuple[str, ...] = ()
+    dct: Dct = "accurate"
 
     @property
     def n_selected(self) -> int:
@@ -71,7 +76,8 @@ class Recipe:
         """
         samples = schemas.samples
         layout = lay_out(samples, self.block_rows, self.collation)
-        if layout.joins and self.transform is not None:
+        of_values = any(slot.join.name in self.pictures for slot in layout.joins)
+        if layout.joins and (of_values or self.transform is not None):
             # Values come sample by sample, and can be joined when all are there.
             layout = replace(layout, inner=lay_out(samples, self.block_rows))
         if schemas.batch is None:

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from shardio._engine.blocks import BlockMap
 from shardio._engine.itinerary import Stretch
+from shardio._engine.pictures import Pictures
 from shardio.collate import CLAIMED, BlockLayout, BlockViews, VaryingSlot, pack_state
 from shardio.dataset import ShardDataset
 from shardio.errors import ShardCorrupt
@@ -25,8 +26,8 @@ Bytes = npt.NDArray[np.uint8]
 class StoredValues:
     """Copies fields of a dataset, which it borrows, into blocks."""
 
-    def __init__(self, dataset: ShardDataset, source: Schema) -> None:
-        self._dataset, self._source = dataset, source
+    def __init__(self, dataset: ShardDataset, source: Schema, pictures: Pictures) -> None:
+        self._dataset, self._source, self._pictures = dataset, source, pictures
         self._gathered = frozenset(source.columns)
         self._claims = {name: pack_state(i, CLAIMED) for i, name in enumerate(source)}
 
@@ -64,11 +65,16 @@ class StoredValues:
                 self._dataset.gather(name).gather(slots, rows, shards, out)
                 if name in present:  # zeros, whatever a file has in the place of no value
                     out[~present[name][: len(out)]] = 0
+            elif name in self._pictures.names:
+                self._decode_pictures(name, rows, shards, list(out.reshape(-1, *slot.shape)))
             else:
                 self._decode_fixed(name, rows, shards, out)
         for varying in layout.varying:
             states[:] = self._claims[varying.name]
-            used = self._fill_varying(layout, memory, varying, rows, shards, used)
+            fill = self._fill_varying
+            if varying.name in self._pictures.names:
+                fill = self._fill_pictures
+            used = fill(layout, memory, varying, rows, shards, used)
         return used
 
     def _fill_presence(
@@ -92,6 +98,54 @@ class StoredValues:
             for i, (place, record) in enumerate(zip(places.tolist(), records, strict=True)):
                 out[place] = 0 if i in absent else np.frombuffer(record, np.uint8)
 
+    def _decode_pictures(self, name: str, rows: Rows, shards: Rows, outs: list[Bytes]) -> None:
+        """Pictures, each straight into the memory that it gets."""
+        for shard in distinct(shards).tolist():
+            places = np.flatnonzero(shards == shard)
+            records = self._dataset.reader(shard, name).records
+            local = rows[places] - self._dataset.starts[shard]
+            entries = records.entries(name, local)
+            absent = records.absent(name, local, entries)
+            found = zip(
+                places.tolist(), local.tolist(), records.read(name, local, entries), strict=True
+            )
+            for i, (place, row, data) in enumerate(found):
+                if i in absent:
+                    outs[place][...] = 0
+                else:
+                    self._pictures.decode(data, name, shard, row, outs[place])
+
+    def _fill_pictures(
+        self,
+        layout: BlockLayout,
+        memory: BlockMap,
+        slot: VaryingSlot,
+        rows: Rows,
+        shards: Rows,
+        used: int,
+    ) -> int:
+        """Pictures of several sizes into the heap; returns how much of it is used then."""
+        sizes = np.zeros((len(rows), 3), np.int64)
+        for shard in distinct(shards).tolist():
+            places = np.flatnonzero(shards == shard)
+            local = rows[places] - self._dataset.starts[shard]
+            sizes[places] = self._pictures.shapes(slot.name, shard, local)
+        n_bytes = sizes.prod(1)
+        starts, total = _placed(n_bytes, used, slot.alignment)
+        memory.grow(layout.heap + total)
+        extents = layout.extents(memory.bytes, slot)[: len(rows)]
+        extents["n_bytes"], extents["place"], extents["offset"] = n_bytes, starts, 0
+        layout.shapes(memory.bytes, slot)[: len(rows)] = sizes
+        heap = memory.bytes[layout.heap :]
+        outs = [
+            heap[start : start + size].reshape(shape)
+            for start, size, shape in zip(
+                starts.tolist(), n_bytes.tolist(), sizes.tolist(), strict=True
+            )
+        ]
+        self._decode_pictures(slot.name, rows, shards, outs)
+        return total
+
     def _fill_varying(
         self,
         layout: BlockLayout,
@@ -110,10 +164,7 @@ class StoredValues:
             entries = self._dataset.reader(shard, slot.name).records.entries(slot.name, local)
             n_bytes[places] = entries["n_bytes"]
             by_shard.append((shard, places, local, entries))
-        alignment = slot.alignment
-        taken = -(-n_bytes // alignment) * alignment
-        ends = -(-used // alignment) * alignment + np.cumsum(taken)
-        starts, total = ends - taken, int(ends[-1])
+        starts, total = _placed(n_bytes, used, slot.alignment)
         memory.grow(layout.heap + total)
         extents = layout.extents(memory.bytes, slot)[: len(rows)]
         extents["n_bytes"], extents["place"] = n_bytes, starts
@@ -157,3 +208,10 @@ class StoredValues:
             except ShardCorrupt as error:
                 offset = reader.records.offset + int(entries["offset"][i])
                 raise reader.records.placed(error, slot.name, int(local[i]), offset) from error
+
+
+def _placed(n_bytes: Rows, used: int, alignment: int) -> tuple[Rows, int]:
+    """Where in the heap values of so many bytes begin, and how much is used with them."""
+    taken = -(-n_bytes // alignment) * alignment
+    ends = -(-used // alignment) * alignment + np.cumsum(taken)
+    return ends - taken, int(ends[-1])

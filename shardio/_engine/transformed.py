@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from shardio._engine.blocks import BlockMap
 from shardio._engine.heap import put_value
+from shardio._engine.pictures import Pictures
 from shardio._engine.recipe import Recipe
 from shardio.collate import CLAIMED, EMPTY, FILLED, NO_FIELD, BlockLayout, pack_state
 from shardio.dataset import ShardDataset
@@ -49,10 +50,12 @@ class TransformedValues:
         self,
         recipe: Recipe,
         dataset: ShardDataset,
+        pictures: Pictures,
         passes: tuple[type[BaseException], ...] = (),
         call: Call = call_keyed,
     ) -> None:
         self._recipe, self._dataset, self._passes = recipe, dataset, passes
+        self._pictures = pictures if recipe.pictures else None
         self._call, self._fields, self._takes_rng = call, recipe.fields, recipe.takes_rng
         self._transform: Any = recipe.transform
         self._generators = SampleGenerators(recipe.seed)
@@ -109,7 +112,10 @@ class TransformedValues:
         """What the transform makes of one sample, with every generator keyed for it."""
         dataset, generators = self._dataset, self._generators
         # Whether files were cut short is looked at for a batch, where it must not kill (`Filler`).
-        sample = dataset.sample(shard, row - int(dataset.starts[shard]), self._fields, beware=False)
+        local = row - int(dataset.starts[shard])
+        sample = dataset.sample(shard, local, self._fields, beware=False)
+        if self._pictures is not None:
+            sample = self._pictures.of_sample(sample, shard, local)
         key = generators.key(epoch, position)
         arguments = (sample, generators.keyed(key)) if self._takes_rng else (sample,)
         start_ns = now_ns()
