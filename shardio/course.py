@@ -80,6 +80,11 @@ class Course:
         return self.n_positions(0) if is_known else None
 
     @property
+    def is_foreseen(self) -> bool:
+        """Whether the plan of a later epoch costs nothing: no function is asked, nothing drawn."""
+        return self._is_fixed if self._choice.sampler is not None else self._weights is None
+
+    @property
     def repeats(self) -> bool:
         """Whether an epoch may have more positions than there are samples."""
         return self._choice.sampler is not None or self._choice.weights is not None

@@ -9,7 +9,7 @@ from typing import Any, TextIO
 
 from shardio._engine.engine import Engine
 from shardio._engine.iteration import Iteration
-from shardio._engine.recipe import Dct
+from shardio._engine.recipe import Dct, Plan
 from shardio._engine.staff import StartMethod
 from shardio._engine.tally import N_RECORDS
 from shardio.access.filesystems import Access
@@ -249,13 +249,16 @@ class ShardLoader(Closing):
         return self._iterate()
 
     def _iterate(self) -> Pass:
-        start = self._start()
-        plan = self._course.plan(start, self._division(start.position, start.n_samples))
-        iteration = self._engine.iterate(plan)
+        start, course = self._start(), self._course
+        successor = self._plan(course.beginning(start.epoch + 1)) if course.is_foreseen else None
+        iteration = self._engine.iterate(self._plan(start), successor)
         self._latest = iteration
         self._next = start.epoch + 1
         kind = RecordedPass if self._options.record else Pass
         return kind(self, self._engine, self._handover, iteration)
+
+    def _plan(self, start: Progress) -> Plan:
+        return self._course.plan(start, self._division(start.position, start.n_samples))
 
     def progress(self, title: str | None = None, *, file: TextIO | None = None) -> ProgressBar:
         """Iterate, as `iter(loader)` does, and show how far it is.

@@ -11,8 +11,6 @@ import contextlib
 import mmap
 import os
 import threading
-import time
-from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Final
 
@@ -27,7 +25,7 @@ from shardio._engine.linux import explain_files, files_explained, interrupts_hel
 from shardio._engine.local import Local
 from shardio._engine.memory import require
 from shardio._engine.overdue import overdue, stack_files
-from shardio._engine.passes import N_SLOTS, Passes
+from shardio._engine.passes import Passes
 from shardio._engine.recipe import Plan, Recipe, Schemas
 from shardio._engine.schedule import Schedule
 from shardio._engine.shared import SharedArray
@@ -168,26 +166,21 @@ class Engine:
             self._traffic.settle = settle
 
     @files_explained()
-    def iterate(self, plan: Plan) -> Iteration:
-        """Start a pass."""
+    def iterate(self, plan: Plan, successor: Plan | None = None) -> Iteration:
+        """Start a pass, or take over the one that was begun ahead, if that goes over `plan`.
+
+        `successor` is what the next one goes over, if that may be begun ahead.
+        """
         with self._inside():
             layout, traffic = self.layout(), self.traffic
+            iteration = self._passes.take_over(plan)
             traffic.reap()
-            timeout_s = self._timeout_s
-            end_s = None if timeout_s is None else time.monotonic() + timeout_s
-            while self._passes.is_full and self._passes.n_coming_back:
-                if not traffic.take_answers(end_s) and timeout_s is not None:
-                    what = f"the end of one of {N_SLOTS} passes, all there may be,"
-                    end_s = traffic.extended(end_s, timeout_s, what)
-            if self._passes.is_full:
-                raise InvalidArgument(
-                    f"{N_SLOTS} passes over one loader are under way, the most there may be; "
-                    "let go of iterators that are no longer needed"
-                )
-            first, last = plan.division.first_step, plan.division.last_step
-            schedule = Schedule(first, last, self._staff.n_workers, self._staff.depth)
-            iteration = self._passes.begin(plan, schedule, layout)
-            iteration.lap.moments = deque(maxlen=self._n_records)
+            if iteration is None:
+                traffic.wait_for_slot(self._timeout_s)
+                first, last = plan.division.first_step, plan.division.last_step
+                schedule = Schedule(first, last, self._staff.n_workers, self._staff.depth)
+                iteration = self._passes.begin(plan, schedule, layout)
+            self._passes.follow(iteration, successor if self._staff.goes_ahead else None)
             try:
                 traffic.feed(iteration)
             except BaseException:  # the caller has nothing to end
@@ -283,7 +276,7 @@ class Engine:
             traffic = self.traffic
             traffic.reap()
             if iteration.schedule.is_over:
-                return traffic.pool.has_room
+                return traffic.pool.has_room or self._passes.has_blocks_ahead
             traffic.feed(iteration)
             return iteration.schedule.n_circulating + self._passes.n_coming_back > 0
 

@@ -49,6 +49,10 @@ class Iteration:
     is_cancelled: bool = False
     is_watched: bool = False
     """Whether somebody iterates, who will cancel it."""
+    is_ahead: bool = False
+    """Whether it was begun before anybody asked for it, and nobody has until now."""
+    successor: Plan | None = None
+    """What the next pass goes over, if it may be begun when nothing is left to give out of this."""
 
     def take_skips(self, step: int, most: int) -> tuple[Skipped, ...]:
         """The samples that were skipped in a step that is delivered now, in order.

@@ -33,6 +33,7 @@ class Local:
     depth = 1
     n_workers = 1
     is_starting = False
+    goes_ahead = False
 
     def __init__(self, recipe: Recipe) -> None:
         self._recipe = recipe

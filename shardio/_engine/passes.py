@@ -36,7 +36,12 @@ class Passes:
         self._words: npt.NDArray[np.uint8] = np.zeros(N_SLOTS, np.uint8)
         self.ended: deque[Iteration] = deque()
         """Passes that `cancel` was called for, until `take_ended` gives them out."""
+        self.ahead: Iteration | None = None
+        """The pass that was begun ahead, until somebody iterates it, or it is not wanted."""
+        self._latest: Iteration | None = None
+        """The pass that was begun, or taken over, last; while it is under way."""
         self._tallies: Tallies
+        self._n_records = 0
         self._forgotten = LoadingStats()
         self.n_restarts = 0
         """How many workers have been replaced, whether they had anything to do or not."""
@@ -55,7 +60,7 @@ class Passes:
 
     def share_tallies(self, n_workers: int, n_records: int) -> int:
         """Have whoever fills keep count; the caller owns the descriptor of the table."""
-        self._tallies = Tallies(N_SLOTS, n_workers, n_records)
+        self._tallies, self._n_records = Tallies(N_SLOTS, n_workers, n_records), n_records
         return self._tallies.fd
 
     def unshare(self) -> None:
@@ -95,8 +100,51 @@ class Passes:
         self._words[slot] = 0
         iteration = self._by_slot[slot] = Iteration(slot, plan, schedule, layout)
         iteration.n_handed_over = plan.division.first_step
+        iteration.lap.moments = deque(maxlen=self._n_records)
         self._tallies.begin(slot, iteration.lap.began_ns)
         return iteration
+
+    @property
+    def has_blocks_ahead(self) -> bool:
+        """Whether the next pass has blocks already."""
+        return self.ahead is not None and self.ahead.schedule.n_circulating > 0
+
+    def begin_ahead(self, before: Iteration) -> Iteration | None:
+        """Begin the pass that is to follow another, though nobody iterates it yet.
+
+        None if there must be none now: it is for the blocks and the time that nobody else needs.
+        """
+        plan = before.successor
+        if plan is None or not before.schedule.is_given_out or self.is_full or self.n_live > 1:
+            return None
+        division = plan.division
+        schedule = before.schedule.followed(division.first_step, division.last_step)
+        self.ahead = iteration = self.begin(plan, schedule, before.layout)
+        iteration.is_ahead = True
+        return iteration
+
+    def take_over(self, plan: Plan) -> Iteration | None:
+        """The pass that was begun ahead, if it goes over `plan`; else it is cancelled.
+
+        Its clock begins now.
+        """
+        iteration, self.ahead = self.ahead, None
+        if iteration is None:
+            return None
+        if iteration.plan != plan:
+            self.cancel(iteration, is_known=True)
+            return None
+        iteration.lap = iteration.lap.renewed(self._tallies.of(iteration.slot))
+        iteration.lap.moments = deque(maxlen=self._n_records)
+        iteration.is_ahead = False
+        iteration.schedule.stand_behind([0] * self._tallies.n_workers)
+        return iteration
+
+    def follow(self, iteration: Iteration, successor: Plan | None) -> None:
+        """Note what is to follow a pass, the latest: of no other one anything follows now."""
+        if self._latest is not None:
+            self._latest.successor = None
+        self._latest, iteration.successor = iteration, successor
 
     def cancel(self, iteration: Iteration, *, is_known: bool) -> None:
         """Note that a pass has ended early, also where workers that have its tasks see it.
@@ -120,9 +168,15 @@ class Passes:
 
     def forget(self, iteration: Iteration) -> None:
         """All tasks of a pass are answered: its slot is free for another."""
-        self._forgotten += self.stats_of(iteration)
-        del self._by_slot[iteration.slot]
+        self._drop(iteration)
         self._free_slots.append(iteration.slot)
+
+    def _drop(self, iteration: Iteration) -> None:
+        if not iteration.is_ahead:
+            self._forgotten += self.stats_of(iteration)
+        del self._by_slot[iteration.slot]
+        if self._latest is iteration:
+            self._latest = None
 
     def start_anew(self) -> None:
         """Keep the passes that somebody iterates, each where it is, with nothing given out."""
@@ -134,8 +188,8 @@ class Passes:
             iteration.sizes, iteration.skips, iteration.held = {}, {}, None
             iteration.known_to.clear()
         for iteration in [each for each in self._by_slot.values() if each.is_cancelled]:
-            self._forgotten += self.stats_of(iteration)
-            del self._by_slot[iteration.slot]
+            self._drop(iteration)
+        self.ahead = None  # nobody watched it
         self._free_slots = [slot for slot in range(N_SLOTS) if slot not in self._by_slot]
         self._words[:] = 0
 
@@ -149,9 +203,11 @@ class Passes:
 
     def total(self) -> LoadingStats:
         """What all passes together have taken so far."""
-        found = sum((self.stats_of(each) for each in self), self._forgotten)
+        counted = (self.stats_of(each) for each in self if not each.is_ahead)
+        found = sum(counted, self._forgotten)
         return replace(found, n_restarts=self.n_restarts)
 
     def fillings(self, iteration: Iteration) -> list[list[Filling]]:
         """When each worker filled which batches of a pass, as far as that is kept."""
-        return self._tallies.fillings(iteration.lap.began_ns)
+        lap = iteration.lap
+        return self._tallies.fillings(lap.began_ns - lap.head_start_ns)

@@ -38,6 +38,7 @@ class Schedule:
         self._next_assigned, self._last = first, last
         self._base_depth, self._full = depth, max(depth, QUICK_DEPTH)
         self._is_quick = [False] * n_workers
+        self._before = [0] * n_workers  # tasks of the pass before this one
         self._tasks: list[dict[int, int]] = [{} for _ in range(n_workers)]  # worker: step -> block
         self._loads = [self._full - depth] * n_workers
         self._lows, self._leads = [self._full - 1] * n_workers, [0] * n_workers
@@ -55,6 +56,16 @@ class Schedule:
     def is_over(self) -> bool:
         """Whether every step has been delivered."""
         return self.next_step >= self._last
+
+    @property
+    def is_given_out(self) -> bool:
+        """Whether no step is left to assign, and none has failed or been lost."""
+        return self._next_assigned >= self._last and not (self._lost or self._failed)
+
+    @property
+    def n_tasks(self) -> list[int]:
+        """How many tasks each worker has."""
+        return [len(tasks) for tasks in self._tasks]
 
     @property
     def n_wanted(self) -> int:
@@ -81,6 +92,21 @@ class Schedule:
     def renewed(self) -> Schedule:
         """A schedule of what is still to be delivered, of which nothing has been assigned."""
         return Schedule(self.next_step, self._last, len(self._tasks), self._base_depth)
+
+    def followed(self, first: int, last: int) -> Schedule:
+        """A schedule of the pass behind this one, with workers as quick as they are now."""
+        found = Schedule(first, last, len(self._tasks), self._base_depth)
+        for worker, is_quick in enumerate(self._is_quick):
+            if is_quick:
+                found._change_depth(worker, is_quick=True)
+        return found
+
+    def stand_behind(self, n_tasks: list[int]) -> None:
+        """Leave the workers the tasks that they have of the pass before: so many less of this."""
+        self._before = n_tasks
+        for worker, is_quick in enumerate(self._is_quick):
+            self._weigh(worker, QUICK_DEPTH if is_quick else self._base_depth)
+        self._count_low()
 
     def free(self, block: int) -> None:
         """A block may be filled again."""
@@ -131,9 +157,16 @@ class Schedule:
             return
         self._is_quick[worker] = is_quick
         full, depth = self._full, QUICK_DEPTH if is_quick else self._base_depth
-        self._loads[worker] = full - depth + len(self._tasks[worker])
+        self._weigh(worker, depth)
         self._lows[worker] = full - depth // 2 if is_quick else full - 1
         self._leads[worker] = depth // 4 if is_quick else 0
+        self._count_low()
+
+    def _weigh(self, worker: int, depth: int) -> None:
+        n_tasks = len(self._tasks[worker]) + self._before[worker]
+        self._loads[worker] = self._full - depth + n_tasks
+
+    def _count_low(self) -> None:
         self._n_low = sum(n <= low for n, low in zip(self._loads, self._lows, strict=True))
 
     def failed(self, worker: int, step: int, error: BaseException) -> None:

@@ -63,6 +63,9 @@ class Workers:
         self, recipe: Recipe, n_workers: int, start_method: StartMethod = "zygote"
     ) -> None:
         self.n_workers = n_workers
+        # Not where functions of the user would run in his program while no loop is under way.
+        self.goes_ahead = start_method != "thread" or not recipe.runs_user_code
+        """Whether workers that run dry may go on with the next epoch."""
         self._crew = _crew(recipe, n_workers, start_method)
         self._hello: tuple[bytes, tuple[int, ...]] | None = None
         self._selection: SharedArray | None = None

@@ -163,6 +163,12 @@ class Lap:
     """What main has seen of one pass. The moments that are summed up count from `began_ns` on."""
 
     began_ns: int = field(default_factory=now_ns)
+    head_start_ns: int = 0
+    """How long before that the first tasks were given out, where they were before it was asked."""
+    n_filled_ahead: int = 0
+    """How many batches were filled by then,"""
+    ready_ahead_ns: int = 0
+    """and what its lines had, by then, as the sum of the moments at which they were."""
     entered_ns: int = 0
     """The sum of the moments at which the loop asked for a batch,"""
     left_ns: int = 0
@@ -176,6 +182,16 @@ class Lap:
     n_blocks_made: int = 0
     moments: deque[Moment] = field(default_factory=deque)
     """Of the latest batches, if they are kept."""
+
+    def renewed(self, words: npt.NDArray[np.uint64]) -> Lap:
+        """The clock of a pass that was begun ahead, from now on.
+
+        Args:
+            words: its lines by now, summed up.
+        """
+        lap = Lap(n_filled_ahead=int(words[_FILLED]), ready_ahead_ns=int(words[_READY]))
+        lap.head_start_ns = lap.began_ns - self.began_ns
+        return lap
 
     def start(self) -> None:
         """The first tasks are given out, which counts as handing over: the loop goes on."""
@@ -204,7 +220,7 @@ class Lap:
             inside_ns += elapsed_ns
         n_batches = n_handed_over - division.first_step
         n_undelivered = max(0, int(words[_FILLED]) - n_batches)
-        ready_ns = self.left_ns + n_undelivered * elapsed_ns - int(words[_READY])
+        ready_ns = self.left_ns + n_undelivered * elapsed_ns - self._filled_ns(words)
         n_samples = division.n_samples(n_handed_over)
         return LoadingStats(
             elapsed_s=elapsed_ns * _S_PER_NS,
@@ -222,3 +238,8 @@ class Lap:
             n_restarts=self.n_restarts,
             n_blocks_made=self.n_blocks_made,
         )
+
+    def _filled_ns(self, words: npt.NDArray[np.uint64]) -> int:
+        """The sum of the moments at which batches were filled; of those from before, 0."""
+        n_filled = int(words[_FILLED]) - self.n_filled_ahead
+        return int(words[_READY]) - self.ready_ahead_ns - n_filled * self.head_start_ns

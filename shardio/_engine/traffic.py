@@ -17,13 +17,13 @@ from shardio._engine.cautions import Caution
 from shardio._engine.claims import Claims, claims_in, clear_claims, error_of_death, is_final
 from shardio._engine.iteration import Delivered, Iteration
 from shardio._engine.overdue import overdue
-from shardio._engine.passes import Passes
+from shardio._engine.passes import N_SLOTS, Passes
 from shardio._engine.recipe import Recipe
 from shardio._engine.schedule import Schedule
 from shardio._engine.staff import Staff
 from shardio._engine.wire import Ask, Status, Task
 from shardio.dataset import ShardDataset
-from shardio.errors import MemoryShort, TransformError, WorkerDied
+from shardio.errors import InvalidArgument, MemoryShort, TransformError, WorkerDied
 from shardio.spent import now_ns
 
 # Plain numbers: members of an enum are slow to look up and to compare.
@@ -67,10 +67,11 @@ class Traffic:
             what failed when the block was filled; BatchOverdue; MemoryShort.
         """
         schedule, pool, lap = iteration.schedule, self.pool, iteration.lap
+        if schedule.is_over or iteration.is_cancelled:
+            self._end(iteration)
+            return None
         if iteration.held is not None:
             self._take_back(iteration)
-        if schedule.is_over or iteration.is_cancelled:
-            return None
         step = schedule.next_step
         if schedule.is_low:
             self.reap()
@@ -98,6 +99,23 @@ class Traffic:
         iteration.held = block
         return block, step, *iteration.sizes.pop(step)
 
+    def wait_for_slot(self, timeout_s: float | None) -> None:
+        """Wait until another pass can begin.
+
+        Raises:
+            InvalidArgument: there are as many as there may be; BatchOverdue.
+        """
+        end_s = None if timeout_s is None else time.monotonic() + timeout_s
+        while self._passes.is_full and self._passes.n_coming_back:
+            if not self.take_answers(end_s) and timeout_s is not None:
+                what = f"the end of one of {N_SLOTS} passes, all there may be,"
+                end_s = self.extended(end_s, timeout_s, what)
+        if self._passes.is_full:
+            raise InvalidArgument(
+                f"{N_SLOTS} passes over one loader are under way, the most there may be; "
+                "let go of iterators that are no longer needed"
+            )
+
     def extended(self, end_s: float | None, timeout_s: float, what: str) -> float:
         """Until when to wait for what has not come by now: workers that start have more time.
 
@@ -119,12 +137,41 @@ class Traffic:
         if not schedule.is_low:
             return
         try:
-            for _ in range(schedule.n_wanted):
+            n_wanted = schedule.n_wanted
+            for _ in range(n_wanted):
                 if schedule.wants_block and not self._find_block(iteration):
                     break
                 self._give(iteration, *schedule.assign())
+            if not n_wanted and iteration.successor is not None:
+                self._feed_ahead(iteration)
         finally:
             self._staff.post()
+
+    def _feed_ahead(self, iteration: Iteration) -> None:
+        """Have workers that run dry go on with the next epoch, in blocks that are idle."""
+        ahead, pool = self._passes.ahead, self.pool
+        if ahead is None:
+            ahead = self._passes.begin_ahead(iteration)
+            if ahead is None:
+                return
+        schedule = ahead.schedule
+        schedule.stand_behind(iteration.schedule.n_tasks)
+        for _ in range(schedule.n_wanted):
+            if schedule.wants_block:
+                if (found := pool.take_idle()) is None:
+                    break
+                schedule.free(found)
+            self._give(ahead, *schedule.assign())
+
+    def _end(self, iteration: Iteration) -> None:
+        """A pass has come to its end; the block delivered last is good until another begins."""
+        if iteration.successor is not None and not iteration.is_cancelled:
+            self.reap()
+            try:
+                self._feed_ahead(iteration)
+            finally:
+                self._staff.post()
+        self._take_back(iteration)
 
     def _find_block(self, iteration: Iteration) -> bool:
         """Give a pass a block, be it a new one; False if there is none for it."""
