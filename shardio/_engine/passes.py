@@ -40,6 +40,8 @@ class Passes:
         """The pass that was begun ahead, until somebody iterates it, or it is not wanted."""
         self._latest: Iteration | None = None
         """The pass that was begun, or taken over, last; while it is under way."""
+        self._foreseen: Plan | None = None
+        """What the next pass should go over."""
         self._tallies: Tallies
         self._n_records = 0
         self._forgotten = LoadingStats()
@@ -141,10 +143,15 @@ class Passes:
         return iteration
 
     def follow(self, iteration: Iteration, successor: Plan | None) -> None:
-        """Note what is to follow a pass, the latest: of no other one anything follows now."""
+        """Note what should follow a pass, the latest: of no other one anything follows now.
+
+        If this is not what was to follow the last, neither may that follow: nothing is begun ahead.
+        """
         if self._latest is not None:
             self._latest.successor = None
-        self._latest, iteration.successor = iteration, successor
+        is_foreseen = self._foreseen is None or self._foreseen == iteration.plan
+        self._latest, self._foreseen = iteration, successor
+        iteration.successor = successor if is_foreseen else None
 
     def cancel(self, iteration: Iteration, *, is_known: bool) -> None:
         """Note that a pass has ended early, also where workers that have its tasks see it.

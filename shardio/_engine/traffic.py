@@ -106,14 +106,14 @@ class Traffic:
             InvalidArgument: there are as many as there may be; BatchOverdue.
         """
         end_s = None if timeout_s is None else time.monotonic() + timeout_s
-        while self._passes.is_full and self._passes.n_coming_back:
+        passes, what = self._passes, f"the end of one of {N_SLOTS} passes, all there may be,"
+        while passes.is_full and passes.n_coming_back:
             if not self.take_answers(end_s) and timeout_s is not None:
-                what = f"the end of one of {N_SLOTS} passes, all there may be,"
                 end_s = self.extended(end_s, timeout_s, what)
-        if self._passes.is_full:
+        if passes.is_full:
             raise InvalidArgument(
-                f"{N_SLOTS} passes over one loader are under way, the most there may be; "
-                "let go of iterators that are no longer needed"
+                f"{N_SLOTS} passes over one loader are under way, the most there may be; let go "
+                "of iterators that are no longer needed"
             )
 
     def extended(self, end_s: float | None, timeout_s: float, what: str) -> float:
@@ -149,12 +149,10 @@ class Traffic:
 
     def _feed_ahead(self, iteration: Iteration) -> None:
         """Have workers that run dry go on with the next epoch, in blocks that are idle."""
-        ahead, pool = self._passes.ahead, self.pool
+        ahead = self._passes.ahead or self._passes.begin_ahead(iteration)
         if ahead is None:
-            ahead = self._passes.begin_ahead(iteration)
-            if ahead is None:
-                return
-        schedule = ahead.schedule
+            return
+        schedule, pool = ahead.schedule, self.pool
         schedule.stand_behind(iteration.schedule.n_tasks)
         for _ in range(schedule.n_wanted):
             if schedule.wants_block:
@@ -164,13 +162,10 @@ class Traffic:
             self._give(ahead, *schedule.assign())
 
     def _end(self, iteration: Iteration) -> None:
-        """A pass has come to its end; the block delivered last is good until another begins."""
+        """A pass is at its end; the block delivered last stays as it is until another begins."""
         if iteration.successor is not None and not iteration.is_cancelled:
             self.reap()
-            try:
-                self._feed_ahead(iteration)
-            finally:
-                self._staff.post()
+            self.feed(iteration)
         self._take_back(iteration)
 
     def _find_block(self, iteration: Iteration) -> bool:

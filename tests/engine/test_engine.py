@@ -15,8 +15,8 @@ import pytest
 
 import shardio
 from shardio import InvalidArgument, ShardDataset, ShardLoader
-from shardio._engine import traffic as module
 from shardio._engine import passes as passes_module
+from shardio._engine import traffic as module
 from shardio._engine.answers import Loss
 from shardio._engine.blocks import BlockPool
 from shardio._engine.engine import Engine
