@@ -295,15 +295,15 @@ class Traffic:
         schedule.lost(loss.worker)
 
     def _tasks_of(self, worker: int) -> list[str]:
-        """What a worker was given and has not answered, the first of each pass, in words."""
-        found = []
+        """What a worker works on, in words; or else what it was given first of each pass."""
+        found, given = [], []
         for iteration in self._passes:
             tasks = iteration.schedule.tasks_of(worker)
-            texts = {step: claims.text for step, _, claims in self._at_work(iteration, tasks)}
-            for step in itertools.islice(tasks, 0 if texts else 1):
-                texts[step] = "before it began with"
-            found += [f"{text} {_named(iteration, step)}" for step, text in texts.items()]
-        return found
+            for step, _, claims in self._at_work(iteration, tasks):
+                found.append(f"{claims.text} {_named(iteration, step)}")
+            for step in itertools.islice(tasks, 1):
+                given.append(f"before it began with {_named(iteration, step)}")
+        return found or given
 
     def _at_work(
         self, iteration: Iteration, tasks: dict[int, int]
