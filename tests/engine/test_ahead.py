@@ -68,14 +68,16 @@ def test_the_next_epoch_goes_on_with_what_was_begun_before_it_was_asked_for(fold
         assert loader.epoch == 1
 
 
-@pytest.mark.parametrize("options", [{}, {"shuffle": True}, {"reuse": True}, {"batch_size": 50}])
+@pytest.mark.parametrize("batch_size", [BATCH, 50])
+@pytest.mark.parametrize("options", [{}, {"shuffle": True}, {"reuse": True}])
 def test_the_batches_of_all_epochs_are_the_same_as_without_workers(
-    folder: str, options: dict[str, Any]
+    folder: str, batch_size: int, options: dict[str, Any]
 ) -> None:
-    options = {"batch_size": BATCH, "output": "numpy"} | options
     found = []
     for n_workers in (0, 2):
-        with ShardLoader(folder, num_workers=n_workers, **options) as loader:
+        with ShardLoader(
+            folder, batch_size, output="numpy", num_workers=n_workers, **options
+        ) as loader:
             found.append([bits(batch) for _ in range(4) for batch in loader])
             assert (_ahead(loader) is None) == (n_workers == 0)
     assert found[0] == found[1]
@@ -201,6 +203,7 @@ def test_what_failed_of_an_epoch_that_never_comes_is_not_said(folder: str, tmp_p
     flag = tmp_path / "flag"
     skips: dict[str, Any] = {"on_error": "skip", "max_skips": 1}
     with _loader(folder, transform=_refusing(flag), **skips) as loader:
+        middle: dict[str, Any] = {}
         for batch in loader:
             if batch.step == 4:
                 middle = loader.state_dict()
@@ -260,6 +263,7 @@ def test_a_worker_that_dies_between_epochs_costs_no_batch(folder: str, tmp_path:
 def test_the_last_batch_of_the_fast_lane_stays_until_the_next(folder: str) -> None:
     with _loader(folder, reuse=True, prefetch=0) as loader:
         for _ in range(3):
+            labels = np.zeros(0, np.int64)
             for batch in loader:
                 labels = batch["label"]
             _filled_ahead(loader)

@@ -42,8 +42,15 @@ def second(folder: str) -> str:
 
 def load_mapped(folder: str, num_workers: int, **options: Any) -> ShardLoader:
     """With so few blocks that at the end of an epoch no more than 4 of the next are filled."""
-    options = {"output": "numpy", "access": "mmap", "prefetch": 1} | options
-    return ShardLoader(folder, BATCH, num_workers=num_workers, **options)
+    return ShardLoader(
+        folder,
+        BATCH,
+        output="numpy",
+        num_workers=num_workers,
+        access="mmap",
+        prefetch=1,
+        **options,
+    )
 
 
 # Workers, whose maps it kills.
