@@ -23,9 +23,16 @@ from shardio.errors import (
     SchemaError,
     ShardUnsupported,
 )
-from shardio.format.fields import Array, Text
+from shardio.format.fields import Array, Text, Video
 from shardio.format.schema import Schema
-from shardio.manifest import Generation, lineage_of, load, publish, refuse_existing
+from shardio.manifest import (
+    Generation,
+    lineage_of,
+    load,
+    publish,
+    publish_next,
+    refuse_existing,
+)
 from shardio.writer import ShardSummary
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
@@ -435,11 +442,49 @@ def test_a_format_version_that_is_none_is_corrupt(published: Path, version: obje
         load(published)
 
 
-@pytest.mark.parametrize("view", [{"kind": "clips"}, {"kind": "rows", "step": 2}, None], ids=repr)
+@pytest.mark.parametrize(
+    "view",
+    [{"kind": "later"}, {"kind": "rows", "step": 2}, {"kind": "clips", "x": 1}, None],
+    ids=repr,
+)
 def test_another_default_view_is_unsupported(published: Path, view: object) -> None:
     forge(place_of(published), lambda g: g.update(view=view))
     with pytest.raises(ShardUnsupported, match="view"):
         load(published)
+
+
+CLIPS = {"kind": "clips", "frames": 4, "stride": 2, "step": 5}
+
+
+@pytest.mark.parametrize("size", [{}, {"size": [32, 48]}])
+def test_a_view_of_clips_is_read_as_it_was_published(tmp_path: Path, size: dict[str, Any]) -> None:
+    schema = Schema({"video": Video(), "label": Array("int64")})
+    publish(tmp_path / "a", schema=schema, shards=SHARDS, view={**CLIPS, **size})
+    assert load(tmp_path / "a").view == {**CLIPS, **size}
+    assert publish_next(tmp_path / "a", load(tmp_path / "a")).view == {**CLIPS, **size}
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"frames": 0}, {"step": True}, {"stride": None}, {"size": [3]}, {"size": [0, 4]}]
+)
+def test_a_view_of_clips_that_makes_no_sense_is_corrupt(
+    tmp_path: Path, wrong: dict[str, Any]
+) -> None:
+    schema = Schema({"video": Video()})
+    publish(tmp_path / "a", schema=schema, shards=SHARDS, view=CLIPS)
+    forge(place_of(tmp_path / "a"), lambda g: g["view"].update(wrong))
+    with pytest.raises(DatasetCorrupt, match=f"000001.json: view .*: {next(iter(wrong))} must be"):
+        load(tmp_path / "a")
+    with pytest.raises(InvalidArgument, match=f"{next(iter(wrong))} must be"):
+        publish(tmp_path / "b", schema=schema, shards=SHARDS, view={**CLIPS, **wrong})
+
+
+def test_clips_are_of_one_field_of_videos(published: Path, tmp_path: Path) -> None:
+    forge(place_of(published), lambda g: g.update(view=CLIPS))
+    with pytest.raises(DatasetCorrupt, match="clips need one field of videos; the schema has 0"):
+        load(published)
+    with pytest.raises(InvalidArgument, match="no known kind"):
+        publish_in(tmp_path / "b", view={"kind": "later"})
 
 
 def test_a_later_field_type_is_unsupported_by_name(published: Path) -> None:

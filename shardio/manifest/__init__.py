@@ -19,12 +19,14 @@ from shardio.manifest.commit import (
     settle,
     withdraw,
 )
+from shardio.manifest.default_view import ROWS
 from shardio.manifest.generation import Generation, lineage_of
 from shardio.manifest.listing import Side, whole_schema
 
 __all__ = [
     "GENERATIONS",
     "POINTER",
+    "ROWS",
     "Generation",
     "Side",
     "check_classes",

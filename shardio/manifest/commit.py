@@ -26,6 +26,7 @@ from shardio.errors import (
     ShardUnsupported,
 )
 from shardio.format.schema import Schema
+from shardio.manifest.default_view import ROWS, is_known, why_wrong
 from shardio.manifest.generation import Generation, describe, lineage_of, parse
 from shardio.sealed import read_sealed, sealed, write_sealed
 from shardio.version import __version__
@@ -91,15 +92,18 @@ def publish(
     subsets: Mapping[str, RowRuns] | None = None,
     stats: Mapping[str, Any] | None = None,
     surgery: Mapping[str, Any] | None = None,
+    view: Mapping[str, Any] = ROWS,
 ) -> Generation:
     """Publish the first generation of a dataset whose shards lie finished in `folder`.
 
     Raises:
         DatasetConflict: another writer published in this folder meanwhile.
-        InvalidArgument: a class name is no string.
+        InvalidArgument: a class name is no string, or `view` is none of such samples.
         SchemaError: something given is nothing that JSON can say.
         OSError: the disk refuses; nothing is published.
     """
+    if wrong := why_wrong(view, schema) if is_known(view) else "it is of no known kind":
+        raise InvalidArgument(f"view {dict(view)!r}: {wrong}")
     generation = Generation(
         number=1,
         lineage=lineage_of(schema, shards),
@@ -112,6 +116,7 @@ def publish(
         subsets=dict(subsets or {}),
         stats=dict(stats or {}),
         surgery=dict(surgery or {}),
+        view=view,
     )
     _publish(Path(folder), generation)
     return generation

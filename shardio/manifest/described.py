@@ -65,6 +65,11 @@ class Described:
         return self._generation.versions
 
     @property
+    def view(self) -> Mapping[str, Any]:
+        """What a loader's samples are unless it is asked for others: rows, or clips of videos."""
+        return self._generation.view
+
+    @property
     def subsets(self) -> Mapping[str, int]:
         """The names of its subsets, and how many samples each has."""
         return {name: len(rows) for name, rows in self._generation.subsets.items()}

@@ -11,6 +11,7 @@ from shardio.errors import DatasetCorrupt, InvalidArgument, SchemaError, ShardUn
 from shardio.format.checksum import hash_bytes
 from shardio.format.layout import MAJOR, MINOR
 from shardio.format.schema import Schema
+from shardio.manifest.default_view import ROWS, is_known, why_wrong
 from shardio.manifest.listing import (
     Side,
     describe_schema,
@@ -25,7 +26,6 @@ from shardio.opening import MAX_SAMPLES
 from shardio.views import RowRuns
 from shardio.writer import ShardSummary
 
-_VIEW: Final = {"kind": "rows"}
 _SIDE_COLUMNS: Final = "side_columns"
 """What a reader must know to read a generation that has sides."""
 
@@ -38,7 +38,8 @@ class Generation:
     versions and those options that change the data; neither holds absolute paths, times or hosts.
     `subsets` are named parts of the rows, `stats` what was counted of them, and `surgery` says
     what made this generation of an earlier one: its name and its options. `schema` is that of
-    `shards`; `sides` are columns that were added later, in the order in which they were.
+    `shards`; `sides` are columns that were added later, in the order in which they were. `view` is
+    what the samples of a loader are unless it is asked for others: see `default_view`.
     """
 
     number: int
@@ -53,6 +54,7 @@ class Generation:
     stats: Mapping[str, Any] = field(default_factory=dict)
     surgery: Mapping[str, Any] = field(default_factory=dict)
     sides: tuple[Side, ...] = ()
+    view: Mapping[str, Any] = field(default_factory=lambda: ROWS)
 
     @property
     def whole_schema(self) -> Schema:
@@ -89,7 +91,7 @@ def describe(generation: Generation) -> dict[str, Any]:
         "inputs": [dict(entry) for entry in generation.inputs],
         "converter": dict(generation.converter),
         "versions": dict(generation.versions),
-        "view": _VIEW,
+        "view": dict(generation.view),
     }
     subsets = {
         name: {"samples": len(rows), "rows": rows.to_text()}
@@ -129,12 +131,15 @@ def parse(content: dict[str, Any], place: Path) -> Generation:
             stats=content.get("stats", {}),
             surgery=content.get("surgery", {}),
             sides=parse_sides(content.get("sides", []), shards, place),
+            view=content["view"],
         )
         _ = generation.whole_schema  # whose names fit together, or this raises
     except (KeyError, TypeError, SchemaError) as error:
         raise DatasetCorrupt(f"{place}: not a generation: {error!r}") from error
     except ShardUnsupported as error:
         raise ShardUnsupported(f"{place}: {error}") from error
+    if wrong := why_wrong(generation.view, generation.schema):
+        raise DatasetCorrupt(f"{place}: view {dict(generation.view)!r}: {wrong}")
     names = [shard.name for shard, _ in generation.files]
     if len(set(names)) != len(names):
         raise DatasetCorrupt(f"{place}: a shard is named twice")
@@ -151,8 +156,11 @@ def _check_readable(content: dict[str, Any], place: Path) -> None:
         raise DatasetCorrupt(f"{place}: {wanted!r} is no version of the format")
     if int(major) != MAJOR:
         raise ShardUnsupported(f"{place}: format {wanted}, this shardio reads {MAJOR}")
-    if view != _VIEW:
-        raise ShardUnsupported(f"{place}: view {view!r}, this shardio reads {_VIEW}")
+    if not is_known(view):
+        raise ShardUnsupported(
+            f"{place}: view {view!r}, this shardio reads those of rows and of clips with frames, "
+            "stride, step and size"
+        )
     _check_required(content, place)
 
 

@@ -11,6 +11,7 @@ from shardio.dataset import ShardDataset
 from shardio.errors import InvalidArgument
 from shardio.format.fields import Array
 from shardio.format.schema import Schema
+from shardio.manifest import ROWS
 from shardio.surgery.rewriting import SHARD_BYTES, Rewriting, SurgeryReport
 from shardio.surgery.soundness import Progress, require_sound, tell_writing
 
@@ -65,6 +66,7 @@ def merge(
                 classes=classes,
                 inputs=[entry for dataset in datasets for entry in dataset.inputs],
                 converter=_common([dataset.converter for dataset in datasets]),
+                view=_common([dataset.view for dataset in datasets]) or ROWS,
                 versions=_common_entries([dataset.versions for dataset in datasets]),
                 surgery={
                     "name": "merge",

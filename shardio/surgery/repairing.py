@@ -20,6 +20,7 @@ from shardio.errors import (
     ShardCorrupt,
     ShardNotFound,
 )
+from shardio.manifest import ROWS
 from shardio.reader import ShardReader
 from shardio.surgery.admission import Part, admit
 from shardio.surgery.mending import mend, unreadable_pages
@@ -176,6 +177,7 @@ def repair(
             inputs=[found.as_json() for found in repairs],
             converter=patient.generation.converter if patient.generation else {},
             versions=patient.generation.versions if patient.generation else {},
+            view=patient.generation.view if patient.generation else ROWS,
             surgery={"name": "repair", "options": {"shard_bytes": shard_bytes}},
         )
     return RepairReport(os.fspath(source), Path(out), generation.n_samples, tuple(repairs))

@@ -62,6 +62,7 @@ def reshard(
                 inputs=generation.inputs,
                 converter=generation.converter,
                 versions=generation.versions,
+                view=generation.view,
                 subsets=generation.subsets,
                 stats=generation.stats,
                 surgery={
