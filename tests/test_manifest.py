@@ -488,8 +488,8 @@ def test_clips_are_of_one_field_of_videos(published: Path, tmp_path: Path) -> No
 
 
 def test_a_later_field_type_is_unsupported_by_name(published: Path) -> None:
-    forge(place_of(published), lambda g: g["schema"]["fields"][1].update(type=6))
-    with pytest.raises(ShardUnsupported, match="000001.json: field 'größe' has field type 6"):
+    forge(place_of(published), lambda g: g["schema"]["fields"][1].update(type=60))
+    with pytest.raises(ShardUnsupported, match="000001.json: field 'größe' has field type 60"):
         load(published)
 
 
