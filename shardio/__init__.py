@@ -18,6 +18,7 @@ if sys.platform == "win32":
 
 if TYPE_CHECKING:
     from shardio.batch import Batch
+    from shardio.clips import Clip
     from shardio.conversion import ConversionReport, Input, Outcome, Source, convert
     from shardio.dataset import ShardDataset
     from shardio.dataset import open_dataset as open
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
         DatasetExists,
         DatasetNotFound,
         InvalidArgument,
-        LoaderClosed,
         MediaError,
         MemoryShort,
         SchemaError,
@@ -55,6 +55,7 @@ __all__ = [
     "Batch",
     "Bytes",
     "ChecksumMismatch",
+    "Clip",
     "ConversionReport",
     "DataError",
     "DatasetCorrupt",
@@ -67,7 +68,6 @@ __all__ = [
     "InvalidArgument",
     "Json",
     "List",
-    "LoaderClosed",
     "MediaError",
     "MemoryShort",
     "Outcome",
@@ -98,6 +98,7 @@ _HOMES = {
     "Audio": "shardio.format.fields",
     "Batch": "shardio.batch",
     "Bytes": "shardio.format.fields",
+    "Clip": "shardio.clips",
     "ConversionReport": "shardio.conversion",
     "DatasetWriter": "shardio.dataset_writer",
     "EncodedStream": "shardio.format.streams",

@@ -115,7 +115,7 @@ class Clips:
     """
 
     def __init__(self, clip: Clip, n_frames: _Numbers) -> None:
-        self.clip = clip
+        self.clip, self.n_frames = clip, n_frames
         n_starts = np.maximum(n_frames - (clip.span - 1), 0)
         if clip.where == "all":
             counts = -(-n_starts // (clip.step or 1))

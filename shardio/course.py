@@ -63,7 +63,10 @@ class Course:
         """Of epochs that begin now."""
         if choice.is_in_blocks:
             n_bytes = sum(shard.n_bytes for shard in dataset.shards)
-            self.window = Window.of(n_bytes, sum(shard.n_samples for shard in dataset.shards))
+            n_samples = sum(shard.n_samples for shard in dataset.shards)
+            if dataset.clips is not None:  # as if all rows had as many as those that are shown
+                n_samples = n_samples * len(dataset) // max(1, dataset.n_shown)
+            self.window = Window.of(n_bytes, n_samples)
         if choice.weights is not None:
             weights = _checked(choice.weights, self._n_samples)
             self._weights_hash = _hash_of(weights)

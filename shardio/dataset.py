@@ -27,15 +27,16 @@ from shardio.manifest import (
 )
 from shardio.manifest.described import Described
 from shardio.reader import ShardReader
+from shardio.shown import Shown
 from shardio.units import VERIFY, Rows, Verify
-from shardio.views import RowList, RowRuns, check_mask, check_positions
+from shardio.views import RowList, check_mask, check_positions
 from shardio.writer import ShardSummary
 
 _AT_ONCE: Final = 8192
 """Rows of a column that are gathered in one call."""
 
 
-class ShardDataset(Described, Sequence[dict[str, Any]], Closing):
+class ShardDataset(Shown, Described, Sequence[dict[str, Any]], Closing):
     """All samples of a dataset, by number; owns its shards' maps until `close()`.
 
     A shard is opened when it is first needed. A column that was added later lies in shards of its
@@ -77,9 +78,7 @@ class ShardDataset(Described, Sequence[dict[str, Any]], Closing):
             side.name: k * len(self.shards) for k, side in enumerate(self._generation.sides, 1)
         }
         self.subset = subset
-        self._view: RowRuns | RowList | None = None
-        if subset is not None:
-            self._view = self._subset_rows(subset)
+        self._view = None if subset is None else self._subset_rows(subset)
         self._verify = verify
         counts = [shard.n_samples for shard in self._generation.shards]
         self._starts: Rows = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
@@ -100,9 +99,6 @@ class ShardDataset(Described, Sequence[dict[str, Any]], Closing):
         """The fields of its samples."""
         return self._schema
 
-    def __len__(self) -> int:
-        return int(self._starts[-1]) if self._view is None else len(self._view)
-
     def __repr__(self) -> str:
         part = "" if self.subset is None else f"subset {self.subset!r}, "
         part = part if self.selection is None else "a selection, "
@@ -119,13 +115,13 @@ class ShardDataset(Described, Sequence[dict[str, Any]], Closing):
         if not -n <= row < n:
             raise IndexError(f"{self.path}: sample {row} of {n}")
         row += n if row < 0 else 0
-        if self._view is not None:
+        if not self.is_plain:
             row = int(self.rows(np.array([row]))[0])
         shard = int(np.searchsorted(self._starts, row, side="right")) - 1
         return self.sample(shard, row - int(self._starts[shard]))
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        if self._view is not None:
+        if not self.is_plain:
             return (self[i] for i in range(len(self)))
         return (sample for shard in range(len(self.shards)) for sample in self.samples(shard))
 
@@ -144,28 +140,6 @@ class ShardDataset(Described, Sequence[dict[str, Any]], Closing):
     def samples(self, shard: int) -> Iterator[dict[str, Any]]:
         """All samples of one shard, in order."""
         return (self.sample(shard, row) for row in range(self.shards[shard].n_samples))
-
-    @property
-    def starts(self) -> Rows:
-        """The number of each shard's first sample, and of all samples at the end."""
-        return self._starts
-
-    @property
-    def view_id(self) -> str:
-        """What tells its view from others over the same dataset; empty where that is all samples.
-
-        It stays the same when samples are appended that the view has no part in.
-        """
-        return "" if self._view is None else self._view.identity
-
-    @property
-    def selection(self) -> RowList | None:
-        """Its view, if that was made by `select`."""
-        return self._view if isinstance(self._view, RowList) else None
-
-    def show(self, selection: RowList) -> None:
-        """Have it show these rows of all shards, instead of whatever it shows."""
-        self._view = selection
 
     def select(
         self,
@@ -221,10 +195,6 @@ class ShardDataset(Described, Sequence[dict[str, Any]], Closing):
             gather.gather(gather.place(rows, shards), rows, shards, part)
         shape = tuple(each or 0 for each in field.shape)
         return found.view(field.numpy).reshape(len(self), *shape)
-
-    def rows(self, positions: Rows) -> Rows:
-        """The rows of all shards that the samples at `positions` are: of a subset, its own."""
-        return positions if self._view is None else self._view.rows(positions)
 
     def locate(self, rows: Rows) -> Rows:
         """The number of the shard that each of `rows` lies in."""

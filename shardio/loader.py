@@ -15,6 +15,7 @@ from shardio._engine.tally import N_RECORDS
 from shardio.access.filesystems import Access
 from shardio.batch import Batch
 from shardio.choice import Choice, Sampler, Shuffle
+from shardio.clips import Clip
 from shardio.closing import Closing
 from shardio.course import Course
 from shardio.dataset import ShardDataset
@@ -23,7 +24,7 @@ from shardio.errors import InvalidArgument
 from shardio.handover import Handover, Maker, Pass, RecordedPass
 from shardio.loading_stats import LoaderStats
 from shardio.mixture import Mixture
-from shardio.options import Collate, OnError, Output, check_options, check_verify, recipe_of
+from shardio.options import Collate, OnError, Output, check_options, cut_of, recipe_of
 from shardio.preload import preload as bring_in
 from shardio.progress import Progress, progress_of, state_of
 from shardio.progress_bar import ProgressBar
@@ -96,9 +97,11 @@ class ShardLoader(Closing):
         record: keep when the latest batches were filled and handed over, for `timeline`.
         subset: the name of a subset, whose samples alone there are then; that of an open
             ShardDataset, if it has one.
-        decode: whether pictures arrive as pixels, uint8 (height, width, 3), RGB: stacked where all
-            have one height and width, else as `collate` says. False for the bytes of files.
+        decode: whether pictures arrive as pixels, uint8 (height, width, 3): stacked where all have
+            one size, else as `collate` says. False for the bytes of files.
         dct: "accurate", or "fast": JPEGs in about 5 % less time, most pixels within 2 levels.
+        clip: a `shardio.Clip`: which clips of the videos in a field the samples are, and how their
+            pixels arrive. By default those that the dataset says, else `Clip()`.
         preload: bring what is read of the samples into the page cache in the constructor, or raise
             a MemoryShort where that does not fit; nothing keeps it there.
 
@@ -144,8 +147,8 @@ class ShardLoader(Closing):
         preload: bool = False,
         decode: bool = True,
         dct: Dct = "accurate",
+        clip: Clip | None = None,
     ) -> None:
-        check_verify(verify)
         opened = open_anew(dataset, verify, access, subset)
         if isinstance(opened, Mixture):
             fields = opened.check_agreement(fields)
@@ -176,13 +179,16 @@ class ShardLoader(Closing):
             preload=preload,
             decode=decode,
             dct=dct,
+            clip=clip,
+            view=opened.view,
         )
+        clips = cut_of(self._options, opened)
         self._course = Course(opened, self._options.choice)
         self._next: Progress | int = 0
         """Where the next iteration begins: a place that was loaded, or the epoch."""
         self._latest: Iteration | None = None
         self._engine = Engine(
-            recipe_of(self._options, opened, self._course.n_at_most),
+            recipe_of(self._options, opened, self._course.n_at_most, clips),
             n_workers=self._options.num_workers,
             prefetch=self._options.prefetch,
             memory_bytes=self._options.memory_bytes,
@@ -209,13 +215,8 @@ class ShardLoader(Closing):
             maker = TensorMaker(self._options.device)
             if maker.aliases:
                 self._engine.settle_by(maker.synchronize)
-        return Handover(
-            self._engine,
-            maker,
-            opened,
-            reuses=self._options.reuse,
-            most_skips=self._options.max_skips or 0,
-        )
+        reuses, most_skips = self._options.reuse, self._options.max_skips or 0
+        return Handover(self._engine, maker, opened, reuses=reuses, most_skips=most_skips)
 
     @property
     def dataset(self) -> ShardDataset:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, get_args
 
 import numpy as np
@@ -15,11 +15,14 @@ from shardio._engine.recipe import Dct, Recipe
 from shardio._engine.staff import StartMethod
 from shardio.access.filesystems import Access
 from shardio.choice import Choice, check_takes_one
+from shardio.clips import Clip
 from shardio.collation import Collation, Kind, Sizes, collation_of
+from shardio.cutting import Cut, cut, default_clip, videos_among
 from shardio.dataset import ShardDataset
 from shardio.division import Tail
 from shardio.errors import InvalidArgument
 from shardio.format.schema import Schema
+from shardio.launchers import told_by_launcher
 from shardio.mixture import Mixture
 from shardio.pictures import decoded, picture_fields
 from shardio.signatures import takes_rng
@@ -38,14 +41,6 @@ _MOST_WORKERS: Final = 1024
 """More of them than any machine has use for; each takes descriptors, and 10 MB of memory."""
 _LONGEST_S: Final = 1_000_000
 """The kernel counts milliseconds in 31 bits."""
-_SLURM: Final = "SLURM_PROCID"
-_LAUNCHERS: Final = (
-    ("RANK", "WORLD_SIZE"),
-    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
-    # Of the step: a batch script, which runs once, has a rank and SLURM_NTASKS, too.
-    (_SLURM, "SLURM_STEP_NUM_TASKS"),
-)
-"""The variables by which launchers tell a process its rank and how many there are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +73,8 @@ class Options:
     preload: bool
     pictures: tuple[str, ...]
     dct: Dct
+    clip: Clip | None
+    video: str | None
 
 
 def check_options(
@@ -108,6 +105,8 @@ def check_options(
     preload: bool,
     decode: bool,
     dct: Dct,
+    clip: Clip | None,
+    view: Mapping[str, Any],
 ) -> Options:
     """Check every option against what is acceptable, and `fields` against the schema.
 
@@ -117,11 +116,19 @@ def check_options(
     callable_ = _callable("transform", transform)
     batch_callable = _callable("batch_transform", batch_transform)
     names = _fields(fields, schema)
+    decodes = _one_of("decode", decode, (True, False))
+    if clip is not None and not decodes:
+        raise InvalidArgument("clip needs decode=True: packets cannot be put into a batch")
+    video = None
+    if decodes:
+        video, names = videos_among(schema, names, clip, is_asked=fields is not None)
     collation = collation_of(collate)
     if collation.function is not None:
         check_takes_one("collate", "samples", collation.function)
-    pictures = picture_fields(schema, names) if _one_of("decode", decode, (True, False)) else ()
-    if transform is None:  # else what it makes decides
+    pictures = picture_fields(schema, names) if decodes else ()
+    if (
+        transform is None and video is None
+    ):  # else what it makes decides; or of which size clips are
         chosen = Schema({name: schema[name] for name in names})
         collation.expand(decoded(chosen) if pictures else chosen)
     rank, world_size = _place_among_ranks(rank, world_size)
@@ -151,7 +158,7 @@ def check_options(
         memory_bytes=(
             default_budget() if memory_bytes is None else _count("memory_bytes", memory_bytes, 1)
         ),
-        verify=check_verify(verify),
+        verify=_one_of("verify", verify, VERIFY),
         access=access,
         max_skips=_most_skips(on_error, max_skips),
         timeout_s=_seconds("timeout_s", timeout_s),
@@ -162,10 +169,15 @@ def check_options(
         preload=bool(_one_of("preload", preload, (True, False))),
         pictures=pictures,
         dct=_one_of("dct", dct, _DCTS),
+        # Named or not, the same field: loaders of the same clips take each other's states.
+        clip=None if video is None else replace(clip or default_clip(view), field=video),
+        video=video,
     )
 
 
-def recipe_of(options: Options, dataset: ShardDataset, n_at_most: int | None) -> Recipe:
+def recipe_of(
+    options: Options, dataset: ShardDataset, n_at_most: int | None, cut: Cut | None
+) -> Recipe:
     """What is in the batches of a loader whose epochs have so many positions, None if unknown."""
     # No more rows than there are positions, unless a batch is filled up.
     is_whole = n_at_most is None or options.tail == "pad"
@@ -191,13 +203,25 @@ def recipe_of(options: Options, dataset: ShardDataset, n_at_most: int | None) ->
         mixed=mixed,
         pictures=options.pictures,
         dct=options.dct,
+        cut=cut,
     )
 
 
-def check_verify(verify: Verify) -> Verify:
-    """Check the one option that opening a dataset needs."""
-    checked: Verify = _one_of("verify", verify, VERIFY)
-    return checked
+def cut_of(options: Options, dataset: ShardDataset) -> Cut | None:
+    """Have a dataset show the clips that its loader was asked for; None if it has no videos.
+
+    Raises:
+        InvalidArgument, ShardCorrupt: as `cutting.cut` says; or it is a mixture.
+    """
+    if options.clip is None or options.video is None:
+        return None
+    if isinstance(dataset, Mixture):
+        others = [name for name in options.fields if name != options.video]
+        raise InvalidArgument(
+            f"{dataset.path}: clips are cut out of the videos of one dataset; leave out "
+            f"{options.video!r} (fields={others}), or load the sources one by one"
+        )
+    return cut(dataset, options.clip, options.video)
 
 
 def _one_of(name: str, value: Any, known: tuple[Any, ...]) -> Any:
@@ -224,33 +248,11 @@ def _place_among_ranks(rank: Any, world_size: Any) -> tuple[int, int]:
         )
     where = "rank"
     if rank is None:
-        where, rank, world_size = _told_by_launcher()
+        where, rank, world_size = told_by_launcher()
     n = _count("world_size", world_size, 1, _MOST_RANKS)
     if _count("rank", rank, 0) >= n:
         raise InvalidArgument(f"{where} must be below world_size, which is {n}; found {rank}")
     return int(rank), n
-
-
-def _told_by_launcher() -> tuple[str, int, int]:
-    """What the environment says, and the variable that names the rank."""
-    for name, of_size in _LAUNCHERS:
-        texts = os.environ.get(name), os.environ.get(of_size)
-        if texts == (None, None) or (texts[1] is None and name == _SLURM):
-            continue
-        try:
-            rank, world_size = (int(text or "") for text in texts)
-        except ValueError:
-            raise InvalidArgument(
-                f"the environment has {name}={texts[0]!r} and {of_size}={texts[1]!r}, where both "
-                "must be numbers: set both or none, or pass rank and world_size"
-            ) from None
-        if rank < 0 or world_size < 1:
-            raise InvalidArgument(
-                f"the environment has {name}={rank} and {of_size}={world_size}; pass rank and "
-                "world_size if they are not meant for this program"
-            )
-        return name, rank, world_size
-    return "rank", 0, 1
 
 
 def _most_skips(on_error: Any, max_skips: Any) -> int | None:

@@ -53,7 +53,8 @@ def preload(dataset: ShardDataset, fields: Sequence[str]) -> int:
         ShardChanged: a file is shorter than it was.
         OSError: a file cannot be read.
     """
-    extents = Extents(dataset, fields, "always")  # hashes too: they are read with their rows
+    # Hashes too: they are read with their rows.
+    extents = Extents(dataset, fields, "always", has_streams=True)
     fixed = _all(dataset, extents, of_records=False)
     _require(fixed.n_bytes)
     ranges = merged(joined([fixed, _all(dataset, extents, of_records=True)]), _GRAIN_BYTES)

@@ -24,6 +24,7 @@ RANKS = {
     "shardio.loading_stats": 0,
     "shardio.timeline": 1,
     "shardio.signatures": 1,
+    "shardio.launchers": 1,
     "shardio.disk": 0,  # whatever changes a file system
     "shardio.format": 1,  # bytes <-> values
     "shardio.access": 1,  # how a file's bytes are got at
@@ -51,6 +52,7 @@ RANKS = {
     "shardio.blend": 6,
     "shardio.division": 6,
     "shardio.collation": 4,
+    "shardio.shown": 4,
     "shardio.transforms": 4,
     "shardio.collate": 5,
     "shardio.inference": 5,
@@ -59,6 +61,7 @@ RANKS = {
     "shardio.batch": 6,
     "shardio.mixture": 7,
     "shardio.pictures": 7,
+    "shardio.cutting": 7,
     "shardio._engine": 8,  # processes stop here
     "shardio.surgery": 9,
     "shardio.progress": 8,

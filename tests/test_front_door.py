@@ -30,6 +30,7 @@ INNER = {
     "BatchOverdue",
     "DatasetConflict",
     "EnvironmentUnsuitable",
+    "LoaderClosed",
     "ShardExists",
     "ShardIncomplete",
     "ShardUnsupported",

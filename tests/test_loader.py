@@ -471,7 +471,7 @@ def test_the_budget_is_half_of_what_is_available_by_default(
         ({"prefetch": -1}, "prefetch must be an integer from 0 up; found -1"),
         ({"memory_bytes": 0}, "memory_bytes must be an integer from 1 up; found 0"),
         ({"memory_bytes": 1e9}, "memory_bytes must be an integer from 1 up; found 1000000000.0"),
-        ({"verify": "last"}, "verify must be one of 'off', 'first', 'always'; found 'last'"),
+        ({"verify": "last"}, "verify must be one of off, first, always; found 'last'"),
         ({"reuse": "yes"}, "reuse must be one of True, False; found 'yes'"),
         ({"start_method": "threads"}, "start_method must be one of 'zygote', 'spawn', 'forkser"),
     ],

@@ -17,9 +17,10 @@ import numpy as np
 import pytest
 
 import shardio
-from shardio import Batch, LoaderClosed, ShardLoader
+from shardio import Batch, ShardLoader
 from shardio._engine.sizing import n_blocks_wanted
 from shardio.access.filesystems import Access
+from shardio.errors import LoaderClosed
 from tests.loading import (
     PATIENCE_S,
     RAGGED,

@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shardio import Array, LoaderClosed, Schema, ShardLoader, Text
+from shardio import Array, Schema, ShardLoader, Text
 from shardio._engine.tally import Lap, Tallies, Tally
 from shardio.division import Division, Tail
+from shardio.errors import LoaderClosed
 from shardio.loading_stats import LoadingStats
 from shardio.spent import CHECK, SPENT
 from tests.loading import PATIENCE_S, TWO_FIELDS, two_fields, write_dataset

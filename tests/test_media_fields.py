@@ -327,7 +327,7 @@ def test_a_dataset_gives_media_of_any_shard(dataset: Path) -> None:
 
 def test_a_loader_refuses_streams_at_once_and_says_what_to_do(dataset: Path) -> None:
     with pytest.raises(InvalidArgument) as caught:
-        ShardLoader(dataset, batch_size=2, num_workers=0, output="numpy")
+        ShardLoader(dataset, batch_size=2, num_workers=0, output="numpy", decode=False)
     assert str(caught.value) == (
         "field 'video' is a Video, whose packets cannot be put into a batch: leave it out "
         "(fields=['image', 'label', 'note']), or have a transform decode it"

@@ -129,7 +129,7 @@ class Batches:
                 return self._fill_and_join(layout, memory, share, one_by_one)
             used = one_by_one(layout, memory, states)
         elif self._recipe.transform is not None:
-            used = self._transformed.fill(layout, memory, rows, shards, states, epoch, start)
+            used = self._transformed.fill(layout, memory, stretch, part, states, epoch, start)
         else:
             if memory.views is None:
                 memory.views = layout.views(memory.bytes)

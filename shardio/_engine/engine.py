@@ -29,6 +29,7 @@ from shardio._engine.passes import Passes
 from shardio._engine.recipe import Plan, Recipe, Schemas
 from shardio._engine.schedule import Schedule
 from shardio._engine.shared import SharedArray
+from shardio._engine.showing import shared_tables
 from shardio._engine.sizing import block_bytes, n_blocks_wanted
 from shardio._engine.staff import Staff, StartMethod, Workers
 from shardio._engine.tally import Filling
@@ -37,7 +38,6 @@ from shardio.collate import BlockLayout
 from shardio.dataset import ShardDataset
 from shardio.errors import InvalidArgument, LoaderClosed, MemoryShort, SchemaError, TransformError
 from shardio.loading_stats import LoadingStats
-from shardio.views import RowList
 
 # Raised where the bookkeeping is whole, of a pass that could not begin.
 _TEAR_NOTHING: Final = (MemoryShort, TransformError, SchemaError, InvalidArgument, LoaderClosed)
@@ -81,7 +81,7 @@ class Engine:
         self._layout: BlockLayout | None = None
         self._schemas: Schemas
         self._fds: list[int] = []
-        self._selection: SharedArray | None = None
+        self._tables: tuple[SharedArray, ...] = ()
         self._is_closed = False
         self._is_inside = False
         """Whether a call is under way; a signal handler in the same thread may call `close`."""
@@ -105,10 +105,8 @@ class Engine:
         self._fds.append(kept_file(self._n_workers))
         self._fds.extend(stack_files(self._n_workers))
         dataset.share_marks(np.frombuffer(mmap.mmap(marks_fd, 0), np.uint8))
-        if dataset.selection is not None:
-            self._selection = SharedArray.of(dataset.selection.every(), "the rows of a selection")
-            dataset.show(RowList(self._selection.array))  # one copy for all
-        self._staff.introduce(dataset, self._fds, self._selection)
+        self._tables = shared_tables(dataset)
+        self._staff.introduce(dataset, self._fds, self._tables)
         self._inquiry = Inquiry(self._recipe, dataset, self._staff)
         schemas = self._inquiry.ask()  # now; the answer is awaited when it is needed
         if schemas is not None:
@@ -245,7 +243,7 @@ class Engine:
         self._staff.close()
         self._passes.start_anew()
         self._staff = self._new_staff()
-        self._staff.introduce(self.dataset, self._fds, self._selection)
+        self._staff.introduce(self.dataset, self._fds, self._tables)
         self._inquiry = Inquiry(self._recipe, self.dataset, self._staff)
         if self._traffic is not None and self._layout is not None:
             self.pool.close()

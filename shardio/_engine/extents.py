@@ -238,9 +238,18 @@ class Extents:
         dataset: whose shards are opened when they are first asked about.
         fields: their names.
         verify: as the loader has it: what is to be hashed is read whole.
+        has_streams: whether all packets of streams are among the values, or none: how much of them
+            a clip or a transform will read, nobody can tell.
     """
 
-    def __init__(self, dataset: ShardDataset, fields: Sequence[str], verify: str) -> None:
+    def __init__(
+        self,
+        dataset: ShardDataset,
+        fields: Sequence[str],
+        verify: str,
+        *,
+        has_streams: bool = False,
+    ) -> None:
         self.files = Files(dataset, fields)
         self._dataset = dataset
         self._columns: list[_Column] = []
@@ -249,9 +258,9 @@ class Extents:
             starts = self.files.starts[numbers]
             columns = [name for name in names if name in dataset.schema.columns]
             self._columns += [_Column(dataset, name, starts, verify) for name in columns]
-            # How much of a stream of packets a transform will read, nobody can tell.
-            streams = {n for n, f in dataset.schema.records.items() if isinstance(f, STREAMED)}
-            records = [n for n in names if n in dataset.schema.records and n not in streams]
+            stored = dataset.schema.records
+            streams = {n for n, f in stored.items() if isinstance(f, STREAMED)}
+            records = [n for n in names if n in stored and (has_streams or n not in streams)]
             if records:
                 self._records.append(_Records(dataset, records, self.files, numbers))
 

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from shardio._engine.advice import Advice
 from shardio._engine.batched import Batches, Share
 from shardio._engine.blocks import BlockMap
+from shardio._engine.clips import VideoClips
 from shardio._engine.itinerary import Itinerary, Stretch
 from shardio._engine.pictures import Pictures
 from shardio._engine.recipe import Plan, Recipe, Schemas
@@ -29,7 +30,7 @@ from shardio.division import Division
 from shardio.errors import SchemaError
 from shardio.format.schema import Schema
 from shardio.inference import infer_schema
-from shardio.pictures import common_sizes, decoded
+from shardio.pictures import decoded
 from shardio.units import Rows
 
 RowByRow = Callable[[npt.NDArray[np.int64], BlockLayout, BlockMap, npt.NDArray[np.int32]], int]
@@ -64,8 +65,9 @@ class Filler:
         self._itinerary = Itinerary(dataset, shuffle=recipe.shuffle, seed=recipe.seed)
         self._heap_bytes = 0
         pictures = Pictures(dataset, recipe.pictures, recipe.dct)
-        self._stored = StoredValues(dataset, self._source, pictures)
-        self._transformed = TransformedValues(recipe, dataset, pictures, passes, call)
+        self._clips = None if recipe.cut is None else VideoClips(dataset, recipe.cut)
+        self._stored = StoredValues(dataset, self._source, pictures, self._clips)
+        self._transformed = TransformedValues(recipe, dataset, pictures, self._clips, passes, call)
         self._batches = Batches(
             recipe,
             dataset,
@@ -75,6 +77,11 @@ class Filler:
             passes,
             call,
         )
+
+    def close(self) -> None:
+        """Let go of what is open of the dataset. Idempotent."""
+        if self._clips is not None:
+            self._clips.close()
 
     def share_steps(self, n_workers: int) -> None:
         """So many fill the blocks of a pass, and this one of them about as many as any other."""
@@ -89,22 +96,21 @@ class Filler:
             TransformError: the transform raised, or returned what cannot be put into a batch.
         """
         if self._recipe.transform is None or not self._recipe.n_samples:
-            if not self._recipe.pictures:
-                return self._source
-            return decoded(self._source, common_sizes(self._dataset, self._recipe.pictures))
-        rows = self._dataset.rows(np.array([number]))
-        shard = int(self._dataset.locate(rows)[0])
+            return self._recipe.delivered(self._dataset)
+        stretch, cut = self._itinerary.first(number), self._recipe.cut
+        row, shard = int(stretch.rows[0]), int(stretch.shards[0])
         if self._beware is not None:
-            self._beware(np.array([shard]))
-        sample = self._transformed.sample(int(rows[0]), shard, epoch=0, position=number)
+            self._beware(stretch.shards)
+        sample = self._transformed.sample(stretch, 0, epoch=0, position=number)
         try:
-            schema = self._recipe.collation.loosen(infer_schema(sample, self._source))
+            source = self._source if cut is None else cut.delivered(self._source)
+            schema = self._recipe.collation.loosen(infer_schema(sample, source))
             if self._recipe.pictures:
                 schema = decoded(schema)  # of one that the first sample lacks
             self._heap_bytes = heap_bytes_by(sample, schema, self._recipe.block_rows)
             return schema
         except SchemaError as error:
-            raise self._transformed.placed(str(error), int(rows[0]), shard, number) from None
+            raise self._transformed.placed(str(error), row, shard, number) from None
 
     def schemas(self, number: int = 0) -> Schemas:
         """What samples are, and what the user's functions make of a batch.
@@ -122,7 +128,7 @@ class Filler:
             return Schemas(samples, heap_bytes=self._heap_bytes)
         n_rows = recipe.block_rows
         if recipe.skips:
-            stretch, part = Stretch(self._dataset, 0, 1, np.array([number])), slice(0, 1)
+            stretch, part = self._itinerary.first(number), slice(0, 1)
         else:
             plan = Plan(0, Division(recipe.n_samples, 0, n_rows, tail="pad"))
             stretch, part = self._itinerary.stretch(plan, 0)
@@ -210,8 +216,7 @@ class Filler:
         if self._beware is not None:
             self._beware(stretch.shards[part])
         if self._recipe.transform is not None:
-            rows, shards = stretch.rows[part], stretch.shards[part]
-            return self._transformed.fill(layout, memory, rows, shards, states, epoch, start)
+            return self._transformed.fill(layout, memory, stretch, part, states, epoch, start)
         views = memory.views
         if views is None:
             views = memory.views = layout.views(memory.bytes)

@@ -17,8 +17,6 @@ from shardio._engine.staff import Workers
 from shardio._engine.wire import Ask, Task
 from shardio.dataset import ShardDataset
 from shardio.errors import WorkerDied
-from shardio.format.schema import Schema
-from shardio.pictures import common_sizes, decoded
 
 _NEXT, _SPREAD = 8, 24
 """How many samples are tried for the schema: the first ones, and some from all over the view."""
@@ -45,10 +43,7 @@ class Inquiry:
         """The schemas, if they are known; else a worker is asked, unless it was already."""
         recipe = self._recipe
         if not recipe.runs_user_code or not recipe.n_samples:
-            stored = Schema({name: self._dataset.schema[name] for name in recipe.fields})
-            if not recipe.pictures:
-                return Schemas(stored)
-            return Schemas(decoded(stored, common_sizes(self._dataset, recipe.pictures)))
+            return Schemas(recipe.delivered(self._dataset))
         if not self._is_asked:
             self._is_asked = True
             self._staff.give(_ASKED, Task(Ask.SCHEMA, 0, 0, 0, self._sample, 0, 0), None)

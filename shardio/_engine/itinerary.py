@@ -6,7 +6,8 @@ takes its slice.
 
 from __future__ import annotations
 
-from typing import Final, Protocol
+import functools
+from typing import Final, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -14,8 +15,8 @@ import numpy.typing as npt
 from shardio._engine.recipe import Plan
 from shardio.blend import BlendedOrder
 from shardio.collate import CLAIMED, NO_FIELD, pack_state
+from shardio.cutting import Cuts, draw_cuts
 from shardio.dataset import ShardDataset
-from shardio.division import Division
 from shardio.drawing import WeightedOrder
 from shardio.order import CHUNK, Order
 from shardio.units import Rows
@@ -24,16 +25,26 @@ from shardio.windows import WindowedOrder
 _STATE_SHIFT: Final = 32
 
 
+class Keys(NamedTuple):
+    """What is drawn for some samples depends on this: seed, epoch, and positions of the epoch."""
+
+    seed: int
+    epoch: int
+    positions: Rows
+
+
 class Stretch:
     """The samples of some steps of a pass; arrays are not to be written to.
 
     `first` is the first of the steps, `last` comes behind all of them; `rows` are their `n` rows of
     all shards, `shards` the numbers of their shards, `origins` their lines of a block's origin
-    table, (n, 3), claimed for no field yet.
+    table, (n, 3), claimed for no field yet. `keys` are what random numbers of them are drawn by.
     """
 
-    def __init__(self, dataset: ShardDataset, first: int, last: int, numbers: Rows) -> None:
-        self._dataset = dataset
+    def __init__(
+        self, dataset: ShardDataset, first: int, last: int, numbers: Rows, keys: Keys
+    ) -> None:
+        self._dataset, self._keys = dataset, keys
         self.first, self.last = first, last
         rows = dataset.rows(numbers)
         self.n, self.rows, self.shards = len(rows), rows, dataset.locate(rows)
@@ -50,6 +61,15 @@ class Stretch:
             found = self._dataset.gather(name).place(self.rows, self.shards)
             self._slots[name] = found
         return found
+
+    @functools.cached_property
+    def cuts(self) -> Cuts:
+        """Where the clip of each sample begins, and is cropped; of a dataset that shows clips."""
+        clips = self._dataset.clips
+        if clips is None:
+            raise AssertionError("a recipe with a cut is for a dataset that shows its clips")
+        seed, epoch, positions = self._keys
+        return draw_cuts(clips, self.origins[:, 0], positions, seed=seed, epoch=epoch)
 
 
 class Ordering(Protocol):
@@ -109,7 +129,7 @@ class Itinerary:
             self._plan = plan
         found = self._stretches.get(step % n_workers)
         if found is None or not found.first <= step < found.last:
-            found = self._stretches[step % n_workers] = self._look(division, step)
+            found = self._stretches[step % n_workers] = self._look(plan, step)
         n_whole = division.batch_size
         start = (step - found.first) // n_workers * n_whole
         return found, slice(start, min(start + n_whole, found.n))  # only the last has fewer
@@ -117,17 +137,24 @@ class Itinerary:
     def at(self, plan: Plan, positions: Rows) -> Stretch:
         """A stretch of its own with the samples at some positions of a pass."""
         order = self._order if plan is self._plan else self._order_of(plan)
-        return Stretch(self._dataset, 0, 1, order.at(positions))
+        keys = Keys(self._seed, plan.epoch, positions)
+        return Stretch(self._dataset, 0, 1, order.at(positions), keys)
+
+    def first(self, number: int) -> Stretch:
+        """A stretch with one sample of the view, as it comes first in a first epoch."""
+        numbers = np.array([number])
+        return Stretch(self._dataset, 0, 1, numbers, Keys(self._seed, 0, numbers))
 
     def _order_of(self, plan: Plan) -> Ordering:
         return order_of(plan, shuffle=self._shuffle, seed=self._seed)
 
-    def _look(self, division: Division, step: int) -> Stretch:
-        every = self.n_workers
+    def _look(self, plan: Plan, step: int) -> Stretch:
+        division, every = plan.division, self.n_workers
         n_steps = max(1, CHUNK // division.batch_size) * every
         begin, own = step - step % n_steps, step % every
         first = max(division.first_step, begin)
         first += (own - first) % every
         last = min(division.last_step, begin + n_steps)
         positions = division.positions(first, last, every)
-        return Stretch(self._dataset, first, last, self._order.at(positions))
+        keys = Keys(self._seed, plan.epoch, positions)
+        return Stretch(self._dataset, first, last, self._order.at(positions), keys)

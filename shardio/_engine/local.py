@@ -46,7 +46,7 @@ class Local:
         self._plans: dict[int, Plan] = {}
 
     def introduce(
-        self, dataset: ShardDataset, fds: Sequence[int], selection: SharedArray | None = None
+        self, dataset: ShardDataset, fds: Sequence[int], tables: tuple[SharedArray, ...] = ()
     ) -> None:
         """Use main's own dataset."""
         self._filler = Filler(

@@ -28,6 +28,8 @@ NOTHING: Final = Ranges(np.empty(0, np.int64), np.empty(0, np.int64))
 
 def joined(parts: Sequence[Ranges]) -> Ranges:
     """All of them."""
+    if not parts:
+        return NOTHING
     starts = [each.starts for each in parts]
     return Ranges(np.concatenate(starts), np.concatenate([each.ends for each in parts]))
 

@@ -12,9 +12,12 @@ from shardio.access.filesystems import Access
 from shardio.blend import Blend
 from shardio.collate import BlockLayout, lay_out, lay_out_whole
 from shardio.collation import STACKED, Collation
+from shardio.cutting import Cut
+from shardio.dataset import ShardDataset
 from shardio.division import Division
 from shardio.format.schema import Schema
 from shardio.mixture import Mixed
+from shardio.pictures import common_sizes, decoded
 from shardio.units import Verify
 from shardio.windows import Window
 
@@ -30,7 +33,8 @@ class Recipe:
     `block_rows` is how many samples a block has room for. `skips` says whether a sample that fails
     gives its place to another. `batch_transform` is the user's as well, and is given whole batches.
     `mixed` is what several datasets are opened by, in the place of one, and `path` for messages.
-    `pictures` are the fields that are decoded, with that `dct`.
+    `pictures` are the fields that are decoded, with that `dct`; `cut` says which clips of videos
+    samples are.
     """
 
     path: str
@@ -52,10 +56,13 @@ class Recipe:
     mixed: Mixed | None = None
     pictures: tuple[str, ...] = ()
     dct: Dct = "accurate"
+    cut: Cut | None = None
 
     @property
     def n_selected(self) -> int:
         """How many rows main hands over, if what is read is a selection."""
+        if self.cut is not None:
+            return self.cut.n_videos
         return self.n_samples if self.mixed is None else self.mixed.n_selected
 
     @property
@@ -67,6 +74,17 @@ class Recipe:
     def runs_user_code(self) -> bool:
         """Whether any function of the user runs where batches are made."""
         return self.transform is not None or self.makes_batches
+
+    def delivered(self, dataset: ShardDataset) -> Schema:
+        """What samples are without a transform: the fields, with whatever is decoded.
+
+        Raises:
+            ShardCorrupt: the part of the index is damaged that has the sizes of pictures.
+        """
+        found = Schema({name: dataset.schema[name] for name in self.fields})
+        if self.cut is not None:
+            found = self.cut.delivered(found)
+        return decoded(found, common_sizes(dataset, self.pictures)) if self.pictures else found
 
     def lay_out(self, schemas: Schemas) -> BlockLayout:
         """How batches lie in blocks.

@@ -68,7 +68,7 @@ class Workers:
         """Whether workers that run dry may go on with the next epoch."""
         self._crew = _crew(recipe, n_workers, start_method)
         self._hello: tuple[bytes, tuple[int, ...]] | None = None
-        self._selection: SharedArray | None = None
+        self._tables: tuple[SharedArray, ...] = ()
         self._layout: bytes | None = None
         self._blocks: dict[int, Block] = {}
         self._outbox = [b""] * n_workers
@@ -84,16 +84,17 @@ class Workers:
         return bool(self._starting) and time.monotonic() < self._start_end_s
 
     def introduce(
-        self, dataset: ShardDataset, fds: Sequence[int], selection: SharedArray | None = None
+        self, dataset: ShardDataset, fds: Sequence[int], tables: tuple[SharedArray, ...] = ()
     ) -> None:
         """Hand over the files that workers share with main; they stay the caller's.
 
         Args:
             dataset: main's own.
             fds: those of `wire`, and from STACKS on one for each worker.
-            selection: the rows that the dataset shows, if they were selected.
+            tables: the rows that the dataset shows, if they were selected; the frames that the
+                videos in them have, if it shows their clips.
         """
-        self._selection = selection
+        self._tables = tables
         self._hello = dataset.lineage.encode(), tuple(fds)
         memory = mmap.mmap(fds[KEPT], 0)
         self._kept = [Kept(memory, worker) for worker in range(self.n_workers)]
@@ -106,8 +107,8 @@ class Workers:
         if self._hello is not None:
             lineage, fds = self._hello
             hello = _message(Ask.HELLO, block=worker, n_rows=self.n_workers) + lineage
-            selected = [] if self._selection is None else [self._selection.fd]
-            self._crew.send(worker, hello, [*fds[:STACKS], fds[STACKS + worker], *selected])
+            tables = [table.fd for table in self._tables]
+            self._crew.send(worker, hello, [*fds[:STACKS], fds[STACKS + worker], *tables])
 
     def use_layout(self, layout: BlockLayout, schemas: Schemas, memory_bytes: int) -> None:
         """Lay blocks out so from now on, as is to be done for these schemas; so large at most."""

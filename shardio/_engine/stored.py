@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardio._engine.blocks import BlockMap
+from shardio._engine.clips import VideoClips
 from shardio._engine.itinerary import Stretch
 from shardio._engine.pictures import Pictures
 from shardio.collate import CLAIMED, BlockLayout, BlockViews, VaryingSlot, pack_state
@@ -26,8 +27,15 @@ Bytes = npt.NDArray[np.uint8]
 class StoredValues:
     """Copies fields of a dataset, which it borrows, into blocks."""
 
-    def __init__(self, dataset: ShardDataset, source: Schema, pictures: Pictures) -> None:
+    def __init__(
+        self,
+        dataset: ShardDataset,
+        source: Schema,
+        pictures: Pictures,
+        clips: VideoClips | None = None,
+    ) -> None:
         self._dataset, self._source, self._pictures = dataset, source, pictures
+        self._clips = clips
         self._gathered = frozenset(source.columns)
         self._claims = {name: pack_state(i, CLAIMED) for i, name in enumerate(source)}
 
@@ -67,6 +75,9 @@ class StoredValues:
                     out[~present[name][: len(out)]] = 0
             elif name in self._pictures.names:
                 self._decode_pictures(name, rows, shards, list(out.reshape(-1, *slot.shape)))
+            elif self._clips is not None and name == self._clips.name:
+                pixels = out.reshape(-1, *slot.shape)
+                self._clips.fill(pixels, rows, shards, stretch.cuts, part)
             else:
                 self._decode_fixed(name, rows, shards, out)
         for varying in layout.varying:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import random
 import traceback
@@ -12,7 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from shardio._engine.blocks import BlockMap
+from shardio._engine.clips import VideoClips
 from shardio._engine.heap import put_value
+from shardio._engine.itinerary import Stretch
 from shardio._engine.pictures import Pictures
 from shardio._engine.recipe import Recipe
 from shardio.collate import CLAIMED, EMPTY, FILLED, NO_FIELD, BlockLayout, pack_state
@@ -21,7 +24,6 @@ from shardio.errors import SchemaError, TransformError
 from shardio.inference import check_sample
 from shardio.order import SampleGenerators
 from shardio.spent import SPENT, TRANSFORM, now_ns
-from shardio.units import Rows
 
 _EMPTY: Final = pack_state(NO_FIELD, EMPTY)
 _CLAIMED: Final = pack_state(NO_FIELD, CLAIMED)
@@ -51,6 +53,7 @@ class TransformedValues:
         recipe: Recipe,
         dataset: ShardDataset,
         pictures: Pictures,
+        clips: VideoClips | None = None,
         passes: tuple[type[BaseException], ...] = (),
         call: Call = call_keyed,
     ) -> None:
@@ -59,17 +62,15 @@ class TransformedValues:
         self._call, self._fields, self._takes_rng = call, recipe.fields, recipe.takes_rng
         self._transform: Any = recipe.transform
         self._generators = SampleGenerators(recipe.seed)
-        self._first = "the first sample"
-        if recipe.transform is not None and recipe.n_samples:
-            rows = dataset.rows(np.zeros(1, np.int64))
-            self._first += f" ({named(dataset, int(rows[0]), int(dataset.locate(rows)[0]))})"
+        self._clips = clips
+        self._stored = [name for name in recipe.fields if clips is None or name != clips.name]
 
     def fill(
         self,
         layout: BlockLayout,
         memory: BlockMap,
-        rows: Rows,
-        shards: Rows,
+        stretch: Stretch,
+        part: slice,
         states: npt.NDArray[np.int32],
         epoch: int,
         start: int,
@@ -78,7 +79,7 @@ class TransformedValues:
 
         Args:
             layout, memory: of the block.
-            rows, shards: of the samples.
+            stretch, part: where the samples lie.
             states: of their rows in the origin table.
             epoch, start: the position of the first, which keys its generators.
 
@@ -86,14 +87,15 @@ class TransformedValues:
             ShardCorrupt, TransformError, MemoryShort: naming the sample.
         """
         # They stay valid when the block grows: the pages are the same.
-        arrays = [(s.name, layout.fixed_rows(memory.bytes, s, len(rows))) for s in layout.fixed]
+        n = part.stop - part.start
+        arrays = [(s.name, layout.fixed_rows(memory.bytes, s, n)) for s in layout.fixed]
         presence = [(p.name, layout.present(memory.bytes, p)) for p in layout.presence]
         states[:] = _EMPTY
         used = 0
         samples, first = layout.samples, self._first
-        for i, (row, shard) in enumerate(zip(rows.tolist(), shards.tolist(), strict=True)):
+        for i, k in enumerate(range(part.start, part.stop)):
             states[i] = _CLAIMED
-            sample = self.sample(row, shard, epoch=epoch, position=start + i)
+            sample = self.sample(stretch, k, epoch=epoch, position=start + i)
             try:
                 check_sample(sample, samples, first)
                 for name, is_present in presence:
@@ -104,16 +106,29 @@ class TransformedValues:
                 for varying in layout.varying:
                     used = put_value(layout, memory, varying, i, sample[varying.name], used)
             except SchemaError as error:
+                row, shard = int(stretch.rows[k]), int(stretch.shards[k])
                 raise self.placed(str(error), row, shard, start + i) from None
             states[i] = _FILLED
         return used
 
-    def sample(self, row: int, shard: int, *, epoch: int, position: int) -> Mapping[str, Any]:
-        """What the transform makes of one sample, with every generator keyed for it."""
+    @functools.cached_property
+    def _first(self) -> str:
+        """What batches are laid out by, in words."""
+        rows = self._dataset.rows(np.zeros(1, np.int64))
+        place = named(self._dataset, int(rows[0]), int(self._dataset.locate(rows)[0]))
+        return f"the first sample ({place})"
+
+    def sample(self, stretch: Stretch, k: int, *, epoch: int, position: int) -> Mapping[str, Any]:
+        """What the transform makes of sample k of a stretch, with every generator keyed for it."""
         dataset, generators = self._dataset, self._generators
+        row, shard = int(stretch.rows[k]), int(stretch.shards[k])
         # Whether files were cut short is looked at for a batch, where it must not kill (`Filler`).
         local = row - int(dataset.starts[shard])
-        sample = dataset.sample(shard, local, self._fields, beware=False)
+        sample = dataset.sample(shard, local, self._stored, beware=False)
+        if self._clips is not None:
+            start, place = int(stretch.cuts.starts[k]), stretch.cuts.place(k)
+            sample[self._clips.name] = self._clips.of_sample(shard, local, start, place)
+            sample = {name: sample[name] for name in self._fields}  # in their order
         if self._pictures is not None:
             sample = self._pictures.of_sample(sample, shard, local)
         key = generators.key(epoch, position)

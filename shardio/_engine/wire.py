@@ -28,10 +28,10 @@ _DONE = struct.Struct("<HHIQQII")
 DESCRIPTOR_BYTES = _TASK.size
 
 
-MARKS, CANCELLED, TALLIES, KEPT, STACKS, SELECTION = range(6)
+MARKS, CANCELLED, TALLIES, KEPT, STACKS, TABLES = range(6)
 """The files that main shares with a worker, in order: marks of checked units, words that say what
 is cancelled, what filling takes, answers that are held back, where stacks are written when main
-asks for them; the rows of a selection, if any."""
+asks for them; and from TABLES on those of `showing`, if any."""
 
 
 QUICK_NS = 500_000

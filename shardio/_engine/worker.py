@@ -21,7 +21,7 @@ from shardio._engine.linux import keep_freed_memory, yield_to_main
 from shardio._engine.overdue import answer_with_stacks
 from shardio._engine.parcels import packed, unpacked
 from shardio._engine.recipe import Plan, Recipe, Schemas
-from shardio._engine.shared import SharedArray
+from shardio._engine.showing import show_as_told
 from shardio._engine.tally import Tally
 from shardio._engine.wire import (
     CANCELLED,
@@ -29,8 +29,8 @@ from shardio._engine.wire import (
     KEPT,
     MARKS,
     QUICK_NS,
-    SELECTION,
     STACKS,
+    TABLES,
     TALLIES,
     Ask,
     Status,
@@ -47,7 +47,6 @@ from shardio.dataset import ShardDataset
 from shardio.errors import DatasetCorrupt
 from shardio.mixture import Mixture
 from shardio.spent import now_ns
-from shardio.views import RowList
 
 # Plain numbers: members of an enum are slow to look up and to compare.
 _LAST_OF_WORK, _FILLED, _CANCELLED = int(Ask.SCHEMA), int(Status.FILLED), int(Status.CANCELLED)
@@ -111,7 +110,8 @@ class Worker(Closing):
         """Why no task can be done: the dataset is not the one that main has opened, or damaged."""
 
     def close(self) -> None:
-        """Let go of the dataset."""
+        """Let go of the dataset, and first of what is open of it."""
+        self._filler.close()
         self._dataset.close()
 
     def _new_filler(self, recipe: Recipe, dataset: ShardDataset) -> Filler:
@@ -182,9 +182,7 @@ class Worker(Closing):
         self._tally, self._kept = Tally(fds[TALLIES], number), self._hold_back(fds[KEPT], number)
         self._compare(lineage)
         self._dataset.share_marks(np.frombuffer(mmap.mmap(fds[MARKS], 0), np.uint8))
-        if len(fds) > SELECTION:
-            selection = SharedArray.received(fds[SELECTION], "<i8", self._recipe.n_selected)
-            self._dataset.show(RowList(selection.array))
+        show_as_told(self._dataset, self._recipe, fds[TABLES:])
 
     def _compare(self, lineage: str) -> None:
         """Make sure that main has opened the dataset that stands here now."""

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardio.closing import Closing
-from shardio.errors import InvalidArgument, MediaError
+from shardio.errors import DataError, InvalidArgument, MediaError
 from shardio.format.streams import EncodedStream
 from shardio.media.colours import MATRICES, RANGES, display_of
 from shardio.media.decoders import (
@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 __all__ = ["ClipDecoder"]
 
 Output = npt.NDArray[np.uint8]
-
-_MAX_TABLES = 32
 
 
 @dataclass(slots=True)
@@ -80,12 +78,15 @@ class ClipDecoder(Closing):
 
     Args:
         max_decoders: how many stay open; each holds some frames of its stream's size.
+        max_streams: of how many streams the tables are kept, 34 bytes for each packet.
     """
 
-    def __init__(self, max_decoders: int = 8) -> None:
-        if max_decoders < 1:
-            raise InvalidArgument(f"max_decoders is {max_decoders}; at least 1 is needed")
-        self._max_decoders = max_decoders
+    def __init__(self, max_decoders: int = 8, max_streams: int = 32) -> None:
+        if min(max_decoders, max_streams) < 1:
+            raise InvalidArgument(
+                f"max_decoders is {max_decoders}, max_streams {max_streams}; at least 1 is needed"
+            )
+        self._max_decoders, self._max_streams = max_decoders, max_streams
         self._decoders: OrderedDict[tuple[object, ...], _Decoder] = OrderedDict()
         self._opened: OrderedDict[int, _Opened] = OrderedDict()
 
@@ -164,7 +165,7 @@ class ClipDecoder(Closing):
                 lead_in(parameters),
             )
             self._opened[id(stream)] = found
-            if len(self._opened) > _MAX_TABLES:
+            if len(self._opened) > self._max_streams:
                 self._opened.popitem(last=False)
         else:
             self._opened.move_to_end(id(stream))
@@ -181,6 +182,10 @@ class ClipDecoder(Closing):
         else:
             self._decoders.move_to_end(opened.key)
         return found
+
+    def forget(self, stream: EncodedStream) -> None:
+        """Release what is kept of a stream for its next clips."""
+        self._opened.pop(id(stream), None)
 
     def close(self) -> None:
         """Release the decoders and the streams that were decoded last."""
@@ -235,6 +240,8 @@ class _Pass:
         except av.FFmpegError as error:
             place = where if isinstance(where, str) else f"packet {where}"
             raise MediaError(f"{place} does not decode: {error.strerror}") from error
+        except DataError:  # of the packets, as they are read
+            raise
         except ValueError as error:
             raise MediaError(str(error)) from error
         return wanted

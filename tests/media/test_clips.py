@@ -13,6 +13,7 @@ import pytest
 
 from shardio.errors import InvalidArgument, MediaError
 from shardio.format.streams import EncodedStream, PacketFlag, pack_packets, packet_flags
+from shardio.media import clips
 from shardio.media.clips import ClipDecoder
 from shardio.media.decoders import numbered_packet, open_video_decoder
 from shardio.media.encoding import encode
@@ -229,6 +230,31 @@ def test_decoders_are_kept_per_configuration_and_bounded(
     assert opened == ["h264", "hevc", "h264"]
     with pytest.raises(InvalidArgument, match="max_decoders is 0"):
         ClipDecoder(0)
+
+
+def test_the_tables_of_so_many_streams_are_kept(
+    stream: EncodedStream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[int] = []
+
+    def counting(packets: Any, n_frames: int) -> FrameTable:
+        made.append(n_frames)
+        return FrameTable(packets, n_frames)
+
+    monkeypatch.setattr(clips, "FrameTable", counting)
+    several, out = [replace(stream) for _ in range(3)], np.empty((1, 16, 16, 3), np.uint8)
+    for max_streams, n_tables in ((3, 3), (2, 6)):
+        made.clear()
+        with ClipDecoder(max_streams=max_streams) as decoder:
+            for each in several * 2:
+                decoder.decode(each, [0], out)
+            assert len(made) == n_tables
+            decoder.forget(several[2])
+            decoder.forget(several[2])
+            decoder.decode(several[2], [0], out)
+            assert len(made) == n_tables + 1
+    with pytest.raises(InvalidArgument, match="max_streams 0"):
+        ClipDecoder(max_streams=0)
 
 
 def test_a_decoder_goes_on_after_damage(stream: EncodedStream) -> None:

@@ -19,6 +19,7 @@ import shardio
 from shardio.errors import (
     DatasetConflict,
     EnvironmentUnsuitable,
+    LoaderClosed,
     ShardIncomplete,
     ShardUnsupported,
 )
@@ -96,7 +97,7 @@ def test_an_error_becomes_one_line_and_its_exit_code(
     assert "interrupted" in err if code == 130 else "bad" in err
 
 
-@pytest.mark.parametrize("error", [TypeError("a bug"), shardio.LoaderClosed("a bug")])
+@pytest.mark.parametrize("error", [TypeError("a bug"), LoaderClosed("a bug")])
 def test_a_bug_keeps_its_traceback(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cli.COMMANDS["verify"], "run", raising(error))
     with pytest.raises(type(error), match="a bug"):

@@ -32,6 +32,7 @@ from typing import Any
 import numpy as np
 
 import shardio
+import shardio.errors
 from shardio import Array, Batch, DatasetWriter, Schema, ShardLoader, Text
 
 N = 480
@@ -98,7 +99,9 @@ class Trouble(threading.Thread):
         """Make trouble for ever."""
         while True:
             time.sleep(self._random.uniform(0.02, 0.3))
-            with contextlib.suppress(AttributeError, ProcessLookupError, shardio.LoaderClosed):
+            with contextlib.suppress(
+                AttributeError, ProcessLookupError, shardio.errors.LoaderClosed
+            ):
                 self._strike()
 
     def _strike(self) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from types import ModuleType
 
 import shardio
-from shardio.errors import EnvironmentUnsuitable, TooManySkipped
+from shardio.errors import EnvironmentUnsuitable, LoaderClosed, TooManySkipped
 from shardio_tools import (
     add_column,
     bench,
@@ -102,7 +102,7 @@ def _run(options: argparse.Namespace) -> int:
         return INTERRUPTED
     except BrokenPipeError:
         raise
-    except shardio.LoaderClosed:
+    except LoaderClosed:
         raise  # nothing that a user types leads there: a bug, which keeps its traceback
     except shardio.ShardioError as error:
         _complain_of(error, str(error))

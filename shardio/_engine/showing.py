@@ -1,0 +1,43 @@
+"""What main's dataset shows, for workers to show the same: long tables, one copy for all.
+
+The rows of a selection; and of clips, how many frames the video in each of the rows has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from shardio._engine.recipe import Recipe
+from shardio._engine.shared import SharedArray
+from shardio.clips import Clips
+from shardio.dataset import ShardDataset
+from shardio.views import RowList
+
+
+def shared_tables(dataset: ShardDataset) -> tuple[SharedArray, ...]:
+    """Put into memory files what a dataset shows and its recipe does not tell.
+
+    Raises:
+        MemoryShort: there is not that much memory.
+    """
+    tables = []
+    if dataset.selection is not None:
+        selection = SharedArray.of(dataset.selection.every(), "the rows of a selection")
+        dataset.show(RowList(selection.array))
+        tables.append(selection)
+    if dataset.clips is not None:
+        n_frames = SharedArray.of(dataset.clips.n_frames, "how many frames each video has")
+        dataset.clips.n_frames = n_frames.array
+        tables.append(n_frames)
+    return tuple(tables)
+
+
+def show_as_told(dataset: ShardDataset, recipe: Recipe, fds: Sequence[int]) -> None:
+    """Have a worker's dataset show what main's does; takes over the descriptors of its tables."""
+    left = list(fds)
+    if recipe.cut is not None:
+        n_frames = SharedArray.received(left.pop(), "<i8", recipe.cut.n_videos)
+        dataset.cut(Clips(recipe.cut.clip, n_frames.array))
+    if left:
+        selection = SharedArray.received(left.pop(), "<i8", recipe.n_selected)
+        dataset.show(RowList(selection.array))

@@ -1,0 +1,206 @@
+"""Which clips a loader has of the videos of a dataset, and what a clip is in a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from shardio.clips import Clip, Clips
+from shardio.dataset import ShardDataset
+from shardio.errors import InvalidArgument, ShardCorrupt
+from shardio.format.checksum import distinct
+from shardio.format.fields import Array, Field, Video
+from shardio.format.schema import Schema
+from shardio.format.streams import Streams
+from shardio.media.framing import Place
+from shardio.order import OF_CLIPS, OF_CROPS, hashes_of, key_of
+from shardio.units import Rows
+
+_AT_ONCE: Final = 1 << 16
+_HALF: Final = 1 << 32
+_OPTIONS: Final = ("frames", "stride", "step", "size")
+"""What the view of a generation says of clips."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """How clips are cut out of the videos of one field, and what they are in a batch.
+
+    `size` is the (height, width) of their pictures; `n_videos` is how many samples of the dataset
+    they are cut out of, those that have no clip included.
+    """
+
+    clip: Clip
+    name: str
+    size: tuple[int, int]
+    n_videos: int
+
+    @property
+    def array(self) -> Array:
+        """What one clip is."""
+        height, width = self.size
+        if self.clip.pixels == "yuv420":
+            return Array("uint8", (self.clip.frames, height * 3 // 2, width))
+        return Array("uint8", (self.clip.frames, height, width, 3))
+
+    def delivered(self, schema: Schema) -> Schema:
+        """The schema of samples whose video is a clip."""
+        fields: dict[str, Field] = dict(schema)
+        if isinstance(fields.get(self.name), Video):
+            fields[self.name] = self.array
+        return Schema(fields)
+
+
+def videos_among(
+    schema: Schema, names: tuple[str, ...], clip: Any, *, is_asked: bool
+) -> tuple[str | None, tuple[str, ...]]:
+    """The field that clips are of, None where there is none, and the fields that are read.
+
+    Args:
+        schema: of the dataset.
+        names: the fields that are read so far.
+        clip: as a user gave it, or None.
+        is_asked: whether the user named the fields: none is left out then without a word.
+
+    Raises:
+        InvalidArgument: it is no clip, or does not go with the fields.
+    """
+    if not isinstance(clip, Clip | None):
+        raise InvalidArgument(f"clip must be a shardio.Clip; found {clip!r}")
+    videos = [name for name in names if isinstance(schema[name], Video)]
+    known = ", ".join(videos) or "none"
+    wanted = None if clip is None else clip.field
+    if clip is not None and (not videos or wanted not in (None, *videos)):
+        what = "a field of videos" if wanted is None else f"{wanted!r}, a field of videos"
+        raise InvalidArgument(f"clip needs {what}; of those that are read, these are: {known}")
+    others = [name for name in videos if name != wanted]
+    if len(videos) > 1 and (wanted is None or is_asked):
+        way = "say of which with clip=Clip(field=…)" if wanted is None else f"leave out {others}"
+        raise InvalidArgument(f"a loader has clips of one field of videos; of {known} {way}")
+    if wanted is not None:
+        names = tuple(name for name in names if name not in others)
+    return (wanted or videos[0] if videos else None), names
+
+
+def default_clip(view: Mapping[str, Any]) -> Clip:
+    """The clips that a dataset's view has; those of `Clip()` where it is a view of rows."""
+    return Clip(**{name: view[name] for name in _OPTIONS if name in view})
+
+
+def cut(dataset: ShardDataset, clip: Clip, name: str) -> Cut:
+    """Have a dataset show clips of the videos in a field, of the rows that it shows.
+
+    How many frames each has is in the index, 64 bytes for each video, all of which are read.
+
+    Raises:
+        InvalidArgument: there are videos, and no clip of any; or their sizes differ, and none is
+            asked for.
+        ShardCorrupt: that part of the index is damaged.
+    """
+    n_frames = np.zeros(dataset.n_shown, np.int64)
+    sizes: set[tuple[int, int]] = set()
+    for start in range(0, len(n_frames), _AT_ONCE):
+        rows = dataset.rows(np.arange(start, min(start + _AT_ONCE, len(n_frames))))
+        shards = dataset.locate(rows)
+        for shard in distinct(shards).tolist():
+            places = np.flatnonzero(shards == shard)
+            lines = _lines(dataset, shard, name, rows[places] - dataset.starts[shard])
+            n_frames[start + places] = lines["n_frames"]
+            if len(sizes) < 2:
+                sizes |= _sizes(lines[lines["n_frames"] >= clip.span])
+    clips = Clips(clip, n_frames)
+    if n_frames.any() and not len(clips):
+        raise InvalidArgument(
+            f"{dataset.path}: no video in field {name!r} has the {clip.span} frames of a clip of "
+            f"frames={clip.frames}, stride={clip.stride}; the longest has {n_frames.max()}"
+        )
+    size = clip.size or _common(dataset, clip, name, sizes)
+    dataset.cut(clips)
+    return Cut(clip, name, size, len(n_frames))
+
+
+def _lines(dataset: ShardDataset, shard: int, name: str, rows: Rows) -> Streams:
+    """What the index has of some videos of a shard."""
+    records = dataset.reader(shard, name).records
+    found = records.streams.lines(name, rows, records.entries(name, rows))
+    wrong = np.flatnonzero(found["n_frames"] > found["n_packets"])
+    for i in wrong[:1].tolist():
+        raise ShardCorrupt(
+            "a video has more frames than packets",
+            code="frames",
+            path=records.streams.path,
+            field=name,
+            sample=int(rows[i]),
+            expected=int(found["n_packets"][i]),
+            found=int(found["n_frames"][i]),
+        )
+    return found
+
+
+def _sizes(lines: Streams) -> set[tuple[int, int]]:
+    """The heights and widths that some videos have; no more than two of them."""
+    if not len(lines):
+        return set()
+    pairs: npt.NDArray[np.uint32] = np.stack([lines["height"], lines["width"]], axis=1)
+    others = pairs[(pairs != pairs[0]).any(1)]
+    return {(int(height), int(width)) for height, width in (*pairs[:1], *others[:1])}
+
+
+def _common(
+    dataset: ShardDataset, clip: Clip, name: str, sizes: Iterable[tuple[int, int]]
+) -> tuple[int, int]:
+    """The one size of all videos that have clips.
+
+    Raises:
+        InvalidArgument: there are several, or none that planes can have.
+    """
+    found = sorted(sizes)
+    if len(found) > 1:
+        shown = " and of ".join(f"{height}x{width}" for height, width in found[:2])
+        raise InvalidArgument(
+            f"{dataset.path}: field {name!r} has videos of {shown} pixels, and a batch needs one "
+            "size: pass clip=Clip(size=(height, width), …)"
+        )
+    height, width = found[0] if found else (2, 2)
+    if clip.pixels == "yuv420" and (height % 2 or width % 2):
+        raise InvalidArgument(
+            f"{dataset.path}: field {name!r} has videos of {height}x{width} pixels, and "
+            'pixels="yuv420" needs even sizes: pass clip=Clip(size=(height, width), …)'
+        )
+    return height, width
+
+
+class Cuts(NamedTuple):
+    """Of some samples, the first frame of each one's clip, and what is kept of its pictures.
+
+    `places` has for each how much of what is left over goes at its left and above it, from 0 up to
+    1; None: half of it.
+    """
+
+    starts: Rows
+    places: npt.NDArray[np.float64] | None
+
+    def place(self, i: int) -> Place | None:
+        """Where the pictures of one clip are cropped."""
+        return None if self.places is None else Place(*self.places[i].tolist())
+
+
+def draw_cuts(clips: Clips, samples: Rows, positions: Rows, *, seed: int, epoch: int) -> Cuts:
+    """Where the clips begin that stand at some positions of an epoch, and where they are cropped.
+
+    Args:
+        clips: that there are.
+        samples: their numbers, from 0 up.
+        positions: of the epoch, over all ranks; with seed and epoch they key what is drawn.
+    """
+    draws = hashes_of(positions, key_of(OF_CLIPS, seed, epoch))
+    starts = clips.starts(samples, clips.videos(samples), draws)
+    if clips.clip.crop == "center":
+        return Cuts(starts, None)
+    drawn = hashes_of(positions, key_of(OF_CROPS, seed, epoch))
+    halves = np.stack([drawn >> np.uint64(32), drawn & np.uint64(_HALF - 1)], axis=1)
+    return Cuts(starts, halves / _HALF)

@@ -1,0 +1,68 @@
+"""Which samples of its rows a dataset shows: all, those of a view, or clips of their videos."""
+
+from __future__ import annotations
+
+from shardio.clips import Clips
+from shardio.units import Rows
+from shardio.views import RowList, RowRuns
+
+
+class Shown:
+    """Positions and the rows that are there, of a dataset which sets `_starts` and `_view`."""
+
+    _starts: Rows
+    _view: RowRuns | RowList | None
+    _clips: Clips | None = None
+
+    def __len__(self) -> int:
+        return self.n_shown if self._clips is None else len(self._clips)
+
+    @property
+    def n_shown(self) -> int:
+        """How many rows it shows; as many samples, unless these are clips."""
+        return int(self._starts[-1]) if self._view is None else len(self._view)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether its samples are all rows, in order."""
+        return self._view is None and self._clips is None
+
+    @property
+    def starts(self) -> Rows:
+        """The number of each shard's first row, and of all rows at the end."""
+        return self._starts
+
+    @property
+    def view_id(self) -> str:
+        """What tells its view from others over the same dataset; empty where that is all rows.
+
+        It stays the same when samples are appended that the view has no part in.
+        """
+        of_rows = "" if self._view is None else self._view.identity
+        if self._clips is None:
+            return of_rows
+        return f"{of_rows} {self._clips.clip.identity}".lstrip()
+
+    @property
+    def selection(self) -> RowList | None:
+        """The rows that it shows, if they were chosen by `select`."""
+        return self._view if isinstance(self._view, RowList) else None
+
+    def show(self, selection: RowList) -> None:
+        """Have it show these rows of all shards, instead of whatever it shows."""
+        self._view = selection
+
+    @property
+    def clips(self) -> Clips | None:
+        """What its samples are cut out of its rows by, if they are clips."""
+        return self._clips
+
+    def cut(self, clips: Clips) -> None:
+        """Have it show clips of the videos in the rows that it shows."""
+        self._clips = clips
+
+    def rows(self, positions: Rows) -> Rows:
+        """The rows of all shards that the samples at `positions` are, or are cut out of."""
+        if self._clips is not None:
+            positions = self._clips.videos(positions)
+        return positions if self._view is None else self._view.rows(positions)
