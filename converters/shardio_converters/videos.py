@@ -1,41 +1,52 @@
-"""Videos to clips: runs of decoded frames at training size, with label, source and exact times."""
+"""Videos to clips of decoded frames, or to videos that any clip is decoded from."""
 
 from __future__ import annotations
 
 import errno
 from collections import deque
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any, ClassVar, Final
 
 import numpy as np
 
-from shardio import Array, Input, InvalidArgument, MediaError, Outcome, Schema, Text
+from shardio import Array, Input, MediaError, Outcome, Schema, Text, Video
 from shardio.media import (
     HEAD_BYTES,
-    MAX_SIDE,
     Picture,
+    Rising,
     VideoFile,
     has_media_signature,
     has_media_suffix,
     library_versions,
 )
+from shardio_converters import video_options, video_stores
 
-STORES = ("raw",)
-LIMITS: Final = {"frames": 1 << 31, "stride": 1 << 31, "step": 1 << 62, "size": MAX_SIDE}
-"""The largest value of each number: a clip's span, their product, is counted in 64 bits."""
+VIEW_KEYS: Final = ("frames", "stride", "step")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Videos:
-    """Cuts every video into clips of `frames` frames, `stride` frames apart, decoded and resized.
+    """Cuts every video into clips of `frames` frames, `stride` frames apart; or stores it to be.
 
     A clip starts every `step` frames; by default where the one before it ends. The short side is
-    scaled to `size` pixels, then the centre is cropped square. `store="raw"` keeps decoded frames.
+    scaled to `size` pixels, then the centre is cropped square. `fps` takes the first frame of each
+    interval of that rate, and none twice.
 
-    Fields: `frames` uint8 (frames, size, size, 3), RGB; `label` int64; `source` the file's name
-    below the source folder; `pts` int64 (frames,), every frame's time in units of `time_base`
-    int64 (2,), a fraction of seconds as numerator and denominator.
+    Stores:
+        raw: a sample is a clip. `frames` uint8 (frames, size, size, 3), RGB; `pts` int64
+            (frames,), every frame's time in units of `time_base` int64 (2,), a fraction of seconds
+            as numerator and denominator.
+        h264: a sample is a video, encoded anew at `size` by `codec`, with a keyframe every `gop`
+            frames; `quality` is the codec's crf, lower is better.
+        jpeg: a sample is a video, every frame a JPEG at `size`; `quality` is 1 to 100.
+        packets: a sample is a video, its packets untouched; `size` is what clips of it are
+            decoded at. `check` decodes every frame once, whatever the container says.
+
+    A sample that is a video has the field `video`, and clips are the default view of the dataset:
+    those that `raw` would hold. All have `label` int64, and `source`, the file's name below the
+    source folder.
 
     Raises:
         InvalidArgument: an option is not acceptable.
@@ -49,22 +60,21 @@ class Videos:
     step: int | None = None
     size: int = 112
     store: str = "raw"
+    fps: str | int | float | None = None
+    codec: str | None = None
+    gop: int | None = None
+    quality: int | None = None
+    check: bool | None = None
 
     def __post_init__(self) -> None:
-        if self.step is None:
-            # Said or not, the same step is recorded: the options that give the same bytes are.
-            object.__setattr__(self, "step", self.frames * self.stride)
-        for name, most in LIMITS.items():
-            value = getattr(self, name)
-            if type(value) is not int or not 1 <= value <= most:
-                raise InvalidArgument(
-                    f"{name} is {value!r}; it must be a whole number from 1 up to {most:,}"
-                )
-        if self.store not in STORES:
-            raise InvalidArgument(f"store is {self.store!r}; it must be one of {', '.join(STORES)}")
+        # Said or not, the same values are recorded: the options that give the same bytes are.
+        for name, value in video_options.settled(self).items():
+            object.__setattr__(self, name, value)
 
     def schema(self) -> Schema:
-        """Give the fields of a clip."""
+        """Give the fields of a sample."""
+        if self.store != "raw":
+            return Schema({"video": Video(), "label": Array("int64"), "source": Text()})
         return Schema(
             {
                 "frames": Array("uint8", (self.frames, self.size, self.size, 3)),
@@ -75,17 +85,34 @@ class Videos:
             }
         )
 
+    def view(self) -> Mapping[str, Any]:
+        """Say what the samples of a loader are: the clips that `raw` would hold."""
+        if self.store == "raw":
+            return {"kind": "rows"}
+        numbers = {name: getattr(self, name) for name in VIEW_KEYS}
+        return {"kind": "clips", **numbers, "size": [self.size, self.size]}
+
     def libraries(self) -> Mapping[str, str]:
         """Give the versions of PyAV and FFmpeg, which decide over the pixels."""
-        return library_versions()
+        return {**library_versions(), **video_stores.libraries(self.store, self.codec)}
 
     def samples(self, source: Input) -> Generator[Mapping[str, Any], None, Outcome]:
-        """Yield the clips of one file."""
+        """Yield the samples of one file."""
         if not _is_media(source):
             return Outcome("not_video")
+        if self.store == "raw":
+            return (yield from self._clips(source))
+        return (yield from self._whole(source))
+
+    def _clips(self, source: Input) -> Generator[Mapping[str, Any], None, Outcome]:
+        """Yield the clips of one file."""
         with VideoFile(source.path) as video:
             time_base = np.array(video.time_base.as_integer_ratio(), np.int64)
-            clips = _Clips(video.pictures(self.size, self._is_used), self._span, self._step)
+            if self.fps is None:
+                pictures = video.pictures(self.size, self._is_used)
+            else:
+                pictures = picked(video.pictures(self.size), video.time_base, Fraction(self.fps))
+            clips = _Clips(pictures, self._span, self._step)
             n_clips = 0
             for window in clips:
                 yield {
@@ -98,10 +125,35 @@ class Videos:
                 n_clips += 1
             detail = {"frames": clips.n_frames, **video.facts()}
         if not n_clips:
-            reason = f"{clips.n_frames} frames; one clip spans {self._span}"
-            return Outcome("too_short", reason, detail)
+            return self._too_short(clips.n_frames, detail)
         n_left = clips.n_frames - max(n_clips * self._step, (n_clips - 1) * self._step + self._span)
         return Outcome("converted", detail={**detail, "dropped": max(0, n_left)})
+
+    def _whole(self, source: Input) -> Generator[Mapping[str, Any], None, Outcome]:
+        """Yield one file as one video."""
+        if self.store == "packets":
+            stream, facts = video_stores.packets(source.path, check=self.check)
+        else:
+            with VideoFile(source.path) as video:
+                pixels = video_stores.pixels_of(self.store)
+                pictures = video.pictures(self.size, pixels=pixels)
+                if self.fps is not None:
+                    pictures = picked(pictures, video.time_base, Fraction(self.fps))
+                encoder = video_stores.encoder(self, video.time_base)
+                stream, n_retimed = video_stores.encoded(encoder, pictures, source.path)
+                facts = video.facts()
+            if n_retimed:
+                facts["retimed"] = n_retimed
+        detail = {"frames": stream.n_frames, **facts}
+        if stream.n_frames < self._span:
+            return self._too_short(stream.n_frames, detail)
+        yield {"video": stream, "label": source.label, "source": source.name}
+        n_clips = -(-(stream.n_frames - self._span + 1) // self._step)
+        return Outcome("converted", detail={**detail, "clips": n_clips})
+
+    def _too_short(self, n_frames: int, detail: Mapping[str, Any]) -> Outcome:
+        reason = f"{n_frames} frames; one clip spans {self._span}"
+        return Outcome("too_short", reason, detail)
 
     @property
     def _step(self) -> int:
@@ -118,6 +170,22 @@ class Videos:
         return any(
             (n - k * self._step) % self.stride == 0 for k in range(first, n // self._step + 1)
         )
+
+
+def picked(
+    frames: Iterable[tuple[int, Picture | None]], time_base: Fraction, rate: Fraction
+) -> Iterator[tuple[int, Picture | None]]:
+    """The first frame of each interval of 1 / `rate` seconds from the first on, times unchanged."""
+    ticks, rising = 1 / (rate * time_base), Rising()
+    begin: int | None = None
+    latest = -1
+    for time, picture in frames:
+        shown = rising(time)
+        begin = shown if begin is None else begin
+        interval = (shown - begin) // ticks
+        if interval > latest:
+            latest = interval
+            yield time, picture
 
 
 class _Clips:

@@ -23,7 +23,7 @@ from shardio.conversion.ledger import Ledger
 from shardio.conversion.plan import Listing, Unit, cut
 from shardio.conversion.report import ConversionReport, InputReport
 from shardio.conversion.request import Request
-from shardio.conversion.source import options_of
+from shardio.conversion.source import options_of, view_of
 from shardio.conversion.staging import Staging
 from shardio.conversion.unit import Job, convert_unit
 from shardio.disk import make_folder
@@ -128,6 +128,7 @@ def _publish(
         inputs=[report.as_json() for report in reports],
         converter=converter,
         versions=job.source.libraries(),
+        view=view_of(job.source),
     )
 
 

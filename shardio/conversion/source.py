@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
@@ -18,6 +18,7 @@ from typing import Any, ClassVar, Final, Literal, Protocol, get_args
 
 from shardio.errors import EnvironmentUnsuitable, InvalidArgument
 from shardio.format.schema import Schema
+from shardio.manifest import ROWS
 
 GROUP: Final = "shardio.converters"
 _OURS: Final = {"videos": "shardio_converters.videos:Videos"}
@@ -67,8 +68,12 @@ class Source(Protocol):
     """A converter: a frozen dataclass whose fields are its options.
 
     The constructor validates them (InvalidArgument); their values are recorded in the dataset, so
-    they must be JSON values and name neither machines nor places. An append makes the converter
-    again from what is recorded. Instances travel to the workers.
+    they must be JSON values and name neither machines nor places; None, where it is the default, is
+    not recorded. An append makes the converter again from what is recorded. Instances travel to
+    the workers.
+
+    A method `view()` may say what the samples of a loader are by default, as a generation has it;
+    without one they are the rows.
     """
 
     kind: ClassVar[str]  # the name it is found by
@@ -128,8 +133,19 @@ def _lacking(kind: str, error: ModuleNotFoundError) -> EnvironmentUnsuitable:
 
 
 def options_of(source: Source) -> dict[str, Any]:
-    """Give the options of a source as they are recorded."""
-    return {f.name: getattr(source, f.name) for f in dataclasses.fields(source)}  # type: ignore[arg-type]
+    """Give the options of a source as they are recorded: without those that are left open."""
+    found = {}
+    for known in dataclasses.fields(source):  # type: ignore[arg-type]
+        value = getattr(source, known.name)
+        if value is not None or known.default is not None:
+            found[known.name] = value
+    return found
+
+
+def view_of(source: Source) -> Mapping[str, Any]:
+    """Give the default view of the datasets that a source makes: rows, unless it has a `view`."""
+    view: Callable[[], Mapping[str, Any]] = getattr(source, "view", lambda: ROWS)
+    return view()
 
 
 def _entry(kind: str) -> EntryPoint:

@@ -2,8 +2,8 @@
 
 `container` looks at files and `opening` opens them; `video` decodes whole files. `streams` cuts
 them into packets (`checking` proves them), `clips` and `sound` decode any part of those, and
-`encoding` makes ones that are decoded fast. `picture` has the pixels of all of them. `image` reads
-still pictures, and encodes JPEG.
+`encoding` and `motion_jpeg` make ones that are decoded fast. `picture` has the pixels of all of
+them. `image` reads still pictures, and encodes JPEG.
 """
 
 from shardio.media.clips import ClipDecoder
@@ -11,10 +11,12 @@ from shardio.media.container import HEAD_BYTES, has_media_signature, has_media_s
 from shardio.media.encoding import StreamEncoder, encode
 from shardio.media.framing import Box, Place
 from shardio.media.image import ImageFacts, decode_crop, decode_image, encode_jpeg, probe
+from shardio.media.motion_jpeg import JpegEncoder
 from shardio.media.picture import MAX_SIDE
 from shardio.media.resample import resize
 from shardio.media.sound import AudioDecoder
 from shardio.media.streams import demux
+from shardio.media.times import Rising
 from shardio.media.video import Picture, VideoFile, library_versions
 
 __all__ = [
@@ -24,8 +26,10 @@ __all__ = [
     "Box",
     "ClipDecoder",
     "ImageFacts",
+    "JpegEncoder",
     "Picture",
     "Place",
+    "Rising",
     "StreamEncoder",
     "VideoFile",
     "decode_crop",

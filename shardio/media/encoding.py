@@ -7,6 +7,7 @@ give the same bytes.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ from shardio.format.streams import EncodedStream, PacketFlag, pack_packets
 from shardio.media.checking import finished
 from shardio.media.colours import MATRICES, RANGES
 from shardio.media.picture import Converter, Picture, yuv_frame
+from shardio.media.times import durations_of
 
 if TYPE_CHECKING:
     from av import VideoFrame
@@ -120,6 +122,7 @@ class StreamEncoder:
         from av.video.codeccontext import VideoCodecContext
 
         encoder, settings = _ENCODERS[self._codec_name]
+        os.environ.setdefault("SVT_LOG", "0")  # or SVT-AV1 tells its settings for every stream
         try:
             codec = av.CodecContext.create(encoder, "w")
         except (ValueError, av.FFmpegError) as error:
@@ -201,8 +204,7 @@ class StreamEncoder:
             raise MediaError("no picture to encode")
         if self._coded != list(range(len(self._times))):
             raise MediaError(f"{self._codec.name} reordered or dropped pictures")
-        durations = np.diff(self._times, append=0)
-        durations[-1] = last_duration or (durations[-2] if len(durations) > 1 else 1)
+        durations = durations_of(self._times, last_duration)
         width, height = self._size
         parameters = {
             "codec": self._codec_name,

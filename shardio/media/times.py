@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
 
 from shardio.errors import MediaError
 
-__all__ = ["REORDER_WINDOW", "settled"]
+__all__ = ["REORDER_WINDOW", "Rising", "durations_of", "settled"]
 
 _T = TypeVar("_T")
 
@@ -52,3 +55,43 @@ def settled(frames: Iterable[tuple[int, _T]]) -> Iterator[tuple[int, _T]]:
         yield heapq.heappop(times), waiting.popleft()
     if failure is not None:
         raise failure
+
+
+class Rising:
+    """Makes times rise: a table of packets has no room for a clock that starts anew.
+
+    Where it does, it goes on from the end of the last frame; of two frames with one time, the
+    second is shown a tick later. `n_changed` counts the times that became others.
+    """
+
+    def __init__(self) -> None:
+        self.n_changed = 0
+        self._given: int | None = None
+        self._latest, self._step, self._shift = 0, 1, 0
+
+    def __call__(self, time: int) -> int:
+        """The time of the next frame, whose own is `time`; both in ticks."""
+        latest = self._latest
+        if self._given is None:
+            self._given = self._latest = time
+            return time
+        if time < self._given:
+            self._shift = latest + self._step - time
+        found = max(time + self._shift, latest + 1)
+        if time > self._given:
+            self._step = time - self._given
+        self.n_changed += found != time
+        self._given, self._latest = time, found
+        return found
+
+
+def durations_of(times: Sequence[int], last: int = 0) -> npt.NDArray[np.int64]:
+    """For how many ticks each frame is shown: until the next one.
+
+    Args:
+        times: of the frames; they rise.
+        last: for how long the last is; 0 is as long as the one before it.
+    """
+    found = np.diff(np.array(times, np.int64), append=0)
+    found[-1] = last or (found[-2] if len(found) > 1 else 1)
+    return found

@@ -161,9 +161,9 @@ def test_options_must_be_whole_numbers_from_1_up(options: dict[str, Any]) -> Non
         Videos(**options)
 
 
-def test_raw_is_the_only_store_and_is_named() -> None:
-    with pytest.raises(InvalidArgument, match="store is 'h264'; it must be one of raw"):
-        Videos(store="h264")
+def test_another_store_is_refused_with_those_that_there_are() -> None:
+    with pytest.raises(InvalidArgument, match="store is 'mp4'; it must be one of raw, jpeg, h264"):
+        Videos(store="mp4")
 
 
 def test_the_default_step_is_recorded_as_a_number() -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardio.errors import MediaError
-from shardio.media.times import REORDER_WINDOW, settled
+from shardio.media.times import REORDER_WINDOW, Rising, settled
 
 
 @given(st.lists(st.integers(0, 50), max_size=80))
@@ -63,3 +63,18 @@ def test_frames_flow_before_the_stream_ends() -> None:
 
     assert next(settled(endless())) == (0, 0)
     assert len(taken) == REORDER_WINDOW + 1
+
+
+@pytest.mark.parametrize(
+    ("times", "found", "n_changed"),
+    [
+        ([3, 5, 9], [3, 5, 9], 0),
+        ([3, 5, 5, 9], [3, 5, 6, 9], 1),  # two frames with one time
+        ([10, 14, 2, 6, 8], [10, 14, 18, 22, 24], 3),  # a clock that starts anew
+        ([10, 14, 14, 14, 15, 30], [10, 14, 15, 16, 17, 30], 3),
+    ],
+)
+def test_times_are_made_to_rise(times: list[int], found: list[int], n_changed: int) -> None:
+    rising = Rising()
+    assert [rising(time) for time in times] == found
+    assert rising.n_changed == n_changed

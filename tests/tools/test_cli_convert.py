@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 import shardio
-from shardio_converters.videos import LIMITS, Videos
+from shardio_converters.video_options import LIMITS
+from shardio_converters.videos import Videos
 from shardio_tools import cli, convert
 from tests.media_made import scene, write_sound, write_video
 
@@ -98,7 +99,7 @@ def test_the_defaults_that_help_names_are_the_converters(
     assert f"height and width of a frame (default: {defaults.size})" in words
     assert defaults.step == defaults.frames * defaults.stride
     assert "(default: frames x stride: no overlap)" in words
-    assert f"{defaults.store} is the only way yet" in words
+    assert f"videos: {defaults.store} (default)" in words
 
 
 def test_the_command_has_an_option_for_each_of_the_converters() -> None:

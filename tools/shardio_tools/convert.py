@@ -29,7 +29,18 @@ from shardio_tools._render import (
 
 # What the converter takes, beside what every conversion takes: none of these is passed on unless
 # it is given, so that its default is stated in one place, the converter.
-CONVERTER_OPTIONS: Final = ("frames", "stride", "step", "size", "store")
+CONVERTER_OPTIONS: Final = (
+    "frames",
+    "stride",
+    "step",
+    "size",
+    "fps",
+    "store",
+    "codec",
+    "gop",
+    "quality",
+    "check",
+)
 
 LISTED: Final = ("present", "not_reached", "not_video", "too_short", "changed", "broken")
 """Outcomes whose inputs are listed, in this order: what matters most comes last."""
@@ -56,7 +67,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="frames from one clip's start to the next (default: frames x stride: no overlap)",
     )
     add("--size", type=int, metavar="N", help="height and width of a frame (default: 112)")
-    add("--store", metavar="HOW", help="how frames are stored; raw is the only way yet")
+    add("--fps", metavar="RATE", help="take frames at this rate, such as 10 or 30000/1001")
+    add(
+        "--store",
+        metavar="HOW",
+        help="videos: raw (default), jpeg, h264 or packets",
+    )
+    add("--codec", metavar="NAME", help="of h264: h264 (default), hevc or av1")
+    add("--gop", type=int, metavar="N", help="of h264: a keyframe every N frames (default: 16)")
+    add(
+        "--quality",
+        type=int,
+        metavar="N",
+        help="of h264: crf, lower is better (default: 20, av1 30); of jpeg: 1 to 100 (default: 90)",
+    )
+    add(
+        "--check",
+        action="store_true",
+        default=None,
+        help="of packets: decode every frame once, to find damage",
+    )
     add(
         "--keep-partial",
         action="store_true",

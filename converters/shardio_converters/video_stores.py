@@ -1,0 +1,85 @@
+"""How whole videos are stored: their own packets, or frames of one size that are encoded anew."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from fractions import Fraction
+from importlib.metadata import version
+from typing import Any, Final
+
+from shardio import EncodedStream, MediaError
+from shardio.media import JpegEncoder, Picture, Rising, StreamEncoder, demux
+
+_FACTS: Final = {
+    "codec": "codec",
+    "stream": "stream",
+    "video_streams": "video_streams",
+    "width": "width",
+    "height": "height",
+    "pixel_format": "pixel_format",
+    "range": "range",
+    "matrix": "matrix",
+    "rotation": "rotation",
+    "sample_aspect": "pixel_aspect",
+}
+"""What is recorded of a stream that stays as it is, by its name among the parameters."""
+
+
+def libraries(store: str, codec: str | None) -> Mapping[str, str]:
+    """Versions of what encodes, beside PyAV and FFmpeg.
+
+    Raises:
+        EnvironmentUnsuitable: FFmpeg has no such encoder here.
+        ModuleNotFoundError: a package is not installed.
+    """
+    if store == "h264":
+        StreamEncoder(16, 16, Fraction(1), codec=codec or "h264")  # or this raises
+    return {"simplejpeg": version("simplejpeg")} if store == "jpeg" else {}
+
+
+def packets(path: str, *, check: bool | None) -> tuple[EncodedStream, dict[str, Any]]:
+    """Cut a file into packets: they, and what is worth recording.
+
+    Raises:
+        MediaError: it is damaged, or packets alone do not carry it.
+    """
+    stream = demux(path, check=check)
+    found = {
+        name: stream.parameters[key] for key, name in _FACTS.items() if key in stream.parameters
+    }
+    return stream, found
+
+
+def pixels_of(store: str) -> str:
+    """What pictures an encoder takes."""
+    return "rgb" if store == "jpeg" else "yuv420"
+
+
+def encoder(options: Any, time_base: Fraction) -> StreamEncoder | JpegEncoder:
+    """Make what encodes the frames of one video."""
+    size = options.size
+    if options.store == "jpeg":
+        return JpegEncoder(size, size, time_base, quality=options.quality)
+    return StreamEncoder(
+        size, size, time_base, gop=options.gop, crf=options.quality, codec=options.codec
+    )
+
+
+def encoded(
+    encoder: StreamEncoder | JpegEncoder,
+    pictures: Iterable[tuple[int, Picture | None]],
+    name: str,
+) -> tuple[EncodedStream, int]:
+    """Encode pictures: the stream, and how many had a time that did not rise and got another.
+
+    Raises:
+        MediaError: `pictures` raised it, or the encoder refuses one.
+    """
+    rising = Rising()
+    for time, picture in pictures:
+        if picture is not None:
+            encoder.add(rising(time), picture)
+    try:
+        return encoder.finish(), rising.n_changed
+    except MediaError as error:
+        raise MediaError(f"{name}: {error}") from error

@@ -1,0 +1,286 @@
+"""Videos are stored as videos: untouched, or encoded anew; clips of them are those of `raw`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import shardio
+from shardio import InvalidArgument
+from shardio.conversion import Progress
+from shardio.format.streams import PacketFlag, packet_flags
+from shardio.media import ClipDecoder
+from shardio.surgery import merge, reshard
+from shardio_converters.videos import Videos
+from tests.media_made import Image, scene, write_sound, write_video
+
+pytestmark = pytest.mark.usefixtures("quick_disk")
+
+SMALL: dict[str, Any] = {"frames": 4, "step": 3, "size": 32}
+TIMES = [7, 9, 14, 20, 21, 30, 32, 40, 41, 45, 47]
+STORES = ("raw", "jpeg", "h264", "packets")
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Videos of two classes; one too short for a clip, one cut off, one of sound, one of text."""
+    folder = tmp_path_factory.mktemp("videos")
+    write_video(folder / "a" / "one.mp4", scene(30), codec_options={"bf": "2"})
+    write_video(folder / "a" / "two.mkv", scene(11), times=TIMES, time_base=Fraction(1, 50))
+    write_video(folder / "b" / "tall.mp4", scene(9, 64, 96), rotation=90)
+    write_video(folder / "b" / "short.mp4", scene(3))
+    whole = write_video(folder / "b" / "cut.mp4", scene(20)).read_bytes()
+    (folder / "b" / "cut.mp4").write_bytes(whole[:-900])
+    write_sound(folder / "sound.wav")
+    (folder / "notes.txt").write_text("notes")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def out(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The folder converted to a store, by its name."""
+    place = tmp_path_factory.mktemp("stores")
+    for store in STORES:
+        shardio.convert(root, place / store, workers=0, store=store, **SMALL)
+    return lambda store: place / store
+
+
+def pictures(stream: shardio.EncodedStream, frames: range, size: int = 32) -> Image:
+    found = np.empty((len(frames), size, size, 3), np.uint8)
+    with ClipDecoder() as decoder:
+        decoder.decode(stream, list(frames), found)
+    return found
+
+
+def psnr(a: Image, b: Image) -> float:
+    return float(10 * np.log10(255**2 / np.mean((a.astype(float) - b) ** 2)))
+
+
+def one(path: Path, out: Path, **options: Any) -> tuple[shardio.ConversionReport, Any]:
+    """Convert one file; the report, and its video."""
+    report = shardio.convert(path, out, workers=0, **{**SMALL, **options})
+    with shardio.open(out) as dataset:
+        sample = dataset[0]
+        stream = sample["video"]
+        return report, shardio.EncodedStream(
+            **{n: getattr(stream, n) for n in stream.__slots__ if n != "data"},
+            data=bytes(stream.data[:]),
+        )
+
+
+@pytest.mark.parametrize("store", ["jpeg", "h264", "packets"])
+def test_the_clips_of_the_default_view_are_those_that_raw_holds(
+    out: Callable[[str], Path], store: str
+) -> None:
+    with shardio.open(out("raw")) as raw, shardio.open(out(store)) as dataset:
+        assert dict(dataset.view) == {
+            "kind": "clips",
+            "frames": 4,
+            "stride": 1,
+            "step": 3,
+            "size": [32, 32],
+        }
+        assert [entry["outcome"] for entry in dataset.inputs] == [
+            entry["outcome"] for entry in raw.inputs
+        ]
+        row = 0
+        for video in dataset:
+            stream = video["video"]
+            shown = np.sort(stream.packets["pts"])
+            for start in range(0, stream.n_frames - 3, 3):
+                clip = raw[row]
+                assert (clip["label"], clip["source"]) == (video["label"], video["source"])
+                assert clip["pts"].tolist() == shown[start : start + 4].tolist()
+                assert Fraction(*map(int, clip["time_base"])) == stream.time_base
+                found = pictures(stream, range(start, start + 4))
+                if store == "packets":
+                    assert np.array_equal(found, clip["frames"])
+                assert store == "packets" or psnr(found, clip["frames"]) > 24
+                row += 1
+        assert row == len(raw) == sum(e.get("detail", {}).get("clips", 0) for e in dataset.inputs)
+
+
+def test_a_video_that_is_encoded_has_the_size_asked_for_and_packets_have_their_own(
+    out: Callable[[str], Path],
+) -> None:
+    sizes = {}
+    for store in ("jpeg", "h264", "packets"):
+        with shardio.open(out(store)) as dataset:
+            sizes[store] = [(v["video"].width, v["video"].height) for v in dataset]
+    assert sizes["jpeg"] == sizes["h264"] == [(32, 32)] * 3
+    assert sizes["packets"] == [(96, 64), (96, 64), (96, 64)]  # the third is turned
+
+
+def test_what_was_normalised_is_recorded_on_every_store(out: Callable[[str], Path]) -> None:
+    for store in STORES:
+        with shardio.open(out(store)) as dataset:
+            facts = {entry["path"]: entry.get("detail", {}) for entry in dataset.inputs}
+        turned = facts["b/tall.mp4"]
+        assert (turned["rotation"], turned["range"], turned["frames"]) == (90, "limited", 9)
+
+
+def test_packets_are_the_bytes_of_the_file(root: Path, out: Callable[[str], Path]) -> None:
+    with shardio.open(out("packets")) as dataset:
+        data = bytes(dataset[0]["video"].data[:])
+    assert data[:500] in (root / "a" / "one.mp4").read_bytes()
+
+
+def test_options_of_other_stores_leave_raw_as_it_was_recorded(out: Callable[[str], Path]) -> None:
+    with shardio.open(out("raw")) as raw, shardio.open(out("h264")) as coded:
+        assert raw.converter["options"].keys() == {
+            *("frames", "stride", "step", "size", "store"),
+            *("keep_partial", "on_error", "shard_bytes"),
+        }
+        assert dict(raw.view) == {"kind": "rows"}
+        extra = coded.converter["options"].items() - raw.converter["options"].items()
+        assert extra == {("store", "h264"), ("codec", "h264"), ("gop", 16), ("quality", 20)}
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"gop": 8}, "gop is for store 'h264'; found store 'raw'"),
+        ({"store": "packets", "quality": 8}, "quality is for store 'h264' or 'jpeg'"),
+        ({"store": "jpeg", "check": True}, "check is for store 'packets'"),
+        ({"store": "packets", "fps": 5}, "fps is for store 'raw' or 'jpeg' or 'h264'"),
+        ({"store": "h264", "codec": "vp9"}, "codec is 'vp9'; it must be one of h264, hevc, av1"),
+        ({"store": "h264", "quality": 52}, "quality is 52; .* from 0 up to 51"),
+        ({"store": "jpeg", "quality": 0}, "quality is 0; .* from 1 up to 100"),
+        ({"store": "h264", "gop": 0}, "gop is 0"),
+        ({"store": "h264", "size": 113}, "size is 113; .* even, from 16 up"),
+        ({"store": "h264", "size": 14}, "size is 14; .* even, from 16 up"),
+        ({"fps": "fast"}, "fps is 'fast'; it must be a number of frames per second"),
+        ({"fps": 0}, "fps is 0"),
+        ({"store": "packets", "check": 1}, "check is 1; it must be True or False"),
+    ],
+)
+def test_an_option_that_is_not_for_the_store_is_refused(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(InvalidArgument, match=said):
+        Videos(**options)
+
+
+def test_options_that_say_the_same_are_the_same() -> None:
+    assert Videos(store="h264") == Videos(store="h264", codec="h264", gop=16, quality=20)
+    assert Videos(store="h264", codec="av1").quality == 30
+    assert Videos(store="jpeg").quality == 90
+    assert Videos(fps="12.50") == Videos(fps=12.5) == Videos(fps="25/2")
+
+
+def test_gop_says_where_keyframes_are_and_quality_how_many_bytes(
+    root: Path, tmp_path: Path
+) -> None:
+    path = root / "a" / "one.mp4"
+    _, fine = one(path, tmp_path / "fine", store="h264", gop=7, quality=10)
+    _, coarse = one(path, tmp_path / "coarse", store="h264", gop=10, quality=40)
+    keys = [np.flatnonzero(packet_flags(s.packets) & PacketFlag.KEY) for s in (fine, coarse)]
+    assert [found.tolist() for found in keys] == [[0, 7, 14, 21, 28], [0, 10, 20]]
+    assert len(fine.data) > 2 * len(coarse.data)
+    _, fine = one(path, tmp_path / "j95", store="jpeg", quality=95)
+    _, coarse = one(path, tmp_path / "j30", store="jpeg", quality=30)
+    assert len(fine.data) > len(coarse.data) + 30 * 100
+
+
+@pytest.mark.parametrize("codec", ["h264", "hevc", "av1"])
+def test_a_video_is_encoded_by_the_codec_asked_for(root: Path, tmp_path: Path, codec: str) -> None:
+    _, stream = one(root / "a" / "two.mkv", tmp_path / "out", store="h264", codec=codec)
+    assert stream.parameters["codec"] == codec
+    assert stream.packets["pts"].tolist() == [time * 20 for time in TIMES]  # of Matroska's 1/1000
+
+
+@pytest.mark.parametrize("store", ["raw", "jpeg", "h264"])
+def test_fps_takes_the_first_frame_of_each_interval(root: Path, tmp_path: Path, store: str) -> None:
+    # 10 a second: intervals of 5 ticks, from 7 on: 7-11, 12-16, 17-21, ...
+    taken = [7, 14, 20, 30, 32, 40, 45, 47]
+    out = tmp_path / "out"
+    path = root / "a" / "two.mkv"
+    shardio.convert(path, out, workers=0, store=store, fps=10, frames=8, size=32)
+    with shardio.open(out) as dataset:
+        pts = dataset[0]["pts"] if store == "raw" else dataset[0]["video"].packets["pts"]
+        assert pts.tolist() == [time * 20 for time in taken]
+        assert dataset.inputs[0]["detail"]["frames"] == 8
+
+
+def test_damage_that_only_decoding_shows_is_found_where_frames_are_decoded(tmp_path: Path) -> None:
+    path = write_video(tmp_path / "in" / "a.mp4", scene(40))
+    content = bytearray(path.read_bytes())
+    with shardio.ShardWriter(tmp_path / "a.shard", Videos(store="packets").schema()) as writer:
+        writer.append({"video": bytes(content), "label": 0, "source": ""})
+    with shardio.ShardReader(tmp_path / "a.shard") as reader:
+        stream = reader[0]["video"]
+        last = bytes(stream.data[int(stream.packets["offset"][30]) :])
+    at = content.find(last)
+    content[at + 5 : at + 40] = bytes(35)
+    path.write_bytes(content)
+    found = {}
+    for name, options in {
+        "unchecked": {"store": "packets"},
+        "checked": {"store": "packets", "check": True},
+        "h264": {"store": "h264"},
+        "raw": {},
+    }.items():
+        found[name] = shardio.convert(
+            tmp_path / "in", tmp_path / name, workers=0, **SMALL, **options
+        ).counts
+    broken = {"broken": 1}
+    assert found == {
+        "unchecked": {"converted": 1},
+        "checked": broken,
+        "h264": broken,
+        "raw": broken,
+    }
+
+
+def test_the_view_stays_through_surgery(out: Callable[[str], Path], tmp_path: Path) -> None:
+    merge(tmp_path / "merged", out("h264"), out("h264"), workers=0)
+    reshard(out("h264"), tmp_path / "cut", shard_bytes=2000, workers=0)
+    for name in ("merged", "cut"):
+        with shardio.open(tmp_path / name) as dataset, shardio.open(out("h264")) as before:
+            assert dataset.view == before.view
+
+
+def stop_after(n_inputs: int) -> Callable[[Progress], None]:
+    def progress(state: Progress) -> None:
+        if state.n_inputs_done == n_inputs:
+            raise KeyboardInterrupt
+
+    return progress
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
+
+
+def test_h264_is_the_same_bytes_for_any_number_of_workers_and_when_it_was_interrupted(
+    root: Path, out: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shardio.conversion.plan.MIN_UNIT_BYTES", 8)
+    options: dict[str, Any] = {"store": "h264", **SMALL}
+    for workers in (0, 1, 2):
+        shardio.convert(root, tmp_path / str(workers), workers=workers, **options)
+    with pytest.raises(KeyboardInterrupt):
+        shardio.convert(root, tmp_path / "later", workers=0, progress=stop_after(3), **options)
+    shardio.convert(root, tmp_path / "later", workers=2, resume=True, **options)
+    found = content(tmp_path / "0")
+    assert sum(name.endswith(".shard") for name in found) == 3
+    for name in ("1", "2", "later"):
+        assert content(tmp_path / name) == found
+
+
+def test_appending_takes_the_options_of_the_store(root: Path, tmp_path: Path) -> None:
+    out, more = tmp_path / "out", tmp_path / "more"
+    shardio.convert(root / "a", out, workers=0, store="h264", gop=5, **SMALL)
+    write_video(more / "new.mp4", scene(12))
+    report = shardio.convert(more, out, workers=0, append=True)
+    assert (report.n_samples_before, report.n_samples) == (2, 1)
+    with shardio.open(out) as dataset:
+        keys = packet_flags(dataset[2]["video"].packets) & PacketFlag.KEY
+        assert np.flatnonzero(keys).tolist() == [0, 5, 10]
+        assert dataset.view["kind"] == "clips"
+    with pytest.raises(InvalidArgument, match="codec is for store 'h264'; found store 'raw'"):
+        shardio.convert(more, out, workers=0, append=True, store="raw")
