@@ -92,6 +92,6 @@ def durations_of(times: Sequence[int], last: int = 0) -> npt.NDArray[np.int64]:
         times: of the frames; they rise.
         last: for how long the last is; 0 is as long as the one before it.
     """
-    found = np.diff(np.array(times, np.int64), append=0)
+    found: npt.NDArray[np.int64] = np.diff(np.array([*times, 0], np.int64)).view(np.int64)
     found[-1] = last or (found[-2] if len(found) > 1 else 1)
     return found

@@ -100,7 +100,9 @@ def test_the_clips_of_the_default_view_are_those_that_raw_holds(
                 found = pictures(stream, range(start, start + 4))
                 if store == "packets":
                     assert np.array_equal(found, clip["frames"])
-                assert store == "packets" or psnr(found, clip["frames"]) > 24
+                else:  # of a garish scene at 32 pixels; its neighbours are far off
+                    others = psnr(found, np.roll(clip["frames"], 1, axis=0))
+                    assert psnr(found, clip["frames"]) > max(20, others + 4)
                 row += 1
         assert row == len(raw) == sum(e.get("detail", {}).get("clips", 0) for e in dataset.inputs)
 
@@ -217,12 +219,13 @@ def test_damage_that_only_decoding_shows_is_found_where_frames_are_decoded(tmp_p
     content[at + 5 : at + 40] = bytes(35)
     path.write_bytes(content)
     found = {}
-    for name, options in {
+    ways: dict[str, dict[str, Any]] = {
         "unchecked": {"store": "packets"},
         "checked": {"store": "packets", "check": True},
         "h264": {"store": "h264"},
         "raw": {},
-    }.items():
+    }
+    for name, options in ways.items():
         found[name] = shardio.convert(
             tmp_path / "in", tmp_path / name, workers=0, **SMALL, **options
         ).counts
