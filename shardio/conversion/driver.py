@@ -59,6 +59,9 @@ def convert(
     the first sample, or the dataset, where it is not given. `options` are the converter's own.
 
     Args:
+        kind: the converter: "videos", "images" or another one that is installed. Without it, that
+            of the dataset that is appended to; else "images" where names of files promise pictures
+            and none promises a video.
         labels: a CSV or JSON Lines file with the class of each path, instead of folders; see
             `read_labels`.
         progress: called in this process, at the start and after every input.
@@ -82,10 +85,11 @@ def convert(
         to_dataset = append_samples if append else convert_samples
         return to_dataset(src, os.fspath(out), schema, shard_bytes)
     request.check(schema, append=append)
-    # Now, so that options are refused before anything is made.
-    job_in = request.job(load_base(out) if append else None)
+    base = load_base(out) if append else None
     staging = Staging(os.fspath(out), resume=resume, overwrite=overwrite, appends=append)
     listing = list_inputs(os.fspath(src), but=str(staging.out))
+    # Now, so that options are refused before anything is made.
+    job_in = request.job(base, listing.inputs)
     if labels is not None:
         listing = relabel(listing, read_labels(os.fspath(labels)), os.fspath(labels))
     convert_all = append_files if append else convert_files

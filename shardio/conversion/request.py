@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
 from shardio._engine.cpus import usable_cpus
 from shardio.conversion.appending import inherit
+from shardio.conversion.guessing import guess_kind
 from shardio.conversion.report import Progress
-from shardio.conversion.source import make_source
+from shardio.conversion.source import Input, make_source
 from shardio.conversion.unit import Job
 from shardio.errors import InvalidArgument
 from shardio.format.schema import Schema
 from shardio.manifest import Generation
 
-DEFAULT_KIND: Final = "videos"
 ON_ERROR: Final = ("skip", "stop")
 
 
@@ -69,8 +69,10 @@ class Request:
         if self.workers is not None and self.workers < 0:
             raise InvalidArgument(f"workers is {self.workers}; it must be 0 or more")
 
-    def job(self, base: Generation | None) -> Callable[[str], Job]:
+    def job(self, base: Generation | None, inputs: Iterable[Input]) -> Callable[[str], Job]:
         """What makes the job, once the folder for its shards is known.
+
+        `inputs` say which converter it takes, where neither the caller nor `base` does.
 
         Raises:
             InvalidArgument: the converter does not take the options, or makes other samples than
@@ -81,7 +83,7 @@ class Request:
             kind, options, keeps = inherit(base, kind, options, keep_partial=keeps)
         return partial(
             Job,
-            make_source(kind or DEFAULT_KIND, options),
+            make_source(kind or guess_kind(inputs), options),
             shard_bytes=self.shard_bytes,
             keep_partial=keeps,
             stop_at_broken=self.on_error == "stop",

@@ -21,7 +21,10 @@ from shardio.format.schema import Schema
 from shardio.manifest import ROWS
 
 GROUP: Final = "shardio.converters"
-_OURS: Final = {"videos": "shardio_converters.videos:Videos"}
+_OURS: Final = {
+    "images": "shardio_converters.images:Images",
+    "videos": "shardio_converters.videos:Videos",
+}
 
 OutcomeKind = Literal[
     "converted", "too_short", "broken", "not_video", "not_reached", "present", "changed"

@@ -1,9 +1,9 @@
 """Encoded media to pixels, sound and exact times, and back.
 
-`container` looks at files and `opening` opens them; `video` decodes whole files. `streams` cuts
-them into packets (`checking` proves them), `clips` and `sound` decode any part of those, and
-`encoding` and `motion_jpeg` make ones that are decoded fast. `picture` has the pixels of all of
-them. `image` reads still pictures, and encodes JPEG.
+`container` and `sniffing` look at files, `opening` opens them; `video` decodes whole files.
+`streams` cuts them into packets (`checking` proves them), `clips` and `sound` decode any part of
+those, and `encoding` and `motion_jpeg` make ones that are decoded fast. `picture` has the pixels of
+all of them. `image` reads still pictures, and encodes JPEG.
 """
 
 from shardio.media.clips import ClipDecoder
@@ -14,6 +14,7 @@ from shardio.media.image import ImageFacts, decode_crop, decode_image, encode_jp
 from shardio.media.motion_jpeg import JpegEncoder
 from shardio.media.picture import MAX_SIDE
 from shardio.media.resample import resize
+from shardio.media.sniffing import has_image_signature, has_image_suffix
 from shardio.media.sound import AudioDecoder
 from shardio.media.streams import demux
 from shardio.media.times import Rising
@@ -37,6 +38,8 @@ __all__ = [
     "demux",
     "encode",
     "encode_jpeg",
+    "has_image_signature",
+    "has_image_suffix",
     "has_media_signature",
     "has_media_suffix",
     "library_versions",

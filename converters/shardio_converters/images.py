@@ -1,0 +1,126 @@
+"""Pictures: their files untouched, or at one size, as JPEG or as pixels."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Generator, Mapping
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from typing import Any, ClassVar, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from shardio import Array, Image, Input, InvalidArgument, MediaError, Outcome, Schema, Text
+from shardio.media import (
+    MAX_SIDE,
+    ImageFacts,
+    decode_crop,
+    decode_image,
+    encode_jpeg,
+    has_image_signature,
+    has_image_suffix,
+    probe,
+)
+
+STORES: Final = ("original", "jpeg", "raw")
+JPEG_QUALITY: Final = 90
+_HEAD_BYTES: Final = 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class Images:
+    """Makes a sample of every picture; each is decoded once, so that a damaged one is found.
+
+    With `size`, the short side is scaled to so many pixels, and the centre is cropped square;
+    without it, pictures keep the size that they are shown at.
+
+    Stores:
+        original: the file, byte for byte; no `size`.
+        jpeg: a JPEG made of its pixels, with `quality` from 1 to 100.
+        raw: the pixels, uint8 (height, width, 3), RGB.
+
+    Fields: `image`; `label` int64; `source`, the file's name below the source folder.
+
+    Raises:
+        InvalidArgument: an option is not acceptable.
+    """
+
+    kind: ClassVar[str] = "images"
+    version: ClassVar[str] = "1"
+
+    store: str = "original"
+    size: int | None = None
+    quality: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.store not in STORES:
+            raise InvalidArgument(f"store is {self.store!r}; it must be one of {', '.join(STORES)}")
+        if self.size is not None:
+            if self.store == "original":
+                raise InvalidArgument(
+                    "size is for store 'jpeg' or 'raw': the original keeps its own; a loader scales"
+                )
+            _check_number("size", self.size, MAX_SIDE)
+        if self.store == "jpeg":
+            quality = JPEG_QUALITY if self.quality is None else self.quality
+            object.__setattr__(self, "quality", quality)
+            _check_number("quality", quality, 100)
+        elif self.quality is not None:
+            raise InvalidArgument(f"quality is for store 'jpeg'; found store {self.store!r}")
+
+    def schema(self) -> Schema:
+        """Give the fields of a picture."""
+        image = Array("uint8", (self.size, self.size, 3)) if self.store == "raw" else Image()
+        return Schema({"image": image, "label": Array("int64"), "source": Text()})
+
+    def libraries(self) -> Mapping[str, str]:
+        """Give the versions of what decodes, which decides over the pixels."""
+        return {name: version(name) for name in ("pillow", "simplejpeg")}
+
+    def samples(self, source: Input) -> Generator[Mapping[str, Any], None, Outcome]:
+        """Yield the one sample of a file."""
+        data = _read(source)
+        if data is None:
+            return Outcome("not_video", "not a picture")
+        facts = probe(data)
+        yield {"image": self._stored(data, facts), "label": source.label, "source": source.name}
+        return Outcome("converted", detail=asdict(facts))
+
+    def _stored(self, data: bytes, facts: ImageFacts) -> bytes | npt.NDArray[np.uint8]:
+        """What is kept of a picture."""
+        if self.size is None:
+            pixels = decode_image(data)
+        else:
+            side = min(facts.height, facts.width)
+            box = ((facts.height - side) // 2, (facts.width - side) // 2, side, side)
+            pixels = decode_crop(data, box, (self.size, self.size))
+        if self.store == "original":
+            return data
+        return pixels if self.quality is None else encode_jpeg(pixels, quality=self.quality)
+
+
+def _read(source: Input) -> bytes | None:
+    """The bytes of a file that should hold a picture, by its bytes or its suffix; else None.
+
+    Raises:
+        MediaError: it cannot be read, so nobody knows.
+    """
+    promised = has_image_suffix(source.name)
+    try:
+        with open(source.path, "rb") as file:
+            head = file.read(_HEAD_BYTES)
+            if not (promised or has_image_signature(head)):
+                return None
+            return head + file.read()
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ELOOP) and not promised:
+            return None  # a link to nowhere: there is nothing to be read
+        raise MediaError(f"{source.path}: cannot be read: {error.strerror}") from error
+
+
+def _check_number(name: str, value: Any, most: int) -> None:
+    if type(value) is not int or not 1 <= value <= most:
+        raise InvalidArgument(
+            f"{name} is {value!r}; it must be a whole number from 1 up to {most:,}"
+        )
