@@ -87,17 +87,31 @@ class Images:
         yield {"image": self._stored(data, facts), "label": source.label, "source": source.name}
         return Outcome("converted", detail=asdict(facts))
 
+    def error(self, source: Input, sample: Mapping[str, Any]) -> tuple[float, int] | None:
+        """Compare the pixels of a stored picture with its source's, at the stored size.
+
+        The sum of squared differences, and of how many values; None where nothing is lost.
+        """
+        if self.store != "jpeg" or (data := _read(source)) is None:
+            return None
+        wanted = self._pixels(data, probe(data))
+        difference = decode_image(sample["image"]).astype(np.int64) - wanted
+        return float((difference**2).sum()), wanted.size
+
     def _stored(self, data: bytes, facts: ImageFacts) -> bytes | npt.NDArray[np.uint8]:
         """What is kept of a picture."""
-        if self.size is None:
-            pixels = decode_image(data)
-        else:
-            side = min(facts.height, facts.width)
-            box = ((facts.height - side) // 2, (facts.width - side) // 2, side, side)
-            pixels = decode_crop(data, box, (self.size, self.size))
+        pixels = self._pixels(data, facts)
         if self.store == "original":
             return data
         return pixels if self.quality is None else encode_jpeg(pixels, quality=self.quality)
+
+    def _pixels(self, data: bytes, facts: ImageFacts) -> npt.NDArray[np.uint8]:
+        """The pixels at the size asked for."""
+        if self.size is None:
+            return decode_image(data)
+        side = min(facts.height, facts.width)
+        box = ((facts.height - side) // 2, (facts.width - side) // 2, side, side)
+        return decode_crop(data, box, (self.size, self.size))
 
 
 def _read(source: Input) -> bytes | None:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from fractions import Fraction
 from importlib.metadata import version
+from itertools import islice
 from typing import Any, Final
 
-from shardio import EncodedStream, MediaError
-from shardio.media import JpegEncoder, Picture, Rising, StreamEncoder, demux
+import numpy as np
 
+from shardio import EncodedStream, MediaError
+from shardio.media import ClipDecoder, JpegEncoder, Picture, Rising, StreamEncoder, demux
+
+_COMPARED: Final = 32  # frames
 _FACTS: Final = {
     "codec": "codec",
     "stream": "stream",
@@ -83,3 +87,19 @@ def encoded(
         return encoder.finish(), rising.n_changed
     except MediaError as error:
         raise MediaError(f"{name}: {error}") from error
+
+
+def error(
+    stream: EncodedStream, pictures: Iterator[tuple[int, Picture | None]]
+) -> tuple[float, int]:
+    """Compare the first frames of a stream with what they were made of.
+
+    The sum of squared differences, and of how many values.
+    """
+    n_frames = min(_COMPARED, stream.n_frames)
+    wanted = np.stack([picture for _, picture in islice(pictures, n_frames) if picture is not None])
+    found = np.empty(wanted.shape, np.uint8)
+    with ClipDecoder() as decoder:
+        decoder.decode(stream, list(range(len(found))), found)
+    difference = found.astype(np.int64) - wanted
+    return float((difference**2).sum()), found.size

@@ -151,6 +151,19 @@ class Videos:
         n_clips = -(-(stream.n_frames - self._span + 1) // self._step)
         return Outcome("converted", detail={**detail, "clips": n_clips})
 
+    def error(self, source: Input, sample: Mapping[str, Any]) -> tuple[float, int] | None:
+        """Compare the first frames of a stored video with its source's, at the stored size.
+
+        The sum of squared differences, and of how many values; None where nothing is lost.
+        """
+        if self.store in ("raw", "packets"):
+            return None
+        with VideoFile(source.path) as video:
+            found = video.pictures(self.size)
+            if self.fps is not None:
+                found = picked(found, video.time_base, Fraction(self.fps))
+            return video_stores.error(sample["video"], found)
+
     def _too_short(self, n_frames: int, detail: Mapping[str, Any]) -> Outcome:
         reason = f"{n_frames} frames; one clip spans {self._span}"
         return Outcome("too_short", reason, detail)

@@ -59,6 +59,7 @@ def convert_files(
         inputs=tuple(reports),
         classes=found.classes,
         stopped=any(report.outcome == "not_reached" for report in reports),
+        view=found.view,
     )
 
 
@@ -92,6 +93,7 @@ def append_files(
         inputs=tuple(reports),
         classes=found.classes,
         stopped=any(report.outcome == "not_reached" for report in reports),
+        view=found.view,
         generation=found.number,
         n_samples_before=found.n_samples - n_samples,
         stats_dropped=bool(base.stats) and found.stats != base.stats,

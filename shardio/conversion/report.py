@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from shardio.conversion.source import Input, OutcomeKind
+from shardio.manifest import ROWS
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +86,8 @@ class ConversionReport:
     had that was appended to. `inputs` are all files of the source in order of their names (none for
     samples from an iterable), `generation` the one that has the samples, `stopped` says that the
     conversion ended at a broken input. `stats_dropped`: the dataset had statistics that are true of
-    its earlier samples alone, which the new generation does not have.
+    its earlier samples alone, which the new generation does not have. `view` is what the samples of
+    a loader are unless it is asked for others.
     """
 
     dataset: Path
@@ -99,6 +101,7 @@ class ConversionReport:
     generation: int = 1
     n_samples_before: int = 0
     stats_dropped: bool = False
+    view: Mapping[str, Any] = field(default_factory=lambda: ROWS)
 
     @property
     def counts(self) -> dict[str, int]:

@@ -75,6 +75,10 @@ class Source(Protocol):
     not recorded. An append makes the converter again from what is recorded. Instances travel to
     the workers.
 
+    A method `error(source, sample)` may compare a sample of an input, the first one, with what it
+    was made of: the sum of squared differences of pixels and how many values those are, or None
+    where nothing is lost.
+
     A method `view()` may say what the samples of a loader are by default, as a generation has it;
     without one they are the rows.
     """

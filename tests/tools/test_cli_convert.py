@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import shardio
+from shardio.media import encode_jpeg
 from shardio_converters.video_options import LIMITS
 from shardio_converters.videos import Videos
 from shardio_tools import cli, convert
@@ -71,7 +72,7 @@ def test_progress_goes_to_standard_error(
 ) -> None:
     cli.main(["convert", str(videos), str(tmp_path / "out"), *SMALL])
     out, err = capsys.readouterr()
-    assert "converting: 100%" in err and "6 of 6 files, 5 clips, 1 broken" in err
+    assert "converting: 100%" in err and "6 of 6 files, 5 samples, 1 broken" in err
     assert "converting: " not in out
 
 
@@ -226,7 +227,7 @@ def test_append_says_what_is_new_what_is_there_and_what_has_changed(
     after = lines.index("changed since it was converted: 1 file")
     assert (
         lines[after + 1].startswith("  new.mp4: ")
-        and "--append replaces no clips" in lines[after + 2]
+        and "--append replaces no samples" in lines[after + 2]
     )
     assert lines[-1].startswith("appended 0 of 2 files as 0 clips, 0 bytes, ")
     assert cli.main([*append, "--quiet"]) == 1
@@ -234,7 +235,7 @@ def test_append_says_what_is_new_what_is_there_and_what_has_changed(
     assert said.out == "" and said.err.startswith("shardio: changed: new.mp4: ")
     assert cli.main([*append, "--json"]) == 1
     report = json.loads(capsys.readouterr().out)
-    assert (report["generation"], report["clips"], report["clips_before"]) == (2, 0, 4)
+    assert (report["generation"], report["samples"], report["samples_before"]) == (2, 0, 4)
     assert report["files"] == {"present": 1, "changed": 1}
 
 
@@ -257,3 +258,75 @@ def test_an_append_that_makes_no_sense_is_one_line_and_exit_code_2(
     assert cli.main(["convert", source, out, "--append", *options]) == 2
     said = capsys.readouterr()
     assert said.out == "" and said.err.count("\n") == 1 and words in said.err
+
+
+def test_the_report_says_how_large_how_near_and_how_fast_the_result_is(
+    videos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, out = str(videos / "cats"), tmp_path / "out"
+    cli.main(["convert", source, str(out), *SMALL, "--store=h264"])
+    *_, measured, last = capsys.readouterr().out.splitlines()
+    assert re.fullmatch(
+        r"[\d.]+ KiB from [\d.]+ KiB: [\d.]+ of it; PSNR \d\d\.\d dB at the stored size, of 2 "
+        r"files; [\d,.]+ random clips per second and core",
+        measured,
+    )
+    assert "into 2 videos (3 clips), " in last
+    found = {}
+    for quality in (5, 45):
+        options = [*SMALL, "--store=h264", f"--quality={quality}", "--overwrite", "--json"]
+        cli.main(["convert", source, str(out), *options])
+        found[quality] = json.loads(capsys.readouterr().out)
+        assert (found[quality]["samples"], found[quality]["clips"]) == (2, 3)
+        assert found[quality]["source_bytes"] == sum(
+            (videos / "cats" / name).stat().st_size for name in ("a.mp4", "b.mp4")
+        )
+        assert found[quality]["random_samples_per_s"] > 0
+    assert found[5]["psnr_db"] > found[45]["psnr_db"] + 5
+    assert found[5]["bytes"] / found[5]["source_bytes"] == pytest.approx(found[5]["ratio"], 0.01)
+
+
+@pytest.mark.parametrize("store", ["raw", "packets"])
+def test_where_nothing_is_lost_no_psnr_is_said(
+    videos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], store: str
+) -> None:
+    source, out = str(videos / "cats"), str(tmp_path / "out")
+    cli.main(["convert", source, out, *SMALL, f"--store={store}"])
+    said = capsys.readouterr().out
+    assert "random clips per second and core" in said and "PSNR" not in said
+
+
+def test_an_estimate_is_that_of_a_few_files_and_writes_nothing(
+    videos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = sorted(tmp_path.iterdir())
+    source = str(videos / "cats")
+    command = ["convert", source, "--estimate", *SMALL, "--store=h264"]
+    assert cli.main(command) == 0
+    *_, measured, last = capsys.readouterr().out.splitlines()
+    assert "PSNR" in measured
+    assert last.startswith("estimated: ") and last.endswith("nothing was written")
+    assert cli.main([*command, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    whole = shardio.convert(source, tmp_path / "out", workers=0, store="h264", frames=4, size=16)
+    assert found["estimated_bytes"] == whole.n_bytes  # of three files, all are tried
+    assert (found["files"], found["files_converted"]) == (3, 3)
+    assert sorted(tmp_path.iterdir()) == [*before, tmp_path / "out"]
+
+
+def test_out_is_needed_but_for_an_estimate(
+    videos: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["convert", str(videos)]) == 2
+    assert "OUT is missing" in capsys.readouterr().err
+
+
+def test_pictures_are_called_pictures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.jpg").write_bytes(encode_jpeg(scene(1)[0]))
+    (tmp_path / "in" / "notes.txt").write_text("notes")
+    command = ["convert", str(tmp_path / "in"), str(tmp_path / "out"), "--workers=0"]
+    assert cli.main([*command, "--store=jpeg", "--quality=50"]) == 0
+    said = capsys.readouterr().out
+    assert "not a picture: 1 file" in said and "random pictures per second and core" in said
+    assert "converted 1 of 2 files into 1 picture, " in said and "PSNR" in said

@@ -1,4 +1,4 @@
-"""Convert a folder of videos into a dataset.
+"""Convert a folder of videos, or of pictures, into a dataset.
 
 Every file below SRC is looked at and accounted for. The name of the folder that holds a file is its
 class. Exit code 1 means that some files are broken, or have changed since they were converted; they
@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import argparse
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 import shardio
+from shardio.measuring import StoredReport, estimate, measure_stored
 from shardio_tools._render import (
     OUTCOMES,
     ProgressLine,
@@ -26,6 +27,7 @@ from shardio_tools._render import (
     size,
     table,
 )
+from shardio_tools._stored import describe_stored, n_clips, noun, stored_json
 
 # What the converter takes, beside what every conversion takes: none of these is passed on unless
 # it is given, so that its default is stated in one place, the converter.
@@ -49,13 +51,14 @@ LISTED: Final = ("present", "not_reached", "not_video", "too_short", "changed", 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command to its parser."""
     add = parser.add_argument
-    add("src", metavar="SRC", help="a folder of videos, or one video")
+    add("src", metavar="SRC", help="a folder of videos or of pictures, or one file")
     add(
         "out",
         metavar="OUT",
+        nargs="?",
         help="the dataset: a folder that is missing or empty, but for --append",
     )
-    add("--kind", help="what SRC holds: the name of a converter (default: videos)")
+    add("--kind", help="what SRC holds: videos or images (default: told from the names)")
     add("--labels", metavar="FILE", help="CSV or JSON Lines with columns path and label")
     add("--workers", type=int, metavar="N", help="processes (default: one per usable CPU)")
     add("--frames", type=int, metavar="N", help="frames of a clip (default: 16)")
@@ -71,7 +74,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--store",
         metavar="HOW",
-        help="videos: raw (default), jpeg, h264 or packets",
+        help="videos: raw (default), jpeg, h264, packets; images: original (default), jpeg, raw",
     )
     add("--codec", metavar="NAME", help="of h264: h264 (default), hevc or av1")
     add("--gop", type=int, metavar="N", help="of h264: a keyframe every N frames (default: 16)")
@@ -113,6 +116,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="add to the dataset in OUT what it does not have; other options as it was made with",
     )
+    add(
+        "--estimate",
+        action="store_true",
+        help="convert a few files into a temporary folder, and say what all would come to",
+    )
     add("--quiet", action="store_true", help="print nothing but what is wrong")
     add("--json", action="store_true", help="print the report as JSON")
 
@@ -120,6 +128,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Convert, report, and return the exit code."""
     given = {n: v for n in CONVERTER_OPTIONS if (v := getattr(options, n)) is not None}
+    if options.estimate:
+        return _estimate(options, given)
+    if options.out is None:
+        raise shardio.InvalidArgument("OUT is missing: the folder of the dataset")
     with ProgressLine("converting", is_silent=options.quiet or options.json) as line:
         report = shardio.convert(
             options.src,
@@ -135,21 +147,60 @@ def run(options: argparse.Namespace) -> int:
             progress=lambda state: line.show(state.n_bytes_done, state.n_bytes, _note(state)),
             **given,
         )
-    if options.json:
-        say_json(as_json(report))
-    elif options.quiet:
+    if options.quiet and not options.json:
         for source in (*report.changed, *report.broken):
             complain(f"{source.outcome}: {plain(source.name)}: {plain(source.reason)}")
+        return 1 if report.broken or report.changed else 0
+    stored = _measured(report, options.src)
+    if options.json:
+        say_json({**as_json(report), **stored_json(report, stored)})
     else:
         lines = describe(report, has_file=options.labels is not None, appends=options.append)
-        say("\n".join(lines))
+        *before, last = lines
+        say("\n".join([*before, *describe_stored(report, stored), last]))
     return 1 if report.broken or report.changed else 0
 
 
+def _measured(report: shardio.ConversionReport, src: str) -> StoredReport | None:
+    """What a sample of the result is like; None where there is nothing, or it is gone already."""
+    try:
+        return measure_stored(report, src)
+    except (shardio.ShardioError, OSError) as error:
+        complain(f"the result is not measured: {plain(str(error))}")
+        return None
+
+
+def _estimate(options: argparse.Namespace, given: Mapping[str, Any]) -> int:
+    """Say what a conversion would come to."""
+    found = estimate(options.src, kind=options.kind, workers=options.workers, **given)
+    if options.json:
+        facts = stored_json(found.sample, found.stored)
+        say_json(
+            {
+                **facts,
+                "files": found.n_inputs,
+                "files_converted": len(found.sample.inputs),
+                "estimated_bytes": found.n_bytes,
+                "estimated_seconds": round(found.elapsed_s, 1),
+            }
+        )
+        return 0
+    n_tried = len(found.sample.inputs)
+    outcomes = (f"{n:,} {OUTCOMES[kind]}" for kind, n in found.sample.counts.items())
+    lines = [
+        f"tried {n_tried:,} of {counted(found.n_inputs, 'file')}: {', '.join(outcomes)}",
+        *describe_stored(found.sample, found.stored),
+        f"estimated: {size(found.n_bytes)} from {size(found.n_source_bytes)}, in "
+        f"{seconds(found.elapsed_s)}; nothing was written",
+    ]
+    say("\n".join(lines))
+    return 0
+
+
 def _note(state: Any) -> str:
-    """How far a conversion is, in files and clips."""
+    """How far a conversion is, in files and samples."""
     note = f"{state.n_inputs_done:,} of {counted(state.n_inputs, 'file')}"
-    note += f", {counted(state.n_samples, 'clip')}"
+    note += f", {counted(state.n_samples, 'sample')}"
     return f"{note}, {state.n_broken} broken" if state.n_broken else note
 
 
@@ -165,8 +216,9 @@ def as_json(report: shardio.ConversionReport) -> dict[str, Any]:
         "kind": report.kind,
         "files": report.counts,
         "generation": report.generation,
-        "clips": report.n_samples,
-        "clips_before": report.n_samples_before,
+        "clips": n_clips(report),
+        "samples": report.n_samples,
+        "samples_before": report.n_samples_before,
         "bytes": report.n_bytes,
         "seconds": round(report.elapsed_s, 3),
         "dropped_frames": n_dropped(report),
@@ -177,7 +229,7 @@ def as_json(report: shardio.ConversionReport) -> dict[str, Any]:
 
 
 def clips_by_class(report: shardio.ConversionReport) -> dict[str, int]:
-    """Count the clips of each class, also of those that have none."""
+    """Count the samples of each class, also of those that have none."""
     found: Counter[int] = Counter()
     for source in report.inputs:
         found[source.label] += source.n_samples
@@ -194,22 +246,32 @@ def describe(
         yield from _group(report, outcome)
     if report.changed:
         yield (
-            "  what the dataset has of them stays as it was: --append replaces no clips; "
+            "  what the dataset has of them stays as it was: --append replaces no samples; "
             "--overwrite converts anew, a file under another name is a new one"
         )
     if report.stopped:
         yield "stopped at the first broken file; what comes before it is published"
     if report.stats_dropped:
-        yield "statistics of the clips before are dropped; shardio stats counts again"
+        yield "statistics of the samples before are dropped; shardio stats counts again"
     n_converted = report.counts.get("converted", 0)
     total = report.n_samples_before + report.n_samples
     yield (
         f"{'appended' if appends else 'converted'} {n_converted:,} of "
         f"{counted(len(report.inputs), 'file')} {'as' if appends else 'into'} "
-        f"{counted(report.n_samples, 'clip')}, {size(report.n_bytes)}, "
+        f"{counted(report.n_samples, noun(report))}{_in_clips(report)}, {size(report.n_bytes)}, "
         f"in {seconds(report.elapsed_s)}: {plain(str(report.dataset))}"
-        + (f", generation {report.generation}, {counted(total, 'clip')} in all" if appends else "")
+        + (
+            f", generation {report.generation}, {counted(total, noun(report))} in all"
+            if appends
+            else ""
+        )
     )
+
+
+def _in_clips(report: shardio.ConversionReport) -> str:
+    """How many clips the default view has of videos."""
+    is_view = report.view["kind"] == "clips"
+    return f" ({counted(n_clips(report), 'clip')})" if is_view else ""
 
 
 def _describe_clips(report: shardio.ConversionReport, *, has_file: bool) -> Iterator[str]:
@@ -218,11 +280,11 @@ def _describe_clips(report: shardio.ConversionReport, *, has_file: bool) -> Iter
     n_unlabelled = report.n_samples - sum(by_class.values())
     if by_class:
         rows = [[plain(name), f"{n:,}"] for name, n in by_class.items()]
-        yield f"{counted(len(by_class), 'class', 'classes')}, with clips:"
+        yield f"{counted(len(by_class), 'class', 'classes')}, with {noun(report)}s:"
         yield listed(table(rows).splitlines(), "shardio inspect lists them")
     if n_unlabelled:
         why = "not in the file of labels" if has_file else "directly in SRC"
-        yield f"{counted(n_unlabelled, 'clip')} without a class (label -1): {why}"
+        yield f"{counted(n_unlabelled, noun(report))} without a class (label -1): {why}"
     if dropped := n_dropped(report):
         n_files = sum(bool(source.detail.get("dropped")) for source in report.inputs)
         yield (
@@ -236,10 +298,13 @@ def _group(report: shardio.ConversionReport, outcome: str) -> Iterator[str]:
     group = [source for source in report.inputs if source.outcome == outcome]
     if not group:
         return
-    yield f"{OUTCOMES[outcome]}: {counted(len(group), 'file')}"
+    words = (
+        "not a picture" if (report.kind, outcome) == ("images", "not_video") else OUTCOMES[outcome]
+    )
+    yield f"{words}: {counted(len(group), 'file')}"
     lines = []
     for source in group:
-        kept = f" ({counted(source.n_samples, 'clip')} kept)" if source.n_samples else ""
+        kept = f" ({counted(source.n_samples, noun(report))} kept)" if source.n_samples else ""
         lines.append(plain(": ".join(filter(None, (source.name, source.reason)))) + kept)
     if outcome in ("broken", "changed"):
         yield from (f"  {line}" for line in lines)

@@ -1,0 +1,196 @@
+"""What a conversion has made, measured on a sample: how near to its source, how fast to be had."""
+
+from __future__ import annotations
+
+import math
+import os
+import random
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from shardio.conversion import ConversionReport, Input, InputReport, convert
+from shardio.conversion.appending import inherit
+from shardio.conversion.plan import list_inputs
+from shardio.conversion.source import make_source
+from shardio.dataset import ShardDataset
+from shardio.format.fields import Image, Video
+from shardio.format.streams import EncodedStream
+from shardio.manifest import load
+from shardio.media import ClipDecoder, decode_image
+
+_MAX_COMPARED: Final = 4  # files
+_MAX_ROWS: Final = 24
+_MAX_TAKEN: Final = 200
+_BEST_DB: Final = 100.0  # no difference at all would be infinite
+
+
+@dataclass(frozen=True, slots=True)
+class StoredReport:
+    """What a sample of a conversion's result is like.
+
+    `samples_per_s` are random samples of the dataset's default view that one core reads and
+    decodes here; `psnr_db` is that of the pictures of `n_compared` inputs, None where nothing was
+    lost, or cannot be told.
+    """
+
+    samples_per_s: float
+    psnr_db: float | None
+    n_compared: int
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """What a conversion would come to, from that of `sample`, some of its `n_inputs` inputs."""
+
+    sample: ConversionReport
+    stored: StoredReport | None
+    n_inputs: int
+    n_source_bytes: int
+    n_bytes: int
+    elapsed_s: float
+
+
+def source_bytes(report: ConversionReport) -> int:
+    """Bytes of those inputs that gave samples."""
+    return sum(one.n_bytes for one in report.inputs if one.n_samples)
+
+
+def measure_stored(
+    report: ConversionReport, src: str | os.PathLike[str], *, seconds: float = 0.5
+) -> StoredReport | None:
+    """Look at some of what a conversion of `src` has made; None if that is nothing.
+
+    Raises:
+        ShardioError, OSError: the dataset, or an input, cannot be read any more.
+    """
+    if not report.n_samples:
+        return None
+    with ShardDataset(report.dataset) as dataset:
+        first = report.n_samples_before
+        rows = range(first, first + report.n_samples)
+        rate = _rate(dataset, rows, seconds)
+        error, n_values, n_compared = _compared(dataset, report, os.fspath(src))
+    if not n_compared:
+        return StoredReport(rate, None, 0)
+    psnr = _BEST_DB if not error else 10 * math.log10(255**2 * n_values / error)
+    return StoredReport(rate, min(psnr, _BEST_DB), n_compared)
+
+
+def estimate(
+    src: str | os.PathLike[str], *, n_inputs: int = 6, workers: int | None = None, **options: Any
+) -> Estimate:
+    """Convert some inputs of `src`, in a temporary folder, and say what all would come to.
+
+    `options` are those of `convert`. Inputs are taken evenly from the list of all.
+
+    Raises:
+        InvalidArgument, ShardioError: as of `convert`.
+    """
+    listing = list_inputs(os.fspath(src))
+    every = listing.inputs
+    chosen = _spread(every, n_inputs)
+    with tempfile.TemporaryDirectory(prefix="shardio-estimate-") as folder:
+        for one in chosen:
+            place = Path(folder, "in", one.name)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.symlink_to(os.path.abspath(one.path))
+        sample = convert(
+            os.path.join(folder, "in"), os.path.join(folder, "out"), workers=workers, **options
+        )
+        stored = measure_stored(sample, os.path.join(folder, "in"))
+    share = listing.n_bytes / max(1, sum(one.n_bytes for one in chosen))
+    return Estimate(
+        sample,
+        stored,
+        len(every),
+        listing.n_bytes,
+        round(sample.n_bytes * share),
+        sample.elapsed_s * share,
+    )
+
+
+def _spread(items: Sequence[Any], n: int) -> list[Any]:
+    """At most `n` of them, evenly from first to last."""
+    n = min(n, len(items))
+    return [items[(2 * k + 1) * len(items) // (2 * n)] for k in range(n)]
+
+
+def _rate(dataset: ShardDataset, rows: Sequence[int], seconds: float) -> float:
+    """Random samples per second that this thread reads and decodes."""
+    draw, view = random.Random(0), dataset.view
+    chosen = rows if len(rows) <= _MAX_ROWS else draw.sample(rows, _MAX_ROWS)
+    with ClipDecoder() as decoder:
+        takes = [_take(dataset, row, view, decoder, draw) for row in chosen]
+        for take in takes:
+            take()
+        n_taken, start_s = 0, time.perf_counter()
+        while (elapsed_s := time.perf_counter() - start_s) < seconds and n_taken < _MAX_TAKEN:
+            draw.choice(takes)()
+            n_taken += 1
+    return n_taken / max(elapsed_s, 1e-9)
+
+
+def _take(
+    dataset: ShardDataset,
+    row: int,
+    view: Mapping[str, Any],
+    decoder: ClipDecoder,
+    draw: random.Random,
+) -> Callable[[], None]:
+    """What reads and decodes a sample: all of a row, or any clip of its video."""
+    video = next((name for name, f in dataset.schema.items() if isinstance(f, Video)), None)
+    if video is not None and view["kind"] == "clips":
+        stream = dataset[row][video]
+        return lambda: _take_clip(stream, view, decoder, draw)
+    pictures = {name for name, field in dataset.schema.items() if isinstance(field, Image)}
+
+    def take() -> None:
+        for name, value in dataset[row].items():
+            if name in pictures:
+                decode_image(value)
+            elif isinstance(value, np.ndarray):
+                value.copy()
+
+    return take
+
+
+def _take_clip(
+    stream: EncodedStream, view: Mapping[str, Any], decoder: ClipDecoder, draw: random.Random
+) -> None:
+    span = (view["frames"] - 1) * view["stride"] + 1
+    if stream.n_frames < span:
+        return
+    start = draw.randrange(stream.n_frames - span + 1)
+    height, width = view.get("size", (stream.height, stream.width))
+    out = np.empty((view["frames"], height, width, 3), np.uint8)
+    decoder.decode(stream, list(range(start, start + span, view["stride"])), out)
+
+
+def _compared(dataset: ShardDataset, report: ConversionReport, src: str) -> tuple[float, int, int]:
+    """Sum of squared differences, number of values and of inputs that were compared."""
+    kind, options, _ = inherit(load(report.dataset), report.kind, {}, keep_partial=False)
+    error_of = getattr(make_source(kind or report.kind, options), "error", None)
+    total, n_values, n_compared = 0.0, 0, 0
+    if error_of is None:
+        return total, n_values, n_compared
+    for one, row in _spread(list(_converted(report)), _MAX_COMPARED):
+        path = os.path.join(src, one.name) if os.path.isdir(src) else src
+        found = error_of(Input(one.name, path, one.n_bytes, one.label), dataset[row])
+        if found is not None:
+            total, n_values, n_compared = total + found[0], n_values + found[1], n_compared + 1
+    return total, n_values, n_compared
+
+
+def _converted(report: ConversionReport) -> Iterator[tuple[InputReport, int]]:
+    """The inputs that gave samples, each with the row of its first."""
+    row = report.n_samples_before
+    for one in report.inputs:
+        if one.outcome == "converted" and one.n_samples:
+            yield one, row
+        row += one.n_samples

@@ -1,0 +1,53 @@
+"""What a conversion has made, in words and as JSON: how much, how near to its source, how fast."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import shardio
+from shardio.measuring import StoredReport, source_bytes
+from shardio_tools._render import counted, size
+
+
+def noun(report: shardio.ConversionReport) -> str:
+    """What a sample of the dataset is called."""
+    if report.view["kind"] == "clips":
+        return "video"
+    return "picture" if report.kind == "images" else "clip"
+
+
+def n_clips(report: shardio.ConversionReport) -> int:
+    """Clips that were made: rows, or those of videos in the default view."""
+    if report.view["kind"] != "clips":
+        return report.n_samples
+    return sum(int(source.detail.get("clips", 0)) for source in report.inputs if source.n_samples)
+
+
+def stored_json(report: shardio.ConversionReport, stored: StoredReport | None) -> dict[str, Any]:
+    """Give what was measured of the result as JSON can say it."""
+    n_bytes = source_bytes(report)
+    facts: dict[str, Any] = {"source_bytes": n_bytes}
+    if n_bytes:
+        facts["ratio"] = round(report.n_bytes / n_bytes, 4)
+    if stored is not None:
+        facts["random_samples_per_s"] = round(stored.samples_per_s, 1)
+        if stored.psnr_db is not None:
+            facts["psnr_db"] = round(stored.psnr_db, 2)
+    return facts
+
+
+def describe_stored(report: shardio.ConversionReport, stored: StoredReport | None) -> Iterator[str]:
+    """Say how large the result is beside its source, how near to it, and how fast it is read."""
+    n_bytes = source_bytes(report)
+    if not report.n_samples or not n_bytes:
+        return
+    line = f"{size(report.n_bytes)} from {size(n_bytes)}: {report.n_bytes / n_bytes:.2f} of it"
+    if stored is not None:
+        if stored.psnr_db is not None:
+            files = counted(stored.n_compared, "file")
+            line += f"; PSNR {stored.psnr_db:.1f} dB at the stored size, of {files}"
+        what = "clip" if report.view["kind"] == "clips" else noun(report)
+        rate = stored.samples_per_s
+        line += f"; {rate:,.{0 if rate >= 10 else 1}f} random {what}s per second and core"
+    yield line
