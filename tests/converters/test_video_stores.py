@@ -280,7 +280,7 @@ def test_appending_takes_the_options_of_the_store(root: Path, tmp_path: Path) ->
     shardio.convert(root / "a", out, workers=0, store="h264", gop=5, **SMALL)
     write_video(more / "new.mp4", scene(12))
     report = shardio.convert(more, out, workers=0, append=True)
-    assert (report.n_samples_before, report.n_samples) == (2, 1)
+    assert (report.n_samples_before, report.n_samples, report.view["kind"]) == (2, 1, "clips")
     with shardio.open(out) as dataset:
         keys = packet_flags(dataset[2]["video"].packets) & PacketFlag.KEY
         assert np.flatnonzero(keys).tolist() == [0, 5, 10]

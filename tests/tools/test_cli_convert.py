@@ -330,3 +330,19 @@ def test_pictures_are_called_pictures(tmp_path: Path, capsys: pytest.CaptureFixt
     said = capsys.readouterr().out
     assert "not a picture: 1 file" in said and "random pictures per second and core" in said
     assert "converted 1 of 2 files into 1 picture, " in said and "PSNR" in said
+
+
+def test_a_result_that_cannot_be_measured_is_a_result(
+    videos: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def gone(*_: object) -> None:
+        raise shardio.MediaError("the source is gone")
+
+    monkeypatch.setattr(convert, "measure_stored", gone)
+    assert cli.main(["convert", str(videos / "cats"), str(tmp_path / "out"), *SMALL]) == 0
+    said = capsys.readouterr()
+    assert "the result is not measured: the source is gone" in said.err
+    assert "KiB from" in said.out and said.out.splitlines()[-1].startswith("converted 2 of 3 files")
