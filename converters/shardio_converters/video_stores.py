@@ -73,20 +73,25 @@ def encoded(
     encoder: StreamEncoder | JpegEncoder,
     pictures: Iterable[tuple[int, Picture | None]],
     name: str,
-) -> tuple[EncodedStream, int]:
-    """Encode pictures: the stream, and how many had a time that did not rise and got another.
+) -> tuple[EncodedStream, int, MediaError | None]:
+    """Encode pictures until they end or break.
+
+    The stream, how many had a time that did not rise and got another, and what they broke with.
 
     Raises:
-        MediaError: `pictures` raised it, or the encoder refuses one.
+        MediaError: there is no picture before the break.
     """
-    rising = Rising()
-    for time, picture in pictures:
-        if picture is not None:
-            encoder.add(rising(time), picture)
+    rising, failure = Rising(), None
     try:
-        return encoder.finish(), rising.n_changed
+        for time, picture in pictures:
+            if picture is not None:
+                encoder.add(rising(time), picture)
     except MediaError as error:
-        raise MediaError(f"{name}: {error}") from error
+        failure = error
+    try:
+        return encoder.finish(), rising.n_changed, failure
+    except MediaError as error:
+        raise failure or MediaError(f"{name}: {error}") from error
 
 
 def error(

@@ -130,7 +130,8 @@ class Videos:
         return Outcome("converted", detail={**detail, "dropped": max(0, n_left)})
 
     def _whole(self, source: Input) -> Generator[Mapping[str, Any], None, Outcome]:
-        """Yield one file as one video."""
+        """Yield one file as one video; of one that breaks midway, what comes before the break."""
+        failure: MediaError | None = None
         if self.store == "packets":
             stream, facts = video_stores.packets(source.path, check=self.check)
         else:
@@ -140,14 +141,18 @@ class Videos:
                 if self.fps is not None:
                     pictures = picked(pictures, video.time_base, Fraction(self.fps))
                 encoder = video_stores.encoder(self, video.time_base)
-                stream, n_retimed = video_stores.encoded(encoder, pictures, source.path)
+                stream, n_retimed, failure = video_stores.encoded(encoder, pictures, source.path)
                 facts = video.facts()
             if n_retimed:
                 facts["retimed"] = n_retimed
         detail = {"frames": stream.n_frames, **facts}
-        if stream.n_frames < self._span:
+        is_long_enough = stream.n_frames >= self._span
+        if is_long_enough:
+            yield {"video": stream, "label": source.label, "source": source.name}
+        if failure is not None:
+            raise failure
+        if not is_long_enough:
             return self._too_short(stream.n_frames, detail)
-        yield {"video": stream, "label": source.label, "source": source.name}
         n_clips = -(-(stream.n_frames - self._span + 1) // self._step)
         return Outcome("converted", detail={**detail, "clips": n_clips})
 

@@ -238,6 +238,27 @@ def test_damage_that_only_decoding_shows_is_found_where_frames_are_decoded(tmp_p
     }
 
 
+@pytest.mark.parametrize("store", ["jpeg", "h264"])
+def test_of_a_video_that_breaks_midway_what_is_before_is_kept_if_it_is_asked_for(
+    tmp_path: Path, store: str
+) -> None:
+    path = write_video(tmp_path / "a.mkv", scene(60), codec_options={"g": "10", "bf": "0"})
+    path.write_bytes(path.read_bytes()[:-3000])
+    kept = {}
+    for keeps in (False, True):
+        out = tmp_path / str(keeps)
+        report = shardio.convert(path, out, workers=0, keep_partial=keeps, store=store, **SMALL)
+        assert report.counts == {"broken": 1}
+        with shardio.open(out) as dataset:
+            kept[keeps] = [sample["video"].n_frames for sample in dataset]
+    raw = shardio.convert(path, tmp_path / "raw", workers=0, keep_partial=True, **SMALL)
+    with shardio.open(tmp_path / "raw") as dataset:
+        n_clips = len(dataset)
+    assert raw.counts == {"broken": 1} and kept[False] == [] and len(kept[True]) == 1
+    assert 4 <= kept[True][0] < 60
+    assert n_clips == (kept[True][0] - 4) // 3 + 1
+
+
 def test_the_view_stays_through_surgery(out: Callable[[str], Path], tmp_path: Path) -> None:
     merge(tmp_path / "merged", out("h264"), out("h264"), workers=0)
     reshard(out("h264"), tmp_path / "cut", shard_bytes=2000, workers=0)
@@ -287,3 +308,18 @@ def test_appending_takes_the_options_of_the_store(root: Path, tmp_path: Path) ->
         assert dataset.view["kind"] == "clips"
     with pytest.raises(InvalidArgument, match="codec is for store 'h264'; found store 'raw'"):
         shardio.convert(more, out, workers=0, append=True, store="raw")
+
+
+def test_packets_of_real_files_differ_from_raw_in_what_only_decoding_shows(
+    media_root: Path, tmp_path: Path
+) -> None:
+    root = tmp_path / "all"
+    root.mkdir()
+    for name in ("clips", "broken"):
+        (root / name).symlink_to(media_root / name)
+    report = shardio.convert(root, tmp_path / "out", store="packets")
+    assert report.counts == {"converted": 14, "too_short": 5, "broken": 6}
+    found = {one.name: one.outcome for one in report.inputs}
+    assert found["broken/corrupted.mp4"] == "converted"  # raw says: broken, after 28 frames
+    clips = [one for one in report.inputs if one.name.startswith("clips/")]
+    assert sum(one.detail.get("clips", 0) for one in clips) == 138 - 9  # those of raw

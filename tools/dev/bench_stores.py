@@ -18,6 +18,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -68,7 +69,12 @@ def timed(work: Callable[[Path], None], folder: Path) -> float:
     return elapsed_s
 
 
-def plainly(each: Callable[[Path, Path], None], files: list[Path], out: Path, n: int) -> None:
+def by_us(source: Path, store: str, n: int, out: Path) -> None:
+    """Convert the folder."""
+    shardio.convert(source, out, store=store, frames=1, workers=n)
+
+
+def plainly(each: Callable[[Path, Path], None], files: list[Path], n: int, out: Path) -> None:
     """Have `n` threads go through the files."""
     out.mkdir()
     with ThreadPoolExecutor(n) as pool:
@@ -96,19 +102,12 @@ def main(arguments: list[str]) -> int:
         files = sorted(path for path in (folder / "in").rglob("*") if path.is_file())
         for store in options.stores:
             each = by_ffmpeg if store == "h264" else by_copy
+            convert = partial(by_us, folder / "in", store, options.workers)
+            copy_all = partial(plainly, each, files, options.workers)
             times: dict[str, list[float]] = {"ours": [], "plain": []}
             for _ in range(options.rounds):
-                times["ours"].append(
-                    timed(
-                        lambda out, store=store: shardio.convert(
-                            folder / "in", out, store=store, frames=1, workers=options.workers
-                        ),
-                        folder,
-                    )
-                )
-                times["plain"].append(
-                    timed(lambda out, each=each: plainly(each, files, out, options.workers), folder)
-                )
+                times["ours"].append(timed(convert, folder))
+                times["plain"].append(timed(copy_all, folder))
             ours, plain = min(times["ours"]), min(times["plain"])
             print(
                 f"{store}: {ours:.2f} s, plainly {plain:.2f} s: {plain / ours:.2f} of it "
