@@ -96,6 +96,20 @@ def test_two_tiny_steps_need_no_compiler(tmp_path: Path) -> None:
     assert "for the first 2 steps" in done.stdout
 
 
+def test_clips_of_stored_videos_are_found_as_stored_pixels_are(
+    clips: Path, tmp_path: Path, example: ModuleType
+) -> None:
+    options: dict[str, Any] = {"workers": 0, "frames": 8, "size": 28, "store": "h264"}
+    shardio.convert(clips.parent / "videos", tmp_path / "out", **options)
+    for folder, field in ((clips, "frames"), (tmp_path / "out", "video")):
+        with shardio.open(folder) as dataset:
+            assert example.problem_with(dataset) is None
+            assert example.clip_field(dataset.schema) == field
+            assert example.count_clips(dataset) == 40
+            assert example.clip_shape(dataset, shrunk=False) == (8, 28, 28, 3)
+            assert example.clip_shape(dataset, shrunk=True) == (2, 10, 10, 3)
+
+
 def test_a_dataset_that_does_not_exist_is_one_line(tmp_path: Path) -> None:
     done = run(tmp_path / "no")
     assert (done.returncode, done.stdout) == (1, "")

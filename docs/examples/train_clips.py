@@ -13,8 +13,10 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
+
+import numpy as np
 
 import shardio
 
@@ -94,17 +96,22 @@ class Waiting:
             self.seconds += time.perf_counter() - start
 
 
+def clip_field(schema: Collection[str]) -> str:
+    """Where the clips are: in `frames`, or in a `video` that the loader decodes."""
+    return "frames" if "frames" in schema else "video"
+
+
 def train_epoch(loader: shardio.ShardLoader, step: TinyJit, n_steps: int | None) -> str:
     """Train one epoch, or its first n_steps; returns a line about it."""
     losses, accuracies, ends = [], [], [time.perf_counter()]
-    n_clips, batches = 0, Waiting(loader)
+    n_clips, batches, name = 0, Waiting(loader), clip_field(loader.dataset.schema)
     for batch in batches:
         # .tolist() waits for the device, so that the time measured is that of the work.
-        loss, accuracy = step(batch["frames"], batch["label"]).tolist()
+        loss, accuracy = step(batch[name], batch["label"]).tolist()
         losses.append(loss)
         accuracies.append(accuracy)
         ends.append(time.perf_counter())
-        n_clips += batch["frames"].shape[0]
+        n_clips += batch[name].shape[0]
         if len(losses) == n_steps:
             break
     seconds = ends[-1] - ends[0]
@@ -118,10 +125,10 @@ def train_epoch(loader: shardio.ShardLoader, step: TinyJit, n_steps: int | None)
 
 def problem_with(dataset: shardio.ShardDataset) -> str | None:
     """Why this dataset cannot be trained on, if that is so."""
-    missing = [name for name in ("frames", "label") if name not in dataset.schema]
+    missing = [name for name in (clip_field(dataset.schema), "label") if name not in dataset.schema]
     if missing:
         return f"has no field {' or '.join(missing)}; make it with: shardio convert VIDEOS OUT"
-    if not len(dataset):
+    if not count_clips(dataset):
         return "holds no clip: were all videos too short, or broken? See: shardio inspect"
     readers = (dataset.reader(i) for i in range(len(dataset.shards)))
     n_without = sum(int((r.column("label", rows=range(len(r))) < 0).sum()) for r in readers)
@@ -138,8 +145,28 @@ def problem_with(dataset: shardio.ShardDataset) -> str | None:
 
 def shrink(sample: dict[str, Any]) -> dict[str, Any]:
     """Keep every fourth frame, and about 8 x 8 pixels of it. Runs in the workers."""
-    n = max(1, min(sample["frames"].shape[1:3]) // 8)
-    return {**sample, "frames": sample["frames"][::4, ::n, ::n].copy()}
+    name = clip_field(sample)
+    n = max(1, min(sample[name].shape[1:3]) // 8)
+    return {**sample, name: sample[name][::4, ::n, ::n].copy()}
+
+
+def count_clips(dataset: shardio.ShardDataset) -> int:
+    """How many there are: of stored videos, what a loader cuts out of them."""
+    if clip_field(dataset.schema) == "frames":
+        return len(dataset)
+    with shardio.ShardLoader(dataset, 1, num_workers=0, output="numpy") as loader:
+        return len(loader)
+
+
+def clip_shape(dataset: shardio.ShardDataset, *, shrunk: bool) -> tuple[int, ...]:
+    """Frames, rows, columns and channels of every clip."""
+    name = clip_field(dataset.schema)
+    if name == "frames":
+        sample = dataset[0]
+    else:  # what a conversion has noted of the clips that it was asked for
+        sample = {name: np.empty((dataset.view["frames"], *dataset.view["size"], 3), np.uint8)}
+    shape: tuple[int, ...] = (shrink(sample) if shrunk else sample)[name].shape
+    return shape
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
@@ -169,16 +196,16 @@ def train(options: argparse.Namespace, dataset: shardio.ShardDataset) -> None:
     """Train, and print one line per epoch."""
     Tensor.manual_seed(options.seed)
     classes = dataset.classes
-    print(f"{len(dataset)} clips, {len(classes)} classes ({', '.join(classes)}), {Device.DEFAULT}")
-    first = shrink(dataset[0]) if options.tiny else dataset[0]
-    net = ClipNet(first["frames"].shape, len(classes), width=4 if options.tiny else 16)
+    n_clips, shape = count_clips(dataset), clip_shape(dataset, shrunk=options.tiny)
+    print(f"{n_clips} clips, {len(classes)} classes ({', '.join(classes)}), {Device.DEFAULT}")
+    net = ClipNet(shape, len(classes), width=4 if options.tiny else 16)
     step = make_step(net, options.learning_rate)
     loader = shardio.ShardLoader(
         options.dataset,
-        min(options.batch_size, len(dataset)),
+        min(options.batch_size, n_clips),
         shuffle=True,
         seed=options.seed,
-        fields=["frames", "label"],
+        fields=[clip_field(dataset.schema), "label"],
         transform=shrink if options.tiny else None,
         tail="drop",  # a captured step takes batches of one shape only
         num_workers=options.workers,
