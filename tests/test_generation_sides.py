@@ -121,8 +121,8 @@ def test_sides_that_cannot_be_are_corrupt(
 
 
 def test_a_field_of_a_newer_version_is_refused(folder: Path) -> None:
-    forge(folder, sides(lambda s: s[0]["schema"]["fields"][0].update(type=5)))
-    with pytest.raises(ShardUnsupported, match=r"000003\.json: field 'x' has field type 5"):
+    forge(folder, sides(lambda s: s[0]["schema"]["fields"][0].update(type=9)))
+    with pytest.raises(ShardUnsupported, match=r"000003\.json: field 'x' has field type 9"):
         load(folder)
 
 
