@@ -98,20 +98,21 @@ class Waiting:
 
 def clip_field(schema: Collection[str]) -> str:
     """Where the clips are: in `frames`, or in a `video` that the loader decodes."""
-    return "frames" if "frames" in schema else "video"
+    return "video" if "video" in schema else "frames"
 
 
 def train_epoch(loader: shardio.ShardLoader, step: TinyJit, n_steps: int | None) -> str:
     """Train one epoch, or its first n_steps; returns a line about it."""
     losses, accuracies, ends = [], [], [time.perf_counter()]
-    n_clips, batches, name = 0, Waiting(loader), clip_field(loader.dataset.schema)
+    n_clips, batches = 0, Waiting(loader)
     for batch in batches:
+        clips = batch[clip_field(batch)]
         # .tolist() waits for the device, so that the time measured is that of the work.
-        loss, accuracy = step(batch[name], batch["label"]).tolist()
+        loss, accuracy = step(clips, batch["label"]).tolist()
         losses.append(loss)
         accuracies.append(accuracy)
         ends.append(time.perf_counter())
-        n_clips += batch[name].shape[0]
+        n_clips += clips.shape[0]
         if len(losses) == n_steps:
             break
     seconds = ends[-1] - ends[0]
