@@ -18,9 +18,12 @@ from typing import Any, Final
 from shardio.disk import create, link, rename, sync, unlink
 from shardio.errors import DatasetCorrupt, SchemaError
 from shardio.format.checksum import hash_bytes
+from shardio.format.values import MAX_JSON_DEPTH
 from shardio.storage import sync_folder
 
 _NO_DIGEST: Final = "0" * 16
+_TOO_DEEP: Final = b"\n" + b" " * (MAX_JSON_DEPTH + 1)
+"""What the line of a value begins with that lies inside of too many lists and objects."""
 
 
 def _dumps(content: Mapping[str, Any]) -> bytes:
@@ -55,6 +58,8 @@ def read_sealed(path: Path) -> dict[str, Any]:
         intact, digest = raw == _dumps(content), _digest(raw)
     except (ValueError, AttributeError, RecursionError) as error:
         raise DatasetCorrupt(f"{path}: not JSON: {error}") from error
+    if _TOO_DEEP in raw:
+        raise DatasetCorrupt(f"{path}: nested more than {MAX_JSON_DEPTH} deep")
     if not intact or content.get("digest") != digest:
         raise DatasetCorrupt(
             f"{path}: changed since it was written: expected digest {content.get('digest')}, "
@@ -88,6 +93,8 @@ def sealed(content: Mapping[str, Any]) -> bytes:
         # Keys become strings before they are sorted. (Without indents, json is in C.)
         plain = json.loads(json.dumps(content, sort_keys=True, allow_nan=False))
         text = _dumps({**plain, "digest": _NO_DIGEST})
+        if _TOO_DEEP in text:
+            raise ValueError(f"nested more than {MAX_JSON_DEPTH} deep")
         line = b'\n "digest": "%s"'
         return text.replace(line % _NO_DIGEST.encode(), line % _digest(text).encode(), 1)
     except (TypeError, ValueError, RecursionError) as error:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import unicodedata
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import IO, Any, Final
@@ -293,13 +294,18 @@ def _record_of(name: str, field: Field, value: object) -> Record:
 
 
 def check_schema(schema: object) -> Schema:
-    """Make sure that it is a Schema.
+    """Make sure that it is a Schema, and one that every reader can read.
 
     Raises:
-        SchemaError: it is something else.
+        SchemaError: it is something else, or a name has a character that this Python does not know.
     """
     if not isinstance(schema, Schema):
         raise SchemaError(f"expected a shardio.Schema, found {type(schema).__name__}")
+    if unknown := [name for name in schema if not name.isprintable()]:
+        raise SchemaError(
+            f"field {unknown[0]!r}: Unicode {unicodedata.unidata_version}, which this Python "
+            "knows, has no such character; choose another name, or write with a newer Python"
+        )
     return schema
 
 

@@ -165,6 +165,8 @@ def with_subset(folder: Path) -> Generation:
         {"samples": 14, "rows": "0 5 25 10"},
         {"samples": 16, "rows": "0 5 25 11"},
         {"samples": 1, "rows": [0, 1]},
+        {"samples": 1.0, "rows": "0 1"},
+        {"samples": True, "rows": "0 1"},
     ],
     ids=repr,
 )

@@ -290,6 +290,52 @@ def test_no_dataset_has_more_samples_than_an_order_can_permute(published: Path) 
         load(published)
 
 
+@pytest.mark.parametrize(
+    "wrong", ["", "0" * 15, "0" * 17, "A" * 16, "0" * 15 + "g", " " + "0" * 15], ids=repr
+)
+def test_a_lineage_and_an_id_are_hex_digits_in_lower_case(published: Path, wrong: str) -> None:
+    forge(place_of(published), lambda g: g.update(lineage=wrong))
+    with pytest.raises(DatasetCorrupt, match="lineage of 16 hex digits"):
+        load(published)
+    forge(place_of(published), lambda g: g.update(lineage="0" * 16))
+    forge(place_of(published), lambda g: g["shards"][0].update(id=wrong * 2))
+    with pytest.raises(DatasetCorrupt, match="id of 32 hex digits"):
+        load(published)
+
+
+@pytest.mark.parametrize(
+    ("key", "empty"),
+    [("subsets", {}), ("stats", {}), ("surgery", {}), ("sides", []), ("required", [])],
+)
+def test_what_is_left_out_if_there_is_none_is_never_empty(
+    published: Path, key: str, empty: object
+) -> None:
+    forge(place_of(published), lambda g: g.update({key: empty}))
+    with pytest.raises(DatasetCorrupt, match=f"{key}.* left out"):
+        load(published)
+
+
+def deep(n: int) -> object:
+    value: object = 7
+    for _ in range(n):
+        value = [value]
+    return value
+
+
+def test_no_value_of_a_generation_lies_inside_of_more_than_256_lists_and_objects(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish_in(tmp_path / "a", converter={"options": {"deep": deep(253)}})
+    assert load(tmp_path / "a").converter == {"options": {"deep": deep(253)}}
+    with pytest.raises(SchemaError, match="nested more than 256 deep"):
+        publish_in(tmp_path / "b", converter={"options": {"deep": deep(254)}})
+    with monkeypatch.context() as patch:
+        patch.setattr(sealed, "_TOO_DEEP", b"no such line")
+        publish_in(tmp_path / "c", converter={"options": {"deep": deep(254)}})
+    with pytest.raises(DatasetCorrupt, match="nested more than 256 deep"):
+        load(tmp_path / "c")
+
+
 KEYS = ["shards", "schema", "classes", "inputs", "converter", "versions", "lineage", "generation"]
 
 
@@ -424,6 +470,13 @@ def test_a_pointer_of_a_later_version_is_unsupported(published: Path) -> None:
         load(published)
 
 
+@pytest.mark.parametrize("version", [None, "1", 1.0, True], ids=repr)
+def test_a_version_that_is_no_integer_is_corrupt(published: Path, version: object) -> None:
+    forge(published / "dataset.json", lambda p: p.update(version=version))
+    with pytest.raises(DatasetCorrupt, match="expected a version"):
+        load(published)
+
+
 def test_a_generation_of_a_later_major_format_is_unsupported(published: Path) -> None:
     forge(place_of(published), lambda g: g.update(format_version="2.0"))
     with pytest.raises(ShardUnsupported, match=r"format 2\.0"):
@@ -444,12 +497,19 @@ def test_a_format_version_that_is_none_is_corrupt(published: Path, version: obje
 
 @pytest.mark.parametrize(
     "view",
-    [{"kind": "later"}, {"kind": "rows", "step": 2}, {"kind": "clips", "x": 1}, None],
+    [{"kind": "later"}, {"kind": "rows", "step": 2}, {"kind": "clips", "x": 1}],
     ids=repr,
 )
 def test_another_default_view_is_unsupported(published: Path, view: object) -> None:
     forge(place_of(published), lambda g: g.update(view=view))
     with pytest.raises(ShardUnsupported, match="view"):
+        load(published)
+
+
+@pytest.mark.parametrize("view", [None, "rows", {}, {"kind": None}, {"kind": ["rows"]}], ids=repr)
+def test_a_default_view_that_names_no_kind_is_corrupt(published: Path, view: object) -> None:
+    forge(place_of(published), lambda g: g.update(view=view))
+    with pytest.raises(DatasetCorrupt, match="expected a view with a kind"):
         load(published)
 
 

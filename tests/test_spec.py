@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import struct
 import sys
@@ -17,9 +18,9 @@ from shardio.format import checksum, codec, fields, index, layout, schema, strea
 from shardio.format.fields import DType, FieldType, numpy_dtype
 from shardio.format.layout import HEADER, HEADER_HASH, MAGIC, PAGE, SECTION, Kind, Required
 from shardio.format.structure import unpack_header, unpack_table
-from shardio.manifest import Side, commit
+from shardio.manifest import Side, commit, default_view, listing, publish
 from shardio.manifest.generation import Generation, describe
-from shardio.sealed import read_sealed
+from shardio.sealed import read_sealed, sealed
 from shardio.views import RowRuns
 from shardio.writer import ShardWriter
 from tests.golden.second_reader import SecondReader
@@ -147,38 +148,46 @@ def test_item_sizes_are_those_of_numpy() -> None:
         ("1 to 1024 fields", schema.MAX_FIELDS),
         ("at most 255 bytes of UTF-8", schema.MAX_NAME_BYTES),
         ("depth of JSON | 256", values.MAX_JSON_DEPTH),
-        ("of at most 4300 digits", sys.int_info.default_max_str_digits),
+        ("Integers have at most 4300 digits", sys.int_info.default_max_str_digits),
         ("at most 16 dimensions", fields.MAX_DIMS),
-        ("bytes of the record before compression, at most 2^48", fields.MAX_RECORD_BYTES),
+        ("bytes of the record before compression, below 2^48", fields.MAX_RECORD_BYTES + 1),
+        ("times the dimensions that do not vary is below 2^48", fields.MAX_RECORD_BYTES + 1),
+        ("all dimensions that are not 0 is below 2^48", fields.MAX_RECORD_BYTES + 1),
+        ("bytes of a record or packet, of a column's row | 2^48 − 1", fields.MAX_RECORD_BYTES),
+        ("dimensions of an array that are not 0 | 2^48 − 1", fields.MAX_RECORD_BYTES),
         ("stride is b for b < 64", fields.COLUMN_ALIGNMENT),
         ("rounded up to a multiple of 64 if", index.RECORD_ALIGNMENT),
         ("≤ 32768 × stored bytes", index._ZSTD_MOST),
         ("if b ≥ 2048", checksum.ROW_HASH_MIN),
         ("⌊65536 ∕ stride⌋", checksum.RUN_BYTES),
-        ("4096 bytes of the covered section", checksum.BLOCK_BYTES),
+        ("a *block* is 4096 bytes", checksum.BLOCK_BYTES),
+        ("⌈x ∕ 4096⌉ blocks", checksum.BLOCK_BYTES),
         ("bytes of a dictionary, of a stream's parameters | 1 MiB", codec.MAX_DICTIONARY_BYTES),
         ("`parameter_bytes` | 1 to 1 MiB", streams.MAX_PARAMETER_BYTES),
-        ("each from 1 to 2147483647 pixels", fields.MAX_PICTURE_SIDE),
+        ("as its EXIF orientation says), each from 1 to 2147483647", fields.MAX_PICTURE_SIDE),
         ("height and width of an image | 2147483647", fields.MAX_PICTURE_SIDE),
-        ("the 1 to 4 channels", fields.MAX_CHANNELS),
-        ("A *chunk* is 65536 bytes", checksum.CHUNK_BYTES),
+        ("channels of the encoded picture, 1 to 4", fields.MAX_CHANNELS),
+        ("a *chunk* 65536 bytes", checksum.CHUNK_BYTES),
         ("⌈`n_bytes` ∕ 65536⌉ chunks", checksum.CHUNK_BYTES),
         ("bytes of a shard | 2^62", layout.MAX_FILE_BYTES),
         ("sections of a shard | 16384", layout.MAX_SECTIONS),
-        ("fields | 1024", schema.MAX_FIELDS),
+        ("fields, those of sides included | 1024", schema.MAX_FIELDS),
         ("dimensions of an array | 16", fields.MAX_DIMS),
-        ("bytes of a name | 255", schema.MAX_NAME_BYTES),
+        ("bytes of a field's name, of a shard's name | 255", schema.MAX_NAME_BYTES),
+        ("of a shard's name | 255", listing._MAX_NAME_BYTES),
+        ("channels of an image | 4", fields.MAX_CHANNELS),
         ("bytes of the schema | 4 MiB", layout.MAX_SCHEMA_BYTES),
-        ("samples of a shard | 2^48", opening.MAX_SAMPLES),
-        ("`generation` (1 to 999999)", commit._MAX_NUMBER),
+        ("samples of a shard, and of a dataset | 2^48", opening.MAX_SAMPLES),
+        ("an integer (1 to 999999)", commit._MAX_NUMBER),
+        ("height and width to 16384", default_view._MAX_SIDE),
+        ("inside of more than 256", values.MAX_JSON_DEPTH),
     ],
 )
 def test_limits_are_those_of_the_code(text: str, value: int | bytes) -> None:
     assert text in PAGE_TEXT
     if isinstance(value, int):
-        unit = {4 << 20: "4 MiB", 1 << 20: "1 MiB", 1 << 48: "2^48", 1 << 62: "2^62"}.get(
-            value, str(value)
-        )
+        units = {4 << 20: "4 MiB", 1 << 20: "1 MiB", 1 << 48: "2^48", 1 << 62: "2^62"}
+        unit = {**units, (1 << 48) - 1: "2^48 − 1"}.get(value, str(value))
         assert re.search(rf"(?<!\d){re.escape(unit)}(?!\d)", text)
 
 
@@ -240,7 +249,10 @@ def test_the_keys_of_a_generation_are_those_that_are_written() -> None:
     }
     generation = Generation(1, "", _every_kind(), (), **extras)
     keys = {row[0] for row in table("| key of a generation |")}
-    assert keys == set(describe(generation))
+    assert keys == {*describe(generation), "digest"}
+    left_out = {row[0] for row in table("| key of a generation |") if "left out if none" in row[1]}
+    plain = Generation(1, "", _every_kind(), ())
+    assert keys - left_out == {*describe(plain), "digest"}
     (side,) = describe(generation)["sides"]
     assert {row[0] for row in table("| key of a side |")} == set(side)
     assert f"`{describe(generation)['required']}`".replace("'", '"') in PAGE_TEXT
@@ -264,5 +276,50 @@ def test_a_digest_is_that_of_the_text_without_its_line(lines: list[str], tmp_pat
         read_sealed(path)
 
 
+def test_the_keys_of_the_pointer_are_those_that_are_written(tmp_path: Path) -> None:
+    publish(tmp_path, schema=_every_kind(), shards=[])
+    written = json.loads((tmp_path / "dataset.json").read_text())
+    assert {row[0] for row in table("| key of `dataset.json` |")} == set(written)
+
+
+def test_the_lines_in_the_form_of_a_generation_are_a_file_that_is_read(tmp_path: Path) -> None:
+    (block,) = re.findall(r"```text\n(\{\n.*?)```", PAGE_TEXT, re.DOTALL)
+    (tmp_path / "x.json").write_text(block)
+    content = read_sealed(tmp_path / "x.json")
+    assert content == {"classes": ["ant", "bee"], "inputs": []}
+    assert sealed(content).decode() == block
+
+
+def test_the_hashes_that_the_page_gives_are_those_of_the_code() -> None:
+    hundred, thousand = bytes(range(100)), bytes(i % 251 for i in range(1000))
+    found = re.findall(
+        r"hash\s+is `(\w+)`; of the 100 bytes 0 to 99 `(\w+)`, and the id `(\w+)`; of 1000 bytes\s+"
+        r"each of which is its number mod 251, the hash is `(\w+)`",
+        PAGE_TEXT,
+    )
+    hashes = [f"{checksum.hash_bytes(x):016x}" for x in (b"", hundred, thousand)]
+    assert found == [(*hashes[:2], checksum.content_id(hundred).hex(), hashes[2])]
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [
+        (1125899906842624.25, "1125899906842624.2"),
+        (1125899906842624.75, "1125899906842624.8"),
+        (0.0001, "0.0001"),
+        (0.000015, "1.5e-05"),
+        (1.0, "1.0"),
+        (-0.0, "-0.0"),
+        (1e15, "1000000000000000.0"),
+        (1e16, "1e+16"),
+        (10**16, "10000000000000000"),
+    ],
+)
+def test_numbers_of_json_have_the_form_that_the_page_says(number: float, text: str) -> None:
+    assert schema.canonical_json(number) == text.encode()
+    found = schema.read_json(text)
+    assert (found, type(found)) == (number, type(number))
+
+
 def test_the_specification_fits_on_its_page() -> None:
-    assert len(PAGE_TEXT.splitlines()) <= 500
+    assert len(PAGE_TEXT.splitlines()) <= 530

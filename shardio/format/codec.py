@@ -53,8 +53,10 @@ class _Contexts(threading.local):
 class Dictionary:
     """What zstd has learned of a field's records; the same object serves any thread.
 
+    Its `id` is what frames that are compressed with it declare.
+
     Raises:
-        ShardCorrupt: the content is no zstd dictionary. It names no place.
+        ShardCorrupt: the content is no zstd dictionary, or has no id. It names no place.
     """
 
     def __init__(self, content: bytes) -> None:
@@ -65,6 +67,11 @@ class Dictionary:
             raise ShardCorrupt(
                 f"this is no zstd dictionary ({error})", code="dictionary"
             ) from error
+        self.id = int.from_bytes(content[4:8], "little")
+        if not self.id:
+            raise ShardCorrupt(
+                "the zstd dictionary has the id 0: none can ask for it", code="dictionary"
+            )
 
 
 _plain = _Contexts()
@@ -104,6 +111,22 @@ def encode(
     contexts = _plain if dictionary is None else dictionary.contexts
     packed = memoryview(contexts.compressor.compress(record))
     return (packs, packed) if packed.nbytes < record.nbytes else (Codec.RAW, record)
+
+
+def check_dictionary(stored: memoryview, dictionary: Dictionary) -> None:
+    """Make sure that a frame declares the dictionary that it is decompressed with.
+
+    Raises:
+        ShardCorrupt: it declares none. (Another one's is refused when it is decompressed.)
+    """
+    declared = zstandard.get_frame_parameters(stored).dict_id
+    if declared != dictionary.id:
+        raise ShardCorrupt(
+            "the zstd frame does not declare its field's dictionary",
+            code="dictionary",
+            expected=dictionary.id,
+            found=declared,
+        )
 
 
 def decode(

@@ -18,7 +18,8 @@ from shardio.errors import SchemaError
 from shardio.format.codec import Codec
 
 MAX_DIMS: Final = 16
-MAX_RECORD_BYTES: Final = 1 << 48
+MAX_RECORD_BYTES: Final = (1 << 48) - 1
+"""What the 48 bits of an index entry or of a packet can say; also of a row of a column."""
 COLUMN_ALIGNMENT: Final = 64
 MAX_PICTURE_SIDE: Final = (1 << 31) - 1
 """Pixels; what PNG allows, which is more than any other format does."""
@@ -107,7 +108,7 @@ class Array:
         _check_options(self.codec, self.optional)
         n_bytes = self.numpy.itemsize * math.prod(d for d in shape if d is not None)
         if n_bytes > MAX_RECORD_BYTES:
-            raise SchemaError(f"a row of {n_bytes} bytes; at most 2^48 are possible")
+            raise SchemaError(f"a row of {n_bytes} bytes; fewer than 2^48 are possible")
 
     @property
     def numpy(self) -> np.dtype[Any]:

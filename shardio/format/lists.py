@@ -50,6 +50,15 @@ def unpack_list(element: Array, record: bytes | memoryview) -> list[npt.NDArray[
     return arrays
 
 
+def items_of(element: Array, record: bytes | memoryview) -> bytes | memoryview:
+    """The bytes of all arrays of a record, back to back, as a view of it.
+
+    Raises:
+        ShardCorrupt: as `unpack_list`, of the numbers before them.
+    """
+    return record[_head(element, record)[0] :]
+
+
 def _head(element: Array, record: bytes | memoryview) -> tuple[int, npt.NDArray[np.uint64]]:
     """Where the arrays begin, and the varying dimensions of each, (count, varying)."""
     if len(record) < RECORD_ALIGNMENT:

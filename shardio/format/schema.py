@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import functools
 import json
+import unicodedata
 from collections.abc import ItemsView, Iterator, KeysView, Mapping
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 from shardio.errors import SchemaError, ShardUnsupported
 from shardio.format.codec import Codec
@@ -162,7 +163,7 @@ class Schema(Mapping[str, Field]):
             ShardUnsupported: it uses a type, dtype or codec that this version does not read.
         """
         try:
-            parsed = json.loads(content.decode("utf-8"))
+            parsed = read_json(content.decode("utf-8"))
         except (UnicodeDecodeError, ValueError, RecursionError) as error:
             raise SchemaError(f"the schema is not JSON in UTF-8: {error}") from error
         if not isinstance(parsed, dict) or set(parsed) != {"fields"}:
@@ -215,10 +216,20 @@ def _check_name(name: object) -> None:
         n_bytes = len(name.encode("utf-8"))
     except UnicodeEncodeError as error:
         raise SchemaError(f"field {name!r} cannot be written in UTF-8") from error
-    if n_bytes > MAX_NAME_BYTES or not name.isprintable():
+    if n_bytes > MAX_NAME_BYTES or not _is_printable(name):
         raise SchemaError(
             f"field {name!r}: at most {MAX_NAME_BYTES} bytes of printable characters are allowed"
         )
+
+
+def _is_printable(name: str) -> bool:
+    """Whether a name has no control character and the like.
+
+    What this Python's tables do not know is let pass: a newer one may have written it.
+    """
+    return name.isprintable() or all(
+        c.isprintable() or unicodedata.category(c) == "Cn" for c in name
+    )
 
 
 def _describe(name: str, field_id: int, field: Field) -> dict[str, object]:
@@ -293,3 +304,11 @@ def canonical_json(value: object) -> bytes:
         return text.encode("utf-8")
     except (TypeError, ValueError, RecursionError) as error:
         raise SchemaError(f"a value cannot be written as JSON: {error}") from error
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON")
+
+
+read_json: Final = json.JSONDecoder(parse_constant=_refuse_constant).decode
+"""What a text of JSON says; a ValueError where it is none, as with NaN and Infinity."""

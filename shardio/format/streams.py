@@ -245,7 +245,7 @@ def broken_streams(
 
     Args:
         streams: some lines.
-        sizes: the bytes of their records, each at most 2^48; 0 where the sample lacks the field.
+        sizes: the bytes of their records, each below 2^48; 0 where the sample lacks the field.
         n_packets, n_chunks: how many the tables of the field have.
     """
     chunks = (sizes + np.uint64(CHUNK_BYTES - 1)) // np.uint64(CHUNK_BYTES)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any, Final
 
 import numpy as np
@@ -25,7 +24,7 @@ from shardio.format.fields import (
 from shardio.format.images import EncodedImage
 from shardio.format.index import extent, is_picture
 from shardio.format.lists import pack_list, unpack_list
-from shardio.format.schema import canonical_json
+from shardio.format.schema import canonical_json, read_json
 from shardio.format.streams import EncodedStream, StreamTables, check_parameters, tables_of
 
 MAX_JSON_DEPTH: Final = 256
@@ -135,7 +134,7 @@ def encode_record(name: str, field: Field, value: object) -> tuple[memoryview, t
     if isinstance(field, Array):
         array = encode_array(name, field, value)
         if extent(field.numpy.itemsize, array.shape) > MAX_RECORD_BYTES:
-            raise SchemaError(f"field {name!r}: shape {array.shape} is beyond 2^48 bytes")
+            raise SchemaError(f"field {name!r}: shape {array.shape} is not below 2^48 bytes")
         return array.reshape(-1).view(np.uint8).data, array.shape
     if isinstance(field, Json):
         record = canonical_json(value)  # first: it refuses what refers to itself
@@ -196,7 +195,7 @@ def _encode_list(name: str, element: Array, value: object) -> memoryview:
     arrays = [encode_array(f"{name}[{i}]", element, each) for i, each in enumerate(value)]
     record = pack_list(element, arrays)
     if len(record) > MAX_RECORD_BYTES:
-        raise SchemaError(f"field {name!r}: {len(record)} bytes are beyond 2^48")
+        raise SchemaError(f"field {name!r}: {len(record)} bytes are not below 2^48")
     return memoryview(record)
 
 
@@ -251,5 +250,5 @@ def decode_record(field: Field, record: bytes | memoryview, shape: tuple[int, ..
     if isinstance(field, Text):
         return str(record, "utf-8")
     if isinstance(field, Json):
-        return json.loads(str(record, "utf-8"))
+        return read_json(str(record, "utf-8"))
     return bytes(record)

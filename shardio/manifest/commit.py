@@ -301,11 +301,14 @@ def _read_pointer(root: Path) -> tuple[int, object]:
     pointer = read_sealed(pointer_path)
     if pointer.get("format") != _FORMAT:
         raise DatasetCorrupt(f"{pointer_path}: expected format {_FORMAT!r}")
-    if pointer.get("version") != _VERSION:
+    version, number = pointer.get("version"), pointer.get("generation")
+    if type(version) is not int:
+        raise DatasetCorrupt(f"{pointer_path}: expected a version, found {version!r}")
+    if version != _VERSION:
         raise ShardUnsupported(
-            f"{pointer_path}: version {pointer.get('version')!r}, this shardio reads {_VERSION}"
+            f"{pointer_path}: version {version}, this shardio reads {_VERSION}; read it with a "
+            "newer shardio"
         )
-    number = pointer.get("generation")
     if type(number) is not int or not 1 <= number <= _MAX_NUMBER:
         raise DatasetCorrupt(
             f"{pointer_path}: expected a generation from 1 to {_MAX_NUMBER}, found {number!r}"

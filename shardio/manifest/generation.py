@@ -17,6 +17,7 @@ from shardio.manifest.listing import (
     describe_schema,
     describe_shards,
     describe_side,
+    is_hex,
     parse_schema,
     parse_shards,
     parse_sides,
@@ -156,6 +157,8 @@ def _check_readable(content: dict[str, Any], place: Path) -> None:
         raise DatasetCorrupt(f"{place}: {wanted!r} is no version of the format")
     if int(major) != MAJOR:
         raise ShardUnsupported(f"{place}: format {wanted}, this shardio reads {MAJOR}")
+    if not isinstance(view, dict) or not isinstance(view.get("kind"), str):
+        raise DatasetCorrupt(f"{place}: expected a view with a kind, found {view!r}")
     if not is_known(view):
         raise ShardUnsupported(
             f"{place}: view {view!r}, this shardio reads those of rows and of clips with frames, "
@@ -174,10 +177,10 @@ def _check_required(content: dict[str, Any], place: Path) -> None:
             f"{place}: needs {', '.join(map(repr, unknown))}, which this shardio cannot read; "
             "a newer one may"
         )
-    if required != ([_SIDE_COLUMNS] if content.get("sides") else []):
+    if content.get("required") != ([_SIDE_COLUMNS] if content.get("sides") else None):
         raise DatasetCorrupt(
             f"{place}: 'required' must name {_SIDE_COLUMNS!r} once where there are sides, and "
-            f"nothing else; found {required!r}"
+            f"be left out elsewhere; found {required!r}"
         )
 
 
@@ -192,11 +195,16 @@ def _check_kinds(content: dict[str, Any], place: Path) -> None:
     for key, kind in (("classes", str), ("inputs", dict)):
         if not all(isinstance(entry, kind) for entry in content[key]):
             raise DatasetCorrupt(f"{place}: every entry of {key!r} must be a {kind.__name__}")
-    for key in ("subsets", "stats", "surgery"):  # left out where there is nothing to say
-        if type(content.get(key, {})) is not dict:
-            raise DatasetCorrupt(f"{place}: {key!r} must be a dict; found {content[key]!r}")
-    if type(content.get("sides", [])) is not list:
-        raise DatasetCorrupt(f"{place}: 'sides' must be a list; found {content['sides']!r}")
+    if not is_hex(content["lineage"], 16):
+        found = content["lineage"]
+        raise DatasetCorrupt(f"{place}: expected a lineage of 16 hex digits, found {found!r}")
+    for key, kind in {"subsets": dict, "stats": dict, "surgery": dict, "sides": list}.items():
+        # Left out where there is nothing to say: one meaning, one file.
+        if key in content and (type(content[key]) is not kind or not content[key]):
+            raise DatasetCorrupt(
+                f"{place}: {key!r} must be a {kind.__name__} that is not empty, or left out; "
+                f"found {content[key]!r}"
+            )
     for i, entry in enumerate(content["inputs"]):
         # All but the first two are left out where there is nothing to say.
         texts = [entry.get("path"), entry.get("outcome")]
@@ -219,7 +227,7 @@ def _parse_subsets(content: dict[str, Any], n_rows: int, place: Path) -> dict[st
             rows = RowRuns.from_text(text, n_rows)
         except InvalidArgument as error:
             raise DatasetCorrupt(f"{place}: subset {name!r}: {error}") from error
-        if entry.get("samples") != len(rows):
+        if type(entry.get("samples")) is not int or entry["samples"] != len(rows):
             raise DatasetCorrupt(
                 f"{place}: subset {name!r}: expected {len(rows)} samples, as its rows are, found "
                 f"{entry.get('samples')!r}"

@@ -62,6 +62,11 @@ def whole_schema(schema: Schema, sides: Sequence[Side]) -> Schema:
     return Schema(fields)
 
 
+def is_hex(value: object, n_digits: int) -> bool:
+    """Whether it is a text of so many hex digits, in lower case."""
+    return isinstance(value, str) and len(value) == n_digits and not value.strip("0123456789abcdef")
+
+
 def describe_schema(schema: Schema) -> Any:
     """A schema as the JSON of a generation says it."""
     return json.loads(schema.to_json())
@@ -99,8 +104,10 @@ def _parse_shard(entry: dict[str, Any], place: Path) -> ShardSummary:
         raise DatasetCorrupt(f"{place}: {name!r} is no name of a shard in the dataset's folder")
     if any(type(n) is not int or not 0 <= n <= _MAX_BYTES for n in counts):
         raise DatasetCorrupt(f"{place}: shard {name}: samples and bytes must be counts")
-    if not isinstance(entry["id"], str):
-        raise DatasetCorrupt(f"{place}: shard {name}: expected an id, found {entry['id']!r}")
+    if not is_hex(entry["id"], 32):
+        raise DatasetCorrupt(
+            f"{place}: shard {name}: expected an id of 32 hex digits, found {entry['id']!r}"
+        )
     return ShardSummary(name, entry["samples"], entry["bytes"], entry["id"])
 
 

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from fractions import Fraction
 from typing import Any, NoReturn
@@ -19,7 +18,7 @@ from shardio.format.checksum import BLOCK_BYTES, CHUNK_BYTES, n_chunks
 from shardio.format.fields import Video
 from shardio.format.index import Entries
 from shardio.format.layout import NO_FIELD, Kind, Section
-from shardio.format.schema import Schema
+from shardio.format.schema import Schema, read_json
 from shardio.format.streams import (
     PACKET,
     PACKET_DTYPE,
@@ -141,7 +140,7 @@ class StreamRecords:
         head = whole[: n_parameters + n_extradata]
         packets = self._packets(name, row, line, len(whole) - len(head))
         try:
-            parameters = check_parameters(json.loads(str(head[:n_parameters], "utf-8")))
+            parameters = check_parameters(read_json(str(head[:n_parameters], "utf-8")))
         except ShardCorrupt as error:
             self._refuse(error.what, error.code, name, row, whole.offset, found=error.found)
         except (ValueError, RecursionError) as error:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from shardio.errors import ShardCorrupt
 from shardio.format.checksum import Hasher
-from shardio.format.codec import Codec, Dictionary, decode
+from shardio.format.codec import Codec, Dictionary, check_dictionary, decode
 from shardio.format.fields import STREAMED, Bytes, Field, Text, n_stored_dims
 from shardio.format.index import (
     ENTRY,
@@ -104,6 +104,13 @@ def audit_payload(
         _check_records(payload, walk, first_row, entries, bad)
     for audit in streams.values():
         audit.close()
+    _check_whole(walk, section, hasher.intdigest(), header, findings)
+
+
+def _check_whole(
+    walk: _Walk, section: Section, digest: int, header: Header, findings: Findings
+) -> None:
+    """Check what the records come to together."""
     if walk.end not in (-1, section.size):
         findings.add(
             "tiling",
@@ -113,13 +120,13 @@ def audit_payload(
             expected=walk.end,
             found=section.size,
         )
-    if hasher.intdigest() != section.hash:
+    if digest != section.hash:
         findings.add(
             "section_hash",
             "the payload's hash is not that of its records' hashes",
             section=section.name,
             expected=f"{section.hash:016x}",
-            found=f"{hasher.intdigest():016x}",
+            found=f"{digest:016x}",
         )
     if walk.uses_zstd != bool(header.required & Required.ZSTD):
         findings.add(
@@ -324,6 +331,8 @@ def _check_content(
             check_absent(dims, n_bytes)
         else:
             record = decode(stored, codec, n_bytes, dictionary)
+            if dictionary is not None and codec == Codec.ZSTD_DICTIONARY:
+                check_dictionary(stored, dictionary)
             check_value(field, record, dims, n_bytes)
     except ShardCorrupt as error:
         payload.findings.add(

@@ -105,10 +105,10 @@ def _audit_headers(content: Content, findings: Findings) -> Header | None:
     """Check the first and the last page; returns a header that can be relied upon, if any."""
     size, path = content.n_bytes, findings.path
     if size < 2 * PAGE:
-        if any(content.bytes[:size]):
-            findings.add("file_size", "too short to be a shard", expected=3 * PAGE, found=size)
-        else:
+        if not any(content.bytes[: min(size, PAGE)]):
             findings.add("incomplete", "there is no header: its writer did not finish")
+        elif size < PAGE or _header_at(content, 0, "header", findings):
+            findings.add("file_size", "too short to be a shard", expected=3 * PAGE, found=size)
         return None
     first = _header_at(content, 0, "header", findings)
     last_offset = size - PAGE

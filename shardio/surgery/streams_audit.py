@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any, Final
 
 import numpy as np
@@ -13,7 +12,7 @@ from shardio.format.checksum import CHUNK_BYTES, hash_bytes, n_chunks
 from shardio.format.fields import Field, Video
 from shardio.format.index import ENTRY, Entries
 from shardio.format.layout import NO_FIELD, Kind, Section
-from shardio.format.schema import Schema, canonical_json
+from shardio.format.schema import Schema, canonical_json, read_json
 from shardio.format.streams import (
     PACKET,
     PACKET_DTYPE,
@@ -212,7 +211,7 @@ _BROKEN: Final = "the line of a stream cannot be right (packets, chunks, sizes o
 def _why_parameters_are_wrong(content: bytes) -> str | None:
     """What is wrong with the parameters of a stream: no object, no codec, or not canonical."""
     try:
-        found = check_parameters(json.loads(content.decode("utf-8")))
+        found = check_parameters(read_json(content.decode("utf-8")))
         check_json(found)
         is_canonical = canonical_json(found) == content
     except ShardCorrupt as error:

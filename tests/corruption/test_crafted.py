@@ -311,6 +311,18 @@ def _without_feature(feature: Required) -> Callable[[Parts], None]:
     return change
 
 
+def _undeclared_dictionary(parts: Parts) -> None:
+    """The first record with the dictionary, compressed with it and without saying so."""
+    _, learned = contents_of(parts, Kind.DICTIONARY, SMALL.field_id("camera.id"))
+    known = zstandard.ZstdCompressionDict(learned, dict_type=zstandard.DICT_TYPE_FULLDICT)
+    records, place = records_of(parts), list(SMALL.records).index("camera.id")
+    value = small_samples()[0]["camera.id"]
+    frame = zstandard.ZstdCompressor(dict_data=known, write_dict_id=False).compress(value)
+    assert records[place][1:] == (Codec.ZSTD_DICTIONARY, len(value))
+    records[place] = (frame, Codec.ZSTD_DICTIONARY, len(value))
+    set_records(parts, SMALL, records)
+
+
 OPTIONAL: dict[str, tuple[Callable[[Parts], None], str, str]] = {
     "a value where there is none": (
         _section(Kind.VALIDITY, "vector", lambda bits: bytes([bits[0] & 0b110])),
@@ -344,6 +356,14 @@ OPTIONAL: dict[str, tuple[Callable[[Parts], None], str, str]] = {
         "section",
         "section",
     ),
+    "a dictionary without an id": (
+        _section(
+            Kind.DICTIONARY, "camera.id", lambda content: content[:4] + bytes(4) + content[8:]
+        ),
+        "dictionary",
+        "dictionary",
+    ),
+    "a frame that declares no dictionary": (_undeclared_dictionary, "", "dictionary"),
     "another dictionary": (
         _section(Kind.DICTIONARY, "camera.id", lambda content: content[:4] + b"!" + content[5:]),
         "zstd_frame",

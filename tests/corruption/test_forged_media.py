@@ -133,6 +133,11 @@ BROKEN_MEDIA: list[tuple[str, Change, str]] = [
     ("parameters that are no UTF-8", parameters(b"\xc3\xbc", b"\xc3\xff"), "parameters"),
     ("parameters that are a list", parameters(HEAD, b"[%s]" % (b"1" * 28)), "parameters"),
     ("parameters without a codec", parameters(b"codec", b"kodec"), "parameters"),
+    (
+        "parameters that say Infinity",
+        parameters(HEAD, b'{"codec":"h264","ab":Infinity}'),
+        "parameters",
+    ),
     ("a codec that is a number", parameters(b'"h264"', b"123456"), "parameters"),
 ]
 

@@ -16,7 +16,9 @@ import zstandard
 from shardio.errors import ShardCorrupt, ShardioError
 from shardio.format.checksum import hash_bytes
 from shardio.format.codec import Codec
+from shardio.format.fields import Array, List
 from shardio.format.layout import Kind
+from shardio.format.schema import Schema
 from shardio.surgery.shard_audit import examine_bytes
 from tests.corruption.forge import (
     INDEX,
@@ -24,6 +26,7 @@ from tests.corruption.forge import (
     Change,
     Forgery,
     codes_of,
+    content_of,
     read_bytes,
     rules_samples,
 )
@@ -99,7 +102,7 @@ BROKEN_VALUES: list[tuple[str, Change, str]] = [
     ("a size beyond the payload", entry("note", n_stored=(1 << 48) - 1), "index_entry"),
     ("a raw record of two sizes", entry("note", n_bytes=3), "index_entry"),
     ("a compressed record that grew", entry("blob", n_bytes=1), "index_entry"),
-    ("a record of 2^48 + 1 bytes", entry("blob", n_bytes=(1 << 48) + 1), "index_entry"),
+    ("a record of 2^48 bytes", entry("blob", n_bytes=1 << 48), "index_entry"),
     ("more than zstd can hold", entry("blob", n_bytes=1 << 40), "index_entry"),
     ("a raw array off its alignment", entry("cloud", offset=8), "index_entry"),
     ("a fixed array of another size", entry("grid", n_bytes=128), "index_entry"),
@@ -115,6 +118,7 @@ BROKEN_VALUES: list[tuple[str, Change, str]] = [
     ("text that is no UTF-8", record("note", b"\xff" * 10), "value"),
     ("JSON that is none", record("meta", b'{"i":2,"of":[1,2]]'), "value"),
     ("JSON that is no UTF-8", record("meta", b'"' + b"\xff" * 16 + b'"'), "value"),
+    ("JSON that says NaN", record("meta", b"[NaN,1,2,3,4,5,67]"), "value"),
     ("JSON nested too deep", deep, "value"),
 ]
 
@@ -223,6 +227,18 @@ def test_what_a_reader_need_not_see_is_found_by_the_audit(
     content = forgery.seal()
     assert codes_of(content) == codes
     assert len(read_bytes(tmp_path, content)) == len(rules_samples())
+
+
+@pytest.mark.parametrize("shape", [(), (2,), (None,)], ids=repr)
+def test_a_bool_of_2_in_a_list_is_found_by_the_audit(
+    tmp_path: Path, shape: tuple[int | None, ...]
+) -> None:
+    flags = np.ones([d or 3 for d in shape], np.bool_)
+    schema = Schema({"flags": List(Array("bool", shape))})
+    forgery = Forgery.of(content_of(tmp_path / "f.shard", schema, [{"flags": [flags, flags]}]))
+    assert codes_of(forgery.seal()) == []
+    forgery.change_record("flags", 0, forgery.contents[PAYLOAD][:-1] + b"\x02")
+    assert codes_of(forgery.seal()) == ["value"]
 
 
 @pytest.mark.parametrize(

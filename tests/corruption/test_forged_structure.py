@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from shardio.errors import ShardCorrupt, ShardioError, ShardUnsupported
+from shardio.errors import ShardCorrupt, ShardIncomplete, ShardioError, ShardUnsupported
 from shardio.format.checksum import content_id, hash_bytes
 from shardio.format.layout import HEADER, HEADER_HASH, NO_FIELD, PAGE, Kind
 from tests.corruption.forge import (
@@ -109,6 +109,11 @@ def add_section(forgery: Forgery, key: tuple[int, int, int], content: bytes = b"
     forgery.sections[SCHEMA] = forgery.sections.pop(SCHEMA)  # the last one
 
 
+def optional_of_another_size(forgery: Forgery) -> None:
+    add_section(forgery, (0x8001, NO_FIELD, 0), b"0123456789")
+    forgery.table_changes[0x8001, NO_FIELD, 0] = {"count": 3, "stride": 3}
+
+
 def behind_the_schema(forgery: Forgery) -> None:
     forgery.sections[COLUMN] = forgery.sections.pop(COLUMN)
 
@@ -154,7 +159,12 @@ STRUCTURE: list[tuple[str, Change, str]] = [
     ("a section behind the schema", behind_the_schema, "section"),
     ("no payload", drop(PAYLOAD), "section"),
     ("no block hashes", drop((Kind.BLOCK_HASHES, NO_FIELD, Kind.INDEX)), "section"),
-    ("a section of a reserved kind", lambda f: add_section(f, (13, NO_FIELD, 0)), "section"),
+    (
+        "an optional section that belongs to another",
+        lambda f: add_section(f, (0x8001, 1, 5)),
+        "section",
+    ),
+    ("an optional section of another size", optional_of_another_size, "section"),
     ("a column of no field", lambda f: add_section(f, (2, 99, 0)), "section"),
     ("block hashes of nothing", lambda f: add_section(f, (7, 9, 0x8001)), "section"),
     ("a schema that is no JSON", set_schema(b"{"), "schema"),
@@ -225,6 +235,38 @@ def test_codes_of_a_newer_version_are_refused_by_name_and_are_not_called_damage(
     assert isinstance(error, ShardUnsupported)
     assert text in str(error) and str(tmp_path) in str(error)
     assert codes_of(forgery.seal()) == ["unsupported"]
+
+
+@pytest.mark.parametrize("kind", [0, 13, 0x7FFF])
+def test_a_section_of_an_unknown_kind_that_may_not_be_skipped_is_unsupported(
+    sound: bytearray, tmp_path: Path, kind: int
+) -> None:
+    forgery = Forgery.of(sound)
+    add_section(forgery, (kind, NO_FIELD, 0))
+    error = read_bytes(tmp_path, forgery.seal(), "off")
+    assert isinstance(error, ShardUnsupported)
+    assert f"a section of kind {kind} at byte" in str(error) and str(tmp_path) in str(error)
+    assert codes_of(forgery.seal()) == ["unsupported"]
+
+
+@pytest.mark.parametrize("more", [b"", b"something", b"something".ljust(2 * PAGE)], ids=len)
+def test_a_first_page_of_zeros_is_incomplete_whatever_follows(tmp_path: Path, more: bytes) -> None:
+    assert isinstance(read_bytes(tmp_path, bytes(PAGE) + more), ShardIncomplete)
+    assert codes_of(bytes(PAGE) + more)[0] == "incomplete"
+
+
+def test_of_a_header_the_first_rule_that_is_broken_is_named_however_short_the_file(
+    sound: bytearray, tmp_path: Path
+) -> None:
+    later = header_with(sound, 8, struct.pack("<H", 2))  # and its hash may lie elsewhere
+    needy = header_with(header_with(sound, 32, struct.pack("<Q", 3)), 16, struct.pack("<Q", 1 << 9))
+    for content in (later, needy, later[: PAGE + 7], needy[: PAGE + 7]):
+        assert isinstance(read_bytes(tmp_path, content), ShardUnsupported)
+        assert set(codes_of(content)) == {"unsupported"}
+    for content in (bytes(sound[: PAGE + 7]), bytes(sound[: PAGE - 1])):
+        error = read_bytes(tmp_path, content)
+        assert isinstance(error, ShardCorrupt) and error.code == "file_size"
+        assert codes_of(content) == ["file_size"]
 
 
 def test_a_schema_larger_than_the_limit_is_refused_before_it_is_parsed(

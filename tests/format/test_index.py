@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import struct
+
 import numpy as np
 import pytest
 import xxhash
@@ -87,6 +89,18 @@ def test_the_first_of_several_broken_entries_is_named() -> None:
     assert first_broken(entries_of(good, bad, good, bad), Bytes(), 4) == 1
 
 
+def test_a_record_has_fewer_than_2_to_48_bytes() -> None:
+    packed = entries_of(*((0, 1 << 40, Codec.ZSTD, n) for n in ((1 << 48) - 1, 1 << 48)))
+    assert broken(packed, Bytes(codec="zstd"), 1 << 60).tolist() == [False, True]
+
+
+def test_an_empty_array_takes_fewer_than_2_to_48_bytes_where_a_0_counts_as_1() -> None:
+    field = Array("uint8", (None, None))
+    assert full_shape(field, np.array([0, (1 << 48) - 1], "<u8"), 0) == (0, (1 << 48) - 1)
+    with pytest.raises(ShardCorrupt, match="does not account"):
+        full_shape(field, np.array([0, 1 << 48], "<u8"), 0)
+
+
 @given(st.lists(st.integers(0, (1 << 64) - 1), min_size=2, max_size=2), U64)
 def test_a_shape_is_accepted_only_if_it_accounts_for_the_bytes(dims: list[int], n: int) -> None:
     field = Array("int32", (None, 3, None))
@@ -114,6 +128,23 @@ def test_what_is_encoded_is_decoded_again_and_never_grows(
 def test_bytes_that_are_no_zstd_frame_are_refused(content: bytes) -> None:
     with pytest.raises(ShardCorrupt):
         decode(memoryview(content), Codec.ZSTD, 1 << 20)
+
+
+def windowed(exponent: int, eighths: int, content: bytes) -> memoryview:
+    """A zstd frame of one raw block that declares a window and its content's size."""
+    descriptor = struct.pack("<BBQ", 0b11000000, exponent << 3 | eighths, len(content))
+    block = struct.pack("<I", len(content) << 3 | 1)[:3]
+    return memoryview(b"\x28\xb5\x2f\xfd" + descriptor + block + content)
+
+
+def test_the_window_of_a_frame_is_below_4_gib_and_takes_no_memory() -> None:
+    content = b"more than a window of 1 KiB can say" * 40
+    for exponent, eighths in ((0, 0), (20, 7), (21, 7)):
+        frame = windowed(exponent, eighths, content)
+        assert decode(frame, Codec.ZSTD, len(content)) == content
+    with pytest.raises(ShardCorrupt) as caught:
+        decode(windowed(22, 0, content), Codec.ZSTD, len(content))
+    assert caught.value.code == "zstd_frame"
 
 
 def test_a_zstd_frame_cut_short_is_refused_at_every_length() -> None:

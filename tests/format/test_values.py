@@ -129,7 +129,7 @@ def test_an_array_of_another_shape_is_refused(shape: Any, value: Any, text: str)
 
 
 def test_an_empty_array_that_numpy_could_not_address_again_is_refused() -> None:
-    with pytest.raises(SchemaError, match=r"beyond 2\^48 bytes"):
+    with pytest.raises(SchemaError, match=r"not below 2\^48 bytes"):
         encode_record("a", Array("uint8", (None, None)), np.empty((0, 1 << 50), "u1"))
 
 
@@ -151,6 +151,21 @@ def test_an_empty_array_that_numpy_could_not_address_again_is_refused() -> None:
 def test_a_value_of_another_kind_is_refused(field: Field, value: Any, text: str) -> None:
     with pytest.raises(SchemaError, match=text):
         encode_record("a", field, value)
+
+
+def nested(depth: int, inside: list[Any]) -> Any:
+    for _ in range(depth - 1):
+        inside = [inside]
+    return inside
+
+
+@pytest.mark.parametrize("inside", [[7], [{}], [[]]], ids=repr)
+def test_no_value_of_json_lies_inside_of_more_than_256_lists(inside: list[Any]) -> None:
+    deepest = nested(256, inside)
+    record, _ = encode_record("a", Json(), deepest)
+    assert decode_record(Json(), record, ()) == deepest
+    with pytest.raises(SchemaError, match="nested more than 256 deep"):
+        encode_record("a", Json(), [deepest])
 
 
 def test_json_that_refers_to_itself_is_refused() -> None:

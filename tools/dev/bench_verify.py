@@ -52,7 +52,7 @@ Samples = Iterator[dict[str, Any]]
 
 
 def clips(n_bytes: int) -> Samples:
-    """Clips as `shardio convert` writes them."""
+    """Clips as `shardio convert --store raw` writes them."""
     frames = np.random.default_rng(0).integers(0, 255, (16, 112, 112, 3), np.uint8)
     for i in range(n_bytes // frames.nbytes):
         frames[0, 0, 0] = i % 251

@@ -15,7 +15,6 @@ import json
 import platform
 import sys
 from collections.abc import Iterator, Mapping
-from fractions import Fraction
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -24,24 +23,25 @@ import numpy as np
 
 from shardio import (
     Array,
-    Audio,
     Bytes,
     DatasetWriter,
     EncodedStream,
-    Image,
     Json,
     List,
     Schema,
     ShardWriter,
     Text,
-    Video,
 )
 from shardio import open as open_dataset
 from shardio.format.fields import DTYPES
 from shardio.format.images import EncodedImage
 from shardio.format.layout import MAJOR, MINOR
-from shardio.format.streams import pack_packets, packet_flags, packet_sizes
+from shardio.format.streams import packet_flags, packet_sizes
 from shardio.surgery import add_column
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # no wheel holds what is here
+
+from dev.golden_media import media
 
 LIBRARIES = ("shardio", "numpy", "zstandard", "xxhash")
 Samples = list[dict[str, Any]]
@@ -174,76 +174,6 @@ def _dictionary() -> tuple[Schema, Samples]:
 
 def _no_dictionary() -> tuple[Schema, Samples]:
     return Schema({"text": Text("zstd_dictionary")}), [{"text": "a" * 200}, {"text": "b"}]
-
-
-def _stream(codec: str, i: int, n_packets: int, n_bytes: int) -> EncodedStream:
-    """A stream of packets of growing sizes; the third, where there is one, is hidden."""
-    sizes = [n_bytes + k for k in range(n_packets)]
-    flags = [1 if k % 5 == 0 else 6 if k == 2 else 4 * (k % 2) for k in range(n_packets)]
-    order = [k ^ 1 for k in range(n_packets)]  # as of frames that are shown in another order
-    return EncodedStream(
-        parameters={"codec": codec, "range": "tv", "ü": [1, None]},
-        extradata=bytes(range(i)),
-        packets=pack_packets(sizes, flags, [1001 * k - 2002 for k in order], [1001] * n_packets),
-        data=bytes((7 * k + i) % 256 for k in range(sum(sizes))),
-        time_base=Fraction(1, 30_000 + i),
-        n_frames=n_packets - (n_packets > 2),
-        width=64 + i,
-        height=48,
-        duration=1001 * n_packets if i % 2 else 0,
-    )
-
-
-def _videos() -> tuple[Schema, Samples]:
-    schema = Schema({"label": Array("int64"), "video": Video()})
-    return schema, [
-        {"label": np.int64(i), "video": _stream("h264", i, 4 * i, 9 + i)} for i in range(5)
-    ]
-
-
-def _long_video() -> tuple[Schema, Samples]:
-    return Schema({"video": Video()}), [
-        {"video": _stream("av1", i, 150 - 147 * i, 370)} for i in (0, 1)
-    ]
-
-
-def _pictures() -> tuple[Schema, Samples]:
-    return Schema({"image": Image(), "note": Text()}), [
-        {"image": EncodedImage(b"a picture" * i, 3 * i, 4, 1 + i % 4), "note": "n" * i}
-        for i in range(1, 6)
-    ]
-
-
-def _missing_media() -> tuple[Schema, Samples]:
-    schema = Schema(
-        {
-            "clip.video": Video(optional=True),
-            "clip.sound": Audio(optional=True),
-            "picture": Image(optional=True),
-        }
-    )
-    full = {
-        "clip.video": _stream("hevc", 2, 7, 20),
-        "clip.sound": _stream("aac", 3, 3, 5),
-        "picture": EncodedImage(b"picture", 1, 2, 3),
-    }
-    return schema, [
-        {name: value if i >> k & 1 else None for k, (name, value) in enumerate(full.items())}
-        for i in range(8)
-    ]
-
-
-def media() -> Iterator[tuple[str, Schema, Samples]]:
-    """Every golden file of media: its name, its schema, its samples."""
-    cases = {
-        "videos": _videos(),
-        "long_video": _long_video(),
-        "pictures": _pictures(),
-        "missing_media": _missing_media(),
-    }
-    for name, (schema, samples) in cases.items():
-        yield name, schema, samples
-    yield "missing_media_no_sample", cases["missing_media"][0], []
 
 
 def goldens() -> Iterator[tuple[str, Schema, Samples]]:
