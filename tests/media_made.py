@@ -124,6 +124,67 @@ def _write_sound(out: Any, stream: Any) -> None:
     out.mux(stream.encode())
 
 
+def write_flash(
+    path: Path,
+    *,
+    codec: str = "pcm_s16le",
+    rate: int = 16_000,
+    layouts: Sequence[str] = ("mono",),
+    at: Fraction = Fraction(1),
+    sound_from: Fraction = Fraction(0),
+    seconds: Fraction = Fraction(2),
+    n_frames: int = 50,
+    frame_rate: int = 25,
+) -> Path:
+    """A video of dark frames, but for a white one at a time, when a click is heard over a tone.
+
+    The tone begins at `sound_from` and takes `seconds`; `layouts` are of as many streams. A channel
+    is half as loud as the one before it.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    packets = []
+    with av.open(str(path), "w") as out:
+        video = out.add_stream("libx264", rate=frame_rate, options={"g": "12"})
+        video.width = video.height = 32
+        video.pix_fmt, video.thread_count = "yuv420p", 1
+        sounds: list[Any] = [out.add_stream(codec, rate=rate, layout=each) for each in layouts]
+        for n in range(n_frames):
+            shade = 255 if n == at * frame_rate else 20
+            picture = av.VideoFrame.from_ndarray(np.full((32, 32, 3), shade, np.uint8), "rgb24")
+            picture.pts, picture.time_base = n, Fraction(1, frame_rate)
+            packets += video.encode(picture)
+        packets += video.encode()
+        for sound in sounds:
+            packets += _clicking(sound, rate, int(sound_from * rate), int(seconds * rate), at)
+        for packet in sorted(packets, key=_sent_at):
+            out.mux(packet)
+    return path
+
+
+def _sent_at(packet: Any) -> Fraction:
+    time = packet.pts if packet.dts is None else packet.dts
+    return cast(Fraction, time * packet.time_base)
+
+
+def _clicking(sound: Any, rate: int, first: int, n_samples: int, at: Fraction) -> list[Any]:
+    """The packets of a tone with a click of 8 samples, from sample `first` on."""
+    wave = 0.05 * np.sin((np.arange(n_samples) + first) / 20)
+    wave[int(at * rate) - first :][:8] = 0.9
+    channels = [wave / 2**n for n in range(len(av.AudioLayout(sound.layout.name).channels))]
+    stored, packets = sound.codec_context.format, []
+    size = sound.codec_context.frame_size or 960
+    for begin in range(0, n_samples, size):
+        values = np.stack([each[begin : begin + size] for each in channels]).astype(np.float32)
+        if stored.name.startswith("s16"):
+            values = (values * 32767).astype(np.int16)
+        if not stored.is_planar:
+            values = np.ascontiguousarray(values.T.reshape(1, -1))
+        frame = av.AudioFrame.from_ndarray(values, format=stored.name, layout=sound.layout.name)
+        frame.sample_rate, frame.pts, frame.time_base = rate, begin + first, Fraction(1, rate)
+        packets += sound.encode(frame)
+    return [*packets, *sound.encode()]
+
+
 def write_gif(path: Path, images: Iterable[npt.NDArray[np.uint8]], delays: Sequence[int]) -> Path:
     """A GIF written byte by byte: images of palette indexes 0..3, where 3 is transparent.
 

@@ -7,7 +7,13 @@ all of them. `image` reads still pictures, and encodes JPEG.
 """
 
 from shardio.media.clips import ClipDecoder
-from shardio.media.container import HEAD_BYTES, has_media_signature, has_media_suffix, missing_bytes
+from shardio.media.container import (
+    HEAD_BYTES,
+    has_media_signature,
+    has_media_suffix,
+    has_sound_suffix,
+    missing_bytes,
+)
 from shardio.media.encoding import StreamEncoder, encode
 from shardio.media.framing import Box, Place
 from shardio.media.image import ImageFacts, decode_crop, decode_image, encode_jpeg, probe
@@ -16,6 +22,8 @@ from shardio.media.picture import MAX_SIDE
 from shardio.media.resample import resize
 from shardio.media.sniffing import has_image_signature, has_image_suffix
 from shardio.media.sound import AudioDecoder
+from shardio.media.sound_packets import sound_of
+from shardio.media.sound_times import begin_of, part_of
 from shardio.media.streams import demux
 from shardio.media.times import Rising
 from shardio.media.video import Picture, VideoFile, library_versions
@@ -33,6 +41,7 @@ __all__ = [
     "Rising",
     "StreamEncoder",
     "VideoFile",
+    "begin_of",
     "decode_crop",
     "decode_image",
     "demux",
@@ -42,8 +51,11 @@ __all__ = [
     "has_image_suffix",
     "has_media_signature",
     "has_media_suffix",
+    "has_sound_suffix",
     "library_versions",
     "missing_bytes",
+    "part_of",
     "probe",
     "resize",
+    "sound_of",
 ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
@@ -12,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardio.errors import MediaError
+from shardio.format.checksum import Hasher
 from shardio.format.streams import (
     EncodedStream,
     PacketFlag,
@@ -20,6 +20,7 @@ from shardio.format.streams import (
     packet_flags,
     packet_sizes,
 )
+from shardio.media.converter import plane_rows
 from shardio.media.decoders import (
     display_parameter,
     fraction_parameter,
@@ -28,7 +29,7 @@ from shardio.media.decoders import (
     open_video_decoder,
 )
 from shardio.media.framing import shown_size
-from shardio.media.picture import plane_rows, turned_by
+from shardio.media.picture import turned_by
 from shardio.media.times import settled
 
 if TYPE_CHECKING:
@@ -154,6 +155,7 @@ class _Decoding:
         self._data = memoryview(bytes(stream.data[:]))
         self._offsets = stream.packets["offset"].tolist()
         self._sizes = packet_sizes(stream.packets).tolist()
+        self._is_key = ((packet_flags(stream.packets) & PacketFlag.KEY) != 0).tolist()
         self._known: dict[str, list[int]] = {}
 
     def whole(self) -> dict[int, int]:
@@ -172,7 +174,8 @@ class _Decoding:
                 begin = self._offsets[number]
                 part = self._data[begin : begin + self._sizes[number]]
                 lead = self._lead_in if number == numbers[0] else b""
-                self._take(codec, numbered_packet(number, part, lead), shown)
+                packet = numbered_packet(number, part, lead, is_key=self._is_key[number])
+                self._take(codec, packet, shown)
             self._take(codec, None, shown)
         except av.FFmpegError as error:
             raise MediaError(f"breaks at packet {number}: {error.strerror}") from error
@@ -193,8 +196,8 @@ class _Decoding:
             self._known[name] = [0] * len(frame.planes)
             for part in frame.format.components:
                 self._known[name][part.plane] += (part.bits + 7) // 8
-        found = zlib.crc32(f"{name} {frame.width} {frame.height}".encode())
+        found = Hasher(f"{name} {frame.width} {frame.height}".encode())
         for plane, n_bytes in zip(frame.planes, self._known[name], strict=True):
             rows = plane_rows(plane, plane.height, plane.width * n_bytes)
-            found = zlib.crc32(rows.tobytes(), found)
-        return found
+            found.update(np.ascontiguousarray(rows).data)
+        return found.intdigest()

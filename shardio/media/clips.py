@@ -14,7 +14,9 @@ import numpy.typing as npt
 from shardio.closing import Closing
 from shardio.errors import DataError, InvalidArgument, MediaError
 from shardio.format.streams import EncodedStream
-from shardio.media.colours import MATRICES, RANGES, display_of
+from shardio.media.clip_arrays import checked_size
+from shardio.media.colours import display_of
+from shardio.media.converter import Converter
 from shardio.media.decoders import (
     configuration,
     display_parameter,
@@ -24,7 +26,8 @@ from shardio.media.decoders import (
     open_video_decoder,
 )
 from shardio.media.framing import Box, Place
-from shardio.media.picture import Converter, PictureWriter
+from shardio.media.packets import is_closed
+from shardio.media.picture import PictureWriter
 from shardio.media.runs import FrameTable, Run
 
 if TYPE_CHECKING:
@@ -78,7 +81,7 @@ class ClipDecoder(Closing):
 
     Args:
         max_decoders: how many stay open; each holds some frames of its stream's size.
-        max_streams: of how many streams the tables are kept, 34 bytes for each packet.
+        max_streams: of how many streams the tables are kept, 35 bytes for each packet.
     """
 
     def __init__(self, max_decoders: int = 8, max_streams: int = 32) -> None:
@@ -132,25 +135,41 @@ class ClipDecoder(Closing):
         stream: EncodedStream,
         clips: Sequence[tuple[npt.ArrayLike, Output]],
         *,
-        crop: Place | Box | None = None,
+        crop: Place | Box | None | list[Place | Box | None] = None,
         pixels: str = "rgb",
         matrix: str = "bt601",
         color_range: str = "limited",
     ) -> None:
         """Decode several clips, pairs of frames and where they go, as `decode` does each.
 
-        A frame that several clips need is decoded and converted once.
+        A frame that several clips need is decoded once, and converted once for each `crop`, of
+        which there may be a list with one for each clip.
         """
         if not clips:
             return
         numbers = [np.asarray(frames, np.int64) for frames, _ in clips]
-        size = _checked_size(clips, numbers, pixels, matrix, color_range)
+        size = checked_size(clips, numbers, pixels, matrix, color_range)
         opened = self._open(stream)
         decoder = self._decoder(opened)
-        writer = decoder.writing(size, opened.aspect, crop, pixels, matrix, color_range)
+        crops = crop if isinstance(crop, list) else [crop] * len(clips)
+        if len(crops) != len(clips):
+            raise InvalidArgument(f"{len(clips)} clips, and a list of {len(crops)} crops")
+        by_crop = {
+            each: decoder.writing(size, opened.aspect, each, pixels, matrix, color_range)
+            for each in crops
+        }
         rows = [row for _, out in clips for row in out]
-        for run in opened.table.runs(np.concatenate(numbers)):
-            _Pass(opened, decoder.codec, writer, rows).decode(run)
+        writers = [by_crop[crops[0]]] * len(rows)
+        if len(by_crop) > 1:
+            pairs = zip(clips, crops, strict=True)
+            writers = [by_crop[each] for (_, out), each in pairs for _ in out]
+        try:
+            for run in opened.table.runs(np.concatenate(numbers)):
+                _Pass(opened, decoder.codec, writers, rows).decode(run)
+        except MediaError:
+            # What is damaged may be taken for parameters, of which a decoder is never rid.
+            self._decoders.pop(opened.key, None)
+            raise
 
     def _open(self, stream: EncodedStream) -> _Opened:
         found = self._opened.get(id(stream))
@@ -200,24 +219,44 @@ class _Pass:
         self,
         opened: _Opened,
         codec: VideoCodecContext,
-        writer: PictureWriter,
+        writers: Sequence[PictureWriter],
         rows: Sequence[Output],
     ) -> None:
         self._opened, self._codec = opened, codec
-        self._writer, self._rows = writer, rows
+        self._writers, self._rows = writers, rows
 
     def decode(self, run: Run) -> None:
         """Decode a run's frames into their rows.
 
-        Where a frame does not come out, its keyframe was none for it (a stream that is refreshed
-        bit by bit): then from the one before.
+        Where a frame does not come out, or not without an error, its keyframe may be none for it (a
+        stream that is refreshed bit by bit, one that speaks of pictures long before it): then from
+        the one before, as will be all that begins there.
         """
-        steps = 1
-        while missing := self._once(run):
-            earlier = self._opened.table.earlier_key(run.first, steps)
+        table, first, steps = self._opened.table, run.first, 1
+        while True:
+            failure: MediaError | None = None
+            try:
+                missing = self._once(run)
+            except MediaError as error:
+                if self._is_closed(run.first):
+                    raise
+                missing, failure = run.wanted, error
+            if not missing:
+                break
+            earlier = table.earlier_key(run.first, steps)
             if earlier is None:
-                raise MediaError(f"the frame of packet {min(missing)} does not come out")
+                text = f"the frame of packet {min(missing)} does not come out"
+                raise failure or MediaError(text)
             run, steps = Run(earlier, run.stop, missing), steps * 4
+        if run.first < first:
+            table.begin_earlier(run.first, first)
+
+    def _is_closed(self, key: int) -> bool:
+        """Whether a keyframe says that nothing after it needs anything before it."""
+        table, stream = self._opened.table, self._opened.stream
+        begin = int(table.offsets[key])
+        packet = bytes(stream.data[begin : begin + int(table.sizes[key])])
+        return is_closed(str(stream.parameters.get("codec")), stream.extradata, packet)
 
     def _once(self, run: Run) -> dict[int, list[int]]:
         """Decode from the run's keyframe on; returns what did not come out."""
@@ -228,9 +267,9 @@ class _Pass:
         codec.reorder_depth = int(self._opened.stream.parameters.get("reorder", 0))
         where: int | str = run.first
         try:
-            for number, part, lead in self._packets(run):
+            for number, part, lead, is_key in self._packets(run):
                 where = number
-                for frame in codec.decode(numbered_packet(number, part, lead)):
+                for frame in codec.decode(numbered_packet(number, part, lead, is_key=is_key)):
                     self._take(frame, wanted)
                 if not wanted:
                     return wanted
@@ -246,8 +285,8 @@ class _Pass:
             raise MediaError(str(error)) from error
         return wanted
 
-    def _packets(self, run: Run) -> Iterator[tuple[int, memoryview, bytes]]:
-        """Number, bytes and what is put before them, of each packet that is sent."""
+    def _packets(self, run: Run) -> Iterator[tuple[int, memoryview, bytes, bool]]:
+        """Of each packet that is sent: number, bytes, what precedes them, whether it is a key."""
         table = self._opened.table
         numbers = table.sent(run)
         begin, end = numbers[0], numbers[-1]
@@ -257,8 +296,11 @@ class _Pass:
         data = memoryview(self._opened.stream.data[base : int(offsets[end] + sizes[end])])
         starts = (offsets[numbers] - base).tolist()
         lead = self._opened.lead_in
-        for number, start, size in zip(numbers, starts, sizes[numbers].tolist(), strict=True):
-            yield number, data[start : start + size], lead
+        facts = zip(
+            numbers, starts, sizes[numbers].tolist(), table.is_key[numbers].tolist(), strict=True
+        )
+        for number, start, size, is_key in facts:
+            yield number, data[start : start + size], lead, is_key
             lead = b""
 
     def _take(self, frame: VideoFrame, wanted: dict[int, list[int]]) -> None:
@@ -272,43 +314,11 @@ class _Pass:
         display = self._opened.display
         if display is None and frame.rotation:
             display = display_of(frame)
-        first = self._rows[places[0]]
-        self._writer.write(frame, display, first)
-        for place in places[1:]:
-            self._rows[place][...] = first
-
-
-def _checked_size(
-    clips: Sequence[tuple[npt.ArrayLike, Output]],
-    numbers: Sequence[npt.NDArray[np.int64]],
-    pixels: str,
-    matrix: str,
-    color_range: str,
-) -> tuple[int, int]:
-    """The height and width of every clip's rows, as pictures.
-
-    Raises:
-        InvalidArgument: an option is none, or an array has another shape.
-    """
-    if pixels not in ("rgb", "yuv420"):
-        raise InvalidArgument(f"pixels is {pixels!r}; expected 'rgb' or 'yuv420'")
-    if matrix not in MATRICES or color_range not in RANGES:
-        raise InvalidArgument(
-            f"matrix {matrix!r}, color_range {color_range!r}; expected one of "
-            f"{', '.join(MATRICES)}, and one of {', '.join(RANGES)}"
-        )
-    row = clips[0][1].shape[1:]
-    is_rgb = pixels == "rgb"
-    if not (len(row) == 3 and row[2] == 3 if is_rgb else len(row) == 2 and row[0] % 3 == 0):
-        expected = "(n, height, width, 3)" if is_rgb else "(n, height * 3 / 2, width)"
-        raise InvalidArgument(f"out has the shape {clips[0][1].shape}; {pixels} needs {expected}")
-    for (_, out), frames in zip(clips, numbers, strict=True):
-        if out.dtype != np.uint8 or out.shape != (*frames.shape, *row) or frames.ndim != 1:
-            raise InvalidArgument(
-                f"out is {out.dtype} of {out.shape}; {frames.size} frames need uint8 of "
-                f"{(frames.size, *row)}"
-            )
-    height, width = row[0] if is_rgb else row[0] * 2 // 3, row[1]
-    if min(height, width) < 1 or (not is_rgb and (height | width) & 1):
-        raise InvalidArgument(f"{width}x{height} pixels as {pixels}: expected even sides above 0")
-    return height, width
+        written: dict[PictureWriter, Output] = {}
+        for place in places:
+            writer, row = self._writers[place], self._rows[place]
+            if writer in written:
+                row[...] = written[writer]
+                continue
+            writer.write(frame, display, row)
+            written[writer] = row

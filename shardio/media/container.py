@@ -11,7 +11,13 @@ from __future__ import annotations
 from pathlib import PurePath
 from typing import BinaryIO
 
-__all__ = ["HEAD_BYTES", "has_media_signature", "has_media_suffix", "missing_bytes"]
+__all__ = [
+    "HEAD_BYTES",
+    "has_media_signature",
+    "has_media_suffix",
+    "has_sound_suffix",
+    "missing_bytes",
+]
 
 HEAD_BYTES = 1024  # covers five transport packets, whose only signature is their sync bytes
 
@@ -19,8 +25,10 @@ _SUFFIXES = frozenset(
     # `.ts` is missing on purpose: it is far more often TypeScript; transport streams are known by
     # their bytes. `.gif` is here because a GIF is read as a video.
     ".3g2 .3gp .asf .avi .dv .f4v .flv .gif .ivf .m2ts .m2v .m4v .mkv .mov .mp4 .mpe .mpeg .mpg"
-    " .mts .mxf .nut .ogm .ogv .qt .rm .rmvb .vob .webm .wmv .wtv .y4m"
-    " .aac .ac3 .aif .aifc .aiff .amr .ape .au .caf .flac .m4a .m4b .mka .mp2 .mp3 .oga .ogg .opus"
+    " .mts .mxf .nut .ogm .ogv .qt .rm .rmvb .vob .webm .wmv .wtv .y4m".split()
+)
+_SOUND_SUFFIXES = frozenset(
+    ".aac .ac3 .aif .aifc .aiff .amr .ape .au .caf .flac .m4a .m4b .mka .mp2 .mp3 .oga .ogg .opus"
     " .ra .wav .wma .wv".split()
 )
 _STILL_BRANDS = frozenset((b"avif", b"heic", b"heix", b"heim", b"heis", b"mif1"))
@@ -54,7 +62,12 @@ _STARTS = (
 
 def has_media_suffix(name: str) -> bool:
     """Whether the suffix of `name` promises video or audio."""
-    return PurePath(name).suffix.lower() in _SUFFIXES
+    return PurePath(name).suffix.lower() in _SUFFIXES or has_sound_suffix(name)
+
+
+def has_sound_suffix(name: str) -> bool:
+    """Whether the suffix of `name` promises sound alone."""
+    return PurePath(name).suffix.lower() in _SOUND_SUFFIXES
 
 
 def has_media_signature(head: bytes) -> bool:

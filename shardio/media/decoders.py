@@ -160,11 +160,14 @@ def lead_in(parameters: Mapping[str, Any]) -> bytes:
         raise MediaError(f"a stream's lead_in is no hexadecimal text: {error}") from error
 
 
-def numbered_packet(number: int, part: bytes | memoryview, lead: bytes = b"") -> Packet[Any]:
+def numbered_packet(
+    number: int, part: bytes | memoryview, lead: bytes = b"", *, is_key: bool = False
+) -> Packet[Any]:
     """Copy a packet for a decoder, with its number in place of a time.
 
     The frame that comes out of it has the number, whatever its container thought of times. The copy
-    is padded with zeros: decoders read over the end.
+    is padded with zeros: decoders read over the end. Some also read whether it is a keyframe: that
+    of PNG adds a picture that is none to the one before.
     """
     import av  # not `from av`, which costs a fifth of all this
 
@@ -173,6 +176,8 @@ def numbered_packet(number: int, part: bytes | memoryview, lead: bytes = b"") ->
     packet: Packet[Any] = av.Packet(len(part))
     packet.update(part)  # type: ignore[arg-type]  # PyAV takes any buffer
     packet.pts = number
+    if is_key:
+        packet.is_keyframe = True
     return packet
 
 

@@ -18,7 +18,8 @@ from shardio.errors import EnvironmentUnsuitable, InvalidArgument, MediaError
 from shardio.format.streams import EncodedStream, PacketFlag, pack_packets
 from shardio.media.checking import finished
 from shardio.media.colours import MATRICES, RANGES
-from shardio.media.picture import Converter, Picture, yuv_frame
+from shardio.media.converter import Converter
+from shardio.media.picture import Picture, yuv_frame
 from shardio.media.times import durations_of
 
 if TYPE_CHECKING:
@@ -199,9 +200,14 @@ class StreamEncoder:
         Raises:
             MediaError: no picture was given, or the encoder did not do as it was told.
         """
-        self._keep(self._codec.encode(None))
+        import av
+
         if not self._times:
             raise MediaError("no picture to encode")
+        try:
+            self._keep(self._codec.encode(None))
+        except av.FFmpegError as error:
+            raise MediaError(f"after {len(self._times)} pictures: {error.strerror}") from error
         if self._coded != list(range(len(self._times))):
             raise MediaError(f"{self._codec.name} reordered or dropped pictures")
         durations = durations_of(self._times, last_duration)

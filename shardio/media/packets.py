@@ -6,9 +6,20 @@ count as shown and as needed, which costs time and never a picture.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
+from typing import Protocol, TypeVar
 
-__all__ = ["PACKED", "encoder_note", "is_hidden", "spare_layers"]
+__all__ = ["PACKED", "encoder_note", "hidden_packets", "is_closed", "spare_layers"]
+
+_Said = TypeVar("_Said", covariant=True)
+
+
+class Test(Protocol[_Said]):
+    """Looks at the packet that lies in `data` from `begin` up to `stop`."""
+
+    def __call__(self, data: bytes, begin: int, stop: int) -> _Said: ...
+
 
 PACKED = -2
 """Several pictures in one packet of MPEG-4 ("packed"): frames come out one packet later."""
@@ -17,35 +28,33 @@ _START = b"\0\0\1"
 _H264_SLICES, _H264_SEI = range(1, 6), 6
 _HEVC_SLICES = range(32)
 _B_VOP, _B_PICTURE = 2, 3
+_H264_CLOSED, _HEVC_CLOSED = 5, (19, 20)
 
 
-def is_hidden(codec: str, packet: bytes) -> bool:
-    """Whether a packet is only there for other packets (an alternate reference)."""
-    if codec == "vp8":
-        return not packet[0] & 0x10
-    if codec == "vp9":
-        return _is_hidden_vp9(packet)
-    return False
+def hidden_packets(codec: str) -> Test[bool] | None:
+    """Make a function that says whether a packet is only there for others (an alternate reference).
+
+    None where no packet of the codec says that it is.
+    """
+    return {"vp8": _is_hidden_vp8, "vp9": _is_hidden_vp9}.get(codec)
 
 
-def spare_layers(codec: str, extradata: bytes) -> Callable[[bytes], int]:
+def spare_layers(codec: str, extradata: bytes) -> Test[int] | None:
     """Make a function that says of a packet whether no packet of its layer or below needs it.
 
     It gives the packet's temporal layer, or -1 for one that others need: a packet in the highest
     layer of its stream is needed by no other. Most codecs have one layer, 0. Where one is `PACKED`,
-    all are needed.
+    all are needed. None where a packet of the codec does not say it: all are needed as well.
     """
     if codec == "h264":
-        size = _length_size(extradata, 4)
-        return lambda packet: _spare_h264(packet, size)
+        return partial(_spare_h264, length_size=_length_size(extradata, 4))
     if codec == "hevc":
-        size = _length_size(extradata, 21)
-        return lambda packet: _spare_hevc(packet, size)
+        return partial(_spare_hevc, length_size=_length_size(extradata, 21))
     if codec == "mpeg4":
-        return lambda packet: _spare_pictures(packet, b"\xb6", 0, 6, _B_VOP)
+        return partial(_spare_pictures, code=b"\xb6", skip=0, shift=6, kind=_B_VOP)
     if codec in ("mpeg1video", "mpeg2video"):
-        return lambda packet: _spare_pictures(packet, b"\0", 1, 3, _B_PICTURE)
-    return lambda packet: -1
+        return partial(_spare_pictures, code=b"\0", skip=1, shift=3, kind=_B_PICTURE)
+    return None
 
 
 def encoder_note(extradata: bytes, packet: bytes) -> bytes:
@@ -72,6 +81,20 @@ def encoder_note(extradata: bytes, packet: bytes) -> bytes:
     return b""
 
 
+def is_closed(codec: str, extradata: bytes, packet: bytes) -> bool:
+    """Whether a keyframe says that nothing that is sent after it needs anything before it.
+
+    Those of most codecs always do. Others of H.264 and HEVC only say where pictures recover.
+    """
+    if codec == "h264":
+        units = _units(packet, 0, len(packet), _length_size(extradata, 4))
+        return any(first & 31 == _H264_CLOSED for first, _ in units)
+    if codec == "hevc":
+        units = _units(packet, 0, len(packet), _length_size(extradata, 21))
+        return any(first >> 1 & 63 in _HEVC_CLOSED for first, _ in units)
+    return True
+
+
 def _length_size(extradata: bytes, at: int) -> int:
     """Bytes of the length before each unit; 0: units begin with a start code."""
     if len(extradata) <= at or extradata.startswith((_START, b"\0" + _START)):
@@ -79,26 +102,24 @@ def _length_size(extradata: bytes, at: int) -> int:
     return (extradata[at] & 3) + 1
 
 
-def _units(packet: bytes, length_size: int) -> Iterator[tuple[int, int]]:
+def _units(data: bytes, at: int, stop: int, length_size: int) -> Iterator[tuple[int, int]]:
     """The first two bytes of each unit of H.264 or HEVC."""
-    n_bytes = len(packet)
     if not length_size:
-        at = packet.find(_START)
-        while at >= 0 and at + 4 < n_bytes:
-            yield packet[at + 3], packet[at + 4]
-            at = packet.find(_START, at + 3)
+        at = data.find(_START, at, stop)
+        while at >= 0 and at + 4 < stop:
+            yield data[at + 3], data[at + 4]
+            at = data.find(_START, at + 3, stop)
         return
-    at = 0
-    while at + length_size + 2 <= n_bytes:
-        size = int.from_bytes(packet[at : at + length_size], "big")
+    while at + length_size + 2 <= stop:
+        size = int.from_bytes(data[at : at + length_size], "big")
         at += length_size
-        yield packet[at], packet[at + 1]
+        yield data[at], data[at + 1]
         at += size
 
 
-def _spare_h264(packet: bytes, length_size: int) -> int:
+def _spare_h264(data: bytes, begin: int, stop: int, length_size: int) -> int:
     found = -1
-    for first, _ in _units(packet, length_size):
+    for first, _ in _units(data, begin, stop, length_size):
         if first & 31 in _H264_SLICES:
             if first & 0x60:  # nal_ref_idc: a reference
                 return -1
@@ -106,9 +127,9 @@ def _spare_h264(packet: bytes, length_size: int) -> int:
     return found
 
 
-def _spare_hevc(packet: bytes, length_size: int) -> int:
+def _spare_hevc(data: bytes, begin: int, stop: int, length_size: int) -> int:
     layer = -1
-    for first, second in _units(packet, length_size):
+    for first, second in _units(data, begin, stop, length_size):
         kind = first >> 1 & 63
         if kind in _HEVC_SLICES:
             if kind >= 16 or kind & 1:  # the even ones below are no references in their layer
@@ -117,22 +138,28 @@ def _spare_hevc(packet: bytes, length_size: int) -> int:
     return layer
 
 
-def _spare_pictures(packet: bytes, code: bytes, skip: int, shift: int, kind: int) -> int:
+def _spare_pictures(
+    data: bytes, begin: int, stop: int, code: bytes, skip: int, shift: int, kind: int
+) -> int:
     """Whether all pictures in a packet of MPEG video are of the kind that is never referred to."""
-    starts, at = [], packet.find(_START + code)
-    while at >= 0 and at + 4 + skip < len(packet):
+    starts, at = [], data.find(_START + code, begin, stop)
+    while at >= 0 and at + 4 + skip < stop:
         starts.append(at + 4 + skip)
-        at = packet.find(_START + code, at + 4)
+        at = data.find(_START + code, at + 4, stop)
     if len(starts) > 1 and not skip:
         return PACKED
     mask = 7 if skip else 3
-    return 0 if starts and all((packet[at] >> shift) & mask == kind for at in starts) else -1
+    return 0 if starts and all((data[at] >> shift) & mask == kind for at in starts) else -1
 
 
-def _is_hidden_vp9(packet: bytes) -> bool:
-    if packet[-1] & 0xE0 == 0xC0:  # a superframe ends with an index; its last frame is shown
+def _is_hidden_vp8(data: bytes, begin: int, stop: int) -> bool:
+    return not data[begin] & 0x10
+
+
+def _is_hidden_vp9(data: bytes, begin: int, stop: int) -> bool:
+    if data[stop - 1] & 0xE0 == 0xC0:  # a superframe ends with an index; its last frame is shown
         return False
-    bits = int.from_bytes(packet[:2].ljust(2, b"\0"), "big")
+    bits = int.from_bytes(data[begin : min(begin + 2, stop)].ljust(2, b"\0"), "big")
     profile = bits >> 13 & 1 | bits >> 11 & 2  # marker (2 bits), low, high, reserved for 3
     after = 16 - (5 if profile == 3 else 4)
     show_existing, show = bits >> (after - 1) & 1, bits >> (after - 3) & 1

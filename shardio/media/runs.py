@@ -42,7 +42,8 @@ class FrameTable:
         self._pts = packets["pts"]
         self._is_hidden = (flags & PacketFlag.HIDDEN) != 0
         self._is_disposable = (flags & PacketFlag.DISPOSABLE) != 0
-        self._keys = np.flatnonzero(flags & PacketFlag.KEY)
+        self.is_key = (flags & PacketFlag.KEY) != 0
+        self._keys = np.flatnonzero(self.is_key)
         shown = np.flatnonzero(~self._is_hidden)
         times = self._pts[shown]
         rising = bool((times[1:] >= times[:-1]).all())
@@ -126,3 +127,10 @@ class FrameTable:
         """The keyframe so many before the one at packet `first`, or the first; None before that."""
         at = int(np.searchsorted(self._keys, first))
         return int(self._keys[max(0, at - steps)]) if at else None
+
+    def begin_earlier(self, key: int, first: int) -> None:
+        """Have frames that were decoded from the keyframe at packet `first` begin at that at `key`.
+
+        So have those that were decoded from a keyframe between the two.
+        """
+        self.start_of[(self.start_of > key) & (self.start_of <= first)] = key

@@ -1,4 +1,4 @@
-"""Sound: cut into packets that know their samples, and any span of samples decoded from them.
+"""Decodes any span of the samples of sound, by packets.
 
 A stream's ticks are its samples. Sample 0 is the first that is heard: what encoders put before it
 (and a container says so) is left out; its `pts` tells where it lies beside the video.
@@ -7,7 +7,6 @@ A stream's ticks are its samples. Sample 0 is the first that is heard: what enco
 from __future__ import annotations
 
 import math
-import struct
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,135 +18,45 @@ import numpy.typing as npt
 
 from shardio.closing import Closing
 from shardio.errors import InvalidArgument, MediaError
-from shardio.format.streams import EncodedStream, PacketFlag, pack_packets, packet_sizes
-from shardio.media.decoders import numbered_packet, open_audio_decoder
-from shardio.media.opening import audio_stream, check_whole
+from shardio.format.streams import EncodedStream, packet_sizes
+from shardio.media.decoders import open_audio_decoder
+from shardio.media.sound_packets import frames_of
+from shardio.media.sound_times import (
+    LEAD_PACKETS,
+    Heard,
+    begin_of,
+    nearest_sample,
+    stream_rate,
+)
 
 if TYPE_CHECKING:
     from av.audio.codeccontext import AudioCodecContext
     from av.audio.frame import AudioFrame
-    from av.container import InputContainer
 
-__all__ = ["AudioDecoder", "demux_sound"]
+__all__ = ["AudioDecoder"]
 
 Samples = npt.NDArray[np.float32]
 
-_SKIP = struct.Struct("<II")  # samples to leave out at the beginning of a packet, and at its end
-_LEAD_PACKETS = 12  # decoded and dropped before a span: MP3 looks 9 packets back, Opus 80 ms
 _EXACT_CODECS = ("pcm_", "flac", "alac", "wavpack", "tta", "ape")
+MIN_RATE, MAX_RATE = 1000, 768_000  # samples per second
+_MOST_SAMPLES = 1 << 31  # at once: what is longer is a table that cannot be right
 _TAPS = 64  # samples on either side that the resampler looks at, and some
-
-
-def demux_sound(source: bytes | str, container: InputContainer, name: str) -> EncodedStream:
-    """Cut an open container's first audio stream into packets; every one is decoded once.
-
-    Raises:
-        MediaError: there is no sound, it is damaged, or packets alone do not carry it.
-    """
-    import av
-
-    stream = audio_stream(container, name)
-    codec = stream.codec_context
-    parameters = {
-        "codec": codec.codec.canonical_name,
-        "rate": codec.sample_rate,
-        "layout": codec.layout.name,
-        "sample_format": codec.format.name,
-    }
-    parts: list[bytes] = []
-    skipped, end, first = [0, 0], 0, None
-    try:
-        for packet in container.demux(stream):
-            if packet.is_corrupt:
-                raise MediaError(f"packet {len(parts)} is marked corrupt")
-            if not packet.size:
-                continue
-            if packet.has_sidedata("skip_samples"):
-                before, after = _SKIP.unpack(bytes(packet.get_sidedata("skip_samples"))[:8])
-                skipped = [skipped[0] or before, skipped[1] + after]
-            parts.append(bytes(packet))
-            if packet.pts is not None:
-                first = packet.pts if first is None else first
-                end = max(end, packet.pts + (packet.duration or 0))
-        check_whole(source, container, stream, end)
-    except av.FFmpegError as error:
-        raise MediaError(f"{name}: breaks after {len(parts)} packets: {error.strerror}") from error
-    except MediaError as error:
-        raise MediaError(f"{name}: {error}") from error
-    begin = (first or 0) * (stream.time_base or Fraction(0))
-    try:
-        return _counted(parameters, codec.extradata or b"", parts, begin, *skipped)
-    except MediaError as error:
-        raise MediaError(f"{name}: {error}") from error
-
-
-def _counted(
-    parameters: dict[str, Any],
-    extradata: bytes,
-    parts: list[bytes],
-    begin: Fraction,
-    n_before: int,
-    n_after: int,
-) -> EncodedStream:
-    """Count the samples of each packet by decoding it."""
-    counts = np.zeros(len(parts), np.int64)
-    codec = open_audio_decoder(parameters, extradata)
-    for number, frame in _frames(codec, enumerate(parts)):
-        counts[number] += frame.samples
-        if frame.sample_rate != parameters["rate"] or frame.layout.name != parameters["layout"]:
-            raise MediaError(f"its rate or channels change at packet {number}; re-encode it")
-    n_samples = int(counts.sum()) - n_before - n_after
-    if n_samples <= 0:
-        raise MediaError("its audio stream holds no sample")
-    if n_before:
-        parameters["skip"] = n_before
-    pts = np.cumsum(counts) - counts + math.floor(begin * parameters["rate"])
-    flags = np.full(len(parts), int(PacketFlag.KEY))
-    return EncodedStream(
-        parameters=parameters,
-        extradata=extradata,
-        packets=pack_packets([len(part) for part in parts], flags, pts, counts),
-        data=b"".join(parts),
-        time_base=Fraction(1, parameters["rate"]),
-        n_frames=n_samples,
-        width=len(codec.layout.channels),
-        height=parameters["rate"],
-        duration=n_samples,
-    )
-
-
-def _frames(
-    codec: AudioCodecContext, parts: Any, n_dropped: int = 0
-) -> Iterator[tuple[int, AudioFrame]]:
-    """Decode numbered packets into (number of the packet, frame), one decoder after another."""
-    import av
-
-    codec.flush_buffers()
-    number = 0
-    try:
-        for at, (number, part) in enumerate(parts):
-            try:
-                frames = codec.decode(numbered_packet(number, part))
-            except av.FFmpegError:
-                if at >= n_dropped:
-                    raise
-                continue  # what leads up to a span may lack what came before it
-            for frame in frames:
-                if frame.is_corrupt and at >= n_dropped:
-                    raise MediaError(f"packet {number} does not decode without concealment")
-                yield number, frame
-        for frame in codec.decode(None):
-            yield number, frame
-    except av.FFmpegError as error:
-        raise MediaError(f"packet {number} does not decode: {error.strerror}") from error
 
 
 @dataclass(slots=True)
 class _Opened:
     stream: EncodedStream
     codec: AudioCodecContext
-    ends: npt.NDArray[np.int64]  # of the samples of each packet, in what is heard
-    sizes: list[int]
+    heard: Heard
+    offsets: npt.NDArray[np.uint64]
+    sizes: npt.NDArray[np.int64]
+
+    def parts(self, packets: range) -> Iterator[tuple[int, bytes]]:
+        """Some packets, each with its number."""
+        part = slice(packets.start, packets.stop)
+        offsets, sizes = self.offsets[part].tolist(), self.sizes[part].tolist()
+        for number, offset, size in zip(packets, offsets, sizes, strict=True):
+            yield number, bytes(self.stream.data[offset : offset + size])
 
 
 class AudioDecoder(Closing):
@@ -185,37 +94,82 @@ class AudioDecoder(Closing):
             MediaError: the stream is damaged.
             InvalidArgument: the span or an option is not acceptable.
         """
-        source_rate = int(stream.parameters["rate"])
-        rate = source_rate if rate is None else rate
-        if not 0 <= start <= stop or not 1000 <= rate <= 768_000 or channels not in (None, 1, 2):
+        rate = stream_rate(stream) if rate is None else rate
+        if not 0 <= start <= stop <= start + _MOST_SAMPLES or not _are_acceptable(rate, channels):
             raise InvalidArgument(
                 f"samples {start} to {stop} at a rate of {rate} in {channels} channels; expected "
-                f"0 <= start <= stop, a rate from 1000 to 768000, 1 or 2 channels"
+                f"0 <= start <= stop, a rate from {MIN_RATE} to {MAX_RATE}, 1 or 2 channels"
             )
-        opened = self._open(stream)
+        first = nearest_sample(stream, begin_of(stream), rate)
+        end = -(-stream.n_frames * rate // stream_rate(stream))
+        found = self._cut(self._open(stream), first + start, first + stop, rate, channels)
+        found[max(0, end - start) :] = 0
+        return found
+
+    def decode_at(
+        self,
+        stream: EncodedStream,
+        begin: Fraction,
+        n_samples: int,
+        *,
+        rate: int,
+        channels: int | None = None,
+    ) -> tuple[Samples, tuple[int, int]]:
+        """Decode so many samples from a time on, with silence before the sound and behind it.
+
+        Args:
+            stream: sound.
+            begin: seconds, on the clock of the stream's `pts`: that of a video beside it, too. The
+                first sample is the nearest to it.
+            n_samples: of `rate`.
+            rate, channels: as of `decode`.
+
+        Returns:
+            float32 of (samples, channels), and from which to which of them there is sound.
+
+        Raises:
+            MediaError, InvalidArgument: as of `decode`.
+        """
+        if not 0 <= n_samples <= _MOST_SAMPLES or not _are_acceptable(rate, channels):
+            raise InvalidArgument(
+                f"{n_samples} samples at a rate of {rate} in {channels} channels; expected 0 to "
+                f"{_MOST_SAMPLES}, a rate from {MIN_RATE} to {MAX_RATE}, 1 or 2 channels"
+            )
+        opened, first = self._open(stream), nearest_sample(stream, begin, rate)
+        found = self._cut(opened, first, first + n_samples, rate, channels)
+        low, high = (-(-n * rate // stream_rate(stream)) - first for n in opened.heard.extent)
+        low, high = min(max(0, low), n_samples), min(max(0, high), n_samples)
+        return found, ((low, high) if low < high else (0, 0))
+
+    def _cut(
+        self, opened: _Opened, start: int, stop: int, rate: int, channels: int | None
+    ) -> Samples:
+        """Samples of a rate, by their numbers in the whole sound, which may lie outside of it."""
+        source_rate, n_all = stream_rate(opened.stream), opened.heard.extent[1]
         layout = {None: opened.codec.layout.name, 1: "mono", 2: "stereo"}[channels]
+        n_channels = channels or len(opened.codec.layout.channels)
+        out = np.zeros((stop - start, n_channels), np.float32)
+        begin, end = max(0, start), min(stop, -(-n_all * rate // source_rate))
+        if begin >= end:
+            return out
         # From a sample on that lies on both grids: the resampler's phase is then that of the whole.
         unit = source_rate // math.gcd(source_rate, rate)
         margin = 0 if rate == source_rate else _TAPS * max(1, -(-source_rate // rate))
-        first = max(0, (start * source_rate // rate - margin) // unit * unit)
-        last = min(stream.n_frames, -(-stop * source_rate // rate) + margin)
-        found = _resampled(_span(opened, first, last), layout, source_rate, rate)
-        offset = start - first * rate // source_rate
-        out = np.zeros((stop - start, found.shape[1]), np.float32)
-        part = found[offset : offset + len(out)]
-        # The whole sound has this many samples: the resampler's last ones fade into nothing.
-        n_whole = -(-stream.n_frames * rate // source_rate)
-        part = part[: max(0, n_whole - start)]
-        out[: len(part)] = part
+        first = max(0, (begin * source_rate // rate - margin) // unit * unit)
+        last = min(n_all, -(-end * source_rate // rate) + margin)
+        found = _resampled(_span(opened, first, last), layout, rate)
+        # The whole sound has `end` samples: the resampler's last ones fade into nothing.
+        offset = begin - first * rate // source_rate
+        part = found[offset : offset + end - begin]
+        out[begin - start :][: len(part)] = part
         return out
 
     def _open(self, stream: EncodedStream) -> _Opened:
         found = self._opened.get(id(stream))
         if found is None:
             codec = open_audio_decoder(stream.parameters, stream.extradata)
-            ends = np.cumsum(stream.packets["duration"].astype(np.int64))
-            ends -= int(stream.parameters.get("skip", 0))
-            found = _Opened(stream, codec, ends, packet_sizes(stream.packets).tolist())
+            offsets, sizes = stream.packets["offset"], packet_sizes(stream.packets)
+            found = _Opened(stream, codec, Heard(stream), offsets, sizes)
             self._opened[id(stream)] = found
             if len(self._opened) > self._max_streams:
                 self._opened.popitem(last=False)
@@ -228,55 +182,67 @@ class AudioDecoder(Closing):
         self._opened.clear()
 
 
-def _span(opened: _Opened, start: int, stop: int) -> list[AudioFrame]:
-    """Decode the frames of samples `start` to `stop`, cut to them."""
+def _are_acceptable(rate: int, channels: int | None) -> bool:
+    return MIN_RATE <= rate <= MAX_RATE and channels in (None, 1, 2)
+
+
+def _span(opened: _Opened, start: int, stop: int) -> AudioFrame | None:
+    """Decode samples `start` to `stop`, with silence in gaps; None where no packet has any."""
+    heard = opened.heard
+    wanted = heard.packets(start, stop)
+    exact = str(opened.stream.parameters["codec"]).startswith(_EXACT_CODECS)
+    lead = 0 if exact else min(wanted.start, LEAD_PACKETS)
+    made: list[npt.NDArray[Any]] = []
+    like: AudioFrame | None = None
+    position, latest, at = start, -1, 0
+    parts = opened.parts(range(wanted.start - lead, wanted.stop))
+    for number, frame in frames_of(opened.codec, parts, lead):
+        if number < wanted.start or not heard.counts[number]:
+            continue
+        if number != latest:
+            latest, at = number, int(heard.starts[number])
+        begin, end = max(at, position), min(at + frame.samples, stop)
+        if begin < end:
+            like = like or frame
+            values: npt.NDArray[Any] = frame.to_ndarray()
+            if not frame.format.is_planar:
+                values = values.reshape(-1, len(frame.layout.channels)).T
+            if position < begin:
+                made.append(_silence(values, begin - position))
+            made.append(values[:, begin - at : end - at])
+            position = end
+        at += frame.samples
+    return None if like is None else _joined(like, made)
+
+
+def _silence(like: npt.NDArray[Any], n_samples: int) -> npt.NDArray[Any]:
+    return np.full((len(like), n_samples), 128 if like.dtype == np.uint8 else 0, like.dtype)
+
+
+def _joined(like: AudioFrame, parts: list[npt.NDArray[Any]]) -> AudioFrame:
+    """One frame of values, (channels, samples), for one call of the resampler."""
     from av import AudioFrame
 
-    stream, ends = opened.stream, opened.ends
-    begin = int(np.searchsorted(ends, start, "right"))
-    end = min(len(ends), int(np.searchsorted(ends, stop, "left")) + 1)
-    exact = str(stream.parameters["codec"]).startswith(_EXACT_CODECS)
-    lead = 0 if exact else min(begin, _LEAD_PACKETS)
-    frames = []
-    offsets = stream.packets["offset"].tolist()
-    parts = (
-        (n, bytes(stream.data[offsets[n] : offsets[n] + opened.sizes[n]]))
-        for n in range(begin - lead, end)
+    values = np.concatenate(parts, axis=1)
+    made = AudioFrame.from_ndarray(
+        np.ascontiguousarray(values), format=like.format.planar.name, layout=like.layout.name
     )
-    at = int(ends[begin - 1]) if begin else int(ends[0]) - int(stream.packets["duration"][0])
-    for number, frame in _frames(opened.codec, parts, lead):
-        if number < begin:
-            continue
-        keep = slice(max(0, start - at), max(0, stop - at))
-        at += frame.samples
-        values: npt.NDArray[Any] = frame.to_ndarray()
-        if not frame.format.is_planar:
-            values = values.reshape(-1, len(frame.layout.channels)).T
-        values = np.ascontiguousarray(values[:, keep])
-        if values.shape[1]:
-            planar = frame.format.planar.name
-            made = AudioFrame.from_ndarray(values, format=planar, layout=frame.layout.name)
-            made.sample_rate = frame.sample_rate
-            frames.append(made)
-    return frames
+    made.sample_rate, made.pts = like.sample_rate, 0
+    made.time_base = Fraction(1, like.sample_rate)
+    return made
 
 
-def _resampled(frames: list[AudioFrame], layout: str, source_rate: int, rate: int) -> Samples:
-    """Convert frames to float32 of (samples, channels)."""
+def _resampled(frame: AudioFrame | None, layout: str, rate: int) -> Samples:
+    """Convert a frame to float32 of (samples, channels)."""
     import av
 
+    n_channels = len(av.AudioLayout(layout).channels)
+    if frame is None:
+        return np.zeros((0, n_channels), np.float32)
     resampler = av.AudioResampler(format="fltp", layout=layout, rate=rate)
-    made: list[Any] = []
-    position = 0
     try:
-        for frame in frames:
-            frame.pts, frame.time_base = position, Fraction(1, source_rate)
-            position += frame.samples
-            made += resampler.resample(frame)
-        if frames:
-            made += resampler.resample(None)
+        made = [*resampler.resample(frame), *resampler.resample(None)]
     except av.FFmpegError as error:
         raise MediaError(f"its sound cannot be resampled: {error.strerror}") from error
-    arrays = [each.to_ndarray().T for each in made]
-    n_channels = len(av.AudioLayout(layout).channels)
-    return np.concatenate([np.zeros((0, n_channels), np.float32), *arrays])
+    arrays: list[Any] = [each.to_ndarray() for each in made]
+    return np.concatenate(arrays, axis=1).T if arrays else np.zeros((0, n_channels), np.float32)

@@ -7,20 +7,24 @@ what is shown, every frame is decoded once (`checking`).
 
 from __future__ import annotations
 
+import contextlib
+import io
 from dataclasses import dataclass, field
 from fractions import Fraction
+from itertools import accumulate, repeat
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from shardio.errors import InvalidArgument, MediaError
-from shardio.format.streams import EncodedStream, PacketFlag, pack_packets
+from shardio.format.streams import EncodedStream, PacketFlag, pack_packets, packet_flags
 from shardio.media.checking import checked, finished
 from shardio.media.colours import display_of, stream_facts
 from shardio.media.decoders import decoder_parameters
 from shardio.media.opening import DECODER_OPTIONS, check_whole, open_container, video_streams
-from shardio.media.packets import PACKED, encoder_note, is_hidden, spare_layers
-from shardio.media.sound import demux_sound
+from shardio.media.packets import PACKED, encoder_note, hidden_packets, spare_layers
+from shardio.media.sound_packets import demux_sound
 
 if TYPE_CHECKING:
     from av import Packet, VideoFrame
@@ -33,6 +37,8 @@ __all__ = ["demux"]
 _EXACT_CONTAINERS = ("mov,mp4", "matroska", "flv")
 _EXACT_CODECS = frozenset("h264 hevc av1 vp8 vp9 mjpeg prores dnxhd ffv1".split())
 _CHANGES = ("new_extradata", "param_change", "palette")
+# Numbers: an enumeration's operators cost more than all else that is done with a packet.
+_KEY, _HIDDEN, _DISPOSABLE = map(int, (PacketFlag.KEY, PacketFlag.HIDDEN, PacketFlag.DISPOSABLE))
 
 
 def demux(
@@ -61,7 +67,7 @@ def demux(
         streams = video_streams(container, name)
         try:
             cut = _Cut(container, streams[0])
-            check_whole(source, container, streams[0], cut.end)
+            check_whole(source, container, streams[0], cut.end())
             stream = cut.stream(len(streams))
             if check or (check is None and cut.is_doubtful(stream)):
                 step = cut.frame_duration()
@@ -77,14 +83,13 @@ class _Cut:
 
     container: InputContainer
     source: VideoStream
-    parts: list[bytes] = field(default_factory=list)
+    content: io.BytesIO = field(default_factory=io.BytesIO)
+    sizes: list[int] = field(default_factory=list)
     flags: list[int] = field(default_factory=list)
     times: list[int | None] = field(default_factory=list)
-    layers: list[int] = field(default_factory=list)
     durations: list[int] = field(default_factory=list)
     parameters: dict[str, Any] = field(default_factory=dict)
     extradata: bytes = b""
-    end: int = 0
     display: bytes | None = None
 
     def __post_init__(self) -> None:
@@ -98,51 +103,67 @@ class _Cut:
         try:
             first = self._read()
         except av.FFmpegError as error:
-            raise MediaError(f"breaks after {len(self.parts)} packets: {error.strerror}") from error
+            raise MediaError(f"breaks after {len(self.sizes)} packets: {error.strerror}") from error
         if first is None:
             raise MediaError("its video stream holds no frame")
         self._note(first)
 
     def _read(self) -> VideoFrame | None:
-        """Take in every packet; returns the first frame."""
+        """Take in every packet, with little ado, for there are many; returns the first frame."""
         first: VideoFrame | None = None
-        spare = spare_layers(self.parameters["codec"], self.extradata)
+        sizes, flags, times, durations = self.sizes, self.flags, self.times, self.durations
+        write = self.content.write  # one copy, and none to make bytes of it in the end
         for packet in self.container.demux(self.source):
-            if packet.size:
-                self._take(packet)
-                self.layers.append(spare(self.parts[-1]))
+            if size := packet.size:
+                if packet.is_corrupt:
+                    raise MediaError(f"packet {len(sizes)} is marked corrupt")
+                for _ in packet.iter_sidedata():
+                    self._refuse_change(packet)
+                    break
+                flags.append(
+                    _KEY * packet.is_keyframe
+                    | _HIDDEN * packet.is_discard
+                    | _DISPOSABLE * packet.is_disposable
+                )
+                times.append(packet.pts)
+                durations.append(max(0, packet.duration or 0))
+                write(packet)
+                sizes.append(size)
             if first is None:
-                first = next(iter(packet.decode()), None)
+                first = self._frame_of(packet)
         return first
 
-    def _take(self, packet: Packet[VideoStream]) -> None:
-        n = len(self.parts)
-        if packet.is_corrupt:
-            raise MediaError(f"packet {n} is marked corrupt")
+    def _frame_of(self, packet: Packet[VideoStream]) -> VideoFrame | None:
+        """Decode the next packet of those up to the first that gives a frame."""
+        import av
+
+        found = next(iter(packet.decode()), None)
+        if found is None and packet.is_keyframe and len(self.sizes) == 1:
+            # Decoders hold a keyframe back for what may be shown before it. One that is asked for
+            # all that it has gives it at once: for a third of the time.
+            codec = self.source.codec_context
+            with contextlib.suppress(av.FFmpegError):
+                found = next(iter(codec.decode(None)), None)
+            if found is None:
+                codec.flush_buffers()
+                packet.decode()
+        return found
+
+    def _refuse_change(self, packet: Packet[VideoStream]) -> None:
+        """Refuse what alters the decoder on the way; what stands at the beginning is known."""
+        n = len(self.sizes)
         changed = [kind for kind in _CHANGES if packet.has_sidedata(kind)]  # type: ignore[arg-type]
         if changed and (n or changed != ["new_extradata"]):
             raise MediaError(
                 f"its container changes the decoder's configuration at packet {n} "
                 f"({', '.join(changed)}), which packets alone do not carry; re-encode it"
             )
-        part = bytes(packet)
-        flags = PacketFlag.KEY if packet.is_keyframe else PacketFlag(0)
-        if packet.is_discard or is_hidden(self.parameters["codec"], part):
-            flags |= PacketFlag.HIDDEN
-        if packet.is_disposable:
-            flags |= PacketFlag.DISPOSABLE
-        self.parts.append(part)
-        self.flags.append(int(flags))
-        self.times.append(packet.pts)
-        self.durations.append(max(0, packet.duration or 0))
-        if packet.pts is not None:
-            self.end = max(self.end, packet.pts + self.durations[-1])
 
     def _note(self, frame: VideoFrame) -> None:
         """Record what the first frame tells."""
         self.parameters |= stream_facts(frame)
         if self.parameters["codec"] == "h264" and "444" in self.parameters["pixel_format"]:
-            if note := encoder_note(self.extradata, self.parts[0]):
+            if note := encoder_note(self.extradata, self.content.getvalue()[: self.sizes[0]]):
                 self.parameters["lead_in"] = note.hex()
         aspect, rate = self.source.sample_aspect_ratio, self.source.average_rate
         if aspect and aspect != 1:
@@ -153,25 +174,44 @@ class _Cut:
         if self.display is not None:
             self.parameters["display"] = np.frombuffer(self.display, "<i4").tolist()
 
+    def end(self) -> int:
+        """When the packet that ends last does, in ticks."""
+        spans = zip(self.times, self.durations, strict=True)
+        return max((time + n for time, n in spans if time is not None), default=0)
+
     def stream(self, n_streams: int) -> EncodedStream:
         """What was read, as the container has it; times that it lacks are those before them."""
         if n_streams > 1:
             self.parameters |= {"stream": self.source.index, "video_streams": n_streams}
-        flags = np.array(self.flags, np.int64)
-        if PACKED not in self.layers:
-            flags[np.array(self.layers) == max(0, *self.layers)] |= PacketFlag.DISPOSABLE
+        data = self.content.getvalue()
+        flags = self._known_flags(data)
         keys = np.flatnonzero(flags & PacketFlag.KEY)
         if not len(keys):
             raise MediaError("none of its packets is a keyframe: nothing says where to begin")
         flags[: keys[0]] |= PacketFlag.HIDDEN
+        packets = pack_packets(self.sizes, flags, self._known_times(), self.durations)
+        return finished(self.parameters, self.extradata, packets, data, self._time_base())
+
+    def _known_times(self) -> list[int]:
+        """The time of each packet; what has none follows what is before it."""
         times, latest = [], next((time for time in self.times if time is not None), 0)
         for time in self.times:
             latest = latest if time is None else time
             times.append(latest)
-        packets = pack_packets(list(map(len, self.parts)), flags, times, self.durations)
-        return finished(
-            self.parameters, self.extradata, packets, b"".join(self.parts), self._time_base()
-        )
+        return times
+
+    def _known_flags(self, data: bytes) -> npt.NDArray[np.int64]:
+        """What the container says of each packet, and what its first bits do."""
+        codec, flags = self.parameters["codec"], np.array(self.flags, np.int64)
+        stops = list(accumulate(self.sizes))
+        places = (repeat(data), [0, *stops[:-1]], stops)
+        if (is_hidden := hidden_packets(codec)) is not None:
+            flags[np.array(list(map(is_hidden, *places)))] |= _HIDDEN
+        if (spare := spare_layers(codec, self.extradata)) is not None:
+            layers = np.array(list(map(spare, *places)))
+            if (layers != PACKED).all():
+                flags[layers == max(0, layers.max())] |= _DISPOSABLE
+        return flags
 
     def _time_base(self) -> Fraction:
         if not self.source.time_base:
@@ -185,7 +225,7 @@ class _Cut:
 
     def is_doubtful(self, stream: EncodedStream) -> bool:
         """Whether the table needs a decoder's word."""
-        flags, pts = np.array(self.flags), stream.packets["pts"]
+        flags, pts = packet_flags(stream.packets), stream.packets["pts"]
         shown = (flags & PacketFlag.HIDDEN) == 0
         first = int(np.flatnonzero(flags & PacketFlag.KEY)[0])
         return (

@@ -61,6 +61,11 @@ class VideoFile(Closing):
             raise MediaError(f"{self.path}: the video stream has no time base")
         return self._stream.time_base
 
+    @property
+    def interval(self) -> Fraction:
+        """Seconds from one frame to the next, as its container has it on the average."""
+        return 1 / (self._stream.average_rate or Fraction(25))
+
     def facts(self) -> dict[str, Any]:
         """Say what was decoded, in JSON's terms, for records: the stream, and what was normalised.
 
@@ -157,8 +162,7 @@ class VideoFile(Closing):
 
     def _frame_duration(self) -> int:
         """Ticks from one frame to the next, for containers that store no times."""
-        rate = self._stream.average_rate or Fraction(25)
-        return max(1, round(1 / (rate * self.time_base)))
+        return max(1, round(self.interval / self.time_base))
 
     def close(self) -> None:
         """Release the file and the decoder; pictures handed out stay valid."""

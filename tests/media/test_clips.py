@@ -12,7 +12,13 @@ import numpy as np
 import pytest
 
 from shardio.errors import InvalidArgument, MediaError
-from shardio.format.streams import EncodedStream, PacketFlag, pack_packets, packet_flags
+from shardio.format.streams import (
+    EncodedStream,
+    PacketFlag,
+    pack_packets,
+    packet_flags,
+    packet_sizes,
+)
 from shardio.media import clips
 from shardio.media.clips import ClipDecoder
 from shardio.media.decoders import numbered_packet, open_video_decoder
@@ -121,6 +127,20 @@ def test_every_part_is_cut_from_the_same_picture(stream: EncodedStream) -> None:
     assert np.array_equal(box, whole[:, 40:60, 50:80])
 
 
+def test_clips_that_are_decoded_together_are_cropped_each_in_its_place(
+    stream: EncodedStream,
+) -> None:
+    crops: list[Place | Box | None] = [Place(0, 0.5), None, Place(1, 0.5), Place(0, 0.5)]
+    wanted = [[17, 18], [18, 30], [17, 18], [18, 19]]
+    clips = [(frames, np.full((2, 64, 64, 3), 7, np.uint8)) for frames in wanted]
+    with ClipDecoder() as decoder:
+        decoder.decode_many(stream, clips, crop=crops)
+        with pytest.raises(InvalidArgument, match="4 clips, and a list of 3 crops"):
+            decoder.decode_many(stream, clips, crop=crops[1:])
+    for (frames, made), crop in zip(clips, crops, strict=True):
+        assert np.array_equal(made, decode(stream, frames, (64, 64, 3), crop=crop))
+
+
 @pytest.mark.parametrize("crop", [None, Place(0.3, 0.1), Box(3, 1, 70, 55)])
 @pytest.mark.parametrize("shape", [(32, 32), (64, 96), (48, 32), (80, 120)])
 def test_planes_show_the_same_part_as_rgb(
@@ -176,9 +196,9 @@ def test_planes_that_fit_are_copied_as_they_were_decoded(tmp_path: Path) -> None
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     sent: list[int] = []
 
-    def counting(number: int, *rest: Any) -> Any:
+    def counting(number: int, *rest: Any, **named: Any) -> Any:
         sent.append(number)
-        return numbered_packet(number, *rest)
+        return numbered_packet(number, *rest, **named)
 
     monkeypatch.setattr("shardio.media.clips.numbered_packet", counting)
     return sent
@@ -268,6 +288,25 @@ def test_a_decoder_goes_on_after_damage(stream: EncodedStream) -> None:
                 decoder.decode(broken, [0, 1], out)
             decoder.decode(stream, [0, 39], out)
             assert np.array_equal(out, wanted)
+
+
+def test_damage_that_reads_as_parameters_does_not_change_what_is_decoded_after_it(
+    stream: EncodedStream, tmp_path: Path
+) -> None:
+    other = {"x264-params": "chroma-qp-offset=10:bframes=3:keyint=12"}
+    extradata = demux(str(write_video(tmp_path / "a.mp4", scene(2), codec_options=other))).extradata
+    at = 9 + int.from_bytes(extradata[6:8], "big")  # behind the sequence's parameters, and a count
+    parameters = extradata[at + 2 : at + 2 + int.from_bytes(extradata[at : at + 2], "big")]
+    rest = int(packet_sizes(stream.packets)[0]) - 8 - len(parameters)
+    first = len(parameters).to_bytes(4, "big") + parameters
+    first += rest.to_bytes(4, "big") + b"\x65" + bytes(rest - 1)
+    broken = replace(stream, data=first + bytes(stream.data[len(first) :]))
+    out, wanted = np.empty((3, 16, 16, 3), np.uint8), decode(stream, [12, 20, 39], (16, 16, 3))
+    with ClipDecoder() as decoder:
+        with pytest.raises(MediaError, match="packet 0 does not decode"):
+            decoder.decode(broken, [0, 1, 2], out)
+        decoder.decode(stream, [12, 20, 39], out)
+    assert np.array_equal(out, wanted)
 
 
 def test_a_stream_that_is_refreshed_bit_by_bit_is_decoded_from_an_earlier_keyframe(

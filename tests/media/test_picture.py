@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from typing import Any
 
 import av
 import numpy as np
@@ -11,7 +12,9 @@ from av.video.reformatter import VideoReformatter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardio.media.picture import Converter, PictureMaker, fitted
+from shardio.media.converter import Converter
+from shardio.media.framing import Box, Place
+from shardio.media.picture import PictureMaker, PictureWriter, fitted
 from tests.media_made import BLUE, EXACT, GREEN, RED, WHITE, quadrants
 
 COEFFICIENTS = {  # FFmpeg's number of a matrix: the weights of red and blue in luma
@@ -199,3 +202,79 @@ def test_planes_and_packed_pixels_of_swscale_are_the_same_values(
         found[..., channel] = part
     assert len(parts) == (3 if 8 <= height <= frame.height else 1)
     assert np.array_equal(found, wanted.to_ndarray())
+
+
+def looks() -> list[av.VideoFrame]:
+    """Frames of noise: two of one look, then others, then the first look again."""
+    rng = np.random.default_rng(5)
+    found = []
+    for width, height, pixel_format, matrix, color_range in (
+        (64, 48, "yuv420p", 5, LIMITED),
+        (64, 48, "yuv420p", 5, LIMITED),
+        (64, 48, "yuv420p", 1, LIMITED),
+        (64, 48, "yuv420p", 3, LIMITED),  # reserved
+        (64, 48, "yuv420p", 5, FULL),
+        (64, 48, "yuvj420p", 5, FULL),
+        (80, 48, "yuv420p", 5, LIMITED),
+        (64, 60, "yuv420p", 5, LIMITED),
+        (51, 39, "yuv420p", 5, LIMITED),
+        (64, 48, "yuv444p", 5, LIMITED),
+        (64, 48, "yuv420p10le", 5, LIMITED),
+        (64, 48, "rgb24", 0, 0),
+        (64, 48, "rgba", 0, 0),
+        (64, 48, "yuv420p", 5, LIMITED),
+    ):
+        frame = av.VideoFrame(width, height, pixel_format)
+        for plane in frame.planes:
+            deep = pixel_format.endswith("10le")
+            noise = rng.integers(0, 1024 if deep else 256, plane.buffer_size // (1 + deep))
+            plane.update(noise.astype("<u2" if deep else np.uint8).tobytes())
+        frame.colorspace, frame.color_range = matrix, color_range
+        found.append(frame)
+    return found
+
+
+@pytest.mark.parametrize("crop", [None, Place(0.4, 0.9), Box(2, 4, 48, 40), Box(3, 1, 40, 30)])
+@pytest.mark.parametrize("size", [(48, 64), (40, 48), (30, 40), (96, 96)])
+@pytest.mark.parametrize("pixels", ["rgb", "yuv420"])
+def test_the_short_way_writes_what_the_long_one_does(
+    monkeypatch: pytest.MonkeyPatch, pixels: str, size: tuple[int, int], crop: Place | Box | None
+) -> None:
+    shape = (*size, 3) if pixels == "rgb" else (size[0] * 3 // 2, size[1])
+    frames = [
+        frame
+        for frame in looks()
+        if not isinstance(crop, Box) or min(frame.width, 16 + frame.height) >= 64
+    ]
+    short, long = (np.zeros((len(frames), *shape), np.uint8) for _ in range(2))
+    writer = PictureWriter(size, Fraction(1), crop, pixels)
+    for frame, out in zip(frames, short, strict=True):
+        writer.write(frame, None, out)
+    monkeypatch.setattr(PictureWriter, "_straight_for", lambda self, frame: None)
+    for frame, out in zip(frames, long, strict=True):
+        PictureWriter(size, Fraction(1), crop, pixels).write(frame, None, out)
+    assert np.array_equal(short, long)
+
+
+@pytest.mark.parametrize(("pixels", "n_short"), [("rgb", 11), ("yuv420", 6)])
+def test_frames_that_need_no_more_take_the_short_way(
+    monkeypatch: pytest.MonkeyPatch, pixels: str, n_short: int
+) -> None:
+    n_long = 0
+    long_way = PictureWriter._write_any
+
+    def counting(*arguments: Any) -> None:
+        nonlocal n_long
+        n_long += 1
+        long_way(*arguments)
+
+    monkeypatch.setattr(PictureWriter, "_write_any", counting)
+    frames = looks()
+    out = np.empty((48, 64, 3) if pixels == "rgb" else (72, 64), np.uint8)
+    writer = PictureWriter((48, 64), Fraction(1), None, pixels)
+    for frame in frames:
+        writer.write(frame, None, out)
+    assert len(frames) - n_long == n_short
+    turned = np.array([0, 1 << 16, 0, -1 << 16, 0, 0, 0, 0, 1 << 30], np.int32).tobytes()
+    writer.write(frames[0], turned, out)
+    assert len(frames) + 1 - n_long == n_short

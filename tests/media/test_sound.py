@@ -15,7 +15,7 @@ import pytest
 from shardio.errors import InvalidArgument, MediaError
 from shardio.media.sound import AudioDecoder
 from shardio.media.streams import demux
-from tests.media_made import scene, write_sound, write_video
+from tests.media_made import scene, write_flash, write_sound, write_video
 
 WAVE = (np.sin(np.arange(30_000) / 9) * np.linspace(0.1, 0.6, 30_000)).astype(np.float32)
 
@@ -100,6 +100,71 @@ def test_sound_beside_a_video_is_found_and_knows_when_it_begins(tmp_path: Path) 
     assert stream.parameters["codec"] == "aac" and stream.time_base == Fraction(1, stream.height)
     first = int(stream.packets["pts"][0]) + int(stream.parameters.get("skip", 0))
     assert abs(first) <= 1024
+
+
+@pytest.mark.parametrize("rate", [8_000, 16_000, 48_000])
+@pytest.mark.parametrize("channels", [1, 2, None])
+def test_what_is_resampled_is_what_pyav_makes_of_the_file(
+    tmp_path: Path, rate: int, channels: int | None
+) -> None:
+    path = write_flash(tmp_path / "a.mkv", codec="flac", rate=44_100, layouts=("5.1",))
+    layout = {1: "mono", 2: "stereo", None: "5.1"}[channels]
+    resampler = av.AudioResampler(format="fltp", layout=layout, rate=rate)
+    with av.open(str(path)) as container:
+        frames = [made for f in container.decode(audio=0) for made in resampler.resample(f)]
+    made = np.concatenate([f.to_ndarray() for f in [*frames, *resampler.resample(None)]], axis=1).T
+    stream = demux(str(path), "audio")
+    assert stream.width == 6
+    with AudioDecoder() as decoder:
+        n = int(1.9 * rate)
+        whole, span = decoder.decode_at(stream, Fraction(0), n, rate=rate, channels=channels)
+        np.testing.assert_allclose(whole, made[:n], atol=1e-6)
+        assert span == (0, n) and whole.shape == (n, channels or 6)
+        begin = Fraction(2, 3)
+        part, _ = decoder.decode_at(stream, begin, rate // 2, rate=rate, channels=channels)
+        first = round(begin * rate)
+        np.testing.assert_allclose(part, made[first : first + rate // 2], atol=1e-5)
+
+
+def test_before_and_behind_the_sound_there_is_silence(tmp_path: Path) -> None:
+    path = write_flash(tmp_path / "a.mkv", sound_from=Fraction(1, 2), seconds=Fraction(1))
+    stream = demux(str(path), "audio")
+    with AudioDecoder() as decoder:
+
+        def at(begin: Fraction, n: int) -> tuple[Any, tuple[int, int]]:
+            return decoder.decode_at(stream, begin, n, rate=8_000)
+
+        found, span = at(Fraction(0), 16_000)
+        assert span == (4_000, 12_000)
+        assert not found[:4_000].any() and not found[12_001:].any() and found[4_001:11_990].any()
+        assert at(Fraction(-1), 8_000)[1] == (0, 0)
+        assert at(Fraction(3, 2), 100)[1] == (0, 0)
+        inner, span = at(Fraction(1), 100)
+        assert span == (0, 100)
+        np.testing.assert_allclose(inner, found[8_000:8_100], atol=1e-6)
+        assert at(Fraction(1), 0)[0].shape == (0, 1)
+        with pytest.raises(InvalidArgument, match="-1 samples at a rate of 8000"):
+            at(Fraction(0), -1)
+
+
+@pytest.mark.parametrize("codec", ["pcm_u8", "pcm_s16le"])
+def test_a_gap_is_silent_and_takes_its_time(tmp_path: Path, codec: str) -> None:
+    stream = demux(str(write(tmp_path / "a.mkv", "pcm_s16le")), "audio")
+    table = stream.packets.copy()
+    if codec == "pcm_u8":  # the same bytes are twice as many samples, and silence is 128
+        table["duration"] *= 2
+    table["pts"] = np.cumsum(table["duration"]) - table["duration"]
+    table["pts"][8:] += 5_000
+    n = int(table["pts"][-1] + table["duration"][-1])
+    parameters = {**stream.parameters, "codec": codec}
+    gapped = replace(stream, packets=table, n_frames=n, parameters=parameters)
+    begin = int(table["pts"][7] + table["duration"][7])
+    with AudioDecoder() as decoder:
+        found = decoder.decode(gapped, 0, n)
+        assert not found[begin : begin + 5_000].any()
+        assert found[begin - 50 : begin].any() and found[begin + 5_000 :][:50].any()
+        part = decoder.decode(gapped, begin - 10, begin + 5_010)
+        np.testing.assert_array_equal(part, found[begin - 10 : begin + 5_010])
 
 
 def test_what_is_broken_or_asked_wrongly_is_refused(tmp_path: Path) -> None:

@@ -7,7 +7,8 @@
 process on one core. The peers open the file, seek, decode and convert, as users do: PyAV always,
 torchcodec where it can be imported. Ours decode `EncodedStream`s that lie in memory: the files' own
 packets, and the same frames encoded for random access (the settings of `StreamEncoder`). "packets,
-epoch" decodes all clips of a file that do not overlap, each group of pictures once.
+epoch" decodes all clips of a file that do not overlap, each group of pictures once. "h264 bare" is
+the decoder's own part in "h264": its packets decoded one by one, and no pixel looked at.
 
 Exit code 1 where a figure is below its bar.
 """
@@ -23,6 +24,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import av
 import numpy as np
@@ -30,7 +32,9 @@ import numpy as np
 from shardio.errors import MediaError
 from shardio.format.streams import EncodedStream
 from shardio.media.clips import ClipDecoder
+from shardio.media.decoders import numbered_packet, open_video_decoder
 from shardio.media.encoding import encode
+from shardio.media.runs import FrameTable
 from shardio.media.streams import demux
 from shardio.media.video import VideoFile
 
@@ -133,6 +137,7 @@ class Ours:
         self._decoder = ClipDecoder(64)
         self._rgb = np.empty((FRAMES, SIZE, SIZE, 3), np.uint8)
         self._yuv = np.empty((FRAMES, SIZE * 3 // 2, SIZE), np.uint8)
+        self._bare: dict[int, Any] = {}
 
     def packets(self, clips: list[Clip]) -> None:
         """Independent clips from the files' own packets."""
@@ -143,6 +148,21 @@ class Ours:
         """Independent clips from small groups of pictures."""
         for clip in clips:
             self._decoder.decode(clip.video.small, clip.frames, self._rgb)
+
+    def bare(self, clips: list[Clip]) -> None:
+        """What decoding them takes by itself: the decoder's frames are let go as they are."""
+        for clip in clips:
+            stream = clip.video.small
+            if id(stream) not in self._bare:
+                codec = open_video_decoder(stream.parameters, stream.extradata)
+                self._bare[id(stream)] = codec, FrameTable(stream.packets, stream.n_frames)
+            codec, table = self._bare[id(stream)]
+            data = memoryview(stream.data[:])
+            for run in table.runs(clip.frames):
+                codec.flush_buffers()
+                for n in table.sent(run):
+                    begin = int(table.offsets[n])
+                    codec.decode(numbered_packet(n, data[begin : begin + int(table.sizes[n])]))
 
     def yuv(self, clips: list[Clip]) -> None:
         """The same, as planes."""
@@ -209,6 +229,7 @@ def main() -> int:
         "packets, epoch": ours.epoch,
         "h264 rgb": ours.rgb,
         "h264 yuv": ours.yuv,
+        "h264 bare": ours.bare,
     }
     videos = load(options.folder)
     n_frames = sum(video.small.n_frames for video in videos)

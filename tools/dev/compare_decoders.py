@@ -20,71 +20,28 @@ Exit code 1 where frames differ by more than that, or in number.
 from __future__ import annotations
 
 import argparse
-import shutil
-import subprocess
 import sys
-from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # for tests/, which no wheel holds
+
 from shardio.errors import MediaError
-from shardio.format.streams import EncodedStream, packet_sizes
+from shardio.format.streams import EncodedStream
 from shardio.media.clips import ClipDecoder
-from shardio.media.decoders import numbered_packet, open_video_decoder
 from shardio.media.runs import FrameTable
 from shardio.media.streams import demux
+from tests.media import command_line
 
 LEVELS = 2  # of 255
 
 
-def frames_of(stream: EncodedStream) -> Iterator[Any]:
-    """Every frame that comes out of the decoder, with its packet's number as its time."""
-    codec = open_video_decoder(stream.parameters, stream.extradata)
-    data, sizes = memoryview(bytes(stream.data[:])), packet_sizes(stream.packets).tolist()
-    for n, begin in enumerate(stream.packets["offset"].tolist()):
-        yield from codec.decode(numbered_packet(n, data[begin : begin + sizes[n]]))
-    yield from codec.decode(None)
-
-
-def decoded(stream: EncodedStream) -> tuple[list[bytes], str]:
-    """Every frame's planes, tightly packed, in the order of presentation, and their format."""
-    found, pixel_format = dict[int, bytes](), ""
-    for frame in frames_of(stream):
-        pixel_format = frame.format.name
-        found[int(frame.pts or 0)] = b"".join(_tight(frame))
-    table = FrameTable(stream.packets, stream.n_frames)
-    return [found[int(n)] for n in table.packet_of], pixel_format
-
-
-def _tight(frame: Any) -> list[bytes]:
-    n_bytes = [0] * len(frame.planes)
-    for part in frame.format.components:
-        n_bytes[part.plane] += (part.bits + 7) // 8
-    return [
-        np.frombuffer(plane, np.uint8)
-        .reshape(plane.height, plane.line_size)[:, : plane.width * each]
-        .tobytes()
-        for plane, each in zip(frame.planes, n_bytes, strict=True)
-    ]
-
-
 def compare_with_ffmpeg(path: Path, stream: EncodedStream) -> str:
     """Say how the command line's frames differ; empty if they are the same bits."""
-    ours, pixel_format = decoded(stream)
-    index = stream.parameters.get("stream", 0)
-    command = ["ffmpeg", "-v", "error", "-noautorotate", "-i", str(path), "-map", f"0:v:{index}"]
-    command += ["-fps_mode", "passthrough", "-f", "rawvideo", "-pix_fmt", pixel_format, "-"]
-    theirs = subprocess.run(command, capture_output=True, check=True).stdout
-    n_bytes = len(ours[0])
-    if len(theirs) != n_bytes * len(ours):
-        return f"ffmpeg gives {len(theirs) / n_bytes:g} frames, ours are {len(ours)}"
-    differing = [
-        n for n, each in enumerate(ours) if each != theirs[n * n_bytes : (n + 1) * n_bytes]
-    ]
-    return f"{len(differing)} frames differ: {differing[:9]}" if differing else ""
+    return command_line.difference(command_line.program() or "", path, stream)
 
 
 def compare_with_torchcodec(path: Path, stream: EncodedStream) -> str:
@@ -122,7 +79,7 @@ def plainly(stream: EncodedStream) -> dict[int, Any]:
     turns = round(int(stream.parameters.get("rotation", 0)) / 90)
     return {
         number_of[int(frame.pts or 0)]: np.rot90(frame.to_ndarray(format="rgb24"), turns)
-        for frame in frames_of(stream)
+        for frame in command_line.frames_of(stream)
         if int(frame.pts or 0) in number_of and number_of[int(frame.pts or 0)] % 5 == 0
     }
 
@@ -133,7 +90,7 @@ def main() -> int:
     parser.add_argument("folder", type=Path)
     options = parser.parse_args()
     others = []
-    if shutil.which("ffmpeg"):
+    if command_line.program():
         others.append(compare_with_ffmpeg)
     else:
         print("without the ffmpeg command line: not installed")
