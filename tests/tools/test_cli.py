@@ -257,7 +257,7 @@ def test_a_report_that_could_not_be_written_is_said_to_be_incomplete(dataset: Pa
 def test_a_conversion_whose_streams_are_closed_or_full_converts(
     streams: str, videos: Path, dataset: Path, tmp_path: Path
 ) -> None:
-    options = ("--frames", "4", "--size", "16", "--workers", "1")
+    options = ("--frames", "4", "--size", "16", "--workers", "1", "--store", "raw")
     done = run_in_shell(streams, "convert", videos / "dogs", tmp_path / "out", *options)
     assert (done.returncode, done.stdout, done.stderr) == (cli.OK, "", "")
     with shardio.open(tmp_path / "out") as converted:

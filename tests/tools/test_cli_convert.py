@@ -26,16 +26,26 @@ def test_the_report_accounts_for_every_file_and_ends_with_what_was_done(
     assert cli.main(["convert", str(videos), str(out), *SMALL]) == 1
     report = capsys.readouterr().out
     lines = report.splitlines()
-    assert lines[:4] == ["3 classes, with clips:", "  cats  3", "  dogs  2", "  fish  0"]
-    assert "1 frame dropped: too few for another clip, at the ends of 1 file" in lines
+    assert lines[:4] == ["3 classes, with videos:", "  cats  2", "  dogs  1", "  fish  0"]
     after = lines.index("not a video: 1 file")
     assert lines[after + 1] == "  cats/notes.txt"
     after = lines.index("too short for one clip: 1 file")
     assert lines[after + 1] == "  fish/short.mp4: 3 frames; one clip spans 4"
     after = lines.index("broken: 1 file")
     assert lines[after + 1].startswith("  fish/song.wav: no video stream")
-    assert lines[-1].startswith("converted 3 of 6 files into 5 clips, ")
+    assert lines[-1].startswith("converted 3 of 6 files into 3 videos (5 clips), ")
     assert lines[-1].endswith(f": {out}")
+
+
+def test_of_stored_pixels_the_report_counts_clips_and_frames_that_are_left_over(
+    videos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    assert cli.main(["convert", str(videos), str(out), *SMALL, "--store=raw"]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:4] == ["3 classes, with clips:", "  cats  3", "  dogs  2", "  fish  0"]
+    assert "1 frame dropped: too few for another clip, at the ends of 1 file" in lines
+    assert lines[-1].startswith("converted 3 of 6 files into 5 clips, ")
 
 
 def test_without_a_broken_file_the_exit_code_is_0(videos: Path, tmp_path: Path) -> None:
@@ -46,7 +56,7 @@ def test_the_json_report_holds_every_input(
     videos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out"
-    assert cli.main(["convert", str(videos), str(out), *SMALL, "--json"]) == 1
+    assert cli.main(["convert", str(videos), str(out), *SMALL, "--store=raw", "--json"]) == 1
     captured = capsys.readouterr()
     report = json.loads(captured.out)
     assert captured.err == ""
@@ -72,7 +82,7 @@ def test_progress_goes_to_standard_error(
 ) -> None:
     cli.main(["convert", str(videos), str(tmp_path / "out"), *SMALL])
     out, err = capsys.readouterr()
-    assert "converting: 100%" in err and "6 of 6 files, 5 samples, 1 broken" in err
+    assert "converting: 100%" in err and "6 of 6 files, 3 samples, 1 broken" in err
     assert "converting: " not in out
 
 
@@ -125,11 +135,12 @@ def test_on_error_decides_whether_a_broken_file_ends_the_conversion(
     report = capsys.readouterr().out.splitlines()
     assert "stopped at the first broken file; what comes before it is published" in report
     assert report[report.index("not reached: 1 file") + 1] == "  c.mp4"
-    assert "1 clip without a class (label -1): directly in SRC" in report
+    assert "1 video without a class (label -1): directly in SRC" in report
 
 
+@pytest.mark.parametrize("store", ["h264", "raw"])
 def test_keep_partial_decides_whether_clips_before_a_break_stay(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    store: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source = tmp_path / "source"
     source.mkdir()
@@ -139,7 +150,8 @@ def test_keep_partial_decides_whether_clips_before_a_break_stay(
     n_clips = {}
     for options in ((), ("--keep-partial",)):
         out = tmp_path / f"out{len(options)}"
-        cli.main(["convert", str(source), str(out), *SMALL, *options, "--json"])
+        command = ["convert", str(source), str(out), *SMALL, f"--store={store}", *options]
+        cli.main([*command, "--json"])
         report = json.loads(capsys.readouterr().out)
         assert report["files"] == {"broken": 1}
         n_clips[options] = report["clips"]
@@ -193,7 +205,7 @@ def test_the_numbers_have_limits(
         assert cli.main(["convert", source, out, *SMALL, f"--{option}={value}"]) == 2
         said = f"shardio: {option} is {value}; it must be a whole number from 1 up to"
         assert capsys.readouterr().err.startswith(said)
-    at_the_limit: dict[str, Any] = {option: LIMITS[option]}
+    at_the_limit: dict[str, Any] = {option: LIMITS[option], "store": "raw"}
     Videos(**at_the_limit)  # not run: of this size, pictures would fill the test's memory
 
 
@@ -218,7 +230,8 @@ def test_append_says_what_is_new_what_is_there_and_what_has_changed(
     lines = capsys.readouterr().out.splitlines()
     assert lines[lines.index("in the dataset already: 1 file") + 1].startswith("  ")
     assert re.fullmatch(
-        r"appended 1 of 2 files as 2 clips, .*, generation 2, 4 clips in all", lines[-1]
+        r"appended 1 of 2 files as 1 video \(2 clips\), .*, generation 2, 2 videos in all",
+        lines[-1],
     )
     with (source / "new.mp4").open("ab") as file:
         file.write(b"\0")
@@ -229,13 +242,13 @@ def test_append_says_what_is_new_what_is_there_and_what_has_changed(
         lines[after + 1].startswith("  new.mp4: ")
         and "--append replaces no samples" in lines[after + 2]
     )
-    assert lines[-1].startswith("appended 0 of 2 files as 0 clips, 0 bytes, ")
+    assert lines[-1].startswith("appended 0 of 2 files as 0 videos (0 clips), 0 bytes, ")
     assert cli.main([*append, "--quiet"]) == 1
     said = capsys.readouterr()
     assert said.out == "" and said.err.startswith("shardio: changed: new.mp4: ")
     assert cli.main([*append, "--json"]) == 1
     report = json.loads(capsys.readouterr().out)
-    assert (report["generation"], report["samples"], report["samples_before"]) == (2, 0, 4)
+    assert (report["generation"], report["samples"], report["samples_before"]) == (2, 0, 2)
     assert report["files"] == {"present": 1, "changed": 1}
 
 
@@ -264,11 +277,12 @@ def test_the_report_says_how_large_how_near_and_how_fast_the_result_is(
     videos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source, out = str(videos / "cats"), tmp_path / "out"
-    cli.main(["convert", source, str(out), *SMALL, "--store=h264"])
+    cli.main(["convert", source, str(out), *SMALL])
     *_, measured, last = capsys.readouterr().out.splitlines()
     assert re.fullmatch(
-        r"[\d.]+ KiB from [\d.]+ KiB: [\d.]+ of it; PSNR \d\d\.\d dB at the stored size, of 2 "
-        r"files; [\d,.]+ random clips per second and core",
+        r"[\d.]+ KiB from [\d.]+ KiB: [\d.]+ of it; lossy: PSNR \d\d\.\d dB at the stored size "
+        r"\(median of 2 files; least \d\d\.\d: [ab]\.mp4\), where --store raw is exact; "
+        r"[\d,.]+ random clips per second and core",
         measured,
     )
     assert "into 2 videos (3 clips), " in last
@@ -282,7 +296,9 @@ def test_the_report_says_how_large_how_near_and_how_fast_the_result_is(
             (videos / "cats" / name).stat().st_size for name in ("a.mp4", "b.mp4")
         )
         assert found[quality]["random_samples_per_s"] > 0
-    assert found[5]["psnr_db"] > found[45]["psnr_db"] + 5
+    assert found[5]["psnr_db"].keys() == {"a.mp4", "b.mp4"}
+    for name in ("a.mp4", "b.mp4"):
+        assert found[5]["psnr_db"][name] > found[45]["psnr_db"][name] + 5
     assert found[5]["bytes"] / found[5]["source_bytes"] == pytest.approx(found[5]["ratio"], 0.01)
 
 
@@ -293,7 +309,7 @@ def test_where_nothing_is_lost_no_psnr_is_said(
     source, out = str(videos / "cats"), str(tmp_path / "out")
     cli.main(["convert", source, out, *SMALL, f"--store={store}"])
     said = capsys.readouterr().out
-    assert "random clips per second and core" in said and "PSNR" not in said
+    assert "random clips per second and core" in said and "lossy" not in said and "PSNR" not in said
 
 
 def test_an_estimate_is_that_of_a_few_files_and_writes_nothing(

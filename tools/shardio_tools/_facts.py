@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,11 @@ from shardio_tools._values import value_facts
 
 Facts = dict[str, Any]
 
+BAD: Final = (shardio.DataError, shardio.ShardNotFound)
+"""What says that data is bad."""
+READING: Final = (*BAD, OSError)
+"""What reading it raises."""
+
 
 @dataclass
 class Inspection:
@@ -27,34 +32,46 @@ class Inspection:
 
     facts: Facts = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
+    bad_files: set[str] = field(default_factory=set)
+    """Files of which was said what is wrong before any sample was looked at."""
 
     def attempt(self, path: str, read: Callable[[], Any]) -> Any:
         """What `read` gives; None, and a finding about `path`, if the data is bad."""
         try:
             return read()
-        except shardio.ShardCorrupt as error:
-            self.findings.append(
-                Finding(
-                    error.path or path,
-                    error.code,
-                    error.what,
-                    section=error.section,
-                    field=error.field,
-                    sample=error.sample,
-                    offset=error.offset,
-                    expected=_text(error.expected),
-                    found=_text(error.found),
-                )
+        except READING as error:
+            if isinstance(error, shardio.ShardioError) and not isinstance(error, BAD):
+                raise
+            self.note(path, error)
+        return None
+
+    def note(
+        self, path: str, error: Exception, *, field: str | None = None, sample: int | None = None
+    ) -> None:
+        """Add to the findings, once, what is wrong with the data at `path`.
+
+        `field` and `sample`, a row of the shard, are said of an error that does not say its own.
+        """
+        if isinstance(error, shardio.ShardCorrupt):
+            finding = Finding(
+                error.path or path,
+                error.code,
+                error.what,
+                section=error.section,
+                field=error.field or field,
+                sample=sample if error.sample is None else error.sample,
+                offset=error.offset,
+                expected=_text(error.expected),
+                found=_text(error.found),
             )
-        except (shardio.DataError, shardio.ShardNotFound) as error:
-            self.findings.append(_finding(path, error))
-        except shardio.ShardioError:
-            raise
-        except OSError as error:
+        elif isinstance(error, OSError) and not isinstance(error, shardio.ShardioError):
             place = error.filename if isinstance(error.filename, str) else path
             message = f"the file cannot be read: {error.strerror or error}"
-            self.findings.append(Finding(place, "unreadable", message))
-        return None
+            finding = Finding(place, "unreadable", message)
+        else:
+            finding = replace(_finding(path, error), field=field, sample=sample)
+        if finding not in self.findings:
+            self.findings.append(finding)
 
     def as_json(self) -> Facts:
         """Give facts and findings as JSON can say them."""
@@ -183,6 +200,7 @@ def inspect_dataset(path: str, sample: int | None) -> Inspection:
             for shard in shards:
                 if survey := surveys.get(shard.name):
                     inspection.findings += _disagreements(survey, shard, schema)
+        inspection.bad_files = {finding.path for finding in inspection.findings}
         if not inspection.findings:
             inspection.facts |= _samples_by_class(inspection, dataset)
         row = checked_row(path, sample, len(dataset))
@@ -304,14 +322,13 @@ def checked_row(path: str, sample: int | None, n_samples: int) -> int | None:
 def _dataset_sample(inspection: Inspection, dataset: shardio.ShardDataset, row: int) -> Facts:
     shard = int(dataset.locate(np.array([row]))[0])
     in_shard = row - int(dataset.starts[shard])
-    known = {finding.path for finding in inspection.findings}
     fields: Facts = {}
     named = {"": dataset.shards[shard]} | {name: s[shard] for name, s in dataset.sides.items()}
     for side, summary in named.items():
         place = os.path.join(dataset.path, summary.name)
         # That this shard does not open has been said already.
         open_one = partial(dataset.reader, shard, side or None)
-        reader = None if place in known else inspection.attempt(place, open_one)
+        reader = None if place in inspection.bad_files else inspection.attempt(place, open_one)
         if reader is not None:
             fields |= sample_facts(inspection, reader, in_shard)["fields"]
     facts: Facts = {"sample": row, "shard": dataset.shards[shard].name, "fields": fields}

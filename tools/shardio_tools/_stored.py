@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from statistics import median
 from typing import Any
 
 import shardio
 from shardio.measuring import StoredReport, source_bytes
-from shardio_tools._render import counted, size
+from shardio_tools._render import plain, size
 
 
 def noun(report: shardio.ConversionReport) -> str:
     """What a sample of the dataset is called."""
     if report.view["kind"] == "clips":
         return "video"
-    return "picture" if report.kind == "images" else "clip"
+    return {"images": "picture", "audio": "sound"}.get(report.kind, "clip")
 
 
 def n_clips(report: shardio.ConversionReport) -> int:
@@ -32,8 +33,8 @@ def stored_json(report: shardio.ConversionReport, stored: StoredReport | None) -
         facts["ratio"] = round(report.n_bytes / n_bytes, 4)
     if stored is not None:
         facts["random_samples_per_s"] = round(stored.samples_per_s, 1)
-        if stored.psnr_db is not None:
-            facts["psnr_db"] = round(stored.psnr_db, 2)
+        if stored.psnr_db:
+            facts["psnr_db"] = {name: round(db, 2) for name, db in stored.psnr_db.items()}
     return facts
 
 
@@ -44,10 +45,18 @@ def describe_stored(report: shardio.ConversionReport, stored: StoredReport | Non
         return
     line = f"{size(report.n_bytes)} from {size(n_bytes)}: {report.n_bytes / n_bytes:.2f} of it"
     if stored is not None:
-        if stored.psnr_db is not None:
-            files = counted(stored.n_compared, "file")
-            line += f"; PSNR {stored.psnr_db:.1f} dB at the stored size, of {files}"
+        if stored.psnr_db:
+            line += f"; lossy: {_nearness(stored.psnr_db)}, where --store raw is exact"
         what = "clip" if report.view["kind"] == "clips" else noun(report)
         rate = stored.samples_per_s
         line += f"; {rate:,.{0 if rate >= 10 else 1}f} random {what}s per second and core"
     yield line
+
+
+def _nearness(psnr_db: Mapping[str, float]) -> str:
+    """How near some files' pictures are to their sources."""
+    said = f"PSNR {median(psnr_db.values()):.1f} dB at the stored size"
+    if len(psnr_db) == 1:
+        return f"{said}, of 1 file"
+    worst = min(psnr_db, key=lambda name: psnr_db[name])
+    return f"{said} (median of {len(psnr_db)} files; least {psnr_db[worst]:.1f}: {plain(worst)})"

@@ -1,4 +1,4 @@
-"""Convert a folder of videos, or of pictures, into a dataset.
+"""Convert a folder of videos, of pictures or of sound into a dataset.
 
 Every file below SRC is looked at and accounted for. The name of the folder that holds a file is its
 class. Exit code 1 means that some files are broken, or have changed since they were converted; they
@@ -42,6 +42,7 @@ CONVERTER_OPTIONS: Final = (
     "gop",
     "quality",
     "check",
+    "audio",
 )
 
 LISTED: Final = ("present", "not_reached", "not_video", "too_short", "changed", "broken")
@@ -51,16 +52,25 @@ LISTED: Final = ("present", "not_reached", "not_video", "too_short", "changed", 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command to its parser."""
     add = parser.add_argument
-    add("src", metavar="SRC", help="a folder of videos or of pictures, or one file")
+    add("src", metavar="SRC", help="a folder of videos, pictures or sound, or one file")
     add(
         "out",
         metavar="OUT",
         nargs="?",
         help="the dataset: a folder that is missing or empty, but for --append",
     )
-    add("--kind", help="what SRC holds: videos or images (default: told from the names)")
+    add("--kind", help="what SRC holds: videos, images or audio (default: told from the names)")
     add("--labels", metavar="FILE", help="CSV or JSON Lines with columns path and label")
     add("--workers", type=int, metavar="N", help="processes (default: one per usable CPU)")
+    _add_clips(parser.add_argument_group("clips and pictures"))
+    _add_stores(parser.add_argument_group("how they are stored"))
+    _add_ends(parser.add_argument_group("what is broken, and what is there already"))
+    add("--quiet", action="store_true", help="print nothing but what is wrong")
+    add("--json", action="store_true", help="print the report as JSON")
+
+
+def _add_clips(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
     add("--frames", type=int, metavar="N", help="frames of a clip (default: 16)")
     add("--stride", type=int, metavar="N", help="a clip takes every N-th frame (default: 1)")
     add(
@@ -71,10 +81,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--size", type=int, metavar="N", help="height and width of a frame (default: 112)")
     add("--fps", metavar="RATE", help="take frames at this rate, such as 10 or 30000/1001")
+
+
+def _add_stores(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
     add(
         "--store",
         metavar="HOW",
-        help="videos: raw (default), jpeg, h264, packets; images: original (default), jpeg, raw",
+        help="videos: h264 (default), raw, jpeg, packets; images: original (default), jpeg, raw",
     )
     add("--codec", metavar="NAME", help="of h264: h264 (default), hevc or av1")
     add("--gop", type=int, metavar="N", help="of h264: a keyframe every N frames (default: 16)")
@@ -91,9 +105,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="of packets: decode every frame once, to find damage",
     )
     add(
+        "--audio",
+        action="store_true",
+        default=None,
+        help="of videos: keep the sound beside the pictures, its packets untouched",
+    )
+    add(
+        "--estimate",
+        action="store_true",
+        help="convert a few files into a temporary folder, and say what all would come to",
+    )
+
+
+def _add_ends(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
+    add(
         "--keep-partial",
         action="store_true",
-        help="of a file that breaks midway, keep the clips before the break",
+        help="of a file that breaks midway, keep what is before the break",
     )
     add(
         "--on-error",
@@ -116,13 +145,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="add to the dataset in OUT what it does not have; other options as it was made with",
     )
-    add(
-        "--estimate",
-        action="store_true",
-        help="convert a few files into a temporary folder, and say what all would come to",
-    )
-    add("--quiet", action="store_true", help="print nothing but what is wrong")
-    add("--json", action="store_true", help="print the report as JSON")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -291,6 +313,19 @@ def _describe_clips(report: shardio.ConversionReport, *, has_file: bool) -> Iter
             f"{counted(dropped, 'frame')} dropped: too few for another clip, "
             f"at the ends of {counted(n_files, 'file')}"
         )
+    yield from _describe_sound(report)
+
+
+def _describe_sound(report: shardio.ConversionReport) -> Iterator[str]:
+    """Say how many videos have sound, where it was asked for."""
+    told = [source.detail["sound"] for source in report.inputs if "sound" in source.detail]
+    if report.kind != "videos" or not told:
+        return
+    kept = [each for each in told if each]
+    line = f"sound: in {len(kept):,} of {counted(len(told), 'file')}"
+    if n_several := sum(each.get("streams", 1) > 1 for each in kept):
+        line += f"; {counted(n_several, 'file')} with several streams, of which the first is kept"
+    yield line
 
 
 def _group(report: shardio.ConversionReport, outcome: str) -> Iterator[str]:
@@ -298,9 +333,9 @@ def _group(report: shardio.ConversionReport, outcome: str) -> Iterator[str]:
     group = [source for source in report.inputs if source.outcome == outcome]
     if not group:
         return
-    words = (
-        "not a picture" if (report.kind, outcome) == ("images", "not_video") else OUTCOMES[outcome]
-    )
+    words = OUTCOMES[outcome]
+    if outcome == "not_video":
+        words = {"images": "not a picture", "audio": "no sound"}.get(report.kind, words)
     yield f"{words}: {counted(len(group), 'file')}"
     lines = []
     for source in group:

@@ -1,6 +1,7 @@
 """Look into a dataset, one shard, or one sample, damaged or not.
 
-Shows fields, counts, sizes, classes, the inputs that gave nothing, and one sample. It reads little:
+Shows fields, counts, sizes, classes, the inputs that gave nothing, and one sample; on request as a
+picture or an animation, in a file or in the terminal, or many samples on a sheet. It reads little:
 `shardio verify` checks every byte. Exit code 1 means that damage was met; it is listed.
 """
 
@@ -14,6 +15,8 @@ from typing import Any
 
 from shardio_tools._facts import Facts, Inspection, inspect_dataset, inspect_shard, is_dataset
 from shardio_tools._numbers import describe_stats
+from shardio_tools._pictures import add_arguments as add_picture_arguments
+from shardio_tools._pictures import wish_of
 from shardio_tools._render import (
     OUTCOMES,
     counted,
@@ -25,6 +28,7 @@ from shardio_tools._render import (
     size,
     table,
 )
+from shardio_tools._showing import add_pictures, describe_pictures
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,18 +37,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("path", metavar="PATH", help="a dataset (a folder) or one shard (a file)")
     add("--sample", type=int, metavar="N", help="the sample to show (default: the first)")
     add("--json", action="store_true", help="print everything as JSON, lists unshortened")
+    add_picture_arguments(parser)
 
 
 def run(options: argparse.Namespace) -> int:
     """Look, report, and return the exit code."""
+    wish = wish_of(options)
     is_folder = is_dataset(options.path)
     look = inspect_dataset if is_folder else inspect_shard
     found = look(options.path, options.sample)
+    picture = add_pictures(found, wish)
     if options.json:
         say_json(found.as_json())
     else:
         describe = describe_dataset if is_folder else describe_shard
         for line in describe(found.facts):
+            say(line)
+        if picture:
+            say(picture)
+        for line in describe_pictures(found.facts, wish):
             say(line)
         for line in _damage(found):
             say(line)

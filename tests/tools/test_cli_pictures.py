@@ -1,0 +1,342 @@
+"""Pictures, clips and videos of samples, as `inspect` writes them to files."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+from typing import Any
+
+import av
+import numpy as np
+import numpy.typing as npt
+import pytest
+from PIL import Image as Pillow
+
+import shardio
+from shardio import Array, Bytes, Image, List
+from shardio.media import ClipDecoder, decode_image, encode_jpeg
+from shardio_tools import _picture_files, _showing
+from shardio_tools._sheets import CAPTION, GAP
+from tests.pictures_seen import (
+    Pixels,
+    clip,
+    frames,
+    inspect,
+    inspect_json,
+    of_one,
+    pixels,
+    refused,
+    shard,
+    write,
+)
+
+pytestmark = pytest.mark.usefixtures("quick_disk")
+
+GREY = np.arange(16 * 24, dtype=np.uint16).reshape(16, 24).astype(np.uint8)
+COLOUR = clip(2)[1]
+
+
+@pytest.mark.parametrize(
+    ("shape", "value", "expected"),
+    [
+        ((16, 24, 3), COLOUR, COLOUR),
+        ((3, 16, 24), COLOUR.transpose(2, 0, 1), COLOUR),
+        ((None, None, 3), COLOUR, COLOUR),
+        ((16, 24), GREY, np.stack([GREY] * 3, axis=-1)),
+        ((16, 24, 1), GREY[..., None], np.stack([GREY] * 3, axis=-1)),
+    ],
+)
+def test_an_array_of_pixels_is_written_as_a_picture(
+    shape: tuple[int | None, ...], value: Pixels, expected: Pixels, tmp_path: Path
+) -> None:
+    folder = of_one(tmp_path, Array("uint8", shape), value)
+    inspect(folder, "--image", tmp_path / "out.png")
+    assert np.array_equal(pixels(tmp_path / "out.png"), expected)
+
+
+@pytest.mark.parametrize("kind", [Image(), Bytes(), Array("uint8", (None,))])
+def test_a_file_that_is_stored_is_written_as_its_pixels(kind: Any, tmp_path: Path) -> None:
+    data = encode_jpeg(COLOUR)
+    value = np.frombuffer(data, np.uint8) if isinstance(kind, Array) else data
+    folder = of_one(tmp_path, kind, value)
+    inspect(folder, "--image", tmp_path / "out.png", "--field", "x")
+    assert np.array_equal(pixels(tmp_path / "out.png"), decode_image(data))
+
+
+@pytest.mark.parametrize("suffix", [".gif", ".webp", ".png", ".PNG"])
+def test_a_clip_is_written_as_an_animation_at_its_own_pace(
+    suffix: str, clips: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / f"out{suffix}"
+    inspect(clips, "--sample", 2, "--image", out)
+    line = f"wrote {out}: 24 × 16 pixels, frames of sample 2, 6 frames from 0 to 5 of 6"
+    assert line in capsys.readouterr().out.splitlines()
+    found, durations = frames(out)
+    assert durations == [200] * 6
+    # GIF has 256 colours, WebP loses some.
+    near = 0 if suffix.lower() == ".png" else 12
+    assert np.abs(np.stack(found).astype(int) - clip(2)).max(initial=0, where=_flat(24)) <= near
+
+
+def _flat(width: int) -> npt.NDArray[np.bool_]:
+    """Where pictures have one colour, far from an edge."""
+    flat = np.zeros((1, 16, width, 1), np.bool_)
+    flat[:, 8:, 8:] = True
+    return flat
+
+
+def test_a_clip_is_written_as_a_film(clips: Path, tmp_path: Path) -> None:
+    inspect(clips, "--image", tmp_path / "out.mp4")
+    with av.open(str(tmp_path / "out.mp4")) as container:
+        shown = list(container.decode(video=0))
+    assert [frame.time for frame in shown] == pytest.approx(0.2 * np.arange(6))
+    found = np.stack([frame.to_ndarray(format="rgb24") for frame in shown])
+    assert np.abs(found.astype(int) - clip(0)).max(initial=0, where=_flat(24)) < 20
+
+
+@pytest.mark.parametrize("suffix", [".gif", ".webp", ".png", ".mp4"])
+@pytest.mark.parametrize("n_frames", [1, 3])
+def test_what_does_not_move_is_written_too(suffix: str, n_frames: int, tmp_path: Path) -> None:
+    still = np.repeat(clip(1)[:1], n_frames, axis=0)
+    folder = of_one(tmp_path, Array("uint8", (None, 16, 24, 3)), still)
+    inspect(folder, "--image", tmp_path / f"out{suffix}")
+    if suffix != ".mp4":
+        assert (
+            np.abs(pixels(tmp_path / f"out{suffix}")[10:, 10:].astype(int) - still[0, 9, 9]).max()
+            < 9
+        )
+
+
+def test_a_film_has_even_sides(tmp_path: Path) -> None:
+    odd = np.ascontiguousarray(clip(0)[:, :15, :23])
+    folder = of_one(tmp_path, Array("uint8", odd.shape), odd)
+    inspect(folder, "--image", tmp_path / "out.mp4")
+    with av.open(str(tmp_path / "out.mp4")) as container:
+        stream = container.streams.video[0]
+        assert (stream.height, stream.width, stream.frames) == (14, 22, 6)
+
+
+def test_where_nothing_says_when_frames_are_shown_there_are_25_in_a_second(tmp_path: Path) -> None:
+    grey = np.ascontiguousarray(clip(0)[..., 1])
+    folder = of_one(tmp_path, Array("uint8", grey.shape), grey)
+    inspect(folder, "--image", tmp_path / "out.png")
+    found, durations = frames(tmp_path / "out.png")
+    assert durations == [40] * 6 and np.array_equal(np.stack(found)[..., 0], grey)
+
+
+def test_a_jpeg_of_a_clip_has_its_frames_side_by_side(clips: Path, tmp_path: Path) -> None:
+    inspect(clips, "--image", tmp_path / "out.jpg", "--side", 96)
+    strip = pixels(tmp_path / "out.jpg")
+    step = 96 + GAP
+    assert strip.shape == (GAP + 2 * (step + CAPTION), GAP + 3 * step, 3)
+    for i in range(6):
+        at = (i // 3 * (step + CAPTION) + GAP + 60, i % 3 * step + GAP + 60)
+        assert np.abs(strip[at].astype(int) - clip(0)[i, 10, 15]).max() < 12
+
+
+def test_the_options_say_which_frames_are_written(clips: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.png"
+    inspect(clips, "--image", out, "--frame", -2)
+    assert np.array_equal(pixels(out), clip(0)[4])
+    with Pillow.open(out) as picture:
+        assert getattr(picture, "n_frames", 1) == 1
+    for text, numbers in (("1:4", [1, 2, 3]), (":-1:2", [0, 2, 4]), ("4:", [4, 5])):
+        inspect(clips, "--image", out, "--clip", text, "--overwrite")
+        found, durations = frames(out)
+        assert np.array_equal(np.stack(found), clip(0)[numbers])
+        assert durations == [200 * (numbers[1] - numbers[0])] * len(numbers)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--frame", 6], "there is no frame 6; the sample has 6"),
+        (["--clip", "9:"], "--clip has none of the sample's 6 frames"),
+        (["--clip", "5"], "such as 0:64:2; found '5'"),
+        (["--clip", "0:5:0"], "such as 0:64:2"),
+        (["--clip", "a:b"], "such as 0:64:2"),
+        (["--clip", "0:2", "--frame", 1], "exclude each other"),
+        (["--side", 7], "--side must be from 8"),
+        (["--count", 5], "--count needs --sheet"),
+        (["--field", "pts"], "--field pts: not a field that can be shown; there are: frames"),
+        (["--field", "no"], "--field no: not a field"),
+    ],
+)
+def test_frames_and_fields_that_are_not_there_are_refused(
+    arguments: list[object],
+    said: str,
+    clips: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert said in refused(capsys, clips, "--image", tmp_path / "out.png", *arguments)
+    assert not (tmp_path / "out.png").exists()
+
+
+@pytest.mark.parametrize("option", ["--frame=1", "--clip=1:2", "--field=x", "--side=9"])
+def test_an_option_about_pictures_needs_a_picture(
+    option: str, clips: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert f"{option.partition('=')[0]} needs --image" in refused(capsys, clips, option)
+
+
+def test_what_has_no_frames_has_no_numbers_of_frames(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = of_one(tmp_path, Image(), encode_jpeg(COLOUR))
+    said = refused(capsys, folder, "--image", tmp_path / "out.png", "--frame", 0)
+    assert "field 'x' holds pictures" in said
+    said = refused(capsys, folder, "--image", tmp_path / "out.mp4")
+    assert "one picture is written as one of .png, .jpg" in said
+
+
+def test_of_a_video_any_frames_are_decoded(video: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.png"
+    inspect(video, "--image", out, "--clip", "5:25:7")
+    expected = np.empty((3, 16, 32, 3), np.uint8)
+    with shardio.open(video) as dataset, ClipDecoder() as decoder:
+        decoder.decode(dataset[0]["video"], [5, 12, 19], expected)
+    found, durations = frames(out)
+    assert np.array_equal(np.stack(found), expected) and durations == [700] * 3
+
+
+def test_a_long_video_is_thinned_to_so_many_frames(
+    video: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(_showing, "N_FRAMES", 8)
+    facts = inspect_json(capsys, video, "--image", tmp_path / "out.gif")["image"]
+    assert (facts["frames"], facts["of_frames"]) == (list(range(0, 30, 4)), 30)
+    assert frames(tmp_path / "out.gif")[1] == [400] * 8
+
+
+def test_more_than_fits_in_memory_is_refused(
+    video: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(_showing, "MOST_PIXELS", 10 * 16 * 32)
+    said = refused(capsys, video, "--image", tmp_path / "out.gif", "--clip", ":11")
+    assert "11 frames of 32 x 16 pixels are more than fit in memory" in said
+    inspect(video, "--image", tmp_path / "out.gif", "--clip", ":10")
+    inspect(video, "--image", tmp_path / "small.gif", "--side", 16)
+
+
+@pytest.mark.parametrize("is_encoded", [False, True])
+def test_a_list_of_pictures_is_a_clip(is_encoded: object, tmp_path: Path) -> None:
+    pictures = [clip(1)[0], clip(4)[0], np.ascontiguousarray(clip(6)[0][:8])]
+    value: list[Any] = pictures
+    if is_encoded:
+        value = [np.frombuffer(encode_jpeg(one, subsampling="444"), np.uint8) for one in pictures]
+    kind = List(Array("uint8", (None,) if is_encoded else (None, None, 3)))
+    inspect(of_one(tmp_path, kind, value), "--image", tmp_path / "out.png")
+    found, _ = frames(tmp_path / "out.png")
+    last = np.zeros((16, 24, 3), np.uint8)
+    last[4:12] = pictures[2]  # one of another size lies in the middle
+    for one, expected in zip(found, [*pictures[:2], last], strict=True):
+        assert np.abs(one.astype(int) - expected).max(initial=0, where=_flat(24)[0, ::-1]) < 8
+
+
+def test_a_side_shrinks_what_is_written(clips: Path, tmp_path: Path) -> None:
+    inspect(clips, "--image", tmp_path / "out.png", "--frame", 0, "--side", 12)
+    assert pixels(tmp_path / "out.png").shape == (8, 12, 3)
+    inspect(clips, "--image", tmp_path / "as-is.png", "--frame", 0, "--side", 100)
+    assert pixels(tmp_path / "as-is.png").shape == (16, 24, 3)
+
+
+def test_where_several_fields_hold_pictures_one_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fields = {"a": Array("uint8", (16, 24)), "b": Array("uint8", (16, 24, 3))}
+    folder = write(tmp_path / "two", fields, [{"a": GREY, "b": COLOUR}])
+    out = tmp_path / "out.png"
+    assert "several fields hold pictures (a, b)" in refused(capsys, folder, "--image", out)
+    inspect(folder, "--image", out, "--field", "b")
+    assert np.array_equal(pixels(out), COLOUR)
+    inspect(folder, "--image", out, "--field", "a", "--overwrite")
+    assert np.array_equal(pixels(out)[..., 0], GREY)
+
+
+def test_a_shard_alone_has_pictures_too(clips: Path, tmp_path: Path) -> None:
+    inspect(shard(clips, 5), "--image", tmp_path / "out.png", "--frame", 0)
+    assert np.array_equal(pixels(tmp_path / "out.png"), clip(5)[0])
+
+
+def test_a_file_is_replaced_only_if_that_is_asked_for(
+    clips: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out.png"
+    out.write_text("mine")
+    assert "--overwrite replaces a file" in refused(capsys, clips, "--image", out)
+    assert out.read_text() == "mine"
+    inspect(clips, "--image", out, "--frame", 0, "--overwrite")
+    assert np.array_equal(pixels(out), clip(0)[0])
+    capsys.readouterr()
+    (tmp_path / "folder.png").mkdir()
+    refused(capsys, clips, "--image", tmp_path / "folder.png", "--overwrite")
+
+
+def test_nothing_is_written_into_a_dataset(
+    clips: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "link").symlink_to(clips)
+    (clips / "deep").mkdir()
+    before = sorted(clips.rglob("*"))
+    for place in (clips, clips / "deep", tmp_path / "link"):
+        for path in (clips, shard(clips, 0)):
+            for option in ("--image", "--sheet"):
+                said = refused(capsys, path, option, place / "out.png")
+                assert "holds a dataset, where nothing else belongs" in said
+    assert sorted(clips.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("option", "name", "said"),
+    [
+        ("--image", "out.bmp", "must end in one of .gif, .jpeg, .jpg, .mp4, .png, .webp"),
+        ("--image", "out", "must end in one of"),
+        ("--image", "no/out.png", "there is no folder"),
+        ("--sheet", "out.mp4", "a sheet is one of .png"),
+    ],
+)
+def test_a_name_that_cannot_be_written_is_refused_at_once(
+    option: str, name: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert said in refused(capsys, tmp_path / "no dataset", option, tmp_path / name)
+
+
+def test_a_disk_that_refuses_leaves_nothing(
+    clips: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    out, place = tmp_path / "new" / "out.png", tmp_path / "new"
+    place.mkdir()
+
+    def refusing(code: int) -> Any:
+        def link(source: str, target: str) -> None:
+            raise OSError(code, os.strerror(code))
+
+        return link
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "link", refusing(errno.ENOSPC))
+        inspect(clips, "--image", out, code=3)
+        assert capsys.readouterr().err == f"shardio: {out}: No space left on device\n"
+        assert not any(place.iterdir())
+        # A file system without links has files all the same.
+        patch.setattr(os, "link", refusing(errno.EPERM))
+        inspect(clips, "--image", out)
+    assert [one.name for one in place.iterdir()] == ["out.png"] and len(frames(out)[0]) == 6
+
+
+def test_a_name_that_is_taken_meanwhile_stays_who_took_it(tmp_path: Path) -> None:
+    (tmp_path / "out.png").write_text("mine")
+    with pytest.raises(shardio.InvalidArgument, match="something of this name already"):
+        _picture_files.write_whole(str(tmp_path / "out.png"), b"new", may_replace=False)
+    assert [one.read_text() for one in tmp_path.iterdir()] == ["mine"]

@@ -1,0 +1,271 @@
+"""The pictures that a value of a sample holds: one, or the frames of a clip or a video.
+
+Frames that are damaged are handed on as their errors, between those that can be shown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+import shardio
+from shardio.media import ClipDecoder, decode_image, probe, resize
+
+Pixels = npt.NDArray[np.uint8]
+Frame = Pixels | shardio.DataError
+"""RGB, height x width x 3; or why it cannot be shown."""
+Size = tuple[int, int]
+"""Height and width, in pixels."""
+
+RATE: Final = 25.0
+"""Frames per second where nothing says when they are shown."""
+_SMALLEST: Final = 8
+"""Pixels that a side has, at least, for numbers of any meaning to be taken for a picture."""
+_CHANNELS: Final = (1, 3)
+
+
+@dataclass(frozen=True, slots=True)
+class Frames:
+    """What can be shown of a value: `n` frames, or one picture if `is_still`.
+
+    `size` is that of the first. `take` yields those of some numbers, scaled to a size; `times_s`
+    has when each is shown, in seconds from any start, or is None where nothing says.
+    """
+
+    n: int
+    is_still: bool
+    size: Size
+    take: Callable[[Sequence[int], Size], Iterator[Frame]]
+    times_s: npt.NDArray[np.float64] | None = None
+
+    def durations_s(self, numbers: Sequence[int]) -> list[float]:
+        """For how long each of some frames is shown until the next; the last as the one before."""
+        if self.times_s is None:
+            times = np.asarray(numbers, np.float64) / RATE
+        else:
+            times = self.times_s[np.asarray(numbers, np.int64)]
+        gaps = np.diff(times)
+        last = gaps[-1] if len(gaps) else 1 / RATE
+        found: list[float] = np.maximum([*gaps, last], 0).tolist()
+        return found
+
+
+def holds_pictures(kind: Any) -> bool:
+    """Whether a field's type says that it holds pictures, clips or videos."""
+    if isinstance(kind, shardio.Image | shardio.Video):
+        return True
+    if isinstance(kind, shardio.List):
+        return kind.element.dtype == "uint8" and (
+            kind.element.shape == (None,) or _layout(kind.element.shape) in ("HW", "HWC", "CHW")
+        )
+    if isinstance(kind, shardio.Array):
+        return kind.dtype == "uint8" and _layout(kind.shape) is not None
+    return False
+
+
+def can_hold_files(kind: Any) -> bool:
+    """Whether the values of a field can be the bytes of picture files, if someone says so."""
+    if isinstance(kind, shardio.Array):
+        return kind.dtype == "uint8" and len(kind.shape) == 1
+    return isinstance(kind, shardio.Bytes)
+
+
+def _layout(shape: Sequence[int | None]) -> str | None:
+    """What the dimensions of an array of pixels mean, by their number and sizes."""
+    layout = None
+    if len(shape) == 2:
+        layout = "HW"
+    elif len(shape) == 3:
+        layout = "HWC" if shape[2] in _CHANNELS else "CHW" if shape[0] in _CHANNELS else "THW"
+    elif len(shape) == 4:
+        layout = "THWC" if shape[3] in _CHANNELS else "TCHW" if shape[1] in _CHANNELS else None
+    if layout is None:
+        return None
+    sides = [side for side, what in zip(shape, layout, strict=True) if what in "HW"]
+    return layout if all(side is None or side >= _SMALLEST for side in sides) else None
+
+
+def frames_of(value: Any, kind: Any, times_s: npt.NDArray[np.float64] | None = None) -> Frames:
+    """Tell what can be shown of a value that is there.
+
+    Args:
+        value: as a reader gives it; it is read when frames are taken.
+        kind: the type of its field: one that holds pictures, or can hold their files.
+        times_s: when each frame is shown, where something beside the value says it.
+
+    Raises:
+        MediaError: it holds no picture after all.
+        ShardCorrupt: it is damaged.
+    """
+    if isinstance(kind, shardio.Video):
+        return Frames(
+            value.n_frames,
+            is_still=False,
+            size=(value.height, value.width),
+            take=partial(_from_video, value),
+            times_s=_times_s(value),
+        )
+    if isinstance(kind, shardio.List):
+        return _frames_of_list(value, times_s)
+    if isinstance(kind, shardio.Image) or can_hold_files(kind):
+        return Frames(1, True, _encoded_size(value), partial(_from_items, [value]))
+    pixels = np.asarray(value)
+    layout = _layout(kind.shape) or ""
+    if "C" in layout:
+        pixels = np.moveaxis(pixels, layout.index("C"), -1)
+    else:
+        pixels = pixels[..., np.newaxis]
+    is_still = "T" not in layout
+    items = pixels[np.newaxis] if is_still else pixels
+    n_frames = len(items) if items.size else 0
+    height, width = items.shape[1:3]
+    return Frames(n_frames, is_still, (height, width), partial(_from_items, items), times_s)
+
+
+def _frames_of_list(value: Sequence[Any], times_s: npt.NDArray[np.float64] | None) -> Frames:
+    """Tell what can be shown of a list: frames as pixels, or each as the bytes of a file."""
+    size, failure = None, None
+    for item in value:
+        try:
+            size = _item_size(item)
+        except shardio.DataError as error:
+            failure = failure or error
+        else:
+            break
+    if size is None and failure is not None:
+        raise failure
+    return Frames(len(value), False, size or (0, 0), partial(_from_items, value), times_s)
+
+
+def _item_size(item: npt.NDArray[Any]) -> Size:
+    if item.ndim == 1:
+        return _encoded_size(item)
+    height, width = _as_rgb(item).shape[:2]
+    return height, width
+
+
+def _encoded_size(data: Any) -> Size:
+    facts = probe(_as_bytes(data))
+    return facts.height, facts.width
+
+
+def _as_bytes(data: Any) -> bytes:
+    return bytes(data) if isinstance(data, bytes) else np.ascontiguousarray(data).tobytes()
+
+
+def _times_s(stream: shardio.EncodedStream) -> npt.NDArray[np.float64] | None:
+    """When the frames of a video are shown: at an even pace where some packets are hidden."""
+    n, tick_s = stream.n_frames, float(stream.time_base)
+    if len(stream.packets) == n:
+        return _from_zero(np.sort(stream.packets["pts"]), tick_s)
+    if not stream.duration or not 0 < n < len(stream.packets):
+        return None
+    return _from_zero(np.arange(n), stream.duration * tick_s / n)
+
+
+def clip_times_s(
+    pts: npt.NDArray[Any] | None, time_base: npt.NDArray[Any] | None
+) -> npt.NDArray[np.float64] | None:
+    """When the frames of a clip are shown, from the two fields that a conversion gives it."""
+    if pts is None or time_base is None or np.ndim(pts) != 1 or np.shape(time_base) != (2,):
+        return None
+    if min(time_base) < 1:
+        return None
+    return _from_zero(pts, int(time_base[0]) / int(time_base[1]))
+
+
+def _from_zero(ticks: npt.NDArray[Any], tick_s: float) -> npt.NDArray[np.float64]:
+    found: npt.NDArray[np.float64] = (ticks - ticks[:1]).astype(np.float64) * tick_s
+    return found
+
+
+def _from_video(
+    stream: shardio.EncodedStream, numbers: Sequence[int], size: Size
+) -> Iterator[Frame]:
+    """Decode frames of a video; where some do not come out, all others."""
+    out = np.empty((len(numbers), *size, 3), np.uint8)
+    failures: dict[int, shardio.DataError] = {}
+    with ClipDecoder() as decoder:
+        _decode(decoder, stream, numbers, out, 0, failures)
+    return (failures.get(i, out[i]) for i in range(len(out)))
+
+
+def _decode(
+    decoder: ClipDecoder,
+    stream: shardio.EncodedStream,
+    numbers: Sequence[int],
+    out: Pixels,
+    first: int,
+    failures: dict[int, shardio.DataError],
+) -> None:
+    """Decode into `out`, halving what fails until the frames that do not decode are alone."""
+    try:
+        decoder.decode(stream, numbers, out)
+    except shardio.DataError as error:
+        if len(numbers) == 1:
+            failures[first] = error
+            return
+        middle = len(numbers) // 2
+        _decode(decoder, stream, numbers[:middle], out[:middle], first, failures)
+        _decode(decoder, stream, numbers[middle:], out[middle:], first + middle, failures)
+
+
+def _from_items(
+    items: Sequence[Any] | npt.NDArray[Any], numbers: Iterable[int], size: Size
+) -> Iterator[Frame]:
+    """Take frames that each stand alone: pixels, or the bytes of a picture's file."""
+    for number in numbers:
+        item = items[number]
+        try:
+            if isinstance(item, bytes) or item.ndim == 1:
+                pixels = decode_image(_as_bytes(item), min_size=size)
+            else:
+                pixels = _as_rgb(item)
+        except shardio.DataError as error:
+            yield error
+        else:
+            yield fitted(pixels, size)
+
+
+def _as_rgb(pixels: npt.NDArray[Any]) -> Pixels:
+    """Bring height x width, with channels behind, before or without, to RGB.
+
+    Raises:
+        MediaError: there is no pixel.
+    """
+    if not pixels.size:
+        raise shardio.MediaError(f"an array of {pixels.shape} has no pixel")
+    if pixels.ndim == 2:
+        pixels = pixels[..., np.newaxis]
+    elif pixels.shape[2] not in _CHANNELS:
+        pixels = np.moveaxis(pixels, 0, -1)
+    return np.broadcast_to(pixels, (*pixels.shape[:2], 3))
+
+
+def fitted(pixels: Pixels, size: Size) -> Pixels:
+    """Scale RGB pixels to `size`; what their proportions leave over is black."""
+    if pixels.shape[:2] == size:
+        return pixels
+    height, width = pixels.shape[:2]
+    scale = min(size[0] / height, size[1] / width)
+    inner = (max(1, round(height * scale)), max(1, round(width * scale)))
+    scaled = resize(np.ascontiguousarray(pixels), inner)
+    if inner == size:
+        return scaled
+    found = np.zeros((*size, 3), np.uint8)
+    top, left = (size[0] - inner[0]) // 2, (size[1] - inner[1]) // 2
+    found[top : top + inner[0], left : left + inner[1]] = scaled
+    return found
+
+
+def within(size: Size, side: int) -> Size:
+    """Shrink a size, if need be, until its longest side has `side` pixels."""
+    longest = max(size)
+    if longest <= side:
+        return size
+    return max(1, round(size[0] * side / longest)), max(1, round(size[1] * side / longest))
