@@ -9,9 +9,11 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from shardio.clips import Clip, Clips
+from shardio.clips import Clip, Clips, Events
 from shardio.dataset import ShardDataset
-from shardio.errors import InvalidArgument, ShardCorrupt
+from shardio.errors import InvalidArgument
+from shardio.events import kind_of_events
+from shardio.footage import Footage
 from shardio.format.checksum import distinct
 from shardio.format.fields import Array, Field, Video
 from shardio.format.schema import Schema
@@ -31,13 +33,15 @@ class Cut:
     """How clips are cut out of the videos of one field, and what they are in a batch.
 
     `size` is the (height, width) of their pictures; `n_videos` is how many samples of the dataset
-    they are cut out of, those that have no clip included.
+    they are cut out of, those that have no clip included; `events` is the dtype and the number of
+    the events that clips are around.
     """
 
     clip: Clip
     name: str
     size: tuple[int, int]
     n_videos: int
+    events: tuple[str, int] | None = None
 
     @property
     def array(self) -> Array:
@@ -47,12 +51,24 @@ class Cut:
             return Array("uint8", (self.clip.frames, height * 3 // 2, width))
         return Array("uint8", (self.clip.frames, height, width, 3))
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The fields that a clip makes: its pixels, and the times of its frames if asked for."""
+        return (self.name, *names_of_times(self.name)) if self.clip.times else (self.name,)
+
     def delivered(self, schema: Schema) -> Schema:
         """The schema of samples whose video is a clip."""
-        fields: dict[str, Field] = dict(schema)
-        if isinstance(fields.get(self.name), Video):
-            fields[self.name] = self.array
+        fields: dict[str, Field] = {}
+        made = self.array, Array("int64", (self.clip.frames,)), Array("int64", (2,))
+        for name, field in schema.items():
+            is_cut = name == self.name and isinstance(field, Video)
+            fields |= dict(zip(self.names, made, strict=False)) if is_cut else {name: field}
         return Schema(fields)
+
+
+def names_of_times(name: str) -> tuple[str, str]:
+    """The fields beside a video that have the times of a clip's frames, and their unit."""
+    return f"{name}_pts", f"{name}_time_base"
 
 
 def videos_among(
@@ -83,7 +99,14 @@ def videos_among(
         raise InvalidArgument(f"a loader has clips of one field of videos; of {known} {way}")
     if wanted is not None:
         names = tuple(name for name in names if name not in others)
-    return (wanted or videos[0] if videos else None), names
+    video = wanted or videos[0] if videos else None
+    if clip is not None and clip.times and video is not None:
+        if both := [name for name in names_of_times(video) if name in names]:
+            raise InvalidArgument(
+                f"clip with times=True adds {', '.join(both)}, which is a field already: leave it "
+                "out with `fields`"
+            )
+    return video, names
 
 
 def default_clip(view: Mapping[str, Any]) -> Clip:
@@ -94,51 +117,84 @@ def default_clip(view: Mapping[str, Any]) -> Clip:
 def cut(dataset: ShardDataset, clip: Clip, name: str) -> Cut:
     """Have a dataset show clips of the videos in a field, of the rows that it shows.
 
-    How many frames each has is in the index, 64 bytes for each video, all of which are read.
+    How many frames each has and how long it is are in the index, 64 bytes for each video, all of
+    which are read. By times, that of the packets is read too of videos whose length it lacks.
 
     Raises:
         InvalidArgument: there are videos, and no clip of any; or their sizes differ, and none is
-            asked for.
+            asked for; or the field of events is none, or has one outside of its video.
         ShardCorrupt: that part of the index is damaged.
     """
     n_frames = np.zeros(dataset.n_shown, np.int64)
     sizes: set[tuple[int, int]] = set()
+    around = _Around(dataset, clip.around) if clip.around is not None else None
     for start in range(0, len(n_frames), _AT_ONCE):
         rows = dataset.rows(np.arange(start, min(start + _AT_ONCE, len(n_frames))))
         shards = dataset.locate(rows)
         for shard in distinct(shards).tolist():
             places = np.flatnonzero(shards == shard)
-            lines = _lines(dataset, shard, name, rows[places] - dataset.starts[shard])
-            n_frames[start + places] = lines["n_frames"]
+            reader = dataset.reader(shard, name)
+            videos = Footage(reader, name, rows[places] - dataset.starts[shard], clip)
+            n_frames[start + places] = videos.n_frames
+            has_clip = videos.n_frames >= clip.span
+            if around is not None:
+                has_clip = around.take(shard, videos, start + places, has_clip)
             if len(sizes) < 2:
-                sizes |= _sizes(lines[lines["n_frames"] >= clip.span])
-    clips = Clips(clip, n_frames)
+                sizes |= _sizes(videos.lines[has_clip])
+    events = None if around is None else around.events(len(n_frames))
+    clips = Clips(clip, n_frames, events)
     if n_frames.any() and not len(clips):
-        raise InvalidArgument(
-            f"{dataset.path}: no video in field {name!r} has the {clip.span} frames of a clip of "
-            f"frames={clip.frames}, stride={clip.stride}; the longest has {n_frames.max()}"
-        )
+        raise InvalidArgument(_why_none(dataset, clip, name, int(n_frames.max())))
     size = clip.size or _common(dataset, clip, name, sizes)
     dataset.cut(clips)
-    return Cut(clip, name, size, len(n_frames))
+    told = None if events is None else (events.values.dtype.str, len(events.values))
+    return Cut(clip, name, size, len(n_frames), told)
 
 
-def _lines(dataset: ShardDataset, shard: int, name: str, rows: Rows) -> Streams:
-    """What the index has of some videos of a shard."""
-    records = dataset.reader(shard, name).records
-    found = records.streams.lines(name, rows, records.entries(name, rows))
-    wrong = np.flatnonzero(found["n_frames"] > found["n_packets"])
-    for i in wrong[:1].tolist():
-        raise ShardCorrupt(
-            "a video has more frames than packets",
-            code="frames",
-            path=records.streams.path,
-            field=name,
-            sample=int(rows[i]),
-            expected=int(found["n_packets"][i]),
-            found=int(found["n_frames"][i]),
+class _Around:
+    """Gathers the events of those videos that are long enough for a clip.
+
+    Raises:
+        InvalidArgument: the field is none that can have events.
+    """
+
+    def __init__(self, dataset: ShardDataset, name: str) -> None:
+        self._dataset, self._name = dataset, name
+        self._kind = kind_of_events(dataset.schema, name)
+        self._videos: list[Rows] = []
+        self._values = [np.zeros(0, self._kind)]
+
+    def take(
+        self, shard: int, videos: Footage, numbers: Rows, is_long: npt.NDArray[np.bool_]
+    ) -> npt.NDArray[np.bool_]:
+        """Take the events of some videos of a shard, which have these numbers; returns whose."""
+        counts, values = videos.events(self._dataset.reader(shard, self._name), self._name)
+        self._values.append(values[np.repeat(is_long, counts)].astype(self._kind))
+        counts = counts * is_long
+        self._videos.append(np.repeat(numbers, counts))
+        found: npt.NDArray[np.bool_] = counts > 0
+        return found
+
+    def events(self, n_videos: int) -> Events:
+        """All of them, in the order of their videos."""
+        videos = np.concatenate([np.zeros(0, np.int64), *self._videos])
+        values = np.concatenate(self._values)[np.argsort(videos, kind="stable")]
+        return Events(np.bincount(videos, minlength=n_videos).astype(np.int64), values)
+
+
+def _why_none(dataset: ShardDataset, clip: Clip, name: str, longest: int) -> str:
+    """Why videos of at most so many frames have no clip at all."""
+    if longest >= clip.span:
+        return f"{dataset.path}: field {clip.around!r} has no event of any video with a clip"
+    if clip.rate is None:
+        return (
+            f"{dataset.path}: no video in field {name!r} has the {clip.span} frames of a clip of "
+            f"frames={clip.frames}, stride={clip.stride}; the longest has {longest}"
         )
-    return found
+    return (
+        f"{dataset.path}: no video in field {name!r} lasts as long as a clip of "
+        f"frames={clip.frames}, fps={clip.rate}; the longest has {longest} frames at that rate"
+    )
 
 
 def _sizes(lines: Streams) -> set[tuple[int, int]]:

@@ -133,6 +133,29 @@ class WindowedOrder:
         return rows
 
 
+class GroupedOrder:
+    """A windowed order of groups of k neighbours, each group as it is; what is left over is last.
+
+    Args:
+        n: how many rows.
+        k: how many a group has.
+        window: how many groups runs and windows have.
+        seed, epoch: the key.
+    """
+
+    def __init__(self, n: int, k: int, window: Window, *, seed: int, epoch: int) -> None:
+        self._k, self._n_groups = k, n // k
+        self._groups = WindowedOrder(self._n_groups, window, seed=seed, epoch=epoch)
+
+    def at(self, positions: Positions) -> Positions:
+        """The row at each of `positions`, in any order; int64, not to be written to."""
+        groups, places = np.divmod(positions, self._k)
+        is_whole = groups < self._n_groups
+        rows = positions.copy()
+        rows[is_whole] = self._groups.at(groups[is_whole]) * self._k + places[is_whole]
+        return rows
+
+
 def _permute_windows(within: Positions, starts: Positions, size: int, key: int) -> Positions:
     """Where each position within its window goes, below `size`, a power of two.
 

@@ -328,7 +328,7 @@ def test_our_own_converter_is_found_in_a_checkout_that_is_not_installed(
         monkeypatch.delitem(sys.modules, name)
     from shardio.conversion.source import make_source
 
-    source = make_source("videos", {"frames": 8})
+    source = make_source("videos", {"frames": 8, "store": "raw"})
     assert options_of(source) == {"frames": 8, "stride": 1, "step": 8, "size": 112, "store": "raw"}
 
 

@@ -16,8 +16,13 @@ from shardio.conversion.guessing import guess_kind
         (["a/1.jpg", "b/2.mp4"], "videos"),
         (["1.gif"], "videos"),
         (["unnamed", "notes.txt"], "videos"),
-        (["song.wav", "cover.jpg"], "videos"),
+        (["song.wav", "cover.jpg"], "audio"),
+        (["a/1.flac", "b/2.MP3", "notes.txt"], "audio"),
+        (["1.wav", "1.mp4"], "videos"),
+        (["1.wav", "2.gif"], "audio"),
     ],
 )
-def test_pictures_alone_are_images_all_else_is_videos(names: list[str], kind: str) -> None:
+def test_sound_and_pictures_without_a_video_are_told_by_their_names(
+    names: list[str], kind: str
+) -> None:
     assert guess_kind([Input(name, "", 0, 0) for name in names]) == kind

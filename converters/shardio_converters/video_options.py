@@ -25,6 +25,7 @@ _STORES_OF: Final = {
     "fps": ("raw", "jpeg", "h264"),
 }
 _MIN_CODED: Final = 16  # pixels: encoders refuse smaller pictures
+_MAX_CODED: Final = 8192  # and those of 16384
 
 
 def settled(options: Any) -> Mapping[str, Any]:
@@ -48,8 +49,11 @@ def settled(options: Any) -> Mapping[str, Any]:
             )
     if options.fps is not None:
         found["fps"] = str(_rate(options.fps))
-    if options.check is not None and type(options.check) is not bool:
-        raise InvalidArgument(f"check is {options.check!r}; it must be True or False")
+    for name in ("check", "audio"):
+        if (value := getattr(options, name)) is not None and type(value) is not bool:
+            raise InvalidArgument(f"{name} is {value!r}; it must be True or False")
+    if options.audio is False:
+        found["audio"] = None  # as if nothing had been said of it
     if store == "h264":
         found |= _coded(options)
     if store == "jpeg":
@@ -68,9 +72,10 @@ def _coded(options: Any) -> dict[str, Any]:
     quality = usual if options.quality is None else options.quality
     _check_number("gop", gop, 1, 1 << 16)
     _check_number("quality", quality, 0, most)
-    if options.size % 2 or options.size < _MIN_CODED:
+    if options.size % 2 or not _MIN_CODED <= options.size <= _MAX_CODED:
         raise InvalidArgument(
-            f"size is {options.size}; for store 'h264' it must be even, from {_MIN_CODED} up"
+            f"size is {options.size}; for store 'h264' it must be even, from {_MIN_CODED} to "
+            f"{_MAX_CODED}; store 'raw' (--store raw) takes any"
         )
     return {"codec": codec, "gop": gop, "quality": quality}
 

@@ -11,7 +11,8 @@ from typing import Any, Final
 import numpy as np
 
 from shardio import EncodedStream, MediaError
-from shardio.media import ClipDecoder, JpegEncoder, Picture, Rising, StreamEncoder, demux
+from shardio.errors import EnvironmentUnsuitable
+from shardio.media import MAX_SIDE, ClipDecoder, JpegEncoder, Picture, Rising, StreamEncoder, demux
 
 _COMPARED: Final = 32  # frames
 _FACTS: Final = {
@@ -33,21 +34,34 @@ def libraries(store: str, codec: str | None) -> Mapping[str, str]:
     """Versions of what encodes, beside PyAV and FFmpeg.
 
     Raises:
-        EnvironmentUnsuitable: FFmpeg has no such encoder here.
+        EnvironmentUnsuitable: FFmpeg has no such encoder here; says what needs none.
         ModuleNotFoundError: a package is not installed.
     """
     if store == "h264":
-        StreamEncoder(16, 16, Fraction(1), codec=codec or "h264")  # or this raises
+        try:
+            StreamEncoder(16, 16, Fraction(1), codec=codec or "h264")
+        except EnvironmentUnsuitable as error:
+            raise EnvironmentUnsuitable(
+                f"{error}; --store raw needs none (bit-exact frames, many times the bytes), nor "
+                "does --store packets"
+            ) from error
     return {"simplejpeg": version("simplejpeg")} if store == "jpeg" else {}
 
 
-def packets(path: str, *, check: bool | None) -> tuple[EncodedStream, dict[str, Any]]:
+def packets(path: str, size: int, *, check: bool | None) -> tuple[EncodedStream, dict[str, Any]]:
     """Cut a file into packets: they, and what is worth recording.
 
     Raises:
-        MediaError: it is damaged, or packets alone do not carry it.
+        MediaError: it is damaged, packets alone do not carry it, or no clip of `size` can be made
+            of it, as with the other stores.
     """
     stream = demux(path, check=check)
+    short, long = sorted((stream.width, stream.height))
+    if 2 * long * size >= short * (2 * MAX_SIDE + 1):
+        raise MediaError(
+            f"{path}: frames of {stream.width}x{stream.height} pixels as shown would be too "
+            f"wide or high after scaling for {size}x{size}; at most {MAX_SIDE} are supported"
+        )
     found = {
         name: stream.parameters[key] for key, name in _FACTS.items() if key in stream.parameters
     }

@@ -1,8 +1,7 @@
-"""Videos to clips of decoded frames, or to videos that any clip is decoded from."""
+"""Videos to videos that any clip is decoded from, or to clips of decoded frames."""
 
 from __future__ import annotations
 
-import errno
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -11,42 +10,42 @@ from typing import Any, ClassVar, Final
 
 import numpy as np
 
-from shardio import Array, Input, MediaError, Outcome, Schema, Text, Video
+from shardio import Array, Audio, Input, MediaError, Outcome, Schema, Text, Video
 from shardio.media import (
-    HEAD_BYTES,
     Picture,
     Rising,
     VideoFile,
-    has_media_signature,
-    has_media_suffix,
     library_versions,
 )
 from shardio_converters import video_options, video_stores
+from shardio_converters.media_input import is_media
+from shardio_converters.video_sound import Sound, with_sound
 
 VIEW_KEYS: Final = ("frames", "stride", "step")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Videos:
-    """Cuts every video into clips of `frames` frames, `stride` frames apart; or stores it to be.
+    """Stores every video for clips of `frames` frames, `stride` frames apart; or cuts it into them.
 
     A clip starts every `step` frames; by default where the one before it ends. The short side is
     scaled to `size` pixels, then the centre is cropped square. `fps` takes the first frame of each
     interval of that rate, and none twice.
 
     Stores:
-        raw: a sample is a clip. `frames` uint8 (frames, size, size, 3), RGB; `pts` int64
+        h264: the default; a sample is a video, encoded anew at `size` by `codec`, with a keyframe
+            every `gop` frames. Lossy: `quality` is the codec's crf, lower is better.
+        raw: a sample is a clip, exact. `frames` uint8 (frames, size, size, 3), RGB; `pts` int64
             (frames,), every frame's time in units of `time_base` int64 (2,), a fraction of seconds
             as numerator and denominator.
-        h264: a sample is a video, encoded anew at `size` by `codec`, with a keyframe every `gop`
-            frames; `quality` is the codec's crf, lower is better.
         jpeg: a sample is a video, every frame a JPEG at `size`; `quality` is 1 to 100.
         packets: a sample is a video, its packets untouched; `size` is what clips of it are
             decoded at. `check` decodes every frame once, whatever the container says.
 
-    A sample that is a video has the field `video`, and clips are the default view of the dataset:
+    A sample that is a video has it in `frames`, and clips are the default view of the dataset:
     those that `raw` would hold. All have `label` int64, and `source`, the file's name below the
-    source folder.
+    source folder. With `audio` all have an optional field `audio`, the packets of the file's first
+    sound untouched, with times on the clock of the video's; a clip has those around it.
 
     Raises:
         InvalidArgument: an option is not acceptable.
@@ -59,12 +58,13 @@ class Videos:
     stride: int = 1
     step: int | None = None
     size: int = 112
-    store: str = "raw"
+    store: str = "h264"
     fps: str | int | float | None = None
     codec: str | None = None
     gop: int | None = None
     quality: int | None = None
     check: bool | None = None
+    audio: bool | None = None
 
     def __post_init__(self) -> None:
         # Said or not, the same values are recorded: the options that give the same bytes are.
@@ -73,11 +73,13 @@ class Videos:
 
     def schema(self) -> Schema:
         """Give the fields of a sample."""
+        sound = {"audio": Audio(optional=True)} if self.audio else {}
         if self.store != "raw":
-            return Schema({"video": Video(), "label": Array("int64"), "source": Text()})
+            return Schema({"frames": Video(), **sound, "label": Array("int64"), "source": Text()})
         return Schema(
             {
                 "frames": Array("uint8", (self.frames, self.size, self.size, 3)),
+                **sound,
                 "label": Array("int64"),
                 "source": Text(),
                 "pts": Array("int64", (self.frames,)),
@@ -98,13 +100,13 @@ class Videos:
 
     def samples(self, source: Input) -> Generator[Mapping[str, Any], None, Outcome]:
         """Yield the samples of one file."""
-        if not _is_media(source):
+        if not is_media(source):
             return Outcome("not_video")
-        if self.store == "raw":
-            return (yield from self._clips(source))
-        return (yield from self._whole(source))
+        sound = Sound(source.path, is_wanted=self.audio is True)
+        made = self._clips if self.store == "raw" else self._whole
+        return (yield from with_sound(made(source, sound), sound))
 
-    def _clips(self, source: Input) -> Generator[Mapping[str, Any], None, Outcome]:
+    def _clips(self, source: Input, sound: Sound) -> Generator[Mapping[str, Any], None, Outcome]:
         """Yield the clips of one file."""
         with VideoFile(source.path) as video:
             time_base = np.array(video.time_base.as_integer_ratio(), np.int64)
@@ -112,11 +114,14 @@ class Videos:
                 pictures = video.pictures(self.size, self._is_used)
             else:
                 pictures = picked(video.pictures(self.size), video.time_base, Fraction(self.fps))
+            interval = video.interval if self.fps is None else 1 / Fraction(self.fps)
+            seconds = self.frames * self.stride * interval
             clips = _Clips(pictures, self._span, self._step)
             n_clips = 0
             for window in clips:
                 yield {
                     "frames": np.stack([picture for _, picture in window[:: self.stride]]),
+                    **sound.part(window[0][0] * video.time_base, seconds),
                     "label": source.label,
                     "source": source.name,
                     "pts": np.array([time for time, _ in window[:: self.stride]], np.int64),
@@ -129,11 +134,11 @@ class Videos:
         n_left = clips.n_frames - max(n_clips * self._step, (n_clips - 1) * self._step + self._span)
         return Outcome("converted", detail={**detail, "dropped": max(0, n_left)})
 
-    def _whole(self, source: Input) -> Generator[Mapping[str, Any], None, Outcome]:
+    def _whole(self, source: Input, sound: Sound) -> Generator[Mapping[str, Any], None, Outcome]:
         """Yield one file as one video; of one that breaks midway, what comes before the break."""
         failure: MediaError | None = None
         if self.store == "packets":
-            stream, facts = video_stores.packets(source.path, check=self.check)
+            stream, facts = video_stores.packets(source.path, self.size, check=self.check)
         else:
             with VideoFile(source.path) as video:
                 pixels = video_stores.pixels_of(self.store)
@@ -148,12 +153,14 @@ class Videos:
         detail = {"frames": stream.n_frames, **facts}
         is_long_enough = stream.n_frames >= self._span
         if is_long_enough:
-            yield {"video": stream, "label": source.label, "source": source.name}
+            label = {"label": source.label, "source": source.name}
+            yield {"frames": stream, **sound.whole(), **label}
+        n_clips = max(0, -(-(stream.n_frames - self._span + 1) // self._step))
         if failure is not None:
-            raise failure
+            reason = str(failure).removeprefix(f"{source.path}: ")
+            return Outcome("broken", reason, {**detail, "clips": n_clips})
         if not is_long_enough:
             return self._too_short(stream.n_frames, detail)
-        n_clips = -(-(stream.n_frames - self._span + 1) // self._step)
         return Outcome("converted", detail={**detail, "clips": n_clips})
 
     def error(self, source: Input, sample: Mapping[str, Any]) -> tuple[float, int] | None:
@@ -167,7 +174,7 @@ class Videos:
             found = video.pictures(self.size)
             if self.fps is not None:
                 found = picked(found, video.time_base, Fraction(self.fps))
-            return video_stores.error(sample["video"], found)
+            return video_stores.error(sample["frames"], found)
 
     def _too_short(self, n_frames: int, detail: Mapping[str, Any]) -> Outcome:
         reason = f"{n_frames} frames; one clip spans {self._span}"
@@ -221,18 +228,3 @@ class _Clips:
             self.n_frames += 1
             if start >= 0 and start % self._step == 0:
                 yield list(window)
-
-
-def _is_media(source: Input) -> bool:
-    """Whether the file is one that should hold video or sound, by its bytes or its suffix.
-
-    Raises:
-        MediaError: it cannot be read, so nobody knows.
-    """
-    try:
-        with open(source.path, "rb") as file:
-            return has_media_signature(file.read(HEAD_BYTES)) or has_media_suffix(source.name)
-    except OSError as error:
-        if error.errno in (errno.ENOENT, errno.ELOOP) and not has_media_suffix(source.name):
-            return False  # a link to nowhere: there is nothing to be read
-        raise MediaError(f"{source.path}: cannot be read: {error.strerror}") from error

@@ -6,18 +6,24 @@ from collections.abc import Iterable
 from typing import Final
 
 from shardio.conversion.source import Input
-from shardio.media import has_image_suffix, has_media_suffix
+from shardio.media import has_image_suffix, has_media_suffix, has_sound_suffix
 
 VIDEOS: Final = "videos"
 IMAGES: Final = "images"
+AUDIO: Final = "audio"
 
 
 def guess_kind(inputs: Iterable[Input]) -> str:
-    """The converter for these files: that of pictures where there are some and no video.
+    """The converter for these files: that of sound, or of pictures, where there is no video.
 
-    A GIF counts as neither: it may be either.
+    Sound comes first: pictures beside it are covers. A GIF counts as neither picture nor video.
     """
     names = [one.name for one in inputs]
-    is_video = any(has_media_suffix(name) and not has_image_suffix(name) for name in names)
     is_image = any(has_image_suffix(name) and not has_media_suffix(name) for name in names)
-    return IMAGES if is_image and not is_video else VIDEOS
+    if any(map(_is_video, names)):
+        return VIDEOS
+    return AUDIO if any(map(has_sound_suffix, names)) else IMAGES if is_image else VIDEOS
+
+
+def _is_video(name: str) -> bool:
+    return has_media_suffix(name) and not (has_sound_suffix(name) or has_image_suffix(name))

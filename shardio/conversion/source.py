@@ -22,6 +22,7 @@ from shardio.manifest import ROWS
 
 GROUP: Final = "shardio.converters"
 _OURS: Final = {
+    "audio": "shardio_converters.audio:Sounds",
     "images": "shardio_converters.images:Images",
     "videos": "shardio_converters.videos:Videos",
 }

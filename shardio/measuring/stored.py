@@ -19,12 +19,12 @@ from shardio.conversion.appending import inherit
 from shardio.conversion.plan import list_inputs
 from shardio.conversion.source import make_source
 from shardio.dataset import ShardDataset
-from shardio.format.fields import Image, Video
+from shardio.format.fields import Audio, Image, Video
 from shardio.format.streams import EncodedStream
 from shardio.manifest import load
-from shardio.media import ClipDecoder, decode_image
+from shardio.media import AudioDecoder, ClipDecoder, decode_image
 
-_MAX_COMPARED: Final = 4  # files
+_MAX_COMPARED: Final = 5  # files
 _MAX_ROWS: Final = 24
 _MAX_TAKEN: Final = 200
 _BEST_DB: Final = 100.0  # no difference at all would be infinite
@@ -35,13 +35,12 @@ class StoredReport:
     """What a sample of a conversion's result is like.
 
     `samples_per_s` are random samples of the dataset's default view that one core reads and
-    decodes here; `psnr_db` is that of the pictures of `n_compared` inputs, None where nothing was
-    lost, or cannot be told.
+    decodes here; `psnr_db` tells how near the pictures of some inputs are to their source, by the
+    inputs' names: empty where nothing was lost, or cannot be told.
     """
 
     samples_per_s: float
-    psnr_db: float | None
-    n_compared: int
+    psnr_db: Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +74,7 @@ def measure_stored(
         first = report.n_samples_before
         rows = range(first, first + report.n_samples)
         rate = _rate(dataset, rows, seconds)
-        error, n_values, n_compared = _compared(dataset, report, os.fspath(src))
-    if not n_compared:
-        return StoredReport(rate, None, 0)
-    psnr = _BEST_DB if not error else 10 * math.log10(255**2 * n_values / error)
-    return StoredReport(rate, min(psnr, _BEST_DB), n_compared)
+        return StoredReport(rate, dict(_compared(dataset, report, os.fspath(src))))
 
 
 def estimate(
@@ -125,8 +120,8 @@ def _rate(dataset: ShardDataset, rows: Sequence[int], seconds: float) -> float:
     """Random samples per second that this thread reads and decodes."""
     draw, view = random.Random(0), dataset.view
     chosen = rows if len(rows) <= _MAX_ROWS else draw.sample(rows, _MAX_ROWS)
-    with ClipDecoder() as decoder:
-        takes = [_take(dataset, row, view, decoder, draw) for row in chosen]
+    with ClipDecoder() as decoder, AudioDecoder() as sounds:
+        takes = [_take(dataset, row, view, decoder, sounds, draw) for row in chosen]
         for take in takes:
             take()
         n_taken, start_s = 0, time.perf_counter()
@@ -141,6 +136,7 @@ def _take(
     row: int,
     view: Mapping[str, Any],
     decoder: ClipDecoder,
+    sounds: AudioDecoder,
     draw: random.Random,
 ) -> Callable[[], None]:
     """What reads and decodes a sample: all of a row, or any clip of its video."""
@@ -149,11 +145,14 @@ def _take(
         stream = dataset[row][video]
         return lambda: _take_clip(stream, view, decoder, draw)
     pictures = {name for name, field in dataset.schema.items() if isinstance(field, Image)}
+    heard = {name for name, field in dataset.schema.items() if isinstance(field, Audio)}
 
     def take() -> None:
         for name, value in dataset[row].items():
             if name in pictures:
                 decode_image(value)
+            elif name in heard and value is not None:
+                sounds.decode(value, 0, value.n_frames)
             elif isinstance(value, np.ndarray):
                 value.copy()
 
@@ -172,19 +171,21 @@ def _take_clip(
     decoder.decode(stream, list(range(start, start + span, view["stride"])), out)
 
 
-def _compared(dataset: ShardDataset, report: ConversionReport, src: str) -> tuple[float, int, int]:
-    """Sum of squared differences, number of values and of inputs that were compared."""
+def _compared(
+    dataset: ShardDataset, report: ConversionReport, src: str
+) -> Iterator[tuple[str, float]]:
+    """Compare some inputs with what was made of them: their names and PSNR."""
     kind, options, _ = inherit(load(report.dataset), report.kind, {}, keep_partial=False)
     error_of = getattr(make_source(kind or report.kind, options), "error", None)
-    total, n_values, n_compared = 0.0, 0, 0
     if error_of is None:
-        return total, n_values, n_compared
+        return
     for one, row in _spread(list(_converted(report)), _MAX_COMPARED):
         path = os.path.join(src, one.name) if os.path.isdir(src) else src
         found = error_of(Input(one.name, path, one.n_bytes, one.label), dataset[row])
         if found is not None:
-            total, n_values, n_compared = total + found[0], n_values + found[1], n_compared + 1
-    return total, n_values, n_compared
+            error, n_values = found
+            psnr = _BEST_DB if not error else 10 * math.log10(255**2 * n_values / error)
+            yield one.name, min(psnr, _BEST_DB)
 
 
 def _converted(report: ConversionReport) -> Iterator[tuple[InputReport, int]]:

@@ -13,8 +13,9 @@ import pytest
 import shardio
 from shardio import InvalidArgument
 from shardio.conversion import Progress
+from shardio.errors import EnvironmentUnsuitable
 from shardio.format.streams import PacketFlag, packet_flags
-from shardio.media import ClipDecoder
+from shardio.media import ClipDecoder, encoding
 from shardio.surgery import merge, reshard
 from shardio_converters.videos import Videos
 from tests.media_made import Image, scene, write_sound, write_video
@@ -66,7 +67,7 @@ def one(path: Path, out: Path, **options: Any) -> tuple[shardio.ConversionReport
     report = shardio.convert(path, out, workers=0, **{**SMALL, **options})
     with shardio.open(out) as dataset:
         sample = dataset[0]
-        stream = sample["video"]
+        stream = sample["frames"]
         return report, shardio.EncodedStream(
             **{n: getattr(stream, n) for n in stream.__slots__ if n != "data"},
             data=bytes(stream.data[:]),
@@ -90,7 +91,7 @@ def test_the_clips_of_the_default_view_are_those_that_raw_holds(
         ]
         row = 0
         for video in dataset:
-            stream = video["video"]
+            stream = video["frames"]
             shown = np.sort(stream.packets["pts"])
             for start in range(0, stream.n_frames - 3, 3):
                 clip = raw[row]
@@ -113,7 +114,7 @@ def test_a_video_that_is_encoded_has_the_size_asked_for_and_packets_have_their_o
     sizes = {}
     for store in ("jpeg", "h264", "packets"):
         with shardio.open(out(store)) as dataset:
-            sizes[store] = [(v["video"].width, v["video"].height) for v in dataset]
+            sizes[store] = [(v["frames"].width, v["frames"].height) for v in dataset]
     assert sizes["jpeg"] == sizes["h264"] == [(32, 32)] * 3
     assert sizes["packets"] == [(96, 64), (96, 64), (96, 64)]  # the third is turned
 
@@ -128,7 +129,7 @@ def test_what_was_normalised_is_recorded_on_every_store(out: Callable[[str], Pat
 
 def test_packets_are_the_bytes_of_the_file(root: Path, out: Callable[[str], Path]) -> None:
     with shardio.open(out("packets")) as dataset:
-        data = bytes(dataset[0]["video"].data[:])
+        data = bytes(dataset[0]["frames"].data[:])
     assert data[:500] in (root / "a" / "one.mp4").read_bytes()
 
 
@@ -146,7 +147,7 @@ def test_options_of_other_stores_leave_raw_as_it_was_recorded(out: Callable[[str
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"gop": 8}, "gop is for store 'h264'; found store 'raw'"),
+        ({"store": "raw", "gop": 8}, "gop is for store 'h264'; found store 'raw'"),
         ({"store": "packets", "quality": 8}, "quality is for store 'h264' or 'jpeg'"),
         ({"store": "jpeg", "check": True}, "check is for store 'packets'"),
         ({"store": "packets", "fps": 5}, "fps is for store 'raw' or 'jpeg' or 'h264'"),
@@ -154,8 +155,9 @@ def test_options_of_other_stores_leave_raw_as_it_was_recorded(out: Callable[[str
         ({"store": "h264", "quality": 52}, "quality is 52; .* from 0 up to 51"),
         ({"store": "jpeg", "quality": 0}, "quality is 0; .* from 1 up to 100"),
         ({"store": "h264", "gop": 0}, "gop is 0"),
-        ({"store": "h264", "size": 113}, "size is 113; .* even, from 16 up"),
-        ({"store": "h264", "size": 14}, "size is 14; .* even, from 16 up"),
+        ({"store": "h264", "size": 113}, "size is 113; .* even, from 16 to 8192; .*--store raw"),
+        ({"store": "h264", "size": 14}, "size is 14; .* even, from 16 to"),
+        ({"store": "h264", "size": 8194}, "size is 8194; .* even, from 16 to 8192; .*--store raw"),
         ({"fps": "fast"}, "fps is 'fast'; it must be a number of frames per second"),
         ({"fps": 0}, "fps is 0"),
         ({"store": "packets", "check": 1}, "check is 1; it must be True or False"),
@@ -167,7 +169,7 @@ def test_an_option_that_is_not_for_the_store_is_refused(options: dict[str, Any],
 
 
 def test_options_that_say_the_same_are_the_same() -> None:
-    assert Videos(store="h264") == Videos(store="h264", codec="h264", gop=16, quality=20)
+    assert Videos() == Videos(store="h264", codec="h264", gop=16, quality=20)
     assert Videos(store="h264", codec="av1").quality == 30
     assert Videos(store="jpeg").quality == 90
     assert Videos(fps="12.50") == Videos(fps=12.5) == Videos(fps="25/2")
@@ -202,18 +204,28 @@ def test_fps_takes_the_first_frame_of_each_interval(root: Path, tmp_path: Path, 
     path = root / "a" / "two.mkv"
     shardio.convert(path, out, workers=0, store=store, fps=10, frames=8, size=32)
     with shardio.open(out) as dataset:
-        pts = dataset[0]["pts"] if store == "raw" else dataset[0]["video"].packets["pts"]
+        pts = dataset[0]["pts"] if store == "raw" else dataset[0]["frames"].packets["pts"]
         assert pts.tolist() == [time * 20 for time in taken]
         assert dataset.inputs[0]["detail"]["frames"] == 8
+
+
+@pytest.mark.parametrize("store", STORES)
+def test_a_video_out_of_all_proportion_is_broken_on_every_store(tmp_path: Path, store: str) -> None:
+    write_video(tmp_path / "in" / "strip.mkv", scene(4, 1536, 2), codec="ffv1")
+    report = shardio.convert(
+        tmp_path / "in", tmp_path / "out", workers=0, store=store, frames=4, size=32
+    )
+    (found,) = report.inputs
+    assert found.outcome == "broken" and "at most 16384" in str(found.reason)
 
 
 def test_damage_that_only_decoding_shows_is_found_where_frames_are_decoded(tmp_path: Path) -> None:
     path = write_video(tmp_path / "in" / "a.mp4", scene(40))
     content = bytearray(path.read_bytes())
     with shardio.ShardWriter(tmp_path / "a.shard", Videos(store="packets").schema()) as writer:
-        writer.append({"video": bytes(content), "label": 0, "source": ""})
+        writer.append({"frames": bytes(content), "label": 0, "source": ""})
     with shardio.ShardReader(tmp_path / "a.shard") as reader:
-        stream = reader[0]["video"]
+        stream = reader[0]["frames"]
         last = bytes(stream.data[int(stream.packets["offset"][30]) :])
     at = content.find(last)
     content[at + 5 : at + 40] = bytes(35)
@@ -223,7 +235,7 @@ def test_damage_that_only_decoding_shows_is_found_where_frames_are_decoded(tmp_p
         "unchecked": {"store": "packets"},
         "checked": {"store": "packets", "check": True},
         "h264": {"store": "h264"},
-        "raw": {},
+        "raw": {"store": "raw"},
     }
     for name, options in ways.items():
         found[name] = shardio.convert(
@@ -250,8 +262,9 @@ def test_of_a_video_that_breaks_midway_what_is_before_is_kept_if_it_is_asked_for
         report = shardio.convert(path, out, workers=0, keep_partial=keeps, store=store, **SMALL)
         assert report.counts == {"broken": 1}
         with shardio.open(out) as dataset:
-            kept[keeps] = [sample["video"].n_frames for sample in dataset]
-    raw = shardio.convert(path, tmp_path / "raw", workers=0, keep_partial=True, **SMALL)
+            kept[keeps] = [sample["frames"].n_frames for sample in dataset]
+    options: dict[str, Any] = {"store": "raw", "keep_partial": True, **SMALL}
+    raw = shardio.convert(path, tmp_path / "raw", workers=0, **options)
     with shardio.open(tmp_path / "raw") as dataset:
         n_clips = len(dataset)
     assert raw.counts == {"broken": 1} and kept[False] == [] and len(kept[True]) == 1
@@ -296,6 +309,30 @@ def test_h264_is_the_same_bytes_for_any_number_of_workers_and_when_it_was_interr
         assert content(tmp_path / name) == found
 
 
+def test_a_dataset_that_is_appended_to_keeps_the_store_it_was_made_with(
+    root: Path, tmp_path: Path
+) -> None:
+    write_video(tmp_path / "more" / "new.mp4", scene(9))
+    for store in STORES:
+        out = tmp_path / store
+        shardio.convert(root / "a", out, workers=0, store=store, **SMALL)
+        shardio.convert(tmp_path / "more", out, workers=0, append=True)
+        with shardio.open(out) as dataset:
+            assert dataset.converter["options"]["store"] == store
+            assert (dataset.generation, dataset[-1]["source"]) == (2, "new.mp4")
+            kind = shardio.Array if store == "raw" else shardio.Video
+            assert isinstance(dataset.schema["frames"], kind)
+
+
+def test_where_no_encoder_is_that_is_an_error_which_names_the_stores_that_need_none(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(encoding._ENCODERS, "h264", ("libnone", {}))
+    with pytest.raises(EnvironmentUnsuitable, match="no encoder libnone here.*; --store raw "):
+        shardio.convert(root / "a", tmp_path / "out", workers=0, **SMALL)
+    assert not (tmp_path / "out").exists()
+
+
 def test_appending_takes_the_options_of_the_store(root: Path, tmp_path: Path) -> None:
     out, more = tmp_path / "out", tmp_path / "more"
     shardio.convert(root / "a", out, workers=0, store="h264", gop=5, **SMALL)
@@ -303,7 +340,7 @@ def test_appending_takes_the_options_of_the_store(root: Path, tmp_path: Path) ->
     report = shardio.convert(more, out, workers=0, append=True)
     assert (report.n_samples_before, report.n_samples, report.view["kind"]) == (2, 1, "clips")
     with shardio.open(out) as dataset:
-        keys = packet_flags(dataset[2]["video"].packets) & PacketFlag.KEY
+        keys = packet_flags(dataset[2]["frames"].packets) & PacketFlag.KEY
         assert np.flatnonzero(keys).tolist() == [0, 5, 10]
         assert dataset.view["kind"] == "clips"
     with pytest.raises(InvalidArgument, match="codec is for store 'h264'; found store 'raw'"):

@@ -1,4 +1,4 @@
-"""Videos become clips: cutting, fields, outcomes; and whole folders against a plain decode."""
+"""Videos become rows of clips: cutting, fields, outcomes; whole folders against a plain decode."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from shardio_converters import videos
 from shardio_converters.videos import Videos
 from tests.media_made import plain_decode, scene, write_sound, write_video
 
-SMALL: dict[str, Any] = {"frames": 4, "size": 32}
+SMALL: dict[str, Any] = {"store": "raw", "frames": 4, "size": 32}
 
 
 def read_input(source: Input, **options: Any) -> tuple[list[dict[str, Any]], Outcome]:
@@ -66,7 +66,7 @@ class FakeVideo:
     """Stands for a video of `n_frames` frames whose pictures hold their own numbers."""
 
     n_frames: ClassVar[int]
-    time_base = Fraction(1, 10)
+    time_base = interval = Fraction(1, 10)
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -103,7 +103,8 @@ def test_clips_are_those_of_the_definition(
         patch.setattr(videos, "VideoFile", fake)
         # The file that is looked at is this one; its suffix is what makes it a video.
         source = Input("a.mp4", __file__, 0, -1)
-        clips, outcome = read_input(source, frames=frames, stride=stride, step=step, size=1)
+        options: dict[str, Any] = {"store": "raw", "stride": stride, "step": step}
+        clips, outcome = read_input(source, frames=frames, size=1, **options)
     assert [clip["frames"][:, 0, 0, 0].tolist() for clip in clips] == wanted
     assert [clip["pts"].tolist() for clip in clips] == [[n * 10 for n in clip] for clip in wanted]
     if not wanted:
@@ -115,7 +116,7 @@ def test_clips_are_those_of_the_definition(
 
 
 def test_frames_that_no_clip_holds_are_not_converted(tmp_path: Path) -> None:
-    source = Videos(frames=2, stride=3, step=10)
+    source = Videos(store="raw", frames=2, stride=3, step=10)
     assert [n for n in range(25) if source._is_used(n)] == [0, 3, 10, 13, 20, 23]
 
 
@@ -196,7 +197,7 @@ def test_a_folder_converts_to_the_clips_of_a_plain_decode(tmp_path: Path) -> Non
     write_video(root / "a" / "one.mp4", scene(40), codec_options={"bf": "2"})
     write_video(root / "b" / "two.mkv", scene(33, 101, 75), pixel_format="yuv444p")
     write_video(root / "three.avi", scene(17), codec="mpeg4")
-    shardio.convert(root, tmp_path / "out", workers=0)
+    shardio.convert(root, tmp_path / "out", workers=0, store="raw")
     assert check_against_plain_decode(root, shardio.open(tmp_path / "out")) == 5
 
 
@@ -223,7 +224,7 @@ def test_the_bytes_are_the_same_for_any_number_of_workers(
 def test_the_real_clips_convert_to_the_clips_of_a_plain_decode(
     media_root: Path, tmp_path: Path
 ) -> None:
-    report = shardio.convert(media_root / "clips", tmp_path / "out")
+    report = shardio.convert(media_root / "clips", tmp_path / "out", store="raw")
     assert not report.broken
     assert check_against_plain_decode(media_root / "clips", shardio.open(tmp_path / "out")) == 138
 
@@ -235,7 +236,7 @@ def test_real_broken_files_are_listed_and_the_others_are_whole(
     root.mkdir()
     for name in ("clips", "broken"):
         (root / name).symlink_to(media_root / name)
-    report = shardio.convert(root, tmp_path / "out")
+    report = shardio.convert(root, tmp_path / "out", store="raw")
     assert [Path(source.name).name for source in report.broken] == (
         "audio_only.mp4 corrupted.mp4 empty.mp4 noise.mkv notes.mp4 sound.wav truncated.mp4".split()
     )

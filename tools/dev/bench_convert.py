@@ -1,4 +1,4 @@
-"""Compares `shardio.convert` with a bare decode loop: tools/dev/bench_convert.py [VIDEOS].
+"""Compares `shardio.convert` to raw frames with a bare decode loop: bench_convert.py [VIDEOS].
 
 The bare loop is PyAV at its best: decode, resize with one reformatter kept alive and the same
 swscale flags, crop, in as many processes, with the files dealt out as they come; nothing is
@@ -73,7 +73,7 @@ def run_bare(paths: list[str], n_workers: int) -> float:
 def run_convert(source: Path, out: Path, n_workers: int) -> float:
     """Convert the folder; returns seconds."""
     start_s = time.perf_counter()
-    shardio.convert(source, out, workers=n_workers)
+    shardio.convert(source, out, store="raw", size=SIZE, workers=n_workers)
     elapsed_s = time.perf_counter() - start_s
     shutil.rmtree(out)
     return elapsed_s
