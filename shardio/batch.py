@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -14,6 +13,7 @@ from shardio.collate import FILLED, BlockLayout, VaryingSlot
 from shardio.errors import ShardCorrupt
 from shardio.format.fields import Array, Json, List, Text
 from shardio.format.lists import unpack_list
+from shardio.format.schema import read_json
 
 _NONE: Final[Mapping[str, Sequence[str]]] = {}
 
@@ -171,7 +171,7 @@ class Batch(Mapping[str, Any]):
             texts = [record.decode("utf-8") for record in records]
             if isinstance(field, Text):
                 return texts
-            return [json.loads(text) if text or not field.optional else None for text in texts]
+            return [read_json(text) if text or not field.optional else None for text in texts]
         except (ValueError, RecursionError) as error:  # not UTF-8, not JSON, nested too deep
             raise self._refuse(slot.name, records, error) from error
 
@@ -196,9 +196,9 @@ class Batch(Mapping[str, Any]):
         field = self._layout.schema[name]
         for i, record in enumerate(records):
             try:
-                text = record.decode("utf-8")  # first: json.loads would take UTF-16 bytes, too
+                text = record.decode("utf-8")
                 if isinstance(field, Json) and (record or not field.optional):
-                    json.loads(text)
+                    read_json(text)
             except (ValueError, RecursionError):
                 return self._placed(what, "value", name, i)
         return ShardCorrupt(what, code="value", field=name)

@@ -19,10 +19,11 @@ from typing import Any, Final, Literal
 import numpy as np
 import numpy.typing as npt
 
+from shardio.bundles import BundledOrder, Bundling
 from shardio.errors import InvalidArgument
 from shardio.format.checksum import distinct
 from shardio.order import SORTED_MAX, Permutation, Positions, hashes_of, key_of, permutations
-from shardio.windows import Window, WindowedOrder
+from shardio.windows import GroupedOrder, Window, WindowedOrder
 
 Exhausted = Literal["stop", "repeat"]
 
@@ -128,16 +129,26 @@ class BlendedOrder:
         shuffle: whether each source is shuffled, or else walked in order.
         window: by which it is shuffled, if not as a whole.
         seed, epoch: the key.
+        bundling: what its samples lie together in, if they are clips that do.
     """
 
     def __init__(
-        self, blend: Blend, *, shuffle: bool, window: Window | None, seed: int, epoch: int
+        self,
+        blend: Blend,
+        *,
+        shuffle: bool,
+        window: Window | None,
+        seed: int,
+        epoch: int,
+        bundling: Bundling | None = None,
     ) -> None:
         self._mixing, self._n, self._firsts = blend.mixing, blend.n_positions, blend.firsts
         self._key = key_of(22, seed, epoch)
         shuffles = shuffle or window is not None
         self._walks = [
-            _Walk(n, key_of(23, seed, epoch, source), window) if shuffles else _InOrder(n)
+            _Walk(n, key_of(23, seed, epoch, source), window, bundling, source)
+            if shuffles
+            else _InOrder(n)
             for source, n in enumerate(blend.sizes)
         ]
 
@@ -219,18 +230,24 @@ class _Walk:
         n: how many it has.
         key: of its orders.
         window: by which it is shuffled, where that makes a difference.
+        bundling: what the samples of all sources lie together in, if they do.
+        source: its number.
     """
 
-    def __init__(self, n: int, key: int, window: Window | None) -> None:
+    def __init__(
+        self, n: int, key: int, window: Window | None, bundling: Bundling | None, source: int
+    ) -> None:
         self._n, self._key = n, key
-        self._window = window if window is not None and n > window.whole else None
+        self._bundling, self._source = bundling, source
+        k = 1 if bundling is None else bundling.k
+        self._window = window if window is not None and n > window.whole * k else None
         # Of a small source a call may need many rounds: their orders are worked out together.
-        self._is_small = n <= SORTED_MAX and self._window is None
+        self._is_small = n <= SORTED_MAX and self._window is None and bundling is None
         self._n_at_once = max(1, SORTED_MAX // n) if self._is_small else 1
         self._rounds: Positions = np.zeros(0, np.int64)
         self._tables: Positions
         """Of small sources, the orders of the rounds that came last."""
-        self._order: Permutation | WindowedOrder
+        self._order: Permutation | WindowedOrder | GroupedOrder | BundledOrder
         """Of others, that of the latest."""
 
     def at(self, draws: Positions) -> Positions:
@@ -252,8 +269,17 @@ class _Walk:
         keys = hashes_of(rounds, self._key)
         if self._is_small:
             self._tables = permutations(self._n, keys)
-        elif self._window is None:
-            self._order = Permutation(self._n, int(keys[0]))
         else:
-            self._order = WindowedOrder(self._n, self._window, seed=int(keys[0]), epoch=0)
+            self._order = self._ordered(int(keys[0]))
         self._rounds = rounds  # last: should Ctrl-C strike, it is done again
+
+    def _ordered(self, key: int) -> Permutation | WindowedOrder | GroupedOrder | BundledOrder:
+        """The order of a round."""
+        n, window, bundling = self._n, self._window, self._bundling
+        if bundling is None:
+            if window is None:
+                return Permutation(n, key)
+            return WindowedOrder(n, window, seed=key, epoch=0)
+        if window is None:
+            return BundledOrder(bundling.bundles(n, self._source), seed=key, epoch=0)
+        return GroupedOrder(n, bundling.k, window, seed=key, epoch=0)

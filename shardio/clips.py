@@ -7,8 +7,10 @@ any position is found by arithmetic on how many frames each video has.
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import asdict, dataclass
-from typing import Any, Final, Literal, get_args
+from fractions import Fraction
+from typing import Any, Final, Literal, NamedTuple, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +23,9 @@ PixelForm = Literal["rgb", "yuv420"]
 
 _Numbers = npt.NDArray[np.int64]
 _MOST: Final = 1 << 31
+_HALF: Final = 1 << 32
+_MOST_PARTS: Final = 1 << 16
+"""The largest denominator of a float that was meant exactly, as 12.5 is and 29.97 is not."""
 _MAX_SIDE: Final = 16384
 _CHOICES: Final = {
     "where": get_args(Where),
@@ -35,21 +40,37 @@ class Clip:
 
     Args:
         frames: how many frames a clip has.
-        stride: every how manieth frame of the video is one of them.
+        stride: every how manieth frame of the video is one of them. Not together with `fps`.
         where: which clips there are. `"all"`: one every `step` frames, as far as whole ones fit.
             `"uniform"`: `per_video` of each video, from the middles of as many equal parts.
             `"random"`: `per_video` of each video and epoch; every frame that can start a clip is as
             likely to.
         step: frames from the start of a clip to that of the next; by default the next one starts
-            where one ends, after frames * stride. For `"all"` only.
-        per_video: how many clips of each video an epoch has; 1 unless given, not for `"all"`.
+            where one ends, after frames * stride. For `"all"` only; with `fps`, every step / fps
+            seconds.
+        per_video: how many clips of a video lie together where an epoch is shuffled, 1 unless
+            given: side by side in the order, so that most batches decode them in one pass. With
+            `"random"` and `"uniform"` an epoch has so many of each video.
         size: (height, width) that pictures are scaled and cropped to; None as they are.
         crop: what is kept where the proportions differ: the middle, or a place drawn for each clip.
         pixels: `"rgb"`, uint8 (frames, H, W, 3), or `"yuv420"`, uint8 (frames, H * 3/2, W) with Y
             over U and V, of half the size: see `shardio.tensors.yuv420_to_rgb`.
         field: which field; needed where a dataset has several of videos.
+        fps: frames of a clip per second of its video, an integer, a `Fraction`, or a float that is
+            one of few parts (12.5). Frame i of a clip is then the one that is on show i / fps
+            seconds after the clip's start, exactly; see `shardio.timing`.
+        around: the field that says of each video when something happens in it: there is one clip
+            around each of these events, instead of what `where` says. Floats are seconds from the
+            first frame, integers are numbers of frames. A clip that would reach beyond the video is
+            moved inside.
+        lead: how much of a clip is before its event, from 0 to 1; half of it unless given. The
+            event is at frame lead * (frames - 1), rounded down, of a clip that is not moved.
+        times: whether a batch also has the times of the clips' frames: with a field `video`,
+            `video_pts`, int64 (frames,), in ticks, and `video_time_base`, int64 (2,), the numerator
+            and the denominator of seconds per tick.
 
-    A video that is shorter than one clip gives none.
+    A video that is shorter than one clip gives none, with `fps` one that ends before the last frame
+    of a clip from its start would be shown.
 
     Raises:
         InvalidArgument: an option is not acceptable.
@@ -64,6 +85,10 @@ class Clip:
     crop: Crop = "center"
     pixels: PixelForm = "rgb"
     field: str | None = None
+    fps: int | float | Fraction | None = None
+    around: str | None = None
+    lead: float | None = None
+    times: bool = False
 
     def __post_init__(self) -> None:
         for name, known in _CHOICES.items():
@@ -74,23 +99,64 @@ class Clip:
                 )
         _check_number("frames", self.frames)
         _check_number("stride", self.stride)
-        if self.where == "all":
-            if self.per_video is not None:
-                raise InvalidArgument('per_video is for where="random" or "uniform"')
+        self._check_times()
+        if self.around is not None:
+            self._check_around(self.around)
+        elif self.where == "all":
             # Said or not, the same step: options that give the same clips are the same.
             step = self.frames * self.stride if self.step is None else self.step
             object.__setattr__(self, "step", _check_number("step", step, 1 << 62))
         elif self.step is not None:
             raise InvalidArgument(f'step is for where="all"; found where={self.where!r}')
-        else:
-            n_clips = 1 if self.per_video is None else self.per_video
-            object.__setattr__(self, "per_video", _check_number("per_video", n_clips, 1 << 20))
+        n_clips = 1 if self.per_video is None else self.per_video
+        object.__setattr__(self, "per_video", _check_number("per_video", n_clips, 1 << 20))
         if self.size is not None:
             object.__setattr__(self, "size", _checked_size(self.size, self.pixels))
         elif self.crop != "center":
             raise InvalidArgument(f"crop={self.crop!r} needs size=(height, width)")
         if not isinstance(self.field, str | None):
             raise InvalidArgument(f"field must be the name of a field; found {self.field!r}")
+
+    def _check_times(self) -> None:
+        if not isinstance(self.times, bool):
+            raise InvalidArgument(f"times must be True or False; found {self.times!r}")
+        if self.fps is not None:
+            object.__setattr__(self, "fps", _checked_rate(self.fps))
+            if self.stride != 1:
+                raise InvalidArgument(
+                    f"fps and stride both say which frames a clip has: pass one of them; found "
+                    f"fps={self.fps}, stride={self.stride}"
+                )
+        if self.lead is not None and self.around is None:
+            raise InvalidArgument(f"lead is for clips around events; found lead={self.lead!r}")
+
+    def _check_around(self, around: Any) -> None:
+        if not isinstance(around, str):
+            raise InvalidArgument(f"around must be the name of a field; found {around!r}")
+        if (self.where, self.step) != ("all", None):
+            raise InvalidArgument(
+                "around says which clips there are, one for each event: leave out where and step"
+            )
+        lead: Any = 0.5 if self.lead is None else self.lead
+        if isinstance(lead, bool) or not isinstance(lead, int | float) or not 0 <= lead <= 1:
+            raise InvalidArgument(f"lead must be a number from 0 to 1; found {self.lead!r}")
+        object.__setattr__(self, "lead", float(lead))
+
+    @property
+    def rate(self) -> Fraction | None:
+        """Frames of a clip per second; None where clips go by frames of the video."""
+        return self.fps if isinstance(self.fps, Fraction) else None  # made one when it was checked
+
+    @property
+    def goes_by_times(self) -> bool:
+        """Whether the frames of a clip can be told only from the times of the video's frames."""
+        return self.fps is not None or self.around is not None
+
+    @property
+    def n_before(self) -> int:
+        """Frames of a clip before that of its event."""
+        # What was written as 0.3 is three tenths.
+        return math.floor(Fraction(repr(self.lead or 0.0)) * (self.frames - 1))
 
     @property
     def span(self) -> int:
@@ -99,11 +165,28 @@ class Clip:
 
     @property
     def identity(self) -> str:
-        """What tells the clips that it cuts from those of others; nothing of pixels."""
+        """What tells the clips that it cuts from those of others; nothing of pixels or order."""
         known = {name: value for name, value in asdict(self).items() if value is not None}
-        for name in ("size", "crop", "pixels"):
+        for name in ("size", "crop", "pixels", "times"):
             known.pop(name, None)
+        if self.fps is not None:
+            known["fps"] = str(self.fps)
+        if self.around is not None:
+            known["lead"] = self.n_before  # leads that give the same clips are the same
+        if self.where == "all":
+            del known["per_video"]
         return "clips " + json.dumps(known, sort_keys=True, separators=(",", ":"))
+
+
+class Events(NamedTuple):
+    """What clips are around: how many events each video has, and when, those of the first first.
+
+    Of `values`, floats are seconds from a video's first frame, integers are numbers of frames. Only
+    videos that are long enough for a clip have any.
+    """
+
+    counts: _Numbers
+    values: npt.NDArray[Any]
 
 
 class Clips:
@@ -111,13 +194,17 @@ class Clips:
 
     Args:
         clip: how they are cut.
-        n_frames: how many frames each video has; 0 where there is none.
+        n_frames: how many frames each video has, with `fps` at so many per second; 0 where there is
+            none.
+        events: of clips around events.
     """
 
-    def __init__(self, clip: Clip, n_frames: _Numbers) -> None:
-        self.clip, self.n_frames = clip, n_frames
+    def __init__(self, clip: Clip, n_frames: _Numbers, events: Events | None = None) -> None:
+        self.clip, self.n_frames, self.events = clip, n_frames, events
         n_starts = np.maximum(n_frames - (clip.span - 1), 0)
-        if clip.where == "all":
+        if events is not None:
+            counts = events.counts
+        elif clip.where == "all":
             counts = -(-n_starts // (clip.step or 1))
         else:
             counts = (n_starts > 0) * np.int64(clip.per_video or 1)
@@ -128,6 +215,11 @@ class Clips:
     def __len__(self) -> int:
         return int(self._ends[-1]) if len(self._ends) else 0
 
+    @property
+    def ends(self) -> _Numbers:
+        """How many clips there are of the first video, of the first two, and so on."""
+        return self._ends
+
     def videos(self, positions: _Numbers) -> _Numbers:
         """The video that each of `positions` is a clip of; they are from 0 to len() - 1."""
         return np.searchsorted(self._ends, positions, "right")
@@ -137,6 +229,10 @@ class Clips:
     ) -> _Numbers:
         """The first frame of the clip at each of `positions`.
 
+        Where clips go by times it is what `clip_frames.frames_of` finds their frames by: the number
+        of the event; of `"all"`, how many times 1 / fps after the video's start; else how many of
+        `n_shares` parts of the frames that can start a clip come before the one that does.
+
         Args:
             positions: from 0 to len() - 1.
             videos: what `videos` gives for them.
@@ -144,6 +240,10 @@ class Clips:
                 `"random"` depend on them.
         """
         n_starts = self._n_starts[videos]
+        if self.clip.around is not None:
+            return positions
+        if self.clip.rate is not None and self.clip.where == "random":
+            return (draws >> np.uint64(32)).astype(np.int64)
         if self.clip.where == "random":
             # 32 bits decide: of 100,000 starts none is likelier than another by 1 in 40,000.
             upper = (draws >> np.uint64(32)) * n_starts.astype(np.uint64)
@@ -152,8 +252,16 @@ class Clips:
         if self.clip.where == "all":
             found: _Numbers = numbers * (self.clip.step or 1)
             return found
+        if self.clip.rate is not None:
+            middles: _Numbers = 2 * numbers + 1
+            return middles
         spread: _Numbers = (2 * numbers + 1) * n_starts // (2 * (self.clip.per_video or 1))
         return spread
+
+    @property
+    def n_shares(self) -> int:
+        """Into how many parts `starts` divides the frames that can start a clip by times."""
+        return _HALF if self.clip.where == "random" else 2 * (self.clip.per_video or 1)
 
     def frames(self, start: int) -> range:
         """The frames of the video that a clip from `start` on has."""
@@ -166,6 +274,18 @@ def _check_number(name: str, value: Any, most: int = _MOST) -> int:
             f"{name} must be a whole number from 1 up to {most:,}; found {value!r}"
         )
     return value
+
+
+def _checked_rate(fps: Any) -> Fraction:
+    is_number = isinstance(fps, int | float | Fraction) and not isinstance(fps, bool)
+    found = Fraction(fps) if is_number and math.isfinite(fps) else Fraction(0)
+    most = _MOST_PARTS if isinstance(fps, float) else _MOST - 1
+    if not (0 < found.numerator < _MOST and found.denominator <= most):
+        raise InvalidArgument(
+            "fps must be frames per second, above 0: an integer, a float that is exact (12.5), or "
+            f"a fraction, as fractions.Fraction(30000, 1001) is; found {fps!r}"
+        )
+    return found
 
 
 def _checked_size(size: Any, pixels: str) -> tuple[int, int]:

@@ -45,6 +45,9 @@ class Course:
 
     def __init__(self, dataset: ShardDataset, choice: Choice) -> None:
         self._n_samples = len(dataset)
+        bundling = dataset.bundling
+        self._bundle = 1 if bundling is None else bundling.k
+        """How many clips lie together where an epoch is shuffled."""
         self._choice = choice
         self._latest: _Table | None = None
         self._weights: npt.NDArray[np.float64] | None = None
@@ -66,6 +69,7 @@ class Course:
             n_samples = sum(shard.n_samples for shard in dataset.shards)
             if dataset.clips is not None:  # as if all rows had as many as those that are shown
                 n_samples = n_samples * len(dataset) // max(1, dataset.n_shown)
+                n_samples = max(1, n_samples // self._bundle)  # of which runs are made then
             self.window = Window.of(n_bytes, n_samples)
         if choice.weights is not None:
             weights = _checked(choice.weights, self._n_samples)
@@ -125,6 +129,7 @@ class Course:
         shuffle = "full" if self._choice.is_full else self._choice.shuffle
         found: dict[str, Any] = {"seed": self._choice.seed, "shuffle": shuffle}
         found |= {"sampler": None, "weights": None, "replacement": None, "mixing": None}
+        found["per_video"] = self._bundle if shuffle is not False and self._bundle > 1 else None
         if self.blend is not None:
             shares, exhausted = self.blend.mixing.shares, self.blend.mixing.exhausted
             weights = [share / sum(shares) for share in shares]

@@ -9,7 +9,7 @@ from typing import Any, TextIO
 
 from shardio._engine.engine import Engine
 from shardio._engine.iteration import Iteration
-from shardio._engine.recipe import Dct, Plan
+from shardio._engine.recipe import Dct, Plan, Recipe
 from shardio._engine.staff import StartMethod
 from shardio._engine.tally import N_RECORDS
 from shardio.access.filesystems import Access
@@ -24,12 +24,14 @@ from shardio.errors import InvalidArgument
 from shardio.handover import Handover, Maker, Pass, RecordedPass
 from shardio.loading_stats import LoaderStats
 from shardio.mixture import Mixture
-from shardio.options import Collate, OnError, Output, check_options, cut_of, recipe_of
+from shardio.option_checks import OnError
+from shardio.options import Asked, Collate, Output, check_options, cut_of, recipe_of
 from shardio.preload import preload as bring_in
 from shardio.progress import Progress, progress_of, state_of
 from shardio.progress_bar import ProgressBar
 from shardio.recorded import timeline_of
 from shardio.reopening import open_anew
+from shardio.sounds import Sound
 from shardio.timeline import Timeline
 from shardio.units import Verify
 
@@ -102,6 +104,8 @@ class ShardLoader(Closing):
         dct: "accurate", or "fast": JPEGs in about 5 % less time, most pixels within 2 levels.
         clip: a `shardio.Clip`: which clips of the videos in a field the samples are, and how their
             pixels arrive. By default those that the dataset says, else `Clip()`.
+        sound: a `shardio.sounds.Sound`: how sound arrives; of a clip, what is heard while it lasts.
+            `NAME_span` says from which to which sample there is sound, and not silence.
         preload: bring what is read of the samples into the page cache in the constructor, or raise
             a MemoryShort where that does not fit; nothing keeps it there.
 
@@ -148,15 +152,14 @@ class ShardLoader(Closing):
         decode: bool = True,
         dct: Dct = "accurate",
         clip: Clip | None = None,
+        sound: Sound | None = None,
     ) -> None:
         opened = open_anew(dataset, verify, access, subset)
         if isinstance(opened, Mixture):
             fields = opened.check_agreement(fields)
-        self._options = check_options(
-            opened.schema,
+        asked = Asked(
             batch_size=batch_size,
             fields=fields,
-            choice=Choice(shuffle, seed, sampler, weights, replacement, n_draws),
             num_workers=num_workers,
             transform=transform,
             batch_transform=batch_transform,
@@ -168,7 +171,6 @@ class ShardLoader(Closing):
             prefetch=prefetch,
             memory_bytes=memory_bytes,
             verify=verify,
-            access=opened.access,
             on_error=on_error,
             max_skips=max_skips,
             timeout_s=timeout_s,
@@ -180,31 +182,39 @@ class ShardLoader(Closing):
             decode=decode,
             dct=dct,
             clip=clip,
-            view=opened.view,
+            sound=sound,
         )
-        clips = cut_of(self._options, opened)
+        choice = Choice(shuffle, seed, sampler, weights, replacement, n_draws)
+        self._options = check_options(opened, choice, asked)
+        clips = cut_of(self._options, opened, is_asked=clip is not None)
         self._course = Course(opened, self._options.choice)
         self._next: Progress | int = 0
         """Where the next iteration begins: a place that was loaded, or the epoch."""
         self._latest: Iteration | None = None
-        self._engine = Engine(
-            recipe_of(self._options, opened, self._course.n_at_most, clips),
-            n_workers=self._options.num_workers,
-            prefetch=self._options.prefetch,
-            memory_bytes=self._options.memory_bytes,
-            timeout_s=self._options.timeout_s,
-            start_method=self._options.start_method,
-            n_records=N_RECORDS if self._options.record else 0,
+        self._engine = self._engine_for(
+            recipe_of(self._options, opened, self._course.n_at_most, clips)
         )
         self._finalizer = weakref.finalize(self, self._engine.close)
         try:
             self._engine.open(opened)
             if self._options.preload:
-                bring_in(opened, self._options.fields)
+                bring_in(opened, self._options.media.fields)
             self._handover = self._handover_of(opened)
         except BaseException:
             self.close()
             raise
+
+    def _engine_for(self, recipe: Recipe) -> Engine:
+        options = self._options
+        return Engine(
+            recipe,
+            n_workers=options.num_workers,
+            prefetch=options.prefetch,
+            memory_bytes=options.memory_bytes,
+            timeout_s=options.timeout_s,
+            start_method=options.start_method,
+            n_records=N_RECORDS if options.record else 0,
+        )
 
     def _handover_of(self, opened: ShardDataset) -> Handover:
         maker: Maker | None = None
@@ -215,8 +225,8 @@ class ShardLoader(Closing):
             maker = TensorMaker(self._options.device)
             if maker.aliases:
                 self._engine.settle_by(maker.synchronize)
-        reuses, most_skips = self._options.reuse, self._options.max_skips or 0
-        return Handover(self._engine, maker, opened, reuses=reuses, most_skips=most_skips)
+        most = self._options.max_skips or 0
+        return Handover(self._engine, maker, opened, reuses=self._options.reuse, most_skips=most)
 
     @property
     def dataset(self) -> ShardDataset:
@@ -226,24 +236,16 @@ class ShardLoader(Closing):
     @property
     def epoch(self) -> int:
         """The epoch of the latest iteration, or that the next one goes on with; 0 at first."""
-        if self._latest is not None:
-            return self._latest.plan.epoch
-        return self._start().epoch
+        return self._start().epoch if self._latest is None else self._latest.plan.epoch
 
     def __len__(self) -> int:
         """How many batches a whole epoch has, for this rank."""
         return self._division(0, self._course.n_positions(self.epoch)).last_step
 
     def _division(self, position: int, n_samples: int) -> Division:
-        options = self._options
-        return Division(
-            n_samples,
-            position,
-            options.batch_size,
-            options.rank,
-            options.world_size,
-            options.tail,
-        )
+        asked = self._options
+        place = asked.rank, asked.world_size
+        return Division(n_samples, position, asked.batch_size, *place, asked.tail)
 
     def __iter__(self) -> Iterator[Batch]:
         """Start the next epoch, or go on with the one that `load_state_dict` was given."""
@@ -284,9 +286,8 @@ class ShardLoader(Closing):
 
     def _start(self) -> Progress:
         """Where the next iteration begins."""
-        if isinstance(self._next, Progress):
-            return self._next
-        return self._course.beginning(self._next)
+        place = self._next
+        return place if isinstance(place, Progress) else self._course.beginning(place)
 
     def _progress(self) -> Progress:
         """How far the latest iteration has come."""
@@ -341,8 +342,8 @@ class ShardLoader(Closing):
                 "there is a timeline of an iteration over a loader that was made with record=True; "
                 f"this one has record={self._options.record}, epoch {self.epoch}"
             )
-        fillings = self._engine.fillings(self._latest)
-        return timeline_of(f"epoch {self.epoch}", fillings, self._latest.lap)
+        latest = self._latest
+        return timeline_of(f"epoch {self.epoch}", self._engine.fillings(latest), latest.lap)
 
     def close(self) -> None:
         """End the workers; batches that are held stay valid. May be called again."""

@@ -14,12 +14,14 @@ import numpy as np
 
 from shardio.access.filesystems import Access
 from shardio.blend import Blend, Mixing
+from shardio.clips import Clips
 from shardio.dataset import ShardDataset
 from shardio.errors import InvalidArgument
 from shardio.format.checksum import hash_bytes
 from shardio.format.fields import Field
 from shardio.format.schema import Schema
 from shardio.manifest import Generation
+from shardio.manifest.default_view import ROWS
 from shardio.manifest.listing import Side
 from shardio.reader import ShardReader
 from shardio.units import Rows, Verify
@@ -78,6 +80,7 @@ class Mixture(ShardDataset):
             source.access = access
         super().__init__(f"a mixture of {', '.join(paths)}{more}", verify=verify, access=access)
         self._ends: Rows = np.cumsum([len(source) for source in sources])
+        """The number behind that of each source's last sample."""
         if any(source._view is not None for source in sources):
             self._view = self._runs()
 
@@ -115,8 +118,9 @@ class Mixture(ShardDataset):
     @property
     def blend(self) -> Blend:
         """What an epoch that begins now has."""
-        sizes = tuple(len(source) for source in self.sources)
-        return Blend(self.mixing, sizes, tuple((self._ends - sizes).tolist()))
+        sizes = np.diff(self._ends, prepend=0)
+        firsts = self._ends - sizes
+        return Blend(self.mixing, tuple(sizes.tolist()), tuple(firsts.tolist()))
 
     def sources_of(self, indices: Any) -> Rows:
         """The number of the source that each of some samples is of, such as `batch.indices`.
@@ -166,7 +170,8 @@ class Mixture(ShardDataset):
         Of which sources, and in which order, its lineage says.
         """
         found = ",".join(source.view_id for source in self.sources)
-        return found if self._view is not None else ""
+        of_rows = found if self._view is not None else ""
+        return of_rows if self._clips is None else f"{of_rows} {self._clips.clip.identity}".lstrip()
 
     @property
     def selection(self) -> RowList | None:
@@ -184,9 +189,28 @@ class Mixture(ShardDataset):
         """Have these rows in the place of its `selection`, of as many."""
         self._selected = selection
 
-    def rows(self, positions: Rows) -> Rows:
-        """The rows of all shards that the samples at `positions` are."""
-        rows = super().rows(positions)
+    def cut(self, clips: Clips) -> None:
+        """Have it show clips of the videos in the rows that its sources show.
+
+        Raises:
+            InvalidArgument: a source has no clip.
+        """
+        super().cut(clips)
+        ends = np.concatenate([[0], clips.ends])
+        self._ends = ends[np.cumsum([source.n_shown for source in self.sources])]
+        for source, n in zip(self.sources, np.diff(self._ends, prepend=0), strict=True):
+            if not n:
+                raise InvalidArgument(
+                    f"{source} is to be mixed, and none of its videos has a clip: leave it out"
+                )
+
+    def _clip_ends(self, clips: Clips) -> list[Rows]:
+        parts = np.split(clips.ends, np.cumsum([source.n_shown for source in self.sources])[:-1])
+        return [part - before for part, before in zip(parts, [0, *self._ends], strict=False)]
+
+    def shown_rows(self, numbers: Rows) -> Rows:
+        """The rows of all shards that its sources show, by their numbers up to `n_shown`."""
+        rows = super().shown_rows(numbers)
         if self.selection is not None:
             listed = np.flatnonzero(rows >= self.starts[-1])
             rows[listed] = self.selection.rows(rows[listed] - self.starts[-1])
@@ -212,6 +236,9 @@ class Mixture(ShardDataset):
         """What it is made of, as if it were a state of one dataset."""
         classes = {source.classes for source in self.sources}
         lineages = "".join(source.lineage for source in self.sources)
+        view = self.sources[0].view
+        self.has_one_view = all(source.view == view for source in self.sources)
+        """Whether the samples of a loader are by default the same of each source."""
         schema = _common(self.sources)
         self._sided = [
             name for name in schema if any(name in source.sides for source in self.sources)
@@ -221,6 +248,7 @@ class Mixture(ShardDataset):
             lineage=f"{hash_bytes(lineages.encode()):016x}",
             schema=Schema({name: schema[name] for name in schema if name not in self._sided}),
             shards=self._summaries(),
+            view=view if self.has_one_view else ROWS,
             classes=classes.pop() if len(classes) == 1 else (),
             sides=tuple(
                 Side(Schema({name: schema[name]}), self._summaries(name)) for name in self._sided

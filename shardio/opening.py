@@ -33,6 +33,8 @@ from shardio.format.structure import check_place, unpack_header, unpack_table
 
 MAX_SAMPLES: Final = 1 << 48
 
+_KINDS: Final = frozenset(Kind)
+
 _SCHEMA_FEATURES: Final = BUILT & ~Required.ZSTD
 """The features that a schema decides alone; a record may be stored with zstd or not."""
 
@@ -181,8 +183,33 @@ def _blocked(
     wanted[Kind.BLOCK_HASHES, field, kind] = (blocks, DIMENSION.size)
 
 
+def _check_optional(section: Section, path: str) -> None:
+    """Check what must hold of a section that may be skipped, whatever it is."""
+    if section.of_kind:
+        what = "a section of an optional kind says that it belongs to another"
+        raise _corrupt(path, section, what, 0, section.of_kind)
+    if section.stride and section.size != section.count * section.stride:
+        expected = section.count * section.stride
+        raise _corrupt(path, section, "wrong size", expected, section.size)
+
+
+def _check_kinds(sections: Sections, path: str) -> None:
+    """Make sure that this version knows every kind of section that may not be skipped.
+
+    Raises:
+        ShardUnsupported: naming the first that it does not know.
+    """
+    for section in sections.values():
+        if section.kind < FIRST_OPTIONAL_KIND and section.kind not in _KINDS:
+            raise ShardUnsupported(
+                f"{path}: has a section of kind {section.kind} at byte {section.offset}, which "
+                "this version of shardio cannot read; read it with a newer shardio"
+            )
+
+
 def check_sections(header: Header, schema: Schema, sections: Sections, path: str) -> None:
     """Compare the section table with what schema and sample count demand."""
+    _check_kinds(sections, path)
     if header.n_samples > MAX_SAMPLES:
         raise ShardCorrupt(
             "too many samples",
@@ -210,6 +237,7 @@ def check_sections(header: Header, schema: Schema, sections: Sections, path: str
             raise ShardCorrupt(f"section {kind} is missing", code="section", path=path)
         if key not in wanted:
             if section.kind >= FIRST_OPTIONAL_KIND:
+                _check_optional(section, path)
                 continue
             raise _corrupt(path, section, "a section that the schema has no place for", None, key)
         count, stride = wanted[key]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from shardio.bundles import Bundling
 from shardio.clips import Clips
 from shardio.units import Rows
 from shardio.views import RowList, RowRuns
@@ -57,6 +58,17 @@ class Shown:
         """What its samples are cut out of its rows by, if they are clips."""
         return self._clips
 
+    @property
+    def bundling(self) -> Bundling | None:
+        """What its samples lie together in where they are shuffled, if they are clips that do."""
+        if self._clips is None or self._clips.clip.per_video in (None, 1):
+            return None
+        return Bundling(self._clips.clip.per_video, self._clip_ends(self._clips))
+
+    def _clip_ends(self, clips: Clips) -> list[Rows]:
+        """For each source, how many clips there are of its first video, its first two, …."""
+        return [clips.ends]
+
     def cut(self, clips: Clips) -> None:
         """Have it show clips of the videos in the rows that it shows."""
         self._clips = clips
@@ -65,4 +77,8 @@ class Shown:
         """The rows of all shards that the samples at `positions` are, or are cut out of."""
         if self._clips is not None:
             positions = self._clips.videos(positions)
-        return positions if self._view is None else self._view.rows(positions)
+        return self.shown_rows(positions)
+
+    def shown_rows(self, numbers: Rows) -> Rows:
+        """The rows of all shards that it shows, by their numbers up to `n_shown`."""
+        return numbers if self._view is None else self._view.rows(numbers)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -109,7 +110,23 @@ def test_the_same_clips_have_the_same_identity_whatever_their_pixels_are() -> No
     assert Clip().identity == Clip(step=16, size=(8, 6), crop="random", pixels="yuv420").identity
     others = [Clip(8), Clip(stride=2), Clip(step=8), Clip(where="random"), Clip(field="left")]
     others += [Clip(where="uniform"), Clip(where="uniform", per_video=2)]
-    assert len({Clip().identity, *(clip.identity for clip in others)}) == 8
+    others += [Clip(fps=8), Clip(fps=Fraction(25, 2)), Clip(around="goal"), Clip(around="foul")]
+    others += [Clip(around="goal", lead=0.9), Clip(around="goal", fps=8)]
+    assert len({Clip().identity, *(clip.identity for clip in others)}) == 14
+    assert Clip(per_video=4).identity == Clip().identity  # the same clips, in another order
+
+
+def test_clips_by_time_have_the_same_identity_however_they_are_written() -> None:
+    assert Clip(fps=12.5).identity == Clip(fps=Fraction(25, 2), step=16, times=True).identity
+    assert Clip(fps=8) == Clip(fps=8.0)
+    assert Clip(around="goal", frames=9).identity == Clip(9, around="goal", lead=0.55).identity
+
+
+@pytest.mark.parametrize(
+    ("frames", "lead", "n"), [(16, None, 7), (11, 0.3, 3), (11, 0, 0), (11, 1, 10), (1, 1.0, 0)]
+)
+def test_so_many_frames_are_before_that_of_the_event(frames: int, lead: Any, n: int) -> None:
+    assert Clip(frames, around="goal", lead=lead).n_before == n
 
 
 @pytest.mark.parametrize(
@@ -121,7 +138,7 @@ def test_the_same_clips_have_the_same_identity_whatever_their_pixels_are() -> No
         ({"step": 0}, "step must be"),
         ({"where": "some"}, "where must be one of 'all', 'random', 'uniform'"),
         ({"where": "random", "step": 4}, 'step is for where="all"'),
-        ({"per_video": 2}, "per_video is for where="),
+        ({"per_video": 0}, "per_video must be"),
         ({"where": "uniform", "per_video": 0}, "per_video must be"),
         ({"size": 112}, "size must be (height, width)"),
         ({"size": (0, 4)}, "size must be"),
@@ -130,6 +147,24 @@ def test_the_same_clips_have_the_same_identity_whatever_their_pixels_are() -> No
         ({"crop": "left"}, "crop must be one of"),
         ({"crop": "random"}, "needs size="),
         ({"field": 3}, "field must be the name"),
+        ({"fps": 0}, "fps must be frames per second, above 0"),
+        ({"fps": -8}, "found -8"),
+        ({"fps": True}, "found True"),
+        ({"fps": "8"}, "found '8'"),
+        ({"fps": 29.97}, "as fractions.Fraction(30000, 1001) is; found 29.97"),
+        ({"fps": float("nan")}, "found nan"),
+        ({"fps": 1 << 31}, "fps must be"),
+        ({"fps": Fraction(1, 1 << 31)}, "fps must be"),
+        ({"fps": 8, "stride": 2}, "pass one of them; found fps=8, stride=2"),
+        ({"around": 3}, "around must be the name of a field"),
+        ({"around": "goal", "where": "random"}, "leave out where and step"),
+        ({"around": "goal", "step": 4}, "leave out where"),
+        ({"around": "goal", "lead": 1.1}, "lead must be a number from 0 to 1; found 1.1"),
+        ({"around": "goal", "lead": float("nan")}, "lead must be"),
+        ({"around": "goal", "lead": "0.5"}, "lead must be"),
+        ({"around": "goal", "lead": True}, "lead must be"),
+        ({"lead": 0.5}, "lead is for clips around events"),
+        ({"times": 1}, "times must be True or False"),
     ],
 )
 def test_what_cannot_be_is_refused(options: dict[str, Any], words: str) -> None:

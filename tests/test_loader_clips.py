@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,7 +22,6 @@ from shardio.format.checksum import CHUNK_BYTES
 from shardio.format.layout import Kind
 from shardio.manifest import load, publish_next
 from shardio.media import VideoFile
-from shardio.mixing import mix
 from shardio.preload import preload
 from shardio.reader import ShardReader
 from tests.loading import bits, write_dataset
@@ -185,7 +185,7 @@ def test_the_place_of_a_crop_is_drawn_for_each_clip(folder: str, frames: Frames)
 @pytest.mark.parametrize("where", ["all", "random", "uniform"])
 @pytest.mark.parametrize("transform", [None, dict])
 def test_who_makes_the_batches_makes_no_difference(folder: str, where: Any, transform: Any) -> None:
-    clip = Clip(4, 2, where=where, per_video=None if where == "all" else 3, size=(16, 24))
+    clip = Clip(4, 2, where=where, per_video=3, size=(16, 24), crop="random")
     options: dict[str, Any] = {"shuffle": True, "seed": 5, "transform": transform}
 
     def made(**others: Any) -> list[Any]:
@@ -242,6 +242,8 @@ def test_a_state_is_for_the_same_clips(folder: str) -> None:
         loader.load_state_dict(state)  # where clips lie has nothing to do with their pixels
     with loader_of(folder, Clip(3, step=3, field="video")) as loader:
         loader.load_state_dict(state)
+    with loader_of(folder, Clip(3, per_video=4)) as loader:
+        loader.load_state_dict(state)  # nor has how many lie together, in their own order
     for other in (Clip(4), Clip(3, 2), Clip(3, step=2), Clip(3, where="random")):
         with (
             loader_of(folder, other) as loader,
@@ -277,6 +279,58 @@ def test_clips_go_by_windows_weights_and_samplers(folder: str) -> None:
     assert {index for index, _, _ in epoch(folder, clip, weights=weights)} == {7}
     with pytest.raises(InvalidArgument, match=f"weights must be {n} numbers"):
         loader_of(folder, clip, weights=[1.0] * len(LENGTHS))
+
+
+@pytest.mark.parametrize("where", ["all", "uniform", "random"])
+@pytest.mark.parametrize("shuffle", [True, "blocks"])
+def test_so_many_clips_of_a_video_lie_together(folder: str, where: Any, shuffle: Any) -> None:
+    clip, others = Clip(2, where=where, per_video=4), Clip(2, where=where)
+    found = epoch(folder, clip, shuffle=shuffle)
+    labels = [label for _, label, _ in found]
+    assert sorted(index for index, _, _ in found) == list(range(len(found)))
+    n_runs = 1 + sum(one != other for one, other in itertools.pairwise(labels))
+    counts = [labels.count(video) for video in range(6)]
+    if where == "all":  # across the ends of videos in blocks, and what is left over last
+        assert n_runs <= sum(-(-n // 4) for n in counts) + 5 * (shuffle == "blocks")
+    else:
+        assert (counts, n_runs) == ([4, 4, 0, 4, 4, 4], 5)
+    assert len(epoch(folder, others, shuffle=shuffle)) == len(found) // (1 if where == "all" else 4)
+
+
+@pytest.mark.parametrize("crop", ["center", "random"])
+def test_clips_that_lie_together_are_decoded_together(
+    folder: str, monkeypatch: pytest.MonkeyPatch, crop: Any
+) -> None:
+    decoded = []
+    real = clips.VideoClips._decode
+
+    def counting(self: Any, shard: int, row: int, wanted: Any) -> None:
+        decoded.append(len(wanted[0]))
+        real(self, shard, row, wanted)
+
+    monkeypatch.setattr(clips.VideoClips, "_decode", counting)
+    n_passes = []
+    for n in (1, 8):
+        decoded.clear()
+        clip = Clip(2, per_video=n, size=(16, 16), crop=crop)
+        epoch(folder, clip, shuffle=True, batch_size=8)
+        assert sum(decoded) == 11 + 4 + 20 + 1 + 8
+        n_passes.append(len(decoded))
+    # 2, 1, 3, 1 and 1 of them, of which a batch's end cuts five at most.
+    assert n_passes[1] <= 13 < n_passes[0]
+
+
+def test_a_state_is_for_an_order_with_as_many_together(folder: str) -> None:
+    with loader_of(folder, Clip(3, per_video=4), shuffle=True) as loader:
+        state = json.loads(json.dumps(loader.state_dict()))
+        assert state["per_video"] == 4
+    with loader_of(folder, Clip(3, per_video=4), shuffle=True) as loader:
+        loader.load_state_dict(state)
+    with (
+        loader_of(folder, Clip(3, per_video=2), shuffle=True) as loader,
+        pytest.raises(InvalidArgument, match="the state's per_video is 4, that of this loader"),
+    ):
+        loader.load_state_dict(state)
 
 
 def test_two_draws_of_one_sample_are_two_clips(folder: str, frames: Frames) -> None:
@@ -480,15 +534,6 @@ def test_videos_of_several_sizes_need_one(files: list[Path | None], tmp_path: Pa
 def test_clips_that_cannot_be_are_refused(folder: str, options: Any, words: str) -> None:
     with pytest.raises(InvalidArgument, match=words):
         loader_of(folder, **options)
-
-
-def test_clips_of_mixtures_are_refused(folder: str) -> None:
-    with (
-        ShardDataset(folder) as one,
-        ShardDataset(folder) as other,
-        pytest.raises(InvalidArgument, match=r"leave out 'video' \(fields=\['label'\]\)"),
-    ):
-        loader_of(mix([one, other], weights=[1, 1]))
 
 
 def test_a_transform_that_fails_says_of_which_sample(folder: str) -> None:

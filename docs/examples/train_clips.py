@@ -13,10 +13,8 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
-
-import numpy as np
 
 import shardio
 
@@ -96,23 +94,17 @@ class Waiting:
             self.seconds += time.perf_counter() - start
 
 
-def clip_field(schema: Collection[str]) -> str:
-    """Where the clips are: in `frames`, or in a `video` that the loader decodes."""
-    return "video" if "video" in schema else "frames"
-
-
 def train_epoch(loader: shardio.ShardLoader, step: TinyJit, n_steps: int | None) -> str:
     """Train one epoch, or its first n_steps; returns a line about it."""
     losses, accuracies, ends = [], [], [time.perf_counter()]
     n_clips, batches = 0, Waiting(loader)
     for batch in batches:
-        clips = batch[clip_field(batch)]
         # .tolist() waits for the device, so that the time measured is that of the work.
-        loss, accuracy = step(clips, batch["label"]).tolist()
+        loss, accuracy = step(batch["frames"], batch["label"]).tolist()
         losses.append(loss)
         accuracies.append(accuracy)
         ends.append(time.perf_counter())
-        n_clips += clips.shape[0]
+        n_clips += batch["frames"].shape[0]
         if len(losses) == n_steps:
             break
     seconds = ends[-1] - ends[0]
@@ -126,16 +118,16 @@ def train_epoch(loader: shardio.ShardLoader, step: TinyJit, n_steps: int | None)
 
 def problem_with(dataset: shardio.ShardDataset) -> str | None:
     """Why this dataset cannot be trained on, if that is so."""
-    missing = [name for name in (clip_field(dataset.schema), "label") if name not in dataset.schema]
+    missing = [name for name in ("frames", "label") if name not in dataset.schema]
     if missing:
         return f"has no field {' or '.join(missing)}; make it with: shardio convert VIDEOS OUT"
-    if not count_clips(dataset):
+    if not len(dataset):
         return "holds no clip: were all videos too short, or broken? See: shardio inspect"
     readers = (dataset.reader(i) for i in range(len(dataset.shards)))
     n_without = sum(int((r.column("label", rows=range(len(r))) < 0).sum()) for r in readers)
     if n_without:
         return (
-            f"has {n_without} clips of {len(dataset)} without a class (label -1), because their "
+            f"has {n_without} samples of {len(dataset)} without a class (label -1), because their "
             "videos lie directly in the folder; put each video into a folder named after its "
             "class, and convert again"
         )
@@ -146,28 +138,17 @@ def problem_with(dataset: shardio.ShardDataset) -> str | None:
 
 def shrink(sample: dict[str, Any]) -> dict[str, Any]:
     """Keep every fourth frame, and about 8 x 8 pixels of it. Runs in the workers."""
-    name = clip_field(sample)
-    n = max(1, min(sample[name].shape[1:3]) // 8)
-    return {**sample, name: sample[name][::4, ::n, ::n].copy()}
+    frames = sample["frames"]
+    n = max(1, min(frames.shape[1:3]) // 8)
+    return {**sample, "frames": frames[::4, ::n, ::n].copy()}
 
 
-def count_clips(dataset: shardio.ShardDataset) -> int:
-    """How many there are: of stored videos, what a loader cuts out of them."""
-    if clip_field(dataset.schema) == "frames":
-        return len(dataset)
-    with shardio.ShardLoader(dataset, 1, num_workers=0, output="numpy") as loader:
-        return len(loader)
-
-
-def clip_shape(dataset: shardio.ShardDataset, *, shrunk: bool) -> tuple[int, ...]:
-    """Frames, rows, columns and channels of every clip."""
-    name = clip_field(dataset.schema)
-    if name == "frames":
-        sample = dataset[0]
-    else:  # what a conversion has noted of the clips that it was asked for
-        sample = {name: np.empty((dataset.view["frames"], *dataset.view["size"], 3), np.uint8)}
-    shape: tuple[int, ...] = (shrink(sample) if shrunk else sample)[name].shape
-    return shape
+def look_at(dataset: shardio.ShardDataset, *, shrunk: bool) -> tuple[int, tuple[int, ...]]:
+    """How many clips there are; and frames, rows, columns and channels of each."""
+    transform = shrink if shrunk else None
+    options: dict[str, Any] = {"fields": ["frames"], "num_workers": 0, "output": "numpy"}
+    with shardio.ShardLoader(dataset, 1, transform=transform, **options) as loader:
+        return len(loader), next(iter(loader))["frames"].shape[1:]
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
@@ -197,7 +178,7 @@ def train(options: argparse.Namespace, dataset: shardio.ShardDataset) -> None:
     """Train, and print one line per epoch."""
     Tensor.manual_seed(options.seed)
     classes = dataset.classes
-    n_clips, shape = count_clips(dataset), clip_shape(dataset, shrunk=options.tiny)
+    n_clips, shape = look_at(dataset, shrunk=options.tiny)
     print(f"{n_clips} clips, {len(classes)} classes ({', '.join(classes)}), {Device.DEFAULT}")
     net = ClipNet(shape, len(classes), width=4 if options.tiny else 16)
     step = make_step(net, options.learning_rate)
@@ -206,7 +187,7 @@ def train(options: argparse.Namespace, dataset: shardio.ShardDataset) -> None:
         min(options.batch_size, n_clips),
         shuffle=True,
         seed=options.seed,
-        fields=[clip_field(dataset.schema), "label"],
+        fields=["frames", "label"],
         transform=shrink if options.tiny else None,
         tail="drop",  # a captured step takes batches of one shape only
         num_workers=options.workers,

@@ -13,6 +13,7 @@ from typing import Final
 
 import numpy as np
 
+from shardio._engine.clip_extents import ClipExtents
 from shardio._engine.extents import Extents
 from shardio._engine.itinerary import Stretch
 from shardio._engine.memory import available_bytes
@@ -95,7 +96,10 @@ class Advice:
     def __init__(self, recipe: Recipe, dataset: ShardDataset) -> None:
         self._recipe, self._dataset = recipe, dataset
         self._extents: Extents | None = None
+        self._clips: ClipExtents | None = None
         self._keeps_order = not recipe.shuffle
+        self._bundle = 1 if recipe.cut is None else recipe.cut.clip.per_video or 1
+        """How many positions one of a window stands for."""
         self._cadence = Cadence()
         self._window: tuple[Plan, int] | None = None
         """The plan of the latest batch, and the number of its window, if it has windows."""
@@ -113,7 +117,8 @@ class Advice:
         """
         cadence, n_probed = self._cadence, N_PROBED
         if plan.window is not None:
-            window = plan, plan.division.read(step)[0] // plan.window.whole
+            n_positions = plan.window.whole * self._bundle
+            window = plan, plan.division.read(step)[0] // n_positions
             if window != self._window:
                 self._window, n_probed = window, N_PROBED_FIRST
                 self._asked.clear()
@@ -127,16 +132,20 @@ class Advice:
             cadence.stop()  # the kernel guesses right what comes next
             return
         with contextlib.suppress(OSError, ShardioError):
-            self._look(plan, stretch.rows[part], stretch.shards[part], n_probed)
+            self._look(plan, stretch, part, n_probed)
 
-    def _look(self, plan: Plan, rows: Rows, shards: Rows, n_probed: int) -> None:
+    def _look(self, plan: Plan, stretch: Stretch, part: slice, n_probed: int) -> None:
         if self._extents is None:
             recipe = self._recipe
             self._extents = Extents(self._dataset, recipe.fields, recipe.verify)
+            if recipe.cut is not None and not recipe.cut.clip.goes_by_times:
+                self._clips = ClipExtents(self._dataset, recipe.cut, self._extents.files)
         extents, cadence = self._extents, self._cadence
+        rows, shards = stretch.rows[part], stretch.shards[part]
+        starts = stretch.cuts.starts[part] if self._clips is not None else rows
         if n_probed:
             some = np.linspace(0, len(rows) - 1, n_probed).astype(np.int64)
-            self._probe(extents, rows[some], shards[some])
+            self._probe(extents, rows[some], shards[some], starts[some])
         if cadence.is_cold:
             grain = self._grain(plan, extents)
             if grain != WIDE_BYTES:  # else whatever else comes is of use, and stays
@@ -144,6 +153,8 @@ class Advice:
             n_before = len(self._asked)
             self._ask(extents, extents.fixed(rows, shards), grain)
             self._ask(extents, extents.records(rows, shards), grain)
+            if self._clips is not None:
+                self._ask(extents, self._clips.ranges(rows, shards, starts), grain)
             self._n_old = 0 if len(self._asked) > n_before else self._n_old + 1
             if plan.window is not None and self._n_old >= N_NOTHING_NEW:
                 cadence.rest()
@@ -166,11 +177,13 @@ class Advice:
                 if isinstance(content, memoryview):
                     expect_scattered(content)
 
-    def _probe(self, extents: Extents, rows: Rows, shards: Rows) -> None:
+    def _probe(self, extents: Extents, rows: Rows, shards: Rows, starts: Rows) -> None:
         """See whether some rows lie in memory, and tell the cadence."""
         found = _are_cached(extents, extents.fixed(rows, shards))
         if found:
             found = _are_cached(extents, extents.records(rows, shards))
+        if found and self._clips is not None:
+            found = _are_cached(extents, self._clips.ranges(rows, shards, starts))
         if found is None:
             self._cadence.stop()
         elif found:

@@ -6,43 +6,58 @@ Used by `fill`. What is opened of a video, its tables and its decoder, is kept f
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
-from typing import Final
+from fractions import Fraction
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from shardio.clip_frames import frames_of
 from shardio.closing import Closing
-from shardio.cutting import Cut, Cuts
+from shardio.cutting import Cut, Cuts, names_of_times
 from shardio.dataset import ShardDataset
 from shardio.errors import InvalidArgument, MediaError
 from shardio.format.streams import EncodedStream
+from shardio.hearing import clip_seconds
 from shardio.media.clips import ClipDecoder
-from shardio.media.framing import Place
+from shardio.media.framing import Box, Place
 from shardio.spent import DECODE, SPENT, now_ns
+from shardio.timing import FrameTimes
 from shardio.units import Rows
 
 Pixels = npt.NDArray[np.uint8]
-Clip = tuple[range, Pixels]
-"""The frames of a clip, and where they go."""
+Numbers = npt.NDArray[np.int64]
+Clip = tuple[int, Pixels]
+"""Where a clip begins, as `Cuts` has it, and where its frames go."""
+Wanted = tuple[list[Clip], list[Place | Box | None]]
+"""Clips of one video, and where the pictures of each are cropped."""
 
 _MOST_STREAMS: Final = 2048
 """Opening one takes about as long as decoding 12 frames of 112x112; it keeps 5 KB."""
 _MOST_PACKETS: Final = 1 << 19
-"""Of all streams that are open; 18 MB of tables."""
+"""Of all streams that are open; 18 MB of tables, 26 MB with the times of their frames."""
+
+
+class _Opened(NamedTuple):
+    """A video that was read lately, and when its frames are shown if clips need to know."""
+
+    stream: EncodedStream
+    times: FrameTimes | None
 
 
 class VideoClips(Closing):
     """Decodes clips of the videos in one field of a dataset, which it borrows.
 
-    It owns decoders until `close`, and is closed before the dataset.
+    It owns decoders until `close`, and is closed before the dataset. `needs_times`: it will be
+    asked for moments.
     """
 
-    def __init__(self, dataset: ShardDataset, cut: Cut) -> None:
-        self._dataset, self._cut, self.name = dataset, cut, cut.name
+    def __init__(self, dataset: ShardDataset, cut: Cut, *, needs_times: bool = False) -> None:
+        self._dataset, self._cut, self.name, self.names = dataset, cut, cut.name, cut.names
+        self._needs_times = needs_times or cut.clip.goes_by_times or cut.clip.times
         self._decoder = ClipDecoder(max_streams=_MOST_STREAMS)
         self._n_packets = 0
-        self._streams: OrderedDict[tuple[int, int], EncodedStream] = OrderedDict()
+        self._streams: OrderedDict[tuple[int, int], _Opened] = OrderedDict()
 
     def fill(self, out: Pixels, rows: Rows, shards: Rows, cuts: Cuts, part: slice) -> None:
         """Decode the clips of a batch, those of one video together.
@@ -56,42 +71,97 @@ class VideoClips(Closing):
             ShardCorrupt, MediaError: naming the sample.
         """
         starts = cuts.starts[part].tolist()
-        groups: dict[tuple[int, int, Place | None], list[Clip]] = {}
+        videos: dict[tuple[int, int], Wanted] = {}
         local = (rows - self._dataset.starts.take(shards)).tolist()
         for i, (shard, row) in enumerate(zip(shards.tolist(), local, strict=True)):
-            place = cuts.place(part.start + i)
-            groups.setdefault((shard, row, place), []).append((self._frames(starts[i]), out[i]))
-        for (shard, row, place), clips in groups.items():
-            self._decode(shard, row, clips, place)
+            clips, places = videos.setdefault((shard, row), ([], []))
+            clips.append((starts[i], out[i]))
+            places.append(cuts.place(part.start + i))
+        for (shard, row), wanted in videos.items():
+            self._decode(shard, row, wanted)
 
     def of_sample(self, shard: int, row: int, start: int, place: Place | None) -> Pixels:
         """One clip in new memory; the row is that in its shard."""
         made = np.empty([n or 0 for n in self._cut.array.shape], np.uint8)
-        self._decode(shard, row, [(self._frames(start), made)], place)
+        self._decode(shard, row, ([(start, made)], [place]))
         return made
 
-    def _frames(self, start: int) -> range:
-        clip = self._cut.clip
+    def fill_times(self, name: str, out: Numbers, rows: Rows, shards: Rows, starts: Rows) -> None:
+        """Write the times of the clips of a batch into one of the fields that have them.
+
+        Args:
+            name: which of the fields.
+            out: (clips, *the shape of one).
+            rows, shards: of their videos, in all shards.
+            starts: where they begin.
+
+        Raises:
+            ShardCorrupt, MediaError: naming the sample.
+        """
+        local = (rows - self._dataset.starts.take(shards)).tolist()
+        for i, (shard, row) in enumerate(zip(shards.tolist(), local, strict=True)):
+            out[i] = self.times_of_sample(shard, row, int(starts[i]))[name]
+
+    def times_of_sample(self, shard: int, row: int, start: int) -> dict[str, Numbers]:
+        """The fields with the times of one clip, if they are asked for; the row is as above."""
+        if not self._cut.clip.times:
+            return {}
+        try:
+            stream, times = self._open(shard, row)
+            if times is None:
+                raise AssertionError("times are kept where they are asked for")
+            frames = np.asarray(self._frames(start, times))
+        except (MediaError, InvalidArgument) as error:
+            raise self._placed(error, shard, row) from error
+        base = np.array([stream.time_base.numerator, stream.time_base.denominator])
+        return dict(zip(names_of_times(self.name), (times.pts[frames], base), strict=True))
+
+    def moment(self, shard: int, row: int, start: int) -> tuple[Fraction, Fraction]:
+        """When the first frame of a clip is shown, and how long the clip is, in seconds.
+
+        Raises:
+            ShardCorrupt, MediaError: naming the sample.
+        """
+        try:
+            stream, times = self._open(shard, row)
+            if times is None:
+                raise AssertionError("times are kept where they are needed")
+            first = int(self._frames(start, times)[0])
+        except (MediaError, InvalidArgument) as error:
+            raise self._placed(error, shard, row) from error
+        seconds = clip_seconds(self._cut.clip, times.length * stream.time_base, stream.n_frames)
+        return int(times.pts[first]) * stream.time_base, seconds
+
+    def _frames(self, start: int, times: FrameTimes | None) -> range | Numbers:
+        clip, clips = self._cut.clip, self._dataset.clips
+        if times is not None and clips is not None and clip.goes_by_times:
+            return frames_of(clips, start, times)
         return range(start, start + clip.span, clip.stride)
 
-    def _decode(self, shard: int, row: int, clips: Sequence[Clip], place: Place | None) -> None:
-        start_ns = now_ns()
+    def _decode(self, shard: int, row: int, wanted: Wanted) -> None:
+        start_ns, (clips, places) = now_ns(), wanted
         try:
-            stream = self._stream(shard, row)
-            self._decoder.decode_many(stream, clips, crop=place, pixels=self._cut.clip.pixels)
+            stream, times = self._open(shard, row)
+            made = [(self._frames(start, times), out) for start, out in clips]
+            self._decoder.decode_many(stream, made, crop=places, pixels=self._cut.clip.pixels)
         except (MediaError, InvalidArgument) as error:
-            path = self._dataset.reader(shard, self.name).path
-            raise MediaError(f"{path}, field {self.name!r}, sample {row}: {error}") from error
+            raise self._placed(error, shard, row) from error
         SPENT.sums_ns[DECODE] += now_ns() - start_ns
 
-    def _stream(self, shard: int, row: int) -> EncodedStream:
+    def _placed(self, error: Exception, shard: int, row: int) -> MediaError:
+        """What is wrong with a video, and which it is."""
+        path = self._dataset.reader(shard, self.name).path
+        return MediaError(f"{path}, field {self.name!r}, sample {row}: {error}")
+
+    def _open(self, shard: int, row: int) -> _Opened:
         """The stream of a video, one of the latest or read anew."""
         found = self._streams.get((shard, row))
         if found is None:
             records = self._dataset.reader(shard, self.name).records
-            (found,) = records.values(self.name, np.array([row]))
+            (stream,) = records.values(self.name, np.array([row]))
+            found = _Opened(stream, FrameTimes(stream) if self._needs_times else None)
             self._streams[shard, row] = found
-            self._n_packets += len(found.packets)
+            self._n_packets += len(stream.packets)
             self._forget()
         else:
             self._streams.move_to_end((shard, row))
@@ -102,7 +172,7 @@ class VideoClips(Closing):
         while len(self._streams) > 1 and (
             len(self._streams) > _MOST_STREAMS or self._n_packets > _MOST_PACKETS
         ):
-            _, stream = self._streams.popitem(last=False)
+            _, (stream, _) = self._streams.popitem(last=False)
             self._n_packets -= len(stream.packets)
             self._decoder.forget(stream)
 

@@ -22,6 +22,7 @@ from shardio._engine.itinerary import Itinerary, Stretch
 from shardio._engine.pictures import Pictures
 from shardio._engine.recipe import Plan, Recipe, Schemas
 from shardio._engine.sizing import heap_bytes_by
+from shardio._engine.sounds import Sounds
 from shardio._engine.stored import StoredValues
 from shardio._engine.transformed import Call, TransformedValues, call_keyed
 from shardio.collate import EMPTY, FILLED, NO_FIELD, BlockLayout, pack_state
@@ -65,9 +66,16 @@ class Filler:
         self._itinerary = Itinerary(dataset, shuffle=recipe.shuffle, seed=recipe.seed)
         self._heap_bytes = 0
         pictures = Pictures(dataset, recipe.pictures, recipe.dct)
-        self._clips = None if recipe.cut is None else VideoClips(dataset, recipe.cut)
-        self._stored = StoredValues(dataset, self._source, pictures, self._clips)
-        self._transformed = TransformedValues(recipe, dataset, pictures, self._clips, passes, call)
+        self._clips = None
+        if recipe.cut is not None:
+            is_heard = recipe.hearing is not None
+            self._clips = VideoClips(dataset, recipe.cut, needs_times=is_heard)
+        self._sounds = None
+        if recipe.hearing is not None:
+            self._sounds = Sounds(dataset, recipe.hearing, self._clips)
+        media = pictures, self._clips, self._sounds
+        self._stored = StoredValues(dataset, self._source, *media)
+        self._transformed = TransformedValues(recipe, dataset, *media, passes, call)
         self._batches = Batches(
             recipe,
             dataset,
@@ -80,6 +88,8 @@ class Filler:
 
     def close(self) -> None:
         """Let go of what is open of the dataset. Idempotent."""
+        if self._sounds is not None:
+            self._sounds.close()
         if self._clips is not None:
             self._clips.close()
 
@@ -104,6 +114,8 @@ class Filler:
         sample = self._transformed.sample(stretch, 0, epoch=0, position=number)
         try:
             source = self._source if cut is None else cut.delivered(self._source)
+            if self._recipe.hearing is not None:
+                source = self._recipe.hearing.delivered(source)
             schema = self._recipe.collation.loosen(infer_schema(sample, source))
             if self._recipe.pictures:
                 schema = decoded(schema)  # of one that the first sample lacks

@@ -14,13 +14,14 @@ import numpy.typing as npt
 
 from shardio._engine.recipe import Plan
 from shardio.blend import BlendedOrder
+from shardio.bundles import BundledOrder, Bundling
 from shardio.collate import CLAIMED, NO_FIELD, pack_state
 from shardio.cutting import Cuts, draw_cuts
 from shardio.dataset import ShardDataset
 from shardio.drawing import WeightedOrder
 from shardio.order import CHUNK, Order
 from shardio.units import Rows
-from shardio.windows import WindowedOrder
+from shardio.windows import GroupedOrder, WindowedOrder
 
 _STATE_SHIFT: Final = 32
 
@@ -90,8 +91,12 @@ class Listed:
         return self._table[positions]
 
 
-def order_of(plan: Plan, *, shuffle: bool, seed: int) -> Ordering:
-    """The order of a pass; `shuffle` is for plans that say nothing of it."""
+def order_of(plan: Plan, *, shuffle: bool, seed: int, bundling: Bundling | None = None) -> Ordering:
+    """The order of a pass.
+
+    `shuffle` is for plans that say nothing of it, `bundling` for clips that lie in bundles where
+    they are shuffled.
+    """
     n, epoch = plan.division.n, plan.epoch
     if plan.listed is not None:
         return Listed(plan.listed.array)
@@ -99,9 +104,15 @@ def order_of(plan: Plan, *, shuffle: bool, seed: int) -> Ordering:
         return WeightedOrder(plan.sums.array, seed=seed, epoch=epoch)
     if plan.blend is not None:
         window = plan.window
-        return BlendedOrder(plan.blend, shuffle=shuffle, window=window, seed=seed, epoch=epoch)
+        return BlendedOrder(
+            plan.blend, shuffle=shuffle, window=window, seed=seed, epoch=epoch, bundling=bundling
+        )
     if plan.window is not None:
+        if bundling is not None:
+            return GroupedOrder(n, bundling.k, plan.window, seed=seed, epoch=epoch)
         return WindowedOrder(n, plan.window, seed=seed, epoch=epoch)
+    if shuffle and bundling is not None:
+        return BundledOrder(bundling.bundles(n), seed=seed, epoch=epoch)
     return Order(n, shuffle=shuffle, seed=seed, epoch=epoch)
 
 
@@ -145,8 +156,12 @@ class Itinerary:
         numbers = np.array([number])
         return Stretch(self._dataset, 0, 1, numbers, Keys(self._seed, 0, numbers))
 
+    @functools.cached_property
+    def _bundling(self) -> Bundling | None:
+        return self._dataset.bundling  # late: a worker is told what it shows after it has opened it
+
     def _order_of(self, plan: Plan) -> Ordering:
-        return order_of(plan, shuffle=self._shuffle, seed=self._seed)
+        return order_of(plan, shuffle=self._shuffle, seed=self._seed, bundling=self._bundling)
 
     def _look(self, plan: Plan, step: int) -> Stretch:
         division, every = plan.division, self.n_workers

@@ -16,6 +16,7 @@ from shardio.cutting import Cut
 from shardio.dataset import ShardDataset
 from shardio.division import Division
 from shardio.format.schema import Schema
+from shardio.hearing import HeardField, Hearing
 from shardio.mixture import Mixed
 from shardio.pictures import common_sizes, decoded
 from shardio.units import Verify
@@ -34,7 +35,7 @@ class Recipe:
     gives its place to another. `batch_transform` is the user's as well, and is given whole batches.
     `mixed` is what several datasets are opened by, in the place of one, and `path` for messages.
     `pictures` are the fields that are decoded, with that `dct`; `cut` says which clips of videos
-    samples are.
+    samples are, and `hearing` how their sound arrives.
     """
 
     path: str
@@ -57,13 +58,19 @@ class Recipe:
     pictures: tuple[str, ...] = ()
     dct: Dct = "accurate"
     cut: Cut | None = None
+    hearing: Hearing | None = None
 
     @property
     def n_selected(self) -> int:
         """How many rows main hands over, if what is read is a selection."""
-        if self.cut is not None:
-            return self.cut.n_videos
-        return self.n_samples if self.mixed is None else self.mixed.n_selected
+        if self.mixed is not None:
+            return self.mixed.n_selected
+        return self.n_samples if self.cut is None else self.cut.n_videos
+
+    @property
+    def heard(self) -> tuple[HeardField, ...]:
+        """The fields whose sound is decoded."""
+        return () if self.hearing is None else self.hearing.fields
 
     @property
     def makes_batches(self) -> bool:
@@ -84,6 +91,8 @@ class Recipe:
         found = Schema({name: dataset.schema[name] for name in self.fields})
         if self.cut is not None:
             found = self.cut.delivered(found)
+        if self.hearing is not None:
+            found = self.hearing.delivered(found)
         return decoded(found, common_sizes(dataset, self.pictures)) if self.pictures else found
 
     def lay_out(self, schemas: Schemas) -> BlockLayout:
@@ -94,7 +103,8 @@ class Recipe:
         """
         samples = schemas.samples
         layout = lay_out(samples, self.block_rows, self.collation)
-        of_values = any(slot.join.name in self.pictures for slot in layout.joins)
+        decoded_ones = {*self.pictures, *(field.name for field in self.heard)}
+        of_values = any(slot.join.name in decoded_ones for slot in layout.joins)
         if layout.joins and (of_values or self.transform is not None):
             # Values come sample by sample, and can be joined when all are there.
             layout = replace(layout, inner=lay_out(samples, self.block_rows))

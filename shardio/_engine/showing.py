@@ -1,6 +1,7 @@
 """What main's dataset shows, for workers to show the same: long tables, one copy for all.
 
-The rows of a selection; and of clips, how many frames the video in each of the rows has.
+The rows of a selection; and of clips, how many frames the video in each of the rows has, and which
+events.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from collections.abc import Sequence
 
 from shardio._engine.recipe import Recipe
 from shardio._engine.shared import SharedArray
-from shardio.clips import Clips
+from shardio.clips import Clips, Events
 from shardio.dataset import ShardDataset
 from shardio.views import RowList
 
@@ -29,6 +30,12 @@ def shared_tables(dataset: ShardDataset) -> tuple[SharedArray, ...]:
         n_frames = SharedArray.of(dataset.clips.n_frames, "how many frames each video has")
         dataset.clips.n_frames = n_frames.array
         tables.append(n_frames)
+        if dataset.clips.events is not None:
+            counts, values = dataset.clips.events
+            shared = SharedArray.of(counts, "how many events each video has")
+            events = SharedArray.of(values, "the events of videos")
+            dataset.clips.events = Events(shared.array, events.array)
+            tables += [shared, events]
     return tuple(tables)
 
 
@@ -36,8 +43,13 @@ def show_as_told(dataset: ShardDataset, recipe: Recipe, fds: Sequence[int]) -> N
     """Have a worker's dataset show what main's does; takes over the descriptors of its tables."""
     left = list(fds)
     if recipe.cut is not None:
+        events = None
+        if recipe.cut.events is not None:
+            values = SharedArray.received(left.pop(), *recipe.cut.events)
+            counts = SharedArray.received(left.pop(), "<i8", recipe.cut.n_videos)
+            events = Events(counts.array, values.array)
         n_frames = SharedArray.received(left.pop(), "<i8", recipe.cut.n_videos)
-        dataset.cut(Clips(recipe.cut.clip, n_frames.array))
+        dataset.cut(Clips(recipe.cut.clip, n_frames.array, events))
     if left:
         selection = SharedArray.received(left.pop(), "<i8", recipe.n_selected)
         dataset.show(RowList(selection.array))

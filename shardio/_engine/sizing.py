@@ -18,11 +18,15 @@ from shardio.dataset import ShardDataset
 from shardio.errors import MemoryShort
 from shardio.format.schema import Schema
 from shardio.format.values import encode_record
+from shardio.hearing import HeardField
+from shardio.units import Rows
 
 _SAMPLED: Final = 256
 _MARGIN: Final = 1.5
 _PREFETCH: Final = 2
 _SMALL_BYTES: Final = 1 << 20
+_SAMPLE_BYTES: Final = 4
+"""Of decoded sound; that of integers is half."""
 
 
 def block_bytes(
@@ -92,7 +96,11 @@ def _expected_heap(layout: BlockLayout, recipe: Recipe, dataset: ShardDataset) -
     n_rows = dataset.shards[0].n_samples
     rows = np.linspace(0, max(0, n_rows - 1), min(n, n_rows), dtype=np.int64)
     per_row = 0.0
+    heard = {field.name: field for field in recipe.heard}
     for name in names if len(rows) else []:
+        if name in heard:
+            per_row += _heard_bytes(dataset, heard[name], rows)
+            continue
         records = dataset.reader(0, name).records
         join = next((slot.join for slot in layout.joins if slot.join.name == name), None)
         if join is not None and join.rule.kind == "pad":
@@ -100,6 +108,19 @@ def _expected_heap(layout: BlockLayout, recipe: Recipe, dataset: ShardDataset) -
         else:
             per_row += _MARGIN * records.entries(name, rows)["n_bytes"].mean()
     return _whole_pages(int(per_row * recipe.block_rows)) + mmap.PAGESIZE
+
+
+def _heard_bytes(dataset: ShardDataset, field: HeardField, rows: Rows) -> float:
+    """What the longest of some sounds takes when it is decoded, and its mask if it is padded.
+
+    Clips are shorter, but how much is not known here.
+    """
+    if dataset.clips is not None:
+        return 0
+    records = dataset.reader(0, field.name).records
+    lines = records.streams.lines(field.name, rows, records.entries(field.name, rows))
+    seconds = lines["n_frames"] / np.maximum(1, lines["height"])
+    return float(seconds.max()) * field.rate * field.channels * (_SAMPLE_BYTES + 1)
 
 
 def _stated_bytes(layout: BlockLayout) -> int:

@@ -5,13 +5,17 @@ Used by `fill` where there is no transform. Columns are gathered; records are co
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
 from shardio._engine.blocks import BlockMap
 from shardio._engine.clips import VideoClips
+from shardio._engine.heap import put_value
 from shardio._engine.itinerary import Stretch
 from shardio._engine.pictures import Pictures
+from shardio._engine.sounds import Sounds
 from shardio.collate import CLAIMED, BlockLayout, BlockViews, VaryingSlot, pack_state
 from shardio.dataset import ShardDataset
 from shardio.errors import ShardCorrupt
@@ -22,6 +26,7 @@ from shardio.format.schema import Schema
 from shardio.units import Rows
 
 Bytes = npt.NDArray[np.uint8]
+Samples = npt.NDArray[Any]
 
 
 class StoredValues:
@@ -33,11 +38,16 @@ class StoredValues:
         source: Schema,
         pictures: Pictures,
         clips: VideoClips | None = None,
+        sounds: Sounds | None = None,
     ) -> None:
         self._dataset, self._source, self._pictures = dataset, source, pictures
-        self._clips = clips
+        self._clips, self._sounds = clips, sounds
+        self._spans = {} if sounds is None else sounds.spans
         self._gathered = frozenset(source.columns)
         self._claims = {name: pack_state(i, CLAIMED) for i, name in enumerate(source)}
+        self._timed = () if clips is None else clips.names[1:]
+        if clips is not None:  # the times of clips are of their videos
+            self._claims |= dict.fromkeys(self._timed, self._claims[clips.name])
 
     def fill(
         self,
@@ -66,6 +76,8 @@ class StoredValues:
             self._fill_presence(present[presence.name], presence.name, rows, shards)
         for slot, whole in zip(layout.fixed, views.fixed, strict=True):
             name = slot.name
+            if name in self._spans:
+                continue  # comes with the sound
             states[:] = self._claims[name]
             out = whole if len(whole) == len(rows) else whole[: len(rows)]
             if name in self._gathered:
@@ -78,6 +90,12 @@ class StoredValues:
             elif self._clips is not None and name == self._clips.name:
                 pixels = out.reshape(-1, *slot.shape)
                 self._clips.fill(pixels, rows, shards, stretch.cuts, part)
+            elif self._clips is not None and name in self._timed:
+                times = out.view(np.int64).reshape(-1, *slot.shape)
+                self._clips.fill_times(name, times, rows, shards, stretch.cuts.starts[part])
+            elif self._sounds is not None and name in self._sounds.names:
+                samples = layout.fixed_rows(memory.bytes, slot, len(rows))
+                self._fill_sound(layout, memory, name, samples, stretch, part)
             else:
                 self._decode_fixed(name, rows, shards, out)
         for varying in layout.varying:
@@ -85,6 +103,9 @@ class StoredValues:
             fill = self._fill_varying
             if varying.name in self._pictures.names:
                 fill = self._fill_pictures
+            if self._sounds is not None and varying.name in self._sounds.names:
+                used = self._fill_sounds(layout, memory, varying, stretch, part, used)
+                continue
             used = fill(layout, memory, varying, rows, shards, used)
         return used
 
@@ -156,6 +177,46 @@ class StoredValues:
         ]
         self._decode_pictures(slot.name, rows, shards, outs)
         return total
+
+    def _sound(
+        self, layout: BlockLayout, memory: BlockMap, name: str, stretch: Stretch, part: slice
+    ) -> list[Samples | None]:
+        """Decode the sound of a batch, and write where in it there is some."""
+        if self._sounds is None:
+            raise AssertionError("a recipe without sound has no field of it")
+        starts = [] if self._clips is None else stretch.cuts.starts[part].tolist()
+        found = self._sounds.decode(name, stretch.rows[part], stretch.shards[part], starts)
+        slot = next(slot for slot in layout.fixed if self._spans.get(slot.name) == name)
+        spans = layout.fixed_rows(memory.bytes, slot, len(found))
+        spans[:] = [(0, 0) if each is None else each[1] for each in found]
+        return [None if each is None else each[0] for each in found]
+
+    def _fill_sound(
+        self,
+        layout: BlockLayout,
+        memory: BlockMap,
+        name: str,
+        out: Samples,
+        stretch: Stretch,
+        part: slice,
+    ) -> None:
+        """Sound of one length."""
+        for i, samples in enumerate(self._sound(layout, memory, name, stretch, part)):
+            out[i] = 0 if samples is None else samples
+
+    def _fill_sounds(
+        self,
+        layout: BlockLayout,
+        memory: BlockMap,
+        slot: VaryingSlot,
+        stretch: Stretch,
+        part: slice,
+        used: int,
+    ) -> int:
+        """Sound of several lengths into the heap; returns how much of it is used then."""
+        for i, samples in enumerate(self._sound(layout, memory, slot.name, stretch, part)):
+            used = put_value(layout, memory, slot, i, samples, used)
+        return used
 
     def _fill_varying(
         self,

@@ -18,6 +18,7 @@ from shardio._engine.heap import put_value
 from shardio._engine.itinerary import Stretch
 from shardio._engine.pictures import Pictures
 from shardio._engine.recipe import Recipe
+from shardio._engine.sounds import Sounds
 from shardio.collate import CLAIMED, EMPTY, FILLED, NO_FIELD, BlockLayout, pack_state
 from shardio.dataset import ShardDataset
 from shardio.errors import SchemaError, TransformError
@@ -54,16 +55,25 @@ class TransformedValues:
         dataset: ShardDataset,
         pictures: Pictures,
         clips: VideoClips | None = None,
+        sounds: Sounds | None = None,
         passes: tuple[type[BaseException], ...] = (),
         call: Call = call_keyed,
     ) -> None:
         self._recipe, self._dataset, self._passes = recipe, dataset, passes
         self._pictures = pictures if recipe.pictures else None
-        self._call, self._fields, self._takes_rng = call, recipe.fields, recipe.takes_rng
+        self._call, self._takes_rng = call, recipe.takes_rng
         self._transform: Any = recipe.transform
         self._generators = SampleGenerators(recipe.seed)
-        self._clips = clips
-        self._stored = [name for name in recipe.fields if clips is None or name != clips.name]
+        self._clips, self._sounds = clips, sounds
+        decoded = {
+            *(() if clips is None else (clips.name,)),
+            *(() if sounds is None else sounds.names),
+        }
+        self._stored = [name for name in recipe.fields if name not in decoded]
+        made: dict[str, tuple[str, ...]] = {f.name: (f.name, f.span) for f in recipe.heard}
+        if clips is not None:
+            made[clips.name] = clips.names
+        self._names = [each for name in recipe.fields for each in made.get(name, (name,))]
 
     def fill(
         self,
@@ -128,7 +138,12 @@ class TransformedValues:
         if self._clips is not None:
             start, place = int(stretch.cuts.starts[k]), stretch.cuts.place(k)
             sample[self._clips.name] = self._clips.of_sample(shard, local, start, place)
-            sample = {name: sample[name] for name in self._fields}  # in their order
+            sample |= self._clips.times_of_sample(shard, local, start)
+        if self._sounds is not None:
+            start = 0 if self._clips is None else int(stretch.cuts.starts[k])
+            sample |= self._sounds.fields_of(shard, local, start)
+        if len(sample) > len(self._stored):
+            sample = {name: sample[name] for name in self._names}  # in their order
         if self._pictures is not None:
             sample = self._pictures.of_sample(sample, shard, local)
         key = generators.key(epoch, position)

@@ -20,10 +20,8 @@ import faulthandler
 import os
 import random
 import resource
-import signal
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -34,6 +32,10 @@ import numpy as np
 import shardio
 import shardio.errors
 from shardio import Array, Batch, DatasetWriter, Schema, ShardLoader, Text
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # no wheel holds what is here
+
+from dev.soak_trouble import Trouble
 
 N = 480
 PATIENCE_S = 120.0
@@ -84,41 +86,6 @@ def write(folder: Path, *, damage: bool) -> str:
                 content[at + 5] ^= 1
                 path.write_bytes(content)
     return str(folder)
-
-
-class Trouble(threading.Thread):
-    """Kills and stops workers of the loader at hand, at random moments."""
-
-    def __init__(self, seed: int, tally: collections.Counter[str]) -> None:
-        super().__init__(daemon=True)
-        self._random, self._tally = random.Random(seed), tally
-        self.loader: ShardLoader | None = None
-        self.n_killed = 0
-
-    def run(self) -> None:
-        """Make trouble for ever."""
-        while True:
-            time.sleep(self._random.uniform(0.02, 0.3))
-            with contextlib.suppress(
-                AttributeError, ProcessLookupError, shardio.errors.LoaderClosed
-            ):
-                self._strike()
-
-    def _strike(self) -> None:
-        staff: Any = self.loader._engine._staff  # type: ignore[union-attr]
-        alive = [pid for pid in staff._crew.pids() if pid is not None]  # threads have none
-        if not alive:
-            return
-        pid = self._random.choice(alive)
-        if self._random.random() < 0.5:
-            self.n_killed += 1
-            self._tally["workers killed"] += 1
-            os.kill(pid, signal.SIGKILL)
-        else:
-            self._tally["workers stopped for a while"] += 1
-            os.kill(pid, signal.SIGSTOP)
-            time.sleep(self._random.uniform(0, 0.2))
-            os.kill(pid, signal.SIGCONT)
 
 
 class Soak:

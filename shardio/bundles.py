@@ -1,0 +1,223 @@
+"""Order for clips whose videos are decoded once for several of them: bundles of neighbours.
+
+A bundle is up to k clips of one video, one after another. An epoch permutes bundles, and a bundle's
+clips stand side by side, so that one pass of a decoder makes them, unless a batch ends among them.
+
+Bundles are of few sizes: a video of n clips has n // k of k, and one of n % k, if that is not 0,
+which lies before, between or behind the others, where a key says for each video and epoch. Those of
+one size are permuted as `order` does it, and of each size every window of about 1,024 bundles has
+its share, so that where a window begins is arithmetic. Inside of a window bundles are spread: those
+of one video lie about as far from each other as they can.
+
+As in `order`, everything is computed, at any position at once; a position costs its window, some
+250 µs, which 1,024 bundles share.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from shardio.order import Permutation, Positions, hashes_of, key_of
+
+WINDOW: Final = 1024
+"""Bundles of a window, or up to twice as many: where one is spread, and a sample alone costs it."""
+_JITTER: Final = 0.5
+"""Of the distance between bundles of a video: with less, the same videos follow each other."""
+_HALF: Final = 1 << 32
+
+
+class Bundles:
+    """The bundles that some videos' clips lie in. Immutable.
+
+    Args:
+        ends: how many clips there are of the first video, of the first two, and so on.
+        k: how many clips a bundle has at most, from 1 up.
+        n: how many of the clips there are, if not all: the first.
+    """
+
+    def __init__(self, ends: Positions, k: int, n: int | None = None) -> None:
+        self._k = k
+        self._ends: Positions = ends if n is None else np.minimum(ends, n)
+        n_whole, n_left = np.divmod(np.diff(self._ends, prepend=0), k)
+        self._ends_of_whole: Positions = np.cumsum(n_whole)
+        # The videos with a smaller bundle, by its size.
+        with_one = np.flatnonzero(n_left)
+        self._by_size: Positions = with_one[np.argsort(n_left[with_one], kind="stable")]
+        sizes, firsts, n_bundles = np.unique(
+            n_left[self._by_size], return_index=True, return_counts=True
+        )
+        self.sizes: Positions = np.concatenate([[k], sizes])
+        """The sizes that bundles have: k, and those of smaller ones."""
+        self.counts: Positions = np.concatenate([[n_whole.sum()], n_bundles])
+        """How many bundles there are of each size."""
+        self._firsts: Positions = np.concatenate([[0], firsts])
+
+    def find(self, which: int, numbers: Positions, key: int) -> tuple[Positions, Positions]:
+        """The videos and the first clips of some bundles of one size.
+
+        Args:
+            which: of `sizes`.
+            numbers: of the bundles, below `counts[which]`.
+            key: decides where in a video its smaller bundle lies.
+        """
+        k = self._k
+        if which:
+            videos = self._by_size[self._firsts[which] + numbers]
+            begins, counts = self._clips_of(videos)
+            return videos, begins + _drawn_up_to(counts // k, videos, key) * k
+        videos = np.searchsorted(self._ends_of_whole, numbers, "right")
+        begins, counts = self._clips_of(videos)
+        n_whole = counts // k
+        inside = numbers - self._ends_of_whole[videos] + n_whole
+        is_behind = inside >= _drawn_up_to(n_whole, videos, key)
+        return videos, begins + inside * k + is_behind * (counts - n_whole * k)
+
+    def _clips_of(self, videos: Positions) -> tuple[Positions, Positions]:
+        """The first clip of each video, and how many it has."""
+        begins = np.where(videos > 0, self._ends[videos - 1], 0)
+        return begins, self._ends[videos] - begins
+
+
+def _drawn_up_to(most: Positions, videos: Positions, key: int) -> Positions:
+    """A number from 0 to `most` for each video, drawn by a key."""
+    drawn = hashes_of(videos, key) >> np.uint64(32)
+    found = drawn * (most + 1).astype(np.uint64) >> np.uint64(32)
+    return found.astype(np.int64)
+
+
+class Bundling:
+    """That clips lie in bundles of up to k: those of a dataset, or of each source of a mixture.
+
+    Args:
+        k: from 2 up.
+        ends: for each source, how many clips there are of its first video, its first two, ….
+    """
+
+    def __init__(self, k: int, ends: Sequence[Positions]) -> None:
+        self.k, self._ends = k, ends
+        self._latest: dict[int, tuple[int, Bundles]] = {}
+
+    def bundles(self, n: int, source: int = 0) -> Bundles:
+        """Those of a source's first n clips; kept for the next epoch."""
+        latest = self._latest.get(source)
+        if latest is None or latest[0] != n:
+            ends = self._ends[source]
+            is_all = not len(ends) or ends[-1] == n
+            latest = n, Bundles(ends, self.k, None if is_all else n)
+            self._latest[source] = latest
+        return latest[1]
+
+
+class BundledOrder:
+    """The clips of one epoch, by position.
+
+    Args:
+        bundles: that they lie in.
+        seed, epoch: the key.
+    """
+
+    def __init__(self, bundles: Bundles, *, seed: int, epoch: int) -> None:
+        self._bundles = bundles
+        self._keys = [key_of(kind, seed, epoch) for kind in (24, 25, 26, 27)]
+        self._n_windows = max(1, int(bundles.counts.sum()) // WINDOW)
+        # With a start of its own, no size has what is left over in the last window.
+        starts = hashes_of(bundles.sizes, self._keys[0]) % np.uint64(self._n_windows)
+        self._offsets: Positions = starts.astype(np.int64)
+        self._permutations: dict[int, Permutation] = {}
+
+    def at(self, positions: Positions) -> Positions:
+        """The clip at each of `positions`, in any order; int64, not to be written to."""
+        if not len(positions):
+            return np.zeros(0, np.int64)
+        first, last = self._window(int(positions.min())), self._window(int(positions.max()))
+        edges = self._n_ranked(np.arange(first, last + 1)) @ self._bundles.sizes
+        if first == last:
+            return self._in_window(first, positions - edges[0])
+        windows = np.searchsorted(edges, positions, "right") - 1
+        ascending = np.argsort(windows, kind="stable")
+        cuts = np.flatnonzero(np.diff(windows[ascending])) + 1
+        found = np.empty(len(positions), np.int64)
+        for part in np.split(ascending, cuts):
+            window = int(windows[part[0]])
+            found[part] = self._in_window(first + window, positions[part] - edges[window])
+        return found
+
+    def _window(self, position: int) -> int:
+        """The window that a position lies in."""
+
+        def end(window: int) -> int:
+            return int((self._n_ranked(np.array([window + 1])) @ self._bundles.sizes)[0])
+
+        return bisect.bisect_right(range(self._n_windows), position, key=end)
+
+    def _n_ranked(self, windows: Positions) -> Positions:
+        """How many bundles of each size lie before each of `windows`: (windows, sizes)."""
+        each, over = np.divmod(self._bundles.counts, self._n_windows)
+        numbers = windows[:, None]
+        return numbers * each + (numbers * over + self._offsets) // self._n_windows
+
+    def _in_window(self, window: int, places: Positions) -> Positions:
+        """The clip at each place of a window."""
+        firsts, lasts = self._n_ranked(np.array([window, window + 1]))
+        videos, starts, sizes = [], [], []
+        for which in np.flatnonzero(lasts > firsts).tolist():
+            ranks = np.arange(firsts[which], lasts[which])
+            numbers = self._permutation(which).at(ranks)
+            of, begin = self._bundles.find(which, numbers, self._keys[1])
+            videos.append(of)
+            starts.append(begin)
+            sizes.append(np.broadcast_to(self._bundles.sizes[which], len(of)))
+        start = np.concatenate(starts)
+        turn = spread(np.concatenate(videos), start, key_of(window, self._keys[2]))
+        start, size = start[turn], np.concatenate(sizes)[turn]
+        ends = np.cumsum(size)
+        found = np.searchsorted(ends, places, "right")
+        clips: Positions = start[found] + places - (ends - size)[found]
+        return clips
+
+    def _permutation(self, which: int) -> Permutation:
+        """The order of the bundles of one size."""
+        found = self._permutations.get(which)
+        if found is None:
+            size, n = int(self._bundles.sizes[which]), int(self._bundles.counts[which])
+            found = self._permutations[which] = Permutation(n, key_of(size, self._keys[3]))
+        return found
+
+
+def spread(videos: Positions, starts: Positions, key: int) -> Positions:
+    """An order of bundles in which those of one video lie far from each other.
+
+    Of a video with m of them each lies in a part of its own of m equal parts of a circle, which
+    begin at a place that is drawn for the video, and in the first half of that part: half a part or
+    more lies between two. Which video comes when is otherwise left to chance.
+
+    Args:
+        videos: of each bundle.
+        starts: its first clip, which tells it from all others.
+        key: 64 bits.
+    """
+    drawn = hashes_of(starts, key)
+    by_video = np.lexsort((drawn, videos))
+    ordered = videos[by_video]
+    is_first = np.concatenate([[True], ordered[1:] != ordered[:-1]])
+    begins = np.flatnonzero(is_first)
+    group = np.cumsum(is_first) - 1
+    counts = np.diff(begins, append=len(videos))[group]
+    parts = np.arange(len(videos)) - begins[group]
+    # Exact, or rounded as IEEE 754 says, so the same on every machine.
+    phases = _fractions(hashes_of(ordered, key_of(key, 1)))
+    jitter = _JITTER * _fractions(hashes_of(starts[by_video], key_of(key, 2)))
+    places = (parts + phases + jitter) / counts
+    places -= places >= 1
+    return by_video[np.argsort(places, kind="stable")]
+
+
+def _fractions(hashes: npt.NDArray[np.uint64]) -> npt.NDArray[np.float64]:
+    """Numbers from 0 to below 1."""
+    found: npt.NDArray[np.float64] = (hashes >> np.uint64(32)).astype(np.float64) / _HALF
+    return found

@@ -1,0 +1,77 @@
+"""How stored sound arrives: its rate, its channels, and how much of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any, Final, Literal, get_args
+
+from shardio.errors import InvalidArgument
+
+SoundType = Literal["float32", "int16"]
+
+_MIN_RATE, _MAX_RATE = 1000, 768_000
+_LONGEST: Final = 86_400
+
+
+@dataclass(frozen=True, slots=True)
+class Sound:
+    """How the sound in a loader's fields of type `Audio` arrives: (samples, channels).
+
+    Beside each field is one with the name of it and `_span`, int64 (2,): from which to which sample
+    there is sound; the rest is silence.
+
+    Args:
+        rate: samples per second that it is resampled to; None is as it is stored, the same
+            everywhere.
+        channels: 1 or 2, mixed by FFmpeg's rules; None is as it is stored, as many everywhere.
+        seconds: how long; an integer, a `Fraction`, a text such as "0.64" or a float. None: where
+            samples are clips of videos, as long as those; else all of it. Sound that is shorter is
+            followed by silence, of what is longer the beginning is taken.
+        dtype: `"float32"`, from -1 to 1, or `"int16"`.
+
+    Where samples are clips of videos, sound begins with the first frame of the clip.
+
+    Raises:
+        InvalidArgument: an option is not acceptable.
+    """
+
+    rate: int | None = 16_000
+    channels: int | None = 1
+    seconds: int | float | str | Fraction | None = None
+    dtype: SoundType = "float32"
+
+    def __post_init__(self) -> None:
+        rate = self.rate
+        if rate is not None and (type(rate) is not int or not _MIN_RATE <= rate <= _MAX_RATE):
+            raise InvalidArgument(
+                f"rate must be a whole number from {_MIN_RATE} to {_MAX_RATE:,}, samples per "
+                f"second, or None; found {rate!r}"
+            )
+        if type(self.channels) is bool or self.channels not in (None, 1, 2):
+            raise InvalidArgument(f"channels must be 1, 2 or None; found {self.channels!r}")
+        if self.dtype not in get_args(SoundType):
+            known = ", ".join(map(repr, get_args(SoundType)))
+            raise InvalidArgument(f"dtype must be one of {known}; found {self.dtype!r}")
+        if self.seconds is not None:
+            object.__setattr__(self, "seconds", _checked_seconds(self.seconds))
+
+    @property
+    def length(self) -> Fraction | None:
+        """`seconds`, exactly."""
+        return None if self.seconds is None else Fraction(self.seconds)
+
+
+def _checked_seconds(value: Any) -> Fraction:
+    try:
+        if isinstance(value, bool) or not isinstance(value, int | float | str | Fraction):
+            raise ValueError
+        # What was written as 0.64 is 64 hundredths.
+        found = Fraction(repr(value) if isinstance(value, float) else value)
+    except (ValueError, ZeroDivisionError):
+        found = Fraction(0)
+    if not 0 < found <= _LONGEST:
+        raise InvalidArgument(
+            f"seconds must be a number above 0 and up to {_LONGEST:,}, or None; found {value!r}"
+        )
+    return found

@@ -1,0 +1,157 @@
+"""Bundles of clips: every clip once, neighbours together, bundles of one video far from each other.
+
+Seeds are fixed: these tests cannot fail by chance. Bounds are five deviations.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardio import bundles
+from shardio.bundles import BundledOrder, Bundles, Bundling, spread
+
+Numbers = npt.NDArray[np.int64]
+COUNTS = st.lists(st.integers(0, 40), min_size=1, max_size=30).filter(any)
+
+
+def order(counts: list[int] | Numbers, k: int, seed: int = 0, epoch: int = 0) -> BundledOrder:
+    return BundledOrder(Bundles(np.cumsum(counts), k), seed=seed, epoch=epoch)
+
+
+def whole(counts: list[int] | Numbers, k: int, seed: int = 0, epoch: int = 0) -> Numbers:
+    return order(counts, k, seed, epoch).at(np.arange(sum(counts)))
+
+
+def videos_of(clips: Numbers, counts: list[int] | Numbers) -> Numbers:
+    return np.searchsorted(np.cumsum(counts), clips, "right")
+
+
+def share_above(videos: Numbers, k: int, batch: int = 32) -> float:
+    """Of all batches, those that have more than k clips of a video."""
+    batches = videos[: len(videos) // batch * batch].reshape(-1, batch)
+    return float(np.mean([np.bincount(each).max() > k for each in batches]))
+
+
+@given(COUNTS, st.integers(1, 50), st.integers(0, 1 << 70))
+def test_every_clip_comes_once_and_no_position_depends_on_who_asks(
+    counts: list[int], k: int, seed: int
+) -> None:
+    n = sum(counts)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bundles, "WINDOW", 4)
+        found = whole(counts, k, seed)
+        assert np.array_equal(np.sort(found), np.arange(n))
+        some = np.random.default_rng(n).permutation(n)[:7]
+        assert np.array_equal(order(counts, k, seed).at(some), found[some])
+        assert order(counts, k, seed).at(some[:0]).tolist() == []
+
+
+@given(COUNTS, st.integers(1, 50))
+def test_the_clips_of_a_video_come_in_as_few_bundles_as_there_can_be(
+    counts: list[int], k: int
+) -> None:
+    found = whole(counts, k)
+    videos = videos_of(found, counts)
+    n_runs = 1 + np.count_nonzero((np.diff(found) != 1) | (np.diff(videos) != 0))
+    assert n_runs <= sum(-(-n // k) for n in counts)
+
+
+@pytest.mark.parametrize(
+    ("counts", "k", "seed", "epoch", "start", "clips"),
+    [
+        ([5, 0, 3, 4], 3, 0, 0, 0, [5, 6, 7, 0, 1, 2, 11, 3, 4, 8, 9, 10]),
+        ([18] * 200, 8, 7, 3, 1000, [3534, 3535, 2158, 2159, 1890, 1891, 1892, 1893, 1894]),
+        (
+            [40, 7, 1, 300] * 5000,
+            16,
+            2**40 + 5,
+            1,
+            1_000_000,
+            [585245, 585246, 585247, 585248, 585249, 585250, 585251, 585252, 585253],
+        ),
+    ],
+)
+def test_an_order_of_bundles_has_the_clips_it_always_had(
+    counts: list[int], k: int, seed: int, epoch: int, start: int, clips: list[int]
+) -> None:
+    positions = np.arange(start, start + len(clips))
+    assert order(counts, k, seed, epoch).at(positions).tolist() == clips
+
+
+def test_clips_are_as_likely_anywhere_and_as_likely_to_follow_each_other() -> None:
+    counts, n_parts = [1 + 7 * i % 40 for i in range(1000)], 16
+    n = sum(counts)
+    by_place, by_pair = np.zeros((n_parts, n_parts)), np.zeros((n_parts, n_parts))
+    for seed in range(24):
+        # One of 40 positions: bundles of up to 8 stand and fall together.
+        parts = (whole(counts, 8, seed) * n_parts // n)[::40]
+        np.add.at(by_place, (np.arange(len(parts)) * n_parts // len(parts), parts), 1)
+        np.add.at(by_pair, (parts[:-1], parts[1:]), 1)
+    for cells in (by_place, by_pair):
+        expected = cells.sum() / cells.size
+        assert ((cells - expected) ** 2).sum() / expected < 340  # of 225 to 255
+
+
+def test_every_epoch_and_every_seed_has_an_order_of_its_own() -> None:
+    counts = [18] * 50
+    found = [whole(counts, 8, *key) for key in ((0, 0), (0, 1), (1, 0))]
+    for i in range(3):
+        assert np.mean(found[i] == found[i - 1]) < 0.05
+
+
+def test_which_clips_of_a_video_are_few_changes_with_the_epoch() -> None:
+    firsts = set()
+    for epoch in range(30):
+        found = whole([10, 10], 4, 0, epoch)
+        # Of 10 clips four, four and two: two begin with clip 0, 4 or 8.
+        follows = np.diff(found, prepend=-9) == 1
+        starts = np.append(np.flatnonzero(~follows), len(found))
+        short = found[starts[:-1][np.diff(starts) == 2]]
+        firsts |= {*(short[short < 10]).tolist()}
+    assert firsts == {0, 4, 8}
+
+
+def test_no_window_has_more_than_its_share_of_a_size() -> None:
+    # Ten videos of nine clips among hundreds of eight: their last ones lie in different windows.
+    counts = [9] * 10 + [8] * 8192
+    shares = np.zeros(8)
+    for seed in range(40):
+        found = whole(counts, 8, seed)
+        at = np.flatnonzero(videos_of(found, counts) < 10)
+        shares += np.bincount(at * 8 // len(found), minlength=8)
+    assert np.abs(shares - shares.mean()).max() < 5 * np.sqrt(shares.mean() * 4)
+
+
+@pytest.mark.parametrize(("n_videos", "k", "most"), [(200, 8, 0), (200, 4, 0), (20, 8, 0)])
+def test_a_batch_has_at_most_k_clips_of_a_video(n_videos: int, k: int, most: float) -> None:
+    counts = [18] * n_videos if n_videos > 20 else [300] * n_videos
+    shares = [share_above(videos_of(whole(counts, k, 0, epoch), counts), k) for epoch in range(10)]
+    assert np.mean(shares) <= most
+
+
+def test_bundles_of_a_video_lie_at_least_half_a_part_from_each_other() -> None:
+    videos, starts = np.repeat(np.arange(50), 20), np.arange(1000)
+    for key in range(20):
+        turn = spread(videos, starts, key)
+        assert np.array_equal(np.sort(turn), starts)
+        for video in range(50):
+            at = np.flatnonzero(videos[turn] == video)
+            assert np.diff(at).min() > 10  # 50 if they were as far from each other as they can
+
+
+def test_what_came_later_changes_nothing_in_an_epoch_that_had_begun() -> None:
+    before, after = np.cumsum([18, 3, 40]), np.cumsum([18, 3, 40, 7, 90])
+    grown = Bundling(4, [after])
+    found = BundledOrder(grown.bundles(61), seed=3, epoch=1).at(np.arange(61))
+    expected = BundledOrder(Bundling(4, [before]).bundles(61), seed=3, epoch=1).at(np.arange(61))
+    assert np.array_equal(found, expected)
+    assert grown.bundles(158).counts.sum() > grown.bundles(61).counts.sum()
+
+
+def test_one_clip_in_a_bundle_is_a_shuffle_of_clips() -> None:
+    found = whole([500, 500], 1)
+    assert 0 < np.count_nonzero(np.diff(found) == 1) < 10

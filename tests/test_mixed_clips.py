@@ -1,0 +1,216 @@
+"""Clips of the videos of several datasets, mixed."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shardio import Array, Clip, InvalidArgument, Schema, ShardDataset, ShardLoader, Video, mix
+from shardio.manifest import load, publish_next
+from shardio.mixture import Mixture
+from tests.loading import bits, write_dataset
+from tests.media_made import scene, write_video
+
+pytestmark = pytest.mark.usefixtures("warm_zygote", "quick_disk")
+
+SCHEMA = Schema(
+    {"video": Video(optional=True), "label": Array("int64"), "at": Array("int64", (None,))}
+)
+LENGTHS = {"a": (9, None, 14, 2), "b": (21, 6)}
+COUNTS = {"a": [4, 0, 7, 1], "b": [10, 3]}
+"""Of clips of two frames."""
+CLIP = Clip(2, size=(16, 16))
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    folder = tmp_path_factory.mktemp("mixed")
+    made = {}
+    for name, lengths in LENGTHS.items():
+        samples = []
+        for i, n in enumerate(lengths):
+            video = None
+            if n is not None:
+                video = write_video(folder / f"{name}{i}.mp4", scene(n, 48, 32)).read_bytes()
+            at = np.arange(0, (n or 0) // 2, 2)  # numbers of frames that something happens at
+            samples.append({"video": video, "label": ord(name) * 10 + i, "at": at})
+        made[name] = write_dataset(folder / name, len(lengths), 2, SCHEMA, iter(samples))
+    return made
+
+
+def loader(given: Any, clip: Clip | None = CLIP, **options: Any) -> ShardLoader:
+    options = {"batch_size": 4, "num_workers": 0, "output": "numpy", "seed": 1, **options}
+    options.setdefault("fields", ["video", "label"])
+    return ShardLoader(given, clip=clip, **options)
+
+
+def epoch(given: Any, clip: Clip | None = CLIP, **options: Any) -> list[tuple[int, int, bytes]]:
+    """Of every clip its number, its video's label and its pixels."""
+    with loader(given, clip, **options) as made:
+        return [
+            (int(index), int(label), pixels.tobytes())
+            for batch in made
+            for index, label, pixels in zip(
+                batch.indices, batch["label"], batch["video"], strict=True
+            )
+        ]
+
+
+def mixed(folders: dict[str, str], weights: Any = (12, 13), **options: Any) -> Mixture:
+    return mix([folders["a"], folders["b"]], weights=list(weights), **options)
+
+
+@pytest.mark.parametrize("shuffle", [False, True, "blocks"])
+@pytest.mark.parametrize("per_video", [1, 3])
+def test_a_mixture_has_the_clips_of_each_source(
+    folders: dict[str, str], shuffle: Any, per_video: int
+) -> None:
+    clip = Clip(2, size=(16, 16), per_video=per_video)
+    alone = [pixels for name in "ab" for _, _, pixels in epoch(folders[name])]
+    with mixed(folders) as made:
+        found = epoch(made, clip, shuffle=shuffle)
+        with loader(made, clip) as loading:
+            labels = [loading.dataset[i]["label"] for i in range(len(loading.dataset))]
+            of = loading.dataset.sources_of([index for index, _, _ in found])  # type: ignore[attr-defined]
+    assert sorted(index for index, _, _ in found) == list(range(25))
+    assert all(pixels == alone[index] for index, _, pixels in found)
+    assert all(label == labels[index] for index, label, _ in found)
+    assert [int(label >= 980) for _, label, _ in found] == of.tolist()
+    assert [labels.count(label) for label in (970, 971, 972, 973, 980, 981)] == sum(
+        COUNTS.values(), []
+    )
+
+
+def test_clips_of_a_mixture_lie_together_in_the_turns_of_their_source(
+    folders: dict[str, str],
+) -> None:
+    clip = Clip(2, size=(16, 16), per_video=7)
+    with mixed(folders) as made:
+        found = epoch(made, clip, shuffle=True)
+    for own in ([f for f in found if f[1] < 980], [f for f in found if f[1] >= 980]):
+        assert 1 + sum(one[1] != other[1] for one, other in itertools.pairwise(own)) <= 4
+
+
+@pytest.mark.parametrize("exhausted", ["stop", "repeat"])
+def test_clips_of_a_mixture_come_in_proportion(folders: dict[str, str], exhausted: Any) -> None:
+    with mixed(folders, (1, 3), exhausted=exhausted) as made:
+        found = epoch(made, shuffle=True)
+        n_of_b = sum(label >= 980 for _, label, _ in found)
+        assert abs(n_of_b - 0.75 * len(found)) <= 1
+        assert {index for index, _, _ in found} >= set(
+            range(0 if exhausted == "repeat" else 12, 25)
+        )
+
+
+@pytest.mark.parametrize("shuffle", [True, "blocks"])
+def test_who_makes_batches_of_mixed_clips_makes_no_difference(
+    folders: dict[str, str], shuffle: Any
+) -> None:
+    clip = Clip(2, where="random", per_video=3, size=(16, 16), crop="random")
+    with (
+        ShardDataset(folders["a"]) as whole,
+        whole.select([3, 2, 0]) as some,
+        mix([some, folders["b"]], weights=[1, 1], exhausted="repeat") as made,
+    ):
+
+        def run(**options: Any) -> list[Any]:
+            with loader(made, clip, shuffle=shuffle, **options) as loading:
+                assert len(loading.dataset) == 3 * 3 + 2 * 3
+                return [bits(batch) for _ in range(2) for batch in loading]
+
+        alone = run()
+        assert run(num_workers=2) == alone
+        assert run(num_workers=2, start_method="thread") == alone
+
+
+def test_an_epoch_of_mixed_clips_goes_on_where_it_was_left(folders: dict[str, str]) -> None:
+    clip = Clip(2, size=(16, 16), per_video=3)
+    with mixed(folders) as made:
+        with loader(made, clip, shuffle=True) as loading:
+            batches = iter(loading)
+            next(batches)
+            state = json.loads(json.dumps(loading.state_dict()))
+            rest = [bits(batch) for batch in batches]
+        with loader(made, clip, shuffle=True) as loading:
+            loading.load_state_dict(state)
+            assert [bits(batch) for batch in loading] == rest
+        with (
+            loader(made, Clip(3, size=(16, 16)), shuffle=True) as loading,
+            pytest.raises(InvalidArgument, match="the state's view is 'clips"),
+        ):
+            loading.load_state_dict(state)
+
+
+def test_clips_are_those_that_all_sources_say_or_one_that_is_asked_for(
+    folders: dict[str, str], tmp_path: Path
+) -> None:
+    copies = []
+    for i, step in enumerate((2, 2, 5)):
+        with ShardDataset(folders["b"]) as whole:
+            samples = [dict(each) for each in whole]
+            copy = write_dataset(tmp_path / str(i), len(samples), 1, SCHEMA, iter(samples))
+        view = {"kind": "clips", "frames": 2, "stride": 1, "step": step, "size": [16, 16]}
+        publish_next(copy, load(copy), view=view)
+        copies.append(copy)
+    with mix(copies[:2], weights=[1, 1]) as alike:
+        assert len(epoch(alike, None)) == 26
+        assert alike.view["step"] == 2
+    with mix(copies[1:], weights=[1, 1]) as unlike:
+        assert len(epoch(unlike, CLIP)) == 26
+        with pytest.raises(InvalidArgument, match=r"'step': 2.*'step': 5.*say which with clip="):
+            loader(unlike, None)
+        with loader(unlike, None, fields=["label"]) as rows:
+            assert len(rows.dataset) == 4
+
+
+@pytest.mark.parametrize(
+    "clip",
+    [
+        Clip(2, fps=20, where="random", per_video=2, size=(16, 16), times=True),
+        Clip(2, around="at", per_video=2, size=(16, 16), times=True),
+    ],
+)
+def test_clips_of_a_mixture_go_by_time_and_around_events(
+    folders: dict[str, str], clip: Clip
+) -> None:
+    def run(given: Any, **options: Any) -> list[tuple[int, bytes, bytes]]:
+        with loader(given, clip, **options) as loading:
+            return [
+                (int(index), pixels.tobytes(), pts.tobytes())
+                for batch in loading
+                for index, pixels, pts in zip(
+                    batch.indices, batch["video"], batch["video_pts"], strict=True
+                )
+            ]
+
+    with mixed(folders, (1, 1), exhausted="repeat") as made:
+        found = run(made, shuffle=True)
+        assert run(made, shuffle=True, num_workers=2) == found
+    alone = [clip[1:] for name in "ab" for clip in run(folders[name])]
+    assert {index for index, *_ in found} == set(range(len(alone)))
+    if clip.around is not None:  # else what is drawn depends on the position
+        assert all(alone[index] == (pixels, pts) for index, pixels, pts in found)
+
+
+def test_a_source_without_a_clip_is_left_out(folders: dict[str, str]) -> None:
+    with (
+        ShardDataset(folders["a"]) as whole,
+        whole.select([1, 3]) as short,
+        mix([folders["b"], short], weights=[1, 1]) as made,
+        pytest.raises(
+            InvalidArgument, match="a selection.*none of its videos has a clip: leave it out"
+        ),
+    ):
+        loader(made, Clip(8, size=(16, 16)))
+
+
+def test_other_fields_of_a_mixture_come_from_the_row_of_the_clip(folders: dict[str, str]) -> None:
+    with mixed(folders) as made:
+        found = epoch(made, Clip(2, size=(16, 16)), transform=dict)
+    labels = np.repeat([970, 972, 973, 980, 981], [4, 7, 1, 10, 3])
+    assert all(label == labels[index] for index, label, _ in found)

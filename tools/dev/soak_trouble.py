@@ -1,0 +1,50 @@
+"""The trouble that `soak.py` makes for the workers of its loaders."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import os
+import random
+import signal
+import threading
+import time
+from typing import Any
+
+from shardio import ShardLoader
+from shardio.errors import LoaderClosed
+
+__all__ = ["Trouble"]
+
+
+class Trouble(threading.Thread):
+    """Kills and stops workers of the loader at hand, at random moments."""
+
+    def __init__(self, seed: int, tally: collections.Counter[str]) -> None:
+        super().__init__(daemon=True)
+        self._random, self._tally = random.Random(seed), tally
+        self.loader: ShardLoader | None = None
+        self.n_killed = 0
+
+    def run(self) -> None:
+        """Make trouble for ever."""
+        while True:
+            time.sleep(self._random.uniform(0.02, 0.3))
+            with contextlib.suppress(AttributeError, ProcessLookupError, LoaderClosed):
+                self._strike()
+
+    def _strike(self) -> None:
+        staff: Any = self.loader._engine._staff  # type: ignore[union-attr]
+        alive = [pid for pid in staff._crew.pids() if pid is not None]  # threads have none
+        if not alive:
+            return
+        pid = self._random.choice(alive)
+        if self._random.random() < 0.5:
+            self.n_killed += 1
+            self._tally["workers killed"] += 1
+            os.kill(pid, signal.SIGKILL)
+        else:
+            self._tally["workers stopped for a while"] += 1
+            os.kill(pid, signal.SIGSTOP)
+            time.sleep(self._random.uniform(0, 0.2))
+            os.kill(pid, signal.SIGCONT)
