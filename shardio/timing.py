@@ -7,7 +7,6 @@ between two ticks nothing but the tick before it counts, and no time is ever a f
 
 from __future__ import annotations
 
-import functools
 import math
 from fractions import Fraction
 from typing import Final
@@ -15,6 +14,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from shardio.cached import cached
 from shardio.errors import MediaError
 from shardio.format.streams import EncodedStream, PacketFlag, packet_flags
 
@@ -59,7 +59,7 @@ class FrameTimes:
         end, times = int(self.pts[-1]), self.pts[self._seen[-2:]].tolist()
         return end - self._begin + (last or (times[1] - times[0] if len(times) > 1 else 1))
 
-    @functools.cached_property
+    @cached
     def _seen(self) -> Numbers:
         """The frames that are on show at some time."""
         return np.flatnonzero(np.append(self.pts[1:] != self.pts[:-1], True))

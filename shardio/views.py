@@ -6,12 +6,12 @@ however many samples there are, only the runs take memory. A selection is kept a
 
 from __future__ import annotations
 
-import functools
 from typing import Any, Final, Self
 
 import numpy as np
 import numpy.typing as npt
 
+from shardio.cached import cached
 from shardio.errors import InvalidArgument
 from shardio.format.checksum import hash_bytes
 
@@ -98,7 +98,7 @@ class RowRuns:
         """All rows."""
         return self.rows(np.arange(len(self)))
 
-    @functools.cached_property
+    @cached
     def identity(self) -> str:
         """What tells it from other views."""
         return f"{hash_bytes(self.to_text().encode()):016x}"
@@ -128,7 +128,7 @@ class RowList:
         """All rows; not to be written to."""
         return self._rows
 
-    @functools.cached_property
+    @cached
     def identity(self) -> str:
         """What tells it from other views."""
         return f"list-{hash_bytes(self._rows.data):016x}"

@@ -19,6 +19,7 @@ ROOT = Path(__file__).resolve().parent.parent
 RANKS = {
     "shardio.errors": 0,
     "shardio.version": 0,
+    "shardio.cached": 0,
     "shardio.closing": 0,
     "shardio.spent": 0,
     "shardio.loading_stats": 0,

@@ -187,7 +187,7 @@ class Crew(Closing):
 
     def _meet_zygote(self) -> None:
         held = self._held
-        held.zygote = acquire(self._how, self._target)
+        held.zygote = acquire(self._how, self._target, self._preload)
         if held.session is not None:
             held.session.close()
         held.session = held.zygote.open_session(self._preload)

@@ -6,7 +6,6 @@ takes its slice.
 
 from __future__ import annotations
 
-import functools
 from typing import Final, NamedTuple, Protocol
 
 import numpy as np
@@ -15,6 +14,7 @@ import numpy.typing as npt
 from shardio._engine.recipe import Plan
 from shardio.blend import BlendedOrder
 from shardio.bundles import BundledOrder, Bundling
+from shardio.cached import cached
 from shardio.collate import CLAIMED, NO_FIELD, pack_state
 from shardio.cutting import Cuts, draw_cuts
 from shardio.dataset import ShardDataset
@@ -63,7 +63,7 @@ class Stretch:
             self._slots[name] = found
         return found
 
-    @functools.cached_property
+    @cached
     def cuts(self) -> Cuts:
         """Where the clip of each sample begins, and is cropped; of a dataset that shows clips."""
         clips = self._dataset.clips
@@ -156,7 +156,7 @@ class Itinerary:
         numbers = np.array([number])
         return Stretch(self._dataset, 0, 1, numbers, Keys(self._seed, 0, numbers))
 
-    @functools.cached_property
+    @cached
     def _bundling(self) -> Bundling | None:
         return self._dataset.bundling  # late: a worker is told what it shows after it has opened it
 

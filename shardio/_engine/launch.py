@@ -17,7 +17,7 @@ import threading
 from collections import deque
 
 from shardio._engine.linux import end_process, explain_files, has_ended, open_pidfd
-from shardio._engine.start import Start, Target
+from shardio._engine.start import Start, Target, import_all
 from shardio._engine.zygote import serve_forked
 from shardio.errors import EnvironmentUnsuitable
 
@@ -42,10 +42,15 @@ class Zygote:
 
     `pidfd` is readable once the process has ended. Making one does not wait for its
     imports (0.6 ms). With a `target`, the function of the crew that it is for, it is a fork of this
-    process. Raises EnvironmentUnsuitable when the interpreter cannot be executed.
+    process, made once that has imported `preload`. Raises EnvironmentUnsuitable when the
+    interpreter cannot be executed.
     """
 
-    def __init__(self, target: Target | None = None) -> None:
+    def __init__(self, target: Target | None = None, preload: tuple[str, ...] = ()) -> None:
+        if target is not None:
+            # Where another thread is in the midst of such an import, this waits for its end; a fork
+            # made meanwhile would wait for ever.
+            import_all(preload)
         self.users = 0
         main_pidfd = open_pidfd(os.getpid())
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -120,14 +125,16 @@ class Zygote:
         self._control.close()
 
 
-def acquire(start: Start = "zygote", target: Target | None = None) -> Zygote:
-    """Give a zygote for a crew that runs `target`; `release` it after use.
+def acquire(
+    start: Start = "zygote", target: Target | None = None, preload: tuple[str, ...] = ()
+) -> Zygote:
+    """Give a zygote for a crew that runs `target` and needs `preload`; `release` it after use.
 
     That is the one of this process, started if there is none, or one of the crew's own.
     """
     global _current
     if start in ("forkserver", "fork"):
-        zygote = Zygote(target if start == "fork" else None)
+        zygote = Zygote(target, preload) if start == "fork" else Zygote()
         zygote.users = 1
         return zygote
     with _lock:

@@ -5,6 +5,7 @@ Imports nothing that takes time: main reads the constants.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib
 import os
@@ -17,7 +18,7 @@ from typing import Final, Literal, NoReturn
 from shardio._engine.channel import Channel
 from shardio._engine.linux import name_process
 
-__all__ = ["EXECUTE", "FORK", "LOAD", "Start", "Target", "execute", "import_all", "run"]
+__all__ = ["EXECUTE", "FORK", "LOAD", "Start", "Target", "execute", "import_all", "preload", "run"]
 
 Start = Literal["zygote", "spawn", "forkserver", "fork"]
 """How worker processes start: forked by the zygote that all crews share; by it, but executing an
@@ -39,10 +40,13 @@ GIVEN_AT: Final = 2
 def import_all(names: tuple[str, ...]) -> None:
     """Import what workers will need; of what is missing, the worker that needs it tells."""
     for name in names:
-        try:
+        with contextlib.suppress(ImportError):
             importlib.import_module(name)
-        except ImportError:
-            continue
+
+
+def preload(names: tuple[str, ...]) -> None:
+    """Import what workers will need, for all forks of this process."""
+    import_all(names)
     # Collections in workers would write to, and so copy, every page of these objects. None before:
     # of 36,000 objects 500 are garbage, and to find them takes 12 ms.
     gc.freeze()
@@ -69,7 +73,7 @@ def begin(place: int, fds: _Fds, modules: tuple[str, ...]) -> NoReturn:
     for fd in fds:
         os.set_inheritable(fd, False)
     # Before the surroundings of main are taken over: these have one thread because of ours.
-    import_all(modules)
+    preload(modules)
     run(place, fds, None)
 
 

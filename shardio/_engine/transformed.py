@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import random
 import traceback
@@ -19,6 +18,7 @@ from shardio._engine.itinerary import Stretch
 from shardio._engine.pictures import Pictures
 from shardio._engine.recipe import Recipe
 from shardio._engine.sounds import Sounds
+from shardio.cached import cached
 from shardio.collate import CLAIMED, EMPTY, FILLED, NO_FIELD, BlockLayout, pack_state
 from shardio.dataset import ShardDataset
 from shardio.errors import SchemaError, TransformError
@@ -121,7 +121,7 @@ class TransformedValues:
             states[i] = _FILLED
         return used
 
-    @functools.cached_property
+    @cached
     def _first(self) -> str:
         """What batches are laid out by, in words."""
         rows = self._dataset.rows(np.zeros(1, np.int64))

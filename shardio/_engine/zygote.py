@@ -41,7 +41,7 @@ from shardio._engine.linux import (
     name_process,
     open_pidfd,
 )
-from shardio._engine.start import EXECUTE, LOAD, Target, execute, import_all, run
+from shardio._engine.start import EXECUTE, LOAD, Target, execute, preload, run
 
 __all__ = [
     "ASK_FOR_STACKS",
@@ -72,7 +72,7 @@ def serve(control_fd: int, main_pidfd: int, modules: tuple[str, ...]) -> NoRetur
     os.set_inheritable(control_fd, False)
     os.set_inheritable(main_pidfd, False)
     _set_up()
-    import_all(modules)
+    preload(modules)
     _Zygote(socket.socket(fileno=control_fd), main_pidfd, modules).run()
 
 
@@ -166,7 +166,7 @@ class _Zygote:
         names = tuple(data.decode().split())
         self.modules += tuple(name for name in names if name not in self.modules)
         if any(name not in sys.modules for name in names):
-            import_all(names)
+            preload(names)
 
     def _serve_session(self, session: _Session, mask: int) -> None:
         if session.is_ending:

@@ -7,12 +7,12 @@ codes for types, dtypes and codecs; `docs/reference/format.md` lists them.
 
 from __future__ import annotations
 
-import functools
 import json
 import unicodedata
 from collections.abc import ItemsView, Iterator, KeysView, Mapping
 from typing import Any, Final, NoReturn
 
+from shardio.cached import cached
 from shardio.errors import SchemaError, ShardUnsupported
 from shardio.format.codec import Codec
 from shardio.format.fields import (
@@ -110,12 +110,12 @@ class Schema(Mapping[str, Field]):
         """The stable integer that stands for the field in section tables."""
         return self._ids[name]
 
-    @functools.cached_property
+    @cached
     def optional(self) -> tuple[str, ...]:
         """The fields that a sample may lack."""
         return tuple(name for name, field in self.items() if field.optional)
 
-    @functools.cached_property
+    @cached
     def required(self) -> Required:
         """The features that a reader needs because of the schema, whatever the samples are."""
         found = Required.NESTED_NAMES if self.groups else Required(0)
@@ -149,7 +149,7 @@ class Schema(Mapping[str, Field]):
         """The canonical bytes that a shard holds."""
         return self._json
 
-    @functools.cached_property
+    @cached
     def _json(self) -> bytes:
         fields = [_describe(name, self._ids[name], field) for name, field in self.items()]
         return canonical_json({"fields": fields})

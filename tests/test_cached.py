@@ -1,0 +1,56 @@
+"""A property that is computed once."""
+
+from __future__ import annotations
+
+import threading
+
+from shardio.cached import cached
+
+
+class Counting:
+    """Counts how often its property was computed."""
+
+    def __init__(self) -> None:
+        self.n_computed = 0
+
+    @cached
+    def number(self) -> int:
+        """How often."""
+        self.n_computed += 1
+        return self.n_computed
+
+
+def test_it_is_computed_once_per_object() -> None:
+    one, other = Counting(), Counting()
+    assert (one.number, one.number, other.number) == (1, 1, 1)
+    assert (one.n_computed, other.n_computed) == (1, 1)
+
+
+def test_what_it_is_can_be_asked_of_the_class() -> None:
+    assert isinstance(Counting.number, cached)
+    assert Counting.number.__doc__ == "How often."
+
+
+def test_a_thread_that_is_inside_keeps_nobody_waiting() -> None:
+    """A process that is forked meanwhile would wait for ever for a lock that it holds."""
+    begun, go_on = threading.Event(), threading.Event()
+
+    class Slow:
+        @cached
+        def value(self) -> str:
+            if threading.current_thread() is slow:
+                begun.set()
+                go_on.wait()
+            return "computed"
+
+    shared = Slow()
+    slow = threading.Thread(target=lambda: shared.value)
+    slow.start()
+    begun.wait()
+    seen: list[str] = []
+    quick = threading.Thread(target=lambda: seen.extend((shared.value, Slow().value)), daemon=True)
+    quick.start()
+    quick.join(20)
+    go_on.set()
+    slow.join()
+    assert seen == ["computed"] * 2
