@@ -12,22 +12,16 @@ from typing import Any
 import pytest
 
 import shardio
-from shardio import (
-    Array,
+from shardio import Array, DatasetWriter, Input, InvalidArgument, Outcome, Schema, Text
+from shardio.conversion import Progress, files
+from shardio.conversion.staging import Staging
+from shardio.errors import (
+    DatasetConflict,
     DatasetCorrupt,
     DatasetExists,
     DatasetNotFound,
-    DatasetWriter,
-    Input,
-    InvalidArgument,
-    Outcome,
-    Schema,
     SchemaError,
-    Text,
 )
-from shardio.conversion import Progress, files
-from shardio.conversion.staging import Staging
-from shardio.errors import DatasetConflict
 from shardio.manifest import load, publish_next
 from shardio.sealed import read_sealed, sealed
 from shardio.surgery import add_column, audit_dataset, compute_stats, merge, split

@@ -13,6 +13,7 @@ import pytest
 
 import shardio
 from shardio import ShardLoader
+from shardio.errors import MemoryShort, TransformError
 from shardio.order import OF_BATCHES, OF_SAMPLES, SampleGenerators
 from tests.loading import TWO_FIELDS, bits, two_fields, write_dataset
 
@@ -253,7 +254,7 @@ def test_what_it_raises_names_the_samples_of_the_batch(folder: str, num_workers:
     with _loader(folder, batch_transform=fail, num_workers=num_workers) as loader:
         batches = iter(loader)
         next(batches)
-        with pytest.raises(shardio.TransformError) as caught:
+        with pytest.raises(TransformError) as caught:
             next(batches)
         assert [batch.step for batch in _passed(loader)] == [0]
     text = str(caught.value)
@@ -269,7 +270,7 @@ def test_what_it_raises_names_the_samples_of_the_batch(folder: str, num_workers:
 
 def _passed(loader: ShardLoader) -> list[Any]:
     found = []
-    with pytest.raises(shardio.TransformError):
+    with pytest.raises(TransformError):
         for batch in loader:
             found.append(batch)
     return found
@@ -284,7 +285,7 @@ def test_what_it_raises_over_the_first_batch_is_raised_where_the_loop_begins(
 
     with _loader(folder, batch_transform=fail, num_workers=num_workers) as loader:
         for _ in range(2):
-            with pytest.raises(shardio.TransformError, match="raised SystemExit: 3"):
+            with pytest.raises(TransformError, match="raised SystemExit: 3"):
                 iter(loader)
 
 
@@ -311,7 +312,7 @@ def test_a_later_batch_unlike_the_first_is_named_with_both(
     with _loader(folder, batch_transform=differ) as loader:
         batches = iter(loader)
         assert next(batches)["x"].shape == (2,)
-        with pytest.raises(shardio.TransformError, match=text) as caught:
+        with pytest.raises(TransformError, match=text) as caught:
             next(batches)
     assert "(position 8)" in str(caught.value)
 
@@ -330,7 +331,7 @@ def test_a_later_batch_unlike_the_first_is_named_with_both(
 )
 def test_a_first_batch_that_cannot_be_one_is_refused(folder: str, made: object, text: str) -> None:
     with _loader(folder, batch_transform=lambda batch: made) as loader:
-        with pytest.raises(shardio.TransformError, match=text):
+        with pytest.raises(TransformError, match=text):
             iter(loader)
 
 
@@ -376,7 +377,7 @@ def test_a_batch_larger_than_the_budget_is_an_error_with_both_figures(
     with _loader(folder, **options) as loader:
         batches = iter(loader)
         next(batches)
-        with pytest.raises(shardio.MemoryShort, match=r"block of 300\d{4} bytes.*allows 1048576"):
+        with pytest.raises(MemoryShort, match=r"block of 300\d{4} bytes.*allows 1048576"):
             next(batches)
 
 

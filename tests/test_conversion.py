@@ -15,15 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import shardio
-from shardio import (
-    Array,
-    DatasetExists,
-    Input,
-    InvalidArgument,
-    Schema,
-    SchemaError,
-    WorkerDied,
-)
+from shardio import Array, Input, InvalidArgument, Schema, WorkerDied
 from shardio.conversion import Progress, staging, unit
 from shardio.conversion.plan import (
     MAX_UNIT_BYTES,
@@ -34,7 +26,7 @@ from shardio.conversion.plan import (
     list_inputs,
 )
 from shardio.conversion.source import options_of
-from shardio.errors import DatasetConflict
+from shardio.errors import DatasetConflict, DatasetExists, SchemaError
 from shardio.format.checksum import hash_bytes
 from tests.lines import contents, convert, install, outcomes, texts, write
 

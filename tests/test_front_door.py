@@ -28,13 +28,21 @@ def test_a_public_name_leads_to_something(name: str) -> None:
 # There is no more room at the door for what few programs will ever catch.
 INNER = {
     "BatchOverdue",
+    "ChecksumMismatch",
     "DatasetConflict",
+    "DatasetCorrupt",
+    "DatasetExists",
+    "DatasetNotFound",
     "EnvironmentUnsuitable",
     "LoaderClosed",
+    "MemoryShort",
+    "SchemaError",
+    "ShardChanged",
     "ShardExists",
     "ShardIncomplete",
     "ShardUnsupported",
     "TooManySkipped",
+    "TransformError",
 }
 
 

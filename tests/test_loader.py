@@ -17,6 +17,7 @@ import pytest
 import shardio
 from shardio import Batch, InvalidArgument, Schema, ShardLoader, options
 from shardio._engine import memory
+from shardio.errors import ChecksumMismatch, DatasetCorrupt, DatasetNotFound, MemoryShort
 from shardio.format.layout import Kind
 from shardio.reader import ShardReader
 from tests.loading import RAGGED, TWO_FIELDS, bits, check_against, two_fields, write_dataset
@@ -278,7 +279,7 @@ def test_a_flipped_bit_in_a_column_is_an_error_that_names_the_place(
     with _loader(folder, 8, num_workers=num_workers, transform=transform) as loader:
         steps = iter(loader)
         assert [next(steps).step, next(steps).step] == [0, 1]  # samples 0..15: intact
-        with pytest.raises(shardio.ChecksumMismatch) as caught:
+        with pytest.raises(ChecksumMismatch) as caught:
             next(steps)
     error = caught.value
     assert (error.path, error.field, error.sample, error.offset) == (path, "image", 7, offset)
@@ -299,7 +300,7 @@ def test_a_flipped_bit_in_a_record_is_an_error_that_names_the_place(
     _flip_byte(path, offset)
     with (
         _loader(folder, 4, num_workers=num_workers) as loader,
-        pytest.raises(shardio.ChecksumMismatch) as caught,
+        pytest.raises(ChecksumMismatch) as caught,
     ):
         list(loader)
     error = caught.value
@@ -321,13 +322,13 @@ def test_verify_decides_whether_and_how_often_bytes_are_checked(
                 try:
                     list(loader)
                     outcome.append("delivered")
-                except shardio.ChecksumMismatch:
+                except ChecksumMismatch:
                     outcome.append("refused")
         with _loader(folder, 8, num_workers=num_workers, verify=verify) as loader:
             try:
                 (batch,) = loader
                 outcome.append("delivered")
-            except shardio.ChecksumMismatch:
+            except ChecksumMismatch:
                 outcome.append("refused")
         outcomes[verify] = outcome
     assert outcomes == {
@@ -345,7 +346,7 @@ def test_after_an_error_the_loader_can_be_iterated_again(tmp_path: Path, num_wor
         for _ in range(20):
             seen = []
             steps = iter(loader)
-            with pytest.raises(shardio.ChecksumMismatch):
+            with pytest.raises(ChecksumMismatch):
                 for batch in steps:
                     seen += batch["label"].tolist()
             assert seen == list(range(24))
@@ -361,7 +362,7 @@ def test_a_shard_that_is_missing_or_another_one_is_refused_by_the_constructor(
     other = write_dataset(tmp_path / "other", 40, 2, TWO_FIELDS, two_fields(40))
     shard = Path(folder) / "000001-000.shard"
     (Path(other) / "000000-000.shard").rename(shard)
-    with pytest.raises(shardio.DatasetCorrupt, match=r"000001-000\.shard"):
+    with pytest.raises(DatasetCorrupt, match=r"000001-000\.shard"):
         _loader(folder, num_workers=num_workers)
     shard.unlink()
     with pytest.raises(shardio.ShardNotFound, match=r"000001-000\.shard"):
@@ -391,7 +392,7 @@ def test_a_shard_that_is_deleted_while_a_loader_is_open_is_still_read(small: str
 def test_a_budget_below_one_batch_is_refused_with_both_figures(
     small: str, num_workers: int
 ) -> None:
-    with pytest.raises(shardio.MemoryShort, match=r"needs a block of \d{6} bytes.*allows 100000"):
+    with pytest.raises(MemoryShort, match=r"needs a block of \d{6} bytes.*allows 100000"):
         _loader(small, num_workers=num_workers, memory_bytes=100_000)
 
 
@@ -402,7 +403,7 @@ def test_the_budget_is_kept_also_with_a_transform(small: str, num_workers: int) 
 
     with (
         _loader(small, num_workers=num_workers, memory_bytes=4 << 20, transform=enlarge) as loader,
-        pytest.raises(shardio.MemoryShort, match="allows 4194304"),
+        pytest.raises(MemoryShort, match="allows 4194304"),
     ):
         list(loader)
 
@@ -414,7 +415,7 @@ def test_no_block_is_reserved_when_memory_is_short(
     tight = memory.Limit(150_000, "the limit of a test")
     monkeypatch.setattr(memory, "_tightest", lambda: tight)
     monkeypatch.setattr(os, "posix_fallocate", lambda *given: reserved.append(given))
-    with pytest.raises(shardio.MemoryShort) as caught:
+    with pytest.raises(MemoryShort) as caught:
         _loader(small, memory_bytes=1 << 30)
     assert [n_bytes for _, _, n_bytes in reserved if n_bytes > 4096] == []  # no more than tables
     assert "150,000" in str(caught.value)
@@ -425,7 +426,7 @@ def test_the_budget_is_half_of_what_is_available_by_default(
     small: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(memory, "_tightest", lambda: memory.Limit(300_000, "the limit of a test"))
-    with pytest.raises(shardio.MemoryShort, match="allows 150000"):
+    with pytest.raises(MemoryShort, match="allows 150000"):
         _loader(small)
 
 
@@ -491,7 +492,7 @@ def test_numpy_numbers_are_numbers(small: str) -> None:
 
 
 def test_a_dataset_that_is_not_there_is_said_to_be_missing(tmp_path: Path) -> None:
-    with pytest.raises(shardio.DatasetNotFound, match="nothing"):
+    with pytest.raises(DatasetNotFound, match="nothing"):
         _loader(str(tmp_path / "nothing"))
 
 

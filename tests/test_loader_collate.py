@@ -12,6 +12,7 @@ import pytest
 
 import shardio
 from shardio import Array, Bytes, Schema, ShardLoader, Text
+from shardio.errors import MemoryShort, SchemaError, TransformError
 from tests.loading import bits, write_dataset
 
 pytestmark = pytest.mark.usefixtures("warm_zygote", "quick_disk")
@@ -108,9 +109,7 @@ def test_a_shape_in_a_dict_makes_all_batches_of_one_shape(folder: str) -> None:
     assert all(isinstance(batch["cloud"], list) for batch in found)
 
 
-@pytest.mark.parametrize(
-    ("transform", "error"), [(None, shardio.SchemaError), (same, shardio.TransformError)]
-)
+@pytest.mark.parametrize(("transform", "error"), [(None, SchemaError), (same, TransformError)])
 def test_a_value_larger_than_what_is_padded_to_is_named_with_its_shape(
     folder: str, transform: Any, error: type[Exception]
 ) -> None:
@@ -161,7 +160,7 @@ def test_ragged_arrays_are_the_values_one_after_another(
 def test_ragged_arrays_that_differ_in_another_axis_are_named_with_both_shapes(
     folder: str, transform: Any
 ) -> None:
-    error = shardio.SchemaError if transform is None else shardio.TransformError
+    error = SchemaError if transform is None else TransformError
     collate = {"cloud": "ragged"}
     with _loader(folder, collate=collate, transform=transform) as loader:
         with pytest.raises(error, match=r"sample 0 .*\(0, 3, 0\), .*sample 1 .*\(1, 3, 1\): ask"):
@@ -180,7 +179,7 @@ def test_stacked_by_name_equal_shapes_are_one_array_and_others_an_error(tmp_path
         batches = iter(loader)
         assert next(batches)["x"].tolist() == [[1, 2], [0, 0], [3, 4]]
         assert next(batches)["x"].shape == (3, 0)
-        with pytest.raises(shardio.SchemaError) as caught:
+        with pytest.raises(SchemaError) as caught:
             next(batches)
     text = str(caught.value)
     assert "sample 2 of shard 000001-000.shard (position 6) is (1,)" in text
@@ -215,7 +214,7 @@ def test_stacked_such_a_shape_is_an_error_with_both_samples_and_the_way_out(
     folder: str, num_workers: int
 ) -> None:
     with _loader(folder, 4, transform=rows, num_workers=num_workers) as loader:
-        with pytest.raises(shardio.TransformError) as caught:
+        with pytest.raises(TransformError) as caught:
             list(loader)
     text = str(caught.value)
     assert (
@@ -235,7 +234,7 @@ def test_another_number_of_dimensions_or_dtype_is_an_error_also_when_shapes_may_
             return {"x": values[int(sample["label"]) > 0]}
 
         with _loader(folder, collate="list", transform=pick) as loader:
-            with pytest.raises(shardio.TransformError, match="the first sample .* had float64"):
+            with pytest.raises(TransformError, match="the first sample .* had float64"):
                 list(loader)
 
 
@@ -298,7 +297,7 @@ def test_a_function_that_raises_is_named_with_the_samples_of_its_batch(folder: s
     with _loader(folder, collate=fail) as loader:
         batches = iter(loader)
         assert [next(batches).step, next(batches).step] == [0, 1]
-        with pytest.raises(shardio.TransformError) as caught:
+        with pytest.raises(TransformError) as caught:
             next(batches)
     text = str(caught.value)
     assert text.startswith(
@@ -385,7 +384,7 @@ def test_a_batch_that_needs_more_than_the_budget_is_an_error_with_both_figures(
         batches = iter(loader)
         for _ in range(75):
             next(batches)
-        with pytest.raises(shardio.MemoryShort, match=r"block of 8\d{5} bytes; .* allows 500000"):
+        with pytest.raises(MemoryShort, match=r"block of 8\d{5} bytes; .* allows 500000"):
             next(batches)
         assert next(iter(loader))["x"].shape == (4, 8)
 

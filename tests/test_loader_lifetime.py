@@ -20,7 +20,7 @@ import shardio
 from shardio import Batch, ShardLoader
 from shardio._engine.sizing import n_blocks_wanted
 from shardio.access.filesystems import Access
-from shardio.errors import LoaderClosed
+from shardio.errors import LoaderClosed, TransformError
 from tests.loading import (
     PATIENCE_S,
     RAGGED,
@@ -290,9 +290,7 @@ def test_what_a_loader_had_when_it_failed_does_not_wait_for_the_garbage_collecto
     finally:
         gc.enable()
     # Of a page that was cut in its middle the rest is zeros: damage, to whoever reads it first.
-    assert issubclass(
-        found, shardio.TransformError if failure == "transform" else shardio.ShardCorrupt
-    )
+    assert issubclass(found, TransformError if failure == "transform" else shardio.ShardCorrupt)
     assert left == fds  # a block's map has one of its own
 
 

@@ -20,7 +20,8 @@ import numpy as np
 import pytest
 
 import shardio
-from shardio import Array, Json, Schema, ShardLoader, TransformError, WorkerDied
+from shardio import Array, Json, Schema, ShardLoader, WorkerDied
+from shardio.errors import TransformError
 from tests.loading import (
     PATIENCE_S,
     RAGGED,

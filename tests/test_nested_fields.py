@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shardio import Array, List, Schema, SchemaError, ShardLoader, ShardReader, Text
+from shardio import Array, List, Schema, ShardLoader, ShardReader, Text
 from shardio.dataset_writer import DatasetWriter
-from shardio.errors import InvalidArgument, ShardCorrupt
+from shardio.errors import InvalidArgument, SchemaError, ShardCorrupt
 from shardio.format.codec import Codec, known_dictionary, train_dictionary
 from shardio.format.index import codecs
 from shardio.format.layout import Kind, Required

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from shardio import Array, DatasetCorrupt, DatasetExists, DatasetNotFound, InvalidArgument
+from shardio import Array, InvalidArgument
 from shardio.conversion import files
 from shardio.conversion.staging import Staging
+from shardio.errors import DatasetCorrupt, DatasetExists, DatasetNotFound
 from shardio.sealed import sealed
 from shardio.surgery import add_column, audit_dataset
 from tests.lines import contents, convert, install, texts, write

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shardio import Array, Bytes, Json, List, Schema, SchemaError, ShardLoader, ShardReader, Text
+from shardio import Array, Bytes, Json, List, Schema, ShardLoader, ShardReader, Text
 from shardio.dataset_writer import DatasetWriter
-from shardio.errors import ChecksumMismatch
+from shardio.errors import ChecksumMismatch, SchemaError
 from shardio.format.layout import Kind
 from shardio.surgery import audit_shard
 from shardio.writer import ShardWriter

@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from shardio import Array, Image, InvalidArgument, Schema, ShardLoader, TransformError
+from shardio import Array, Image, InvalidArgument, Schema, ShardLoader
 from shardio.dataset import ShardDataset
-from shardio.errors import MediaError, SchemaError
+from shardio.errors import MediaError, SchemaError, TransformError
 from shardio.format.images import EncodedImage
 from shardio.media import decode_image, encode_jpeg
 from shardio.pictures import common_sizes

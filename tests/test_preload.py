@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 
 import shardio.preload
-from shardio import Array, Bytes, InvalidArgument, MemoryShort, Schema, ShardLoader
+from shardio import Array, Bytes, InvalidArgument, Schema, ShardLoader
 from shardio._engine import memory
 from shardio._engine.memory import Limit
 from shardio.dataset import ShardDataset
-from shardio.errors import ShardChanged
+from shardio.errors import MemoryShort, ShardChanged
 from shardio.format.layout import NO_FIELD, Kind
 from shardio.preload import _Piece, preload
 from tests.loading import PATIENCE_S, bits, write_dataset

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 import shardio
-from shardio import DatasetCorrupt, DatasetExists, InvalidArgument
+from shardio import InvalidArgument
 from shardio.conversion import Progress, files
+from shardio.errors import DatasetCorrupt, DatasetExists
 from tests.lines import Lines, contents, convert, install, note_reads, outcomes, texts, write
 
 N_INPUTS = 7

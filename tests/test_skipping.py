@@ -13,11 +13,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-import shardio
-from shardio import InvalidArgument, ShardLoader, TransformError
+from shardio import InvalidArgument, ShardLoader
 from shardio._engine import memory
 from shardio.batch import Batch
-from shardio.errors import MemoryShort, ShardChanged, TooManySkipped
+from shardio.errors import (
+    ChecksumMismatch,
+    MemoryShort,
+    ShardChanged,
+    TooManySkipped,
+    TransformError,
+)
 from shardio.reader import ShardReader
 from tests.loading import TWO_FIELDS, bits, two_fields, write_dataset
 from tests.shards import EVERY_FIELD
@@ -117,7 +122,7 @@ def test_without_skip_a_damaged_sample_is_an_error_and_with_it_the_epoch_is_whol
 ) -> None:
     with (
         ShardLoader(damaged, BATCH, output="numpy", num_workers=0) as loader,
-        pytest.raises(shardio.ChecksumMismatch),
+        pytest.raises(ChecksumMismatch),
     ):
         list(loader)
     assert len(epochs(damaged, 1)) == N // BATCH
@@ -448,7 +453,7 @@ def test_where_all_substitutes_fail_the_samples_own_error_is_raised(
         flip(folder, "image", row, shard=1)
     with (
         loading(folder, num_workers=num_workers) as loader,
-        pytest.raises(shardio.ChecksumMismatch, match="sample 0") as caught,
+        pytest.raises(ChecksumMismatch, match="sample 0") as caught,
     ):
         list(loader)
     (note,) = caught.value.__notes__

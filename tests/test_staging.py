@@ -24,7 +24,6 @@ from shardio import (
     InvalidArgument,
     Outcome,
     Schema,
-    SchemaError,
     ShardCorrupt,
     ShardLoader,
     Text,
@@ -32,7 +31,7 @@ from shardio import (
 from shardio.conversion import Progress, files
 from shardio.conversion.plan import list_inputs
 from shardio.conversion.staging import Staging
-from shardio.errors import DatasetConflict
+from shardio.errors import DatasetConflict, DatasetExists, SchemaError
 
 NUMBERS = Schema({"n": Array("int64")})
 
@@ -104,7 +103,7 @@ def test_shards_that_a_killed_conversion_moved_out_are_taken_back(
 ) -> None:
     abandoned(source, tmp_path / "out")
     assert sorted(os.listdir(tmp_path / "out")) == [".conversion", "000000-000.shard"]
-    with pytest.raises(shardio.DatasetExists, match="an interrupted conversion lies here"):
+    with pytest.raises(DatasetExists, match="an interrupted conversion lies here"):
         convert(source, tmp_path / "out")
     convert(source, tmp_path / "out", resume=True)
     assert [sample["n"] for sample in shardio.open(tmp_path / "out")] == [1]
@@ -125,7 +124,7 @@ def test_a_generation_of_a_killed_conversion_is_withdrawn_and_anothers_is_not(
         (out / "generations").mkdir()
         (out / "generations" / "000001.json").write_bytes(content)
     convert(source, tmp_path / "ours", **options)
-    with pytest.raises(shardio.DatasetExists, match="generations"):
+    with pytest.raises(DatasetExists, match="generations"):
         convert(source, tmp_path / "theirs", **options)
     kept = tmp_path / "theirs" / "generations" / "000001.json"
     assert kept.read_bytes() == anothers
@@ -136,7 +135,7 @@ def test_a_conversion_killed_when_it_had_published_only_tidies_up(
 ) -> None:
     report = convert(source, tmp_path / "model")
     abandoned(source, tmp_path / "out", publish=True)
-    with pytest.raises(shardio.DatasetExists, match="already holds a dataset"):
+    with pytest.raises(DatasetExists, match="already holds a dataset"):
         convert(source, tmp_path / "out")
     (source / "1").write_text("later")
     again = convert(source, tmp_path / "out", resume=True)

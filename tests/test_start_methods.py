@@ -18,14 +18,16 @@ import numpy as np
 import pytest
 
 import shardio
-from shardio import (
-    InvalidArgument,
-    ShardLoader,
-    TransformError,
-)
+from shardio import InvalidArgument, ShardLoader
 from shardio._engine import launch, overdue, threads
 from shardio._engine.kept import kept_file
-from shardio.errors import BatchOverdue, EnvironmentUnsuitable, LoaderClosed, WorkerDied
+from shardio.errors import (
+    BatchOverdue,
+    EnvironmentUnsuitable,
+    LoaderClosed,
+    TransformError,
+    WorkerDied,
+)
 from tests.loading import PATIENCE_S, TWO_FIELDS, bits, two_fields, write_dataset
 
 pytestmark = pytest.mark.usefixtures("warm_zygote", "quick_disk")

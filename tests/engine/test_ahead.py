@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shardio import ShardLoader, TransformError
+from shardio import ShardLoader
 from shardio._engine.iteration import Iteration
+from shardio.errors import TransformError
 from tests.loading import PATIENCE_S, TWO_FIELDS, bits, two_fields, write_dataset
 
 pytestmark = pytest.mark.usefixtures("warm_zygote", "quick_disk")

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-import shardio
 from shardio import InvalidArgument, ShardDataset, ShardLoader
 from shardio._engine import passes as passes_module
 from shardio._engine import traffic as module
@@ -25,6 +24,7 @@ from shardio._engine.recipe import Plan, Recipe
 from shardio._engine.staff import Workers
 from shardio.collate import CLAIMED
 from shardio.division import Division
+from shardio.errors import DatasetCorrupt, MemoryShort
 from tests.loading import TWO_FIELDS, bits, two_fields, write_dataset
 
 pytestmark = pytest.mark.usefixtures("warm_zygote", "quick_disk")
@@ -204,7 +204,7 @@ def test_a_pass_that_cannot_begin_leaves_nothing(
     with monkeypatch.context() as patch:
         patch.setattr(engine.pool, "make_extra", _no_memory)
         for epoch in range(3):
-            with pytest.raises(shardio.MemoryShort):
+            with pytest.raises(MemoryShort):
                 engine.iterate(_plan(epoch))
     assert _steps(engine, engine.iterate(_plan(3))) == list(range(10))
     assert len(engine._passes) <= 1
@@ -212,7 +212,7 @@ def test_a_pass_that_cannot_begin_leaves_nothing(
 
 
 def _no_memory() -> int:
-    raise shardio.MemoryShort("none left")
+    raise MemoryShort("none left")
 
 
 FEW_FILES = """
@@ -279,7 +279,7 @@ def test_another_dataset_in_the_place_of_the_opened_one_is_never_read(tmp_path: 
         assert pid is not None
         os.kill(pid, signal.SIGKILL)
         for _ in range(3):
-            with pytest.raises(shardio.DatasetCorrupt, match="another dataset has taken the place"):
+            with pytest.raises(DatasetCorrupt, match="another dataset has taken the place"):
                 list(loader)
 
 

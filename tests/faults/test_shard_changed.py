@@ -247,7 +247,7 @@ def use(what):
     os.truncate(path, {cut})
     try:
         what()
-    except shardio.ShardChanged as error:
+    except ShardChanged as error:
         print(error.code, error.path == path, error.found, flush=True)
 
 {then}

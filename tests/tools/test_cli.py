@@ -17,11 +17,18 @@ import pytest
 
 import shardio
 from shardio.errors import (
+    ChecksumMismatch,
     DatasetConflict,
+    DatasetCorrupt,
+    DatasetExists,
+    DatasetNotFound,
     EnvironmentUnsuitable,
     LoaderClosed,
+    MemoryShort,
+    SchemaError,
     ShardIncomplete,
     ShardUnsupported,
+    TransformError,
 )
 from shardio_tools import cli, entry
 from tests.shards import write_shard
@@ -63,19 +70,19 @@ def raising(error: BaseException) -> Any:
     ("error", "code"),
     [
         (shardio.ShardCorrupt("bad", code="padding"), 1),
-        (shardio.ChecksumMismatch("bad", code="checksum"), 1),
+        (ChecksumMismatch("bad", code="checksum"), 1),
         (ShardIncomplete("bad"), 1),
         (ShardUnsupported("bad"), 1),
-        (shardio.DatasetCorrupt("bad"), 1),
+        (DatasetCorrupt("bad"), 1),
         (shardio.MediaError("bad"), 1),
-        (shardio.TransformError("bad"), 1),
+        (TransformError("bad"), 1),
         (shardio.ShardNotFound("bad"), 2),
-        (shardio.DatasetNotFound("bad"), 2),
-        (shardio.DatasetExists("bad"), 2),
+        (DatasetNotFound("bad"), 2),
+        (DatasetExists("bad"), 2),
         (DatasetConflict("bad"), 2),
         (shardio.InvalidArgument("bad"), 2),
-        (shardio.SchemaError("bad"), 2),
-        (shardio.MemoryShort("bad"), 3),
+        (SchemaError("bad"), 2),
+        (MemoryShort("bad"), 3),
         (EnvironmentUnsuitable("bad"), 3),
         (shardio.WorkerDied("bad"), 3),
         (OSError(28, "bad", "out/x"), 3),

@@ -32,6 +32,7 @@ import numpy as np
 import shardio
 import shardio.errors
 from shardio import Array, Batch, DatasetWriter, Schema, ShardLoader, Text
+from shardio.errors import ChecksumMismatch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # no wheel holds what is here
 
@@ -258,7 +259,7 @@ class Soak:
             try:
                 for batch in loader:
                     self.check(batch, seed, is_drawn=is_drawn)
-            except shardio.ChecksumMismatch as error:
+            except ChecksumMismatch as error:
                 expect(error.field == "image", error)
                 self.tally["damage told"] += 1
                 return

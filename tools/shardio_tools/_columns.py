@@ -14,6 +14,7 @@ import numpy as np
 
 import shardio
 from shardio import Array, InvalidArgument
+from shardio.errors import SchemaError
 
 Kind = shardio.Array | shardio.Bytes | shardio.Json | shardio.List | shardio.Text
 
@@ -105,8 +106,8 @@ def _array(path: str, field: Kind | None) -> tuple[Kind, Iterable[Any]]:
         return field, array
     try:  # one of its own, as the dtype has no byte order: that is changed on writing
         return Array(array.dtype.name, array.shape[1:]), array
-    except shardio.SchemaError as error:
-        raise shardio.SchemaError(f"{path}: {error}") from error
+    except SchemaError as error:
+        raise SchemaError(f"{path}: {error}") from error
 
 
 def _as_utf8(path: str, values: Iterator[Any]) -> Iterator[Any]:

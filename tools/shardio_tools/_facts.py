@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 import shardio
+from shardio.errors import DatasetNotFound
 from shardio.surgery import Finding, Survey, survey_shard
 from shardio_tools._values import value_facts
 
@@ -98,7 +99,7 @@ def is_dataset(path: str) -> bool:
         InvalidArgument: there is something else, such as a pipe.
     """
     if not os.path.exists(path):
-        raise shardio.DatasetNotFound(f"{path}: there is no such dataset or shard")
+        raise DatasetNotFound(f"{path}: there is no such dataset or shard")
     if not (os.path.isdir(path) or os.path.isfile(path)):
         raise shardio.InvalidArgument(f"{path}: neither a file nor a folder")
     return os.path.isdir(path)
@@ -178,7 +179,7 @@ def inspect_dataset(path: str, sample: int | None) -> Inspection:
     in_folder = sorted(n for n in os.listdir(path) if n.endswith(".shard"))
     try:
         dataset = inspection.attempt(path, partial(shardio.open, path))
-    except shardio.DatasetNotFound as error:
+    except DatasetNotFound as error:
         if not in_folder:
             raise
         inspection.findings.append(_finding(path, error))

@@ -15,7 +15,13 @@ from collections.abc import Sequence
 from types import ModuleType
 
 import shardio
-from shardio.errors import EnvironmentUnsuitable, LoaderClosed, TooManySkipped
+from shardio.errors import (
+    EnvironmentUnsuitable,
+    LoaderClosed,
+    MemoryShort,
+    TooManySkipped,
+    TransformError,
+)
 from shardio_tools import (
     add_column,
     bench,
@@ -115,7 +121,7 @@ def _run(options: argparse.Namespace) -> int:
 
 def _complain_of(error: BaseException, what: str) -> None:
     """Print what went wrong, and what was noted about it: how to go on."""
-    keeps_lines = isinstance(error, shardio.WorkerDied | shardio.TransformError)
+    keeps_lines = isinstance(error, shardio.WorkerDied | TransformError)
     for text in (what, *getattr(error, "__notes__", ())):
         # A worker's traceback keeps its lines; in a name, a line's end would pass for one of ours.
         complain("\n".join(map(plain, text.splitlines())) if keeps_lines else plain(text))
@@ -142,9 +148,9 @@ def parser() -> argparse.ArgumentParser:
 
 def exit_code(error: shardio.ShardioError) -> int:
     """Give the exit code that an error of shardio's leads to."""
-    if isinstance(error, shardio.DataError | shardio.TransformError | TooManySkipped):
+    if isinstance(error, shardio.DataError | TransformError | TooManySkipped):
         return BAD_DATA
-    kinds = (EnvironmentUnsuitable, shardio.MemoryShort, shardio.WorkerDied, TimeoutError)
+    kinds = (EnvironmentUnsuitable, MemoryShort, shardio.WorkerDied, TimeoutError)
     return ENVIRONMENT if isinstance(error, kinds) else USAGE
 
 
