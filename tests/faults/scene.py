@@ -12,6 +12,7 @@ import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 _ROOT = Path(__file__).parents[2]
 _MARK = "SHARDIO_TEST_SCENE"
@@ -130,16 +131,28 @@ def scene() -> Iterator[Scene]:
         stage.end()
 
 
-def line(main: subprocess.Popen[bytes]) -> str:
+def line(main: subprocess.Popen[bytes], *, patience_s: float = 3 * PATIENCE_S) -> str:
     """Read the next line of output; what the program wrote to standard error if there is none.
 
-    A program that says nothing for too long is aborted, which makes it say where it was.
+    A program that says nothing for `patience_s` is aborted, which makes it say where it was.
     """
     if main.stdout is None or main.stderr is None:
         raise ValueError("the program has no pipes")
     why = "no output"
-    if not select.select([main.stdout], [], [], 3 * PATIENCE_S)[0]:
-        why = f"no output for {3 * PATIENCE_S:.0f} s"
+    if select.select([main.stdout], [], [], patience_s)[0]:
+        if text := main.stdout.readline().decode().strip():
+            return text
+    else:
+        why = f"no output for {patience_s:.0f} s"
         main.send_signal(signal.SIGABRT)
-    text = main.stdout.readline().decode().strip()
-    return text or f"{why}; standard error: {main.stderr.read().decode()}"
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        main.wait(PATIENCE_S)
+    return f"{why}; standard error: {_said_so_far(main.stderr)}"
+
+
+def _said_so_far(pipe: IO[bytes]) -> str:
+    """Read what lies in a pipe: its end may never come, as what the program forked holds it too."""
+    said = b""
+    while select.select([pipe], [], [], 0)[0] and (more := pipe.read(1 << 16)):
+        said += more
+    return said.decode(errors="replace")
