@@ -78,6 +78,12 @@ def media_root() -> Path:
     return root
 
 
+def pytest_collection_finish() -> None:
+    """What has been imported and collected stays to the end: no garbage collection looks at it."""
+    gc.collect()
+    gc.freeze()
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("cpu_device") and not cpu_device_works():
         pytest.skip("needs tinygrad's CPU device, which needs clang")
