@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 
@@ -104,12 +106,25 @@ one.close(); del other
 """,
 }
 
+# Runs what it is told, one line of JSON after the other, each in names that stay until the next.
+ONE_AFTER_THE_OTHER = """
+import gc, json
+gc.disable()  # a loader goes by itself, not when the garbage collector happens to run
+for told in sys.stdin:
+    names = {'load': load}
+    exec(json.loads(told), names)
+    print('left', flush=True)
+"""
+
 STAYING = """
 loader = load()
 for batch in loader:
     print('ready', flush=True)
     time.sleep(1000)
 """
+
+
+Told = tuple[Scene, subprocess.Popen[bytes]]
 
 
 @pytest.fixture(scope="module")
@@ -134,12 +149,18 @@ def _assert_gone(stage: Scene, but: set[int] | None = None) -> None:
     print(f"gone after {time.monotonic() - start_s:.2f} s")
 
 
-@pytest.mark.parametrize("busy", BUSY)
+@pytest.fixture(scope="module", params=BUSY)
+def told(request: pytest.FixtureRequest, folder: str) -> Iterator[Told]:
+    """A program that leaves its loaders as it is told, and the scene that it is alone in."""
+    with scene() as stage:
+        yield stage, stage.start(_program(folder, ONE_AFTER_THE_OTHER, request.param), stdin=None)
+
+
 @pytest.mark.parametrize("how", LEAVING)
-def test_nothing_is_left_once_a_loader_was_left(
-    stage: Scene, folder: str, how: str, busy: str
-) -> None:
-    main = stage.start(_program(folder, LEAVING[how] + STAY, busy))
+def test_nothing_is_left_once_a_loader_was_left(told: Told, how: str) -> None:
+    stage, main = told
+    assert main.stdin is not None
+    main.stdin.write(json.dumps(LEAVING[how]).encode() + b"\n")
     assert line(main) == "left"
     _assert_gone(stage, but={main.pid})
     assert stage.files_in_dev_shm() == []
