@@ -166,9 +166,10 @@ def _imported(node: ast.AST) -> list[str]:
     return []
 
 
-def _imports(path: Path, *, at_run_time: bool = False, at_import: bool = False) -> list[str]:
+@functools.cache
+def _imports(path: Path, *, at_run_time: bool = False, at_import: bool = False) -> tuple[str, ...]:
     nodes = _nodes(_tree(path), at_run_time=at_run_time, at_import=at_import)
-    return [name for node in nodes for name in _imported(node)]
+    return tuple(name for node in nodes for name in _imported(node))
 
 
 def _is_within(name: str, package: str) -> bool:
@@ -271,9 +272,9 @@ def test_a_package_that_loads_late_is_imported_inside_functions() -> None:
     assert early == []
 
 
-def _closure(entry: str) -> dict[str, list[str]]:
+def _closure(entry: str) -> dict[str, tuple[str, ...]]:
     """Follow the run-time imports from a module; every package on the way is loaded as well."""
-    reached: dict[str, list[str]] = {}
+    reached: dict[str, tuple[str, ...]] = {}
     waiting = [entry]
     while waiting:
         module = waiting.pop()

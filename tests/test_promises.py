@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from pathlib import Path
 
@@ -22,6 +23,7 @@ def promises(page: Path) -> list[tuple[str, list[str]]]:
     return [(promise, re.findall(r"`(test_\w+)`", names)) for promise, _, names in rows]
 
 
+@functools.cache
 def all_tests() -> set[str]:
     trees = (ast.parse(path.read_bytes()) for path in (ROOT / "tests").rglob("test_*.py"))
     nodes = (node for tree in trees for node in ast.walk(tree))
