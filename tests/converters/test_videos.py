@@ -221,15 +221,7 @@ def test_the_bytes_are_the_same_for_any_number_of_workers(
     assert found[0] == found[1] == found[2] == found[3]
 
 
-def test_the_real_clips_convert_to_the_clips_of_a_plain_decode(
-    media_root: Path, tmp_path: Path
-) -> None:
-    report = shardio.convert(media_root / "clips", tmp_path / "out", store="raw")
-    assert not report.broken
-    assert check_against_plain_decode(media_root / "clips", shardio.open(tmp_path / "out")) == 138
-
-
-def test_real_broken_files_are_listed_and_the_others_are_whole(
+def test_real_broken_files_are_listed_and_the_others_are_the_clips_of_a_plain_decode(
     media_root: Path, tmp_path: Path
 ) -> None:
     root = tmp_path / "all"
