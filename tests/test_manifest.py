@@ -188,10 +188,13 @@ def test_the_lineage_is_the_one_it_always_was() -> None:
 def test_every_changed_byte_is_noticed(published: Path, name: str, flip: int) -> None:
     path = published / name
     raw = path.read_bytes()
-    for i in range(len(raw)):
-        path.write_bytes(raw[:i] + bytes([raw[i] ^ flip]) + raw[i + 1 :])
-        with pytest.raises(DatasetCorrupt, match=path.name):
-            load(published)
+    with path.open("r+b", buffering=0) as file:
+        for i in range(len(raw)):
+            os.pwrite(file.fileno(), bytes([raw[i] ^ flip]), i)
+            with pytest.raises(DatasetCorrupt, match=path.name):
+                load(published)
+            os.pwrite(file.fileno(), raw[i : i + 1], i)
+    assert path.read_bytes() == raw
 
 
 @pytest.mark.parametrize("name", ["dataset.json", "generations/000001.json"])
