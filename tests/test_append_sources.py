@@ -20,6 +20,8 @@ from shardio.manifest import load, publish_next
 from shardio.surgery import repair
 from tests.lines import contents, convert, install, texts
 
+pytestmark = pytest.mark.usefixtures("quick_disk")
+
 OLD = "one two three four five six seven".split()
 
 

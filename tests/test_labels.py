@@ -18,6 +18,8 @@ from shardio.conversion.labels import read_labels
 from shardio_tools import cli
 from tests.lines import contents, convert, install
 
+pytestmark = pytest.mark.usefixtures("quick_disk")
+
 CSV = "path,label\na/1.txt,zebra\nb/3.txt,ant\n./c/4.txt,zebra\n"
 
 

@@ -20,6 +20,8 @@ from shardio_tools import cli
 from tests.lines import Lines, convert, install, outcomes, texts, write
 from tests.media_made import scene, write_video
 
+pytestmark = pytest.mark.usefixtures("quick_disk")
+
 ROOT = Path(__file__).resolve().parents[1]
 
 

@@ -16,6 +16,8 @@ from shardio.conversion import Progress, files
 from shardio.errors import DatasetCorrupt, DatasetExists
 from tests.lines import Lines, contents, convert, install, note_reads, outcomes, texts, write
 
+pytestmark = pytest.mark.usefixtures("quick_disk")
+
 N_INPUTS = 7
 
 

@@ -33,6 +33,8 @@ from shardio.conversion.plan import list_inputs
 from shardio.conversion.staging import Staging
 from shardio.errors import DatasetConflict, DatasetExists, SchemaError
 
+pytestmark = pytest.mark.usefixtures("quick_disk")
+
 NUMBERS = Schema({"n": Array("int64")})
 
 

@@ -34,6 +34,8 @@ from tests.shards import (
     write_shard,
 )
 
+pytestmark = pytest.mark.usefixtures("quick_disk")
+
 SIMPLE = Schema({"label": Array("int64"), "text": Text()})
 Content = tuple[Schema, list[dict[str, Any]]]
 

@@ -18,6 +18,8 @@ from shardio_converters import videos
 from shardio_converters.videos import Videos
 from tests.media_made import plain_decode, scene, write_sound, write_video
 
+pytestmark = pytest.mark.usefixtures("quick_disk")
+
 SMALL: dict[str, Any] = {"store": "raw", "frames": 4, "size": 32}
 
 

@@ -16,6 +16,8 @@ from shardio_converters.videos import Videos
 from shardio_tools import cli, convert
 from tests.media_made import scene, write_sound, write_video
 
+pytestmark = pytest.mark.usefixtures("quick_disk")
+
 SMALL = ("--frames", "4", "--size", "16", "--workers", "0")
 
 
