@@ -15,6 +15,8 @@ from shardio.sealed import sealed
 from shardio.surgery import add_column, audit_dataset
 from tests.lines import contents, convert, install, texts, write
 
+pytestmark = pytest.mark.usefixtures("quick_disk")
+
 OLD = "one two three four five six seven".split()
 OPTIONS: tuple[dict[str, bool], ...] = ({}, {"resume": True}, {"overwrite": True}, {"append": True})
 
