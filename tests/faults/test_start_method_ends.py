@@ -180,9 +180,9 @@ def test_loaders_that_threads_make_and_iterate_leave_nothing(
     stage: Scene, folder: str, method: str
 ) -> None:
     then = """
-def loop():
+def loop():  # a print is two pieces, and the threads print at once
     with load(None) as loader:
-        if sum(batch.n_rows for batch in loader) == 64: print('whole', flush=True)
+        if sum(batch.n_rows for batch in loader) == 64: print('whole\\n', end='', flush=True)
     for batch in load(None): break
 
 threads = [threading.Thread(target=loop) for _ in range(3)]
