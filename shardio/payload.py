@@ -15,16 +15,14 @@ from shardio.format.fields import STREAMED, Array, Field, n_stored_dims
 from shardio.format.index import DIMENSION, alignment, pack_entry
 from shardio.format.layout import Required
 from shardio.format.schema import Schema
-from shardio.format.streams import PACKET, StreamTables, pack_line
+from shardio.format.streams import PACKET, StreamRecord, pack_line
 from shardio.storage import Spool
 
 WAITING_BYTES: Final = 32 << 20
 """How much waits, of all records together, for dictionaries to be learned."""
 
-Tables = tuple[int, ...] | StreamTables
-"""What other sections have of a value: the shape of an array or a picture, a stream's tables."""
-Record = tuple[memoryview, Tables]
-"""The bytes of one value, and what other sections have of it."""
+Record = tuple[memoryview, tuple[int, ...]] | StreamRecord
+"""The bytes of one value, and its shape if it is an array or a picture; or a stream."""
 
 
 class StreamWriter:
@@ -38,15 +36,19 @@ class StreamWriter:
         """Everything that is held."""
         return self.lines, self.packets, self.chunks
 
-    def append(self, record: memoryview, tables: StreamTables) -> int:
-        """Add the stream whose record this is; returns the hash for the record's index entry."""
+    def append(self, record: StreamRecord, data: Spool) -> int:
+        """Add a stream, its record to `data`; returns the hash for the record's index entry."""
         first_packet = self.packets.n_bytes // PACKET.size
         first_chunk = self.chunks.n_bytes // DIMENSION.size
-        self.lines.write(pack_line(tables.line, first_packet, first_chunk))
-        self.packets.write(tables.packets)
-        hashes = pack_hashes(chunk_hashes(record))
-        self.chunks.write(hashes)
-        return hash_bytes(hashes)
+        self.lines.write(pack_line(record.tables.line, first_packet, first_chunk))
+        self.packets.write(record.tables.packets)
+        hasher = Hasher()
+        for piece in record.pieces():  # written while the processor still has it
+            hashes = pack_hashes(chunk_hashes(piece))
+            self.chunks.write(hashes)
+            hasher.update(hashes)
+            data.write(piece)
+        return hasher.intdigest()
 
 
 class PayloadWriter:
@@ -86,11 +88,17 @@ class PayloadWriter:
             self._write(records)
             return
         # Copies: what a record lies in is the caller's, and may change before it is written.
-        kept = [(memoryview(bytes(record)), shape) for record, shape in records]
+        kept = [_kept(record) for record in records]
         self._waiting.append(kept)
-        self._n_waiting_bytes += sum(record.nbytes for record, _ in kept)
+        self._n_waiting_bytes += sum(map(_n_bytes, kept))
         if self._n_waiting_bytes >= WAITING_BYTES:
             self.finish()
+
+    def least_bytes(self, records: Sequence[Record]) -> int:
+        """How much longer a row makes `data` at least, at once: by its streams."""
+        if self._is_learning:
+            return 0
+        return sum(record.nbytes for record in records if isinstance(record, StreamRecord))
 
     def finish(self) -> None:
         """Learn the dictionaries from what waits, and write it."""
@@ -99,17 +107,32 @@ class PayloadWriter:
         self._is_learning = False
         for k, (name, _) in enumerate(self._fields):
             if name in self.dictionaries:
-                content = train_dictionary([row[k][0] for row in self._waiting])
+                column = [row[k] for row in self._waiting]
+                content = train_dictionary([one[0] for one in column if isinstance(one, tuple)])
                 self.dictionaries[name] = known_dictionary(content) if content else None
         for row in self._waiting:
             self._write(row)
         self._waiting, self._n_waiting_bytes = [], 0
 
     def _write(self, records: Sequence[Record]) -> None:
-        for (name, field), (record, tables) in zip(self._fields, records, strict=True):
-            self._write_record(name, field, record, tables)
+        for (name, field), record in zip(self._fields, records, strict=True):
+            if isinstance(record, StreamRecord):
+                self._write_stream(name, record)
+            else:
+                self._write_record(name, field, *record)
 
-    def _write_record(self, name: str, field: Field, record: memoryview, tables: Tables) -> None:
+    def _write_stream(self, name: str, record: StreamRecord) -> None:
+        place = self.data.n_bytes
+        hash_ = self.streams[name].append(record, self.data)
+        self._enter(place, record.nbytes, Codec.RAW, record.nbytes, hash_)
+
+    def _enter(self, place: int, n_stored: int, codec: Codec, n_bytes: int, hash_: int) -> None:
+        self.index.write(pack_entry(place, n_stored, codec, n_bytes, hash_))
+        self.hash.update(DIMENSION.pack(hash_))
+
+    def _write_record(
+        self, name: str, field: Field, record: memoryview, shape: tuple[int, ...]
+    ) -> None:
         wanted = Codec[field.codec.upper()]
         codec, stored = encode(record, wanted, self.dictionaries.get(name))
         if codec is Codec.ZSTD:
@@ -117,16 +140,21 @@ class PayloadWriter:
         start = alignment(field, codec)
         if gap := -self.data.n_bytes % start:
             self.data.write(bytes(gap))
-        if isinstance(tables, StreamTables):
-            hash_ = self.streams[name].append(stored, tables)
-        else:
-            hash_ = hash_bytes(stored)
-        entry = pack_entry(self.data.n_bytes, stored.nbytes, codec, record.nbytes, hash_)
-        self.index.write(entry)
+        self._enter(self.data.n_bytes, stored.nbytes, codec, record.nbytes, hash_bytes(stored))
         self.data.write(stored)
-        self.hash.update(DIMENSION.pack(hash_))
-        if name in self.shapes and not isinstance(tables, StreamTables):
-            dims: tuple[int | None, ...] = (None,) * len(tables)
-            for d, n in zip(field.shape if isinstance(field, Array) else dims, tables, strict=True):
+        if name in self.shapes:
+            dims: tuple[int | None, ...] = (None,) * len(shape)
+            for d, n in zip(field.shape if isinstance(field, Array) else dims, shape, strict=True):
                 if d is None:
                     self.shapes[name].write(DIMENSION.pack(n))
+
+
+def _kept(record: Record) -> Record:
+    """The same, of which nothing is the caller's."""
+    if isinstance(record, StreamRecord):
+        return record.kept()
+    return memoryview(bytes(record[0])), record[1]
+
+
+def _n_bytes(record: Record) -> int:
+    return record.nbytes if isinstance(record, StreamRecord) else record[0].nbytes

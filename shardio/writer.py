@@ -117,6 +117,7 @@ class ShardWriter(Publishing):
             for name, row in rows.items():
                 self._columns[name].append(row)
             if records:
+                self._place_payload(records)
                 self._payload.append(records)
             for name, validity in self._validity.items():
                 validity.append(sample.get(name))
@@ -156,6 +157,18 @@ class ShardWriter(Publishing):
         bits = [validity.data for validity in self._validity.values()]
         return [*columns, *self._payload.spools, *bits]
 
+    def _place_payload(self, records: list[Record]) -> None:
+        """Have the payload stream before a record comes that decides it: none waits in memory.
+
+        It is what `_place_spools` would choose behind it: the columns have grown already.
+        """
+        n_more = self._payload.least_bytes(records) if self._dominant is None else 0
+        if not n_more or n_more + sum(spool.waiting for spool in self._spools()) < SPOOL_BYTES:
+            return
+        columns = max((c.data.n_bytes for c in self._columns.values()), default=0)
+        if self._payload.data.n_bytes + n_more > columns:
+            self._stream(self._payload.data)
+
     def _place_spools(self) -> None:
         """Keep what waits in memory bounded, by the samples alone: same bytes every time."""
         waiting = sum(spool.waiting for spool in self._spools())
@@ -167,9 +180,12 @@ class ShardWriter(Publishing):
 
     def _choose_dominant(self) -> None:
         data = [c.data for c in self._columns.values()]
-        self._dominant = max([*data, self._payload.data], key=lambda spool: spool.n_bytes)
+        self._stream(max([*data, self._payload.data], key=lambda spool: spool.n_bytes))
+
+    def _stream(self, spool: Spool) -> None:
+        self._dominant = spool
         if self._file is not None:
-            self._dominant.move_to(self._file)
+            spool.move_to(self._file)
 
     def close(self) -> ShardSummary:
         """Write the rest, sync, and publish under the final name.

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tracemalloc
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +17,10 @@ from hypothesis import HealthCheck, given, settings
 
 from shardio import writer as writer_module
 from shardio.errors import InvalidArgument, LoaderClosed, SchemaError
-from shardio.format.fields import Array, Audio, Bytes, Text
+from shardio.format.fields import Array, Audio, Bytes, Text, Video
 from shardio.format.images import EncodedImage
 from shardio.format.schema import Schema
-from shardio.format.streams import EncodedStream
+from shardio.format.streams import PIECE_BYTES, EncodedStream
 from shardio.format.values import encode_stream
 from shardio.reader import ShardReader
 from shardio.surgery import audit_shard
@@ -28,6 +30,7 @@ from tests.shards import (
     EVERY_FIELD,
     as_read,
     every_field_sample,
+    made_stream,
     same_sample,
     samples,
     write_media,
@@ -62,8 +65,8 @@ def raw_bytes(sample: dict[str, Any]) -> dict[str, Any]:
         if isinstance(value, list):
             return [plain(each) for each in value]
         if isinstance(value, EncodedStream):
-            record, tables = encode_stream("", Audio(), value)
-            return bytes(record), tables
+            record = encode_stream("", Audio(), value)
+            return bytes(record), record.tables
         if isinstance(value, EncodedImage):
             return value, value.shape
         is_array = isinstance(value, np.ndarray | np.generic)
@@ -154,6 +157,48 @@ def test_the_bytes_do_not_depend_on_when_or_where_they_are_written(tmp_path: Pat
     (tmp_path / "elsewhere").mkdir()
     first = write_shard(tmp_path / "a.shard", 9).read_bytes()
     assert write_shard(tmp_path / "elsewhere" / "b.shard", 9).read_bytes() == first
+
+
+def test_a_long_stream_is_read_whole_and_takes_no_memory_of_its_own(tmp_path: Path) -> None:
+    stream = made_stream(1, 12, mean_bytes=1 << 20)  # more than SPOOL_BYTES
+    schema = Schema({"video": Video()})
+    with ShardWriter(tmp_path / "a.shard", schema) as writer:
+        tracemalloc.start()
+        try:
+            writer.append({"video": stream})
+            peak_bytes = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+    assert peak_bytes < 2 * PIECE_BYTES < len(stream.data)
+    with ShardReader(tmp_path / "a.shard") as reader:
+        assert bytes(reader[0]["video"].data[:]) == stream.data
+    assert audit_shard(tmp_path / "a.shard") == []
+
+
+@pytest.mark.usefixtures("tiny_spools")
+@pytest.mark.parametrize(("n_bytes", "largest"), [(100, "payload"), (50_000, "column")])
+def test_one_long_stream_is_in_front_unless_a_column_is_longer(
+    tmp_path: Path, n_bytes: int, largest: str
+) -> None:
+    schema = Schema({"video": Video(), "x": Array("uint8", (n_bytes,))})
+    stream, x = made_stream(1, 12, mean_bytes=1_000), np.zeros(n_bytes, np.uint8)
+    with ShardWriter(tmp_path / "a.shard", schema) as writer:
+        writer.append({"video": stream, "x": x})
+    with ShardReader(tmp_path / "a.shard") as reader:
+        first = min(reader.sections, key=lambda section: section.offset)
+        assert bytes(reader[0]["video"].data[:]) == stream.data
+    assert first.name == largest
+
+
+def test_a_stream_that_waits_for_a_dictionary_is_copied(tmp_path: Path) -> None:
+    schema = Schema({"video": Video(), "text": Text(codec="zstd_dictionary")})
+    stream = made_stream(1)
+    given = bytearray(stream.data[:])
+    with ShardWriter(tmp_path / "a.shard", schema) as writer:
+        writer.append({"video": replace(stream, data=memoryview(given)), "text": "a"})
+        given[:] = bytes(len(given))
+    with ShardReader(tmp_path / "a.shard") as reader:
+        assert bytes(reader[0]["video"].data[:]) == stream.data
 
 
 def test_closing_tells_what_was_written(tmp_path: Path) -> None:

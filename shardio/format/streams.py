@@ -11,7 +11,7 @@ and sections beside the payload have a line per stream (`STREAM`) and one per pa
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import IntFlag
 from fractions import Fraction
@@ -56,6 +56,8 @@ MAX_PARAMETER_BYTES: Final = 1 << 20
 
 _ABSENT: Final = ("n_packets", "n_frames", "numerator", "denominator", "width", "height")
 _ABSENT_TOO: Final = ("parameter_bytes", "extradata_bytes", "duration")
+PIECE_BYTES: Final = 16 * CHUNK_BYTES
+"""How much of a record is hashed and written before the next of it."""
 _U32, _U64 = (1 << 32) - 1, (1 << 64) - 1
 _SIZE_BITS: Final = 48
 _SIZE_MASK: Final = np.uint64((1 << _SIZE_BITS) - 1)
@@ -153,6 +155,39 @@ class StreamTables:
 
     line: bytes = bytes(STREAM.size)
     packets: bytes = b""
+
+
+class StreamRecord:
+    """The record of a stream and its tables, on their way into a shard.
+
+    Its parts are never put together: those of hours of video are gigabytes.
+
+    Args:
+        head: the bytes of parameters and extradata.
+        data: the packets.
+        tables: what other sections have of the stream.
+    """
+
+    __slots__ = ("_data", "_head", "nbytes", "tables")
+
+    def __init__(self, head: bytes, data: bytes | memoryview, tables: StreamTables) -> None:
+        self._head, self._data, self.tables = head, data, tables
+        self.nbytes: Final = len(head) + len(data)
+
+    def pieces(self) -> Iterator[memoryview]:
+        """All bytes in order, each piece whole chunks but for the last one."""
+        data, n_head = memoryview(self._data), len(self._head)
+        for at in range(0, self.nbytes, PIECE_BYTES):
+            end = at + PIECE_BYTES
+            head, part = self._head[at:end], data[max(0, at - n_head) : max(0, end - n_head)]
+            yield memoryview(b"".join((head, part))) if head else part
+
+    def kept(self) -> StreamRecord:
+        """The same, of which nothing is the caller's."""
+        return StreamRecord(self._head, bytes(self._data), self.tables)
+
+    def __bytes__(self) -> bytes:
+        return b"".join(self.pieces())
 
 
 def pack_line(line: bytes, first_packet: int, first_chunk: int) -> bytes:

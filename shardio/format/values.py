@@ -25,7 +25,13 @@ from shardio.format.images import EncodedImage
 from shardio.format.index import extent, is_picture
 from shardio.format.lists import pack_list, unpack_list
 from shardio.format.schema import canonical_json, read_json
-from shardio.format.streams import EncodedStream, StreamTables, check_parameters, tables_of
+from shardio.format.streams import (
+    EncodedStream,
+    StreamRecord,
+    StreamTables,
+    check_parameters,
+    tables_of,
+)
 
 MAX_JSON_DEPTH: Final = 256
 """How deep a Json value may be nested: readable with whatever is left of Python's stack."""
@@ -166,16 +172,14 @@ def _encode_image(name: str, value: object) -> tuple[memoryview, tuple[int, ...]
     return memoryview(value), value.shape
 
 
-def encode_stream(
-    name: str, field: Video | Audio, value: object
-) -> tuple[memoryview, StreamTables]:
-    """The record of a stream, and what other sections have of it; nothing of None, if it may be.
+def encode_stream(name: str, field: Video | Audio, value: object) -> StreamRecord:
+    """The record of a stream, with what other sections have of it; nothing of None, if it may be.
 
     Raises:
         SchemaError: the value does not fit the field.
     """
     if value is None and field.optional:
-        return memoryview(b""), StreamTables()
+        return StreamRecord(b"", b"", StreamTables())
     if not isinstance(value, EncodedStream):
         raise SchemaError(f"field {name!r}: expected an EncodedStream, found {_kind_of(value)}")
     try:
@@ -186,7 +190,7 @@ def encode_stream(
     except (ShardCorrupt, SchemaError, TypeError, ValueError) as error:
         raise SchemaError(f"field {name!r}: {error}") from error
     tables = tables_of(name, field, value, len(head))
-    return memoryview(b"".join([head, value.extradata, value.data[:]])), tables
+    return StreamRecord(b"".join((head, value.extradata)), value.data[:], tables)
 
 
 def _encode_list(name: str, element: Array, value: object) -> memoryview:

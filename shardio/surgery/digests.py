@@ -116,8 +116,8 @@ def _bytes_of(value: Any, field: Field | None) -> bytes:
     if isinstance(field, Json):
         return canonical_json(value)
     if isinstance(value, EncodedStream) and isinstance(field, STREAMED):
-        record, tables = encode_stream("", field, value)
-        return tables.line + tables.packets + record
+        record = encode_stream("", field, value)
+        return record.tables.line + record.tables.packets + bytes(record)
     if isinstance(value, EncodedImage):
         return f"i{value.shape}".encode() + value
     if isinstance(value, str):

@@ -15,15 +15,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardio.errors import SchemaError
+from shardio.format import streams as streams_module
+from shardio.format.checksum import CHUNK_BYTES
 from shardio.format.fields import Audio, Image, Video
 from shardio.format.images import EncodedImage
 from shardio.format.schema import Schema
 from shardio.format.streams import (
+    PIECE_BYTES,
     STREAM,
     STREAM_DTYPE,
     EncodedStream,
     PacketFlag,
     Packets,
+    StreamRecord,
+    StreamTables,
     broken_streams,
     pack_line,
     pack_packets,
@@ -156,7 +161,7 @@ def test_the_line_of_no_stream_has_only_its_place(name: str) -> None:
 
 
 def test_a_line_gets_its_place_when_it_is_written() -> None:
-    _, tables = encode_stream("v", Video(), made_stream(0))
+    tables = encode_stream("v", Video(), made_stream(0)).tables
     placed = STREAM.unpack(pack_line(tables.line, 7, 9))
     unplaced = STREAM.unpack(tables.line)
     assert placed[0] == 7 and placed[2] == 9
@@ -203,6 +208,23 @@ def test_what_is_no_stream_or_picture_is_refused() -> None:
         encode_stream("v", Video(), None)
     with pytest.raises(SchemaError, match="field 'i': expected a picture's bytes, found int"):
         encode_record("i", Image(), 7)
+
+
+def test_a_record_comes_in_pieces_of_one_size_wherever_its_packets_begin(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(streams_module, "PIECE_BYTES", 4)
+    whole = bytes(range(22))
+    for n_bytes, n_head in ((n, k) for n in range(len(whole)) for k in range(n + 1)):
+        record = StreamRecord(whole[:n_head], whole[n_head:n_bytes], StreamTables())
+        pieces = [bytes(piece) for piece in record.pieces()]
+        assert b"".join(pieces) == bytes(record) == whole[:n_bytes]
+        assert all(len(piece) == 4 for piece in pieces[:-1])
+        assert record.nbytes == n_bytes
+
+
+def test_pieces_are_whole_chunks() -> None:
+    assert PIECE_BYTES % CHUNK_BYTES == 0
 
 
 @pytest.mark.parametrize("shape", [(0, 1, 1), (1, 0, 1), (1, 1, 0), (1, 1, 5), (1 << 31, 1, 1)])
