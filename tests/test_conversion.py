@@ -6,8 +6,10 @@ import fcntl
 import math
 import os
 import sys
+import weakref
+from collections.abc import Generator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -15,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import shardio
-from shardio import Array, Input, InvalidArgument, Schema, WorkerDied
+from shardio import Array, Input, InvalidArgument, Outcome, Schema, WorkerDied
 from shardio.conversion import Progress, staging, unit
 from shardio.conversion.plan import (
     MAX_UNIT_BYTES,
@@ -28,7 +30,7 @@ from shardio.conversion.plan import (
 from shardio.conversion.source import options_of
 from shardio.errors import DatasetConflict, DatasetExists, SchemaError
 from shardio.format.checksum import hash_bytes
-from tests.lines import contents, convert, install, outcomes, texts, write
+from tests.lines import Lines, contents, convert, install, outcomes, texts, write
 
 pytestmark = pytest.mark.usefixtures("warm_zygote", "quick_disk")
 
@@ -171,6 +173,29 @@ def test_a_long_input_waits_in_a_file_and_comes_out_the_same(
     (lines / "b" / "zz.txt").write_text("gone gone gone !")
     convert(lines, tmp_path / "file", repeat=9)
     assert texts(tmp_path / "file") == texts(tmp_path / "memory")
+
+
+def test_the_samples_of_an_input_are_let_go_before_the_next_one_is_read(
+    lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[weakref.ref[Any]] = []
+    n_alive = []
+    samples = Lines.samples
+
+    def watched(self: Lines, source: Input) -> Generator[Mapping[str, Any], None, Outcome]:
+        n_alive.append(sum(one() is not None for one in given))
+        made = samples(self, source)
+        while True:
+            try:
+                sample = next(made)
+            except StopIteration as end:
+                return cast(Outcome, end.value)
+            given.append(weakref.ref(sample["pad"]))
+            yield sample
+
+    monkeypatch.setattr(Lines, "samples", watched)
+    convert(lines, tmp_path / "out", workers=0)
+    assert len(given) == 7 and not any(n_alive)
 
 
 def test_a_mistake_in_a_converter_is_told_with_its_traceback(lines: Path, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import contextlib
 import os
 import pickle
 import stat
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any, Final
@@ -71,8 +71,7 @@ def _convert(unit: Unit, job: Job, folder: Path, tell: Callable[[UnitEvent], Non
                     outcome = Outcome("broken", lost[position])
                 else:
                     outcome, content = _read(source, state, job, spool)
-                for sample in spool:
-                    shards.append(sample)
+                shards.extend(spool)
                 n_bytes = state.n_bytes if state else 0
                 done.append(
                     InputDone(unit.number, position, outcome, spool.n_samples, n_bytes, content)
@@ -159,6 +158,10 @@ class _Shards:
         self._writer.append(sample)
         if self._writer.n_bytes >= self._shard_bytes:
             self.finish()
+
+    def extend(self, samples: Iterable[Mapping[str, Any]]) -> None:
+        for sample in samples:
+            self.append(sample)
 
     def finish(self) -> list[ShardSummary]:
         """Close the shard that is being written, and give all that are finished."""
