@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 
 from shardio.errors import InvalidArgument, MediaError
 from shardio.format.streams import PacketFlag, packet_flags
+from shardio.media import encoding
 from shardio.media.clips import ClipDecoder
 from shardio.media.encoding import StreamEncoder, encode
 from tests.media_made import Image, scene
@@ -73,6 +75,19 @@ def test_planes_and_rgb_of_one_picture_give_the_same_stream() -> None:
 
 def test_the_same_pictures_give_the_same_bytes() -> None:
     assert encode(pictures(), 64, 48, BASE).data == encode(pictures(), 64, 48, BASE).data
+
+
+def test_x264_is_kept_from_the_code_that_gives_other_bytes_now_and_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_it, without, nowhere = tmp_path / "with", tmp_path / "without", tmp_path / "nowhere"
+    with_it.write_text("flags\t\t: fpu avx2 avx512f avx512dq\n")
+    without.write_text("flags\t\t: fpu avx2\n")
+    known = [encoding._has_avx512(path) for path in (with_it, without, nowhere)]
+    assert known == [True, False, False]
+    for has_it, expected in ((True, "asm=avx2"), (False, None)):
+        monkeypatch.setattr(encoding, "_has_avx512", lambda has_it=has_it: has_it)
+        assert encoding._x264(16, 20).get("x264-params") == expected
 
 
 def test_times_are_kept_and_pictures_that_are_none_are_left_out() -> None:
