@@ -19,6 +19,7 @@ from shardio.media.framing import Box, Place
 from shardio.media.image import ImageFacts, decode_crop, decode_image, encode_jpeg, probe
 from shardio.media.motion_jpeg import JpegEncoder
 from shardio.media.picture import MAX_SIDE
+from shardio.media.pillow import pillow_image
 from shardio.media.resample import resize
 from shardio.media.sniffing import has_image_signature, has_image_suffix
 from shardio.media.sound import AudioDecoder
@@ -55,6 +56,7 @@ __all__ = [
     "library_versions",
     "missing_bytes",
     "part_of",
+    "pillow_image",
     "probe",
     "resize",
     "sound_of",

@@ -24,7 +24,16 @@ from shardio.media.orientation import UPRIGHT, exif_orientation, upright
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-__all__ = ["FORMATS", "checked_png", "luma", "opened", "orientation", "pillow", "pixels", "stated"]
+__all__ = [
+    "FORMATS",
+    "checked_png",
+    "luma",
+    "opened",
+    "orientation",
+    "pillow_image",
+    "pixels",
+    "stated",
+]
 
 Pixels = npt.NDArray[np.uint8]
 
@@ -41,7 +50,7 @@ def opened(data: bytes | memoryview) -> Iterator[Image]:
 
     Hostile data leads Pillow to more kinds of exception than its documentation lists.
     """
-    image = pillow()
+    image = pillow_image()
     try:
         with image.open(io.BytesIO(data), formats=FORMATS) as picture:
             yield picture
@@ -168,7 +177,7 @@ def _high_bytes(picture: Image) -> Pixels:
 
 def luma(rgb: Pixels) -> Pixels:
     """Weigh RGB as BT.601 does, which is what a JPEG holds as its first component."""
-    return np.asarray(pillow().fromarray(rgb).convert("L"))[..., np.newaxis]
+    return np.asarray(pillow_image().fromarray(rgb).convert("L"))[..., np.newaxis]
 
 
 def checked_png(data: bytes | memoryview) -> None:
@@ -202,7 +211,7 @@ def checked_png(data: bytes | memoryview) -> None:
 
 
 @functools.cache
-def pillow() -> ModuleType:
+def pillow_image() -> ModuleType:
     """Load Pillow's module Image.
 
     Raises:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from shardio.errors import InvalidArgument
 from shardio.media.delivery import delivered
-from shardio.media.pillow import pillow
+from shardio.media.pillow import pillow_image
 
 __all__ = ["resampled", "resize"]
 
@@ -63,7 +63,7 @@ def resampled(
         left - first_column + width,
         top - first_row + height,
     )
-    image = pillow()
+    image = pillow_image()
     grey = pixels.shape[2] == 1
     picture = image.fromarray(np.ascontiguousarray(part[..., 0] if grey else part))
     small = np.asarray(picture.resize((size[1], size[0]), image.Resampling.BILINEAR, within))

@@ -19,11 +19,11 @@ from shardio.sounds import Sound
 from shardio.surgery import audit_dataset
 from shardio_converters.videos import Videos
 from shardio_tools.cli import main
+from tests.converters.stores import STORES, on_every_store
 from tests.media_made import scene, write_flash, write_video
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
 
-STORES = ("raw", "jpeg", "h264", "packets")
 SMALL: dict[str, Any] = {"frames": 5, "size": 32, "audio": True}
 CLIP_SAMPLES = 3200
 """Of five frames at 25 a second, at 16,000."""
@@ -43,11 +43,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def out(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """The folder converted to a store, by its name."""
-    place = tmp_path_factory.mktemp("stores")
-    for store in STORES:
-        shardio.convert(root, place / store, workers=0, store=store, **SMALL)
-    return lambda store: place / store
+    return on_every_store(root, tmp_path_factory, **SMALL)
 
 
 def epoch(folder: Path, **options: Any) -> dict[str, np.ndarray[Any, Any]]:

@@ -16,6 +16,7 @@ import shardio
 from shardio import Input, InvalidArgument, MediaError, Outcome
 from shardio_converters import videos
 from shardio_converters.videos import Videos
+from tests.converters.stores import with_the_broken
 from tests.media_made import plain_decode, scene, write_sound, write_video
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
@@ -226,10 +227,7 @@ def test_the_bytes_are_the_same_for_any_number_of_workers(
 def test_real_broken_files_are_listed_and_the_others_are_the_clips_of_a_plain_decode(
     media_root: Path, tmp_path: Path
 ) -> None:
-    root = tmp_path / "all"
-    root.mkdir()
-    for name in ("clips", "broken"):
-        (root / name).symlink_to(media_root / name)
+    root = with_the_broken(media_root, tmp_path / "all")
     report = shardio.convert(root, tmp_path / "out", store="raw")
     assert [Path(source.name).name for source in report.broken] == (
         "audio_only.mp4 corrupted.mp4 empty.mp4 noise.mkv notes.mp4 sound.wav truncated.mp4".split()

@@ -448,11 +448,11 @@ def test_a_missing_package_names_its_extra(package: str, monkeypatch: pytest.Mon
     data = saved(smooth(), "JPEG" if package == "simplejpeg" else "PNG")
     monkeypatch.setitem(sys.modules, package, None)
     jpeg.simplejpeg.cache_clear()
-    pillow.pillow.cache_clear()
+    pillow.pillow_image.cache_clear()
     with pytest.raises(EnvironmentUnsuitable) as raised:
         decode_image(data)
     jpeg.simplejpeg.cache_clear()
-    pillow.pillow.cache_clear()
+    pillow.pillow_image.cache_clear()
     assert "pip install 'shardio[images]'" in str(raised.value)
     assert "\n" not in str(raised.value)
 

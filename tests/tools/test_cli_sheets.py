@@ -17,7 +17,7 @@ from PIL import ImageSequence
 
 import shardio
 from shardio import Array, Image, List, ShardReader, Text, Video
-from shardio.media import StreamEncoder, encode_jpeg
+from shardio.media import StreamEncoder, encode_jpeg, pillow_image
 from shardio_tools._sheets import CAPTION, GAP, Tile, sheet
 from shardio_tools._terminal import protocol_of
 from tests.pictures_seen import (
@@ -225,10 +225,12 @@ def test_without_pillow_the_extra_is_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "PIL", None)
+    pillow_image.cache_clear()
     for option in ("--image", "--sheet"):
         inspect(clips, option, tmp_path / "out.png", code=3)
         out, err = capsys.readouterr()
         assert out == "" and "pip install 'shardio[images]'" in err
+    pillow_image.cache_clear()
     inspect(clips)
 
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Final
 
 import shardio
+from shardio.media import pillow_image
 from shardio_tools._picture_files import STILLS, check_target, suffix_of
-from shardio_tools._sheets import pillow
 from shardio_tools._terminal import check_terminal
 
 COUNT: Final = 24
@@ -91,7 +91,7 @@ def wish_of(options: argparse.Namespace) -> Wish:
     if wish.is_shown:
         check_terminal()
     if wish.is_any:
-        pillow()
+        pillow_image()
     return wish
 
 

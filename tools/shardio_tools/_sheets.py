@@ -9,12 +9,11 @@ import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from types import ModuleType
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from shardio.errors import EnvironmentUnsuitable
+from shardio.media import pillow_image
 from shardio_tools._frames import Pixels, Size
 from shardio_tools._render import plain
 
@@ -57,7 +56,7 @@ def sheet(tiles: Sequence[Tile], side: int) -> Pixels:
     Raises:
         EnvironmentUnsuitable: Pillow is not installed.
     """
-    image = pillow()
+    image = pillow_image()
     from PIL import ImageDraw
 
     pictures = [None if t.pixels is None else enlarged(t.pixels, side) for t in tiles]
@@ -83,7 +82,7 @@ def sheet(tiles: Sequence[Tile], side: int) -> Pixels:
 
 def marked(size: Size) -> Pixels:
     """Draw what stands for a frame that cannot be shown: a crossed out picture of that size."""
-    canvas = pillow().new("RGB", (size[1], size[0]), _EMPTY)
+    canvas = pillow_image().new("RGB", (size[1], size[0]), _EMPTY)
     from PIL import ImageDraw
 
     _cross(ImageDraw.Draw(canvas), 0, 0, size[1] - 1, size[0] - 1)
@@ -133,26 +132,11 @@ def _font() -> FreeTypeFont | ImageFont:
         return ImageFont.load_default()
 
 
-def pillow() -> ModuleType:
-    """Load Pillow's module Image.
-
-    Raises:
-        EnvironmentUnsuitable: it is not installed.
-    """
-    try:
-        from PIL import Image
-    except ImportError as error:
-        raise EnvironmentUnsuitable(
-            f"drawing pictures needs Pillow ({error}): pip install 'shardio[images]'"
-        ) from error
-    return Image
-
-
 def image_of(pixels: Pixels) -> Image:
     """Make Pillow's picture of RGB pixels.
 
     Raises:
         EnvironmentUnsuitable: Pillow is not installed.
     """
-    found: Image = pillow().fromarray(np.ascontiguousarray(pixels))
+    found: Image = pillow_image().fromarray(np.ascontiguousarray(pixels))
     return found
