@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -157,6 +158,12 @@ def test_counts_below_1_are_refused(
     assert "must be at least 1" in capsys.readouterr().err
 
 
+class Clips(dict[str, Any]):
+    """Stands for a Batch."""
+
+    skipped: tuple[object, ...] = ()
+
+
 class Loader:
     """Stands for a ShardLoader: gives `n` batches of two clips."""
 
@@ -164,7 +171,7 @@ class Loader:
         self.n = n
 
     def __iter__(self) -> Any:
-        return ({"frames": np.zeros((2, 1)), "label": np.zeros(2)} for _ in range(self.n))
+        return (Clips(frames=np.zeros((2, 1)), label=np.zeros(2)) for _ in range(self.n))
 
 
 class Result:
@@ -188,6 +195,23 @@ def test_an_epoch_is_cut_to_the_steps_asked_for(
     said = example.train_epoch(Loader(4), step, n_steps)
     assert calls == [2] * n_taken
     assert f"loss {sum(range(1, n_taken + 1)) / n_taken:.3f}  accuracy 50.0%" in said
+
+
+def test_clips_that_do_not_decode_are_skipped_and_counted(
+    clips: Path, tmp_path: Path, example: ModuleType
+) -> None:
+    videos = tmp_path / "videos"
+    shutil.copytree(clips.parent / "videos", videos)
+    damaged = next(videos.rglob("1.mp4"))
+    data = bytearray(damaged.read_bytes())
+    middle = data.index(b"mdat") + 2 * len(data) // 3
+    data[middle : middle + 100] = bytes(100)
+    damaged.write_bytes(data)
+    shardio.convert(videos, tmp_path / "out", workers=0, frames=8, size=28, store="packets")
+    options: dict[str, Any] = {"num_workers": 0, "output": "numpy", **example.MAY_SKIP}
+    with shardio.ShardLoader(tmp_path / "out", 4, **options) as loader:
+        said = example.train_epoch(loader, lambda *_: Result(0, 0), None)
+    assert re.search(r"  skipped, as they do not decode: [1-5]$", said)
 
 
 def test_the_time_in_next_is_counted_also_where_the_data_end(

@@ -24,6 +24,8 @@ from tinygrad import Context, Device, Tensor, TinyJit, nn
 
 PICTURE = 28  # pixels that the model sees of each side, or nearly so many
 CAPTURE_STEPS = 2  # TinyJit runs the first step as it is and records the second
+# Packets may hold a video that breaks midway (without --check); another clip stands for such ones.
+MAY_SKIP: dict[str, Any] = {"on_error": "skip", "max_skips": 100}
 
 
 class ClipNet:
@@ -97,7 +99,7 @@ class Waiting:
 def train_epoch(loader: shardio.ShardLoader, step: TinyJit, n_steps: int | None) -> str:
     """Train one epoch, or its first n_steps; returns a line about it."""
     losses, accuracies, ends = [], [], [time.perf_counter()]
-    n_clips, batches = 0, Waiting(loader)
+    n_clips, n_skipped, batches = 0, 0, Waiting(loader)
     for batch in batches:
         # .tolist() waits for the device, so that the time measured is that of the work.
         loss, accuracy = step(batch["frames"], batch["label"]).tolist()
@@ -105,6 +107,7 @@ def train_epoch(loader: shardio.ShardLoader, step: TinyJit, n_steps: int | None)
         accuracies.append(accuracy)
         ends.append(time.perf_counter())
         n_clips += batch["frames"].shape[0]
+        n_skipped += len(batch.skipped)
         if len(losses) == n_steps:
             break
     seconds = ends[-1] - ends[0]
@@ -113,6 +116,7 @@ def train_epoch(loader: shardio.ShardLoader, step: TinyJit, n_steps: int | None)
         f"{n_clips / seconds:.1f} samples/s  waiting for data {batches.seconds / seconds:.1%}  "
         f"({seconds:.1f} s, of which {ends[min(CAPTURE_STEPS, len(losses))] - ends[0]:.1f} s "
         f"for the first {min(CAPTURE_STEPS, len(losses))} steps)"
+        + (f"  skipped, as they do not decode: {n_skipped}" if n_skipped else "")
     )
 
 
@@ -147,7 +151,7 @@ def look_at(dataset: shardio.ShardDataset, *, shrunk: bool) -> tuple[int, tuple[
     """How many clips there are; and frames, rows, columns and channels of each."""
     transform = shrink if shrunk else None
     options: dict[str, Any] = {"fields": ["frames"], "num_workers": 0, "output": "numpy"}
-    with shardio.ShardLoader(dataset, 1, transform=transform, **options) as loader:
+    with shardio.ShardLoader(dataset, 1, transform=transform, **options, **MAY_SKIP) as loader:
         return len(loader), next(iter(loader))["frames"].shape[1:]
 
 
@@ -191,6 +195,7 @@ def train(options: argparse.Namespace, dataset: shardio.ShardDataset) -> None:
         transform=shrink if options.tiny else None,
         tail="drop",  # a captured step takes batches of one shape only
         num_workers=options.workers,
+        **MAY_SKIP,
     )
     # tinygrad says so by a context variable from 0.14 on, and by Tensor.train before.
     training = Tensor.train() if hasattr(Tensor, "train") else Context(TRAINING=1)
