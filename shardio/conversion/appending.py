@@ -110,6 +110,24 @@ def inherit(
     return kind, {**recorded, **options} if kind == name else dict(options), keeps
 
 
+def refuse_other_options(base: Generation, options: Mapping[str, Any], out: PathName) -> None:
+    """Make sure that options that are given are those that the dataset has.
+
+    For those that no converter takes together with what is inherited: a store without the options
+    of another one.
+
+    Raises:
+        InvalidArgument: it names all that are not.
+    """
+    was = _samples_of(base.converter)
+    others = [
+        f"{name} was {was.get(name)!r}, is {value!r}"
+        for name, value in options.items()
+        if was.get(name) != value
+    ]
+    refuse_other_schema(base.schema, base.schema, out, others)
+
+
 def refuse_other_samples(
     base: Generation, converter: Mapping[str, Any], schema: Schema, out: PathName
 ) -> None:

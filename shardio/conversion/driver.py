@@ -89,7 +89,7 @@ def convert(
     staging = Staging(os.fspath(out), resume=resume, overwrite=overwrite, appends=append)
     listing = list_inputs(os.fspath(src), but=str(staging.out))
     # Now, so that options are refused before anything is made.
-    job_in = request.job(base, listing.inputs)
+    job_in = request.job(base, listing.inputs, out)
     if labels is not None:
         listing = relabel(listing, read_labels(os.fspath(labels)), os.fspath(labels))
     convert_all = append_files if append else convert_files

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, Final
 
 from shardio._engine.cpus import usable_cpus
-from shardio.conversion.appending import inherit
+from shardio.conversion.appending import PathName, inherit, refuse_other_options
 from shardio.conversion.guessing import guess_kind
 from shardio.conversion.report import Progress
 from shardio.conversion.source import Input, make_source
@@ -69,7 +69,9 @@ class Request:
         if self.workers is not None and self.workers < 0:
             raise InvalidArgument(f"workers is {self.workers}; it must be 0 or more")
 
-    def job(self, base: Generation | None, inputs: Iterable[Input]) -> Callable[[str], Job]:
+    def job(
+        self, base: Generation | None, inputs: Iterable[Input], out: PathName
+    ) -> Callable[[str], Job]:
         """What makes the job, once the folder for its shards is known.
 
         `inputs` say which converter it takes, where neither the caller nor `base` does.
@@ -81,9 +83,15 @@ class Request:
         kind, options, keeps = self.kind, self.options, self.keep_partial
         if base is not None:
             kind, options, keeps = inherit(base, kind, options, keep_partial=keeps)
+        try:
+            source = make_source(kind or guess_kind(inputs), options)
+        except InvalidArgument:
+            if base is not None and kind == base.converter.get("name"):
+                refuse_other_options(base, self.options, out)
+            raise
         return partial(
             Job,
-            make_source(kind or guess_kind(inputs), options),
+            source,
             shard_bytes=self.shard_bytes,
             keep_partial=keeps,
             stop_at_broken=self.on_error == "stop",

@@ -123,7 +123,7 @@ def make_source(kind: str, options: Mapping[str, Any]) -> Source:
     if unknown := sorted(options.keys() - known):
         raise InvalidArgument(
             f"{', '.join(unknown)}: not an option of the converter {kind!r}, which has "
-            f"{', '.join(known)}"
+            f"{', '.join(known) or 'none'}"
         )
     source: Source = maker(**options)
     try:

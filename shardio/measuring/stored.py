@@ -16,9 +16,11 @@ import numpy as np
 
 from shardio.conversion import ConversionReport, Input, InputReport, convert
 from shardio.conversion.appending import inherit
+from shardio.conversion.guessing import guess_kind
 from shardio.conversion.plan import list_inputs
 from shardio.conversion.source import make_source
 from shardio.dataset import ShardDataset
+from shardio.errors import MediaError
 from shardio.format.fields import Audio, Image, Video
 from shardio.format.streams import EncodedStream
 from shardio.manifest import load
@@ -78,7 +80,12 @@ def measure_stored(
 
 
 def estimate(
-    src: str | os.PathLike[str], *, n_inputs: int = 6, workers: int | None = None, **options: Any
+    src: str | os.PathLike[str],
+    *,
+    n_inputs: int = 6,
+    kind: str | None = None,
+    workers: int | None = None,
+    **options: Any,
 ) -> Estimate:
     """Convert some inputs of `src`, in a temporary folder, and say what all would come to.
 
@@ -90,15 +97,16 @@ def estimate(
     listing = list_inputs(os.fspath(src))
     every = listing.inputs
     chosen = _spread(every, n_inputs)
+    kind = kind or guess_kind(every)  # of all names: some of them may promise something else
     with tempfile.TemporaryDirectory(prefix="shardio-estimate-") as folder:
         for one in chosen:
             place = Path(folder, "in", one.name)
             place.parent.mkdir(parents=True, exist_ok=True)
             place.symlink_to(os.path.abspath(one.path))
-        sample = convert(
-            os.path.join(folder, "in"), os.path.join(folder, "out"), workers=workers, **options
-        )
-        stored = measure_stored(sample, os.path.join(folder, "in"))
+        source = os.path.join(folder, "in")
+        out = os.path.join(folder, "out")
+        sample = convert(source, out, kind=kind, workers=workers, **options)
+        stored = measure_stored(sample, source)
     share = listing.n_bytes / max(1, sum(one.n_bytes for one in chosen))
     return Estimate(
         sample,
@@ -122,8 +130,11 @@ def _rate(dataset: ShardDataset, rows: Sequence[int], seconds: float) -> float:
     chosen = rows if len(rows) <= _MAX_ROWS else draw.sample(rows, _MAX_ROWS)
     with ClipDecoder() as decoder, AudioDecoder() as sounds:
         takes = [_take(dataset, row, view, decoder, sounds, draw) for row in chosen]
-        for take in takes:
-            take()
+        for row, take in zip(chosen, takes, strict=True):
+            try:
+                take()
+            except MediaError as error:
+                raise MediaError(f"{dataset[row].get('source', row)}: {error}") from error
         n_taken, start_s = 0, time.perf_counter()
         while (elapsed_s := time.perf_counter() - start_s) < seconds and n_taken < _MAX_TAKEN:
             draw.choice(takes)()

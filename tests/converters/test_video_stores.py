@@ -18,13 +18,13 @@ from shardio.format.streams import PacketFlag, packet_flags
 from shardio.media import ClipDecoder, encoding
 from shardio.surgery import merge, reshard
 from shardio_converters.videos import Videos
+from tests.converters.stores import STORES, on_every_store, with_the_broken
 from tests.media_made import Image, scene, write_sound, write_video
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
 
 SMALL: dict[str, Any] = {"frames": 4, "step": 3, "size": 32}
 TIMES = [7, 9, 14, 20, 21, 30, 32, 40, 41, 45, 47]
-STORES = ("raw", "jpeg", "h264", "packets")
 
 
 @pytest.fixture(scope="module")
@@ -44,11 +44,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def out(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """The folder converted to a store, by its name."""
-    place = tmp_path_factory.mktemp("stores")
-    for store in STORES:
-        shardio.convert(root, place / store, workers=0, store=store, **SMALL)
-    return lambda store: place / store
+    return on_every_store(root, tmp_path_factory, **SMALL)
 
 
 def pictures(stream: shardio.EncodedStream, frames: range, size: int = 32) -> Image:
@@ -343,17 +339,14 @@ def test_appending_takes_the_options_of_the_store(root: Path, tmp_path: Path) ->
         keys = packet_flags(dataset[2]["frames"].packets) & PacketFlag.KEY
         assert np.flatnonzero(keys).tolist() == [0, 5, 10]
         assert dataset.view["kind"] == "clips"
-    with pytest.raises(InvalidArgument, match="codec is for store 'h264'; found store 'raw'"):
+    with pytest.raises(InvalidArgument, match="store was 'h264', is 'raw'"):
         shardio.convert(more, out, workers=0, append=True, store="raw")
 
 
 def test_packets_of_real_files_differ_from_raw_in_what_only_decoding_shows(
     media_root: Path, tmp_path: Path
 ) -> None:
-    root = tmp_path / "all"
-    root.mkdir()
-    for name in ("clips", "broken"):
-        (root / name).symlink_to(media_root / name)
+    root = with_the_broken(media_root, tmp_path / "all")
     report = shardio.convert(root, tmp_path / "out", store="packets")
     assert report.counts == {"converted": 14, "too_short": 5, "broken": 6}
     found = {one.name: one.outcome for one in report.inputs}

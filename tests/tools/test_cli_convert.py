@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import shardio
+from shardio.measuring import estimate
 from shardio.media import encode_jpeg
 from shardio_converters.video_options import LIMITS
 from shardio_converters.videos import Videos
@@ -330,6 +331,65 @@ def test_an_estimate_is_that_of_a_few_files_and_writes_nothing(
     assert found["estimated_bytes"] == whole.n_bytes  # of three files, all are tried
     assert (found["files"], found["files_converted"]) == (3, 3)
     assert sorted(tmp_path.iterdir()) == [*before, tmp_path / "out"]
+
+
+@pytest.mark.parametrize("option", ["--append", "--resume", "--overwrite"])
+def test_an_estimate_is_of_a_new_dataset(
+    videos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], option: str
+) -> None:
+    command = ["convert", str(videos / "dogs"), str(tmp_path / "out"), "--estimate", option]
+    assert cli.main(command) == 2
+    assert f"--estimate and {option}: an estimate is of a new dataset" in capsys.readouterr().err
+
+
+def test_an_estimate_is_of_what_all_names_say_and_not_those_that_are_tried(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "in").mkdir()
+    for n in range(20):
+        (tmp_path / "in" / f"{n:02}.jpg").write_bytes(b"")
+    write_video(tmp_path / "in" / "00.mp4", scene(4))
+    found = estimate(tmp_path / "in", n_inputs=2, workers=0, frames=4, size=16)
+    assert found.sample.kind == "videos"
+    assert {Path(one.name).suffix for one in found.sample.inputs} == {".jpg"}
+
+
+def test_what_is_appended_to_a_dataset_of_another_store_is_refused_by_what_differs(
+    videos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["convert", str(videos / "dogs"), str(tmp_path / "out"), *SMALL]
+    assert cli.main([*command, "--quiet"]) == 0
+    for option, differs in (
+        ("--store=raw", "store was 'h264', is 'raw'"),
+        ("--size=33", "size was 16, is 33"),
+    ):
+        assert cli.main([*command, "--append", option]) == 2
+        said = capsys.readouterr().err
+        assert "cannot append other samples than the dataset has: " + differs in said
+
+
+def test_a_converter_without_options_says_that_it_has_none(
+    videos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["convert", str(videos), str(tmp_path / "out"), "--kind=audio", "--size=16"]
+    assert cli.main(command) == 2
+    assert "size: not an option of the converter 'audio', which has none" in capsys.readouterr().err
+
+
+def test_a_stored_video_that_does_not_decode_is_named_with_the_way_out(
+    videos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "in").mkdir()
+    data = bytearray((videos / "cats" / "a.mp4").read_bytes())
+    start = data.index(b"mdat")
+    middle = start + (len(data) - start) // 3
+    data[middle : middle + 60] = bytes(60)
+    (tmp_path / "in" / "a.mp4").write_bytes(data)
+    command = ["convert", str(tmp_path / "in"), str(tmp_path / "out"), *SMALL, "--store=packets"]
+    assert cli.main(command) == 0
+    said = capsys.readouterr().err
+    assert "the result is not measured: a.mp4: packet " in said
+    assert "--check finds such files" in said
 
 
 def test_out_is_needed_but_for_an_estimate(

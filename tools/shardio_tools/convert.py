@@ -173,7 +173,7 @@ def run(options: argparse.Namespace) -> int:
         for source in (*report.changed, *report.broken):
             complain(f"{source.outcome}: {plain(source.name)}: {plain(source.reason)}")
         return 1 if report.broken or report.changed else 0
-    stored = _measured(report, options.src)
+    stored = _measured(report, options)
     if options.json:
         say_json({**as_json(report), **stored_json(report, stored)})
     else:
@@ -183,18 +183,31 @@ def run(options: argparse.Namespace) -> int:
     return 1 if report.broken or report.changed else 0
 
 
-def _measured(report: shardio.ConversionReport, src: str) -> StoredReport | None:
+def _measured(report: shardio.ConversionReport, options: argparse.Namespace) -> StoredReport | None:
     """What a sample of the result is like; None where there is nothing, or it is gone already."""
     try:
-        return measure_stored(report, src)
+        return measure_stored(report, options.src)
     except (shardio.ShardioError, OSError) as error:
-        complain(f"the result is not measured: {plain(str(error))}")
+        is_unchecked = options.store == "packets" and not options.check
+        way_out = "; --check finds such files, and leaves them out" if is_unchecked else ""
+        complain(f"the result is not measured: {plain(str(error))}{way_out}")
         return None
 
 
 def _estimate(options: argparse.Namespace, given: Mapping[str, Any]) -> int:
     """Say what a conversion would come to."""
-    found = estimate(options.src, kind=options.kind, workers=options.workers, **given)
+    for name in ("resume", "overwrite", "append"):
+        if getattr(options, name):
+            raise shardio.InvalidArgument(
+                f"--estimate and --{name}: an estimate is of a new dataset; leave one of them out"
+            )
+    found = estimate(
+        options.src,
+        kind=options.kind,
+        workers=options.workers,
+        keep_partial=options.keep_partial,
+        **given,
+    )
     if options.json:
         facts = stored_json(found.sample, found.stored)
         say_json(
