@@ -10,7 +10,7 @@ from shardio import InvalidArgument
 from shardio.media import MAX_SIDE
 
 STORES: Final = ("raw", "jpeg", "h264", "packets")
-CODECS: Final = {"h264": (20, 51), "hevc": (20, 51), "av1": (30, 63)}
+CODECS: Final = {"h264": (19, 51), "hevc": (20, 51), "av1": (30, 63)}
 """By codec, the crf that is taken and the largest."""
 JPEG_QUALITY: Final = 90
 GOP: Final = 16

@@ -47,7 +47,7 @@ class FrameTable:
         shown = np.flatnonzero(~self._is_hidden)
         times = self._pts[shown]
         rising = bool((times[1:] >= times[:-1]).all())
-        # Nothing reordered, hidden or spare, as `StreamEncoder` makes it: all packets are needed.
+        # Nothing reordered, hidden or spare: all packets are needed.
         self._is_plain = rising and not (self._is_hidden | self._is_disposable).any()
         if not rising:
             shown = shown[np.argsort(times, kind="stable")]

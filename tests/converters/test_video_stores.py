@@ -137,7 +137,7 @@ def test_options_of_other_stores_leave_raw_as_it_was_recorded(out: Callable[[str
         }
         assert dict(raw.view) == {"kind": "rows"}
         extra = coded.converter["options"].items() - raw.converter["options"].items()
-        assert extra == {("store", "h264"), ("codec", "h264"), ("gop", 16), ("quality", 20)}
+        assert extra == {("store", "h264"), ("codec", "h264"), ("gop", 16), ("quality", 19)}
 
 
 @pytest.mark.parametrize(
@@ -165,7 +165,7 @@ def test_an_option_that_is_not_for_the_store_is_refused(options: dict[str, Any],
 
 
 def test_options_that_say_the_same_are_the_same() -> None:
-    assert Videos() == Videos(store="h264", codec="h264", gop=16, quality=20)
+    assert Videos() == Videos(store="h264", codec="h264", gop=16, quality=19)
     assert Videos(store="h264", codec="av1").quality == 30
     assert Videos(store="jpeg").quality == 90
     assert Videos(fps="12.50") == Videos(fps=12.5) == Videos(fps="25/2")
@@ -189,7 +189,8 @@ def test_gop_says_where_keyframes_are_and_quality_how_many_bytes(
 def test_a_video_is_encoded_by_the_codec_asked_for(root: Path, tmp_path: Path, codec: str) -> None:
     _, stream = one(root / "a" / "two.mkv", tmp_path / "out", store="h264", codec=codec)
     assert stream.parameters["codec"] == codec
-    assert stream.packets["pts"].tolist() == [time * 20 for time in TIMES]  # of Matroska's 1/1000
+    shown = sorted(stream.packets["pts"].tolist())
+    assert shown == [time * 20 for time in TIMES]  # of Matroska's 1/1000
 
 
 @pytest.mark.parametrize("store", ["raw", "jpeg", "h264"])
@@ -201,7 +202,7 @@ def test_fps_takes_the_first_frame_of_each_interval(root: Path, tmp_path: Path, 
     shardio.convert(path, out, workers=0, store=store, fps=10, frames=8, size=32)
     with shardio.open(out) as dataset:
         pts = dataset[0]["pts"] if store == "raw" else dataset[0]["frames"].packets["pts"]
-        assert pts.tolist() == [time * 20 for time in taken]
+        assert sorted(pts.tolist()) == [time * 20 for time in taken]
         assert dataset.inputs[0]["detail"]["frames"] == 8
 
 

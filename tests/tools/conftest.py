@@ -54,7 +54,7 @@ def clips(tmp_path: Path) -> Path:
 @pytest.fixture
 def video(tmp_path: Path) -> Path:
     """One video of 30 frames, with a keyframe in every ten; ten frames per second."""
-    encoder = StreamEncoder(32, 16, Fraction(1, 10), gop=10)
+    encoder = StreamEncoder(32, 16, Fraction(1, 10), gop=10, crf=10)
     rng = np.random.default_rng(0)
     for i in range(30):
         picture = np.full((16, 32, 3), 8 * i, np.uint8)

@@ -8,7 +8,8 @@ process on one core. The peers open the file, seek, decode and convert, as users
 torchcodec where it can be imported. Ours decode `EncodedStream`s that lie in memory: the files' own
 packets, and the same frames encoded for random access (the settings of `StreamEncoder`). "packets,
 epoch" decodes all clips of a file that do not overlap, each group of pictures once. "h264 bare" is
-the decoder's own part in "h264": its packets decoded one by one, and no pixel looked at.
+the decoder's own part in "h264": its packets decoded one by one, and no pixel looked at; "bare rgb"
+is that and one call of swscale for each frame of the clip, whose planes nobody takes.
 
 Exit code 1 where a figure is below its bar.
 """
@@ -20,7 +21,7 @@ import os
 import random
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -32,6 +33,7 @@ import numpy as np
 from shardio.errors import MediaError
 from shardio.format.streams import EncodedStream
 from shardio.media.clips import ClipDecoder
+from shardio.media.converter import Converter
 from shardio.media.decoders import numbered_packet, open_video_decoder
 from shardio.media.encoding import encode
 from shardio.media.runs import FrameTable
@@ -138,6 +140,7 @@ class Ours:
         self._rgb = np.empty((FRAMES, SIZE, SIZE, 3), np.uint8)
         self._yuv = np.empty((FRAMES, SIZE * 3 // 2, SIZE), np.uint8)
         self._bare: dict[int, Any] = {}
+        self._converter = Converter()
 
     def packets(self, clips: list[Clip]) -> None:
         """Independent clips from the files' own packets."""
@@ -151,6 +154,15 @@ class Ours:
 
     def bare(self, clips: list[Clip]) -> None:
         """What decoding them takes by itself: the decoder's frames are let go as they are."""
+        for _ in self._frames(clips):
+            pass
+
+    def bare_rgb(self, clips: list[Clip]) -> None:
+        """That, and what swscale takes by itself."""
+        for frame in self._frames(clips):
+            self._converter.rgb(frame, SIZE, SIZE)
+
+    def _frames(self, clips: list[Clip]) -> Iterator[av.VideoFrame]:
         for clip in clips:
             stream = clip.video.small
             if id(stream) not in self._bare:
@@ -162,7 +174,9 @@ class Ours:
                 codec.flush_buffers()
                 for n in table.sent(run):
                     begin = int(table.offsets[n])
-                    codec.decode(numbered_packet(n, data[begin : begin + int(table.sizes[n])]))
+                    packet = numbered_packet(n, data[begin : begin + int(table.sizes[n])])
+                    yield from (frame for frame in codec.decode(packet) if frame.pts in run.wanted)
+                yield from (frame for frame in codec.decode(None) if frame.pts in run.wanted)
 
     def yuv(self, clips: list[Clip]) -> None:
         """The same, as planes."""
@@ -230,6 +244,7 @@ def main() -> int:
         "h264 rgb": ours.rgb,
         "h264 yuv": ours.yuv,
         "h264 bare": ours.bare,
+        "h264 bare rgb": ours.bare_rgb,
     }
     videos = load(options.folder)
     n_frames = sum(video.small.n_frames for video in videos)

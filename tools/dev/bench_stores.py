@@ -46,8 +46,9 @@ FILTER = (
     f":flags=bilinear+accurate_rnd+full_chroma_int+full_chroma_inp+bitexact,crop={SIZE}:{SIZE}"
 )
 SETTINGS = (
-    "-an -c:v libx264 -preset veryfast -tune fastdecode -crf 20 -bf 0 -g 16 -keyint_min 16 "
-    "-sc_threshold 0 -pix_fmt yuv420p -fps_mode passthrough -threads 1"
+    "-an -c:v libx264 -preset veryfast -tune fastdecode -crf 19 -bf 3 -g 16 -keyint_min 16 "
+    "-x264-params b-adapt=0:b-pyramid=none:partitions=none:subme=4 -sc_threshold 0 "
+    "-pix_fmt yuv420p -fps_mode passthrough -threads 1"
 ).split()
 
 

@@ -96,7 +96,8 @@ def _add_stores(group: argparse._ArgumentGroup) -> None:
         "--quality",
         type=int,
         metavar="N",
-        help="of h264: crf, lower is better (default: 20, av1 30); of jpeg: 1 to 100 (default: 90)",
+        help="of h264: crf, lower is better (default: 19, hevc 20, av1 30); "
+        "of jpeg: 1 to 100 (default: 90)",
     )
     add(
         "--check",
