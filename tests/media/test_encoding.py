@@ -100,9 +100,9 @@ def test_x264_is_kept_from_the_code_that_gives_other_bytes_now_and_then(
     without.write_text("flags\t\t: fpu avx2\n")
     known = [encoding._has_avx512(path) for path in (with_it, without, nowhere)]
     assert known == [True, False, False]
-    for has_it, expected in ((True, "asm=avx2"), (False, None)):
+    for has_it in (True, False):
         monkeypatch.setattr(encoding, "_has_avx512", lambda has_it=has_it: has_it)
-        assert encoding._x264(16, 20).get("x264-params") == expected
+        assert ("asm=avx2" in encoding._x264(16, 20)["x264-params"].split(":")) == has_it
 
 
 def test_times_are_kept_and_pictures_that_are_none_are_left_out() -> None:
