@@ -108,11 +108,17 @@ def hear(
 
     Raises:
         InvalidArgument: the sounds are of several rates or numbers of channels, and none is asked
-            for; or the videos do not say how long they are.
+            for; or the videos do not say how long they are; or what is drawn is beside clips.
         ShardCorrupt: that part of the index is damaged.
     """
     if not names:
         return None
+    if sound.where == "random" and dataset.clips is not None:
+        raise InvalidArgument(
+            f"{dataset.path}: samples are clips of {video!r}, and their sound is what is heard "
+            'meanwhile; where="random" is for sound alone: leave it out and pass '
+            'clip=Clip(where="random"), or leave the videos out with `fields`'
+        )
     return Hearing(sound, tuple(_field(dataset, name, sound, video) for name in names))
 
 

@@ -9,6 +9,7 @@ from typing import Any, Final, Literal, get_args
 from shardio.errors import InvalidArgument
 
 SoundType = Literal["float32", "int16"]
+Start = Literal["first", "random"]
 
 _MIN_RATE, _MAX_RATE = 1000, 768_000
 _LONGEST: Final = 86_400
@@ -27,8 +28,11 @@ class Sound:
         channels: 1 or 2, mixed by FFmpeg's rules; None is as it is stored, as many everywhere.
         seconds: how long; an integer, a `Fraction`, a text such as "0.64" or a float. None: where
             samples are clips of videos, as long as those; else all of it. Sound that is shorter is
-            followed by silence, of what is longer the beginning is taken.
+            followed by silence, of what is longer `where` says which part is taken.
         dtype: `"float32"`, from -1 to 1, or `"int16"`.
+        where: `"first"`: the first `seconds`. `"random"`: so many seconds from a sample that is
+            drawn for each position of each epoch; every sample, of `rate`, that can start them is
+            as likely to. It needs `seconds`, and samples that are no clips.
 
     Where samples are clips of videos, sound begins with the first frame of the clip.
 
@@ -40,6 +44,7 @@ class Sound:
     channels: int | None = 1
     seconds: int | float | str | Fraction | None = None
     dtype: SoundType = "float32"
+    where: Start = "first"
 
     def __post_init__(self) -> None:
         rate = self.rate
@@ -50,11 +55,16 @@ class Sound:
             )
         if type(self.channels) is bool or self.channels not in (None, 1, 2):
             raise InvalidArgument(f"channels must be 1, 2 or None; found {self.channels!r}")
-        if self.dtype not in get_args(SoundType):
-            known = ", ".join(map(repr, get_args(SoundType)))
-            raise InvalidArgument(f"dtype must be one of {known}; found {self.dtype!r}")
+        for name, choices in (("dtype", get_args(SoundType)), ("where", get_args(Start))):
+            if getattr(self, name) not in choices:
+                known = ", ".join(map(repr, choices))
+                raise InvalidArgument(
+                    f"{name} must be one of {known}; found {getattr(self, name)!r}"
+                )
         if self.seconds is not None:
             object.__setattr__(self, "seconds", _checked_seconds(self.seconds))
+        elif self.where == "random":
+            raise InvalidArgument('where="random" needs seconds: how long what is drawn is')
 
     @property
     def length(self) -> Fraction | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import wave
 from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
@@ -315,6 +316,97 @@ def test_sources_of_a_mixture_have_sound(alone: str, beside: str) -> None:
     assert {*np.concatenate([batch["label"] for batch in found]).tolist()} == {1, 3}
 
 
+# --- spans that are drawn -------------------------------------------------------------------------
+
+DRAWN = Sound(rate=8_000, seconds="1/2", where="random")
+
+
+def starts_in(wholes: list[Any], batch: Any) -> list[int | None]:
+    """Where in its whole sound each sample of a batch begins."""
+    found: list[int | None] = []
+    for row, own in zip(batch["label"].tolist(), batch["audio"], strict=True):
+        whole = wholes[row]
+        if whole is None or len(whole) < len(own):
+            found.append(None)
+            continue
+        views = np.lib.stride_tricks.sliding_window_view(whole[:, 0], 8)
+        (at,) = np.flatnonzero((np.abs(views - own[:8, 0]) < 1e-5).all(1)).tolist()
+        np.testing.assert_allclose(own, whole[at:][: len(own)], atol=1e-5)
+        found.append(at)
+    return found
+
+
+@pytest.fixture(scope="module")
+def noise(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, list[Any]]:
+    """Sounds of which no part is like another, one of them absent, and what arrives of each."""
+    folder = tmp_path_factory.mktemp("noise")
+    samples: list[dict[str, Any]] = []
+    for i, n in enumerate((16_000, 9_000, None, 8_000, 3_000)):
+        stream = None
+        if n is not None:
+            values = np.random.default_rng(i).integers(-9_000, 9_000, n, np.int16)
+            with wave.open(str(folder / f"{i}.wav"), "wb") as file:
+                file.setparams((1, 2, 16_000, 0, "NONE", ""))
+                file.writeframes(values.tobytes())
+            stream = demux(str(folder / f"{i}.wav"), "audio")
+        samples.append({"audio": stream, "label": i})
+    made = write_dataset(folder / "set", len(samples), 2, SOUND, samples)
+    (batch,) = batches(made, Sound(rate=8_000), batch_size=5)
+    return made, batch["audio"]
+
+
+def test_every_sample_that_can_start_a_span_is_as_likely_to(noise: tuple[str, list[Any]]) -> None:
+    folder, wholes = noise
+    found = []
+    with loader_of(folder, DRAWN, shuffle=True, batch_size=5) as loader:
+        for _ in range(80):
+            (batch,) = loader
+            assert batch["audio"].shape == (5, 4_000, 1)
+            by_row = dict(zip(batch["label"].tolist(), starts_in(wholes, batch), strict=True))
+            found.append([by_row[row] for row in (0, 1, 3)])
+            spans = dict(zip(batch["label"].tolist(), batch["audio_span"].tolist(), strict=True))
+            assert spans == {0: [0, 4_000], 1: [0, 4_000], 2: [0, 0], 3: [0, 4_000], 4: [0, 1_500]}
+    long, short, exact = np.array(found).T
+    assert not exact.any() and 0 <= short.min() < 50 and 450 < short.max() <= 500
+    shares = np.bincount(long // 1000, minlength=4)[:4]
+    assert long.max() <= 4_000 and (np.abs(shares - 20) < 13).all()
+    assert len(set(long.tolist())) > 70
+
+
+def test_a_span_can_start_with_the_first_sample_and_end_with_the_last(
+    noise: tuple[str, list[Any]],
+) -> None:
+    folder, wholes = noise
+    sound = Sound(rate=8_000, seconds=Fraction(4_499, 8_000), where="random")
+    with ShardDataset(folder) as dataset, dataset.select([1]) as one, loader_of(one, sound) as it:
+        found = {at for _ in range(20) for batch in it for at in starts_in(wholes, batch)}
+    assert found == {0, 1}
+
+
+def test_sound_that_is_shorter_is_followed_by_silence(noise: tuple[str, list[Any]]) -> None:
+    folder, wholes = noise
+    (drawn,) = batches(folder, DRAWN, batch_size=5)
+    np.testing.assert_allclose(drawn["audio"][4, :1_400], wholes[4][:1_400], atol=1e-5)
+    assert not drawn["audio"][4, 1_500:].any() and not drawn["audio"][2].any()
+
+
+@pytest.mark.parametrize("transform", [None, dict])
+def test_who_draws_a_span_makes_no_difference(noise: tuple[str, list[Any]], transform: Any) -> None:
+    folder, _ = noise
+    options: dict[str, Any] = {"shuffle": True, "seed": 7, "batch_size": 2}
+    with loader_of(folder, DRAWN, **options) as loader:
+        epochs = [[bits(batch) for batch in loader] for _ in range(2)]
+        iterator = iter(loader)
+        next(iterator)
+        state = json.loads(json.dumps(loader.state_dict()))
+        rest = [bits(batch) for batch in iterator]
+    assert epochs[0] != epochs[1]
+    with loader_of(folder, DRAWN, num_workers=2, transform=transform, **options) as loader:
+        assert [[bits(batch) for batch in loader] for _ in range(2)] == epochs
+        loader.load_state_dict(state)
+        assert [bits(batch) for batch in loader] == rest
+
+
 # --- damage ---------------------------------------------------------------------------------------
 
 
@@ -359,6 +451,8 @@ def test_damage_names_sample_and_packet_or_is_skipped(
         ({"seconds": 0}, "seconds must be a number above 0"),
         ({"seconds": "1:2"}, "seconds must be a number above 0"),
         ({"dtype": "int8"}, "dtype must be one of 'float32', 'int16'"),
+        ({"where": "all"}, "where must be one of 'first', 'random'; found 'all'"),
+        ({"where": "random"}, 'where="random" needs seconds'),
     ],
 )
 def test_sound_that_cannot_be_is_refused(options: dict[str, Any], words: str) -> None:
@@ -378,6 +472,13 @@ def test_an_option_without_a_field_is_refused(alone: str, tmp_path: Path) -> Non
     made = write_dataset(tmp_path / "set", 1, 1, schema, [{"audio": None, "audio_span": 1}])
     with pytest.raises(InvalidArgument, match="'audio' adds 'audio_span', which is a field"):
         loader_of(made)
+
+
+def test_spans_are_not_drawn_beside_clips(beside: str) -> None:
+    with pytest.raises(InvalidArgument, match="samples are clips of 'video'.*where=\"random\" is"):
+        loader_of(beside, DRAWN, clip=ALL)
+    (batch,) = batches(beside, DRAWN, fields=["audio", "label"])
+    assert batch["audio"].shape == (4, 4_000, 1)
 
 
 def test_what_was_written_as_a_decimal_is_meant(alone: str) -> None:

@@ -19,7 +19,7 @@ from shardio.collate import CLAIMED, NO_FIELD, pack_state
 from shardio.cutting import Cuts, draw_cuts
 from shardio.dataset import ShardDataset
 from shardio.drawing import WeightedOrder
-from shardio.order import CHUNK, Order
+from shardio.order import CHUNK, OF_SOUNDS, Order, hashes_of, key_of
 from shardio.units import Rows
 from shardio.windows import GroupedOrder, WindowedOrder
 
@@ -71,6 +71,12 @@ class Stretch:
             raise AssertionError("a recipe with a cut is for a dataset that shows its clips")
         seed, epoch, positions = self._keys
         return draw_cuts(clips, self.origins[:, 0], positions, seed=seed, epoch=epoch)
+
+    @cached
+    def sound_draws(self) -> npt.NDArray[np.uint64]:
+        """64 random bits for each sample, which say where its sound begins if that is drawn."""
+        seed, epoch, positions = self._keys
+        return hashes_of(positions, key_of(OF_SOUNDS, seed, epoch))
 
 
 class Ordering(Protocol):

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardio._engine.clips import VideoClips
+from shardio._engine.itinerary import Stretch
 from shardio.closing import Closing
 from shardio.dataset import ShardDataset
 from shardio.errors import InvalidArgument, MediaError
@@ -42,12 +43,22 @@ class Sounds(Closing):
     def __init__(self, dataset: ShardDataset, hearing: Hearing, clips: VideoClips | None) -> None:
         self._dataset, self._clips = dataset, clips
         self._dtype = np.dtype(hearing.sound.dtype)
+        self._is_drawn = hearing.sound.where == "random"
         self._fields = {field.name: field for field in hearing.fields}
         self.names = frozenset(self._fields)
         self.spans = {field.span: field.name for field in hearing.fields}
         """The fields that say where in the sound of another there is some, each with that one."""
         self._decoder = AudioDecoder(max_streams=_MOST_STREAMS)
         self._streams: OrderedDict[tuple[str, int, int], EncodedStream | None] = OrderedDict()
+
+    def starts(self, stretch: Stretch, part: slice) -> list[int]:
+        """What says of each sample where its sound begins: its clip, or a number that is drawn."""
+        found = [0] * (part.stop - part.start)
+        if self._clips is not None:
+            found = stretch.cuts.starts[part].tolist()
+        elif self._is_drawn:
+            found = stretch.sound_draws[part].tolist()
+        return found
 
     def decode(
         self, name: str, rows: Rows, shards: Rows, starts: Sequence[int]
@@ -57,13 +68,13 @@ class Sounds(Closing):
         Args:
             name: of the field.
             rows, shards: of the samples, in all shards.
-            starts: where the clip of each begins; empty where samples are rows.
+            starts: what `starts` gives for them.
 
         Raises:
             ShardCorrupt, MediaError: naming the sample.
         """
         local = (rows - self._dataset.starts.take(shards)).tolist()
-        places = zip(shards.tolist(), local, starts or [0] * len(local), strict=True)
+        places = zip(shards.tolist(), local, starts, strict=True)
         return [self.of_sample(name, *place) for place in places]
 
     def of_sample(self, name: str, shard: int, row: int, start: int) -> tuple[Samples, Span] | None:
@@ -112,7 +123,11 @@ class Sounds(Closing):
         """From when on a sound is wanted, and for how many seconds where `field` does not say."""
         if self._clips is not None:
             return self._clips.moment(shard, row, start)
-        return begin_of(stream), Fraction(stream.n_frames, stream_rate(stream))
+        begin, rate = begin_of(stream), stream_rate(stream)
+        if self._is_drawn and field.n_samples is not None:
+            n_starts = -(-stream.n_frames * field.rate // rate) - field.n_samples + 1
+            begin += Fraction(start * max(1, n_starts) >> 64, field.rate)
+        return begin, Fraction(stream.n_frames, rate)
 
     def _channels(self, field: HeardField, stream: EncodedStream) -> int | None:
         """As many as the field has, however many those are; of a stream with as many, its own."""

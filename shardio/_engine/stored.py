@@ -184,7 +184,7 @@ class StoredValues:
         """Decode the sound of a batch, and write where in it there is some."""
         if self._sounds is None:
             raise AssertionError("a recipe without sound has no field of it")
-        starts = [] if self._clips is None else stretch.cuts.starts[part].tolist()
+        starts = self._sounds.starts(stretch, part)
         found = self._sounds.decode(name, stretch.rows[part], stretch.shards[part], starts)
         slot = next(slot for slot in layout.fixed if self._spans.get(slot.name) == name)
         spans = layout.fixed_rows(memory.bytes, slot, len(found))

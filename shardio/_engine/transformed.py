@@ -140,7 +140,7 @@ class TransformedValues:
             sample[self._clips.name] = self._clips.of_sample(shard, local, start, place)
             sample |= self._clips.times_of_sample(shard, local, start)
         if self._sounds is not None:
-            start = 0 if self._clips is None else int(stretch.cuts.starts[k])
+            (start,) = self._sounds.starts(stretch, slice(k, k + 1))
             sample |= self._sounds.fields_of(shard, local, start)
         if len(sample) > len(self._stored):
             sample = {name: sample[name] for name in self._names}  # in their order
