@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING
@@ -26,7 +26,7 @@ from shardio.media.decoders import (
     open_video_decoder,
 )
 from shardio.media.framing import Box, Place
-from shardio.media.packets import is_closed
+from shardio.media.packets import brings_parameters, is_closed, parameter_sets
 from shardio.media.picture import PictureWriter
 from shardio.media.runs import FrameTable, Run
 
@@ -49,12 +49,15 @@ class _Opened:
     aspect: Fraction
     display: bytes | None
     lead_in: bytes
+    brings_parameters: Callable[[memoryview], bool]
 
 
 @dataclass(slots=True)
 class _Decoder:
     codec: VideoCodecContext
     converter: Converter
+    is_changed: bool = False
+    """Whether a packet has brought parameters, which it keeps until it is told others."""
     wish: object = None
     writer: PictureWriter | None = None
 
@@ -165,7 +168,7 @@ class ClipDecoder(Closing):
             writers = [by_crop[each] for (_, out), each in pairs for _ in out]
         try:
             for run in opened.table.runs(np.concatenate(numbers)):
-                _Pass(opened, decoder.codec, writers, rows).decode(run)
+                _Pass(opened, decoder, writers, rows).decode(run)
         except MediaError:
             # What is damaged may be taken for parameters, of which a decoder is never rid.
             self._decoders.pop(opened.key, None)
@@ -182,6 +185,7 @@ class ClipDecoder(Closing):
                 fraction_parameter(parameters, "sample_aspect"),
                 display_parameter(parameters),
                 lead_in(parameters),
+                brings_parameters(str(parameters.get("codec")), stream.extradata),
             )
             self._opened[id(stream)] = found
             if len(self._opened) > self._max_streams:
@@ -218,11 +222,11 @@ class _Pass:
     def __init__(
         self,
         opened: _Opened,
-        codec: VideoCodecContext,
+        decoder: _Decoder,
         writers: Sequence[PictureWriter],
         rows: Sequence[Output],
     ) -> None:
-        self._opened, self._codec = opened, codec
+        self._opened, self._decoder = opened, decoder
         self._writers, self._rows = writers, rows
 
     def decode(self, run: Run) -> None:
@@ -262,7 +266,7 @@ class _Pass:
         """Decode from the run's keyframe on; returns what did not come out."""
         import av
 
-        codec, wanted = self._codec, dict(run.wanted)
+        codec, wanted = self._decoder.codec, dict(run.wanted)
         codec.flush_buffers()
         codec.reorder_depth = int(self._opened.stream.parameters.get("reorder", 0))
         where: int | str = run.first
@@ -295,13 +299,24 @@ class _Pass:
         # One cut for the whole run: cutting may check what it hands out.
         data = memoryview(self._opened.stream.data[base : int(offsets[end] + sizes[end])])
         starts = (offsets[numbers] - base).tolist()
-        lead = self._opened.lead_in
+        lead, brings_parameters = self._lead(), self._opened.brings_parameters
         facts = zip(
             numbers, starts, sizes[numbers].tolist(), table.is_key[numbers].tolist(), strict=True
         )
         for number, start, size, is_key in facts:
-            yield number, data[start : start + size], lead, is_key
+            part = data[start : start + size]
+            if brings_parameters(part):
+                self._decoder.is_changed = True
+            yield number, part, lead, is_key
             lead = b""
+
+    def _lead(self) -> bytes:
+        """What precedes the first packet: where others have changed them, its own parameters."""
+        lead, stream = self._opened.lead_in, self._opened.stream
+        if self._decoder.is_changed:
+            self._decoder.is_changed = False
+            lead = parameter_sets(str(stream.parameters.get("codec")), stream.extradata) + lead
+        return lead
 
     def _take(self, frame: VideoFrame, wanted: dict[int, list[int]]) -> None:
         """Write a frame into its rows, if it is one that is wanted."""

@@ -6,11 +6,19 @@ count as shown and as needed, which costs time and never a picture.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Protocol, TypeVar
 
-__all__ = ["PACKED", "encoder_note", "hidden_packets", "is_closed", "spare_layers"]
+__all__ = [
+    "PACKED",
+    "brings_parameters",
+    "encoder_note",
+    "hidden_packets",
+    "is_closed",
+    "parameter_sets",
+    "spare_layers",
+]
 
 _Said = TypeVar("_Said", covariant=True)
 
@@ -29,6 +37,7 @@ _H264_SLICES, _H264_SEI = range(1, 6), 6
 _HEVC_SLICES = range(32)
 _B_VOP, _B_PICTURE = 2, 3
 _H264_CLOSED, _HEVC_CLOSED = 5, (19, 20)
+_MOST_HEAD = 4096
 
 
 def hidden_packets(codec: str) -> Test[bool] | None:
@@ -79,6 +88,84 @@ def encoder_note(extradata: bytes, packet: bytes) -> bytes:
             return packet[begin:end] if packet[begin + size] & 31 == _H264_SEI else b""
         begin = end
     return b""
+
+
+def parameter_sets(codec: str, extradata: bytes) -> bytes:
+    """The parameter sets of H.264 or HEVC, as units of a packet.
+
+    Empty where there are none, or they are cut off; and of other codecs, whose keyframes have
+    theirs with them.
+    """
+    at = {"h264": 5, "hevc": 22}.get(codec)
+    if at is None:
+        return b""
+    size = _length_size(extradata, at - 1)
+    if not size:
+        return extradata if extradata.startswith((_START, b"\0" + _START)) else b""
+    try:
+        units = list(_listed_h264(extradata) if codec == "h264" else _listed_hevc(extradata))
+    except IndexError:
+        return b""
+    return b"".join(len(unit).to_bytes(size, "big") + unit for unit in units)
+
+
+def brings_parameters(codec: str, extradata: bytes) -> Callable[[memoryview], bool]:
+    """Make a function that says whether a packet has other parameter sets than its stream.
+
+    They stand before the picture, and a decoder keeps them.
+    """
+    if codec == "h264":
+        size, mask, behind, kinds = _length_size(extradata, 4), 31, 6, {7, 8}
+    elif codec == "hevc":
+        size, mask, behind, kinds = _length_size(extradata, 21), 126, 64, {64, 66, 68}
+    else:
+        return lambda _: False
+    known = parameter_sets(codec, extradata)
+
+    def brings(packet: memoryview) -> bool:
+        if size and len(packet) > size and packet[size] & mask < behind:
+            return False  # most packets begin with a picture, and are many
+        head = bytes(packet[:_MOST_HEAD])
+        for first, _ in _units(head, 0, len(head), size):
+            if first & mask in kinds:
+                return not known or known not in head
+            if first & mask < behind:
+                return False
+        return len(packet) > len(head)  # nobody looks behind what is that long
+
+    return brings
+
+
+def _listed_h264(extradata: bytes) -> Iterator[bytes]:
+    """The sets of an "avcC": those of sequences, then those of pictures, each with a count."""
+    at = 5
+    for mask in (31, 255):
+        n_units = extradata[at] & mask
+        at += 1
+        for _ in range(n_units):
+            unit = _sized(extradata, at)
+            at += 2 + len(unit)
+            yield unit
+
+
+def _listed_hevc(extradata: bytes) -> Iterator[bytes]:
+    """The sets of an "hvcC": arrays of a kind each, with a count."""
+    at = 23
+    for _ in range(extradata[22]):
+        n_units = int.from_bytes(extradata[at + 1 : at + 3], "big")
+        at += 3
+        for _ in range(n_units):
+            unit = _sized(extradata, at)
+            at += 2 + len(unit)
+            yield unit
+
+
+def _sized(data: bytes, at: int) -> bytes:
+    """What lies behind its size, of 16 bits; an IndexError where that is not all there."""
+    stop = at + 2 + (data[at] << 8 | data[at + 1])
+    if stop > len(data):
+        raise IndexError(stop)
+    return data[at + 2 : stop]
 
 
 def is_closed(codec: str, extradata: bytes, packet: bytes) -> bool:

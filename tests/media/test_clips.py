@@ -24,6 +24,7 @@ from shardio.media.clips import ClipDecoder
 from shardio.media.decoders import numbered_packet, open_video_decoder
 from shardio.media.encoding import encode
 from shardio.media.framing import Box, Framing, Place, framed
+from shardio.media.packets import parameter_sets
 from shardio.media.runs import FrameTable
 from shardio.media.streams import demux
 from tests.media_made import Image, scene, write_video
@@ -307,6 +308,67 @@ def test_damage_that_reads_as_parameters_does_not_change_what_is_decoded_after_i
             decoder.decode(broken, [0, 1, 2], out)
         decoder.decode(stream, [12, 20, 39], out)
     assert np.array_equal(out, wanted)
+
+
+def with_parameters_within(one: EncodedStream, other: EncodedStream, units: bytes) -> EncodedStream:
+    """One stream and another behind it, whose keyframes bring their parameter sets with them."""
+    flags = [*packet_flags(one.packets).tolist(), *packet_flags(other.packets).tolist()]
+    parts = []
+    for stream in (one, other):
+        ends = [*stream.packets["offset"][1:].tolist(), len(stream.data)]
+        parts += [
+            bytes(stream.data[begin:end])
+            for begin, end in zip(stream.packets["offset"].tolist(), ends, strict=True)
+        ]
+    for i in range(len(one.packets), len(parts)):
+        if flags[i] & PacketFlag.KEY:
+            parts[i] = units + parts[i]
+    later = int(one.packets["pts"].max()) + 1 + other.packets["pts"]
+    packets = pack_packets(
+        [len(part) for part in parts],
+        flags,
+        [*one.packets["pts"].tolist(), *later.tolist()],
+        [*one.packets["duration"].tolist(), *other.packets["duration"].tolist()],
+    )
+    n_frames = one.n_frames + other.n_frames
+    return replace(one, packets=packets, data=b"".join(parts), n_frames=n_frames)
+
+
+@pytest.mark.parametrize("codec", ["libx264", "libx265"])
+def test_parameters_that_change_within_a_stream_change_no_other_frames(
+    codec: str, tmp_path: Path
+) -> None:
+    made = []
+    for name, offset in (("a", 0), ("b", 0), ("c", 10)):
+        settings = {
+            "libx264": f"chroma-qp-offset={offset}:bframes=0:keyint=6:scenecut=0",
+            "libx265": f"cbqpoffs={offset}:bframes=0:keyint=6:scenecut=0:info=0:log-level=none",
+        }
+        option = {f"{codec[3:]}-params": settings[codec]}
+        images = scene(12)[:: -1 if name == "b" else 1]
+        path = write_video(tmp_path / f"{name}.mp4", images, codec=codec, codec_options=option)
+        made.append(demux(str(path)))
+    one, alike, other = made
+    assert one.extradata == alike.extradata != other.extradata
+    units = parameter_sets(str(other.parameters["codec"]), other.extradata)
+    mixed = with_parameters_within(one, other, units)
+    shape = (32, 32, 3)
+    wanted = [decode(each, list(range(12)), shape) for each in made]
+    assert not np.array_equal(wanted[0], wanted[2])
+    out = np.empty((6, *shape), np.uint8)
+    with ClipDecoder() as decoder:
+        for stream, first, expected in (
+            (mixed, 12, wanted[2][:6]),
+            (alike, 0, wanted[1][:6]),
+            (mixed, 18, wanted[2][6:]),
+            (mixed, 0, wanted[0][:6]),
+            (mixed, 18, wanted[2][6:]),
+            (mixed, 6, wanted[0][6:]),
+            (alike, 6, wanted[1][6:]),
+        ):
+            decoder.decode(stream, range(first, first + 6), out)
+            np.testing.assert_array_equal(out, expected)
+        assert len(decoder._decoders) == 1
 
 
 def test_a_stream_that_is_refreshed_bit_by_bit_is_decoded_from_an_earlier_keyframe(

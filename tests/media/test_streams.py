@@ -229,7 +229,7 @@ def test_damage_in_the_middle_is_found_by_a_check_and_by_the_clips_that_touch_it
     tmp_path: Path,
 ) -> None:
     path = damaged(tmp_path)
-    with pytest.raises(MediaError, match=r"a\.mp4: breaks at packet \d+"):
+    with pytest.raises(MediaError, match=r"a\.mp4: (breaks at )?packet \d+"):
         demux(str(path), check=True)
     stream = demux(str(path), check=False)
     assert by_packets(stream, [0, 1, 11]).any() and by_packets(stream, [59]).any()
