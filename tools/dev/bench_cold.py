@@ -6,7 +6,9 @@ Datasets of one kind of sample each are written, N MiB of each, which takes that
 every run their own files are dropped from the page cache, which is checked; the run is a process
 of its own with two workers, and takes S seconds, or an epoch if that is shorter. The orders are
 those of `shuffle`; each with the advice that workers give the kernel, and without. With
-`preload=True` the time before the first batch is shown beside the rate.
+`preload=True` the time before the first batch is shown beside the rate. Of `h264` and `packets`,
+films of 300 frames in short groups of small pictures and in one group of larger ones, a sample is a
+random clip of 16 frames, and an epoch has one of each film.
 
 Then the same in a memory control group (v1 or v2) whose limit is that of --limit-mib, where this
 process may make one; otherwise it is said that this was not measured. Exits with 1 when advice is
@@ -24,16 +26,18 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from fractions import Fraction
 from pathlib import Path
 from typing import Any, Final
 from unittest import mock
 
 import numpy as np
 
-from shardio import Array, Bytes, DatasetWriter, Schema, ShardLoader
+from shardio import Array, Bytes, Clip, DatasetWriter, Schema, ShardLoader, Video
 from shardio._engine.advice import Advice
 from shardio._engine.cgroups import levels
 from shardio.measuring.machine import cached_share
+from shardio.media.encoding import encode
 
 N_WORKERS: Final = 2
 N_TRIES: Final = 20
@@ -41,12 +45,19 @@ MOST_CACHED: Final = 0.02
 SLACK: Final = 0.7
 """A run may be as much slower than the one that it is held against: disks vary."""
 
+OF_FILMS: Final = Schema({"x": Video(), "label": Array("int64")})
+N_FRAMES: Final = 300
+FILMS: Final[dict[str, tuple[int, int]]] = {"h264": (112, 16), "packets": (320, N_FRAMES)}
+"""The side of a film's pictures, and how many are in a group."""
+
 SETS: Final[dict[str, tuple[Schema, int, int]]] = {
     "images": (Schema({"x": Array("uint8", (224, 224, 3)), "label": Array("int64")}), 150_528, 64),
     "rows": (Schema({"x": Array("uint8", (2048,)), "label": Array("int64")}), 2048, 256),
     "records": (Schema({"x": Bytes(), "label": Array("int64")}), 30_000, 64),
+    "h264": (OF_FILMS, 0, 32),
+    "packets": (OF_FILMS, 0, 32),
 }
-"""Schema, mean bytes of a sample, samples per batch."""
+"""Schema, mean bytes of a sample if all are read, samples per batch."""
 
 ORDERS: Final[dict[str, Any]] = {"in order": False, "full": "full", "blocks": "blocks"}
 
@@ -63,12 +74,29 @@ def samples(schema: Schema, n_bytes: int, n: int) -> Iterator[dict[str, Any]]:
             yield {"x": content[start : start + n_bytes // 2 + i * 997 % n_bytes], "label": i}
 
 
+def films(name: str, n_bytes: int) -> Iterator[dict[str, Any]]:
+    """Films of so many bytes together: a few of them, again and again."""
+    side, gop = FILMS[name]
+    rng = np.random.default_rng(0)
+    around = rng.integers(0, 255, (side + N_FRAMES, side + N_FRAMES, 3), np.uint8)
+    few = []
+    for k in range(4):
+        frames = ((n, around[n:, n * k // 3 :][:side, :side] // 4 + 90) for n in range(N_FRAMES))
+        few.append(encode(frames, side, side, Fraction(1, 25), gop=gop, crf=30))
+    n_films = -(-n_bytes * len(few) // sum(len(film.data) for film in few))
+    for i in range(n_films):
+        yield {"x": few[i % len(few)], "label": i}
+
+
 def write(folder: Path, name: str, mib: int) -> str:
     """Write a dataset, unless it is there."""
     if not folder.exists():
         schema, n_bytes, _ = SETS[name]
         with DatasetWriter(folder, schema, shard_bytes=64 << 20) as writer:
-            for sample in samples(schema, n_bytes, (mib << 20) // n_bytes):
+            made = films(name, mib << 20)
+            if name not in FILMS:
+                made = samples(schema, n_bytes, (mib << 20) // n_bytes)
+            for sample in made:
                 writer.append(sample)
     return str(folder)
 
@@ -119,7 +147,7 @@ def run_alone(arguments: list[str], group: Path | None) -> dict[str, float] | No
     command = [sys.executable, __file__, "--run", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, preexec_fn=enter, check=False)
     if done.returncode:
-        print(f"{arguments[2]}: {(done.stderr.strip().splitlines() or [''])[-1]}", flush=True)
+        print(f"{arguments[3]}: {(done.stderr.strip().splitlines() or [''])[-1]}", flush=True)
         return None
     found: dict[str, float] = json.loads(done.stdout)
     return found
@@ -151,26 +179,28 @@ def measure(
     for order in (*ORDERS, "preload"):
         for advised in (False, True) if order != "preload" else (True,):
             drop(folder)
-            arguments = [folder, str(batch), order, str(seconds), str(int(advised))]
+            arguments = [folder, name, str(batch), order, str(seconds), str(int(advised))]
             run = run_alone(arguments, group)
             if run is None:
                 continue
             found[order, advised] = run["rate"]
             what = f"{order}, {'advice' if advised else 'no advice'}"
+            mb_per_s = f"{run['rate'] * n_bytes / 1e6:>8,.0f} MB/s" if n_bytes else ""
             print(
-                f"{name:<8} {what:<20} {run['rate']:>10,.0f} samples/s "
-                f"{run['rate'] * n_bytes / 1e6:>8,.0f} MB/s, first batch after "
-                f"{run['first_s']:.2f} s",
+                f"{name:<8} {what:<20} {run['rate']:>10,.0f} samples/s {mb_per_s}, first batch "
+                f"after {run['first_s']:.2f} s",
                 flush=True,
             )
     return found
 
 
-def run(folder: str, batch: str, order: str, seconds: str, advised: str) -> None:
+def run(folder: str, name: str, batch: str, order: str, seconds: str, advised: str) -> None:
     """Be one run, as `run_alone` asks for it."""
     if not int(advised):
         mock.patch.object(Advice, "before", lambda *_: None).start()
     options: dict[str, Any] = {"preload": True} if order == "preload" else {}
+    if name in FILMS:
+        options["clip"] = Clip(16, where="random", size=(112, 112))
     load(folder, int(batch), ORDERS.get(order, "full"), float(seconds), options)
 
 
