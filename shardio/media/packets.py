@@ -152,7 +152,7 @@ def _listed_hevc(extradata: bytes) -> Iterator[bytes]:
     """The sets of an "hvcC": arrays of a kind each, with a count."""
     at = 23
     for _ in range(extradata[22]):
-        n_units = int.from_bytes(extradata[at + 1 : at + 3], "big")
+        n_units = extradata[at + 1] << 8 | extradata[at + 2]
         at += 3
         for _ in range(n_units):
             unit = _sized(extradata, at)

@@ -24,7 +24,7 @@ from shardio.media.clips import ClipDecoder
 from shardio.media.decoders import numbered_packet, open_video_decoder
 from shardio.media.encoding import encode
 from shardio.media.framing import Box, Framing, Place, framed
-from shardio.media.packets import parameter_sets
+from shardio.media.packets import brings_parameters, parameter_sets
 from shardio.media.runs import FrameTable
 from shardio.media.streams import demux
 from tests.media_made import Image, scene, write_video
@@ -369,6 +369,41 @@ def test_parameters_that_change_within_a_stream_change_no_other_frames(
             decoder.decode(stream, range(first, first + 6), out)
             np.testing.assert_array_equal(out, expected)
         assert len(decoder._decoders) == 1
+
+
+def test_a_packet_tells_whether_it_changes_parameters(tmp_path: Path) -> None:
+    made = []
+    for offset in (0, 10):
+        option = {"x264-params": f"chroma-qp-offset={offset}:bframes=0:keyint=4:scenecut=0"}
+        path = tmp_path / f"{offset}.mts"
+        write_video(path, scene(8), container="mpegts", codec_options=option)
+        made.append(demux(str(path)))
+    one, other = made
+    assert parameter_sets("h264", one.extradata) == one.extradata != other.extradata
+    brings = brings_parameters("h264", one.extradata)
+    for stream, expected in ((one, [False] * 8), (other, [True, *[False] * 3] * 2)):
+        ends = packet_sizes(stream.packets).cumsum().tolist()
+        data, begins = memoryview(bytes(stream.data[:])), [0, *ends]
+        found = [brings(data[i:k]) for i, k in zip(begins, ends, strict=False)]
+        assert found == expected
+    assert brings(memoryview(b"\0\0\1\x06" + b"\x05" * 5000))
+
+
+@pytest.mark.parametrize(
+    ("codec", "extradata", "expected"),
+    [
+        ("h264", b"", b""),
+        ("h264", b"\1abc\xff\xe1\0\2AB\1\0\1C", b"\0\0\0\2AB\0\0\0\1C"),
+        ("h264", b"\1abc\xff\xe1\0\2AB\1\0\2C", b""),
+        ("hevc", b"\1" * 21 + b"\xff\1\x20\0\2\0\1A\0\1B", b"\0\0\0\1A\0\0\0\1B"),
+        ("hevc", b"\1" * 21 + b"\xff\2\x20\0\1\0\1A", b""),
+        ("av1", b"\x81", b""),
+    ],
+)
+def test_parameter_sets_are_read_from_what_precedes_a_stream(
+    codec: str, extradata: bytes, expected: bytes
+) -> None:
+    assert parameter_sets(codec, extradata) == expected
 
 
 def test_a_stream_that_is_refreshed_bit_by_bit_is_decoded_from_an_earlier_keyframe(
