@@ -1,19 +1,23 @@
 """What is assigned, done, delivered and free: a pure state machine, driven by events.
 
 One Schedule belongs to one pass over an epoch. It knows steps, workers and blocks by number only;
-`engine.py` does what it decides. Steps are assigned in order and delivered in order; a block
-belongs to exactly one of: free, in flight (with its step and worker), lost (with its step, which
-is to be done again), ready, delivered.
+`engine.py` does what it decides. Steps are assigned in order, and delivered in order or, by
+`deliver_any`, as they get ready; a block belongs to exactly one of: free, in flight (with its step
+and worker), lost (with its step, which is to be done again), ready, delivered.
 """
 
 from __future__ import annotations
 
+import sys
 from collections import deque
+from typing import Final
 
 DEPTH = 2
 """Tasks a worker may have: the one it works on, and the next, so that it never waits for main."""
 QUICK_DEPTH = 8
 """Tasks a worker may have that does them so quickly that messages are what takes time."""
+ENDLESS: Final = sys.maxsize
+"""The last step of a pass whose end is not known yet: `end_at` tells."""
 
 
 Assignment = tuple[int, int, int]
@@ -24,7 +28,7 @@ class Schedule:
     """The bookkeeping of one pass from step `first` to `last` - 1.
 
     Args:
-        first, last: the steps to deliver.
+        first, last: the steps to deliver; ENDLESS where it is not known how many.
         n_workers: numbers 0..n_workers-1.
         depth: how many tasks a worker may have at a time, unless it is quick.
 
@@ -34,7 +38,7 @@ class Schedule:
 
     def __init__(self, first: int, last: int, n_workers: int, depth: int = DEPTH) -> None:
         self.next_step = first
-        """The step that is delivered next."""
+        """The step that is delivered next; as many have been where any may come first."""
         self._next_assigned, self._last = first, last
         self._base_depth, self._full = depth, max(depth, QUICK_DEPTH)
         self._is_quick = [False] * n_workers
@@ -210,6 +214,29 @@ class Schedule:
             # loader, which would live on with it.
             raise self._failed.pop(self.next_step)
         return block
+
+    def deliver_any(self) -> tuple[int, int] | None:
+        """A step that is ready, and its block: the one that was done first; not beside `deliver`.
+
+        Raises:
+            BaseException: what `failed` was given for a step, once nothing is ready; the pass is
+                then over.
+        """
+        for step in self._ready:
+            block = self._ready.pop(step)
+            self.next_step += 1
+            self.n_circulating -= 1
+            return step, block
+        for step in self._failed:
+            self._last = self.next_step
+            raise self._failed.pop(step)  # kept nowhere, as in `deliver`
+        return None
+
+    def end_at(self, last: int) -> None:
+        """The end of the pass has become known; no step from `last` on may have been assigned."""
+        if last < self._next_assigned:
+            raise AssertionError(f"step {self._next_assigned - 1} has been assigned already")
+        self._last = last
 
     def surrender(self) -> list[int]:
         """Give up every block that no worker has: for when the pass is cancelled."""

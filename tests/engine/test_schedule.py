@@ -21,7 +21,7 @@ from shardio._engine.cautions import Caution
 from shardio._engine.claims import Claims
 from shardio._engine.iteration import Iteration
 from shardio._engine.recipe import Plan
-from shardio._engine.schedule import DEPTH, QUICK_DEPTH, Assignment, Schedule
+from shardio._engine.schedule import DEPTH, ENDLESS, QUICK_DEPTH, Assignment, Schedule
 from shardio.batch import Skipped
 from shardio.collate import lay_out
 from shardio.division import Division
@@ -45,14 +45,27 @@ class Passes(RuleBasedStateMachine):
         n_workers=st.integers(1, 4),
         depth=st.integers(1, 3),
         n_blocks=st.integers(1, 20),
+        is_endless=st.booleans(),
+        is_in_order=st.booleans(),
     )
-    def start(self, first: int, n_steps: int, n_workers: int, depth: int, n_blocks: int) -> None:
-        self.schedule = Schedule(first, first + n_steps, n_workers, depth)
+    def start(
+        self,
+        first: int,
+        n_steps: int,
+        n_workers: int,
+        depth: int,
+        n_blocks: int,
+        *,
+        is_endless: bool,
+        is_in_order: bool,
+    ) -> None:
+        self.next_step, self.last = first, ENDLESS if is_endless else first + n_steps
+        self.schedule = Schedule(first, self.last, n_workers, depth)
+        self.is_in_order = is_in_order
         self.n_workers, self.base_depth = n_workers, depth
         self.depths, self.lows = [depth] * n_workers, [depth - 1] * n_workers
         self.leads = [0] * n_workers
         self.before = [0] * n_workers  # tasks of the pass before this one
-        self.next_step, self.last = first, first + n_steps
         self.blocks = set(range(100, 100 + n_blocks))
         self.outside = set(self.blocks)  # the pool's, or a batch's that the loop holds
         self.working: dict[int, tuple[int, int]] = {}  # step -> worker, block
@@ -207,10 +220,22 @@ class Passes(RuleBasedStateMachine):
         assert not (has_learned and caution.is_hopeless)
         return caution.is_hopeless
 
+    @precondition(lambda self: self.last == ENDLESS)
+    @rule(n_more=st.integers(0, 5))
+    def the_end_becomes_known(self, n_more: int) -> None:
+        if self.assigned_to:
+            with pytest.raises(AssertionError, match="assigned already"):
+                self.schedule.end_at(self.assigned_to - 1)
+        self.last = self.assigned_to + n_more
+        self.schedule.end_at(self.last)
+
     @precondition(lambda self: not self.is_cancelled)
     @rule()
     def the_loop_asks_for_a_batch(self) -> None:
         assert self.schedule.next_step == self.next_step
+        if not self.is_in_order:
+            self.the_loop_asks_for_any_batch()
+            return
         if self.next_step in self.errors and self.next_step < self.last:
             with pytest.raises(ValueError, match=str(self.next_step)) as caught:
                 self.schedule.deliver()
@@ -223,6 +248,24 @@ class Passes(RuleBasedStateMachine):
             self.outside.add(block)
             self.skips_are_handed_over(self.next_step)
             self.next_step += 1
+
+    def the_loop_asks_for_any_batch(self) -> None:
+        if self.errors and not self.ready and self.next_step < self.last:
+            with pytest.raises(ValueError) as caught:
+                self.schedule.deliver_any()
+            assert caught.value in self.errors.values()
+            self.last = self.next_step  # raised once; the pass is over
+            return
+        found = self.schedule.deliver_any()
+        if found is None:
+            assert not self.ready
+            return
+        assert found == next(iter(self.ready.items())), "the one that was done first"
+        step, block = found
+        del self.ready[step]
+        self.outside.add(block)
+        self.skips_are_handed_over(step)
+        self.next_step += 1
 
     def skips_are_handed_over(self, step: int) -> None:
         """They come with their batch, and are counted in the order of the loop."""
@@ -303,7 +346,9 @@ class Passes(RuleBasedStateMachine):
         """From any state a pass comes to its end, or to its first failure: nothing is stuck."""
         self.outside |= self.held  # a loop that holds all there are is given copies
         self.held.clear()
-        while not self.schedule.is_over and self.next_step not in self.errors:
+        if self.last == ENDLESS:
+            self.the_end_becomes_known(0)
+        while not self.schedule.is_over and not self.has_failed():
             for block in sorted(self.outside):
                 self.schedule.free(block)
             self.free |= self.outside
@@ -319,6 +364,12 @@ class Passes(RuleBasedStateMachine):
                 self.ready[step], self.skipped[step] = block, 0
             self.the_loop_asks_for_a_batch()
             assert self.next_step == before + 1, "every round brings a batch"
+
+    def has_failed(self) -> bool:
+        """Whether what comes next is an error."""
+        if self.is_in_order:
+            return self.next_step in self.errors
+        return bool(self.errors) and not self.ready
 
 
 def test_whatever_happens_every_step_comes_once_in_order_and_no_block_is_lost() -> None:
@@ -455,6 +506,36 @@ def test_a_failure_waits_for_its_turn_and_stops_what_comes_after() -> None:
     with pytest.raises(KeyError) as caught:
         schedule.deliver()
     assert caught.value is error
+
+
+def test_what_is_done_first_comes_first_where_any_may() -> None:
+    schedule = Schedule(0, ENDLESS, n_workers=2, depth=1)
+    schedule.free(0)
+    schedule.free(1)
+    first, second = assign_all(schedule)
+    schedule.done(*second[:2])
+    schedule.done(*first[:2])
+    assert [schedule.deliver_any(), schedule.deliver_any()] == [second[1:], first[1:]]
+    assert not schedule.is_over
+    schedule.end_at(2)
+    assert schedule.is_over
+    assert schedule.deliver_any() is None
+
+
+def test_where_any_may_come_a_failure_comes_once_nothing_is_ready() -> None:
+    schedule = Schedule(0, ENDLESS, n_workers=3, depth=1)
+    for block in range(3):
+        schedule.free(block)
+    first, second, third = assign_all(schedule)
+    error = KeyError("mine")
+    schedule.failed(*second[:2], error)
+    schedule.done(*third[:2])
+    assert schedule.deliver_any() == third[1:]
+    with pytest.raises(KeyError) as caught:
+        schedule.deliver_any()
+    assert caught.value is error
+    assert schedule.is_over
+    assert schedule.tasks_of(first[0])
 
 
 @pytest.mark.parametrize("answer", ["done", "failed", "cancelled"])
