@@ -23,6 +23,7 @@ RANKS = {
     "shardio.closing": 0,
     "shardio.spent": 0,
     "shardio.loading_stats": 0,
+    "shardio.item_stats": 0,
     "shardio.timeline": 1,
     "shardio.signatures": 1,
     "shardio.launchers": 1,

@@ -22,7 +22,7 @@ import cloudpickle  # type: ignore[import-untyped]
 from shardio._engine.linux import memory_file, read_umask
 from shardio.errors import InvalidArgument
 
-__all__ = ["pack", "unpack"]
+__all__ = ["pack", "pickled", "unpack"]
 
 # Bytes of the pickled surroundings; the pickled function follows them.
 _HEADER = struct.Struct("<Q")
@@ -38,18 +38,7 @@ def pack(target: Callable[..., object]) -> int:
     travel by value; those of other modules by name. Values they refer to are copied as they are
     now. Raises InvalidArgument when something cannot be pickled.
     """
-    buffer = io.BytesIO()
-    with _registering:
-        pickler = _Pickler(buffer)
-        try:
-            pickler.dump(target)
-        except (pickle.PicklingError, TypeError, AttributeError, ValueError) as error:
-            raise InvalidArgument(
-                f"{target!r} cannot be sent to worker processes: {error}; it must not refer to "
-                "locks, open files, generators or the like: make those inside the function"
-            ) from error
-        finally:
-            pickler.forget_modules()
+    packed = pickled(target, "make those inside the function")
     surroundings = pickle.dumps(
         {
             "sys_path": [os.fspath(entry) for entry in sys.path],
@@ -59,7 +48,28 @@ def pack(target: Callable[..., object]) -> int:
             "umask": read_umask(),
         }
     )
-    return memory_file(_HEADER.pack(len(surroundings)), surroundings, buffer.getvalue())
+    return memory_file(_HEADER.pack(len(surroundings)), surroundings, packed)
+
+
+def pickled(value: object, way_out: str) -> bytes:
+    """Pickle what is for this process's own workers, by the rules of `pack`.
+
+    Raises InvalidArgument when something cannot be pickled: `way_out` is what to do about locks,
+    open files, generators or the like.
+    """
+    buffer = io.BytesIO()
+    with _registering:
+        pickler = _Pickler(buffer)
+        try:
+            pickler.dump(value)
+        except (pickle.PicklingError, TypeError, AttributeError, ValueError) as error:
+            raise InvalidArgument(
+                f"{value!r} cannot be sent to worker processes: {error}; it must not refer to "
+                f"locks, open files, generators or the like: {way_out}"
+            ) from error
+        finally:
+            pickler.forget_modules()
+    return buffer.getvalue()
 
 
 def unpack(fd: int) -> Callable[..., Any]:

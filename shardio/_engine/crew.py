@@ -12,6 +12,7 @@ import weakref
 from collections.abc import Sequence
 from typing import Final
 
+from shardio._engine.bell import Bell
 from shardio._engine.channel import (
     MAX_FDS,
     MAX_MESSAGE_BYTES,
@@ -135,6 +136,16 @@ class Crew(Closing):
     def stacks(self, fds: Sequence[int]) -> list[str]:
         """The Python stacks of all workers, each of which has been given one of the files."""
         return ask_for_stacks(fds, self.signal)
+
+    def hang_bell(self) -> None:
+        """From now on `nudge` ends a wait; for the thread that waits, before another nudges."""
+        self._held.bell = Bell()
+        self._watch.add_bell()
+
+    def nudge(self) -> None:
+        """Have `wait` return, this time or the next, with what there is; for any thread."""
+        if self._held.bell is not None:
+            self._held.bell.ring()
 
     def wait(self, timeout_s: float | None = None) -> list[Event]:
         """Wait for events and return at least one, or none when `timeout_s` has passed.

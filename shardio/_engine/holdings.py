@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from itertools import repeat
 from typing import NamedTuple
 
+from shardio._engine.bell import Bell
 from shardio._engine.channel import RECEIVE, Received, unpack_fds
 from shardio._engine.launch import Zygote, release
 from shardio._engine.linux import end_process, has_ended
@@ -46,6 +47,21 @@ class Died(NamedTuple):
     pid: int | None
     signal: int | None
     exit_code: int | None
+
+    @property
+    def end(self) -> str:
+        """How it ended: the same for whichever worker."""
+        if self.signal is not None:
+            return f"was killed by signal {self.signal}"
+        if self.exit_code is not None:
+            return f"ended with exit code {self.exit_code}"
+        return "could not be started"
+
+    @property
+    def manner(self) -> str:
+        """Which worker ended, and how."""
+        process = "" if self.pid is None else f" (process {self.pid})"
+        return f"worker {self.worker}{process} {self.end}"
 
 
 class Worker:
@@ -100,6 +116,7 @@ class Holdings:
         self.workers: list[Worker] = []
         self.zygote: Zygote | None = None
         self.session: socket.socket | None = None
+        self.bell: Bell | None = None
         self.own_fds: list[int] = []  # the cargo, then copies of the fds that workers are given
         self.letters: deque[Received] = deque()  # from the zygote, not yet acted upon
         self.intake: list[Arrival] = []  # from workers, not yet handed over
@@ -222,4 +239,6 @@ def _let_go(held: Holdings) -> None:
     held.intake, held.gone, held.own_fds = [], [], []
     if held.session is not None:
         held.session.close()
+    if held.bell is not None:
+        held.bell.close()
     held.epoll.close()

@@ -170,7 +170,7 @@ class Workers:
                 if held_back := self._held_back(event.worker):
                     self._deaths_in_a_row = 0
                     found += _answers(event.worker, held_back)
-                found.append(Loss(event.worker, self._bury(event), event.signal, _end(event)))
+                found.append(Loss(event.worker, self._bury(event), event.signal, event.end))
             else:
                 self._last_words[event.worker] = event.text
         return found
@@ -188,7 +188,7 @@ class Workers:
 
     def _bury(self, died: Died) -> str:
         """Replace a dead worker; returns how it died, in words."""
-        how = _manner(died)
+        how = died.manner
         if text := self._last_words.pop(died.worker, ""):
             how = f"{how}:\n\n{text}"
         self._deaths_in_a_row += 1
@@ -241,19 +241,6 @@ def _long_answer(worker: int, data: bytes) -> Answer:
     if done.status == Status.FILLED:
         return Answer(worker, done, skips=unpack_skips(data[DESCRIPTOR_BYTES:]))
     return Answer(worker, done)
-
-
-def _manner(died: Died) -> str:
-    process = "" if died.pid is None else f" (process {died.pid})"
-    return f"worker {died.worker}{process} {_end(died)}"
-
-
-def _end(died: Died) -> str:
-    if died.signal is not None:
-        return f"was killed by signal {died.signal}"
-    if died.exit_code is not None:
-        return f"ended with exit code {died.exit_code}"
-    return "could not be started"
 
 
 Staff = Workers | Local

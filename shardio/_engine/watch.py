@@ -71,8 +71,15 @@ class Watch:
         self._by_fd[worker.end.fileno()] = worker
         self._held.epoll.register(worker.end, _READABLE)
 
+    def add_bell(self) -> None:
+        """Watch the holdings' bell."""
+        if self._held.bell is not None:
+            self._held.epoll.register(self._held.bell, _READABLE)
+
     def gather(self, timeout_s: float | None) -> list[Event]:
-        """Take in what arrives until there is an event, and return all; none when the time is up.
+        """Take in what arrives until there is an event, and return all.
+
+        None when the time is up, or the bell has rung.
 
         The events stay in `intake` and `gone` of the holdings: the caller empties both.
         """
@@ -93,10 +100,11 @@ class Watch:
                 raise
             if not ready or held.is_closing:
                 return []
+            has_rung = False
             for fd, mask in ready:
                 worker = self._by_fd.get(fd)
                 if worker is None:
-                    self._hear_zygote(fd)
+                    has_rung |= self._hear_other(fd)
                     continue
                 if mask & _WRITABLE:
                     self._flush(worker)
@@ -104,13 +112,20 @@ class Watch:
                     self._receive(worker)
             if end_s is not None:
                 timeout_s = max(0.0, end_s - time.monotonic())
+            if has_rung:  # what has arrived with it is still to be taken
+                end_s = timeout_s = 0.0
 
-    def _hear_zygote(self, fd: int) -> None:
-        session = self._held.session
-        if session is not None and fd == session.fileno():
-            self._receive_letter(session)
+    def _hear_other(self, fd: int) -> bool:
+        """Act upon what is ready and no worker's; returns whether it was the bell."""
+        held = self._held
+        if held.bell is not None and fd == held.bell.fileno():
+            held.bell.hush()
+            return True
+        if held.session is not None and fd == held.session.fileno():
+            self._receive_letter(held.session)
         else:
             self._lose_zygote()
+        return False
 
     def queue(self, worker: Worker, message: bytes, fds: Sequence[int]) -> None:
         """Keep a message that the socket did not take, with copies of its fds, to send it later."""

@@ -1,0 +1,148 @@
+"""A worker that calls one function for item after item: its loop, and what it and main exchange.
+
+A call has 32 bytes and a pickled item, an answer 32 bytes and what became of it: the value itself
+where that is small, else it lies in the block that came with the call (see `values.py`).
+"""
+
+from __future__ import annotations
+
+import mmap
+import pickle
+import struct
+import traceback
+from collections.abc import Callable
+from enum import IntEnum
+from typing import Any, Final
+
+import numpy as np
+
+from shardio._engine.blocks import BlockMap
+from shardio._engine.channel import Channel
+from shardio._engine.linux import keep_freed_memory, yield_to_main
+from shardio._engine.overdue import answer_with_stacks
+from shardio._engine.parcels import packed, unpacked
+from shardio._engine.values import Packed, pack_value, write_value
+from shardio._engine.wire import DESCRIPTOR_BYTES, pack_error, unpack_error
+from shardio.errors import MemoryShort, TransformError
+from shardio.spent import now_ns
+
+CALL: Final = struct.Struct("<HHIQQQ")
+"""What main asks for, 0, a block, a step; the rest is 0. A pickled item follows a call."""
+ANSWER: Final = struct.Struct("<HHIQQQ")
+"""What became of it, 0, the block, the step, bytes in the block, nanoseconds in the function."""
+
+MOST_INLINE_BYTES: Final = 32 << 10
+"""A value of so many bytes travels with its answer; beyond, memory is cheaper than messages."""
+
+
+class Say(IntEnum):
+    """What a message of main says."""
+
+    CALL = 1  # call the function with the item that follows
+    BLOCK = 2  # here is a block: its descriptor comes along
+    HELLO = 3  # here is the file for stacks
+
+
+class Outcome(IntEnum):
+    """What became of a call."""
+
+    INLINE = 1  # the value follows
+    IN_BLOCK = 2
+    FAILED = 3  # the pickled exception follows, and its traceback as text
+
+
+def pack_call(said: Say, block: int = 0, step: int = 0) -> bytes:
+    """A message of main, but for what follows a call."""
+    return CALL.pack(said, 0, block, step, 0, 0)
+
+
+def call_for_main(
+    function: Callable[[Any], Any], most_bytes: int, is_called: str, channel: Channel
+) -> None:
+    """Call the function for one item after the other until main closes the channel.
+
+    Args:
+        function: of one item.
+        most_bytes: how large a block may become.
+        is_called: what the function is in messages.
+        channel: of this worker; the first file that comes with it has a word for each worker, the
+            step that it is at and 1.
+    """
+    yield_to_main()
+    keep_freed_memory()
+    caller = _Caller(function, most_bytes, is_called)
+    at_work = np.frombuffer(mmap.mmap(channel.fds[0], 0), np.uint64)
+    while (received := channel.recv_fds()) is not None:
+        message, fds = received
+        said, _, number, step, _, _ = CALL.unpack_from(message)
+        if said == Say.HELLO:
+            answer_with_stacks(fds[0])
+        elif said == Say.BLOCK:
+            caller.blocks[number] = BlockMap(fds[0])
+        else:
+            at_work[channel.index] = step + 1
+            with packed(caller.answer(number, step, unpacked(message, fds))) as parcel:
+                channel.send(*parcel)
+            at_work[channel.index] = 0  # after: what has been answered no death takes back
+
+
+class _Caller:
+    """What one worker holds: the function, and the blocks it has met."""
+
+    def __init__(self, function: Callable[[Any], Any], most_bytes: int, is_called: str) -> None:
+        self._function, self._most_bytes, self._is_called = function, most_bytes, is_called
+        self.blocks: dict[int, BlockMap] = {}
+
+    def answer(self, number: int, step: int, call: bytes) -> bytes:
+        """Do a call, and say what became of it."""
+        start_ns = now_ns()
+        try:
+            value = self._function(pickle.loads(memoryview(call)[DESCRIPTOR_BYTES:]))
+            taken_ns = now_ns() - start_ns
+            found = pack_value(value)
+            if found.n_bytes <= MOST_INLINE_BYTES:
+                memory = np.empty(found.n_bytes, np.uint8)
+                write_value(found, memory)
+                return ANSWER.pack(Outcome.INLINE, 0, number, step, 0, taken_ns) + memory.tobytes()
+            self._put(found, self.blocks[number])
+        except BaseException as error:  # noqa: BLE001  # sys.exit and all: main raises it there
+            failure = pack_failure(error, self._is_called)
+            taken_ns = now_ns() - start_ns
+            return ANSWER.pack(Outcome.FAILED, 0, number, step, 0, taken_ns) + failure
+        return ANSWER.pack(Outcome.IN_BLOCK, 0, number, step, found.n_bytes, taken_ns)
+
+    def _put(self, found: Packed, block: BlockMap) -> None:
+        if found.n_bytes > self._most_bytes:
+            raise MemoryShort(
+                f"what {self._is_called} returned has {found.n_bytes} bytes; memory_bytes allows "
+                f"{self._most_bytes}: raise it, or return less at a time"
+            )
+        block.grow(found.n_bytes)
+        write_value(found, block.bytes)
+
+
+def pack_failure(error: BaseException, is_called: str) -> bytes:
+    """An exception and its traceback, for main."""
+    frames = error.__traceback__
+    text = "".join(traceback.format_exception(type(error), error, frames and frames.tb_next))
+    return pickle.dumps((pack_error(as_failure(error, is_called)), text))
+
+
+def unpack_failure(answer: bytes, where: str) -> BaseException:
+    """What the function raised, of an answer; with a note that says where."""
+    # From our own worker, never from data.
+    packed_error, text = pickle.loads(memoryview(answer)[DESCRIPTOR_BYTES:])
+    error = unpack_error(packed_error)
+    error.add_note(f"in {where}:\n\n{text}")
+    return error
+
+
+def as_failure(error: BaseException, is_called: str) -> Exception:
+    """The exception itself, or a TransformError for one that would end more than the call.
+
+    That is `sys.exit`, and what ends loops and generators.
+    """
+    if isinstance(error, Exception) and not isinstance(error, StopIteration | StopAsyncIteration):
+        return error
+    said = f": {error}" if str(error) else ""
+    return TransformError(f"{is_called} raised {type(error).__name__}{said}")

@@ -1,0 +1,347 @@
+"""One function called in worker processes for item after item: main's side.
+
+Whoever has a Flow drives it: puts items while there is room, takes what is ready, and waits where
+nothing is. There is no thread in main.
+
+        main                                                          worker
+  A  put ── Schedule.assign ── BLOCK (once each), CALL: step, block ▶ the function
+  B  wait ◀───────────── small value, or error, or bytes in block ─── `values.py`: into the block
+  C  take ── lease ─▶ value, whose arrays lie in the block
+  D  last view gone ─▶ deque ─▶ A
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import weakref
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final
+
+import numpy as np
+
+from shardio._engine.blocks import Block, Bytes
+from shardio._engine.calling import ANSWER, Outcome, Say, call_for_main, pack_call, unpack_failure
+from shardio._engine.cargo import pickled
+from shardio._engine.crew import Crew, Died, Failed, Message
+from shardio._engine.lenience import Lenience, shortened
+from shardio._engine.linux import files_explained, memory_file
+from shardio._engine.memory import default_budget
+from shardio._engine.overdue import overdue, stack_files
+from shardio._engine.parcels import packed, unpacked
+from shardio._engine.schedule import DEPTH, ENDLESS, Schedule
+from shardio._engine.start import Start
+from shardio._engine.value_blocks import ValueBlocks
+from shardio._engine.values import read_value
+from shardio._engine.wire import DESCRIPTOR_BYTES, QUICK_NS
+from shardio.closing import Closing
+from shardio.errors import BatchOverdue, EnvironmentUnsuitable, TransformError, WorkerDied
+from shardio.item_stats import ItemStats
+
+_NOTHING: Final[Bytes] = np.zeros(0, np.uint8)
+_MOST_DEATHS: Final = 2
+"""An item of which so many workers have died is given up."""
+_PRELOAD: Final = ("numpy.random", "shardio._engine.calling")
+
+
+class _Call:
+    """An item that was put and not taken."""
+
+    __slots__ = ("block", "error", "item", "memory", "n_bytes", "n_deaths", "request")
+
+    def __init__(self, item: Any, request: bytes) -> None:
+        self.item, self.request = item, request
+        self.block: Block | None = None
+        self.n_bytes, self.n_deaths = 0, 0
+        self.memory: bytearray | None = None
+        """The value, where it came with the answer."""
+        self.error: BaseException | None = None
+        """Why it is to be skipped."""
+
+
+class Flow(Closing):
+    """Owns worker processes, each of which calls `function` for items; ends them on `close`.
+
+    Everything but `nudge` is for one thread at a time. One that is collected without `close` is
+    closed then. The arrays of values that were taken stay valid for as long as they are held.
+
+    Args:
+        function: of one item; travels by cloudpickle, once.
+        n_workers: how many processes, at least 1.
+        most_items: how many may have been put and not taken; by default two for each worker and
+            two more.
+        in_order: whether values are taken in the order of their items, or as they get ready.
+        memory_bytes: budget of the blocks that values arrive in, and the most that one may take; by
+            default half of what is available.
+        max_skips: how many items may fail, which are then left out; None raises the first failure.
+        start_method: how workers start.
+        is_called: what the function is in messages.
+
+    Raises:
+        InvalidArgument: the function cannot be pickled.
+        EnvironmentUnsuitable: processes cannot be started here.
+    """
+
+    def __init__(
+        self,
+        function: Callable[[Any], Any],
+        n_workers: int,
+        *,
+        most_items: int | None = None,
+        in_order: bool = True,
+        memory_bytes: int | None = None,
+        max_skips: int | None = None,
+        start_method: Start = "zygote",
+        is_called: str = "the function",
+    ) -> None:
+        self._is_called, self._in_order, self._n_workers = is_called, in_order, n_workers
+        self._most_items = DEPTH * n_workers + 2 if most_items is None else most_items
+        budget = default_budget() if memory_bytes is None else memory_bytes
+        self.lenience = Lenience(max_skips)
+        """Which items were left out; whoever has the flow may add what failed elsewhere."""
+        self._schedule = Schedule(0, ENDLESS, n_workers)
+        self._calls: dict[int, _Call] = {}
+        self._n_put = self._n_skipped = self._n_bytes = self._calling_ns = 0
+        self._n_restarts = self._deaths_in_a_row = 0
+        self._last_words: dict[int, str] = {}
+        self._has_ended = False
+        self._blocks = ValueBlocks(n_workers, budget)
+        fds: list[int] = []
+        self._fds = fds  # where the workers' stacks are written, then the words of what they are at
+        with files_explained():
+            fds.extend(stack_files(n_workers))
+            fds.append(memory_file(bytes(8 * n_workers)))
+        self._at_work = np.frombuffer(mmap.mmap(fds[-1], 0), np.uint64)
+        target = partial(call_for_main, function, budget, is_called)
+        try:
+            self._crew = Crew(n_workers, target, fds=fds[-1:], preload=_PRELOAD, start=start_method)
+        except BaseException:
+            _let_go(None, self._blocks, fds)
+            raise
+        self._end = weakref.finalize(self, _let_go, self._crew, self._blocks, fds)
+        self._crew.hang_bell()
+        for worker in range(n_workers):
+            self._greet(worker)
+
+    def _greet(self, worker: int) -> None:
+        self._crew.send(worker, pack_call(Say.HELLO), [self._fds[worker]])
+
+    @property
+    def has_room(self) -> bool:
+        """Whether an item may be put."""
+        n_under_way = self._n_put - self._schedule.next_step
+        return not self._has_ended and n_under_way < self._most_items
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all items have been taken, and no more will be put; or one has failed."""
+        return self._schedule.is_over
+
+    @property
+    def stats(self) -> ItemStats:
+        """What has been done so far."""
+        return ItemStats(
+            n_put=self._n_put,
+            n_taken=self._schedule.next_step - self._n_skipped,
+            n_skipped=len(self.lenience.skipped),
+            n_restarts=self._n_restarts,
+            n_copies=self._blocks.n_copies,
+            n_bytes=self._n_bytes,
+            calling_s=self._calling_ns / 1e9,
+        )
+
+    def put(self, request: Any, item: Any = None) -> int:
+        """Have the function called with `request`; returns the item's number, from 0 up.
+
+        `item` is what errors name, if that is another.
+
+        Raises:
+            InvalidArgument: it cannot be pickled.
+        """
+        if not self.has_room:
+            raise AssertionError("there is no room for another item")
+        packed_request = pickled(request, "let the function make those of something simpler")
+        call = _Call(request if item is None else item, packed_request)
+        self._calls[self._n_put] = call
+        self._n_put += 1
+        # A block of the schedule stands for an item here; the memory comes when it is given out.
+        self._schedule.free(0)
+        self._give_out()
+        return self._n_put - 1
+
+    def end(self) -> None:
+        """No more items will be put. Idempotent."""
+        if not self._has_ended:
+            self._has_ended = True
+            if not self.is_over:
+                self._schedule.end_at(self._n_put)
+
+    def take(self) -> tuple[int, Any] | None:
+        """The number of an item and its value, if there is one; does not wait.
+
+        Raises:
+            what the function raised, with a note of where; the flow is then over.
+            TooManySkipped: one more failed than may.
+            WorkerDied: two workers ended while they were at the item.
+            MemoryShort: there is no memory for the value.
+        """
+        self._give_out()
+        while (step := self._delivered()) is not None:
+            call = self._calls.pop(step)
+            if call.error is None:
+                return step, self._value(step, call)
+            self._n_skipped += 1
+            self.lenience.skip(step, call.item, call.error)
+        return None
+
+    def _delivered(self) -> int | None:
+        schedule = self._schedule
+        if self._in_order:
+            step = schedule.next_step
+            return None if schedule.deliver() is None else step
+        found = schedule.deliver_any()
+        return None if found is None else found[0]
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        """Wait until something more may be taken, the time is up, or somebody nudges.
+
+        Raises:
+            EnvironmentUnsuitable: no worker can be started here.
+            TransformError: the function cannot be unpickled there.
+            LoaderClosed: the flow is closed.
+        """
+        self._give_out()
+        for event in self._crew.wait(timeout_s):
+            if isinstance(event, Message):
+                self._deaths_in_a_row = 0
+                self._take_answer(event.worker, unpacked(event.data, event.fds))
+            elif isinstance(event, Failed):
+                self._last_words[event.worker] = event.text
+            else:
+                self._bury(event)
+        self._give_out()
+
+    def nudge(self) -> None:
+        """Have `wait` return, this time or the next; for any thread."""
+        self._crew.nudge()
+
+    def overdue(self, timeout_s: float) -> BatchOverdue:
+        """The error for a value that did not come in time, with what every worker is doing."""
+        which = f"item {self._schedule.next_step}" if self._in_order else "any item"
+        stacks = self._crew.stacks(self._fds[: self._n_workers])
+        workers = list(zip(self._crew.names(), stacks, strict=True))
+        return overdue(which, self._is_called, timeout_s, workers, self._items_of)
+
+    def _items_of(self, worker: int) -> list[str]:
+        return [self._named(step) for step in self._schedule.tasks_of(worker)]
+
+    def _named(self, step: int) -> str:
+        return f"item {step} ({shortened(self._calls[step].item)})"
+
+    def _give_out(self) -> None:
+        """Give workers that have room the items that wait, as far as there are blocks."""
+        schedule = self._schedule
+        while schedule.n_wanted and not schedule.wants_block:
+            block = self._blocks.take()
+            if block is None:
+                return
+            worker, step, _ = schedule.assign()
+            call = self._calls[step]
+            call.block = block
+            if worker not in block.known_to:
+                self._crew.send(worker, pack_call(Say.BLOCK, block.number), [block.fd])
+                block.known_to.add(worker)
+            with packed(pack_call(Say.CALL, block.number, step) + call.request) as parcel:
+                self._crew.send(worker, *parcel)
+
+    def _give_back(self, call: _Call) -> None:
+        """The block of an item is not needed any more."""
+        if call.block is not None:
+            self._blocks.give_back(call.block)
+            call.block = None
+
+    def _take_answer(self, worker: int, answer: bytes) -> None:
+        outcome, _, _, step, n_bytes, taken_ns = ANSWER.unpack_from(answer)
+        call = self._calls[step]
+        self._calling_ns += taken_ns
+        if outcome == Outcome.FAILED:
+            failure = unpack_failure(answer, f"worker {worker}, {self._named(step)}")
+            self._fail(worker, step, failure)
+            return
+        if outcome == Outcome.INLINE:
+            self._give_back(call)
+            call.memory = bytearray(memoryview(answer)[DESCRIPTOR_BYTES:])
+        elif call.block is not None:
+            self._blocks.see(call.block)
+            call.n_bytes = n_bytes
+            self._n_bytes += n_bytes
+        self._schedule.done(worker, step, is_quick=taken_ns < QUICK_NS)
+
+    def _fail(self, worker: int, step: int, error: BaseException) -> None:
+        call = self._calls[step]
+        self._give_back(call)
+        if self.lenience.forgives(error):
+            call.error = error
+            self._schedule.done(worker, step)
+        else:
+            self._schedule.failed(worker, step, error)
+
+    def _value(self, step: int, call: _Call) -> Any:
+        """What the function has returned; its arrays keep the block while they are held."""
+        memory = _NOTHING
+        if call.memory is not None:
+            memory = np.frombuffer(call.memory, np.uint8)
+        elif call.block is not None:
+            block, call.block = call.block, None
+            is_last = self._schedule.is_given_out
+            memory = self._blocks.hand_over(block, call.n_bytes, is_last=is_last)
+        try:
+            return read_value(memory)
+        except Exception as error:
+            raise TransformError(
+                f"what {self._is_called} returned for item {step} ({shortened(call.item)}) cannot "
+                f"be unpickled in this process: {type(error).__name__}: {error}"
+            ) from error
+
+    def _bury(self, died: Died) -> None:
+        """Replace a dead worker; what it had not answered is done by others, or given up."""
+        worker, step = died.worker, int(self._at_work[died.worker]) - 1
+        how = died.manner
+        if text := self._last_words.pop(worker, ""):
+            raise TransformError(f"{self._is_called} cannot be had in a worker; {how}:\n\n{text}")
+        self._deaths_in_a_row += 1
+        if self._deaths_in_a_row > 2 * self._n_workers + _MOST_DEATHS:
+            raise EnvironmentUnsuitable(f"workers die before they answer anything: {how}")
+        self._at_work[worker] = 0
+        tasks = self._schedule.tasks_of(worker)
+        if step in tasks:
+            self._calls[step].n_deaths += 1
+            if self._calls[step].n_deaths == _MOST_DEATHS:
+                self._fail(worker, step, self._died(step, how))
+                del tasks[step]
+        for each in tasks:
+            self._give_back(self._calls[each])
+        self._schedule.lost(worker)
+        self._blocks.forget(worker)
+        self._n_restarts += 1
+        self._crew.restart(worker)
+        self._greet(worker)
+
+    def _died(self, step: int, how: str) -> WorkerDied:
+        return WorkerDied(
+            f"{_MOST_DEATHS} workers have died of {self._named(step)} in {self._is_called}; the "
+            f"last: {how}"
+        )
+
+    def close(self) -> None:
+        """End the workers, whatever they do. Values that are held stay valid. Idempotent."""
+        self._end()
+
+
+def _let_go(crew: Crew | None, blocks: ValueBlocks, fds: list[int]) -> None:
+    if crew is not None:
+        crew.close()
+    blocks.close()
+    while fds:
+        os.close(fds.pop())

@@ -1,0 +1,102 @@
+"""The blocks that values of a flow arrive in: how many there are, how large, and who has them."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Final
+
+from shardio._engine.blocks import Block, BlockPool, Bytes
+from shardio.closing import Closing
+
+_FIRST_BYTES: Final = 1 << 18
+"""Of a block, before it is known how large values are."""
+
+
+class ValueBlocks(Closing):
+    """Owns a pool of blocks that grow with the values; of each one place is known.
+
+    A block is idle; or under way, from `take` to `give_back` or `hand_over`; or leased by what was
+    handed over.
+
+    Args:
+        n_workers: who fill them.
+        memory_bytes: budget of all blocks.
+    """
+
+    def __init__(self, n_workers: int, memory_bytes: int) -> None:
+        self._n_workers, self._budget = n_workers, memory_bytes
+        self._pool = BlockPool(min(_FIRST_BYTES, memory_bytes), memory_bytes)
+        self._n_under_way = 0
+
+    @property
+    def n_copies(self) -> int:
+        """How many values have been copied out of their blocks."""
+        return self._pool.n_copies
+
+    @property
+    def _most(self) -> int:
+        """How many may be under way, if all values are as large as the largest so far."""
+        return max(1, self._budget // self._pool.block_bytes)
+
+    def take(self) -> Block | None:
+        """A block for a value, or None while those under way are as many as memory allows.
+
+        Raises:
+            MemoryShort: there is no memory for a single one.
+        """
+        pool = self._pool
+        pool.take_back_returned(None)
+        if self._n_under_way >= self._most:
+            return None
+        number = pool.take_idle()
+        if number is None:
+            number = pool.make()
+        if number is None:
+            if self._n_under_way:
+                return None
+            number = pool.make_extra()  # nothing would come back that could be waited for
+        self._n_under_way += 1
+        return pool[number]
+
+    def see(self, block: Block) -> None:
+        """A worker has written to a block, and perhaps made it grow."""
+        block.see_growth()
+        self._pool.block_bytes = max(self._pool.block_bytes, len(block.bytes))
+
+    def give_back(self, block: Block) -> None:
+        """What is in a block is not needed."""
+        self._pool.give_back(block.number)
+        self._n_under_way -= 1
+
+    def hand_over(self, block: Block, n_bytes: int, *, is_last: bool) -> Bytes:
+        """The first bytes of a block for as long as they are held, or of a copy.
+
+        It is copied where workers would have too few blocks left, unless it is one of the last.
+
+        Raises:
+            MemoryShort: there is no memory for the copy.
+        """
+        pool = self._pool
+        enough = min(self._n_workers + 1, self._most)
+        if is_last or self._n_under_way > enough or pool.has_room:
+            self._n_under_way -= 1
+            return pool.lease(block.number)[:n_bytes]
+        memory = pool.copy(block.number, n_bytes)
+        self.give_back(block)
+        if pool.n_copies == 1:
+            warnings.warn(
+                f"values are copied: the program holds all {len(pool)} blocks that memory_bytes, "
+                "or the limit of open files, allows; let go of values, or raise that limit",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        return memory
+
+    def forget(self, worker: int) -> None:
+        """A worker has died: another in its place knows no block."""
+        for number in range(len(self._pool)):
+            self._pool[number].known_to.discard(worker)
+
+    def close(self) -> None:
+        """Let go of all blocks; what was handed over stays valid."""
+        self._pool.close()

@@ -1,0 +1,406 @@
+"""One function called for item after item in workers, seen from whoever drives the flow."""
+
+from __future__ import annotations
+
+import builtins
+import gc
+import os
+import signal
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shardio._engine.flow import Flow
+from shardio._engine.start import Start
+from shardio.errors import (
+    InvalidArgument,
+    LoaderClosed,
+    MemoryShort,
+    TooManySkipped,
+    TransformError,
+    WorkerDied,
+)
+
+pytestmark = pytest.mark.usefixtures("warm_zygote")
+
+# Generous: reached only by a test that is about to fail.
+PATIENCE_S = 30.0
+
+
+def drive(flow: Flow, items: Iterable[Any]) -> Iterator[tuple[int, Any]]:
+    """What comes of all items, as it comes."""
+    waiting = iter(items)
+    while True:
+        while flow.has_room:
+            try:
+                flow.put(next(waiting))
+            except StopIteration:
+                flow.end()
+        found = flow.take()
+        if found is not None:
+            yield found
+        elif flow.is_over:
+            return
+        else:
+            flow.wait(PATIENCE_S)
+
+
+def values(function: Callable[[Any], Any], items: Iterable[Any], **options: Any) -> list[Any]:
+    """All values, of two workers."""
+    with Flow(function, 2, **options) as flow:
+        found = list(drive(flow, items))
+    numbers = [number for number, _ in found]
+    assert len(set(numbers)) == len(numbers)
+    return [value for _, value in found]
+
+
+# --- what comes back ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("n_workers", [1, 3])
+def test_values_come_in_the_order_of_their_items(n_workers: int) -> None:
+    with Flow(lambda item: item * 2, n_workers) as flow:
+        assert list(drive(flow, range(50))) == [(i, 2 * i) for i in range(50)]
+
+
+def test_where_any_may_come_first_a_slow_item_holds_nothing_up(tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+
+    def wait_for_last(item: int) -> int:
+        while item == 0 and not gate.exists():
+            time.sleep(0.001)
+        return item
+
+    with Flow(wait_for_last, 2, in_order=False) as flow:
+        found = []
+        for number, value in drive(flow, range(20)):
+            assert number == value
+            found.append(number)
+            if len(found) == 18:  # behind the first waits one that its worker was given with it
+                gate.touch()
+    assert sorted(found) == list(range(20))
+    assert found.index(0) >= 18
+
+
+def test_arrays_lie_in_blocks_and_stay_what_they_are_after_the_flow_has_ended() -> None:
+    def load(item: int) -> tuple[Any, ...]:
+        return np.full((300, 301), item, np.uint8), np.full(item * 1000, item, ">f4"), str(item)
+
+    kept = values(load, range(40))
+    for item, (picture, series, text) in enumerate(kept):
+        assert not picture.flags.owndata
+        assert (picture == item).all()
+        assert series.tolist() == [item] * (item * 1000)
+        assert text == str(item)
+
+
+def test_a_block_is_used_again_once_its_arrays_are_gone() -> None:
+    with Flow(lambda item: np.full(100_000, item, np.uint8), 1) as flow:
+        places = set()
+        for number, array in drive(flow, range(60)):
+            assert (array == number).all()
+            places.add(array.ctypes.data)
+            del array
+    assert len(places) <= 6
+
+
+def test_blocks_grow_with_the_values() -> None:
+    n_bytes = [1_000, 5_000_000, 100_000, 9_000_000, 10]
+    found = values(lambda n: np.full(n, n % 251, np.uint8), n_bytes)
+    assert [len(array) for array in found] == n_bytes
+    assert all((array == n % 251).all() for array, n in zip(found, n_bytes, strict=True))
+
+
+def test_items_and_values_may_be_longer_than_a_message() -> None:
+    items = [os.urandom(n) for n in (10, 65_000, 70_000, 300_000)]
+    assert values(lambda item: item + b"!", items) == [item + b"!" for item in items]
+
+
+def test_classes_of_the_program_come_back_as_themselves() -> None:
+    class Found:
+        def __init__(self, item: int) -> None:
+            self.item = item
+
+    found = values(lambda found: Found(found.item + 1), [Found(1), Found(2)])
+    assert [type(each) is Found and each.item for each in found] == [2, 3]
+
+
+def test_a_value_that_this_process_cannot_unpickle_is_an_error_that_says_of_which_item() -> None:
+    class Unfit:
+        def __reduce__(self) -> Any:
+            return int, ("no number",)
+
+    with pytest.raises(TransformError, match=r"item 1 \(1\) cannot be unpickled.*ValueError"):
+        values(lambda item: Unfit() if item else item, range(3))
+
+
+# --- bounds ---------------------------------------------------------------------------------
+
+
+def test_there_is_room_for_so_many_items_and_again_when_one_is_taken() -> None:
+    with Flow(lambda item: item, 1, most_items=3) as flow:
+        found = drive(flow, count())
+        assert [next(found) for _ in range(5)] == [(i, i) for i in range(5)]
+        assert flow.stats.n_put <= 8
+        while flow.has_room:
+            flow.put(0)
+        with pytest.raises(AssertionError, match="no room"):
+            flow.put(0)
+
+
+def test_no_items_are_the_end() -> None:
+    assert values(lambda item: item, []) == []
+
+
+def test_a_value_that_memory_bytes_does_not_allow_is_an_error_with_both_figures() -> None:
+    with pytest.raises(
+        MemoryShort, match=r"the function returned has 400\d+ bytes.* allows 400000"
+    ):
+        values(np.zeros, [500_000], memory_bytes=400_000)
+
+
+def test_values_are_copied_with_one_warning_where_the_program_holds_all_blocks() -> None:
+    def load(item: int) -> Any:
+        return np.full(300_000, item, np.uint8)
+
+    with Flow(load, 1, memory_bytes=1_500_000) as flow:
+        kept = []
+        with pytest.warns(RuntimeWarning, match="values are copied: the program holds") as caught:
+            kept += [array for _, array in drive(flow, range(20))]
+        assert len(caught) == 1
+        assert 10 < flow.stats.n_copies < 20
+    assert all((array == item).all() for item, array in enumerate(kept))
+
+
+def test_nothing_is_copied_where_the_program_holds_no_more_than_it_uses() -> None:
+    with Flow(lambda item: np.full(300_000, item, np.uint8), 1, memory_bytes=1_500_000) as flow:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            for number, array in drive(flow, range(20)):
+                assert (array == number).all()
+                del array
+        assert flow.stats.n_copies == 0
+
+
+# --- failures -------------------------------------------------------------------------------
+
+
+def test_an_exception_is_raised_as_itself_with_the_item_and_the_traceback_there() -> None:
+    def load(item: str) -> str:
+        return {"a": item, "b": item}[item]
+
+    with pytest.raises(KeyError, match="c") as caught:
+        values(load, "abc")
+    (note,) = caught.value.__notes__
+    assert note.startswith("in worker ")
+    assert "item 2 ('c')" in note
+    assert 'return {"a": item' in note
+
+
+def test_values_before_a_failure_come_first_and_nothing_comes_after_it() -> None:
+    def load(item: int) -> int:
+        return item // (item - 3)
+
+    with Flow(load, 2) as flow:
+        found = drive(flow, range(9))
+        assert [next(found)[0] for _ in range(3)] == [0, 1, 2]
+        with pytest.raises(ZeroDivisionError):
+            next(found)
+        assert flow.is_over
+        assert flow.take() is None
+
+
+def raising(kind: str) -> Callable[[str], None]:
+    """A function that raises what is more than a failed call, or cannot travel."""
+
+    class Unlucky(Exception):
+        def __init__(self, one: int, two: int) -> None:
+            super().__init__(f"{one} and {two}")
+
+    def load(item: str) -> None:
+        if kind == "Unlucky":
+            raise Unlucky(1, 2)
+        if kind == "SystemExit":
+            sys.exit(3)
+        raise getattr(builtins, kind)("why")
+
+    return load
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("Unlucky", "Unlucky: 1 and 2"),
+        ("SystemExit", "the function raised SystemExit: 3"),
+        ("KeyboardInterrupt", "the function raised KeyboardInterrupt: why"),
+        ("StopIteration", "the function raised StopIteration: why"),
+        ("GeneratorExit", "the function raised GeneratorExit: why"),
+    ],
+)
+def test_what_cannot_be_raised_again_becomes_an_error_that_says_it(kind: str, said: str) -> None:
+    with pytest.raises(TransformError, match=said) as caught:
+        values(raising(kind), [kind])
+    assert f"item 0 ('{kind}')" in caught.value.__notes__[0]
+
+
+def test_a_value_that_cannot_be_pickled_is_a_failure_of_its_item() -> None:
+    with pytest.raises(TypeError, match="generator") as caught:
+        values(lambda item: (each for each in item), ["abc"])
+    assert "item 0 ('abc')" in caught.value.__notes__[0]
+
+
+def test_failures_are_left_out_up_to_max_skips_and_counted() -> None:
+    def load(item: int) -> int:
+        return 12 // (item % 4)
+
+    with Flow(load, 2, max_skips=3) as flow:
+        found = [number for number, _ in drive(flow, range(12))]
+        assert found == [i for i in range(12) if i % 4]
+        assert (flow.stats.n_taken, flow.stats.n_skipped) == (9, 3)
+    assert [(s.index, s.item, s.error) for s in flow.lenience.skipped] == [
+        (i, str(i), "ZeroDivisionError") for i in (0, 4, 8)
+    ]
+    with pytest.raises(TooManySkipped, match=r"3 items failed; max_skips allows 2.*item 8 \(8\)"):
+        values(load, range(12), max_skips=2)
+
+
+def test_a_lack_of_memory_is_not_left_out() -> None:
+    with pytest.raises(MemoryShort):
+        values(np.zeros, [500_000], memory_bytes=400_000, max_skips=9)
+
+
+def test_a_function_that_cannot_be_pickled_is_refused() -> None:
+    lock = threading.Lock()
+    with pytest.raises(InvalidArgument, match="cannot be sent to worker processes"):
+        Flow(lambda item: lock, 1)
+
+
+def test_an_item_that_cannot_be_pickled_is_refused() -> None:
+    with Flow(lambda item: item, 1) as flow, pytest.raises(InvalidArgument, match="cannot be sent"):
+        flow.put(threading.Lock())
+
+
+def test_a_function_that_a_worker_cannot_unpickle_is_an_error_with_the_traceback_there() -> None:
+    class Stubborn:
+        def __reduce__(self) -> Any:
+            return int, ("no number",)
+
+        def __call__(self, item: int) -> int:
+            return item
+
+    with pytest.raises(TransformError, match=r"cannot be had in a worker(.|\n)*no number"):
+        values(Stubborn(), [1])
+
+
+# --- deaths ---------------------------------------------------------------------------------
+
+
+def dying(folder: Path, at: int, n_times: int, how: str) -> Callable[[int], int]:
+    """A function of which the first `n_times` workers die at an item."""
+
+    def load(item: int) -> int:
+        if item == at:
+            n_before = len(list(folder.iterdir()))
+            if n_before < n_times:
+                (folder / str(n_before)).touch()
+                os._exit(0) if how == "exit" else os.kill(os.getpid(), getattr(signal, how))
+        return item
+
+    return load
+
+
+@pytest.mark.parametrize("how", ["exit", "SIGKILL", "SIGSEGV"])
+def test_what_a_worker_died_of_is_done_again_once(tmp_path: Path, how: str) -> None:
+    with Flow(dying(tmp_path, 4, 1, how), 2) as flow:
+        assert list(drive(flow, range(12))) == [(i, i) for i in range(12)]
+        assert flow.stats.n_restarts == 1
+
+
+def test_what_two_workers_died_of_is_an_error_that_names_it(tmp_path: Path) -> None:
+    pattern = r"2 workers have died of item 4 \(4\) in the function; the last: worker . \(process"
+    with pytest.raises(WorkerDied, match=pattern + r" \d+\) was killed by signal 9"):
+        values(dying(tmp_path, 4, 9, "SIGKILL"), range(12))
+
+
+def test_what_two_workers_died_of_may_be_left_out(tmp_path: Path) -> None:
+    found = values(dying(tmp_path, 4, 9, "SIGKILL"), range(12), max_skips=1)
+    assert found == [i for i in range(12) if i != 4]
+
+
+def test_a_worker_that_dies_idle_costs_nothing() -> None:
+    with Flow(lambda item: os.getpid(), 1) as flow:
+        found = drive(flow, count())
+        _, pid = next(found)
+        while flow.stats.n_put > flow.stats.n_taken:
+            if flow.take() is None:
+                flow.wait(PATIENCE_S)
+        os.kill(pid, signal.SIGKILL)
+        assert next(found)[1] != pid
+
+
+# --- waiting, and the end -------------------------------------------------------------------
+
+
+def test_a_nudge_from_another_thread_ends_a_wait() -> None:
+    with Flow(lambda item: item, 1) as flow:
+        nudger = threading.Timer(0.01, flow.nudge)
+        nudger.start()
+        flow.wait(PATIENCE_S)  # there is nothing else to come
+        nudger.join()
+    flow.nudge()  # of what is closed: nothing
+
+
+def test_a_nudge_is_remembered_and_takes_no_answer_away() -> None:
+    with Flow(lambda item: item, 1) as flow:
+        flow.nudge()
+        flow.nudge()
+        flow.wait(PATIENCE_S)
+        assert list(drive(flow, range(3))) == [(i, i) for i in range(3)]
+
+
+def test_what_is_overdue_is_named_with_what_the_workers_are_doing() -> None:
+    def hang(item: str) -> None:
+        threading.Event().wait()
+
+    with Flow(hang, 1, is_called="hang()") as flow:
+        flow.put("film.mp4")
+        flow.wait(0.2)
+        error = flow.overdue(0.2)
+    assert "item 0 of hang() did not come within 0.2 s" in str(error)
+    assert "item 0 ('film.mp4')" in str(error)
+
+
+def test_a_flow_that_is_closed_is_not_used() -> None:
+    flow = Flow(lambda item: item, 1)
+    flow.close()
+    flow.close()
+    with pytest.raises(LoaderClosed):
+        flow.wait()
+
+
+@pytest.mark.usefixtures("swept")
+def test_a_flow_that_is_dropped_leaves_nothing() -> None:
+    before = set(os.listdir("/proc/self/fd"))
+    flow = Flow(lambda item: (os.getpid(), np.zeros(100_000)), 2)
+    found = drive(flow, count())
+    _, (pid, array) = next(found)
+    del flow, found
+    gc.collect()
+    assert not Path(f"/proc/{pid}").exists()
+    assert not array.any()
+    del array
+    assert set(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.parametrize("start", ["spawn", "forkserver", "fork"])
+def test_workers_may_start_in_any_way(start: Start) -> None:
+    found = values(lambda item: np.full(50_000, item), range(6), start_method=start)
+    assert [int(array[0]) for array in found] == list(range(6))
