@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from shardio.format.fields import Array, Audio, Bytes, Image, Json, List, Text, Video
     from shardio.format.schema import Schema
     from shardio.format.streams import EncodedStream
+    from shardio.items import Loader, SharedMemoryShim, load, load_with_workers
     from shardio.loader import ShardLoader
     from shardio.mixing import mix
     from shardio.reader import ShardReader
@@ -56,6 +57,7 @@ __all__ = [
     "InvalidArgument",
     "Json",
     "List",
+    "Loader",
     "MediaError",
     "Outcome",
     "Schema",
@@ -66,12 +68,15 @@ __all__ = [
     "ShardReader",
     "ShardWriter",
     "ShardioError",
+    "SharedMemoryShim",
     "Source",
     "Text",
     "Video",
     "WorkerDied",
     "__version__",
     "convert",
+    "load",
+    "load_with_workers",
     "mix",
     "open",
 ]
@@ -90,16 +95,20 @@ _HOMES = {
     "Input": "shardio.conversion",
     "Json": "shardio.format.fields",
     "List": "shardio.format.fields",
+    "Loader": "shardio.items",
     "Outcome": "shardio.conversion",
     "Schema": "shardio.format.schema",
     "ShardDataset": "shardio.dataset",
     "ShardLoader": "shardio.loader",
     "ShardReader": "shardio.reader",
     "ShardWriter": "shardio.writer",
+    "SharedMemoryShim": "shardio.items",
     "Source": "shardio.conversion",
     "Text": "shardio.format.fields",
     "Video": "shardio.format.fields",
     "convert": "shardio.conversion",
+    "load": "shardio.items",
+    "load_with_workers": "shardio.items",
     "mix": "shardio.mixing",
     "open": "shardio.dataset",
 }

@@ -84,7 +84,9 @@ RANKS = {
     "shardio.progress_bar": 9,
     "shardio.recorded": 9,
     "shardio.tensors": 9,  # tinygrad stops here
+    "shardio.loading": 9,
     "shardio.loader": 10,
+    "shardio.items": 10,
     "shardio.conversion": 10,
     "shardio.measuring": 11,
     "shardio_converters": 12,
@@ -297,6 +299,31 @@ def test_what_a_worker_process_loads_never_reaches_multiprocessing_or_tinygrad(e
         for name in names
         if name.partition(".")[0] in {"multiprocessing", "tinygrad"}
     } == {}
+
+
+FACES = ("shardio.items", "shardio.loading", "shardio.pipeline", "shardio.multi")
+OF_THE_ENGINE = {
+    "_thread",
+    "asyncio",
+    "concurrent",
+    "multiprocessing",
+    "queue",
+    "select",
+    "selectors",
+    "signal",
+    "socket",
+    "subprocess",
+    "threading",
+    "zmq",
+}
+
+
+@pytest.mark.parametrize("face", [face for face in FACES if face in MODULES])
+def test_a_face_has_no_queue_and_no_thread_process_socket_or_lock_of_its_own(face: str) -> None:
+    imported = {name.partition(".")[0] for name in _imports(MODULES[face])}
+    assert imported & OF_THE_ENGINE == set()
+    calls = (ast.unparse(node) for node in _nodes(_tree(MODULES[face])))
+    assert not any(call in {"os.fork", "os.posix_spawn"} for call in calls)
 
 
 def test_library_code_never_prints() -> None:

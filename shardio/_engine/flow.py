@@ -102,7 +102,7 @@ class Flow(Closing):
         """Which items were left out; whoever has the flow may add what failed elsewhere."""
         self._schedule = Schedule(0, ENDLESS, n_workers)
         self._calls: dict[int, _Call] = {}
-        self._n_put = self._n_skipped = self._n_bytes = self._calling_ns = 0
+        self.n_put = self._n_skipped = self._n_bytes = self._calling_ns = 0
         self._n_restarts = self._deaths_in_a_row = 0
         self._last_words: dict[int, str] = {}
         self._has_ended = False
@@ -130,7 +130,7 @@ class Flow(Closing):
     @property
     def has_room(self) -> bool:
         """Whether an item may be put."""
-        n_under_way = self._n_put - self._schedule.next_step
+        n_under_way = self.n_put - self._schedule.next_step
         return not self._has_ended and n_under_way < self._most_items
 
     @property
@@ -142,7 +142,7 @@ class Flow(Closing):
     def stats(self) -> ItemStats:
         """What has been done so far."""
         return ItemStats(
-            n_put=self._n_put,
+            n_put=self.n_put,
             n_taken=self._schedule.next_step - self._n_skipped,
             n_skipped=len(self.lenience.skipped),
             n_restarts=self._n_restarts,
@@ -163,19 +163,19 @@ class Flow(Closing):
             raise AssertionError("there is no room for another item")
         packed_request = pickled(request, "let the function make those of something simpler")
         call = _Call(request if item is None else item, packed_request)
-        self._calls[self._n_put] = call
-        self._n_put += 1
+        self._calls[self.n_put] = call
+        self.n_put += 1
         # A block of the schedule stands for an item here; the memory comes when it is given out.
         self._schedule.free(0)
         self._give_out()
-        return self._n_put - 1
+        return self.n_put - 1
 
     def end(self) -> None:
         """No more items will be put. Idempotent."""
         if not self._has_ended:
             self._has_ended = True
             if not self.is_over:
-                self._schedule.end_at(self._n_put)
+                self._schedule.end_at(self.n_put)
 
     def take(self) -> tuple[int, Any] | None:
         """The number of an item and its value, if there is one; does not wait.

@@ -1,0 +1,169 @@
+"""Any items, loaded in worker processes: the interface of tinyloader.
+
+A `Loader` says how; `load` does it in this process, `load_with_workers` in others, with what they
+return in shared memory.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Generator, Iterable
+from typing import Any, Final, Literal, get_args
+
+from shardio._engine.cpus import usable_cpus
+from shardio._engine.flow import Flow
+from shardio._engine.here import Here
+from shardio._engine.schedule import DEPTH
+from shardio._engine.start import Start
+from shardio.errors import InvalidArgument
+from shardio.loading import Loading, iterator, named, values
+from shardio.option_checks import OnError, count, most_skips, one_of, seconds
+
+__all__ = ["Loader", "Loading", "SharedMemoryShim", "load", "load_with_workers"]
+
+ItemOrder = Literal["input", "completion"]
+
+_METHODS: Final = ("make_request", "load", "post_process")
+
+
+class Loader(ABC):
+    """How items are loaded: a request is made of each, loaded elsewhere, and finished here.
+
+    `make_request` and `post_process` run in the process and thread that iterates, `load` in a
+    worker, which gets a copy of the loader when it starts: what it changes of itself stays there.
+    """
+
+    @abstractmethod
+    def make_request(self, item: Any) -> Any:
+        """What `load` is to get for an item: small, and picklable."""
+
+    @abstractmethod
+    def load(self, request: Any) -> Any:
+        """Load what was asked for: a tuple of arrays, or anything else that can be pickled."""
+
+    @abstractmethod
+    def post_process(self, response: Any) -> Any:
+        """What the loop gets, of what `load` has returned.
+
+        Arrays in it lie in shared memory, which is theirs for as long as they are held.
+        """
+
+    def shutdown(self) -> None:  # noqa: B027  # most loaders hold nothing
+        """Let go of what the loader holds in this process; called once loading has ended."""
+
+
+class SharedMemoryShim(Loader):
+    """A loader around another, as tinyloader has one; it adds nothing.
+
+    Args:
+        loader: does the work.
+        smm: a SharedMemoryManager, or None; its memory is not used.
+        memory_pool_block_count: how far ahead items are loaded, as for `load_with_workers`.
+    """
+
+    def __init__(self, loader: Loader, smm: Any, memory_pool_block_count: int | None) -> None:
+        _check_loader(loader)
+        self.loader = loader
+        self.n_blocks = _count_or_none("memory_pool_block_count", memory_pool_block_count, 0)
+
+    def make_request(self, item: Any) -> Any:
+        """As the loader does."""
+        return self.loader.make_request(item)
+
+    def load(self, request: Any) -> Any:
+        """As the loader does."""
+        return self.loader.load(request)
+
+    def post_process(self, response: Any) -> Any:
+        """As the loader does."""
+        return self.loader.post_process(response)
+
+    def shutdown(self) -> None:
+        """As the loader does."""
+        self.loader.shutdown()
+
+
+def load(loader: Loader, items: Iterable[Any]) -> Generator[Any, None, None]:
+    """Load items one by one, when they are asked for, all in this process.
+
+    Raises:
+        what the loader or the source raises, with a note of where.
+    """
+    _check_loader(loader)
+    flow = Here(loader.load, is_called=named(loader, "load"))
+    return values(flow, loader, iterator(items), None)
+
+
+def load_with_workers(
+    loader: Loader,
+    items: Iterable[Any],
+    num_worker: int | None = None,
+    shared_memory_enabled: bool = False,  # noqa: FBT001, FBT002  # as tinyloader has it
+    memory_pool_block_count: int | None = None,
+    *,
+    order: ItemOrder = "input",
+    on_error: OnError = "raise",
+    max_skips: int | None = None,
+    timeout_s: float | None = None,
+    memory_bytes: int | None = None,
+    start_method: Start = "zygote",
+) -> Loading:
+    """Load items in worker processes; gives what `post_process` returns, item by item.
+
+    Args:
+        loader: how; it is pickled once, by cloudpickle.
+        items: taken one by one, only so far ahead; may be endless.
+        num_worker: how many processes; by default as many as this one may use CPUs. 0 loads in
+            this process.
+        shared_memory_enabled: changes nothing: arrays always come through shared memory.
+        memory_pool_block_count: how many items may be under way; at least, and by default, two for
+            each worker and two more.
+        order: "input", or "completion": as they are loaded.
+        on_error: "raise" the first failure of `load`, or "skip" the item.
+        max_skips: how many items may be skipped, from 0 up.
+        timeout_s: how long the loop waits for an item; None for ever.
+        memory_bytes: budget of the shared memory, and the most that one item may take; by default
+            half of what is available.
+        start_method: how workers start: "zygote", "spawn", "forkserver" or "fork".
+
+    Raises:
+        InvalidArgument: an argument is not acceptable.
+    """
+    _check_loader(loader)
+    n_workers = usable_cpus() if num_worker is None else count("num_worker", num_worker, 0)
+    n_blocks = _count_or_none("memory_pool_block_count", memory_pool_block_count, 0)
+    if n_blocks is None and isinstance(loader, SharedMemoryShim):
+        n_blocks = loader.n_blocks
+    n_bytes = _count_or_none("memory_bytes", memory_bytes, 1)
+    in_order = one_of("order", order, get_args(ItemOrder)) == "input"
+    how: Start = one_of("start_method", start_method, get_args(Start))
+    most, is_called = most_skips(on_error, max_skips), named(loader, "load")
+
+    def begin() -> Flow | Here:
+        if not n_workers:
+            return Here(loader.load, max_skips=most, is_called=is_called)
+        return Flow(
+            loader.load,
+            n_workers,
+            most_items=max(n_blocks or 0, DEPTH * n_workers + 2),
+            in_order=in_order,
+            memory_bytes=n_bytes,
+            max_skips=most,
+            start_method=how,
+            is_called=is_called,
+        )
+
+    return Loading(begin, loader, items, seconds("timeout_s", timeout_s))
+
+
+def _check_loader(loader: Any) -> None:
+    lacking = [name for name in _METHODS if not callable(getattr(loader, name, None))]
+    if lacking:
+        raise InvalidArgument(
+            f"loader must have make_request, load and post_process, as a shardio.Loader has; "
+            f"{type(loader).__name__} lacks {', '.join(lacking)}"
+        )
+
+
+def _count_or_none(name: str, value: Any, least: int) -> int | None:
+    return None if value is None else count(name, value, least)

@@ -1,0 +1,203 @@
+"""One pass over items that a loader loads: a generator, and what drives its flow."""
+
+from __future__ import annotations
+
+import time
+import types
+import weakref
+from collections.abc import Callable, Generator, Iterable, Iterator
+from typing import Any, Protocol, Self
+
+from shardio._engine.flow import Flow
+from shardio._engine.here import Here
+from shardio._engine.lenience import shortened
+from shardio.errors import InvalidArgument, LoaderClosed, TransformError
+from shardio.item_stats import ItemStats, SkippedItem
+
+
+class Loads(Protocol):
+    """What a loader can do; see `shardio.Loader`."""
+
+    def make_request(self, item: Any) -> Any:
+        """What a worker is to get for an item."""
+
+    def load(self, request: Any) -> Any:
+        """What a worker makes of it."""
+
+    def post_process(self, response: Any) -> Any:
+        """What the loop gets of that."""
+
+
+class Loading(Generator[Any, None, None]):
+    """What `load_with_workers` returns: a generator, also for a `with`; for one pass.
+
+    Workers start with the `with`, or with the first item. They are gone, and `shutdown` of the
+    loader has been called, when it comes to its end, fails, is closed or dropped.
+    """
+
+    def __init__(
+        self,
+        begin: Callable[[], Flow | Here],
+        loader: Loads,
+        items: Iterable[Any],
+        timeout_s: float | None,
+    ) -> None:
+        self._begin_flow, self._loader, self._timeout_s = begin, loader, timeout_s
+        self._source = iterator(items)
+        self._flow: Flow | Here | None = None
+        self._body: Generator[Any, None, None] | None = None
+        self._end: Callable[[], object] | None = None
+        self._is_over = self._is_closed = False
+
+    def __enter__(self) -> Self:
+        self._begin()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: types.TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _begin(self) -> Generator[Any, None, None]:
+        """Start the workers, unless they have been."""
+        if self._is_closed:
+            raise LoaderClosed("this pass was closed; call load_with_workers again for another")
+        if self._flow is None or self._body is None:
+            flow = self._flow = self._begin_flow()
+            self._end = weakref.finalize(self, _end, flow, self._loader)
+            self._body = values(flow, self._loader, self._source, self._timeout_s)
+        return self._body
+
+    def send(self, value: None) -> Any:
+        """The next item; see `__next__`.
+
+        Raises:
+            what the loader or the source raised, with a note of where.
+            BatchOverdue: it did not come within `timeout_s`.
+            WorkerDied: two workers ended while they were at the item.
+            LoaderClosed: the pass was closed before its end.
+        """
+        if self._is_over:
+            raise StopIteration
+        body = self._begin()
+        try:
+            return next(body)
+        except BaseException:
+            self._is_over = True
+            self.close()
+            raise
+
+    def throw(self, *raised: Any) -> Any:
+        """End the pass, and raise what is given."""
+        self._is_over = True
+        self.close()
+        return super().throw(*raised)
+
+    def close(self) -> None:
+        """End the workers, whatever they do. What came of items stays valid. Idempotent."""
+        self._is_closed = True
+        self._body = None
+        if self._end is not None:
+            self._end()
+
+    def stats(self) -> ItemStats:
+        """What has been done so far; also once closed."""
+        return ItemStats() if self._flow is None else self._flow.stats
+
+    @property
+    def skipped(self) -> tuple[SkippedItem, ...]:
+        """The items that were left out so far, with on_error="skip"."""
+        return () if self._flow is None else tuple(self._flow.lenience.skipped)
+
+
+def values(
+    flow: Flow | Here, loader: Loads, source: Iterator[Any], timeout_s: float | None
+) -> Generator[Any, None, None]:
+    """What becomes of all items of a source."""
+    given: dict[int, Any] = {}
+    ready: list[tuple[int, Any]] = []
+    while _await_next(flow, loader, source, given, ready, timeout_s):
+        # Under no name here: the loop alone decides how long it is held.
+        yield _finished(loader, given, *ready.pop())
+
+
+def _await_next(
+    flow: Flow | Here,
+    loader: Loads,
+    source: Iterator[Any],
+    given: dict[int, Any],
+    ready: list[tuple[int, Any]],
+    timeout_s: float | None,
+) -> bool:
+    """Wait until an item is loaded; False if there is none any more."""
+    end_s = None if timeout_s is None else time.monotonic() + timeout_s
+    _feed(flow, loader, source, given)
+    while (found := flow.take()) is None:
+        if flow.is_over:
+            return False
+        left_s = None if end_s is None else end_s - time.monotonic()
+        if timeout_s is not None and left_s is not None and left_s <= 0:
+            raise flow.overdue(timeout_s)
+        flow.wait(left_s)
+        _feed(flow, loader, source, given)
+    ready.append(found)
+    return True
+
+
+def _feed(flow: Flow | Here, loader: Loads, source: Iterator[Any], given: dict[int, Any]) -> None:
+    """Give the flow as many items as it has room for."""
+    while flow.has_room:
+        try:
+            item = next(source)
+        except StopIteration:
+            flow.end()
+            return
+        number = flow.n_put
+        request = _called(loader, "make_request", item, number, item)
+        given[number] = item
+        flow.put(request, item)
+
+
+def _finished(loader: Loads, given: dict[int, Any], number: int, response: Any) -> Any:
+    return _called(loader, "post_process", response, number, given.pop(number))
+
+
+def _called(loader: Loads, method: str, argument: Any, number: int, item: Any) -> Any:
+    """What a method of the loader returns in this process.
+
+    Raises:
+        what it raised, with a note of where; TransformError for what would end more than that.
+    """
+    try:
+        return getattr(loader, method)(argument)
+    except (StopIteration, StopAsyncIteration, GeneratorExit) as error:
+        said = f"{named(loader, method)} raised {type(error).__name__}"
+        raise TransformError(f"{said}, item {number} ({shortened(item)})") from error
+    except Exception as error:
+        error.add_note(f"in {named(loader, method)}, item {number} ({shortened(item)})")
+        raise
+
+
+def named(loader: Loads, method: str) -> str:
+    """What a method is in messages."""
+    return f"{type(loader).__name__}.{method}"
+
+
+def iterator(items: Any) -> Iterator[Any]:
+    """The items one by one, of whatever can be iterated."""
+    try:
+        return iter(items)
+    except TypeError as error:
+        raise InvalidArgument(f"items must be iterable; found {shortened(items)}") from error
+
+
+def _end(flow: Flow | Here, loader: Loads) -> None:
+    """End the workers, then what the loader holds."""
+    try:
+        flow.close()
+    finally:
+        if (shutdown := getattr(loader, "shutdown", None)) is not None:
+            shutdown()

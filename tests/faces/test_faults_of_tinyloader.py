@@ -1,0 +1,298 @@
+"""The faults of tinyloader 0.1.5, one by one, and that the same interface here has none of them.
+
+In the order of the list of measured faults; the name of a test is the fault's opposite.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from itertools import count, islice
+from multiprocessing.managers import SharedMemoryManager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import shardio
+from shardio import SharedMemoryShim, load_with_workers
+from shardio.errors import ChecksumMismatch, MemoryShort, TransformError, WorkerDied
+from tests.faces.loaders import loader_of
+from tests.faults.scene import Scene, line, scene
+
+pytestmark = pytest.mark.usefixtures("warm_zygote")
+
+BOTH = pytest.mark.parametrize("shared", [False, True], ids=["plain", "shared"])
+"""Without shared memory and with it, which were different programs there."""
+
+
+@pytest.fixture
+def stage() -> Iterator[Scene]:
+    with scene() as made:
+        yield made
+
+
+def picture(item: int) -> tuple[Any, Any]:
+    return np.full((64, 1024), item % 251, np.uint8), np.array(item)
+
+
+# --- what a fault in mid-epoch does ---------------------------------------------------------
+
+
+@BOTH
+def test_a_killed_worker_is_replaced_and_every_item_comes(tmp_path: Path, *, shared: bool) -> None:
+    def load(item: int) -> Any:
+        if item == 20 and not (tmp_path / "killed").exists():
+            (tmp_path / "killed").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return np.full((64, 1024), item, np.uint8)
+
+    with load_with_workers(loader_of(load), range(40), 2, shared) as generator:
+        assert [int(array[0, 0]) for array in generator] == list(range(40))
+
+
+def test_workers_that_are_killed_by_an_item_again_and_again_are_an_error_that_names_it() -> None:
+    def load(item: str) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    with pytest.raises(WorkerDied, match=r"item 0 \('bad.mp4'\) in Made.load"):
+        list(load_with_workers(loader_of(load), ["bad.mp4"], 2))
+
+
+PROGRAM = """
+import os, numpy as np
+from itertools import count
+from shardio import Loader, load_with_workers
+
+class Numbers(Loader):
+    def make_request(self, item):
+        return item
+    def load(self, request):
+        return np.full(100_000, request)
+    def post_process(self, response):
+        return response[0]
+
+for n in load_with_workers(Numbers(), count(), 2, {shared}):
+    if n == 9:
+        print("under way", flush=True)
+        {then}
+"""
+
+
+@BOTH
+def test_a_killed_program_leaves_no_process_and_no_memory(stage: Scene, *, shared: bool) -> None:
+    then = "import time; time.sleep(1000)"
+    main = stage.start(["-"], stdin=PROGRAM.format(shared=shared, then=then).encode())
+    assert line(main) == "under way"
+    assert stage.files_in_dev_shm() == []  # all memory ends with the processes
+    main.kill()
+    assert stage.left_after() == {}
+
+
+@BOTH
+def test_an_exception_that_cannot_be_pickled_is_raised_with_its_text(*, shared: bool) -> None:
+    def load(item: int) -> None:
+        class Unlucky(Exception):
+            def __init__(self, one: str, two: str) -> None:
+                super().__init__(f"{one} {two}")
+
+        raise Unlucky("no", "luck")
+
+    with pytest.raises(TransformError, match="Unlucky: no luck") as caught:
+        list(load_with_workers(loader_of(load), range(9), 2, shared))
+    assert "item 0 (0)" in caught.value.__notes__[0]
+
+
+def test_a_worker_that_leaves_by_os_exit_is_noticed() -> None:
+    with pytest.raises(WorkerDied, match="ended with exit code 0"):
+        list(load_with_workers(loader_of(lambda item: os._exit(0)), range(9), 2))
+
+
+def test_a_flipped_byte_in_a_shard_that_a_loader_reads_is_an_error_that_names_file_and_field(
+    tmp_path: Path,
+) -> None:
+    path = str(tmp_path / "one.shard")
+    with shardio.ShardWriter(path, shardio.Schema({"x": shardio.Array("int64", (64,))})) as writer:
+        for i in range(20):
+            writer.append({"x": np.full(64, i)})
+    stored = bytearray(Path(path).read_bytes())
+    stored[stored.index(np.full(64, 13).tobytes())] ^= 1
+    Path(path).write_bytes(stored)
+
+    def load(item: int) -> Any:
+        with shardio.ShardReader(path) as reader:
+            return np.array(reader[item]["x"])
+
+    with pytest.raises(ChecksumMismatch, match=r"one.shard.*field 'x'"):
+        list(load_with_workers(loader_of(load), range(20), 2))
+
+
+def test_a_full_dev_shm_concerns_nobody_as_nothing_lies_there() -> None:
+    found = []
+    for array in load_with_workers(loader_of(lambda i: np.full(200_000, i)), range(12), 2, True):
+        assert "/dev/shm" not in Path("/proc/self/maps").read_text()
+        found.append(array)
+    assert all((array == i).all() for i, array in enumerate(found))
+
+
+def test_what_memory_does_not_hold_is_an_error_and_no_torn_item() -> None:
+    loading = load_with_workers(loader_of(np.zeros), [10, 10**6], 2, memory_bytes=10**6)
+    assert next(loading).tolist() == [0] * 10
+    with pytest.raises(MemoryShort, match="8000.* bytes; memory_bytes allows 1000000"):
+        next(loading)
+
+
+# --- faults of its own ----------------------------------------------------------------------
+
+
+@BOTH
+def test_a_block_is_not_used_again_while_post_process_reads_it(*, shared: bool) -> None:
+    def slowly(response: tuple[Any, Any]) -> Any:
+        array, item = response
+        time.sleep(0.002)  # workers have long been able to write the next
+        assert (array == item % 251).all()
+        return int(item)
+
+    with load_with_workers(loader_of(picture, slowly), range(120), 2, shared, 2) as generator:
+        assert list(generator) == list(range(120))
+
+
+def test_nothing_comes_twice_without_any_delay() -> None:
+    with load_with_workers(loader_of(picture), range(400), 2, True) as generator:
+        found = [(int(array[0, 0]), int(item)) for array, item in generator]
+    assert found == [(i % 251, i) for i in range(400)]
+
+
+def test_sys_exit_in_a_worker_is_an_error_that_says_so() -> None:
+    with pytest.raises(TransformError, match="Made.load raised SystemExit: 3"):
+        list(load_with_workers(loader_of(lambda item: sys.exit(3)), range(9), 2))
+
+
+def test_a_run_with_shared_memory_ends_quietly_on_this_python(stage: Scene) -> None:
+    main = stage.start(["-"], stdin=PROGRAM.format(shared=True, then="break").encode())
+    assert line(main) == "under way"
+    assert main.wait(30) == 0
+    assert stage.left_after() == {}
+
+
+@BOTH
+def test_an_exception_is_raised_as_what_it_is(*, shared: bool) -> None:
+    def load(item: int) -> Any:
+        return picture(1 // (item - 30))
+
+    with pytest.raises(ZeroDivisionError) as caught:
+        list(load_with_workers(loader_of(load), range(40), 2, shared))
+    assert "item 30 (30)" in caught.value.__notes__[0]
+
+
+def test_arrays_may_change_their_size_on_the_way() -> None:
+    sizes = [100_000, 10, 3_000_000, 0, 70_000, 5_000_000]
+    with load_with_workers(loader_of(np.ones), sizes, 2, True) as generator:
+        assert [array.sum() for array in generator] == sizes
+
+
+def test_items_may_be_of_any_sizes_shapes_and_dtypes() -> None:
+    def load(item: int) -> Any:
+        kind = ["uint8", "float32", ">i2", "complex128"][item % 4]
+        return tuple(np.full((item, n, 7), item, kind) for n in range(item % 3))
+
+    with load_with_workers(loader_of(load), range(60), 2, True) as generator:
+        for item, found in enumerate(generator):
+            expected = load(item)
+            assert [(a.dtype, a.shape) for a in found] == [(a.dtype, a.shape) for a in expected]
+            np.testing.assert_equal(found, expected)
+
+
+def test_several_arrays_of_equal_size_are_fine_with_one_worker_and_one_block() -> None:
+    def load(item: int) -> Any:
+        return tuple(np.full(50_000, item + n) for n in range(4))
+
+    with load_with_workers(loader_of(load), range(20), 1, True, 1) as generator:
+        for item, found in enumerate(generator):
+            assert [int(array[-1]) for array in found] == [item + n for n in range(4)]
+
+
+@BOTH
+def test_an_empty_source_gives_nothing(*, shared: bool) -> None:
+    with load_with_workers(loader_of(picture), [], 2, shared) as generator:
+        assert list(generator) == []
+    assert list(load_with_workers(loader_of(picture), iter(()), 2, shared)) == []
+
+
+@BOTH
+def test_of_an_endless_source_only_so_much_is_taken_ahead_and_break_is_prompt(
+    *, shared: bool
+) -> None:
+    taken = []
+
+    def source() -> Iterator[int]:
+        for i in count():
+            taken.append(i)
+            yield i
+
+    found = list(islice(load_with_workers(loader_of(picture), source(), 2, shared), 2))
+    assert [int(item) for _, item in found] == [0, 1]
+    assert len(taken) <= 8
+
+    def hang(item: int) -> int:
+        if item:
+            time.sleep(1000)
+        return item
+
+    for _ in load_with_workers(loader_of(hang), source(), 2, shared):
+        break  # and the workers that sleep are gone, or this would take long
+
+
+@BOTH
+def test_a_view_that_is_kept_stays_what_it_was(*, shared: bool) -> None:
+    kept = []
+    with load_with_workers(loader_of(picture), range(60), 2, shared) as generator:
+        for array, _ in generator:
+            kept.append(array[10:20, ::100])
+    assert all((array == item % 251).all() for item, array in enumerate(kept))
+
+
+@BOTH
+def test_num_worker_may_be_left_out(*, shared: bool) -> None:
+    with load_with_workers(loader_of(picture), range(9), None, shared) as generator:
+        assert [int(item) for _, item in generator] == list(range(9))
+
+
+def test_children_do_not_outlive_a_parent_that_kills_itself(stage: Scene) -> None:
+    then = "os.kill(os.getpid(), 9)"
+    main = stage.start(["-"], stdin=PROGRAM.format(shared=True, then=then).encode())
+    assert line(main) == "under way"
+    assert stage.left_after() == {}
+
+
+# --- what its page shows and it does not do -------------------------------------------------
+
+
+def test_what_is_returned_is_also_a_plain_iterable() -> None:
+    found = [int(item) for _, item in load_with_workers(loader_of(picture), range(9), 2)]
+    assert found == list(range(9))
+
+
+def test_the_shim_needs_no_memory_of_its_manager() -> None:
+    with SharedMemoryManager() as smm:
+        shim = SharedMemoryShim(loader_of(picture), smm=smm, memory_pool_block_count=2)
+        with load_with_workers(shim, range(9), 2) as generator:
+            assert [int(item) for _, item in generator] == list(range(9))
+    shim = SharedMemoryShim(loader_of(picture), None, 2)
+    assert [int(item) for _, item in load_with_workers(shim, range(9), 2)] == list(range(9))
+
+
+def test_the_first_item_is_loaded_as_all_others() -> None:
+    loader = loader_of(lambda item: (os.getpid(), np.zeros(1000)))
+    pids = {pid for pid, _ in load_with_workers(loader, range(20), 2, True)}
+    assert os.getpid() not in pids
+
+
+def test_loaders_may_hold_lambdas() -> None:
+    shift = 100
+    found = load_with_workers(loader_of(lambda item: (lambda x: x + shift)(item)), range(5), 2)
+    assert list(found) == [100, 101, 102, 103, 104]
