@@ -31,8 +31,9 @@ class Loads(Protocol):
 class Loading(Generator[Any, None, None]):
     """What `load_with_workers` returns: a generator, also for a `with`; for one pass.
 
-    Workers start with the `with`, or with the first item. They are gone, and `shutdown` of the
-    loader has been called, when it comes to its end, fails, is closed or dropped.
+    Workers start with the `with`, or with the first item. They are gone, and then `shutdown` of the
+    loader is called, when it comes to its end, fails, is closed or dropped; in a `with` that
+    `shutdown` is called at the end of the `with`.
     """
 
     def __init__(
@@ -47,10 +48,11 @@ class Loading(Generator[Any, None, None]):
         self._flow: Flow | Here | None = None
         self._body: Generator[Any, None, None] | None = None
         self._end: Callable[[], object] | None = None
-        self._is_over = self._is_closed = False
+        self._is_over = self._is_closed = self._is_within = False
 
     def __enter__(self) -> Self:
         self._begin()
+        self._is_within = True
         return self
 
     def __exit__(
@@ -86,15 +88,22 @@ class Loading(Generator[Any, None, None]):
         try:
             return next(body)
         except BaseException:
-            self._is_over = True
-            self.close()
+            self._leave()
             raise
 
     def throw(self, *raised: Any) -> Any:
         """End the pass, and raise what is given."""
-        self._is_over = True
-        self.close()
+        self._leave()
         return super().throw(*raised)
+
+    def _leave(self) -> None:
+        """The pass is over; a `with` around it lets go of the loader."""
+        self._is_over = True
+        if self._is_within and self._flow is not None:
+            self._body = None
+            self._flow.close()
+        else:
+            self.close()
 
     def close(self) -> None:
         """End the workers, whatever they do. What came of items stays valid. Idempotent."""
