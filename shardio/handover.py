@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import warnings
 import weakref
 from collections.abc import Callable, Iterable
@@ -16,6 +15,7 @@ from shardio._engine.engine import Engine
 from shardio._engine.iteration import Delivered, Iteration
 from shardio._engine.tally import Moment
 from shardio.batch import Batch, Skipped
+from shardio.callers import level_of_caller
 from shardio.collate import BlockLayout
 from shardio.dataset import ShardDataset
 from shardio.spent import now_ns
@@ -133,7 +133,7 @@ class Handover:
                 f"batches are copied: the program holds all {len(pool)} blocks that memory_bytes, "
                 "or the limit of open files, allows; let go of batches, or raise that limit",
                 RuntimeWarning,
-                stacklevel=_level_of_caller(),
+                stacklevel=level_of_caller(),
             )
         return copy
 
@@ -200,14 +200,6 @@ class RecordedPass(Pass):
         waited_ns = lap.waited_ns - waited_ns
         lap.moments.append(Moment(batch.step, asked_ns, waited_ns, now_ns()))
         return batch
-
-
-def _level_of_caller() -> int:
-    """How many frames above the one that asks the program is that iterates."""
-    frame, level = sys._getframe(1), 1
-    while frame.f_back is not None and frame.f_globals["__name__"].startswith("shardio."):
-        frame, level = frame.f_back, level + 1
-    return level
 
 
 def _paths(folder: str, shards: Iterable[ShardSummary]) -> list[str]:

@@ -20,6 +20,7 @@ RANKS = {
     "shardio.errors": 0,
     "shardio.version": 0,
     "shardio.cached": 0,
+    "shardio.callers": 0,
     "shardio.closing": 0,
     "shardio.spent": 0,
     "shardio.loading_stats": 0,

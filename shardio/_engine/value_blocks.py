@@ -6,6 +6,7 @@ import warnings
 from typing import Final
 
 from shardio._engine.blocks import Block, BlockPool, Bytes
+from shardio.callers import level_of_caller
 from shardio.closing import Closing
 
 _FIRST_BYTES: Final = 1 << 18
@@ -88,7 +89,7 @@ class ValueBlocks(Closing):
                 f"values are copied: the program holds all {len(pool)} blocks that memory_bytes, "
                 "or the limit of open files, allows; let go of values, or raise that limit",
                 RuntimeWarning,
-                stacklevel=2,
+                stacklevel=level_of_caller(),
             )
         return memory
 
