@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 import types
 import weakref
@@ -69,7 +70,7 @@ class Loading(Generator[Any, None, None]):
             raise LoaderClosed("this pass was closed; call load_with_workers again for another")
         if self._flow is None or self._body is None:
             flow = self._flow = self._begin_flow()
-            self._end = weakref.finalize(self, _end, flow, self._loader)
+            self._end = weakref.finalize(self, _end, flow, self._loader, os.getpid())
             self._body = values(flow, self._loader, self._source, self._timeout_s)
         return self._body
 
@@ -203,8 +204,10 @@ def iterator(items: Any) -> Iterator[Any]:
         raise InvalidArgument(f"items must be iterable; found {shortened(items)}") from error
 
 
-def _end(flow: Flow | Here, loader: Loads) -> None:
-    """End the workers, then what the loader holds."""
+def _end(flow: Flow | Here, loader: Any, owner_pid: int) -> None:
+    """End the workers, then what the loader holds; not in a fork, which has neither."""
+    if os.getpid() != owner_pid:
+        return
     try:
         flow.close()
     finally:

@@ -273,7 +273,7 @@ class Flow(Closing):
             self._give_back(call)
             call.memory = bytearray(memoryview(answer)[DESCRIPTOR_BYTES:])
         elif call.block is not None:
-            self._blocks.see(call.block)
+            self._blocks.see(call.block, n_bytes)
             call.n_bytes = n_bytes
             self._n_bytes += n_bytes
         self._schedule.done(worker, step, is_quick=taken_ns < QUICK_NS)

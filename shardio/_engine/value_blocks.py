@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import warnings
+from collections import deque
+from mmap import PAGESIZE
 from typing import Final
 
 from shardio._engine.blocks import Block, BlockPool, Bytes
@@ -11,6 +13,8 @@ from shardio.closing import Closing
 
 _FIRST_BYTES: Final = 1 << 18
 """Of a block, before it is known how large values are."""
+_N_RECENT: Final = 32
+"""So many values say how large the next may be."""
 
 
 class ValueBlocks(Closing):
@@ -28,6 +32,7 @@ class ValueBlocks(Closing):
         self._n_workers, self._budget = n_workers, memory_bytes
         self._pool = BlockPool(min(_FIRST_BYTES, memory_bytes), memory_bytes)
         self._n_under_way = 0
+        self._recent: deque[int] = deque([self._pool.block_bytes], _N_RECENT)
 
     @property
     def n_copies(self) -> int:
@@ -36,7 +41,7 @@ class ValueBlocks(Closing):
 
     @property
     def _most(self) -> int:
-        """How many may be under way, if all values are as large as the largest so far."""
+        """How many may be under way, if all values are as large as the largest of late."""
         return max(1, self._budget // self._pool.block_bytes)
 
     def take(self) -> Block | None:
@@ -59,10 +64,11 @@ class ValueBlocks(Closing):
         self._n_under_way += 1
         return pool[number]
 
-    def see(self, block: Block) -> None:
-        """A worker has written to a block, and perhaps made it grow."""
-        block.see_growth()
-        self._pool.block_bytes = max(self._pool.block_bytes, len(block.bytes))
+    def see(self, block: Block, n_bytes: int) -> None:
+        """A worker has written so much to a block, and perhaps made it grow."""
+        block.see_growth(n_bytes)
+        self._recent.append(n_bytes)
+        self._pool.block_bytes = -(-max(self._recent) // PAGESIZE) * PAGESIZE
 
     def give_back(self, block: Block) -> None:
         """What is in a block is not needed."""

@@ -233,6 +233,30 @@ def test_shutdown_is_called_at_the_end_of_the_with_also_where_items_end_before()
     assert ends == ["end"]
 
 
+def test_another_thread_may_close_it_in_the_middle_of_a_wait() -> None:
+    loader = loader_of(lambda item: threading.Event().wait())
+    with load_with_workers(loader, range(9), 1) as generator:
+        closer = threading.Timer(0.05, generator.close)
+        closer.start()
+        with pytest.raises(LoaderClosed):
+            next(generator)
+        closer.join()
+
+
+def test_a_fork_of_the_program_ends_nothing_of_it() -> None:
+    ends: list[str] = []
+    loader = loader_of(lambda item: item, shutdown=lambda: ends.append("end"))
+    with load_with_workers(loader, range(9), 1) as generator:
+        assert next(generator) == 0
+        pid = os.fork()
+        if pid == 0:
+            generator.close()
+            os._exit(len(ends))
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        assert list(generator) == list(range(1, 9))
+    assert ends == ["end"]
+
+
 def test_one_that_was_never_begun_starts_and_ends_nothing() -> None:
     ends: list[str] = []
     loading = load_with_workers(loader_of(lambda i: i, shutdown=lambda: ends.append("end")), [1])

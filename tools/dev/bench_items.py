@@ -14,6 +14,7 @@ With `--lane NAME` it is one such process, and prints items per second, and how 
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import statistics
@@ -32,11 +33,8 @@ LANES = ("shardio", "tinyloader")
 
 def _lane(name: str) -> tuple[float, int]:
     """Items per second, once workers are warm, and how many were not what they should be."""
-    module: Any
-    if name == "shardio":
-        import shardio.items as module
-    else:
-        import tinyloader.loader as module  # type: ignore[import-not-found,no-redef]
+    home = {"shardio": "shardio.items", "tinyloader": "tinyloader.loader"}[name]
+    module: Any = importlib.import_module(home)
 
     class Arrays(module.Loader):  # type: ignore[misc]  # of either
         def make_request(self, item: int) -> int:

@@ -1,0 +1,76 @@
+"""How many blocks values get, and how large."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from shardio._engine.blocks import Block
+from shardio._engine.value_blocks import ValueBlocks
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def blocks() -> Iterator[ValueBlocks]:
+    with ValueBlocks(2, 8 * MIB) as made:
+        yield made
+
+
+def filled(blocks: ValueBlocks, n_bytes: int) -> Block:
+    """A block that a worker has filled with a value of that size."""
+    block = blocks.take()
+    assert block is not None
+    block.grow(n_bytes)
+    block.bytes[:n_bytes] = 7
+    blocks.see(block, n_bytes)
+    return block
+
+
+def n_that_can_be_taken(blocks: ValueBlocks) -> int:
+    taken = []
+    while (block := blocks.take()) is not None:
+        taken.append(block)
+    for block in taken:
+        blocks.give_back(block)
+    return len(taken)
+
+
+def test_as_many_values_are_under_way_as_memory_has_room_for() -> None:
+    for size, expected in ((MIB // 4, 32), (MIB, 8), (3 * MIB, 2), (8 * MIB, 1)):
+        with ValueBlocks(2, 8 * MIB) as blocks:
+            blocks.give_back(filled(blocks, size))
+            assert n_that_can_be_taken(blocks) == expected
+
+
+def test_a_single_value_far_larger_than_others_is_forgotten(blocks: ValueBlocks) -> None:
+    blocks.give_back(filled(blocks, 6 * MIB))
+    assert n_that_can_be_taken(blocks) == 1
+    for _ in range(40):
+        blocks.give_back(filled(blocks, MIB // 4))
+    assert n_that_can_be_taken(blocks) > 4
+
+
+def test_what_is_handed_over_keeps_its_block_and_then_gives_it_back(blocks: ValueBlocks) -> None:
+    value = blocks.hand_over(filled(blocks, MIB), MIB, is_last=False)
+    assert (len(value), int(value.min())) == (MIB, 7)
+    place = value.ctypes.data
+    block = blocks.take()
+    assert block is not None
+    assert block.bytes.ctypes.data != place
+    blocks.give_back(block)
+    del value
+    places = {filled(blocks, MIB).bytes.ctypes.data for _ in range(2)}
+    assert place in places
+
+
+def test_the_last_blocks_are_handed_over_and_never_copied() -> None:
+    with ValueBlocks(2, MIB) as blocks:
+        held = []
+        with pytest.warns(RuntimeWarning, match="values are copied"):
+            held.append(blocks.hand_over(filled(blocks, MIB), MIB, is_last=False))
+        held.append(blocks.hand_over(filled(blocks, MIB), MIB, is_last=True))
+        assert blocks.n_copies == 1
+    assert all(np.all(value == 7) for value in held)
