@@ -19,6 +19,7 @@ import numpy as np
 from shardio._engine.blocks import BlockMap
 from shardio._engine.channel import Channel
 from shardio._engine.linux import keep_freed_memory, yield_to_main
+from shardio._engine.memory import require
 from shardio._engine.overdue import answer_with_stacks
 from shardio._engine.parcels import packed, unpacked
 from shardio._engine.values import Packed, pack_value, write_value
@@ -117,6 +118,11 @@ class _Caller:
                 f"what {self._is_called} returned has {found.n_bytes} bytes; memory_bytes allows "
                 f"{self._most_bytes}: raise it, or return less at a time"
             )
+        if found.n_bytes > len(block.bytes):
+            # First, and in words that fit: what is asked for again below is told of batches.
+            what = f"the bytes that {self._is_called} returned"
+            way_out = "return less, or load fewer at a time"
+            require(found.n_bytes - len(block.bytes), what, way_out)
         block.grow(found.n_bytes)
         write_value(found, block.bytes)
 
