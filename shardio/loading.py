@@ -66,8 +66,10 @@ class Loading(Generator[Any, None, None]):
 
     def _begin(self) -> Generator[Any, None, None]:
         """Start the workers, unless they have been."""
-        if self._is_closed:
-            raise LoaderClosed("this pass was closed; call load_with_workers again for another")
+        if self._is_closed or self._is_over:
+            raise LoaderClosed(
+                "this pass is over, or was closed; call load_with_workers again for another"
+            )
         if self._flow is None or self._body is None:
             flow = self._flow = self._begin_flow()
             self._end = weakref.finalize(self, _end, flow, self._loader, os.getpid())

@@ -282,6 +282,13 @@ def test_one_that_was_closed_before_its_end_does_not_look_like_an_empty_one() ->
         next(generator)
 
 
+def test_one_that_is_over_is_not_begun_again_by_a_with() -> None:
+    with load_with_workers(SAME, [1], 1) as generator:
+        assert list(generator) == [1]
+        with pytest.raises(LoaderClosed, match="over"), generator:
+            pass
+
+
 def test_after_an_error_it_is_over() -> None:
     loading = load_with_workers(loader_of(lambda item: 1 // item), [0, 1], 1)
     with pytest.raises(ZeroDivisionError):
