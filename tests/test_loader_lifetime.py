@@ -419,7 +419,8 @@ def test_with_reuse_a_batch_is_overwritten_and_without_it_is_not(
 ) -> None:
     first_pixels = {}
     for reuse in (False, True):
-        with _loader(folder, num_workers=num_workers, reuse=reuse) as loader:
+        # Few blocks: of as many as there are batches, each may lie in one of its own.
+        with _loader(folder, num_workers=num_workers, prefetch=2, reuse=reuse) as loader:
             images = [batch["image"] for batch in loader]
             first_pixels[reuse] = {_label_of(image[0]) for image in images}
             addresses = {image.ctypes.data for image in images}
