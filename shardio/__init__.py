@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from shardio.items import Loader, SharedMemoryShim, load, load_with_workers
     from shardio.loader import ShardLoader
     from shardio.mixing import mix
+    from shardio.multi import MultiLoader
     from shardio.reader import ShardReader
     from shardio.writer import ShardWriter
 
@@ -59,6 +60,7 @@ __all__ = [
     "List",
     "Loader",
     "MediaError",
+    "MultiLoader",
     "Outcome",
     "Schema",
     "ShardCorrupt",
@@ -96,6 +98,7 @@ _HOMES = {
     "Json": "shardio.format.fields",
     "List": "shardio.format.fields",
     "Loader": "shardio.items",
+    "MultiLoader": "shardio.multi",
     "Outcome": "shardio.conversion",
     "Schema": "shardio.format.schema",
     "ShardDataset": "shardio.dataset",

@@ -88,6 +88,7 @@ RANKS = {
     "shardio.loading": 9,
     "shardio.loader": 10,
     "shardio.items": 10,
+    "shardio.multi": 10,
     "shardio.conversion": 10,
     "shardio.measuring": 11,
     "shardio_converters": 12,
@@ -98,6 +99,7 @@ PUBLIC_MODULES = {
     "shardio.errors",
     "shardio.measuring",
     "shardio.media",
+    "shardio.multi",
     "shardio.tensors",
     "shardio.surgery",
     "shardio.transforms",
@@ -114,9 +116,14 @@ HOMES_OF_PACKAGES = {
     "av": {"shardio.media", "shardio_tools.sample_clips", "shardio_tools._picture_files"},
     "PIL": {"shardio.media", "shardio_tools._sheets"},
     "simplejpeg": {"shardio.media"},
+    "zmq": {"shardio._engine.mail"},
 }
-LOADED_LATE = {"av", "PIL", "simplejpeg"}
-PROCESS_ENTRIES = ("shardio._engine.worker", "shardio._engine.zygote")
+LOADED_LATE = {"av", "PIL", "simplejpeg", "zmq"}
+PROCESS_ENTRIES = (
+    "shardio._engine.outbox",
+    "shardio._engine.worker",
+    "shardio._engine.zygote",
+)
 
 
 def _modules() -> dict[str, Path]:

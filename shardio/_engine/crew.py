@@ -83,6 +83,10 @@ class Crew(Closing):
         """Give the number of places, whether or not a worker lives there."""
         return len(self._held.workers)
 
+    def fileno(self) -> int:
+        """Give a descriptor to poll beside others: readable when `wait` may have something."""
+        return self._held.epoll.fileno()
+
     def pids(self) -> list[int | None]:
         """Give each place's process id; None for one that `wait` has not yet seen started."""
         return [worker.pid for worker in self._held.workers]

@@ -1,0 +1,299 @@
+"""One iteration of a dataset by several workers, each of which goes through all of it.
+
+        main                                             worker
+  A  Crew(send_all, dataset) ──────────────────────────▶ loads dataset and ZeroMQ
+  B     Inbox: folder, socket ◀─────────────── READY ──
+  C     address ───────────────────────────────────────▶ connects
+  D     hide: the folder is gone ◀─────────── HELLO ───
+  E     next ◀═══════════ SAMPLE: pickle, arrays ══════ iterates
+  F     credit: so many bytes handed over ─────────────▶ goes on sending
+  G     the count is checked ◀═════════════════ END ═══
+  H     goodbye ───────────────────────────────────────▶ ends
+
+═ is the ZeroMQ socket, ─ the crew's channels, but for HELLO.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import select
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final
+
+from shardio._engine.crew import Crew, Died, Failed
+from shardio._engine.inbox import Inbox
+from shardio._engine.linux import interrupts_held
+from shardio._engine.mail import Kind, counted_bytes, rest_of, unpack_head, unpack_sample
+from shardio._engine.outbox import CREDIT, GOODBYE, send_all
+from shardio._engine.overdue import overdue, stack_files
+from shardio._engine.start import Start
+from shardio._engine.wire import unpack_error
+from shardio.closing import Closing
+from shardio.errors import LoaderClosed, TransformError, WorkerDied
+
+_PRELOAD: Final = ("zmq", send_all.__module__)
+_LOOK_EVERY_S: Final = 0.1
+"""How often main looks for deaths while samples never stop coming."""
+_QUIET_S: Final = 0.05
+_MOST_S: Final = 1.0
+"""What a dead worker has sent has arrived when nothing more does for so long; waited at most."""
+_CREDITS: Final = 16
+"""Into so many pieces at most a worker's budget comes back, unless main has to wait."""
+_SAMPLE: Final = int(Kind.SAMPLE)  # operators of enum members are slow
+
+
+class Gathering(Closing):
+    """An iterator over the samples of all workers, as they come; owns the workers until its end.
+
+    For one thread at a time, but `close` is for any. When it is over, has failed, or was closed,
+    nothing is left of it.
+
+    Args:
+        dataset: what every worker iterates.
+        n_workers: how many there are.
+        prefix: of the folder for the socket.
+        most_bytes: that may be under way from all workers together.
+        timeout_s: how long to wait for a sample; None for ever.
+        start: how workers come to be.
+        say: is told what happens, in a line.
+    """
+
+    def __init__(
+        self,
+        dataset: Iterable[Any],
+        n_workers: int,
+        *,
+        prefix: str,
+        most_bytes: int,
+        timeout_s: float | None,
+        start: Start,
+        say: Callable[[str], object],
+    ) -> None:
+        self._is_of = type(dataset).__name__
+        self._timeout_s, self._prefix, self._say = timeout_s, prefix, say
+        self._stacks = list(stack_files(n_workers))
+        try:
+            target = functools.partial(send_all, dataset, n_workers, most_bytes // n_workers)
+            self._crew = Crew(n_workers, target, fds=self._stacks, preload=_PRELOAD, start=start)
+        except BaseException:
+            _close_files(self._stacks)
+            raise
+        self._boxes: list[Inbox] = []
+        self._lock = threading.RLock()  # sockets of ZeroMQ are for one thread at a time
+        self._finalizer = weakref.finalize(
+            self, _let_go, os.getpid(), self._crew, self._boxes, self._stacks, self._lock
+        )
+        self._waiting = set(range(n_workers))
+        """Whose READY, and then whose HELLO, has not come."""
+        self._going = set(range(n_workers))
+        """Who has not come to the end."""
+        self._n_arrived = [0] * n_workers
+        self._n_owed = [0] * n_workers
+        """Bytes handed over that their worker has not been told."""
+        self._last_words: dict[int, str] = {}
+        self._saved: deque[list[Any]] = deque()
+        """What had arrived when a death was noticed."""
+        self._loss: WorkerDied | None = None
+        self._look_at_s = 0.0
+        self._least_credit_bytes = most_bytes // n_workers // _CREDITS
+        self._is_over = False
+
+    def __iter__(self) -> Gathering:
+        """Itself."""
+        return self
+
+    def __next__(self) -> Any:
+        """The next sample of whichever worker."""
+        if self._is_over:
+            raise StopIteration
+        try:
+            return self._next()
+        except BaseException:  # Ctrl-C, too
+            # Of one that was ended from elsewhere that is said every time.
+            self._is_over = self._finalizer.alive
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """End the workers, whatever they do, and let go of everything. Idempotent."""
+        with interrupts_held():
+            self._finalizer()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it has workers."""
+        return self._finalizer.alive
+
+    def _next(self) -> Any:
+        end_s = None if self._timeout_s is None else time.monotonic() + self._timeout_s
+        while self._going:
+            with self._lock:
+                message = self._take()
+                if message is not None:
+                    kind, worker, number = unpack_head(message[0])
+                    if kind == _SAMPLE:
+                        return self._hand_over(worker, number, message)
+                    self._hear(kind, worker, number, message)
+                    continue
+                if self._loss is not None:
+                    raise self._loss
+            self._wait(end_s)
+        raise StopIteration
+
+    def _take(self) -> list[Any] | None:
+        """The next message; None where there is none."""
+        if not self._finalizer.alive:
+            raise _closed()
+        now_s = time.monotonic()
+        if now_s > self._look_at_s and self._loss is None:
+            self._look_at_s = now_s + _LOOK_EVERY_S
+            self._look()
+        if self._saved:
+            return self._saved.popleft()
+        return self._boxes[0].take() if self._boxes else None
+
+    def _hand_over(self, worker: int, number: int, message: Sequence[Any]) -> Any:
+        if number != self._n_arrived[worker]:
+            raise WorkerDied(f"of worker {worker}, sample {self._n_arrived[worker]} was lost")
+        self._n_arrived[worker] += 1
+        try:
+            sample = unpack_sample(message)
+        except Exception as error:
+            raise TransformError(
+                f"sample {number} of worker {worker} cannot be unpickled: "
+                f"{type(error).__name__}: {error}"
+            ) from error
+        owed = self._n_owed[worker] = self._n_owed[worker] + counted_bytes(map(len, message))
+        if owed >= self._least_credit_bytes:
+            self._pay(worker)
+        return sample
+
+    def _pay(self, worker: int) -> None:
+        """Tell a worker how much of what it has sent is handed over."""
+        owed, self._n_owed[worker] = self._n_owed[worker], 0
+        if owed and worker in self._going and self._loss is None:
+            self._crew.send(worker, CREDIT.pack(owed))
+
+    def _hear(self, kind: int, worker: int, number: int, message: Sequence[Any]) -> None:
+        """Act upon what is no sample."""
+        if kind == Kind.HELLO:
+            self._waiting.discard(worker)
+            if not self._waiting:
+                self._boxes[0].hide()
+        elif kind == Kind.FAILED:
+            raise unpack_error(bytes(rest_of(message)))
+        elif number != self._n_arrived[worker]:
+            raise WorkerDied(
+                f"worker {worker} sent {number} samples, and {self._n_arrived[worker]} arrived"
+            )
+        else:
+            self._say(f"worker {worker} has finished: {number} samples")
+            self._going.discard(worker)
+            if self._loss is None:
+                self._crew.send(worker, GOODBYE)
+
+    def _wait(self, end_s: float | None) -> None:
+        """Wait until there may be something new."""
+        for worker in self._going:
+            self._pay(worker)
+        poll = select.poll()
+        with self._lock:
+            try:
+                poll.register(self._crew, select.POLLIN)
+                for box in self._boxes:
+                    poll.register(box, select.POLLIN)
+            except ValueError:  # another thread has closed it
+                raise _closed() from None
+        left_s = None if end_s is None else max(0.0, end_s - time.monotonic())
+        if not poll.poll(None if left_s is None else left_s * 1000):
+            raise self._overdue()
+        with self._lock:
+            self._look()
+
+    def _look(self) -> None:
+        """Act upon what has happened to workers."""
+        for event in self._crew.wait(0):
+            if isinstance(event, Failed):
+                self._last_words[event.worker] = event.text
+            elif isinstance(event, Died):
+                if event.worker in self._going:
+                    self._mourn(event)
+            else:
+                self._waiting.discard(event.worker)
+                if not self._waiting:
+                    self._invite()
+
+    def _invite(self) -> None:
+        """Now that all workers are there, tell them where to send to."""
+        box = Inbox(self._prefix)
+        self._boxes.append(box)
+        self._say(box.address)
+        self._waiting = set(range(len(self._crew)))
+        for worker in range(len(self._crew)):
+            self._crew.send(worker, os.fsencode(box.address))
+
+    def _mourn(self, died: Died) -> None:
+        """Take in all that has arrived before a worker is counted as lost: its end may be there."""
+        end_s = time.monotonic() + _MOST_S
+        for box in self._boxes:
+            poll = select.poll()
+            poll.register(box, select.POLLIN)
+            while True:
+                while (message := box.take()) is not None:
+                    self._saved.append(message)
+                if time.monotonic() > end_s or not poll.poll(_QUIET_S * 1000):
+                    break
+        heads = (unpack_head(message[0]) for message in self._saved)
+        kinds = [kind for kind, worker, _ in heads if worker == died.worker]
+        if Kind.END in kinds or Kind.FAILED in kinds:
+            return
+        n_samples = self._n_arrived[died.worker] + kinds.count(Kind.SAMPLE)
+        said = f":\n\n{text}" if (text := self._last_words.get(died.worker)) else ""
+        self._loss = WorkerDied(f"{_manner(died)}, after {n_samples} samples of it{said}")
+        self._crew.close()  # the others have nothing more to do
+
+    def _overdue(self) -> Exception:
+        stacks = self._crew.stacks(self._stacks)
+        return overdue(
+            "a sample",
+            self._is_of,
+            self._timeout_s,
+            list(zip(self._crew.names(), stacks, strict=True)),
+            lambda worker: [f"{self._n_arrived[worker]} samples of which have come"],
+        )
+
+
+def _let_go(
+    owner_pid: int, crew: Crew, boxes: list[Inbox], stacks: list[int], lock: threading.RLock
+) -> None:
+    """End everything that an iteration holds, workers first; in a fork of its owner nothing."""
+    if os.getpid() != owner_pid:
+        return
+    crew.close()  # also wakes whoever waits
+    with lock:
+        for box in boxes:
+            box.close()
+    _close_files(stacks)
+
+
+def _closed() -> LoaderClosed:
+    return LoaderClosed("this iteration was ended, by kill() or by the next one")
+
+
+def _close_files(fds: list[int]) -> None:
+    while fds:
+        os.close(fds.pop())
+
+
+def _manner(died: Died) -> str:
+    process = "" if died.pid is None else f" (process {died.pid})"
+    if died.signal is not None:
+        return f"worker {died.worker}{process} was killed by signal {died.signal}"
+    if died.exit_code is not None:
+        return f"worker {died.worker}{process} ended with exit code {died.exit_code}"
+    return f"worker {died.worker} could not be started"

@@ -1,0 +1,96 @@
+"""Main's socket for what workers send, in a folder that nobody else can look into."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+from typing import Any, Final
+
+from shardio._engine.mail import zeromq
+from shardio.closing import Closing
+from shardio.disk import remove_tree
+from shardio.errors import InvalidArgument
+
+_NAME: Final = "samples"
+_RANDOM_LETTERS: Final = 8  # of `tempfile.mkdtemp`
+_MOST_BYTES: Final = 107
+"""Of the path of a socket: the kernel has no room for more."""
+
+
+def check_prefix(prefix: Any) -> str:
+    """A prefix that a folder for a socket can be made with.
+
+    Raises:
+        InvalidArgument: it is none.
+    """
+    if not isinstance(prefix, str | os.PathLike):
+        raise InvalidArgument(f"prefix must be the beginning of a path; found {prefix!r}")
+    whole = os.path.abspath(os.fspath(prefix) + "x" * _RANDOM_LETTERS)
+    parent = os.path.dirname(whole)
+    if not os.path.isdir(parent):
+        raise InvalidArgument(f"prefix is {prefix!r}, but there is no folder {parent}")
+    n_bytes = len(os.fsencode(os.path.join(whole, _NAME)))
+    if n_bytes > _MOST_BYTES:
+        raise InvalidArgument(
+            f"prefix makes the path of a socket {n_bytes} bytes long, and {_MOST_BYTES} are the "
+            f"most; take a shorter one than {prefix!r}"
+        )
+    return whole[:-_RANDOM_LETTERS]
+
+
+class Inbox(Closing):
+    """Owns a ZeroMQ socket, and until `hide` a folder with its file; for one thread at a time.
+
+    Args:
+        prefix: of the folder, as `check_prefix` gives it.
+    """
+
+    def __init__(self, prefix: str) -> None:
+        self._zmq = zeromq()
+        parent, name = os.path.split(prefix)
+        self._folder: Path | None = Path(tempfile.mkdtemp(prefix=name, dir=parent))
+        self.path = os.fspath(self._folder / _NAME)
+        self._context = self._zmq.Context()
+        self._socket = self._context.socket(self._zmq.PULL)
+        try:
+            self._socket.linger = 0
+            self._socket.rcvhwm = 0  # bytes are bounded, not messages
+            self._socket.bind(self.address)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def address(self) -> str:
+        """Where workers connect to."""
+        return f"ipc://{self.path}"
+
+    def fileno(self) -> int:
+        """A descriptor that becomes readable when something arrives after `take` gave None."""
+        fd: int = self._socket.fileno()
+        return fd
+
+    def take(self) -> list[Any] | None:
+        """The frames of the next message; None where none is there."""
+        try:
+            frame = self._socket.recv(self._zmq.NOBLOCK, copy=False)
+        except self._zmq.Again:
+            return None
+        frames = [frame]
+        while frame.more:
+            frame = self._socket.recv(copy=False)
+            frames.append(frame)
+        return frames
+
+    def hide(self) -> None:
+        """Remove the folder: whoever is connected stays so, and nobody else can be."""
+        if self._folder is not None:
+            remove_tree(self._folder)
+            self._folder = None
+
+    def close(self) -> None:
+        """Let go of socket and folder. Idempotent; what has been taken stays."""
+        self._socket.close()
+        self._context.term()
+        self.hide()

@@ -1,0 +1,97 @@
+"""Datasets that workers of a MultiLoader iterate."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from shardio.multi import worker_info
+
+
+@dataclass
+class Count:
+    """Numbers from 0 up, and what happens when one of a worker is reached."""
+
+    n: int
+    at: int = -1
+    happens: Callable[[], object] = int
+    worker: int = 0
+
+    def __iter__(self) -> Iterator[int]:
+        here = worker_info()
+        for number in range(self.n):
+            if number == self.at and here is not None and here.number == self.worker:
+                self.happens()
+            yield number
+
+
+@dataclass
+class Shared:
+    """Numbers from 0 up, of which each worker gives its own."""
+
+    n: int
+
+    def __iter__(self) -> Iterator[int]:
+        here = worker_info()
+        first, step = (0, 1) if here is None else here
+        return iter(range(first, self.n, step))
+
+
+@dataclass
+class OneArray:
+    """Arrays that are one and the same, with other content for every sample."""
+
+    n: int
+    n_bytes: int
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        pixels = np.empty(self.n_bytes, np.uint8)
+        for number in range(self.n):
+            pixels[:] = number % 251
+            yield {"number": number, "pixels": pixels}
+
+
+@dataclass
+class Given:
+    """Samples that are given."""
+
+    samples: list[Any]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.samples)
+
+
+class Endless:
+    """Numbers without an end."""
+
+    def __iter__(self) -> Iterator[int]:
+        number = 0
+        while True:
+            yield number
+            number += 1
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def leave() -> None:
+    os._exit(0)
+
+
+def fail() -> None:
+    raise KeyError("the file is gone")
+
+
+def hang() -> None:
+    threading.Event().wait()
+
+
+def say_exit() -> None:
+    raise SystemExit(3)

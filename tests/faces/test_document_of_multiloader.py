@@ -1,0 +1,213 @@
+"""What the document of webdataset's MultiLoader says holds of ours, and what ours adds."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import inspect
+import itertools
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shardio import InvalidArgument, MultiLoader
+from shardio.errors import BatchOverdue, EnvironmentUnsuitable, LoaderClosed
+from shardio.multi import WorkerInfo, worker_info
+from tests.faces.multi_datasets import Count, Endless, Given, OneArray, Shared, hang
+
+pytest.importorskip("zmq", reason="MultiLoader needs pip install 'shardio[zmq]'")
+pytestmark = pytest.mark.usefixtures("warm_zygote")
+
+
+# --- the document ---------------------------------------------------------------------------
+
+
+def test_its_parameters_are_those_of_the_document() -> None:
+    found = inspect.signature(MultiLoader).parameters.values()
+    documented = [p for p in found if p.kind is p.POSITIONAL_OR_KEYWORD]
+    assert [(p.name, p.default) for p in documented] == [
+        ("dataset", inspect.Parameter.empty),
+        ("workers", 4),
+        ("verbose", False),
+        ("nokill", False),
+        ("prefix", "/tmp/_multi-"),
+    ]
+    assert {p.kind for p in found if p not in documented} == {inspect.Parameter.KEYWORD_ONLY}
+
+
+def test_every_worker_iterates_all_of_the_dataset_in_its_order() -> None:
+    class Named:
+        def __iter__(self) -> Iterator[tuple[WorkerInfo | None, int]]:
+            return ((worker_info(), number) for number in range(50))
+
+    samples = list(MultiLoader(Named(), 3))
+    assert len(samples) == 150
+    for worker in range(3):
+        assert [n for here, n in samples if here == WorkerInfo(worker, 3)] == list(range(50))
+
+
+def test_iterating_again_begins_again_with_the_dataset_as_it_is_then() -> None:
+    dataset = Count(3)
+    loader = MultiLoader(dataset, 1)
+    assert list(loader) == [0, 1, 2]
+    dataset.n = 2
+    assert list(loader) == [0, 1]
+
+
+def test_iterating_again_ends_the_iteration_before() -> None:
+    loader = MultiLoader(Endless(), 1)
+    first = iter(loader)
+    next(first)
+    assert next(iter(loader)) == 0
+    for _ in range(2):
+        with pytest.raises(LoaderClosed, match="ended, by kill"):
+            next(first)
+
+
+def test_nokill_lets_the_iteration_before_go_on() -> None:
+    loader = MultiLoader(Count(100), 1, nokill=True)
+    first, second = iter(loader), iter(loader)
+    assert list(zip(first, second, strict=True)) == [(i, i) for i in range(100)]
+
+
+def test_kill_ends_all_iterations_and_another_may_follow() -> None:
+    loader = MultiLoader(Endless(), 1, nokill=True)
+    iterations = [iter(loader), iter(loader)]
+    assert [next(iteration) for iteration in iterations] == [0, 0]
+    loader.kill()
+    loader.kill()
+    for iteration in iterations:
+        with pytest.raises(LoaderClosed):
+            next(iteration)
+    assert next(iter(loader)) == 0
+    loader.kill()
+
+
+def test_verbose_says_where_the_socket_is_and_who_has_finished(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prefix = str(tmp_path / "multi-")
+    list(MultiLoader(Count(3), 1, False, False, prefix))
+    assert capsys.readouterr() == ("", "")
+    loader = MultiLoader(Count(3), 1, True, False, prefix)
+    list(loader)
+    said = capsys.readouterr().err.splitlines()
+    assert said[0].startswith(f"# ipc://{prefix}")
+    assert said[1:] == ["# worker 0 has finished: 3 samples"]
+
+
+# --- what ours adds -------------------------------------------------------------------------
+
+
+def test_workers_that_know_their_number_share_the_dataset() -> None:
+    assert worker_info() is None
+    assert sorted(MultiLoader(Shared(101), 3)) == list(range(101))
+
+
+def test_a_worker_s_environment_says_what_webdataset_reads() -> None:
+    class Environment:
+        def __iter__(self) -> Iterator[tuple[str, str]]:
+            import os
+
+            yield os.environ["WORKER"], os.environ["NUM_WORKERS"]
+
+    assert sorted(MultiLoader(Environment(), 2)) == [("0", "2"), ("1", "2")]
+
+
+@dataclasses.dataclass
+class Point:
+    x: int
+    at: Any
+
+
+def test_samples_of_any_kind_arrive_as_they_were() -> None:
+    local = dataclasses.make_dataclass("Local", ["y"])
+    samples = [None, 5, "é", b"x" * 100_000, Point(1, [np.float32(2), {3}]), (), local(4)]
+    *found, array = MultiLoader(Given([*samples, np.arange(3)]), 1)
+    assert found == samples
+    assert array.tolist() == [0, 1, 2]
+
+
+def test_one_sample_may_be_larger_than_the_budget() -> None:
+    samples = list(MultiLoader(OneArray(5, 200_000), 2, memory_bytes=1000))
+    assert [s["number"] for s in samples].count(4) == 2
+
+
+def test_a_sample_that_does_not_come_in_time_is_an_error_that_says_what_workers_do() -> None:
+    loader = iter(MultiLoader(Count(3, 1, hang), 1, timeout_s=0.5))
+    next(loader)
+    with pytest.raises(BatchOverdue) as caught:
+        next(loader)
+    said = str(caught.value)
+    assert "a sample of Count did not come within 0.5 s" in said
+    assert "worker 0 (process" in said
+    assert "in hang" in said
+
+
+def test_a_generator_is_iterated_by_forks_of_this_process_as_often_as_asked() -> None:
+    loader = MultiLoader((i * i for i in range(4)), 2)
+    with pytest.warns(RuntimeWarning, match="cannot pickle 'generator' object.*forks of this"):
+        assert sorted(loader) == [0, 0, 1, 1, 4, 4, 9, 9]
+    assert sorted(loader) == [0, 0, 1, 1, 4, 4, 9, 9]  # this process's own was never begun
+
+
+@pytest.mark.parametrize("start_method", ["spawn", "forkserver", "fork"])
+def test_every_start_method_gives_the_same(start_method: Any) -> None:
+    loader = MultiLoader(Shared(10), 2, start_method=start_method)
+    assert sorted(loader) == list(range(10))
+
+
+def test_an_iteration_that_nobody_holds_is_ended() -> None:
+    before = threading.active_count()
+    loader = MultiLoader(Endless(), 1)
+    for _ in loader:
+        break
+    gc.collect()
+    assert len(loader._iterations) == 0
+    assert threading.active_count() == before
+
+
+def test_the_end_of_a_with_is_a_kill() -> None:
+    with MultiLoader(Endless(), 1) as loader:
+        iteration = iter(loader)
+        next(iteration)
+    with pytest.raises(LoaderClosed):
+        next(iteration)
+
+
+def test_another_thread_may_kill_what_this_one_waits_for() -> None:
+    loader = MultiLoader(Count(3, 1, hang), 1)
+    iteration = iter(loader)
+    next(iteration)
+    threading.Timer(0.05, loader.kill).start()
+    with pytest.raises(LoaderClosed):
+        next(iteration)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"dataset": 5}, "dataset must be something to iterate; found 5"),
+        ({"workers": 0}, "workers must be an integer from 1 to 250; found 0"),
+        ({"prefix": 5}, "prefix must be the beginning of a path; found 5"),
+        ({"prefix": "/nowhere/x"}, "there is no folder /nowhere"),
+        ({"prefix": "/tmp/" + "x" * 100}, "121 bytes long, and 107 are the most"),
+        ({"memory_bytes": 0}, "memory_bytes must be an integer from 1 up; found 0"),
+        ({"timeout_s": 0}, "timeout_s must be a number of seconds above 0"),
+        ({"start_method": "thread"}, "start_method must be one of 'zygote', 'spawn'"),
+    ],
+)
+def test_what_is_not_acceptable_is_refused_at_once(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(InvalidArgument, match=said):
+        MultiLoader(**{"dataset": itertools.count(), **options})
+
+
+def test_without_zeromq_the_error_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "zmq", None)
+    with pytest.raises(EnvironmentUnsuitable, match=r"pip install 'shardio\[zmq\]'"):
+        MultiLoader([1])

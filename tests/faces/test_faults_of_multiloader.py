@@ -1,0 +1,230 @@
+"""What webdataset's MultiLoader does wrong, one by one in the order of the list: ours does not."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from shardio import MultiLoader, WorkerDied
+from shardio._engine.inbox import Inbox
+from shardio.errors import TransformError
+from tests.faces.multi_datasets import (
+    Count,
+    Endless,
+    Given,
+    OneArray,
+    Shared,
+    die,
+    fail,
+    hang,
+    leave,
+    say_exit,
+)
+from tests.faults.scene import PATIENCE_S, Scene, line, scene
+
+pytest.importorskip("zmq", reason="MultiLoader needs pip install 'shardio[zmq]'")
+pytestmark = pytest.mark.usefixtures("warm_zygote")
+
+
+@pytest.fixture
+def stage() -> Iterator[Scene]:
+    with scene() as made:
+        yield made
+
+
+# --- it hangs -------------------------------------------------------------------------------
+
+
+def test_all_samples_of_a_dataset_that_is_over_at_once_arrive() -> None:
+    assert sorted(MultiLoader(Count(5000), 2)) == sorted([*range(5000)] * 2)
+
+
+def test_an_exception_in_the_dataset_is_raised_with_the_worker_and_the_sample() -> None:
+    with pytest.raises(KeyError, match="the file is gone") as caught:
+        list(MultiLoader(Count(9, 3, fail, worker=1), 2))
+    (note,) = caught.value.__notes__
+    assert note.startswith("in worker 1, at sample 3 of it:")
+    assert "in fail" in note  # the traceback
+
+
+def test_what_was_sent_before_an_exception_is_handed_over_first() -> None:
+    loader = iter(MultiLoader(Count(9, 3, fail), 1))
+    assert [next(loader) for _ in range(3)] == [0, 1, 2]
+    with pytest.raises(KeyError):
+        next(loader)
+    assert list(loader) == []
+
+
+def test_an_exit_in_the_dataset_is_an_error() -> None:
+    with pytest.raises(TransformError, match=r"worker 0, at sample 2 .* raised SystemExit: 3"):
+        list(MultiLoader(Count(9, 2, say_exit), 1))
+
+
+@pytest.mark.parametrize(
+    ("end", "how"), [(die, "was killed by signal 9"), (leave, "ended with exit code 0")]
+)
+def test_a_worker_that_ends_too_early_is_an_error_after_what_it_had_sent(
+    end: Callable[[], None], how: str
+) -> None:
+    arrived: list[int] = []
+    with pytest.raises(WorkerDied, match=rf"worker 1 \(process \d+\) {how}, after \d+ samples"):
+        arrived.extend(MultiLoader(Count(500, 400, end, worker=1), 2))
+    # The other one may not have come to its end; what it has sent, and this one, is there.
+    assert max(Counter(arrived).values()) <= 2
+    assert sorted(set(arrived)) == list(range(len(set(arrived))))
+
+
+def test_a_worker_that_is_killed_while_main_waits_is_noticed() -> None:
+    loader = iter(MultiLoader(Count(5, 2, hang), 1))
+    assert [next(loader), next(loader)] == [0, 1]
+    (pid,) = loader._crew.pids()  # type: ignore[attr-defined]
+    threading.Thread(target=os.kill, args=(pid, signal.SIGKILL)).start()
+    with pytest.raises(WorkerDied, match="worker 0 .* signal 9, after 2 samples of it"):
+        next(loader)
+
+
+def test_a_worker_that_is_killed_is_noticed_while_the_others_never_stop() -> None:
+    loader = iter(MultiLoader(Endless(), 2, memory_bytes=100_000))
+    next(loader)
+    os.kill(loader._crew.pids()[0], signal.SIGKILL)  # type: ignore[attr-defined]
+    with pytest.raises(WorkerDied, match="worker 0"):
+        for _ in loader:
+            pass
+
+
+def test_a_sample_that_cannot_be_pickled_is_an_error_that_names_it() -> None:
+    with pytest.raises(TransformError, match="sample 2 of worker 0 cannot be pickled.*lock"):
+        list(MultiLoader(Made([1, 2, threading.Lock]), 1))
+
+
+class Made(Given):
+    """Samples, of which functions are called in the worker."""
+
+    def __iter__(self) -> Iterator[object]:
+        return (sample() if callable(sample) else sample for sample in self.samples)
+
+
+def test_a_sample_that_cannot_be_unpickled_is_an_error_that_names_it() -> None:
+    with pytest.raises(TransformError, match="sample 1 of worker 0 cannot be unpickled.*half"):
+        list(MultiLoader(Made([0, Half]), 1))
+
+
+class Half:
+    """Can be pickled, and not unpickled."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _refuse, ()
+
+
+def _refuse() -> None:
+    raise ValueError("half a sample")
+
+
+def test_an_empty_dataset_is_an_empty_iteration() -> None:
+    assert list(MultiLoader(Given([]), 2)) == []
+    assert list(MultiLoader(Shared(1), 3)) == [0]  # two of three have none
+
+
+# --- it does not end ------------------------------------------------------------------------
+
+ENDS = """
+import itertools
+from shardio import MultiLoader
+{body}
+print("over", flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        # Left by a break, and held by a name until the interpreter ends.
+        "samples = iter(MultiLoader(itertools.count(), 2))\nfor sample in samples: break",
+        "loader = MultiLoader(itertools.count(), 2)\nfor sample in loader: break",
+        "next(iter(MultiLoader(itertools.count(), 2)))",
+    ],
+    ids=["iterator kept", "loader kept", "nothing kept"],
+)
+def test_a_program_that_left_its_loop_ends(stage: Scene, body: str) -> None:
+    main = stage.start(["-c", ENDS.format(body=body)])
+    assert line(main) == "over"
+    assert main.wait(PATIENCE_S) == 0
+    assert stage.left_after() == {}
+    assert main.stderr is not None
+    assert main.stderr.read() == b""
+
+
+# --- it leaves files behind, and others could write to its socket ----------------------------
+
+KILLED = """
+import itertools, os, sys
+from shardio import MultiLoader
+samples = iter(MultiLoader(itertools.count(), 2, prefix=sys.argv[1]))
+while next(samples) < 10 or os.listdir(os.path.dirname(sys.argv[1])): pass  # until both connected
+print("going", flush=True)
+for sample in samples: pass
+"""
+
+
+def test_no_socket_stays_where_the_program_is_killed(stage: Scene, tmp_path: Path) -> None:
+    main = stage.start(["-c", KILLED, str(tmp_path / "multi-")])
+    assert line(main) == "going"
+    main.kill()
+    assert stage.left_after() == {}
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_no_socket_stays_after_an_iteration(tmp_path: Path) -> None:
+    prefix = str(tmp_path / "multi-")
+    assert len(list(MultiLoader(Count(3), 2, prefix=prefix))) == 6
+    with pytest.raises(KeyError):
+        list(MultiLoader(Count(3, 1, fail), 2, prefix=prefix))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_socket_lies_in_a_folder_that_nobody_else_may_enter(tmp_path: Path) -> None:
+    with Inbox(str(tmp_path / "multi-")) as inbox:
+        folder = Path(inbox.path).parent
+        assert folder.parent == tmp_path
+        assert folder.name.startswith("multi-")
+        assert folder.stat().st_mode & 0o777 == 0o700
+        assert Path(inbox.path).is_socket()
+    assert list(tmp_path.iterdir()) == []
+
+
+# --- it pickles and copies everything --------------------------------------------------------
+
+
+def test_larger_arrays_lie_in_the_memory_that_they_arrived_in(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    messages = []
+    take = Inbox.take
+
+    def note(inbox: Inbox) -> object:
+        messages.append(take(inbox))
+        return messages[-1]
+
+    monkeypatch.setattr(Inbox, "take", note)
+    wide = np.arange(60_000, dtype=np.int32).reshape(300, 200)
+    parts = [wide, wide.T, wide[::2, ::2], np.asfortranarray(wide), wide[:1]]
+    (sample,) = MultiLoader(Given([{"parts": parts}]), 1)
+    (frames,) = (m for m in messages if m is not None and len(m) > 1)
+    places = [np.frombuffer(frame, np.uint8).ctypes.data for frame in frames[1:]]
+    assert [part.ctypes.data for part in sample["parts"][:4]] == places
+    assert len(frames[0]) < 4096  # the pickle has none of them but the small one
+    for part, found in zip(parts, sample["parts"], strict=True):
+        assert np.array_equal(part, found)
+        assert found.flags.writeable
+
+
+def test_an_array_that_the_dataset_uses_again_arrives_as_it_was() -> None:
+    for sample in MultiLoader(OneArray(60, 300_000), 2):
+        assert (sample["pixels"] == sample["number"]).all()
