@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import signal
 import threading
@@ -10,8 +11,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pytest
 
 from shardio.multi import worker_info
+
+NEEDS_ZEROMQ = pytest.mark.skipif(
+    importlib.util.find_spec("zmq") is None,
+    reason="MultiLoader needs pyzmq: pip install 'shardio[zmq]'",
+)
 
 
 @dataclass

@@ -12,11 +12,15 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("zmq", reason="MultiLoader needs pip install 'shardio[zmq]'")
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("webdataset") is None,
-    reason="webdataset's own is in the extra `peers`: pip install 'shardio[peers]'",
-)
+from tests.faces.multi_datasets import NEEDS_ZEROMQ
+
+pytestmark = [
+    NEEDS_ZEROMQ,
+    pytest.mark.skipif(
+        importlib.util.find_spec("webdataset") is None,
+        reason="webdataset's own is in the extra `peers`: pip install 'shardio[peers]'",
+    ),
+]
 
 PROGRAM = """
 import os, pickle, sys

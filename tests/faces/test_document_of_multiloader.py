@@ -18,10 +18,9 @@ import pytest
 from shardio import InvalidArgument, MultiLoader
 from shardio.errors import BatchOverdue, EnvironmentUnsuitable, LoaderClosed
 from shardio.multi import WorkerInfo, worker_info
-from tests.faces.multi_datasets import Count, Endless, Given, OneArray, Shared, hang
+from tests.faces.multi_datasets import NEEDS_ZEROMQ, Count, Endless, Given, OneArray, Shared, hang
 
-pytest.importorskip("zmq", reason="MultiLoader needs pip install 'shardio[zmq]'")
-pytestmark = pytest.mark.usefixtures("warm_zygote")
+pytestmark = [NEEDS_ZEROMQ, pytest.mark.usefixtures("warm_zygote")]
 
 
 # --- the document ---------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from shardio import MultiLoader, WorkerDied
 from shardio._engine.inbox import Inbox
 from shardio.errors import TransformError
 from tests.faces.multi_datasets import (
+    NEEDS_ZEROMQ,
     Count,
     Endless,
     Given,
@@ -29,8 +30,7 @@ from tests.faces.multi_datasets import (
 )
 from tests.faults.scene import PATIENCE_S, Scene, line, scene
 
-pytest.importorskip("zmq", reason="MultiLoader needs pip install 'shardio[zmq]'")
-pytestmark = pytest.mark.usefixtures("warm_zygote")
+pytestmark = [NEEDS_ZEROMQ, pytest.mark.usefixtures("warm_zygote")]
 
 
 @pytest.fixture
