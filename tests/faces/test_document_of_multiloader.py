@@ -23,6 +23,10 @@ from tests.faces.multi_datasets import NEEDS_ZEROMQ, Count, Endless, Given, OneA
 pytestmark = [NEEDS_ZEROMQ, pytest.mark.usefixtures("warm_zygote")]
 
 
+# From 3.12 on Python says so where this process has threads, as those of NumPy.
+FORKS = pytest.mark.filterwarnings("ignore:.*is multi-threaded:DeprecationWarning")
+
+
 # --- the document ---------------------------------------------------------------------------
 
 
@@ -148,6 +152,7 @@ def test_a_sample_that_does_not_come_in_time_is_an_error_that_says_what_workers_
     assert "in hang" in said
 
 
+@FORKS
 def test_a_generator_is_iterated_by_forks_of_this_process_as_often_as_asked() -> None:
     loader = MultiLoader((i * i for i in range(4)), 2)
     with pytest.warns(RuntimeWarning, match="cannot pickle 'generator' object.*forks of this"):
@@ -155,6 +160,7 @@ def test_a_generator_is_iterated_by_forks_of_this_process_as_often_as_asked() ->
     assert sorted(loader) == [0, 0, 1, 1, 4, 4, 9, 9]  # this process's own was never begun
 
 
+@FORKS
 @pytest.mark.parametrize("start_method", ["spawn", "forkserver", "fork"])
 def test_every_start_method_gives_the_same(start_method: Any) -> None:
     loader = MultiLoader(Shared(10), 2, start_method=start_method)
