@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -25,7 +26,7 @@ from shardio._engine.linux import interrupts_held, memory_file, this_process
 from shardio._engine.overdue import ask_for_stacks
 from shardio._engine.start import EXECUTE, FORK, LOAD, Start, Target
 from shardio._engine.watch import Event, Failed, Message, Watch
-from shardio._engine.zygote import REQUEST
+from shardio._engine.zygote import REQUEST, WARD
 from shardio.closing import Closing
 from shardio.errors import InvalidArgument, LoaderClosed, WorkerDied
 
@@ -120,6 +121,16 @@ class Crew(Closing):
             self._watch.queue(worker, message, fds)
         except (BrokenPipeError, ConnectionResetError):
             return  # `wait` tells of its death
+
+    def entrust(self, folder: str) -> None:
+        """Have a folder of files removed if this process is killed; the empty path for none.
+
+        One at a time: who entrusts another takes care of the one before.
+        """
+        with self._held.lock:
+            if self._held.session is not None and not self._held.is_closing:
+                with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                    self._held.session.send(WARD + os.fsencode(folder))
 
     def signal(self, index: int, number: int) -> bool:
         """Send a signal to worker `index`; False if there is no process yet, or no more."""

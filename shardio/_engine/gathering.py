@@ -185,6 +185,7 @@ class Gathering(Closing):
             self._waiting.discard(worker)
             if not self._waiting:
                 self._boxes[0].hide()
+                self._crew.entrust("")
         elif kind == Kind.FAILED:
             raise unpack_error(bytes(rest_of(message)))
         elif number != self._n_arrived[worker]:
@@ -232,6 +233,7 @@ class Gathering(Closing):
         """Now that all workers are there, tell them where to send to."""
         box = Inbox(self._prefix)
         self._boxes.append(box)
+        self._crew.entrust(os.path.dirname(box.path))
         self._say(box.address)
         self._waiting = set(range(len(self._crew)))
         for worker in range(len(self._crew)):

@@ -9,6 +9,7 @@ Every crew has a *session*: a socket on which main asks for workers and hears of
 
     main -> zygote   control   names of modules to import         + the zygote's end of a session
     main -> zygote   session   REQUEST (place, way)               + channel, cargo, the crew's fds
+    main -> zygote   session   WARD, path of a folder to remove if main ends; none: no more
     zygote -> main   session   REPLY STARTED (place, pid)         + pidfd of the worker
     zygote -> main   session   REPLY EXITED (place, pid, how, status)
     zygote -> main   session   REPLY NOT_STARTED (place, errno)
@@ -51,6 +52,7 @@ __all__ = [
     "REPLY",
     "REQUEST",
     "STARTED",
+    "WARD",
     "serve",
     "serve_forked",
 ]
@@ -58,6 +60,7 @@ __all__ = [
 REQUEST = struct.Struct("<IB")  # place of the worker in its crew, what to do (see `start.py`)
 REPLY = struct.Struct("<BIiii")  # kind, place, pid, how (CLD_*), status
 STARTED, EXITED, NOT_STARTED = 1, 2, 3
+WARD = b"folder "
 
 GRACE_S = 0.1
 
@@ -111,6 +114,7 @@ class _Session:
         self.replies: deque[tuple[bytes, list[int]]] = deque()  # main is behind in reading these
         self.is_ending = False  # main has ended its half
         self.kill_at_s: float | None = None  # monotonic; while ending, until it is done
+        self.ward = b""  # the folder to remove if main ends
 
 
 class _Zygote:
@@ -140,7 +144,7 @@ class _Zygote:
             # One event at a time: a second one could be about a descriptor that the first closed.
             for fd, mask in self.epoll.poll(self._pause_s(), 1):
                 if fd == self.main_pidfd:
-                    os._exit(0)
+                    self._leave()
                 elif fd == self.control.fileno():
                     self._open_session()
                 elif fd in self.crew_of:
@@ -157,9 +161,9 @@ class _Zygote:
         try:
             data, ancillary, flags, _ = self.control.recvmsg(*RECEIVE)
         except ConnectionResetError:
-            os._exit(0)
+            self._leave()
         if not data:  # main has let go of the zygote
-            os._exit(0)
+            self._leave()
         (fd,) = unpack_fds(ancillary, flags)
         self.sessions[fd] = _Session(socket.socket(fileno=fd))
         self.epoll.register(fd, select.EPOLLIN)
@@ -182,13 +186,25 @@ class _Zygote:
                 data, ancillary, flags, _ = session.socket.recvmsg(*RECEIVE)
             except ConnectionResetError:  # main went with replies unread; its end comes next
                 return
-            if data:
+            if data.startswith(WARD):
+                session.ward = data.removeprefix(WARD)
+            elif data:
                 self._start_worker(session, data, unpack_fds(ancillary, flags))
             else:
                 session.is_ending = True
                 session.kill_at_s = time.monotonic() + GRACE_S
                 self._listen(session)
                 self._close_if_over(session)
+
+    def _leave(self) -> NoReturn:
+        """End, and the workers with it; what main has left behind goes, too."""
+        for session in self.sessions.values():
+            with contextlib.suppress(OSError):
+                if session.ward:
+                    for entry in os.scandir(session.ward):
+                        os.unlink(entry)
+                    os.rmdir(session.ward)
+        os._exit(0)
 
     def _start_worker(self, session: _Session, data: bytes, fds: tuple[int, ...]) -> None:
         place, way = REQUEST.unpack(data)

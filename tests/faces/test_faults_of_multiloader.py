@@ -166,15 +166,25 @@ KILLED = """
 import itertools, os, sys
 from shardio import MultiLoader
 samples = iter(MultiLoader(itertools.count(), 2, prefix=sys.argv[1]))
-while next(samples) < 10 or os.listdir(os.path.dirname(sys.argv[1])): pass  # until both connected
-print("going", flush=True)
+while next(samples) < 10 or samples._waiting: pass  # until both are connected
+print(len(os.listdir(os.path.dirname(sys.argv[1]))), flush=True)
 for sample in samples: pass
+"""
+NEVER_HIDES = """
+from shardio._engine.inbox import Inbox
+from shardio._engine.crew import Crew
+Inbox.hide = lambda inbox: None
+entrust = Crew.entrust
+Crew.entrust = lambda crew, folder: folder and entrust(crew, folder)
 """
 
 
-def test_no_socket_stays_where_the_program_is_killed(stage: Scene, tmp_path: Path) -> None:
-    main = stage.start(["-c", KILLED, str(tmp_path / "multi-")])
-    assert line(main) == "going"
+@pytest.mark.parametrize("before", ["", NEVER_HIDES], ids=["later", "while workers connect"])
+def test_no_socket_stays_where_the_program_is_killed(
+    stage: Scene, tmp_path: Path, before: str
+) -> None:
+    main = stage.start(["-c", before + KILLED, str(tmp_path / "multi-")])
+    assert line(main) == str(int(before == NEVER_HIDES))
     main.kill()
     assert stage.left_after() == {}
     assert list(tmp_path.iterdir()) == []
