@@ -256,7 +256,7 @@ class Gathering(Closing):
             return
         n_samples = self._n_arrived[died.worker] + kinds.count(Kind.SAMPLE)
         said = f":\n\n{text}" if (text := self._last_words.get(died.worker)) else ""
-        self._loss = WorkerDied(f"{_manner(died)}, after {n_samples} samples of it{said}")
+        self._loss = WorkerDied(f"{died.manner}, after {n_samples} samples of it{said}")
         self._crew.close()  # the others have nothing more to do
 
     def _overdue(self) -> Exception:
@@ -290,12 +290,3 @@ def _closed() -> LoaderClosed:
 def _close_files(fds: list[int]) -> None:
     while fds:
         os.close(fds.pop())
-
-
-def _manner(died: Died) -> str:
-    process = "" if died.pid is None else f" (process {died.pid})"
-    if died.signal is not None:
-        return f"worker {died.worker}{process} was killed by signal {died.signal}"
-    if died.exit_code is not None:
-        return f"worker {died.worker}{process} ended with exit code {died.exit_code}"
-    return f"worker {died.worker} could not be started"
