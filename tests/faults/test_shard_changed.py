@@ -247,7 +247,7 @@ def use(what):
     os.truncate(path, {cut})
     try:
         what()
-    except ShardChanged as error:
+    except shardio.errors.ShardChanged as error:
         print(error.code, error.path == path, error.found, flush=True)
 
 {then}
