@@ -3,7 +3,8 @@
 `container` and `sniffing` look at files, `opening` opens them; `video` decodes whole files.
 `streams` cuts them into packets (`checking` proves them), `clips` and `sound` decode any part of
 those, and `encoding` and `motion_jpeg` make ones that are decoded fast. `picture` has the pixels of
-all of them. `image` reads still pictures, and encodes JPEG.
+all of them. `image` reads still pictures, and encodes JPEG. `into_rows` takes both in one call from
+a file to a row of a batch.
 """
 
 from shardio.media.clips import ClipDecoder
@@ -17,6 +18,7 @@ from shardio.media.container import (
 from shardio.media.encoding import StreamEncoder, encode
 from shardio.media.framing import Box, Place
 from shardio.media.image import ImageFacts, decode_crop, decode_image, encode_jpeg, probe
+from shardio.media.into_rows import load_clip, load_image
 from shardio.media.motion_jpeg import JpegEncoder
 from shardio.media.picture import MAX_SIDE
 from shardio.media.pillow import pillow_image
@@ -54,6 +56,8 @@ __all__ = [
     "has_media_suffix",
     "has_sound_suffix",
     "library_versions",
+    "load_clip",
+    "load_image",
     "missing_bytes",
     "part_of",
     "pillow_image",

@@ -1,0 +1,109 @@
+"""Files of pictures and videos, or their bytes, decoded straight into a row of a batch."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from shardio.errors import InvalidArgument, MediaError
+from shardio.media.clips import ClipDecoder
+from shardio.media.image import decode_crop, decode_image, probe
+from shardio.media.streams import demux
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+__all__ = ["load_clip", "load_image"]
+
+Pixels = npt.NDArray[np.uint8]
+Fit = Literal["crop", "stretch"]
+_FITS: Final = ("crop", "stretch")
+
+
+def load_image(
+    source: str | os.PathLike[str] | Buffer,
+    out: Pixels,
+    *,
+    fit: Fit = "crop",
+    dct: Literal["accurate", "fast"] = "accurate",
+) -> Pixels:
+    """Decode a picture into `out`, whose shape says the size wanted, and return that.
+
+    Args:
+        source: a path, or the bytes of a file.
+        out: uint8, height x width x 3, C-contiguous, as a row of a batch. Undefined after an error.
+        fit: "crop" takes the largest part in the centre that has the shape of `out`; "stretch"
+            takes all of the picture, whatever becomes of its proportions.
+        dct: as in `decode_image`.
+
+    Raises:
+        MediaError: the picture is damaged, cut off, too large or in no known format.
+        InvalidArgument: an option, or `out` does not fit.
+        FileNotFoundError: there is no such file.
+    """
+    if fit not in _FITS:
+        raise InvalidArgument(f"fit: expected one of {', '.join(_FITS)}, found {fit!r}")
+    if out.ndim != 3 or out.shape[2] != 3:
+        raise InvalidArgument(f"out: expected a shape of height x width x 3, found {out.shape}")
+    if not isinstance(source, str | os.PathLike):
+        return _decoded(source, out, fit, dct)
+    with open(source, "rb") as file:
+        data = file.read()
+    return _naming(source, lambda: _decoded(data, out, fit, dct))
+
+
+def _decoded(data: Buffer, out: Pixels, fit: Fit, dct: Literal["accurate", "fast"]) -> Pixels:
+    facts, (height, width) = probe(data), out.shape[:2]
+    if (facts.height, facts.width) == (height, width):
+        return decode_image(data, out=out, dct=dct)
+    tall, wide = facts.height, facts.width
+    if fit == "crop":
+        scale = min(tall / height, wide / width)
+        tall, wide = max(1, round(height * scale)), max(1, round(width * scale))
+    top, left = (facts.height - tall) // 2, (facts.width - wide) // 2
+    return decode_crop(data, (top, left, tall, wide), (height, width), out=out, dct=dct)
+
+
+def load_clip(
+    source: str | os.PathLike[str] | bytes, out: Pixels, *, start: int = 0, step: int = 1
+) -> Pixels:
+    """Decode frames of a video into `out`, whose shape says how many and the size, and return that.
+
+    Each is the largest part in the centre that has the shape wanted. All of the file is read; what
+    takes many clips out of long videos is a dataset of them.
+
+    Args:
+        source: a path, or the bytes of a file.
+        out: uint8, frames x height x width x 3, as a row of a batch. Undefined after an error.
+        start: the number of the first frame, as shown, from 0.
+        step: how many frames further the next is.
+
+    Raises:
+        MediaError: the video is damaged, or nothing decodes it.
+        InvalidArgument: it has no such frames, or `out` has another shape.
+        FileNotFoundError: there is no such file.
+    """
+    frames = start + step * np.arange(len(out))
+    data = source if isinstance(source, bytes) else os.fspath(source)
+
+    def decode() -> Pixels:
+        with ClipDecoder(max_decoders=1, max_streams=1) as decoder:
+            decoder.decode(demux(data), frames, out)
+        return out
+
+    return decode() if isinstance(data, bytes) else _naming(data, decode)
+
+
+def _naming(path: str | os.PathLike[str], decode: Callable[[], Pixels]) -> Pixels:
+    """Decode what is in a file; errors say which."""
+    name = os.fspath(path)
+    try:
+        return decode()
+    except MediaError as error:
+        if str(error).startswith(name):
+            raise
+        raise MediaError(f"{name}: {error}") from error
