@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from shardio.loader import ShardLoader
     from shardio.mixing import mix
     from shardio.multi import MultiLoader
+    from shardio.pipeline import DataLoader, MapIterator, Pipeline
     from shardio.reader import ShardReader
     from shardio.writer import ShardWriter
 
@@ -51,6 +52,7 @@ __all__ = [
     "Clip",
     "ConversionReport",
     "DataError",
+    "DataLoader",
     "DatasetWriter",
     "EncodedStream",
     "Image",
@@ -59,9 +61,11 @@ __all__ = [
     "Json",
     "List",
     "Loader",
+    "MapIterator",
     "MediaError",
     "MultiLoader",
     "Outcome",
+    "Pipeline",
     "Schema",
     "ShardCorrupt",
     "ShardDataset",
@@ -91,6 +95,7 @@ _HOMES = {
     "Bytes": "shardio.format.fields",
     "Clip": "shardio.clips",
     "ConversionReport": "shardio.conversion",
+    "DataLoader": "shardio.pipeline",
     "DatasetWriter": "shardio.dataset_writer",
     "EncodedStream": "shardio.format.streams",
     "Image": "shardio.format.fields",
@@ -99,7 +104,9 @@ _HOMES = {
     "List": "shardio.format.fields",
     "Loader": "shardio.items",
     "MultiLoader": "shardio.multi",
+    "MapIterator": "shardio.pipeline",
     "Outcome": "shardio.conversion",
+    "Pipeline": "shardio.pipeline",
     "Schema": "shardio.format.schema",
     "ShardDataset": "shardio.dataset",
     "ShardLoader": "shardio.loader",

@@ -25,6 +25,7 @@ RANKS = {
     "shardio.spent": 0,
     "shardio.loading_stats": 0,
     "shardio.item_stats": 0,
+    "shardio.line_stats": 1,
     "shardio.timeline": 1,
     "shardio.signatures": 1,
     "shardio.launchers": 1,
@@ -89,6 +90,9 @@ RANKS = {
     "shardio.loader": 10,
     "shardio.items": 10,
     "shardio.multi": 10,
+    "shardio.sources": 9,
+    "shardio.passing": 9,
+    "shardio.pipeline": 10,
     "shardio.conversion": 10,
     "shardio.measuring": 11,
     "shardio_converters": 12,
@@ -100,6 +104,7 @@ PUBLIC_MODULES = {
     "shardio.measuring",
     "shardio.media",
     "shardio.multi",
+    "shardio.pipeline",
     "shardio.tensors",
     "shardio.surgery",
     "shardio.transforms",
@@ -309,7 +314,14 @@ def test_what_a_worker_process_loads_never_reaches_multiprocessing_or_tinygrad(e
     } == {}
 
 
-FACES = ("shardio.items", "shardio.loading", "shardio.pipeline", "shardio.multi")
+FACES = (
+    "shardio.items",
+    "shardio.loading",
+    "shardio.multi",
+    "shardio.passing",
+    "shardio.pipeline",
+    "shardio.sources",
+)
 OF_THE_ENGINE = {
     "_thread",
     "asyncio",

@@ -1,0 +1,271 @@
+"""Items through functions to a loop: `Pipeline`, and `DataLoader`, which is one for training.
+
+    source ─▶ preprocess, many at once ─▶ batches ─▶ aggregate ─▶ transfer ─▶ buffer ─▶ the loop
+
+Functions run in threads, or in processes; async ones in one event loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterable, Callable, Iterable, Iterator, Mapping
+from functools import partial
+from typing import Any, Final, Literal
+
+from shardio._engine.line import Line
+from shardio._engine.stage import Origin
+from shardio._engine.steps import Batched, Piped, Where
+from shardio._engine.user_calls import UserCall
+from shardio.errors import InvalidArgument
+from shardio.line_stats import PipelineStats, StageStats
+from shardio.option_checks import OnError, count, most_skips, one_of, seconds
+from shardio.passing import ORDERS, Passes, each_of, one_for_one, piped
+from shardio.sources import MapIterator, Position, Supply, behind
+
+__all__ = ["DataLoader", "MapIterator", "Pipeline", "PipelineStats", "StageStats"]
+
+Order = Literal["completion", "input"]
+_BUFFER: Final = 3
+
+
+class Pipeline(Passes):
+    """Items of a source through functions, some of them at once, to a loop.
+
+    Every method gives a new Pipeline, and leaves this one as it is; iterating begins a pass:
+
+        pipeline = Pipeline(paths).pipe(decode, concurrency=4).aggregate(32).pipe(stack).sink(3)
+        for batch in pipeline: ...
+
+    Args:
+        source: iterable or async iterable; asked anew for every pass.
+        on_error: "raise" what a function raises, with its item named; or "skip": the item is
+            dropped, and counted in `stats()`. What the source raises is always raised.
+        max_skips: for "skip", how many calls of a pass may fail.
+
+    Raises:
+        InvalidArgument: an argument is not acceptable.
+    """
+
+    def __init__(
+        self,
+        source: Iterable[Any] | AsyncIterable[Any],
+        *,
+        on_error: OnError = "raise",
+        max_skips: int | None = None,
+    ) -> None:
+        super().__init__()
+        self._supply = Supply(source)
+        self._most_skips = most_skips(on_error, max_skips)
+        self._steps: tuple[Piped | Batched, ...] = ()
+        self._n_buffered, self._timeout_s = _BUFFER, seconds("timeout", None)
+
+    def pipe(
+        self,
+        function: Callable[[Any], Any] | Mapping[Any, Any],
+        *,
+        concurrency: int = 1,
+        executor: Where = None,
+        order: Order = "completion",
+        name: str | None = None,
+    ) -> Pipeline:
+        """Call a function with every item.
+
+        Args:
+            function: gives a result, or None, which drops the item; of a generator function, every
+                result goes on by itself. Async functions and generators are awaited in an event
+                loop. A mapping or a sequence looks the item up.
+            concurrency: how many items it works on at once.
+            executor: None runs it in threads of its own; "process" in worker processes, whose
+                arrays come back through shared memory; or an Executor of yours.
+            order: in which results go on: as they are ready, or that of their items.
+            name: in errors and figures; None is the function's.
+        """
+        given = getattr(function, "__name__", None) or type(function).__name__
+        step = piped(
+            "function",
+            function,
+            concurrency=concurrency,
+            executor=executor,
+            order=order,
+            name=given if name is None else name,
+            crew=f"step {len(self._steps)}",
+        )
+        return self._with(step)
+
+    def aggregate(self, n: int, *, drop_last: bool = False) -> Pipeline:
+        """Gather lists of `n` items; of what is left at the end a shorter one, or none."""
+        drop = one_of("drop_last", drop_last, (True, False))
+        return self._with(Batched(count("n", n, 1), drop))
+
+    def disaggregate(self) -> Pipeline:
+        """Have every element of what comes go on by itself."""
+        crew = f"step {len(self._steps)}"
+        return self._with(piped("function", each_of, name="disaggregate", crew=crew))
+
+    def sink(self, buffer: int = _BUFFER, *, timeout: float | None = None) -> Pipeline:
+        """Let at most `buffer` results wait for the loop, and it `timeout` seconds for one."""
+        made = self._with()
+        made._n_buffered = count("buffer", buffer, 1)
+        made._timeout_s = seconds("timeout", timeout)
+        return made
+
+    def _with(self, *steps: Piped | Batched) -> Pipeline:
+        made = Pipeline.__new__(Pipeline)
+        Passes.__init__(made)
+        made._supply, made._most_skips = self._supply, self._most_skips
+        made._n_buffered, made._timeout_s = self._n_buffered, self._timeout_s
+        made._steps = (*self._steps, *steps)
+        return made
+
+    def __iter__(self) -> Iterator[Any]:
+        """Begin a pass.
+
+        The iterator raises what functions raise, in their turn; BatchOverdue, when a result does
+        not come in time; TooManySkipped; WorkerDied. It is over then.
+        """
+        make = partial(
+            Line,
+            self._supply.source,
+            self._steps,
+            n_buffered=self._n_buffered,
+            most_skips=self._most_skips,
+        )
+        return self.iterate(make, self._timeout_s, lambda origin: None)
+
+
+class DataLoader(Passes):
+    """A source, a function for every item, batches, and a function for every batch.
+
+    Args:
+        src: iterable or async iterable, asked anew for every iteration. One that can be iterated
+            only once, as a generator, has nothing left for the next.
+        preprocessor: a function of an item, or a mapping to look it up in; None from it drops the
+            item. Of a generator function every result counts. Sync or async.
+        batch_size: how many of these make a list; None makes none.
+        drop_last: whether the last list is dropped if it is shorter.
+        aggregator: a function of a list, or of an item where there are no lists. Sync or async.
+        transfer_fn: a function of what comes out; all its calls are made by one thread.
+        buffer_size: how many results may wait for the loop.
+        num_threads: that preprocessor and aggregator have together.
+        timeout: seconds to wait for a result; None for ever.
+        output_order: "completion": as items are ready; "input": in the order of the source.
+        executor: where the preprocessor runs: as in `Pipeline.pipe`, with `num_threads` workers.
+        on_error, max_skips: as in `Pipeline`.
+
+    Raises:
+        InvalidArgument: an argument is not acceptable.
+    """
+
+    def __init__(
+        self,
+        src: Iterable[Any] | AsyncIterable[Any],
+        *,
+        preprocessor: Callable[[Any], Any] | Mapping[Any, Any] | None = None,
+        batch_size: int | None = None,
+        drop_last: bool = False,
+        aggregator: Callable[[Any], Any] | None = None,
+        transfer_fn: Callable[[Any], Any] | None = None,
+        buffer_size: int = _BUFFER,
+        num_threads: int = 8,
+        timeout: float | None = None,
+        output_order: str = "completion",
+        executor: Where = None,
+        on_error: OnError = "raise",
+        max_skips: int | None = None,
+    ) -> None:
+        super().__init__()
+        self._supply = Supply(src)
+        self._timeout_s = seconds("timeout", timeout)
+        self._n_buffered = count("buffer_size", buffer_size, 1)
+        self._most_skips = most_skips(on_error, max_skips)
+        self._n_per_result = 1 if batch_size is None else count("batch_size", batch_size, 1)
+        self._drops_last = one_of("drop_last", drop_last, (True, False))
+        self._is_ordered = one_of("output_order", output_order, ORDERS) == "input"
+        self._call: UserCall | None = None
+        n, order = count("num_threads", num_threads, 1), output_order
+        steps: list[Piped | Batched] = []
+        if preprocessor is not None:
+            step = piped(
+                "preprocessor", preprocessor, concurrency=n, executor=executor, order=order
+            )
+            steps.append(step)
+            self._call = step.call
+        elif executor is not None:
+            raise InvalidArgument("executor is for a preprocessor, and there is none")
+        if batch_size is not None:
+            steps.append(Batched(self._n_per_result, self._drops_last))
+        if aggregator is not None:
+            steps.append(one_for_one(piped("aggregator", aggregator, concurrency=n, order=order)))
+        if transfer_fn is not None:
+            steps.append(one_for_one(piped("transfer_fn", transfer_fn, crew="transfer_fn")))
+        self._steps = tuple(steps)
+        self._position, self._loaded = Position(), Position()
+        self._newest: object = None  # the iteration whose position it is
+
+    def __iter__(self) -> Iterator[Any]:
+        """Begin a pass over `src`, or go on where `load_state_dict` has said.
+
+        The iterator raises what functions raise, in their turn; BatchOverdue, when a result does
+        not come in time; TooManySkipped; WorkerDied. It is over then.
+        """
+        self.check_open()
+        source, start, begin = self._supply.begin_at(self._loaded)
+        self._loaded, self._position = Position(), begin
+        this = self._newest = object()
+
+        def note(origin: Origin | None) -> None:
+            if self._newest is this:
+                self._position = Position() if origin is None else behind(origin)
+
+        make = partial(
+            Line,
+            source,
+            self._steps,
+            n_buffered=self._n_buffered,
+            most_skips=self._most_skips,
+            start=start,
+        )
+        return self.iterate(make, self._timeout_s, note)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the latest iteration is, for `load_state_dict`: behind the result it gave last.
+
+        Raises:
+            InvalidArgument: results come in no order, or the source cannot go on in its midst.
+        """
+        self._check_order()
+        return self._supply.state_of(self._position)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Have the next iteration go on where another was.
+
+        Raises:
+            InvalidArgument: it is no such state, or of another source, or as in `state_dict`.
+        """
+        self._check_order()
+        self._loaded = self._position = self._supply.position_in(state)
+        self._newest = None
+
+    def _check_order(self) -> None:
+        if not self._is_ordered:
+            raise InvalidArgument(
+                "what comes in order of completion has no position to go on from: ask for "
+                "output_order='input'"
+            )
+
+    def __len__(self) -> int:
+        """How many results a pass has; those that None drops, or on_error="skip", are counted.
+
+        Raises:
+            TypeError: the source does not tell, or the preprocessor is a generator.
+        """
+        n_items = self._supply.count()
+        if self._call is not None and self._call.yields_many:
+            raise TypeError(
+                "there is no length: the preprocessor is a generator function, and gives any "
+                "number of results for an item"
+            )
+        n_whole, n_left = divmod(n_items, self._n_per_result)
+        return n_whole + (n_left > 0 and not self._drops_last)
+
+    def __bool__(self) -> bool:  # not whether it has a length
+        return True

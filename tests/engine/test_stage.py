@@ -1,0 +1,202 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardio._engine.batches import Batches
+from shardio._engine.stage import Job, Origin, Stage
+from shardio._engine.user_calls import user_call
+
+
+def _entry(i: int) -> tuple[Origin, int]:
+    return Origin(i, i, i, i + 1), i
+
+
+def _stage(concurrency: int = 2, **options: Any) -> Stage:
+    return Stage("stage", user_call("function", lambda item: item), concurrency, **options)
+
+
+def _values(stage: Stage | Batches) -> list[Any]:
+    """Take what is out of a stage."""
+    found = [value for _, value in stage.out]
+    stage.out.clear()
+    return found
+
+
+def _drive(stage: Stage, n_items: int, draw: Any) -> list[Any]:
+    """Put items through a stage, of which each gives `item % 3` results, in any order of events."""
+    waiting, running, taken = list(range(n_items)), list[Job](), []
+    while not (stage.is_over and stage.has_told_end):
+        events: list[Any] = []
+        if waiting and stage.has_room:
+            events.append("put")
+        if not waiting and not stage.has_told_end:
+            events.append("end")
+        if stage.has_work:
+            events.append("begin")
+        if stage.out:
+            events.append("take")
+        events += [("go on", job) for job in running]
+        match draw(st.sampled_from(events)):
+            case "put":
+                stage.put(_entry(waiting.pop(0)))
+            case "end":
+                stage.end(None)
+                stage.has_told_end = True
+            case "begin":
+                job = stage.begin()
+                assert job is not None
+                running.append(job)
+            case "take":
+                taken.append(stage.out.popleft()[1])
+            case (_, job):
+                running.remove(job)
+                if job.n_given == job.item % 3:
+                    stage.finish(job)
+                else:
+                    stage.give(job, (job.item, job.n_given))
+                    if stage.may_go_on(job):
+                        running.append(job)
+    return taken + _values(stage)
+
+
+@given(st.integers(1, 4), st.integers(0, 12), st.data())
+def test_results_come_in_the_order_of_input_whatever_is_ready_first(
+    concurrency: int, n_items: int, data: st.DataObject
+) -> None:
+    stage = _stage(concurrency, in_order=True, yields_many=True)
+    expected = [(item, i) for item in range(n_items) for i in range(item % 3)]
+    assert _drive(stage, n_items, data.draw) == expected
+
+
+@given(st.integers(1, 4), st.integers(0, 12), st.data())
+def test_without_order_each_result_comes_once(
+    concurrency: int, n_items: int, data: st.DataObject
+) -> None:
+    stage = _stage(concurrency, yields_many=True)
+    expected = [(item, i) for item in range(n_items) for i in range(item % 3)]
+    assert sorted(_drive(stage, n_items, data.draw)) == expected
+
+
+def test_no_more_jobs_begin_than_may_be_under_way() -> None:
+    stage = _stage(2)
+    for i in range(5):
+        stage.put(_entry(i))
+    assert [stage.begin() is not None for _ in range(3)] == [True, True, False]
+
+
+def test_nothing_begins_while_a_result_is_not_taken() -> None:
+    stage = _stage(2)
+    for i in range(3):
+        stage.put(_entry(i))
+    job = stage.begin()
+    assert job is not None
+    stage.give(job, "x")
+    stage.finish(job)
+    assert (stage.has_work, stage.begin()) == (False, None)
+    assert _values(stage) == ["x"]
+    assert stage.has_work
+
+
+def test_in_order_a_slow_job_holds_up_as_many_as_may_be_under_way_and_no_more() -> None:
+    stage = _stage(2, in_order=True)
+    for i in range(9):
+        stage.put(_entry(i))
+    slow = stage.begin()
+    n_done = 0
+    while (job := stage.begin()) is not None:
+        stage.give(job, job.item)
+        stage.finish(job)
+        n_done += 1
+    assert (n_done, _values(stage)) == (3, [])
+    assert slow is not None
+    stage.give(slow, slow.item)
+    stage.finish(slow)
+    assert _values(stage) == [0, 1, 2, 3]
+
+
+def test_a_generator_that_is_not_its_turn_gives_a_few_results_ahead() -> None:
+    stage = _stage(2, in_order=True, yields_many=True)
+    for i in range(2):
+        stage.put(_entry(i))
+    first, second = stage.begin(), stage.begin()
+    assert first is not None and second is not None
+    n_given = 0
+    while True:
+        stage.give(second, n_given)
+        n_given += 1
+        if not stage.may_go_on(second):
+            break
+    assert (n_given, second.is_suspended, stage.has_work) == (16, True, False)
+    stage.finish(first)
+    assert _values(stage) == list(range(16))
+    assert stage.begin() is second
+
+
+def test_a_failure_comes_after_all_that_is_before_it_and_nothing_behind_it_begins() -> None:
+    stage = _stage(2, in_order=True)
+    for i in range(3):
+        stage.put(_entry(i))
+    first, second = stage.begin(), stage.begin()
+    assert first is not None and second is not None
+    error = ValueError("x")
+    stage.fail(second, error)
+    assert (stage.error, stage.has_work) == (None, False)
+    stage.give(first, "first")
+    stage.finish(first)
+    assert stage.error is error
+    assert not stage.is_over
+    assert _values(stage) == ["first"]
+    assert (stage.is_over, stage.last_words) == (True, error)
+
+
+def test_an_error_from_before_a_stage_comes_behind_its_last_result() -> None:
+    stage, error = _stage(), ValueError("x")
+    stage.put(_entry(0))
+    stage.end(error)
+    job = stage.begin()
+    assert job is not None
+    stage.give(job, "last")
+    stage.finish(job)
+    assert not stage.is_over
+    assert _values(stage) == ["last"]
+    assert (stage.is_over, stage.last_words) == (True, error)
+
+
+def test_a_stage_that_is_halted_begins_nothing() -> None:
+    stage = _stage()
+    stage.put(_entry(0))
+    stage.is_halted = True
+    assert (stage.has_work, stage.begin()) == (False, None)
+
+
+@pytest.mark.parametrize(
+    ("drop_last", "error", "expected"),
+    [
+        (False, None, [[0, 1], [2]]),
+        (True, None, [[0, 1]]),
+        (False, ValueError("x"), [[0, 1]]),  # of what is followed by an error, nothing is missing
+    ],
+)
+def test_what_is_left_at_the_end_is_a_shorter_list_unless_it_is_to_be_dropped_or_an_error_follows(
+    drop_last: object, error: Exception | None, expected: list[list[int]]
+) -> None:
+    batches, found = Batches(2, drop_last=bool(drop_last)), []
+    for i in range(3):
+        assert batches.has_room
+        batches.put(_entry(i))
+        found += _values(batches)
+    batches.end(error)
+    found += _values(batches)
+    assert (found, batches.is_over, batches.last_words) == (expected, True, error)
+
+
+def test_a_batch_is_of_the_items_from_its_first_to_its_last() -> None:
+    batches = Batches(3, drop_last=False)
+    for i in (4, 5, 6):
+        batches.put(_entry(i))
+    origin, items = batches.out[0]
+    assert (str(origin), origin.after, items) == ("items 4 to 6", 7, [4, 5, 6])

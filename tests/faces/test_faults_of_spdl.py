@@ -1,0 +1,261 @@
+"""What SPDL's DataLoader was found to do wrong, fault by fault, and that ours does not.
+
+What it costs per item is measured by tools/dev/bench_pipeline.py.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from shardio import DataLoader, InvalidArgument
+from shardio.errors import BatchOverdue, TooManySkipped, TransformError
+from tests.loading import PATIENCE_S
+
+
+def _odd_ones_out(item: int) -> int:
+    if item % 2:
+        raise ValueError(f"{item} is odd")
+    return item
+
+
+# --- an error is logged, and the item or the whole batch dropped ------------------------------
+
+
+def test_an_error_in_the_preprocessor_is_raised_with_its_item() -> None:
+    loader = DataLoader(range(8), preprocessor=_odd_ones_out, output_order="input")
+    with pytest.raises(ValueError, match="1 is odd") as caught:
+        list(loader)
+    assert caught.value.__notes__ == ["in preprocessor, item 1 (1)"]
+
+
+def test_an_error_in_the_aggregator_is_raised_with_the_items_of_its_batch() -> None:
+    def aggregate(items: list[int]) -> int:
+        return _odd_ones_out(sum(items))
+
+    loader = DataLoader(range(4), batch_size=2, aggregator=aggregate, output_order="input")
+    with pytest.raises(ValueError, match="1 is odd") as caught:
+        list(loader)
+    assert caught.value.__notes__ == ["in aggregator, items 0 to 1 ([0, 1])"]
+
+
+def test_an_error_in_the_transfer_function_is_raised_with_its_item() -> None:
+    loader = DataLoader(range(4), transfer_fn=_odd_ones_out)
+    with pytest.raises(ValueError, match="1 is odd") as caught:
+        list(loader)
+    assert caught.value.__notes__ == ["in transfer_fn, item 1 (1)"]
+
+
+def test_what_is_before_an_error_in_the_order_of_input_is_delivered_first() -> None:
+    found = []
+    with pytest.raises(ValueError, match="7 is odd"):
+        for item in DataLoader(
+            [0, 2, 4, 6, 7, 8], preprocessor=_odd_ones_out, output_order="input"
+        ):
+            found.append(item)
+    assert found == [0, 2, 4, 6]
+
+
+# --- if every item fails, there is an empty list and a normal end -----------------------------
+
+
+def test_if_every_item_fails_that_is_an_error() -> None:
+    with pytest.raises(ValueError, match="is odd"):
+        list(DataLoader([1, 3, 5], preprocessor=_odd_ones_out))
+
+
+# --- no limit can be set ----------------------------------------------------------------------
+
+
+def test_items_that_fail_are_dropped_and_counted_where_that_is_asked_for() -> None:
+    options: dict[str, Any] = {"output_order": "input", "on_error": "skip", "max_skips": 4}
+    loader = DataLoader(range(8), preprocessor=_odd_ones_out, **options)
+    assert list(loader) == [0, 2, 4, 6]
+    assert (loader.stats().n_skipped, loader.stats().stages[1].n_failed) == (4, 4)
+
+
+def test_more_failures_than_allowed_are_an_error_that_names_the_last() -> None:
+    options: dict[str, Any] = {"num_threads": 1, "on_error": "skip", "max_skips": 1}
+    loader = DataLoader(range(8), preprocessor=_odd_ones_out, **options)
+    with pytest.raises(TooManySkipped, match=r"item 3 \(3\): ValueError: 3 is odd"):
+        list(loader)
+
+
+# --- a generator with output_order="input" gives nothing --------------------------------------
+
+
+def test_a_generator_keeps_the_order_of_input() -> None:
+    def twice(item: int) -> Iterator[tuple[int, int]]:
+        yield item, 0
+        yield item, 1
+
+    loader = DataLoader(range(50), preprocessor=twice, output_order="input")
+    assert list(loader) == [(item, i) for item in range(50) for i in range(2)]
+
+
+# --- transfer_fn runs on many threads ---------------------------------------------------------
+
+
+@pytest.mark.parametrize("order", ["completion", "input"])
+def test_the_transfer_function_runs_on_one_thread_which_is_always_the_same(order: str) -> None:
+    loader = DataLoader(
+        range(100),
+        preprocessor=lambda item: item,
+        aggregator=lambda item: item,
+        transfer_fn=lambda item: threading.get_ident(),
+        output_order=order,
+    )
+    found = set(loader)
+    assert len(found) == 1
+    assert threading.get_ident() not in found
+
+
+# --- break, a timeout and Ctrl-C wait for what is running -------------------------------------
+
+
+class Stuck:
+    """A preprocessor that does not return from any item but the first until it is let go."""
+
+    def __init__(self) -> None:
+        self.is_stuck, self.let_go = threading.Event(), threading.Event()
+        self.was_let_go: list[bool] = []
+
+    def __call__(self, item: int) -> int:
+        if item:
+            self.is_stuck.set()
+            self.was_let_go.append(self.let_go.wait(PATIENCE_S))
+        return item
+
+
+@pytest.fixture
+def stuck() -> Iterator[Stuck]:
+    found = Stuck()
+    yield found
+    assert found.was_let_go == []  # nobody has waited for it
+    found.let_go.set()
+
+
+def test_break_does_not_wait_for_what_is_running(stuck: Stuck) -> None:
+    for item in DataLoader(range(9), preprocessor=stuck, num_threads=2):
+        assert item == 0
+        assert stuck.is_stuck.wait(PATIENCE_S)
+        break
+
+
+def test_a_timeout_does_not_wait_for_what_is_running_and_says_what_that_is(stuck: Stuck) -> None:
+    found = []
+    with pytest.raises(BatchOverdue, match="within 0.01 s") as caught:
+        for item in DataLoader(range(9), preprocessor=stuck, num_threads=1, timeout=0.01):
+            assert stuck.is_stuck.wait(PATIENCE_S)
+            found.append(item)
+    assert found == [0]
+    assert "preprocessor, item 1 (1), for" in str(caught.value)
+    assert "in __call__" in str(caught.value)
+
+
+def test_ctrl_c_does_not_wait_for_what_is_running(stuck: Stuck) -> None:
+    def interrupt(item: int) -> int:
+        os.kill(os.getpid(), signal.SIGINT)
+        return stuck(item)
+
+    with pytest.raises(KeyboardInterrupt):
+        list(DataLoader([1], preprocessor=interrupt))
+
+
+# --- SystemExit, KeyboardInterrupt or StopIteration never resolve -----------------------------
+
+
+def _raises(kind: type[BaseException]) -> Callable[[Any], Any]:
+    def function(item: Any) -> Any:
+        raise kind
+
+    return function
+
+
+def _raises_awaited(kind: type[BaseException]) -> Callable[[Any], Any]:
+    async def function(item: Any) -> Any:
+        raise kind
+
+    return function
+
+
+@pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt, StopIteration, GeneratorExit])
+@pytest.mark.parametrize("argument", ["preprocessor", "aggregator", "transfer_fn"])
+def test_what_is_no_exception_is_a_failure_that_names_it(
+    kind: type[BaseException], argument: str
+) -> None:
+    functions: dict[str, Any] = {argument: _raises(kind)}
+    with pytest.raises(TransformError, match=f"{argument} raised {kind.__name__}") as caught:
+        list(DataLoader(["x"], **functions))
+    assert caught.value.__notes__ == [f"in {argument}, item 0 ('x')"]
+
+
+@pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt, GeneratorExit])
+def test_what_is_no_exception_is_a_failure_in_an_async_function_too(
+    kind: type[BaseException],
+) -> None:
+    with pytest.raises(TransformError, match=f"preprocessor raised {kind.__name__}"):
+        list(DataLoader(["x"], preprocessor=_raises_awaited(kind)))
+
+
+# --- an empty dict as preprocessor is taken for none ------------------------------------------
+
+
+def test_an_empty_mapping_is_a_mapping_without_keys() -> None:
+    with pytest.raises(KeyError):
+        list(DataLoader([1], preprocessor={}))
+
+
+# --- bad arguments fail at iteration or never -------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "found"),
+    [
+        ({"src": 5}, "src must be iterable"),
+        ({"preprocessor": 5}, "preprocessor must be a function"),
+        ({"aggregator": 5}, "aggregator must be a function"),
+        ({"transfer_fn": 5}, "transfer_fn must be a function"),
+        ({"aggregator": lambda items: (yield items)}, "aggregator gives one result"),
+        ({"batch_size": 0}, "batch_size must be an integer from 1 up"),
+        ({"batch_size": 2.5}, "batch_size must be an integer"),
+        ({"drop_last": "no"}, "drop_last must be one of True, False"),
+        ({"buffer_size": 0}, "buffer_size must be an integer from 1 up"),
+        ({"num_threads": 0}, "num_threads must be an integer from 1 up"),
+        ({"timeout": -1}, "timeout must be a number of seconds above 0"),
+        ({"output_order": "random"}, "output_order must be one of 'completion', 'input'"),
+        ({"executor": "process"}, "executor is for a preprocessor"),
+        ({"executor": "cluster", "preprocessor": str}, "executor must be None, 'process' or"),
+        ({"on_error": "ignore"}, "on_error must be one of 'raise', 'skip'"),
+        ({"on_error": "skip"}, "on_error='skip' needs max_skips"),
+    ],
+)
+def test_a_bad_argument_is_refused_by_the_constructor(options: dict[str, Any], found: str) -> None:
+    with pytest.raises(InvalidArgument, match=found):
+        DataLoader(**{"src": [1], **options})
+
+
+# --- no length, no resume ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("drop_last", "n"), [(False, 4), (True, 3)])
+def test_there_is_a_length_where_the_source_has_one(drop_last: object, n: int) -> None:
+    loader = DataLoader(range(10), preprocessor=str, batch_size=3, drop_last=bool(drop_last))
+    assert len(loader) == len(list(loader)) == n
+
+
+def test_a_loader_goes_on_where_another_was() -> None:
+    def loader() -> DataLoader:
+        return DataLoader(range(10), preprocessor=str, batch_size=3, output_order="input")
+
+    first = loader()
+    iterator = iter(first)
+    taken = [next(iterator), next(iterator)]
+    second = loader()
+    second.load_state_dict(first.state_dict())
+    assert [*taken, *second] == list(loader())

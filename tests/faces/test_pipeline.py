@@ -1,0 +1,560 @@
+"""What DataLoader and Pipeline promise beyond what SPDL's have."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shardio import DataLoader, InvalidArgument, MapIterator, Pipeline, WorkerDied
+from shardio.errors import BatchOverdue, LoaderClosed, TransformError
+from tests.loading import PATIENCE_S
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+pytestmark = pytest.mark.usefixtures("warm_zygote")
+
+
+def _plus_one(item: int) -> int:
+    return item + 1
+
+
+def _twice(item: int) -> Iterator[tuple[int, int]]:
+    yield item, 0
+    yield item, 1
+
+
+async def _plus_one_awaited(item: int) -> int:
+    await asyncio.sleep(0)
+    return item + 1
+
+
+async def _twice_awaited(item: int) -> AsyncIterator[tuple[int, int]]:
+    for i in range(2):
+        await asyncio.sleep(0)
+        yield item, i
+
+
+# --- what goes through --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("function", [_plus_one, _plus_one_awaited])
+@pytest.mark.parametrize("order", ["input", "completion"])
+def test_a_function_is_called_for_every_item(function: Any, order: Any) -> None:
+    pipeline = Pipeline(range(100)).pipe(function, concurrency=4, order=order)
+    found = list(pipeline)
+    assert (found if order == "input" else sorted(found)) == list(range(1, 101))
+
+
+@pytest.mark.parametrize("function", [_twice, _twice_awaited])
+@pytest.mark.parametrize("order", ["input", "completion"])
+def test_every_result_of_a_generator_goes_on_by_itself(function: Any, order: Any) -> None:
+    pipeline = Pipeline(range(50)).pipe(function, concurrency=4, order=order)
+    found = list(pipeline)
+    expected = [(item, i) for item in range(50) for i in range(2)]
+    assert (found if order == "input" else sorted(found)) == expected
+
+
+def test_a_source_may_be_async() -> None:
+    async def source() -> AsyncIterator[int]:
+        for item in range(20):
+            await asyncio.sleep(0)
+            yield item
+
+    class Source:
+        def __aiter__(self) -> AsyncIterator[int]:
+            return source()
+
+    pipeline = Pipeline(Source()).pipe(_plus_one)
+    assert list(pipeline) == list(pipeline) == list(range(1, 21))
+
+
+def test_lists_are_gathered_and_taken_apart() -> None:
+    pipeline = Pipeline(range(10)).aggregate(3).pipe(sorted).disaggregate().aggregate(4).sink(2)
+    assert list(pipeline) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+
+
+def test_none_drops_an_item_and_is_counted() -> None:
+    loader = DataLoader(range(10), preprocessor=lambda item: item if item % 2 else None)
+    assert sorted(loader) == [1, 3, 5, 7, 9]
+    assert loader.stats().stages[1].n_dropped == 5
+
+
+def test_a_mapping_looks_items_up() -> None:
+    assert list(Pipeline("ab").pipe({"a": 1, "b": 2})) == [1, 2]
+
+
+def test_a_pipeline_is_not_changed_by_what_is_added_to_it() -> None:
+    base = Pipeline(range(4))
+    longer = base.pipe(_plus_one)
+    assert (list(base), list(longer)) == ([0, 1, 2, 3], [1, 2, 3, 4])
+
+
+def test_what_the_source_raises_comes_behind_what_it_has_given() -> None:
+    def source() -> Iterator[int]:
+        yield from range(5)
+        raise OSError("gone")
+
+    found = []
+    with pytest.raises(OSError, match="gone") as caught:
+        for item in Pipeline(source()).pipe(_plus_one, concurrency=3):
+            found.append(item)
+    assert sorted(found) == [1, 2, 3, 4, 5]
+    assert caught.value.__notes__ == ["in source, item 5"]
+
+
+def test_a_coroutine_that_nobody_would_await_is_an_error() -> None:
+    with pytest.raises(TransformError, match="define it with `async def`"):
+        list(Pipeline(range(3)).pipe(lambda item: _plus_one_awaited(item)))
+
+
+@pytest.mark.parametrize("order", ["input", "completion"])
+def test_only_a_few_items_are_taken_ahead_of_the_loop(order: Any) -> None:
+    taken = []
+
+    def source() -> Iterator[int]:
+        for i in range(10_000):
+            taken.append(i)
+            yield i
+
+    pipeline = Pipeline(source()).pipe(_plus_one, concurrency=2, order=order).sink(1)
+    for n_got, _ in zip(range(1, 300), pipeline, strict=False):
+        assert len(taken) < n_got + 20
+
+
+def test_a_generator_without_end_is_not_run_ahead_of_the_loop() -> None:
+    given = []
+
+    def count_up(item: int) -> Iterator[int]:
+        while True:
+            given.append(item)
+            yield item
+
+    pipeline = Pipeline(range(4)).pipe(count_up, concurrency=4, order="input").sink(1)
+    for _, found in zip(range(100), pipeline, strict=False):
+        assert found == 0
+    assert len(given) < 100 + 4 * 20
+
+
+def test_many_iterators_of_one_loader_do_not_disturb_each_other() -> None:
+    loader = DataLoader(range(30), preprocessor=_plus_one, output_order="input")
+    assert list(zip(loader, loader, strict=True)) == [(i, i) for i in range(1, 31)]
+
+
+def test_all_calls_of_a_slow_function_run_at_once() -> None:
+    barrier = threading.Barrier(5)
+    pipeline = Pipeline(range(10)).pipe(lambda item: barrier.wait(PATIENCE_S), concurrency=5)
+    assert len(list(pipeline)) == 10
+
+
+def test_preprocessor_and_aggregator_have_so_many_threads_together() -> None:
+    barrier = threading.Barrier(3)
+    idents = set()
+
+    def note(item: Any) -> Any:
+        idents.add(threading.get_ident())
+        return item
+
+    def meet(item: int) -> int:
+        barrier.wait(PATIENCE_S)  # all three are needed
+        note(item)
+        return item
+
+    loader = DataLoader(range(30), preprocessor=meet, batch_size=2, aggregator=note, num_threads=3)
+    assert len(list(loader)) == 15
+    assert len(idents) == 3
+
+
+@pytest.mark.parametrize("buffer_size", [1, 40])
+def test_so_many_results_wait_for_the_loop_and_no_more(buffer_size: int) -> None:
+    n_made, is_full = 0, threading.Event()
+
+    def transfer(item: int) -> int:
+        nonlocal n_made
+        n_made += 1
+        if n_made == 1 + buffer_size:
+            is_full.set()
+        return item
+
+    loader = DataLoader(range(100), transfer_fn=transfer, buffer_size=buffer_size)
+    for n_got, _ in enumerate(loader, 1):
+        assert is_full.wait(PATIENCE_S)
+        assert n_made <= n_got + buffer_size + 2  # one is out, one is being made
+
+
+def test_all_calls_of_an_async_function_run_at_once() -> None:
+    n_inside = 0
+
+    async def meet(item: int) -> int:
+        nonlocal n_inside
+        n_inside += 1
+        while n_inside % 5:
+            await asyncio.sleep(0)
+        return item
+
+    assert list(Pipeline(range(5)).pipe(meet, concurrency=5, order="input")) == list(range(5))
+
+
+# --- in processes, and in executors -------------------------------------------------------------
+
+
+def _array(item: int) -> tuple[np.ndarray[Any, Any], int]:
+    return np.full((200, 200), item), os.getpid()
+
+
+def test_arrays_of_processes_come_in_the_order_of_input() -> None:
+    loader = DataLoader(
+        range(12), preprocessor=_array, num_threads=2, executor="process", output_order="input"
+    )
+    found = list(loader)
+    assert [int(array[0, 0]) for array, _ in found] == list(range(12))
+    assert os.getpid() not in {pid for _, pid in found}
+
+
+def test_a_generator_in_a_process_gives_all_its_results() -> None:
+    pipeline = Pipeline(range(4)).pipe(_twice, executor="process", order="input")
+    assert list(pipeline) == [(item, i) for item in range(4) for i in range(2)]
+
+
+def _dies_of_three(item: int) -> int:
+    if item == 3:
+        os._exit(0)
+    return item
+
+
+def test_a_worker_that_dies_is_an_error_that_names_the_item_or_is_skipped() -> None:
+    pipeline = Pipeline(range(6)).pipe(_dies_of_three, executor="process", order="input")
+    found = []
+    with pytest.raises(WorkerDied, match=r"item 3 \(3\)"):
+        for item in pipeline:
+            found.append(item)
+    assert found == [0, 1, 2]
+    lenient = Pipeline(range(6), on_error="skip", max_skips=1)
+    assert sorted(lenient.pipe(_dies_of_three, executor="process")) == [0, 1, 2, 4, 5]
+
+
+def test_an_executor_of_the_program_does_the_work_and_is_not_ended() -> None:
+    with ThreadPoolExecutor(2, thread_name_prefix="mine") as executor:
+        pipeline = Pipeline(range(20)).pipe(
+            lambda item: (item, threading.current_thread().name[:4]),
+            concurrency=3,
+            executor=executor,
+            order="input",
+        )
+        assert list(pipeline) == [(item, "mine") for item in range(20)]
+        assert executor.submit(int, 5).result() == 5
+    with pytest.raises(RuntimeError, match="after shutdown"):
+        list(pipeline)
+
+
+@pytest.mark.parametrize("executor", ["process", ThreadPoolExecutor(1)])
+def test_async_functions_run_in_the_event_loop_only(executor: Any) -> None:
+    with pytest.raises(InvalidArgument, match="runs in an event loop"):
+        Pipeline(range(3)).pipe(_plus_one_awaited, executor=executor)
+
+
+# --- the end ------------------------------------------------------------------------------------
+
+
+def _ours() -> set[str]:
+    return {t.name for t in threading.enumerate() if t.name.startswith("shardio ")}
+
+
+def _all_gone() -> bool:
+    deadline_s = time.monotonic() + PATIENCE_S
+    while _ours() and time.monotonic() < deadline_s:
+        time.sleep(0.001)
+    return not _ours()
+
+
+@pytest.mark.parametrize("function", [_plus_one, _plus_one_awaited, _twice, _twice_awaited])
+def test_no_thread_is_left_of_an_iteration_that_is_left(function: Any) -> None:
+    for _ in Pipeline(range(100)).pipe(function, concurrency=3):
+        break
+    for _ in Pipeline(range(10)).pipe(function, concurrency=3):
+        pass
+    assert _all_gone()
+
+
+def test_an_iterator_in_a_cycle_is_ended_by_the_collector() -> None:
+    class Holder:
+        pass
+
+    holder: Any = Holder()
+    holder.itself, holder.iterator = holder, iter(Pipeline(range(100)).pipe(_plus_one))
+    next(holder.iterator)
+    del holder
+    gc.collect()
+    assert _all_gone()
+
+
+def test_nothing_of_the_programs_is_kept_once_it_is_over() -> None:
+    class Item:
+        pass
+
+    items = [Item() for _ in range(20)]
+    refs = [weakref.ref(item) for item in items]
+    loader = DataLoader(items, preprocessor=lambda item: item, batch_size=2)
+    next(iter(loader))
+    assert _all_gone()
+    items.clear()
+    gc.collect()
+    assert [ref for ref in refs if ref()] == []
+
+
+def test_closing_ends_what_is_under_way() -> None:
+    with Pipeline(range(100)).pipe(_plus_one) as pipeline:
+        iterator = iter(pipeline)
+        assert next(iterator) == 1
+    with pytest.raises(LoaderClosed):
+        next(iterator)
+    with pytest.raises(LoaderClosed):
+        iter(pipeline)
+
+
+def test_an_iterator_is_over_after_an_error() -> None:
+    iterator = iter(Pipeline([1, 0, 1]).pipe(lambda item: 1 // item))
+    assert next(iterator) == 1
+    with pytest.raises(ZeroDivisionError):
+        next(iterator)
+    assert list(iterator) == []
+
+
+def test_a_slow_source_is_named_when_it_is_overdue() -> None:
+    let_go = threading.Event()
+
+    def source() -> Iterator[int]:
+        yield 0
+        let_go.wait(PATIENCE_S)
+
+    found = []
+    with pytest.raises(BatchOverdue, match="source, item 1, for") as caught:
+        for item in Pipeline(source()).sink(1, timeout=0.01):
+            found.append(item)
+    let_go.set()
+    assert found == [0]
+    assert "in source" in str(caught.value)
+
+
+# An iteration is under way, in functions that do not end, or only its threads wait.
+ENDS = """
+import asyncio, threading, time
+from shardio import Pipeline
+
+async def sleep(item):
+    await asyncio.sleep(3600 * item)
+    return item
+
+def stuck(item):
+    time.sleep(3600 * item)
+    return 1
+
+for function, executor in [
+    (stuck, None), (sleep, None), (lambda item: item + 1, None), (stuck, "process")
+]:
+    iterator = iter(Pipeline(range(9)).pipe(function, concurrency=2, executor=executor))
+    next(iterator)
+    globals()[f"kept_{id(iterator)}"] = iterator
+print("done")
+"""
+
+
+def test_a_program_ends_whatever_is_under_way() -> None:
+    done = subprocess.run(
+        [sys.executable, "-X", "dev", "-c", ENDS],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
+
+
+def test_a_fork_in_the_midst_of_an_iteration_cannot_go_on_with_it() -> None:
+    iterator = iter(Pipeline(range(100)).pipe(_plus_one))
+    next(iterator)
+    pid = os.fork()
+    if pid == 0:
+        try:
+            next(iterator)
+        except LoaderClosed:
+            os._exit(7)
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+    assert next(iterator) == 2
+
+
+# --- position -----------------------------------------------------------------------------------
+
+
+def _resumed(make: Any, n_taken: int) -> tuple[list[Any], list[Any]]:
+    """What a loader gives, and what it gives when it is left midway and another goes on."""
+    first, second = make(), make()
+    iterator = iter(first)
+    taken = [next(iterator) for _ in range(n_taken)]
+    second.load_state_dict(first.state_dict())
+    assert second.state_dict() == first.state_dict()
+    return list(make()), taken + list(second)
+
+
+class Counter:
+    """A source that can say where it is, and can only go on from there."""
+
+    def __init__(self) -> None:
+        self.at = 0
+
+    def __iter__(self) -> Iterator[int]:
+        while self.at < 20:
+            self.at += 1
+            yield self.at
+        self.at = 0
+
+    def state_dict(self) -> int:
+        return self.at
+
+    def load_state_dict(self, state: int) -> None:
+        self.at = state
+
+
+@pytest.mark.parametrize("n_taken", [0, 1, 3, 6])
+@pytest.mark.parametrize(
+    "source",
+    [lambda: range(20), lambda: MapIterator(dict(enumerate("abcdefghijklmnopqrst"))), Counter],
+    ids=["sequence", "map", "state"],
+)
+@pytest.mark.parametrize("preprocessor", [lambda item: [item], _twice], ids=["one", "many"])
+def test_a_loader_goes_on_behind_the_last_result(
+    source: Any, preprocessor: Any, n_taken: int
+) -> None:
+    def make() -> DataLoader:
+        return DataLoader(
+            source(),
+            preprocessor=preprocessor,
+            batch_size=3,
+            transfer_fn=tuple,
+            output_order="input",
+        )
+
+    whole, resumed = _resumed(make, n_taken)
+    assert resumed == whole
+
+
+def test_what_was_dropped_does_not_shift_the_position() -> None:
+    def make() -> DataLoader:
+        return DataLoader(
+            range(30),
+            preprocessor=lambda item: None if item % 3 == 1 else item,
+            batch_size=4,
+            output_order="input",
+        )
+
+    whole, resumed = _resumed(make, 3)
+    assert resumed == whole
+
+
+def test_after_its_end_a_loader_is_at_its_beginning() -> None:
+    loader = DataLoader(range(4), output_order="input")
+    assert list(loader) == [0, 1, 2, 3]
+    loader.load_state_dict(loader.state_dict())
+    assert list(loader) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("source", "options", "found"),
+    [
+        (range(3), {"output_order": "completion"}, "output_order='input'"),
+        ((i for i in range(3)), {"output_order": "input"}, "cannot go on in its midst"),
+    ],
+)
+def test_without_order_or_a_place_in_the_source_there_is_no_position(
+    source: Any, options: Any, found: str
+) -> None:
+    with pytest.raises(InvalidArgument, match=found):
+        DataLoader(source, **options).state_dict()
+
+
+@pytest.mark.parametrize(
+    ("change", "found"),
+    [
+        ({"n_items": 5}, "a source of 5 items; this one has 3"),
+        ({"version": 2}, "expected what state_dict"),
+        ({"item": -1}, "state\\['item'\\] must be"),
+    ],
+)
+def test_a_state_of_something_else_is_refused(change: dict[str, Any], found: str) -> None:
+    loader = DataLoader(range(3), output_order="input")
+    with pytest.raises(InvalidArgument, match=found):
+        loader.load_state_dict(loader.state_dict() | change)
+
+
+# --- length, figures, mappings ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("source", "preprocessor", "found"),
+    [
+        ((i for i in range(3)), None, "the source has no length"),
+        (range(3), _twice, "a generator function"),
+    ],
+)
+def test_there_is_no_length_where_it_is_not_known(
+    source: Any, preprocessor: Any, found: str
+) -> None:
+    loader = DataLoader(source, preprocessor=preprocessor)
+    with pytest.raises(TypeError, match=found):
+        len(loader)
+    assert loader
+
+
+def test_the_figures_of_a_pass_count_what_went_through_each_stage() -> None:
+    loader = DataLoader(
+        range(10), preprocessor=_plus_one, batch_size=4, aggregator=sum, transfer_fn=str
+    )
+    assert loader.stats().stages == ()
+    assert len(list(loader)) == 3
+    stats = loader.stats()
+    assert [(stage.name, stage.n_in, stage.n_out) for stage in stats.stages] == [
+        ("source", 10, 10),
+        ("preprocessor", 10, 10),
+        ("aggregator", 3, 3),
+        ("transfer_fn", 3, 3),
+    ]
+    assert (stats.n_results, stats.n_skipped) == (3, 0)
+    assert 0 < stats.waiting_s <= stats.elapsed_s
+    assert all(stage.busy_s > 0 and stage.waiting_s >= 0 for stage in stats.stages)
+    assert stats.as_json()["stages"][1]["n_busy"] == stats.stages[1].n_busy
+
+
+def test_a_map_iterator_gives_values_in_the_order_of_its_sampler() -> None:
+    values = {"a": 1, "b": 2, "c": 3}
+    assert list(MapIterator(values)) == [1, 2, 3]
+    assert list(MapIterator(values, ["c", "a"])) == [3, 1]
+    assert len(MapIterator(values, ["c", "a"])) == 2
+    assert list(MapIterator([5, 6, 7])) == [5, 6, 7]
+    assert list(DataLoader(MapIterator(values, "cab"), preprocessor=_plus_one, num_threads=1)) == [
+        4,
+        2,
+        3,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "found"),
+    [((5,), "mapping must be"), (({}, 5), "sampler must be iterable")],
+)
+def test_a_map_iterator_refuses_what_it_cannot_use(arguments: Any, found: str) -> None:
+    with pytest.raises(InvalidArgument, match=found):
+        MapIterator(*arguments)
