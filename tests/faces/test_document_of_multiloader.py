@@ -142,12 +142,12 @@ def test_one_sample_may_be_larger_than_the_budget() -> None:
 
 
 def test_a_sample_that_does_not_come_in_time_is_an_error_that_says_what_workers_do() -> None:
-    loader = iter(MultiLoader(Count(3, 1, hang), 1, timeout_s=0.5))
+    loader = iter(MultiLoader(Count(3, 1, hang), 1, timeout_s=5))
     next(loader)
     with pytest.raises(BatchOverdue) as caught:
         next(loader)
     said = str(caught.value)
-    assert "a sample of Count did not come within 0.5 s" in said
+    assert "a sample of Count did not come within 5 s" in said
     assert "worker 0 (process" in said
     assert "in hang" in said
 
