@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import operator
 import os
@@ -39,6 +40,7 @@ _AT_ONCE: Final = 8192
 class ShardDataset(Shown, Described, Sequence[dict[str, Any]], Closing):
     """All samples of a dataset, by number; owns its shards' maps until `close()`.
 
+    Pickled, it is opened anew where it arrives: the same state and samples, of files by their path.
     A shard is opened when it is first needed. A column that was added later lies in shards of its
     own beside the others; *files* are all of them, those beside come behind. The object is for one
     thread at a time. `verify` and `access` are as in ShardReader; the file system of the folder
@@ -98,6 +100,17 @@ class ShardDataset(Shown, Described, Sequence[dict[str, Any]], Closing):
     def schema(self) -> Schema:
         """The fields of its samples."""
         return self._schema
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """For pickle and copy: opened anew by its place, in this state, with these samples."""
+        reopen = functools.partial(
+            ShardDataset,
+            verify=self._verify,
+            access=self.access,
+            subset=self.subset,
+            generation=self.generation,
+        )
+        return reopen, (self._root,), {"_view": self._view, "_clips": self._clips}
 
     def __repr__(self) -> str:
         part = "" if self.subset is None else f"subset {self.subset!r}, "

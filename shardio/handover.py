@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import warnings
 import weakref
-from collections.abc import Callable, Iterable
-from typing import Any, Final, Protocol, Self
+from collections.abc import Iterable
+from typing import Any, Final, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -18,28 +18,12 @@ from shardio.batch import Batch, Skipped
 from shardio.callers import level_of_caller
 from shardio.collate import BlockLayout
 from shardio.dataset import ShardDataset
+from shardio.makers import Maker
 from shardio.spent import now_ns
 from shardio.writer import ShardSummary
 
 _EVERY_BLOCK: Final = -1
 """In the place of a block's number: tensors that the batches of all blocks are copied to."""
-
-
-class Maker(Protocol):
-    """Makes tensors of arrays over a block."""
-
-    aliases: bool
-
-    def wrap(self, array: npt.NDArray[Any], carrier: object, dtype: str | None = None) -> Any:
-        """One field; holds `carrier` for as long as it or a part of it is held."""
-
-    def fixed(
-        self, array: npt.NDArray[Any], dtype: str | None = None
-    ) -> Callable[[npt.NDArray[Any]], Any]:
-        """One field, for many batches: what copies an array's values there."""
-
-    def synchronize(self) -> None:
-        """Wait until nothing reads memory that was let go."""
 
 
 class Handover:

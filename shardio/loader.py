@@ -21,8 +21,9 @@ from shardio.course import Course
 from shardio.dataset import ShardDataset
 from shardio.division import Division, Tail
 from shardio.errors import InvalidArgument
-from shardio.handover import Handover, Maker, Pass, RecordedPass
+from shardio.handover import Handover, Pass, RecordedPass
 from shardio.loading_stats import LoaderStats
+from shardio.makers import maker_for
 from shardio.mixture import Mixture
 from shardio.option_checks import OnError
 from shardio.options import Asked, Collate, Output, check_options, cut_of, recipe_of
@@ -67,8 +68,9 @@ class ShardLoader(Closing):
         batch_transform: `f(batch)` or `f(batch, rng)`, from a dict of what is in a whole batch to
             another, run in the workers; its generators are keyed by the position of the first
             sample, so that what it draws depends on batch_size, rank and world_size.
-        output: "tinygrad" or "numpy".
-        device: of the tensors: a name, or a tuple to shard along the batch; tinygrad's default.
+        output: "tinygrad", "torch" or "jax" for their tensors or arrays, or "numpy".
+        device: of the tensors: a name; of tinygrad also a tuple, to shard along the batch. By
+            default the CPU for torch, else what tinygrad or JAX has for a default.
         tail: "short" delivers the last, incomplete batch as it is; "drop" leaves it out; "pad"
             fills it up with copies of its rows, where `batch.valid` is False. With several ranks
             "pad" is the default, else "short".
@@ -217,14 +219,9 @@ class ShardLoader(Closing):
         )
 
     def _handover_of(self, opened: ShardDataset) -> Handover:
-        maker: Maker | None = None
-        if self._options.output == "tinygrad":
-            # Late: it imports tinygrad, which workers and output="numpy" do without.
-            from shardio.tensors import TensorMaker
-
-            maker = TensorMaker(self._options.device)
-            if maker.aliases:
-                self._engine.settle_by(maker.synchronize)
+        maker = maker_for(self._options.output, self._options.device)
+        if maker is not None and maker.aliases:
+            self._engine.settle_by(maker.synchronize)
         most = self._options.max_skips or 0
         return Handover(self._engine, maker, opened, reuses=self._options.reuse, most_skips=most)
 

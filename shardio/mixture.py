@@ -160,6 +160,10 @@ class Mixture(ShardDataset):
 
     # As a dataset.
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        state = {"_clips": self._clips, "_ends": self._ends}
+        return Mixture, (self.sources, self.mixing, self._verify), state
+
     def __repr__(self) -> str:
         return f"Mixture({len(self)} samples of {len(self.sources)} sources: {self.sources})"
 

@@ -127,8 +127,10 @@ def device_or_none(device: Any, output: str) -> Any:
     """The name of a device or several, or None for the default."""
     if device is None:
         return None
-    if output != "tinygrad":
-        raise InvalidArgument(f"device is for output='tinygrad'; output is {output!r}")
+    if output == "numpy":
+        raise InvalidArgument("device is for tensors; output is 'numpy'")
+    if output != "tinygrad" and not isinstance(device, str):
+        raise InvalidArgument(f"device must be a name with output={output!r}; found {device!r}")
     names = device if isinstance(device, tuple | list) else (device,)
     if not names or not all(isinstance(name, str) for name in names):
         raise InvalidArgument(f"device must be a name or a tuple of names; found {device!r}")

@@ -40,7 +40,7 @@ from shardio.sounds import Sound
 from shardio.units import VERIFY, Verify
 
 Collate = Kind | Mapping[str, Kind | Sizes] | Callable[[list[dict[str, Any]]], Mapping[str, Any]]
-Output = Literal["tinygrad", "numpy"]
+Output = Literal["tinygrad", "numpy", "torch", "jax"]
 _OUTPUTS: Final = get_args(Output)
 _TAILS: Final = get_args(Tail)
 _DCTS: Final = get_args(Dct)

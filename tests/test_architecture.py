@@ -82,10 +82,13 @@ RANKS = {
     "shardio.mixing": 9,
     "shardio.option_checks": 8,
     "shardio.options": 9,
+    "shardio.makers": 8,
     "shardio.handover": 9,
     "shardio.progress_bar": 9,
     "shardio.recorded": 9,
-    "shardio.tensors": 9,  # tinygrad stops here
+    "shardio.tensors": 7,  # tinygrad stops here
+    "shardio.torch_tensors": 7,
+    "shardio.jax_arrays": 7,
     "shardio.loading": 9,
     "shardio.loader": 10,
     "shardio.items": 10,
@@ -117,13 +120,15 @@ MAY_IMPORT_ANYTHING = {FRONT_DOOR, "shardio.__main__"}
 # Packages that only these may import: slow to load, or not there for everyone.
 HOMES_OF_PACKAGES = {
     "tinygrad": {"shardio.tensors"},
+    "torch": {"shardio.torch_tensors"},
+    "jax": {"shardio.jax_arrays"},
     # The sample clips are drawn and encoded without shardio: they stand for a user's own files.
     "av": {"shardio.media", "shardio_tools.sample_clips", "shardio_tools._picture_files"},
     "PIL": {"shardio.media", "shardio_tools._sheets"},
     "simplejpeg": {"shardio.media"},
     "zmq": {"shardio._engine.mail"},
 }
-LOADED_LATE = {"av", "PIL", "simplejpeg", "zmq"}
+LOADED_LATE = {"av", "PIL", "jax", "simplejpeg", "torch", "zmq"}
 PROCESS_ENTRIES = (
     "shardio._engine.outbox",
     "shardio._engine.worker",

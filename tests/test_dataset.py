@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -457,3 +458,31 @@ def test_a_conflict_is_a_file_exists_error_as_callers_know_it(tmp_path: Path) ->
     with pytest.raises(FileExistsError) as caught:
         writers[1].close()
     assert isinstance(caught.value, DatasetConflict)
+
+
+# --- in other processes ---------------------------------------------------------------------
+
+
+def test_a_pickled_dataset_is_opened_anew_with_the_samples_that_it_shows(
+    folders: dict[int, str],
+) -> None:
+    with open_dataset(folders[3], verify="always", access="pread") as whole:
+        assert whole[20]["label"] == 20, "files are open"
+        with whole.select([30, 2, 30]) as chosen:
+            for dataset in (whole, chosen):
+                with pickle.loads(pickle.dumps(dataset)) as found:
+                    assert (len(found), found.generation) == (len(dataset), dataset.generation)
+                    assert (found.access, found.view_id) == ("pread", dataset.view_id)
+                    assert same_sample(found[-1], dataset[-1])
+
+
+def test_a_pickled_dataset_is_found_from_another_folder(
+    three: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(three.parent)
+    with open_dataset(three.name) as dataset:
+        stored = pickle.dumps(dataset)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    with pickle.loads(stored) as found:
+        assert found[7]["label"] == 7

@@ -455,8 +455,15 @@ def test_the_budget_is_half_of_what_is_available_by_default(
         ({"transform": 3}, "transform must be callable; found 3"),
         ({"transform": lambda a, b, c: a}, r"transform must take \(sample\) or \(sample, rng\)"),
         ({"transform": lambda: {}}, r"transform must take \(sample\) or \(sample, rng\)"),
-        ({"output": "torch"}, "output must be one of 'tinygrad', 'numpy'; found 'torch'"),
-        ({"device": "CPU"}, "device is for output='tinygrad'; output is 'numpy'"),
+        (
+            {"output": "paddle"},
+            "output must be one of 'tinygrad', 'numpy', 'torch', 'jax'; found 'p",
+        ),
+        ({"device": "CPU"}, "device is for tensors; output is 'numpy'"),
+        (
+            {"device": ("cpu",), "output": "torch"},
+            "device must be a name with output='torch'; found",
+        ),
         ({"device": 3, "output": "tinygrad"}, "device must be a name or a tuple of names; found 3"),
         ({"device": (), "output": "tinygrad"}, "device must be a name or a tuple of names"),
         ({"tail": "long"}, "tail must be one of 'short', 'drop', 'pad'; found 'long'"),

@@ -7,6 +7,7 @@ import dataclasses
 import json
 import math
 import os
+import pickle
 import shutil
 import signal
 from collections.abc import Iterator
@@ -584,3 +585,14 @@ def test_sources_that_grew_finish_the_epoch_on_the_sizes_that_they_had(
         found = loaded(loading)
     assert len(found) == 48
     assert sorted(label for label in found if label >= 100) == list(range(100, 112))
+
+
+def test_a_pickled_mixture_is_made_anew_of_the_same_samples(large: str, small: str) -> None:
+    with (
+        shardio.open(large, subset="train") as train,
+        train.select([4, 1]) as some,
+        mix([some, small], weights=[1, 2]) as mixture,
+        pickle.loads(pickle.dumps(mixture)) as found,
+    ):
+        assert [each["label"] for each in found] == [each["label"] for each in mixture]
+        assert found.mixing == mixture.mixing

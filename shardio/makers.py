@@ -1,0 +1,53 @@
+"""What makes of arrays the tensors or arrays that a loader is asked for, by the name of a package.
+
+Each is loaded when it is asked for: workers and output="numpy" do without any.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import numpy.typing as npt
+
+
+class Maker(Protocol):
+    """Makes tensors of arrays over a block.
+
+    `aliases` says whether a tensor that was made once shows what is written to the block later.
+    """
+
+    aliases: bool
+
+    def wrap(self, array: npt.NDArray[Any], carrier: object, dtype: str | None = None) -> Any:
+        """One field; holds `carrier` for as long as it or a part of it is held."""
+
+    def fixed(
+        self, array: npt.NDArray[Any], dtype: str | None = None
+    ) -> Callable[[npt.NDArray[Any]], Any]:
+        """One field, for many batches: what copies an array's values there."""
+
+    def synchronize(self) -> None:
+        """Wait until nothing reads memory that was let go."""
+
+
+def maker_for(output: str, device: Any) -> Maker | None:
+    """What makes the output that was asked for, on a device; None for arrays of NumPy.
+
+    Raises:
+        InvalidArgument: the package has no such device.
+        EnvironmentUnsuitable: it is not installed, or cannot open the device here.
+    """
+    if output == "tinygrad":
+        from shardio.tensors import TensorMaker
+
+        return TensorMaker(device)
+    if output == "torch":
+        from shardio.torch_tensors import TorchMaker
+
+        return TorchMaker(device)
+    if output == "jax":
+        from shardio.jax_arrays import JaxMaker
+
+        return JaxMaker(device)
+    return None

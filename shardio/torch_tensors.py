@@ -1,0 +1,99 @@
+"""TorchMaker: arrays become torch's tensors, of the same memory on the CPU, else copies.
+
+A tensor that torch makes of an array keeps it, and so the block that the array lies in; so do views
+of the tensor, and arrays made of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from shardio.errors import EnvironmentUnsuitable, InvalidArgument
+
+Ndarray = npt.NDArray[Any]
+
+
+class TorchMaker:
+    """Makes torch's tensors of arrays: of the same memory on the CPU, which is the default.
+
+    On other devices they are copies, and the array has been read when `wrap` returns.
+
+    Raises:
+        InvalidArgument: torch knows no such device.
+        EnvironmentUnsuitable: torch is not installed, or cannot open the device here.
+    """
+
+    def __init__(self, device: str | None = None) -> None:
+        self._torch = _torch()
+        self._device = _open(self._torch, device or "cpu")
+        self.aliases: bool = self._device.type == "cpu"
+
+    def wrap(self, array: Ndarray, carrier: object, dtype: str | None = None) -> Any:
+        """Make a tensor of the array's shape and dtype, or of its bits taken as `dtype`.
+
+        On the CPU it keeps the array, whose memory `carrier` owns; `carrier` itself is not needed.
+
+        Raises:
+            InvalidArgument: torch has no such dtype.
+        """
+        tensor = self._over(array, dtype)
+        return tensor if self.aliases else tensor.to(self._device)
+
+    def fixed(self, array: Ndarray, dtype: str | None = None) -> Callable[[Ndarray], Any]:
+        """Make one tensor for many arrays like this one; the result gives it an array's values.
+
+        Work that was queued before, on torch's current stream, reads the old values.
+
+        Raises:
+            InvalidArgument: as `wrap`.
+        """
+        tensor = self._torch.empty_like(self._over(array, dtype), device=self._device)
+        return lambda values: tensor.copy_(self._over(values, dtype))
+
+    def synchronize(self) -> None:
+        """Return at once: when torch is done with a call, it has read the memory of the CPU."""
+
+    def _over(self, array: Ndarray, dtype: str | None) -> Any:
+        """A tensor on the CPU that is the array's memory, or a copy in native byte order."""
+        torch = self._torch
+        array = array.astype(array.dtype.newbyteorder("="), copy=False)
+        if dtype == "bfloat16":
+            return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+        try:
+            return torch.from_numpy(array)
+        except TypeError as error:  # unsigned ones of 16 bits and more, in torch before 2.3
+            raise InvalidArgument(
+                f"torch {torch.__version__} has no dtype for {array.dtype}: leave the field out "
+                'with `fields=`, convert it in a transform, or use output="numpy"'
+            ) from error
+
+
+def _torch() -> Any:
+    """Load torch."""
+    try:
+        import torch
+    except ImportError as error:
+        raise EnvironmentUnsuitable(
+            f"output='torch' needs torch ({error}): pip install 'shardio[torch]'"
+        ) from error
+    return torch
+
+
+def _open(torch: Any, name: str) -> Any:
+    """Try a device out."""
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise InvalidArgument(f"torch has no device {name!r}: {error}") from error
+    try:
+        torch.empty(1, device=device)
+    except (AssertionError, NotImplementedError, RuntimeError) as error:  # as the backend fails
+        raise EnvironmentUnsuitable(
+            f"torch {torch.__version__} cannot open device {name} "
+            f"({type(error).__name__}: {error}); device='cpu' works everywhere"
+        ) from error
+    return device

@@ -1,0 +1,21 @@
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from shardio.errors import EnvironmentUnsuitable
+from shardio.makers import maker_for
+
+
+@pytest.mark.parametrize("package", ["torch", "jax"])
+def test_without_a_package_its_output_names_the_extra_to_install(
+    package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(EnvironmentUnsuitable, match=rf"pip install 'shardio\[{package}\]'"):
+        maker_for(package, None)
+
+
+def test_arrays_need_no_maker() -> None:
+    assert maker_for("numpy", None) is None

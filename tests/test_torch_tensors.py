@@ -1,0 +1,166 @@
+from __future__ import annotations
+
+import gc
+import weakref
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shardio import Array, Schema, ShardLoader, Text
+from shardio.dataset import open_dataset
+from shardio.errors import EnvironmentUnsuitable, InvalidArgument
+from shardio.format.fields import DTYPES
+from tests.loading import write_dataset
+
+torch = pytest.importorskip("torch", reason="needs torch, which the extra dev does without")
+
+from shardio.torch_tensors import TorchMaker  # noqa: E402
+
+N_SAMPLES = 10
+SCHEMA = Schema(
+    {"x": Array("float32", (5, 3)), "label": Array("int64"), "run": Array("int16", (None,))}
+    | {f"as_{name}": Array(name, (2,)) for name in DTYPES}
+    | {"note": Text()}
+)
+
+
+def _sample(i: int) -> dict[str, Any]:
+    numbers = {f"as_{name}": np.full(2, i, "u2" if name == "bfloat16" else name) for name in DTYPES}
+    x, run = np.full((5, 3), i, np.float32), np.full(i % 3, i, np.int16)
+    return {"x": x, "label": i, "run": run, **numbers, "note": f"note {i}"}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    samples = [_sample(i) for i in range(N_SAMPLES)]
+    return write_dataset(tmp_path_factory.mktemp("torch") / "set", N_SAMPLES, 2, SCHEMA, samples)
+
+
+def _loader(folder: str, **options: Any) -> ShardLoader:
+    return ShardLoader(folder, 4, **{"num_workers": 0, "output": "torch", **options})
+
+
+# --- batches ------------------------------------------------------------------------------------
+
+
+def test_batches_are_tensors_of_the_dtypes_of_the_fields_and_lists_stay_lists(folder: str) -> None:
+    with _loader(folder) as loader:
+        for batch in loader:
+            assert batch["x"].shape == (batch.n_rows, 5, 3)
+            assert batch["x"][:, 0, 0].tolist() == batch.indices.tolist()
+            assert batch["note"] == [f"note {i}" for i in batch.indices]
+            assert [type(run) for run in batch["run"]] == [np.ndarray] * batch.n_rows
+            for name in DTYPES:
+                assert batch[f"as_{name}"].dtype == getattr(torch, name)
+            bits = batch["as_bfloat16"].view(torch.int16)[:, 0]
+            assert bits.tolist() == batch.indices.tolist()
+
+
+def test_a_tensor_on_the_cpu_is_the_memory_of_its_batch(folder: str) -> None:
+    with _loader(folder, fields=["x", "as_bfloat16"]) as loader:
+        batch = next(iter(loader))
+        base, end = batch._block.ctypes.data, batch._block.nbytes
+        assert all(0 <= batch[name].data_ptr() - base < end for name in batch)
+
+
+def test_what_is_left_of_a_tensor_keeps_its_values_while_later_batches_arrive(folder: str) -> None:
+    with _loader(folder, num_workers=1, prefetch=0, fields=["label"]) as loader:
+        views = [batch["label"][1:] for _ in range(3) for batch in loader]
+    for k, view in enumerate(views):
+        first = k % 3 * 4
+        assert view.tolist() == list(range(first + 1, min(first + 4, N_SAMPLES)))
+
+
+def test_a_tensor_may_be_written_to_and_changes_no_other_batch(folder: str) -> None:
+    with _loader(folder, fields=["label"]) as loader:
+        for _ in range(2):
+            for batch in loader:
+                assert batch["label"].tolist() == batch.indices.tolist()
+                batch["label"].add_(100)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_in_the_fast_lane_the_tensors_of_a_block_are_the_same_ones(
+    folder: str, num_workers: int
+) -> None:
+    with _loader(folder, fields=["label"], reuse=True, num_workers=num_workers) as loader:
+        seen = set()
+        for _ in range(4):
+            for batch in loader:
+                assert batch["label"].tolist() == batch.indices.tolist()
+                seen.add(id(batch["label"]))
+    assert len(seen) < 12
+
+
+@pytest.mark.parametrize(("rule", "beside"), [("pad", "run_mask"), ("ragged", "run_offsets")])
+def test_what_is_joined_of_a_field_and_what_lies_beside_it_are_tensors(
+    folder: str, rule: str, beside: str
+) -> None:
+    options = {"fields": ["run"], "collate": {"run": rule}}
+    with _loader(folder, **options) as loader, _loader(folder, **options, output="numpy") as other:
+        for batch, arrays in zip(loader, other, strict=True):
+            for name in ("run", beside):
+                assert isinstance(batch[name], torch.Tensor)
+                np.testing.assert_array_equal(batch[name].numpy(), arrays[name])
+
+
+# --- one tensor ---------------------------------------------------------------------------------
+
+
+def test_a_tensor_keeps_the_carrier_of_its_array_until_its_last_view_is_gone() -> None:
+    memory = np.ndarray((64,), np.uint8, bytearray(64))
+    is_gone = weakref.ref(memory)
+    view = TorchMaker().wrap(np.ndarray((8,), np.int64, memory, 0), memory)[2:].numpy()[1:]
+    del memory
+    gc.collect()
+    assert is_gone() is not None
+    del view
+    assert is_gone() is None
+
+
+def test_a_tensor_for_many_arrays_takes_the_values_of_each() -> None:
+    arrays = [np.full((2, 3), i, np.uint16) for i in range(3)]
+    put = TorchMaker().fixed(arrays[0], "bfloat16")
+    tensors = [put(array) for array in arrays]
+    assert tensors[0] is tensors[2] and tensors[0].dtype == torch.bfloat16
+    assert tensors[0].view(torch.int16).tolist() == [[2] * 3] * 2
+    assert arrays[0][0, 0] == 0, "it has memory of its own"
+
+
+def test_a_device_that_is_not_the_cpu_gets_tensors_of_its_own() -> None:
+    maker = TorchMaker("meta")  # has shapes and no values, and is everywhere
+    assert not maker.aliases
+    assert maker.wrap(np.zeros((2, 3)), None).device.type == "meta"
+
+
+@pytest.mark.parametrize("shape", [(), (0, 3), (4,)])
+def test_arrays_of_any_shape_and_byte_order_become_tensors(shape: tuple[int, ...]) -> None:
+    tensor = TorchMaker().wrap(np.ones(shape, ">f4"), None)
+    assert tensor.shape == shape and tensor.dtype == torch.float32
+    assert bool((tensor == 1).all())
+
+
+def test_a_device_that_torch_does_not_know_or_cannot_open_is_an_error() -> None:
+    with pytest.raises(InvalidArgument, match="torch has no device 'gpu3'"):
+        TorchMaker("gpu3")
+    if not torch.cuda.is_available():
+        with pytest.raises(EnvironmentUnsuitable, match=r"cannot open device cuda .*device='cpu'"):
+            TorchMaker("cuda")
+
+
+# --- torch's own loader -------------------------------------------------------------------------
+
+
+def _labels(samples: list[dict[str, Any]]) -> Any:
+    return torch.tensor([sample["label"] for sample in samples])
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_a_dataset_is_one_for_the_workers_of_torchs_loader(folder: str, method: str) -> None:
+    with open_dataset(folder) as dataset:
+        assert dataset[3]["label"] == 3
+        loader = torch.utils.data.DataLoader(
+            dataset, 4, num_workers=1, collate_fn=_labels, multiprocessing_context=method
+        )
+        assert [batch.tolist() for batch in loader] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
