@@ -14,6 +14,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,9 @@ NOT_RUN = {
     ("README.md", "tools/demo"): "sets up an environment, and runs this very suite",
 }
 
+# Packages too large for the extra `dev`: blocks that import them run where they are installed.
+NOT_EVERYWHERE = ("torch",)
+
 
 @dataclass(frozen=True)
 class Block:
@@ -49,6 +53,9 @@ def blocks(page: Path) -> Iterator[Block]:
 
 
 def reason_not_to_run(page: Path, block: Block) -> str | None:
+    for package in NOT_EVERYWHERE:
+        if f"import {package}\n" in block.code and find_spec(package) is None:
+            return f"needs {package}"
     for (name, beginning), reason in NOT_RUN.items():
         if page.relative_to(ROOT).as_posix() == name and block.code.startswith(beginning):
             return reason
