@@ -20,6 +20,10 @@ from shardio.conversion.guessing import guess_kind
         (["a/1.flac", "b/2.MP3", "notes.txt"], "audio"),
         (["1.wav", "1.mp4"], "videos"),
         (["1.wav", "2.gif"], "audio"),
+        (["a/1.npy", "b/2.NPZ", "notes.txt"], "arrays"),
+        (["model.safetensors"], "arrays"),
+        (["1.jpg", "mask.npy"], "images"),
+        (["1.gif", "mask.npy"], "videos"),
     ],
 )
 def test_sound_and_pictures_without_a_video_are_told_by_their_names(

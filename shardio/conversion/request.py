@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
@@ -11,7 +11,7 @@ from shardio._engine.cpus import usable_cpus
 from shardio.conversion.appending import PathName, inherit, refuse_other_options
 from shardio.conversion.guessing import guess_kind
 from shardio.conversion.report import Progress
-from shardio.conversion.source import Input, make_source
+from shardio.conversion.source import Input, fit, make_source
 from shardio.conversion.unit import Job
 from shardio.errors import InvalidArgument
 from shardio.format.schema import Schema
@@ -70,11 +70,12 @@ class Request:
             raise InvalidArgument(f"workers is {self.workers}; it must be 0 or more")
 
     def job(
-        self, base: Generation | None, inputs: Iterable[Input], out: PathName
+        self, base: Generation | None, inputs: Sequence[Input], out: PathName
     ) -> Callable[[str], Job]:
         """What makes the job, once the folder for its shards is known.
 
-        `inputs` say which converter it takes, where neither the caller nor `base` does.
+        `inputs` say which converter it takes, where neither the caller nor `base` does, and what
+        else a converter takes from them.
 
         Raises:
             InvalidArgument: the converter does not take the options, or makes other samples than
@@ -84,7 +85,7 @@ class Request:
         if base is not None:
             kind, options, keeps = inherit(base, kind, options, keep_partial=keeps)
         try:
-            source = make_source(kind or guess_kind(inputs), options)
+            source = fit(make_source(kind or guess_kind(inputs), options), inputs)
         except InvalidArgument:
             if base is not None and kind == base.converter.get("name"):
                 refuse_other_options(base, self.options, out)

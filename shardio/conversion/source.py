@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
@@ -22,6 +22,7 @@ from shardio.manifest import ROWS
 
 GROUP: Final = "shardio.converters"
 _OURS: Final = {
+    "arrays": "shardio_converters.arrays:Arrays",
     "audio": "shardio_converters.audio:Sounds",
     "images": "shardio_converters.images:Images",
     "videos": "shardio_converters.videos:Videos",
@@ -80,6 +81,9 @@ class Source(Protocol):
     was made of: the sum of squared differences of pixels and how many values those are, or None
     where nothing is lost.
 
+    A method `fitted(inputs)` may look at all inputs before the first is read, and give the source
+    with those options set that follow from them, as a schema does: they are recorded as any other.
+
     A method `view()` may say what the samples of a loader are by default, as a generation has it;
     without one they are the rows.
     """
@@ -131,6 +135,16 @@ def make_source(kind: str, options: Mapping[str, Any]) -> Source:
     except ModuleNotFoundError as error:
         raise _lacking(kind, error) from error
     return source
+
+
+def fit(source: Source, inputs: Sequence[Input]) -> Source:
+    """Have a source set what follows from the inputs, if it has a `fitted`.
+
+    Raises:
+        InvalidArgument: nothing follows from them.
+    """
+    fitted: Callable[[Sequence[Input]], Source] = getattr(source, "fitted", lambda _: source)
+    return fitted(inputs)
 
 
 def _lacking(kind: str, error: ModuleNotFoundError) -> EnvironmentUnsuitable:

@@ -12,6 +12,7 @@ import pytest
 import shardio
 from shardio.measuring import estimate
 from shardio.media import encode_jpeg
+from shardio_converters.arrays import Arrays
 from shardio_converters.video_options import LIMITS
 from shardio_converters.videos import Videos
 from shardio_tools import cli, convert
@@ -117,7 +118,8 @@ def test_the_defaults_that_help_names_are_the_converters(
 
 
 def test_the_command_has_an_option_for_each_of_the_converters() -> None:
-    assert set(convert.CONVERTER_OPTIONS) == {f.name for f in dataclasses.fields(Videos)}
+    known = {f.name for kind in (Videos, Arrays) for f in dataclasses.fields(kind)}
+    assert {*convert.CONVERTER_OPTIONS, "fields"} == known  # --schema has those
 
 
 def test_on_error_decides_whether_a_broken_file_ends_the_conversion(

@@ -1,4 +1,4 @@
-"""Convert a folder of videos, of pictures or of sound into a dataset.
+"""Convert a folder of videos, of pictures, of sound or of arrays into a dataset.
 
 Every file below SRC is looked at and accounted for. The name of the folder that holds a file is its
 class. Exit code 1 means that some files are broken, or have changed since they were converted; they
@@ -8,12 +8,14 @@ are listed, and all others are converted.
 from __future__ import annotations
 
 import argparse
+import json
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 import shardio
 from shardio.measuring import StoredReport, estimate, measure_stored
+from shardio_tools._convert_options import CONVERTER_OPTIONS, add_arguments
 from shardio_tools._render import (
     OUTCOMES,
     ProgressLine,
@@ -29,128 +31,26 @@ from shardio_tools._render import (
 )
 from shardio_tools._stored import describe_stored, n_clips, noun, stored_json
 
-# What the converter takes, beside what every conversion takes: none of these is passed on unless
-# it is given, so that its default is stated in one place, the converter.
-CONVERTER_OPTIONS: Final = (
-    "frames",
-    "stride",
-    "step",
-    "size",
-    "fps",
-    "store",
-    "codec",
-    "gop",
-    "quality",
-    "check",
-    "audio",
-)
+__all__ = ["CONVERTER_OPTIONS", "add_arguments", "as_json", "run"]
 
 LISTED: Final = ("present", "not_reached", "not_video", "too_short", "changed", "broken")
 """Outcomes whose inputs are listed, in this order: what matters most comes last."""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of the command to its parser."""
-    add = parser.add_argument
-    add("src", metavar="SRC", help="a folder of videos, pictures or sound, or one file")
-    add(
-        "out",
-        metavar="OUT",
-        nargs="?",
-        help="the dataset: a folder that is missing or empty, but for --append",
-    )
-    add("--kind", help="what SRC holds: videos, images or audio (default: told from the names)")
-    add("--labels", metavar="FILE", help="CSV or JSON Lines with columns path and label")
-    add("--workers", type=int, metavar="N", help="processes (default: one per usable CPU)")
-    _add_clips(parser.add_argument_group("clips and pictures"))
-    _add_stores(parser.add_argument_group("how they are stored"))
-    _add_ends(parser.add_argument_group("what is broken, and what is there already"))
-    add("--quiet", action="store_true", help="print nothing but what is wrong")
-    add("--json", action="store_true", help="print the report as JSON")
-
-
-def _add_clips(group: argparse._ArgumentGroup) -> None:
-    add = group.add_argument
-    add("--frames", type=int, metavar="N", help="frames of a clip (default: 16)")
-    add("--stride", type=int, metavar="N", help="a clip takes every N-th frame (default: 1)")
-    add(
-        "--step",
-        type=int,
-        metavar="N",
-        help="frames from one clip's start to the next (default: frames x stride: no overlap)",
-    )
-    add("--size", type=int, metavar="N", help="height and width of a frame (default: 112)")
-    add("--fps", metavar="RATE", help="take frames at this rate, such as 10 or 30000/1001")
-
-
-def _add_stores(group: argparse._ArgumentGroup) -> None:
-    add = group.add_argument
-    add(
-        "--store",
-        metavar="HOW",
-        help="videos: h264 (default), raw, jpeg, packets; images: original (default), jpeg, raw",
-    )
-    add("--codec", metavar="NAME", help="of h264: h264 (default), hevc or av1")
-    add("--gop", type=int, metavar="N", help="of h264: a keyframe every N frames (default: 16)")
-    add(
-        "--quality",
-        type=int,
-        metavar="N",
-        help="of h264: crf, lower is better (default: 19, hevc 20, av1 30); "
-        "of jpeg: 1 to 100 (default: 90)",
-    )
-    add(
-        "--check",
-        action="store_true",
-        default=None,
-        help="of packets: decode every frame once, to find damage",
-    )
-    add(
-        "--audio",
-        action="store_true",
-        default=None,
-        help="of videos: keep the sound beside the pictures, its packets untouched",
-    )
-    add(
-        "--estimate",
-        action="store_true",
-        help="convert a few files into a temporary folder, and say what all would come to",
-    )
-
-
-def _add_ends(group: argparse._ArgumentGroup) -> None:
-    add = group.add_argument
-    add(
-        "--keep-partial",
-        action="store_true",
-        help="of a file that breaks midway, keep what is before the break",
-    )
-    add(
-        "--on-error",
-        choices=("skip", "stop"),
-        default="skip",
-        help="at a broken file: go on with the next, or stop and keep what is done (default: skip)",
-    )
-    add(
-        "--resume",
-        action="store_true",
-        help="go on with what an interrupted conversion has finished in OUT",
-    )
-    add(
-        "--overwrite",
-        action="store_true",
-        help="start again; a dataset in OUT is replaced once the new one is done",
-    )
-    add(
-        "--append",
-        action="store_true",
-        help="add to the dataset in OUT what it does not have; other options as it was made with",
-    )
+def _read_fields(path: str) -> Any:
+    """What a file of JSON says."""
+    try:
+        with open(path, encoding="utf-8-sig") as file:
+            return json.load(file)
+    except (ValueError, RecursionError) as error:
+        raise shardio.InvalidArgument(f"{path}: not JSON: {error}") from error
 
 
 def run(options: argparse.Namespace) -> int:
     """Convert, report, and return the exit code."""
     given = {n: v for n in CONVERTER_OPTIONS if (v := getattr(options, n)) is not None}
+    if options.schema is not None:
+        given["fields"] = _read_fields(options.schema)
     if options.estimate:
         return _estimate(options, given)
     if options.out is None:
@@ -180,8 +80,25 @@ def run(options: argparse.Namespace) -> int:
     else:
         lines = describe(report, has_file=options.labels is not None, appends=options.append)
         *before, last = lines
-        say("\n".join([*before, *describe_stored(report, stored), last]))
+        say("\n".join([*before, *_fields(report), *describe_stored(report, stored), last]))
     return 1 if report.broken or report.changed else 0
+
+
+def _fields(report: shardio.ConversionReport) -> Iterator[str]:
+    """Say what was told from the files: the fields of a sample."""
+    if report.kind == "arrays":
+        with shardio.open(report.dataset) as dataset:
+            fields = ", ".join(_field(*each) for each in dataset.schema.items())
+        yield f"a sample has {plain(fields)}"
+
+
+def _field(name: str, field: object) -> str:
+    """A field in a few words, as the file of --schema has it."""
+    is_optional = "?" if getattr(field, "optional", False) else ""
+    if not isinstance(field, shardio.Array):
+        return f"{name} {type(field).__name__.lower()}{is_optional}"
+    dims = ",".join("*" if n is None else str(n) for n in field.shape)
+    return f"{name} {field.dtype}{f'[{dims}]' if dims else ''}{is_optional}"
 
 
 def _measured(report: shardio.ConversionReport, options: argparse.Namespace) -> StoredReport | None:
@@ -349,7 +266,10 @@ def _group(report: shardio.ConversionReport, outcome: str) -> Iterator[str]:
         return
     words = OUTCOMES[outcome]
     if outcome == "not_video":
-        words = {"images": "not a picture", "audio": "no sound"}.get(report.kind, words)
+        others = {"images": "not a picture", "audio": "no sound", "arrays": "no arrays"}
+        words = others.get(report.kind, words)
+    if outcome == "too_short" and report.kind == "arrays":
+        words = "no sample"
     yield f"{words}: {counted(len(group), 'file')}"
     lines = []
     for source in group:

@@ -1,0 +1,295 @@
+"""Files of arrays: .npy, .npz and .safetensors, opened without pickle and read piece by piece."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import os
+import struct
+import tokenize
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from typing import IO, Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from shardio import MediaError
+
+SUFFIXES: Final = (".npy", ".npz", ".safetensors")
+Header = tuple[tuple[int, ...], bool, np.dtype[Any]]
+"""Shape, whether it is in Fortran order, dtype."""
+
+ONLY: Final = "array"
+"""What the one array of a .npy is called."""
+TEXT: Final = "text"
+"""Stands for the dtype of arrays of strings."""
+
+_BLOCK_BYTES: Final = 1 << 20  # of rows that are read at a time
+_NPY_MAGIC: Final = b"\x93NUMPY"
+_MAX_HEADER: Final = 100_000_000  # bytes of a safetensors header: what its own library allows
+_KNOWN: Final = frozenset(
+    "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64".split()
+)
+_TENSORS: Final = {
+    "BOOL": "bool",
+    "I8": "int8",
+    "I16": "int16",
+    "I32": "int32",
+    "I64": "int64",
+    "U8": "uint8",
+    "U16": "uint16",
+    "U32": "uint32",
+    "U64": "uint64",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "F32": "float32",
+    "F64": "float64",
+}
+_REFUSED: Final = {
+    "O": "objects are stored as a pickle, which can run any code: save numbers or strings",
+    "V": "a structured dtype: save each of its fields as an array of a .npz",
+    "M": "dates: save them as int64",
+    "m": "spans of time: save them as int64",
+    "S": "bytes that end where a zero begins: save uint8, or strings",
+}
+_NOT_NPY: Final = (ValueError, SyntaxError, TypeError, tokenize.TokenError, RecursionError)
+_NOT_ZIP: Final = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError)
+
+
+@dataclass(frozen=True)
+class StoredArray:
+    """An array that lies in a file; `begin` gives what reads its numbers.
+
+    `dtype` is shardio's name, `TEXT` of strings; `numpy` says how they lie there.
+    """
+
+    name: str
+    dtype: str
+    numpy: np.dtype[Any]
+    shape: tuple[int, ...]
+    is_fortran: bool
+    begin: Callable[[], IO[bytes] | _Part]
+
+    def whole(self) -> npt.NDArray[Any]:
+        """Read all of it.
+
+        Raises:
+            MediaError: the file ends before it, or goes on behind it, or is damaged.
+        """
+        shape = self.shape[::-1] if self.is_fortran else self.shape
+        with self.begin() as file:
+            found = _read(file, self.numpy, shape, self.name)
+            _check_end(file, self.name)
+        return found.T if self.is_fortran else found
+
+    def rows(self) -> Iterator[npt.NDArray[Any]]:
+        """Read what lies along its first axis one by one; one in Fortran order is read whole.
+
+        Raises:
+            MediaError: as of `whole`.
+        """
+        if self.is_fortran:
+            yield from self.whole()
+            return
+        with self.begin() as file:
+            n_left, n_bytes = self.shape[0], math.prod(self.shape[1:]) * self.numpy.itemsize
+            n_block = max(1, _BLOCK_BYTES // max(1, n_bytes))
+            while n_left:
+                n_read = min(n_block, n_left)
+                yield from _read(file, self.numpy, (n_read, *self.shape[1:]), self.name)
+                n_left -= n_read
+            _check_end(file, self.name)
+
+
+def open_arrays(path: str, name: str, files: ExitStack) -> list[StoredArray] | None:
+    """The arrays of a file, as its name or its first bytes say; None where it is of another kind.
+
+    They can be read as long as `files` are not closed.
+
+    Raises:
+        MediaError: it is damaged, or holds what no dataset can.
+        OSError: it cannot be read.
+    """
+    suffix = next((each for each in SUFFIXES if name.lower().endswith(each)), "")
+    try:
+        if suffix == ".npz":
+            return _open_npz(files.enter_context(zipfile.ZipFile(path)))
+        if suffix == ".safetensors":
+            return _open_tensors(files.enter_context(open(path, "rb")))
+        file = files.enter_context(open(path, "rb"))
+        if not suffix and file.read(len(_NPY_MAGIC)) != _NPY_MAGIC:
+            return None
+        file.seek(0)
+        header = _read_header(file, ONLY)
+        n_bytes = os.fstat(file.fileno()).st_size - file.tell()
+        return [_npy_array(ONLY, header, partial(_Part, file, file.tell(), n_bytes))]
+    except _NOT_ZIP as error:
+        raise MediaError(f"damaged: {error}") from error
+
+
+def _open_npz(archive: zipfile.ZipFile) -> list[StoredArray]:
+    found: dict[str, StoredArray] = {}
+    for member in archive.namelist():
+        if not member.endswith(".npy"):
+            raise MediaError(f"member {member!r} is no array: expected a name in .npy")
+        name = member.removesuffix(".npy")
+        if name in found:
+            raise MediaError(f"two members are named {member!r}")
+        with archive.open(member) as file:
+            header = _read_header(file, name)
+            begin = partial(_begin_member, archive, member, file.tell())
+        found[name] = _npy_array(name, header, begin)
+    return [*found.values()]
+
+
+def _begin_member(archive: zipfile.ZipFile, member: str, start: int) -> IO[bytes]:
+    file = archive.open(member)
+    file.read(start)
+    return file
+
+
+def _npy_array(name: str, header: Header, begin: Callable[[], IO[bytes] | _Part]) -> StoredArray:
+    shape, is_fortran, dtype = header
+    if dtype.kind == "U":
+        return StoredArray(name, TEXT, dtype, shape, is_fortran, begin)
+    if dtype.name not in _KNOWN:
+        why = _REFUSED.get(dtype.kind, f"expected one of {', '.join(sorted(_KNOWN))}, or strings")
+        raise MediaError(f"array {name!r}: found dtype {dtype}: {why}")
+    return StoredArray(name, dtype.name, dtype, shape, is_fortran, begin)
+
+
+def _read_header(file: IO[bytes], name: str) -> Header:
+    """Read what comes before the numbers; the file stands where they begin."""
+    try:
+        version = np.lib.format.read_magic(file)
+        if version not in ((1, 0), (2, 0), (3, 0)):
+            raise ValueError(f"version {version} is not known")
+        length = file.read(2 if version == (1, 0) else 4)
+        return _parse_header(version, length + file.read(int.from_bytes(length, "little")))
+    except _NOT_NPY as error:
+        raise MediaError(f"array {name!r}: the header is damaged: {error}") from error
+
+
+@lru_cache(maxsize=64)  # as a rule all files have the same
+def _parse_header(version: tuple[int, int], header: bytes) -> Header:
+    """What a header says; versions 2 and 3 differ in what names of fields may be."""
+    read = np.lib.format.read_array_header_2_0
+    if version == (1, 0):
+        read = np.lib.format.read_array_header_1_0
+    shape, is_fortran, dtype = read(io.BytesIO(header))
+    if any(type(n) is not int or n < 0 for n in shape):
+        raise ValueError(f"the shape is {shape}")
+    return shape, is_fortran, dtype
+
+
+def _open_tensors(file: IO[bytes]) -> list[StoredArray]:
+    """The tensors of a safetensors file: a length, so many bytes of JSON, and their numbers."""
+    n_bytes = os.fstat(file.fileno()).st_size
+    if n_bytes < 8:
+        raise MediaError(f"{n_bytes} bytes; expected 8 at least, the length of the header")
+    (n_header,) = struct.unpack("<Q", file.read(8))
+    if n_header > min(_MAX_HEADER, n_bytes - 8):
+        raise MediaError(f"the header has {n_header:,} bytes, the file {n_bytes:,}")
+    try:
+        header = json.loads(file.read(n_header).decode("utf-8"), object_pairs_hook=_once)
+        header.pop("__metadata__", None)
+        placed = [_tensor(name, entry, file, 8 + n_header) for name, entry in header.items()]
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise MediaError(f"the header is damaged: {error!r}") from error
+    position = 0
+    for begins, ends, array in sorted(placed, key=lambda one: one[:2]):
+        if begins != position:
+            raise MediaError(f"tensor {array.name!r}: expected at byte {position}, found {begins}")
+        position = ends
+    if 8 + n_header + position != n_bytes:
+        raise MediaError(f"expected {8 + n_header + position:,} bytes, found {n_bytes:,}")
+    return [array for _, _, array in placed]
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a name is there twice")
+    return found
+
+
+def _tensor(name: str, entry: Any, file: IO[bytes], start: int) -> tuple[int, int, StoredArray]:
+    """Where a tensor begins and ends behind the header, and what it is."""
+    begins, ends = entry["data_offsets"]
+    shape = tuple(entry["shape"])
+    if any(type(n) is not int or n < 0 for n in (begins, ends, *shape)):
+        raise ValueError(f"tensor {name!r}: shape {shape}, bytes {begins} to {ends}")
+    if entry["dtype"] not in _TENSORS:
+        raise MediaError(
+            f"tensor {name!r}: found dtype {entry['dtype']}; expected one of {', '.join(_TENSORS)}"
+        )
+    dtype = _TENSORS[entry["dtype"]]
+    numpy = np.dtype("uint16" if dtype == "bfloat16" else dtype).newbyteorder("<")
+    if ends - begins != math.prod(shape) * numpy.itemsize:
+        raise ValueError(f"tensor {name!r}: {ends - begins} bytes for shape {shape} of {dtype}")
+    begin = partial(_Part, file, start + begins, ends - begins)
+    return begins, ends, StoredArray(name, dtype, numpy, shape, False, begin)
+
+
+class _Part:
+    """So many bytes of an open file, from a place on; it is for others to close."""
+
+    def __init__(self, file: IO[bytes], start: int, n_bytes: int) -> None:
+        self._fd, self._at, self._end = file.fileno(), start, start + n_bytes
+
+    def read(self, n_bytes: int) -> bytes:
+        data = os.pread(self._fd, min(n_bytes, self._end - self._at), self._at)
+        self._at += len(data)
+        return data
+
+    def readinto(self, buffer: memoryview) -> int:
+        n_bytes = os.preadv(self._fd, [buffer[: self._end - self._at]], self._at)
+        self._at += n_bytes
+        return n_bytes
+
+    def __enter__(self) -> _Part:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Leave the file to the others that read it."""
+
+
+def _read(
+    file: IO[bytes] | _Part, dtype: np.dtype[Any], shape: tuple[int, ...], name: str
+) -> npt.NDArray[Any]:
+    """Read the next numbers, in C order; they are little-endian then."""
+    try:
+        found = np.empty(shape, dtype)
+        if found.nbytes:
+            _fill(file, found.reshape(-1).view(np.uint8).data, name)
+    except _NOT_ZIP as error:
+        raise MediaError(f"array {name!r}: damaged: {error}") from error
+    except (MemoryError, ValueError) as error:
+        raise MediaError(f"array {name!r}: shape {shape} of {dtype}: {error}") from error
+    return found.astype(dtype.newbyteorder("<"), copy=False)
+
+
+def _fill(file: IO[bytes] | _Part, view: memoryview, name: str) -> None:
+    n_filled = 0
+    while n_filled < len(view):
+        n_bytes: int = file.readinto(view[n_filled:])  # type: ignore[union-attr]
+        if not n_bytes:
+            missing = len(view) - n_filled
+            raise MediaError(f"array {name!r}: the file ends {missing:,} bytes too early")
+        n_filled += n_bytes
+
+
+def _check_end(file: IO[bytes] | _Part, name: str) -> None:
+    """Make sure that nothing follows; of a member of a .npz, its checksum is compared now."""
+    try:
+        is_more = bool(file.read(1))
+    except _NOT_ZIP as error:
+        raise MediaError(f"array {name!r}: damaged: {error}") from error
+    if is_more:
+        raise MediaError(f"array {name!r}: bytes follow it; expected the end of the file")

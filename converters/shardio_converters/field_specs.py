@@ -1,0 +1,58 @@
+"""Fields in a word each, as options of converters say them: `float32[3,*]`, `text?`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+
+from shardio import Array, Bytes, InvalidArgument, Json, Schema, ShardioError, Text
+
+_NAMED: Final[dict[str, type[Bytes | Json | Text]]] = {"text": Text, "json": Json, "bytes": Bytes}
+_SPEC: Final = re.compile(r"(\w+)(?:\[((?:\d+|\*)(?:,\s*(?:\d+|\*))*)\])?(\?)?")
+
+
+def spec_of(dtype: str, shape: tuple[int | None, ...] = (), *, optional: bool = False) -> str:
+    """A field in a word: `dtype` as of an Array, or text, json or bytes.
+
+    In brackets a shape, with `*` for a dimension that varies; behind it `?` if it may be missing.
+    """
+    dims = ",".join("*" if n is None else str(n) for n in shape)
+    return f"{dtype}{f'[{dims}]' if shape else ''}{'?' if optional else ''}"
+
+
+def make_field(name: str, spec: Any) -> Array | Bytes | Json | Text:
+    """The field that a word stands for.
+
+    Raises:
+        InvalidArgument: it stands for none.
+    """
+    found = _SPEC.fullmatch(spec.strip()) if isinstance(spec, str) else None
+    try:
+        if found is None:
+            raise InvalidArgument("a dtype, text, json or bytes, then [dimensions], then ?")
+        kind, dims, mark = found.groups()
+        if kind in _NAMED:
+            if dims is not None:
+                raise InvalidArgument(f"{kind} has no dimensions")
+            return _NAMED[kind](optional=bool(mark))
+        shape = tuple(None if n.strip() == "*" else int(n) for n in (dims or "").split(",") if n)
+        return Array(kind, shape, optional=bool(mark))
+    except ShardioError as error:
+        raise InvalidArgument(f"field {name!r}: found {spec!r}; expected {error}") from error
+
+
+def make_schema(fields: Any) -> Schema:
+    """The schema of named words.
+
+    Raises:
+        InvalidArgument: a word stands for no field, or the names cannot be those of one sample.
+    """
+    if not isinstance(fields, Mapping) or not fields:
+        raise InvalidArgument(f"fields is {fields!r}; expected names, each with what it is")
+    try:
+        return Schema({name: make_field(name, spec) for name, spec in fields.items()})
+    except InvalidArgument:
+        raise
+    except ShardioError as error:
+        raise InvalidArgument(f"the fields are not a schema: {error}") from error

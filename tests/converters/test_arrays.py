@@ -1,0 +1,338 @@
+"""Arrays from .npy, .npz and .safetensors: what is stored is what their own libraries read."""
+
+from __future__ import annotations
+
+import io
+import json
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import shardio
+from shardio import Array, InvalidArgument, Text
+from shardio_tools.cli import main
+
+pytestmark = pytest.mark.usefixtures("quick_disk")
+
+DTYPES = "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64".split()
+
+
+def convert(src: Path, out: Path, **options: Any) -> shardio.ConversionReport:
+    return shardio.convert(src, out, workers=0, **options)
+
+
+def reasons(report: shardio.ConversionReport) -> dict[str, str]:
+    return {one.name: one.reason for one in report.broken}
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    for name in ("a", "b"):
+        (tmp_path / "in" / name).mkdir(parents=True)
+    return tmp_path / "in"
+
+
+def test_every_file_of_a_folder_is_a_sample(root: Path, tmp_path: Path) -> None:
+    made = {
+        "a/c order.npy": np.arange(6, dtype="float32").reshape(2, 3),
+        "a/Fortran.npy": np.asfortranarray(np.arange(15, dtype="float32").reshape(5, 3)),
+        "b/big endian \u00e9.npy": np.arange(3, dtype=">f4").reshape(1, 3),
+        "b/none.npy": np.ones((0, 3), "float32"),
+    }
+    for name, array in made.items():
+        np.save(root / name, array)
+    (root / "notes.txt").write_text("notes")
+    report = convert(root, tmp_path / "out")
+    assert report.kind == "arrays" and report.counts == {"converted": 4, "not_video": 1}
+    with shardio.open(tmp_path / "out") as dataset:
+        assert dataset.schema["array"] == Array("float32", (None, 3))
+        for sample in dataset:
+            np.testing.assert_array_equal(sample["array"], made[sample["source"]])
+            assert dataset.classes[sample["label"]] == sample["source"][0]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("form", ["<", ">"])
+def test_rows_of_a_single_file_are_samples(form: str, dtype: str, tmp_path: Path) -> None:
+    made = np.arange(24).reshape(4, 3, 2).astype(dtype)
+    path = tmp_path / "one.npy"
+    np.save(path, made.astype(np.dtype(form + np.dtype(dtype).str[1:])))
+    report = convert(path, tmp_path / "out")
+    assert report.n_samples == 4
+    with shardio.open(tmp_path / "out") as dataset:
+        assert dataset.schema["array"] == Array(dtype, (3, 2))
+        np.testing.assert_array_equal([sample["array"] for sample in dataset], made)
+        assert [sample["row"] for sample in dataset] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize("shape", [(3, 300_000), (1_000, 1_000)])
+def test_rows_that_are_read_in_blocks_are_all_there(
+    shape: tuple[int, int], order: Any, tmp_path: Path
+) -> None:
+    made = np.arange(shape[0] * shape[1], dtype="int32").reshape(shape, order=order)
+    np.save(tmp_path / "one.npy", made)
+    assert convert(tmp_path / "one.npy", tmp_path / "out").n_samples == shape[0]
+    with shardio.open(tmp_path / "out") as dataset:
+        np.testing.assert_array_equal([sample["array"] for sample in dataset], made)
+
+
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+def test_arrays_of_a_npz_keep_their_names(save: Any, tmp_path: Path) -> None:
+    made = {
+        "x": np.arange(12.0).reshape(4, 3),
+        "text": np.array(["one", "", "\u00fc\U0001f600", "four"]),
+        "camera.id": np.asfortranarray(np.arange(8, dtype="uint8").reshape(4, 2)),
+        "\u00e4": np.array([True, False, True, True]),
+        "label": np.array([7, 8, 9, 10], "int16"),
+    }
+    save(tmp_path / "all.npz", **made)
+    convert(tmp_path / "all.npz", tmp_path / "out")
+    with shardio.open(tmp_path / "out") as dataset, np.load(tmp_path / "all.npz") as known:
+        assert dataset.schema["text"] == Text() and dataset.schema["label"] == Array("int16")
+        for row, sample in enumerate(dataset):
+            for name in made:
+                np.testing.assert_array_equal(sample[name], known[name][row])
+
+
+def test_tensors_are_those_that_safetensors_reads(root: Path, tmp_path: Path) -> None:
+    library = pytest.importorskip("safetensors.numpy", reason="safetensors is not installed")
+    for number, folder in enumerate("ab"):
+        made: dict[str, Any] = {dtype: np.arange(6 + number).astype(dtype) for dtype in DTYPES}
+        made |= {"none": np.zeros((0, 2)), "one": np.array(number, "float32")}
+        made["\u00e9.weight"] = np.arange(4.0).reshape(2, 2)
+        library.save_file(made, root / folder / "x.safetensors", {"made": "here"})
+    report = convert(root, tmp_path / "out")
+    assert report.counts == {"converted": 2}
+    with shardio.open(tmp_path / "out") as dataset:
+        assert dataset.schema["int8"] == Array("int8", (None,))
+        for sample in dataset:
+            known = library.load_file(root / sample["source"])
+            for name, value in known.items():
+                np.testing.assert_array_equal(sample[name], value)
+                assert sample[name].shape == value.shape
+
+
+def tensors(header: object, data: bytes = b"") -> bytes:
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return len(text).to_bytes(8, "little") + text + data
+
+
+def entry(begins: int, ends: int, dtype: str = "U8", shape: Any = None) -> dict[str, Any]:
+    shape = [ends - begins] if shape is None else shape
+    return {"dtype": dtype, "shape": shape, "data_offsets": [begins, ends]}
+
+
+def test_bfloat16_is_its_bits(tmp_path: Path) -> None:
+    bits = np.array([[0x3F80, 0x4000]], "<u2")
+    path = tmp_path / "b.safetensors"
+    path.write_bytes(tensors({"w": entry(0, 4, "BF16", [1, 2])}, bits.tobytes()))
+    convert(path, tmp_path / "out")
+    with shardio.open(tmp_path / "out") as dataset:
+        assert dataset.schema["w"] == Array("bfloat16", (2,))
+        np.testing.assert_array_equal(dataset[0]["w"], bits[0])
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"1234567", "7 bytes; expected 8 at least"),
+        (b"\xff" * 8 + b"{}", "the header has 18,446,744,073,709,551,615 bytes, the file 10"),
+        (tensors(b"nonsense"), "the header is damaged"),
+        (tensors(b"[" * 100_000), "the header is damaged"),
+        (tensors([]), "the header is damaged"),
+        (tensors(b'{"a": 1, "a": 2}'), "a name is there twice"),
+        (tensors({"a": entry(0, 4)}, b"123"), "bytes, found"),
+        (tensors({"a": entry(0, 2)}, b"123"), "bytes, found"),
+        (tensors({"a": entry(1, 3)}, b"123"), "tensor 'a': expected at byte 0, found 1"),
+        (tensors({"a": entry(0, 2), "b": entry(1, 3)}, b"123"), "tensor 'b': expected at byte 2"),
+        (tensors({"a": entry(0, 2, "I64", [1])}, b"12"), "2 bytes for shape (1,) of int64"),
+        (tensors({"a": entry(0, 1, "U8", [-1])}, b"1"), "the header is damaged"),
+        (tensors({"a": entry(0, 1, "F8_E4M3")}, b"1"), "found dtype F8_E4M3; expected one of BOOL"),
+        (tensors({"a": {"dtype": "U8"}}, b"1"), "the header is damaged"),
+    ],
+)
+def test_damaged_tensors_are_listed(
+    content: bytes, reason: str, root: Path, tmp_path: Path
+) -> None:
+    (root / "a" / "bad.safetensors").write_bytes(content)
+    (root / "b" / "good.safetensors").write_bytes(tensors({"a": entry(0, 4)}, b"1234"))
+    report = convert(root, tmp_path / "out")
+    assert report.n_samples == 1 and reason in reasons(report)["a/bad.safetensors"]
+
+
+def npy(array: Any, **options: Any) -> bytes:
+    file = io.BytesIO()
+    np.save(file, array, **options)
+    return file.getvalue()
+
+
+@pytest.mark.filterwarnings("ignore:Stored array in format 3.0")
+def test_what_no_dataset_can_hold_is_refused_with_the_reason(root: Path, tmp_path: Path) -> None:
+    whole = npy(np.arange(8))
+    files = {
+        "object.npy": (npy(np.array([{}, None], object)), "pickle, which can run any code"),
+        "record.npy": (npy(np.zeros(2, [("x", "f4")])), "a structured dtype: save each"),
+        "record3.npy": (npy(np.zeros(2, [("\u0416", "f4")])), "a structured dtype: save each"),
+        "complex.npy": (npy(np.zeros(2, complex)), "found dtype complex128: expected one of"),
+        "date.npy": (npy(np.zeros(2, "M8[s]")), "dates: save them as int64"),
+        "span.npy": (npy(np.zeros(2, "m8[s]")), "spans of time: save them as int64"),
+        "bytes.npy": (npy(np.array([b"a"])), "save uint8, or strings"),
+        "strings.npy": (npy(np.array(["a", "b"])), "expected one string in a sample, found text"),
+        "empty.npy": (b"", "the header is damaged"),
+        "short.npy": (whole[:-3], "the file ends 3 bytes too early"),
+        "long.npy": (whole + b"x", "bytes follow it"),
+        "two.npy": (whole + whole, "bytes follow it"),
+        "other.npy": (npy(np.arange(8.0)), "expected int64[*], found float64[8]"),
+        "more dims.npy": (npy(np.arange(8).reshape(2, 4)), "expected int64[*], found int64[2,4]"),
+        "huge.npy": (whole.replace(b"(8,), }      ", b"(8000000000,),}"), "array 'array'"),
+        "no.npz": (b"PK\x03\x04 no archive", "damaged"),
+        "names.npz": (b"", "damaged"),
+    }
+    (root / "a" / "a.npy").write_bytes(whole)
+    for name, (content, _) in files.items():
+        (root / "b" / name).write_bytes(content)
+    report = convert(root, tmp_path / "out")
+    assert report.n_samples == 1
+    found = reasons(report)
+    assert {name for name, (_, why) in files.items() if why not in found[f"b/{name}"]} == set()
+
+
+def archive(path: Path, members: list[tuple[str, bytes]]) -> None:
+    with zipfile.ZipFile(path, "w") as file:
+        for name, content in members:
+            file.writestr(name, content)
+
+
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+def test_what_is_wrong_in_a_npz_is_named(root: Path, tmp_path: Path) -> None:
+    one = npy(np.arange(3))
+    np.savez(root / "a" / "a.npz", x=np.arange(3))
+    archive(root / "a" / "twice.npz", [("x.npy", one), ("x.npy", one)])
+    archive(root / "a" / "text.npz", [("x.npy", one), ("readme", b"hello")])
+    archive(root / "a" / "group.npz", [("x.npy", one), ("x.y.npy", one)])
+    archive(root / "a" / "empty name.npz", [(".npy", one)])
+    archive(root / "a" / "nothing.npz", [])
+    damaged = bytearray((root / "a" / "a.npz").read_bytes())
+    damaged[damaged.index(b"\x02\0\0\0\0\0\0\0")] = 3  # a number, of which there is a checksum
+    (root / "b" / "damaged.npz").write_bytes(damaged)
+    np.savez(root / "b" / "other.npz", x=np.arange(3), y=np.arange(2))
+    report = convert(root, tmp_path / "out", fields={"x": "int64[3]"})
+    assert report.counts == {"converted": 1, "broken": 6, "too_short": 1}
+    found = reasons(report)
+    assert found["a/twice.npz"] == "two members are named 'x.npy'"
+    assert "member 'readme' is no array" in found["a/text.npz"]
+    assert "names of arrays must be names of fields" in found["a/group.npz"]
+    assert "names of arrays must be names of fields" in found["a/empty name.npz"]
+    assert "Bad CRC-32" in found["b/damaged.npz"]
+    assert found["b/other.npz"] == "array 'y': found int64[2], expected no such array"
+
+
+def test_an_array_that_some_files_lack_is_optional(root: Path, tmp_path: Path) -> None:
+    np.savez(root / "a" / "1.npz", x=np.float16(1), text=np.array("one"))
+    np.savez(root / "b" / "2.npz", x=np.float16(2), mask=np.ones(2, bool))
+    convert(root, tmp_path / "out")
+    with shardio.open(tmp_path / "out") as dataset:
+        assert dataset.schema["x"] == Array("float16")
+        assert [sample["text"] for sample in dataset] == ["one", None]
+        assert [sample["mask"] is None for sample in dataset] == [True, False]
+    report = convert(root, tmp_path / "strict", fields={"x": "float16", "text": "text"})
+    assert reasons(report) == {"b/2.npz": "array 'mask': found bool[2], expected no such array"}
+
+
+def test_rows_can_be_asked_for(root: Path, tmp_path: Path) -> None:
+    np.save(root / "a" / "1.npy", np.arange(6).reshape(3, 2))
+    np.save(root / "b" / "2.npy", np.zeros((0, 2), "int64"))
+    np.savez(root / "b" / "3.npz", array=np.ones((2, 2), int), more=np.ones(3))
+    report = convert(root, tmp_path / "out", rows=True)
+    assert report.counts == {"converted": 1, "too_short": 1, "broken": 1}
+    assert "expected arrays of equally many rows, found 'array' (2, 2), 'more' (3,)" in (
+        report.broken[0].reason
+    )
+    np.save(tmp_path / "one.npy", np.arange(3))
+    assert convert(tmp_path / "one.npy", tmp_path / "whole", rows=False).n_samples == 1
+    np.save(tmp_path / "scalar.npy", np.float32(3))
+    assert convert(tmp_path / "scalar.npy", tmp_path / "scalar").n_samples == 1
+
+
+def test_an_append_takes_what_the_dataset_has(root: Path, tmp_path: Path) -> None:
+    np.save(root / "a" / "1.npy", np.arange(3))
+    np.save(root / "a" / "2.npy", np.arange(3))
+    convert(root, tmp_path / "out")
+    np.save(root / "b" / "3.npy", np.arange(3) + 5)
+    np.save(root / "b" / "4.npy", np.arange(4))
+    report = convert(root, tmp_path / "out", append=True)
+    assert report.counts == {"present": 2, "converted": 1, "broken": 1}
+    assert reasons(report) == {"b/4.npy": "array 'array': expected int64[3], found int64[4]"}
+    with shardio.open(tmp_path / "out") as dataset:
+        np.testing.assert_array_equal(dataset[2]["array"], [5, 6, 7])
+
+
+def test_options_that_cannot_be_are_refused(root: Path, tmp_path: Path) -> None:
+    np.save(root / "a" / "1.npy", np.arange(3))
+    refused: list[tuple[dict[str, Any], str]] = [
+        ({"rows": 1}, "rows is 1"),
+        ({"fields": {}}, "expected names, each with what it is"),
+        ({"fields": {"x": "json"}}, "field 'x': found 'json'; expected an array, or text"),
+        ({"fields": {"x": "float31"}}, "field 'x': found 'float31'; expected unknown dtype"),
+        ({"fields": {"x": "int8[0]"}}, "field 'x'"),
+        ({"fields": {"x": 3}}, "field 'x': found 3"),
+        ({"fields": {"x": "text[3]"}}, "text has no dimensions"),
+        ({"fields": {"x": "int8", "x.y": "int8"}}, "the fields are not a schema"),
+    ]
+    for options, reason in refused:
+        with pytest.raises(InvalidArgument) as error:
+            convert(root, tmp_path / "out", kind="arrays", **options)
+        assert reason in str(error.value)
+    with pytest.raises(InvalidArgument, match=r"in 1 files; 1.npy: array 'array': the header"):
+        (tmp_path / "bad").mkdir()
+        (tmp_path / "bad" / "1.npy").write_bytes(b"")
+        convert(tmp_path / "bad", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_bytes_are_the_same_for_any_number_of_workers(root: Path, tmp_path: Path) -> None:
+    for number in range(3):
+        np.savez(root / "a" / f"{number}.npz", x=np.arange(number + 1), y=np.float32(number))
+    for n_workers in (0, 2):
+        shardio.convert(root, tmp_path / str(n_workers), workers=n_workers)
+    for one in (tmp_path / "0").glob("*.shard"):
+        assert (tmp_path / "2" / one.name).read_bytes() == one.read_bytes()
+
+
+def test_the_command_says_what_became_of_arrays(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    np.save(root / "a" / "1.npy", np.arange(6).reshape(3, 2))
+    np.save(root / "b" / "2.npy", np.zeros((0, 2), int))
+    (root / "notes.txt").write_text("notes")
+    schema = tmp_path / "schema.json"
+    schema.write_text('{"array": "int64[2]"}')
+    command = ["convert", str(root), str(tmp_path / "out"), "--workers", "0"]
+    assert main([*command, "--rows", "--schema", str(schema)]) == 0
+    told = capsys.readouterr().out
+    assert "no arrays: 1 file\n  notes.txt" in told and "no sample: 1 file\n  b/2.npy" in told
+    assert "converted 1 of 3 files into 3 samples" in told
+    assert "a sample has array int64[2], label int64, source text, row int64" in told
+    schema.write_text("{")
+    assert main([*command, "--overwrite", "--schema", str(schema)]) == 2
+    assert "schema.json: not JSON" in capsys.readouterr().err
+
+
+def test_a_conversion_that_stopped_goes_on_to_the_same_bytes(root: Path, tmp_path: Path) -> None:
+    for number in range(4):
+        np.save(root / "a" / f"{number}.npy", np.full((600_000,), number, "int16"))
+
+    def stop(state: Any) -> None:
+        if state.n_inputs_done == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        convert(root, tmp_path / "out", progress=stop)
+    convert(root, tmp_path / "out", resume=True)
+    convert(root, tmp_path / "whole")
+    for one in (tmp_path / "whole").glob("*.shard"):
+        assert (tmp_path / "out" / one.name).read_bytes() == one.read_bytes()
