@@ -32,8 +32,8 @@ class Arrays:
     the files themselves do: the first one gives dtypes and numbers of dimensions, a dimension that
     differs varies, an array that some files lack may be missing.
 
-    Fields: the arrays; and of these, those whose names no array has: `label` int64; `source`, the
-    file's name below the source folder; with `rows`, `row` int64, from 0.
+    Fields: the arrays, by name; and of these, those whose names no array has: `label` int64;
+    `source`, the file's name below the source folder; with `rows`, `row` int64, from 0.
 
     Raises:
         InvalidArgument: an option is not acceptable.
@@ -55,6 +55,8 @@ class Arrays:
                 raise InvalidArgument(
                     f"field {name!r}: found {self.fields[name]!r}; expected an array, or text"
                 )
+        # As they are recorded, so that an append has them in the same order.
+        object.__setattr__(self, "fields", dict(sorted(self.fields.items())))
 
     def fitted(self, inputs: Sequence[Input]) -> Arrays:
         """Give the converter with `rows` and `fields` as the inputs have them.
@@ -85,8 +87,8 @@ class Arrays:
             found.add(first)
         if not found.n_files and self.fields is None:
             raise InvalidArgument(
-                "no .npy, .npz or .safetensors from which fields could be told, in "
-                f"{len(inputs):,} files{reason}"
+                "no .npy, .npz or .safetensors that can be read, so fields cannot be told; "
+                f"files looked at: {len(inputs):,}{reason}"
             )
         return replace(self, rows=rows, fields=self.fields or found.as_specs())
 

@@ -59,9 +59,8 @@ def convert(
     the first sample, or the dataset, where it is not given. `options` are the converter's own.
 
     Args:
-        kind: the converter: "videos", "images" or another one that is installed. Without it, that
-            of the dataset that is appended to; else "images" where names of files promise pictures
-            and none promises a video.
+        kind: the converter: "videos", "images", "audio", "arrays" or another one that is installed.
+            Without it, that of the dataset that is appended to; else told from the names of files.
         labels: a CSV or JSON Lines file with the class of each path, instead of folders; see
             `read_labels`.
         progress: called in this process, at the start and after every input.

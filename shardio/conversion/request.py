@@ -59,7 +59,8 @@ class Request:
         """Check the options of a conversion of files."""
         if schema is not None:
             raise InvalidArgument(
-                "schema: only for samples from an iterable; a converter has its own"
+                "schema: only for samples from an iterable; a converter has its own, or an option "
+                "for it, as `fields` of arrays"
             )
         if self.on_error not in ON_ERROR:
             raise InvalidArgument(f"on_error is {self.on_error!r}; it must be one of {ON_ERROR}")

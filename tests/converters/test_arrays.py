@@ -259,14 +259,14 @@ def test_rows_can_be_asked_for(root: Path, tmp_path: Path) -> None:
 
 
 def test_an_append_takes_what_the_dataset_has(root: Path, tmp_path: Path) -> None:
-    np.save(root / "a" / "1.npy", np.arange(3))
-    np.save(root / "a" / "2.npy", np.arange(3))
+    for name, array in (("a/1", np.arange(3)), ("a/2", np.arange(3))):
+        np.savez(root / f"{name}.npz", y=np.zeros(2), array=array, label=np.int8(1))
     convert(root, tmp_path / "out")
-    np.save(root / "b" / "3.npy", np.arange(3) + 5)
-    np.save(root / "b" / "4.npy", np.arange(4))
+    for name, array in (("b/3", np.arange(3) + 5), ("b/4", np.arange(4))):
+        np.savez(root / f"{name}.npz", y=np.zeros(2), array=array, label=np.int8(1))
     report = convert(root, tmp_path / "out", append=True)
     assert report.counts == {"present": 2, "converted": 1, "broken": 1}
-    assert reasons(report) == {"b/4.npy": "array 'array': expected int64[3], found int64[4]"}
+    assert reasons(report) == {"b/4.npz": "array 'array': expected int64[3], found int64[4]"}
     with shardio.open(tmp_path / "out") as dataset:
         np.testing.assert_array_equal(dataset[2]["array"], [5, 6, 7])
 
@@ -287,7 +287,7 @@ def test_options_that_cannot_be_are_refused(root: Path, tmp_path: Path) -> None:
         with pytest.raises(InvalidArgument) as error:
             convert(root, tmp_path / "out", kind="arrays", **options)
         assert reason in str(error.value)
-    with pytest.raises(InvalidArgument, match=r"in 1 files; 1.npy: array 'array': the header"):
+    with pytest.raises(InvalidArgument, match=r"at: 1; 1.npy: array 'array': the header"):
         (tmp_path / "bad").mkdir()
         (tmp_path / "bad" / "1.npy").write_bytes(b"")
         convert(tmp_path / "bad", tmp_path / "out")
