@@ -128,7 +128,8 @@ def open_arrays(path: str, name: str, files: ExitStack) -> list[StoredArray] | N
         file.seek(0)
         header = _read_header(file, ONLY)
         n_bytes = os.fstat(file.fileno()).st_size - file.tell()
-        return [_npy_array(ONLY, header, partial(_Part, file, file.tell(), n_bytes))]
+        begin = partial(_Part, file, file.tell(), n_bytes)
+        return [_npy_array(ONLY, header, n_bytes, begin)]
     except _NOT_ZIP as error:
         raise MediaError(f"damaged: {error}") from error
 
@@ -143,8 +144,9 @@ def _open_npz(archive: zipfile.ZipFile) -> list[StoredArray]:
             raise MediaError(f"two members are named {member!r}")
         with archive.open(member) as file:
             header = _read_header(file, name)
+            n_bytes = archive.getinfo(member).file_size - file.tell()
             begin = partial(_begin_member, archive, member, file.tell())
-        found[name] = _npy_array(name, header, begin)
+        found[name] = _npy_array(name, header, n_bytes, begin)
     return [*found.values()]
 
 
@@ -154,14 +156,17 @@ def _begin_member(archive: zipfile.ZipFile, member: str, start: int) -> IO[bytes
     return file
 
 
-def _npy_array(name: str, header: Header, begin: Callable[[], IO[bytes] | _Part]) -> StoredArray:
+def _npy_array(
+    name: str, header: Header, n_bytes: int, begin: Callable[[], IO[bytes] | _Part]
+) -> StoredArray:
     shape, is_fortran, dtype = header
-    if dtype.kind == "U":
-        return StoredArray(name, TEXT, dtype, shape, is_fortran, begin)
-    if dtype.name not in _KNOWN:
+    if dtype.kind != "U" and dtype.name not in _KNOWN:
         why = _REFUSED.get(dtype.kind, f"expected one of {', '.join(sorted(_KNOWN))}, or strings")
         raise MediaError(f"array {name!r}: found dtype {dtype}: {why}")
-    return StoredArray(name, dtype.name, dtype, shape, is_fortran, begin)
+    if (expected := math.prod(shape) * dtype.itemsize) != n_bytes:
+        raise MediaError(f"array {name!r}: expected {expected:,} bytes, found {n_bytes:,}")
+    known = TEXT if dtype.kind == "U" else dtype.name
+    return StoredArray(name, known, dtype, shape, is_fortran, begin)
 
 
 def _read_header(file: IO[bytes], name: str) -> Header:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +19,8 @@ from shardio_converters.field_specs import make_schema, spec_of
 
 _ABOUT: Mapping[str, str] = {"label": "int64", "source": "text"}
 _ROW: Mapping[str, str] = {"row": "int64"}
+
+_MAX_DIMS: Final = 16
 
 Shape = tuple[int | None, ...]
 
@@ -70,6 +73,8 @@ class Arrays:
         first: Sequence[StoredArray] = ()
         n_files = 0
         for one in inputs:
+            if not os.path.isfile(one.path):  # opening a pipe would wait for its writer
+                continue
             try:
                 with ExitStack() as files:
                     arrays = open_arrays(one.path, one.name, files)
@@ -84,7 +89,10 @@ class Arrays:
         rows = bool(self.rows)
         if self.rows is None and n_files == 1 and _n_rows(first) is not None:
             rows, found = True, _Merged(True)
-            found.add(first)
+            try:
+                found.add(first)
+            except MediaError as error:
+                reason = f"; {error}"
         if not found.n_files and self.fields is None:
             raise InvalidArgument(
                 "no .npy, .npz or .safetensors that can be read, so fields cannot be told; "
@@ -219,6 +227,8 @@ def _samples_of(
         raise MediaError(f"expected arrays of equally many rows, found {shapes}")
     found = {each.name: (each.dtype, each.shape[1:] if rows else each.shape) for each in arrays}
     for name, (dtype, shape) in found.items():
+        if len(shape) > _MAX_DIMS:
+            raise MediaError(f"array {name!r}: found {len(shape)} dimensions; {_MAX_DIMS} at most")
         if dtype == TEXT and shape:
             raise MediaError(
                 f"array {name!r}: expected one string in a sample, found {spec_of(dtype, shape)}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -183,20 +184,25 @@ def test_what_no_dataset_can_hold_is_refused_with_the_reason(root: Path, tmp_pat
         "bytes.npy": (npy(np.array([b"a"])), "save uint8, or strings"),
         "strings.npy": (npy(np.array(["a", "b"])), "expected one string in a sample, found text"),
         "empty.npy": (b"", "the header is damaged"),
-        "short.npy": (whole[:-3], "the file ends 3 bytes too early"),
-        "long.npy": (whole + b"x", "bytes follow it"),
-        "two.npy": (whole + whole, "bytes follow it"),
-        "other.npy": (npy(np.arange(8.0)), "expected int64[*], found float64[8]"),
-        "more dims.npy": (npy(np.arange(8).reshape(2, 4)), "expected int64[*], found int64[2,4]"),
-        "huge.npy": (whole.replace(b"(8,), }      ", b"(8000000000,),}"), "array 'array'"),
+        "short.npy": (whole[:-3], "expected 64 bytes, found 61"),
+        "long.npy": (whole + b"x", "expected 64 bytes, found 65"),
+        "two.npy": (whole + whole, "expected 64 bytes, found 256"),
+        "other.npy": (npy(np.arange(8.0)), "expected int64[8], found float64[8]"),
+        "more dims.npy": (npy(np.arange(8).reshape(2, 4)), "expected int64[8], found int64[2,4]"),
+        "huge.npy": (
+            whole.replace(b"(8,), }      ", b"(8000000000,),}"),
+            "expected 64,000,000,000",
+        ),
+        "dims.npy": (npy(np.zeros((1,) * 17)), "found 17 dimensions; 16 at most"),
         "no.npz": (b"PK\x03\x04 no archive", "damaged"),
         "names.npz": (b"", "damaged"),
     }
     (root / "a" / "a.npy").write_bytes(whole)
     for name, (content, _) in files.items():
         (root / "b" / name).write_bytes(content)
+    os.mkfifo(root / "b" / "pipe.npy")
     report = convert(root, tmp_path / "out")
-    assert report.n_samples == 1
+    assert report.n_samples == 1 and report.counts["not_video"] == 1
     found = reasons(report)
     assert {name for name, (_, why) in files.items() if why not in found[f"b/{name}"]} == set()
 
