@@ -32,6 +32,7 @@ class ValueBlocks(Closing):
         self._n_workers, self._budget = n_workers, memory_bytes
         self._pool = BlockPool(min(_FIRST_BYTES, memory_bytes), memory_bytes)
         self._n_under_way = 0
+        self._is_closed = False
         self._recent: deque[int] = deque([self._pool.block_bytes], _N_RECENT)
 
     @property
@@ -47,12 +48,14 @@ class ValueBlocks(Closing):
     def take(self) -> Block | None:
         """A block for a value, or None while those under way are as many as memory allows.
 
+        None once closed, too: a block that were made then would never be let go of.
+
         Raises:
             MemoryShort: there is no memory for a single one.
         """
         pool = self._pool
         pool.take_back_returned(None)
-        if self._n_under_way >= self._most:
+        if self._is_closed or self._n_under_way >= self._most:
             return None
         number = pool.take_idle()
         if number is None:
@@ -106,4 +109,5 @@ class ValueBlocks(Closing):
 
     def close(self) -> None:
         """Let go of all blocks; what was handed over stays valid."""
+        self._is_closed = True
         self._pool.close()
