@@ -7,6 +7,7 @@ import time
 import types
 import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator
+from inspect import GEN_RUNNING, getgeneratorstate
 from typing import Any, Protocol, Self
 
 from shardio._engine.flow import Flow
@@ -84,10 +85,14 @@ class Loading(Generator[Any, None, None]):
             BatchOverdue: it did not come within `timeout_s`.
             WorkerDied: two workers ended while they were at the item.
             LoaderClosed: the pass was closed before its end.
+            InvalidArgument: it is asked for an item while it waits for one: by another thread, or
+                by its own source.
         """
         if self._is_over:
             raise StopIteration
         body = self._begin()
+        if getgeneratorstate(body) == GEN_RUNNING:  # it goes on for whoever asked first
+            raise InvalidArgument("this pass is for one thread at a time, and waits for an item")
         try:
             return next(body)
         except BaseException:
@@ -129,24 +134,20 @@ def values(
     flow: Flow | Here, loader: Loads, source: Iterator[Any], timeout_s: float | None
 ) -> Generator[Any, None, None]:
     """What becomes of all items of a source."""
-    given: dict[int, Any] = {}
+    feed = _Feed(flow, loader, source)
     ready: list[tuple[int, Any]] = []
-    while _await_next(flow, loader, source, given, ready, timeout_s):
+    while _await_next(flow, feed, ready, timeout_s):
         # Under no name here: the loop alone decides how long it is held.
-        yield _finished(loader, given, *ready.pop())
+        yield _finished(loader, feed.given, *ready.pop())
+    feed.raise_failure()
 
 
 def _await_next(
-    flow: Flow | Here,
-    loader: Loads,
-    source: Iterator[Any],
-    given: dict[int, Any],
-    ready: list[tuple[int, Any]],
-    timeout_s: float | None,
+    flow: Flow | Here, feed: _Feed, ready: list[tuple[int, Any]], timeout_s: float | None
 ) -> bool:
     """Wait until an item is loaded; False if there is none any more."""
     end_s = None if timeout_s is None else time.monotonic() + timeout_s
-    _feed(flow, loader, source, given)
+    feed.fill()
     while (found := flow.take()) is None:
         if flow.is_over:
             return False
@@ -154,23 +155,51 @@ def _await_next(
         if timeout_s is not None and left_s is not None and left_s <= 0:
             raise flow.overdue(timeout_s)
         flow.wait(left_s)
-        _feed(flow, loader, source, given)
+        feed.fill()
     ready.append(found)
     return True
 
 
-def _feed(flow: Flow | Here, loader: Loads, source: Iterator[Any], given: dict[int, Any]) -> None:
-    """Give the flow as many items as it has room for."""
-    while flow.has_room:
+class _Feed:
+    """Gives a flow the items of a source, and keeps what goes wrong with that until its turn."""
+
+    def __init__(self, flow: Flow | Here, loader: Loads, source: Iterator[Any]) -> None:
+        self._flow, self._loader, self._source = flow, loader, source
+        self.given: dict[int, Any] = {}
+        """The items that were put, by their numbers."""
+        self._failures: list[Exception] = []
+
+    def fill(self) -> None:
+        """Give the flow as many items as it has room for."""
+        while self._flow.has_room:
+            try:
+                self._put_next()
+            except Exception as error:  # noqa: BLE001  # raised when its turn has come
+                self._failures.append(error)
+                self._flow.end()
+
+    def _put_next(self) -> None:
+        number = self._flow.n_put
         try:
-            item = next(source)
+            item = next(self._source)
         except StopIteration:
-            flow.end()
+            self._flow.end()
             return
-        number = flow.n_put
-        request = _called(loader, "make_request", item, number, item)
-        given[number] = item
-        flow.put(request, item)
+        except Exception as error:
+            error.add_note(f"in the source, item {number}")
+            raise
+        request = _called(self._loader, "make_request", item, number, item)
+        self.given[number] = item
+        try:
+            self._flow.put(request, item)
+        except Exception as error:
+            error.add_note(f"in the request of item {number} ({shortened(item)})")
+            raise
+
+    def raise_failure(self) -> None:
+        """Raise what ended the items, behind all that came before it."""
+        if self._failures:
+            raise self._failures.pop()  # kept nowhere: its traceback leads here
 
 
 def _finished(loader: Loads, given: dict[int, Any], number: int, response: Any) -> Any:

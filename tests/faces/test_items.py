@@ -179,13 +179,22 @@ def test_a_stop_iteration_does_not_end_the_loop_as_if_all_had_come(method: str) 
         list(load(loader_of(**functions), range(3)))
 
 
-def test_an_error_of_the_source_is_raised_as_it_is() -> None:
-    def source() -> Generator[int, None, None]:
-        yield 1
-        raise OSError("no more")
+@pytest.mark.parametrize("failing", ["the source", "make_request", "the request"])
+def test_what_ends_the_items_is_raised_behind_those_before_it(failing: str) -> None:
+    def source() -> Generator[Any, None, None]:
+        yield from range(3)
+        if failing == "the source":
+            raise OSError("no more")
+        yield threading.Lock()  # which cannot be pickled
 
-    with pytest.raises(OSError, match="no more"):
-        list(load_with_workers(SAME, source(), 1))
+    def make_request(item: Any) -> Any:
+        return item // 1 if failing == "make_request" else item
+
+    loading = load_with_workers(loader_of(lambda item: item, make_request=make_request), source())
+    assert [next(loading) for _ in range(3)] == [0, 1, 2]
+    with pytest.raises((OSError, TypeError, InvalidArgument)) as caught:
+        next(loading)
+    assert "item 3" in caught.value.__notes__[0]
 
 
 # --- the end --------------------------------------------------------------------------------
@@ -255,6 +264,36 @@ def test_a_fork_of_the_program_ends_nothing_of_it() -> None:
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
         assert list(generator) == list(range(1, 9))
     assert ends == ["end"]
+
+
+def test_whoever_asks_while_it_waits_is_refused_and_it_goes_on() -> None:
+    refused: list[Any] = []
+
+    def source() -> Generator[int, None, None]:
+        yield 0
+        with pytest.raises(InvalidArgument, match="one thread at a time") as caught:
+            next(loading)
+        refused.append(caught)
+        yield 1
+
+    loading = load_with_workers(SAME, source(), 1)
+    assert list(loading) == [0, 1]
+    assert len(refused) == 1
+
+
+def test_one_that_its_own_source_closes_keeps_no_memory() -> None:
+    def source() -> Generator[int, None, None]:
+        yield 0
+        loadings[0].close()
+        yield 1
+
+    before = len(os.listdir("/proc/self/fd"))
+    loadings = [load_with_workers(SAME, source(), 1)]
+    with pytest.raises(LoaderClosed):
+        next(loadings[0])
+    loadings.clear()
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) <= before
 
 
 def test_one_that_was_never_begun_starts_and_ends_nothing() -> None:
