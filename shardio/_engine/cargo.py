@@ -14,11 +14,13 @@ import struct
 import sys
 import threading
 from collections.abc import Callable
+from functools import partial
 from types import FunctionType
 from typing import Any
 
 import cloudpickle  # type: ignore[import-untyped]
 
+from shardio._engine.lenience import shortened
 from shardio._engine.linux import memory_file, read_umask
 from shardio.errors import InvalidArgument
 
@@ -38,7 +40,9 @@ def pack(target: Callable[..., object]) -> int:
     travel by value; those of other modules by name. Values they refer to are copied as they are
     now. Raises InvalidArgument when something cannot be pickled.
     """
-    packed = pickled(target, "make those inside the function")
+    # Of an engine's function, what it was given to call is what the user knows.
+    known = target.args[0] if isinstance(target, partial) and target.args else target
+    packed = pickled(target, "make those inside the function", known)
     surroundings = pickle.dumps(
         {
             "sys_path": [os.fspath(entry) for entry in sys.path],
@@ -51,11 +55,11 @@ def pack(target: Callable[..., object]) -> int:
     return memory_file(_HEADER.pack(len(surroundings)), surroundings, packed)
 
 
-def pickled(value: object, way_out: str) -> bytes:
+def pickled(value: object, way_out: str, known: object = None) -> bytes:
     """Pickle what is for this process's own workers, by the rules of `pack`.
 
     Raises InvalidArgument when something cannot be pickled: `way_out` is what to do about locks,
-    open files, generators or the like.
+    open files, generators or the like; `known` is what the user knows of the value, if not all.
     """
     buffer = io.BytesIO()
     with _registering:
@@ -64,8 +68,9 @@ def pickled(value: object, way_out: str) -> bytes:
             pickler.dump(value)
         except (pickle.PicklingError, TypeError, AttributeError, ValueError) as error:
             raise InvalidArgument(
-                f"{value!r} cannot be sent to worker processes: {error}; it must not refer to "
-                f"locks, open files, generators or the like: {way_out}"
+                f"{shortened(value if known is None else known)} cannot be sent to worker "
+                f"processes: {error}; it must not refer to locks, open files, generators or the "
+                f"like: {way_out}"
             ) from error
         finally:
             pickler.forget_modules()
