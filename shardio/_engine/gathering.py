@@ -27,7 +27,7 @@ from typing import Any, Final
 
 from shardio._engine.crew import Crew, Died, Failed
 from shardio._engine.inbox import Inbox
-from shardio._engine.linux import interrupts_held
+from shardio._engine.linux import interrupts_held, this_process
 from shardio._engine.mail import Kind, counted_bytes, rest_of, unpack_head, unpack_sample
 from shardio._engine.outbox import CREDIT, GOODBYE, send_all
 from shardio._engine.overdue import overdue, stack_files
@@ -74,7 +74,7 @@ class Gathering(Closing):
         start: Start,
         say: Callable[[str], object],
     ) -> None:
-        self._is_of = type(dataset).__name__
+        self._is_of, self._pid = type(dataset).__name__, this_process.pid
         self._timeout_s, self._prefix, self._say = timeout_s, prefix, say
         self._stacks = list(stack_files(n_workers))
         try:
@@ -86,7 +86,7 @@ class Gathering(Closing):
         self._boxes: list[Inbox] = []
         self._lock = threading.RLock()  # sockets of ZeroMQ are for one thread at a time
         self._finalizer = weakref.finalize(
-            self, _let_go, os.getpid(), self._crew, self._boxes, self._stacks, self._lock
+            self, _let_go, self._pid, self._crew, self._boxes, self._stacks, self._lock
         )
         self._waiting = set(range(n_workers))
         """Whose READY, and then whose HELLO, has not come."""
@@ -111,6 +111,10 @@ class Gathering(Closing):
         """The next sample of whichever worker."""
         if self._is_over:
             raise StopIteration
+        if self._pid != this_process.pid:  # the socket would be two processes'
+            raise LoaderClosed(
+                "an iteration was begun before this process was forked off; begin another here"
+            )
         try:
             return self._next()
         except BaseException:  # Ctrl-C, too

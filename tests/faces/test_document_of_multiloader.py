@@ -6,6 +6,7 @@ import dataclasses
 import gc
 import inspect
 import itertools
+import os
 import sys
 import threading
 from collections.abc import Iterator
@@ -175,6 +176,21 @@ def test_an_iteration_that_nobody_holds_is_ended() -> None:
     gc.collect()
     assert len(loader._iterations) == 0
     assert threading.active_count() == before
+
+
+@FORKS
+def test_a_fork_in_the_midst_of_an_iteration_cannot_go_on_with_it() -> None:
+    iteration = iter(MultiLoader(Count(50), 1))
+    assert next(iteration) == 0
+    pid = os.fork()
+    if pid == 0:
+        try:
+            next(iteration)
+        except LoaderClosed:
+            os._exit(7)
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+    assert list(iteration) == list(range(1, 50))
 
 
 def test_the_end_of_a_with_is_a_kill() -> None:
