@@ -56,7 +56,8 @@ class Line(Closing):
         start: Start | None = None,
     ) -> None:
         self.lock = threading.Lock()
-        self.is_closed = False
+        self._turn = threading.RLock()
+        self.is_closed = self._is_through = False
         self._pid = this_process.pid
         self._lenience = Lenience(most_skips)
         self._start = start or Start()
@@ -107,11 +108,19 @@ class Line(Closing):
     def take(self, timeout_s: float | None) -> Entry | None:
         """The next result, and what it was made of; None when there is none any more.
 
+        Of threads that ask for one, one waits for a result and the others for their turn.
+
         Raises:
             Exception: what a function raised, when the results before it have been taken.
             BatchOverdue: it does not come in time.
             LoaderClosed: the line was closed, or this is a fork of its process.
         """
+        if not self._is_through:
+            self._check_open()  # first: in a fork the turn may be that of a thread left behind
+        with self._turn:
+            return None if self._is_through else self._take(timeout_s)
+
+    def _take(self, timeout_s: float | None) -> Entry | None:
         start_ns = now_ns()
         deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
@@ -129,6 +138,7 @@ class Line(Closing):
                 raise self._overdue(timeout_s)
         error, self._results.error = self._results.error, None
         if error is None:
+            self._is_through = True
             return None
         try:
             raise error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import itertools
 import os
 import subprocess
 import sys
@@ -151,6 +152,13 @@ def test_a_generator_without_end_is_not_run_ahead_of_the_loop() -> None:
 def test_many_iterators_of_one_loader_do_not_disturb_each_other() -> None:
     loader = DataLoader(range(30), preprocessor=_plus_one, output_order="input")
     assert list(zip(loader, loader, strict=True)) == [(i, i) for i in range(1, 31)]
+
+
+def test_threads_may_share_an_iterator_and_all_come_to_its_end() -> None:
+    iterator = iter(Pipeline(range(300)).pipe(_plus_one).sink(1))
+    with ThreadPoolExecutor(3) as pool:
+        shares = list(pool.map(lambda _: list(iterator), range(3)))
+    assert sorted(itertools.chain(*shares)) == list(range(1, 301))
 
 
 def test_all_calls_of_a_slow_function_run_at_once() -> None:
