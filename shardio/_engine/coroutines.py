@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from shardio._engine.hands import Hands
+from shardio._engine.linux import files_explained
 from shardio._engine.stage import Job, Stage
 from shardio.spent import now_ns
 
@@ -28,7 +29,8 @@ class Coroutines(Hands):
         self._tasks: set[asyncio.Task[None]] = set()
         self._suspended: dict[Job, asyncio.Event] = {}
         self._is_rousing = False
-        self._loop = asyncio.new_event_loop()
+        with files_explained():
+            self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._run, name="shardio event loop", daemon=True).start()
 
     def rouse(self) -> None:

@@ -109,13 +109,14 @@ class Flow(Closing):
         self._blocks = ValueBlocks(n_workers, budget)
         fds: list[int] = []
         self._fds = fds  # where the workers' stacks are written, then the words of what they are at
-        with files_explained():
-            fds.extend(stack_files(n_workers))
-            fds.append(memory_file(bytes(8 * n_workers)))
-        self._at_work = np.frombuffer(mmap.mmap(fds[-1], 0), np.uint64)
         target = partial(call_for_main, function, budget, is_called)
         try:
-            self._crew = Crew(n_workers, target, fds=fds[-1:], preload=_PRELOAD, start=start_method)
+            with files_explained():
+                fds.extend(stack_files(n_workers))
+                fds.append(memory_file(bytes(8 * n_workers)))
+                self._at_work = np.frombuffer(mmap.mmap(fds[-1], 0), np.uint64)
+                how, given = start_method, fds[-1:]
+                self._crew = Crew(n_workers, target, fds=given, preload=_PRELOAD, start=how)
         except BaseException:
             _let_go(None, self._blocks, fds)
             raise

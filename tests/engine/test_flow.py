@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import gc
 import os
+import resource
 import signal
 import sys
 import threading
@@ -21,6 +22,7 @@ import pytest
 from shardio._engine.flow import Flow
 from shardio._engine.start import Start
 from shardio.errors import (
+    EnvironmentUnsuitable,
     InvalidArgument,
     LoaderClosed,
     MemoryShort,
@@ -281,6 +283,23 @@ def test_a_function_that_cannot_be_pickled_is_refused() -> None:
     lock = threading.Lock()
     with pytest.raises(InvalidArgument, match=r"^<function .*> cannot be sent to worker processes"):
         Flow(lambda item: lock, 1)
+
+
+def test_where_no_more_files_may_be_open_it_says_so_and_leaves_none() -> None:
+    def n_open() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    with Flow(str, 1):
+        pass
+    before, limits = n_open(), resource.getrlimit(resource.RLIMIT_NOFILE)
+    for n_more in range(0, 10, 2):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (before - 1 + n_more, limits[1]))
+        try:
+            with pytest.raises(EnvironmentUnsuitable, match="open files"):
+                Flow(str, 4)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        assert n_open() == before
 
 
 def test_an_item_that_cannot_be_pickled_is_refused_in_few_words() -> None:
