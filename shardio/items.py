@@ -157,6 +157,8 @@ def load_with_workers(
 
 
 def _check_loader(loader: Any) -> None:
+    if isinstance(loader, type):
+        raise InvalidArgument(f"loader is the class {loader.__name__}; give one of it")
     lacking = [name for name in _METHODS if not callable(getattr(loader, name, None))]
     if lacking:
         raise InvalidArgument(

@@ -55,6 +55,8 @@ def test_a_loader_that_lacks_a_method_is_refused() -> None:
 
     with pytest.raises(InvalidArgument, match="Half lacks make_request, post_process"):
         load_with_workers(Half(), [])  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgument, match="loader is the class Half"):
+        load_with_workers(Half, [])  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="abstract"):
         Loader()  # type: ignore[abstract]
 
