@@ -146,7 +146,8 @@ class Crew(Closing):
 
     def names(self) -> list[str]:
         """What each worker is, in words."""
-        return [f"worker {i} (process {pid})" for i, pid in enumerate(self.pids())]
+        known = ["" if pid is None else f" (process {pid})" for pid in self.pids()]
+        return [f"worker {i}{process}" for i, process in enumerate(known)]
 
     def stacks(self, fds: Sequence[int]) -> list[str]:
         """The Python stacks of all workers, each of which has been given one of the files."""

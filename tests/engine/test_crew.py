@@ -279,6 +279,11 @@ def test_a_function_that_cannot_be_pickled_is_refused_and_nothing_is_left_open()
     assert _open_fds() == before
 
 
+def test_the_name_of_a_worker_that_is_being_started_has_no_process() -> None:
+    with Crew(1, lambda channel: channel.recv()) as crew:
+        assert crew.names() == ["worker 0"]
+
+
 def test_a_worker_that_closes_its_channel_is_not_dead_yet() -> None:
     def close_and_stay(channel: Channel) -> None:
         os.write(channel.fds[0], b"%d" % os.getpid())
