@@ -11,6 +11,7 @@ import traceback
 from collections.abc import Iterable
 from typing import Any, Final, NamedTuple
 
+from shardio._engine.calling import as_failure
 from shardio._engine.channel import Channel
 from shardio._engine.linux import keep_freed_memory, yield_to_main
 from shardio._engine.mail import Kind, counted_bytes, pack_head, pack_sample, zeromq
@@ -141,8 +142,6 @@ class _Outbox:
         where = f"worker {self._channel.index}, at sample {self._n_sent} of it"
         frames = error.__traceback__ and error.__traceback__.tb_next
         text = "".join(traceback.format_exception(type(error), error, frames))
-        if not isinstance(error, Exception) or isinstance(error, StopIteration):
-            said = f": {error}" if str(error) else ""
-            error = TransformError(f"{where}: the dataset raised {type(error).__name__}{said}")
-        error.add_note(f"in {where}:\n\n{text}")
-        return error
+        failure = as_failure(error, f"{where}: the dataset")
+        failure.add_note(f"in {where}:\n\n{text}")
+        return failure
