@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-import types
 import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator
 from inspect import GEN_RUNNING, getgeneratorstate
@@ -13,6 +12,7 @@ from typing import Any, Protocol, Self
 from shardio._engine.flow import Flow
 from shardio._engine.here import Here
 from shardio._engine.lenience import shortened
+from shardio.closing import Closing
 from shardio.errors import InvalidArgument, LoaderClosed, TransformError
 from shardio.item_stats import ItemStats, SkippedItem
 
@@ -30,7 +30,7 @@ class Loads(Protocol):
         """What the loop gets of that."""
 
 
-class Loading(Generator[Any, None, None]):
+class Loading(Closing, Generator[Any, None, None]):
     """What `load_with_workers` returns: a generator, also for a `with`; for one pass.
 
     Workers start with the `with`, or with the first item. They are gone, and then `shutdown` of the
@@ -56,14 +56,6 @@ class Loading(Generator[Any, None, None]):
         self._begin()
         self._is_within = True
         return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: types.TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _begin(self) -> Generator[Any, None, None]:
         """Start the workers, unless they have been."""
