@@ -102,3 +102,7 @@ def hang() -> None:
 
 def say_exit() -> None:
     raise SystemExit(3)
+
+
+def say_stop() -> None:
+    raise StopAsyncIteration

@@ -27,6 +27,7 @@ from tests.faces.multi_datasets import (
     hang,
     leave,
     say_exit,
+    say_stop,
 )
 from tests.faults.scene import PATIENCE_S, Scene, line, scene
 
@@ -65,6 +66,8 @@ def test_what_was_sent_before_an_exception_is_handed_over_first() -> None:
 def test_an_exit_in_the_dataset_is_an_error() -> None:
     with pytest.raises(TransformError, match=r"worker 0, at sample 2 .* raised SystemExit: 3"):
         list(MultiLoader(Count(9, 2, say_exit), 1))
+    with pytest.raises(TransformError, match="raised StopAsyncIteration"):
+        list(MultiLoader(Count(9, 2, say_stop), 1))
 
 
 @pytest.mark.parametrize(
