@@ -66,12 +66,14 @@ def interrupts_held() -> Iterator[None]:
 
     Only for what is over soon. Other threads never see a KeyboardInterrupt anyway.
     """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        with _handler_held():
+    with _handler_held():
+        # Within: an interrupt that another thread took, and that comes late, must not leave us here
+        # with the mask as it is.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
             yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextlib.contextmanager

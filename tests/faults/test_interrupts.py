@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -136,14 +137,23 @@ def test_an_interrupt_is_held_back_whichever_thread_the_kernel_gives_it_to() -> 
     other = threading.Thread(target=is_over.wait)  # one that does not hold it back
     other.start()
     is_through = False
+    heard, told = socket.socketpair()
+    told.setblocking(False)
+    before = signal.set_wakeup_fd(told.fileno())
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     try:
         with pytest.raises(KeyboardInterrupt), interrupts_held():
-            interrupt_now()
+            os.kill(os.getpid(), signal.SIGINT)
+            assert heard.recv(1)  # the other thread has taken it, whenever it came to run
             is_through = True
     finally:
+        signal.set_wakeup_fd(before)
         is_over.set()
         other.join()
+        heard.close()
+        told.close()
     assert is_through
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == mask
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
