@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from typing import Final
 
@@ -11,15 +12,17 @@ from shardio.media import has_image_suffix, has_media_suffix, has_sound_suffix
 VIDEOS: Final = "videos"
 IMAGES: Final = "images"
 AUDIO: Final = "audio"
-ARRAYS: Final = "arrays"
-_ARRAY_SUFFIXES: Final = (".npy", ".npz", ".safetensors")
+OTHERS: Final[dict[str, tuple[str, ...]]] = {
+    "arrays": (".npy", ".npz", ".safetensors"),
+}
+"""Kinds that are none of media, with the suffixes of their files; the first that fits is meant."""
 
 
 def guess_kind(inputs: Iterable[Input]) -> str:
     """The converter for these files: that of sound, or of pictures, where there is no video.
 
     Sound comes first: pictures beside it are covers. A GIF counts as neither picture nor video.
-    Arrays come last: beside anything else they are about it.
+    All others come last: beside media they are about them.
     """
     names = [one.name for one in inputs]
     is_image = any(has_image_suffix(name) and not has_media_suffix(name) for name in names)
@@ -29,9 +32,10 @@ def guess_kind(inputs: Iterable[Input]) -> str:
         return AUDIO
     if is_image:
         return IMAGES
-    has_other = any(map(has_media_suffix, names))  # a GIF
-    is_array = any(name.lower().endswith(_ARRAY_SUFFIXES) for name in names)
-    return ARRAYS if is_array and not has_other else VIDEOS
+    if any(map(has_media_suffix, names)):  # a GIF
+        return VIDEOS
+    suffixes = {os.path.splitext(name)[1].lower() for name in names}
+    return next((kind for kind, known in OTHERS.items() if suffixes & {*known}), VIDEOS)
 
 
 def _is_video(name: str) -> bool:

@@ -28,6 +28,16 @@ _OURS: Final = {
     "videos": "shardio_converters.videos:Videos",
 }
 
+_EXTRAS: Final = {
+    "array_record": "arrayrecord",
+    "h5py": "hdf5",
+    "PIL": "images",
+    "pyarrow": "arrow",
+    "simplejpeg": "images",
+    "zarr": "zarr",
+}
+"""Which extra brings a package that a converter of ours may lack."""
+
 OutcomeKind = Literal[
     "converted", "too_short", "broken", "not_video", "not_reached", "present", "changed"
 ]
@@ -148,9 +158,11 @@ def fit(source: Source, inputs: Sequence[Input]) -> Source:
 
 
 def _lacking(kind: str, error: ModuleNotFoundError) -> EnvironmentUnsuitable:
+    package = (error.name or "").partition(".")[0]
+    wanted = f"'shardio[{_EXTRAS[package]}]'" if package in _EXTRAS else package
     return EnvironmentUnsuitable(
-        f"the converter {kind!r} needs the package {error.name!r}, which is not installed: "
-        f"pip install {error.name}"
+        f"the converter {kind!r} needs the package {package!r}, which is not installed: "
+        f"pip install {wanted}"
     )
 
 

@@ -1,0 +1,52 @@
+"""A converter whose package is missing names the extra that brings it."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+
+from shardio.conversion import source as sources
+from shardio.conversion.source import make_source
+from shardio.errors import EnvironmentUnsuitable
+
+PACKAGES = {**sources._EXTRAS}
+
+
+@dataclass(frozen=True)
+class Lacking:
+    """A converter that misses the package it is told."""
+
+    kind: ClassVar[str] = "lacking"
+    version: ClassVar[str] = "1"
+    package: str = ""
+
+    def libraries(self) -> Mapping[str, str]:
+        raise ModuleNotFoundError(f"No module named '{self.package}.inner'", name=self.package)
+
+
+@pytest.fixture(autouse=True)
+def found(monkeypatch: pytest.MonkeyPatch) -> None:
+    entry = EntryPoint("lacking", f"{__name__}:Lacking", sources.GROUP)
+    monkeypatch.setattr(sources, "_entry", lambda kind: entry)
+    monkeypatch.setattr(EntryPoint, "load", lambda self: Lacking)
+
+
+@pytest.mark.parametrize("package", sorted(PACKAGES))
+def test_a_package_of_an_extra_is_named_by_it(package: str) -> None:
+    extras = tomllib.loads(Path(__file__).parents[1].joinpath("pyproject.toml").read_text())[
+        "project"
+    ]["optional-dependencies"]
+    assert PACKAGES[package] in extras
+    with pytest.raises(EnvironmentUnsuitable, match=rf"'shardio\[{PACKAGES[package]}\]'"):
+        make_source("lacking", {"package": f"{package}.inner"})
+
+
+def test_another_package_is_named_by_itself() -> None:
+    with pytest.raises(EnvironmentUnsuitable, match="pip install theirs$"):
+        make_source("lacking", {"package": "theirs"})
