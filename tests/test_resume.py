@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import platform
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,8 +13,9 @@ from typing import Any
 import pytest
 
 import shardio
-from shardio import InvalidArgument
+from shardio import InvalidArgument, disk
 from shardio.conversion import Progress, files
+from shardio.conversion.staging import Staging
 from shardio.errors import DatasetCorrupt, DatasetExists
 from tests.lines import Lines, contents, convert, install, note_reads, outcomes, texts, write
 
@@ -401,3 +404,50 @@ def test_on_error_stop_ends_at_an_input_that_ends_processes(lines: Path, tmp_pat
     (lines / "b" / "3.txt").write_text("kill")
     report = convert(lines, tmp_path / "out", workers=2, on_error="stop")
     assert report.stopped and texts(tmp_path / "out") == ["one", "two"]
+
+
+class Killed(BaseException):
+    """The process ends here."""
+
+
+@pytest.mark.parametrize("what", ["made", "replaced"])
+def test_one_that_is_killed_while_it_tidies_up_can_be_resumed_until_nothing_is_left(
+    lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    out, work = tmp_path / "out", tmp_path / "out" / ".conversion"
+    convert(lines, tmp_path / "whole")
+    finish, n_calls, limit, is_over = Staging.finish, itertools.count(), 0, False
+
+    def count(staging: Staging) -> None:
+        finish(staging)
+        nonlocal n_calls
+        n_calls = itertools.count()
+        monkeypatch.setattr("shardio.disk.perform", perform)
+
+    def perform(
+        call: str, path: str, function: Callable[..., Any], *given: Any, **named: Any
+    ) -> Any:
+        if next(n_calls) == limit - 1:
+            raise Killed
+        return function(*given, **named)
+
+    real = disk.perform
+    while not is_over:
+        limit += 1
+        shutil.rmtree(out, ignore_errors=True)
+        if what == "replaced":
+            convert(lines, out, shard_bytes=77)
+        with monkeypatch.context() as patched:
+            patched.setattr(Staging, "finish", count)
+            try:
+                convert(lines, out, overwrite=what == "replaced")
+                is_over = True  # without so many calls
+            except Killed:
+                pass
+            finally:
+                monkeypatch.setattr("shardio.disk.perform", real)
+        if work.exists() and any(work.iterdir()):
+            report = convert(lines, out, resume=True)
+            assert len(report.inputs) == N_INPUTS and not work.exists()
+        assert contents(out) == contents(tmp_path / "whole")
+    assert limit > 8

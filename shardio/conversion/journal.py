@@ -3,7 +3,8 @@
 `plan.json` says with which settings the units were made, and which there are. Every unit has a
 folder of its own for its shards, named by its key; when they lie there finished, `unit.json`
 beside them says what they are and what became of the unit's inputs. Both files are sealed: written
-whole, read checked. A unit is kept only if every byte of its shards is what it was.
+whole, read checked. A unit is kept only if every byte of its shards is what it was. Once the
+dataset is published the plan is renamed to `published.json`, and is the last file to go.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ from shardio.writer import ShardSummary
 NAME: Final = ".conversion"
 """The folder in `out` where a conversion keeps its work."""
 PLAN: Final = "plan.json"
+PUBLISHED: Final = "published.json"
+"""The plan of a conversion that only has to tidy up: nothing beside it is needed any more."""
 RECORD: Final = "unit.json"
 _VERSION: Final = 2
 
@@ -74,6 +77,11 @@ def write_plan(folder: Path, plan: Plan) -> None:
     write_sealed(folder / PLAN, sealed(content), exclusive=False)
 
 
+def place_of_plan(folder: Path) -> Path | None:
+    """Find the plan of an earlier conversion; None where there is none."""
+    return next((folder / name for name in (PLAN, PUBLISHED) if (folder / name).exists()), None)
+
+
 def read_plan(folder: Path) -> Plan | None:
     """Read the plan of an earlier conversion; None where there is none.
 
@@ -81,12 +89,13 @@ def read_plan(folder: Path) -> Plan | None:
         DatasetCorrupt: it is damaged.
         InvalidArgument: another version of shardio wrote it, in a form that this one cannot read.
     """
-    if not (folder / PLAN).exists():
+    place = place_of_plan(folder)
+    if place is None:
         return None
-    content = read_sealed(folder / PLAN)
+    content = read_sealed(place)
     if content.get("version") != _VERSION:
         raise InvalidArgument(
-            f"{folder / PLAN}: version {content.get('version')!r} of the journal, this shardio "
+            f"{place}: version {content.get('version')!r} of the journal, this shardio "
             f"reads {_VERSION}; resume with the shardio that began"
         )
     settings, units = content.get("settings"), content.get("units")
@@ -94,7 +103,7 @@ def read_plan(folder: Path) -> Plan | None:
     is_whole = type(replaces) is bool and type(appends) is bool
     if not (is_whole and isinstance(settings, dict) and isinstance(units, list)):
         raise DatasetCorrupt(
-            f"{folder / PLAN}: a plan has settings, units, and whether it replaces a dataset or "
+            f"{place}: a plan has settings, units, and whether it replaces a dataset or "
             f"appends to it; found {sorted(content)}"
         )
     return Plan(settings, tuple(map(str, units)), bool(replaces), bool(appends))

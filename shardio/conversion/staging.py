@@ -21,14 +21,16 @@ from shardio.conversion.appending import refuse_missing
 from shardio.conversion.journal import (
     NAME,
     PLAN,
+    PUBLISHED,
     Plan,
     has_records,
+    place_of_plan,
     read_plan,
     refuse_other_settings,
     write_plan,
 )
 from shardio.conversion.moves import Moves, clean, refuse_strangers
-from shardio.disk import make_folder, remove_folder, remove_tree, unlink
+from shardio.disk import make_folder, remove_folder, remove_tree, rename, unlink
 from shardio.errors import (
     DataError,
     DatasetConflict,
@@ -40,7 +42,8 @@ from shardio.manifest import holds_dataset, refuse_existing
 from shardio.storage import sync_folder
 
 _OURS: Final = re.compile(
-    r"[0-9a-f]{16}|empty|replaced|\d+-\d+\.unit|(plan|moves)\.json|\.(plan|moves)\.json\.[0-9a-f]+\.tmp"
+    r"[0-9a-f]{16}|empty|replaced|\d+-\d+\.unit|(plan|moves|published)\.json"
+    r"|\.(plan|moves)\.json\.[0-9a-f]+\.tmp"
 )
 """Names of what a conversion puts into its folder."""
 LOCK_PATIENCE_S: Final = 2.0
@@ -82,7 +85,7 @@ class Staging:
 
     def __enter__(self) -> Self:
         self._refuse_anothers_folder()
-        if not (self.folder / PLAN).exists():
+        if place_of_plan(self.folder) is None:
             self._refuse_others()
         self._made_out = not self.out.exists()
         self._lock()
@@ -112,11 +115,12 @@ class Staging:
 
     def _look(self) -> None:
         """Find out what an earlier conversion left; refuse what the options do not allow."""
-        if not (self.folder / PLAN).exists():
+        place = place_of_plan(self.folder)
+        if place is None:
             self._clear()
             self._refuse_others()
             return
-        self.is_published = self._moves.are_published()
+        self.is_published = place.name == PUBLISHED or self._moves.are_published()
         if self.appends:
             self._look_at_append()
             return
@@ -134,8 +138,7 @@ class Staging:
     def _look_at_append(self) -> None:
         """Go on with an append that was interrupted; one that only had to tidy up is over."""
         if self.is_published:
-            unlink(self.folder / PLAN)  # first: without it, the rest is nothing
-            self._clear()
+            self._forget_work()
             self.is_published = False
             return
         self._moves.undo()  # so that the folder may be deleted as well
@@ -238,6 +241,17 @@ class Staging:
         sync_folder(str(self.out))
         self._is_finished = True
 
+    def _forget_work(self) -> None:
+        """Remove what a published dataset needs no more; whoever is killed here, left a plan.
+
+        So the same conversion can still be resumed, and then only has to do the rest of this.
+        """
+        if (self.folder / PLAN).exists():
+            rename(self.folder / PLAN, self.folder / PUBLISHED)
+            sync_folder(str(self.folder))
+        self._clear(but={PUBLISHED})
+        unlink(self.folder / PUBLISHED)
+
     def _clear(self, but: frozenset[str] | set[str] = frozenset()) -> None:
         for entry in list(os.scandir(self.folder)):
             if entry.name in but:
@@ -262,10 +276,12 @@ class Staging:
     def _tidy_up(self, error: BaseException | None) -> None:
         if not self._has_begun:
             remove_folder(self.folder)  # unless an interrupted conversion lies there
-        elif self._is_finished or not self._keep():
-            with contextlib.suppress(OSError):
-                unlink(self.folder / PLAN)  # from here on there is nothing to resume
-                remove_tree(self.folder)
+        elif self._is_finished:
+            self._forget_work()
+            remove_folder(self.folder)
+        elif not self._keep():
+            unlink(self.folder / PLAN)  # first: from here on there is nothing to resume
+            remove_tree(self.folder)
         elif error is not None:
             way = "append and resume (--append --resume)" if self.appends else "resume (--resume)"
             or_else = self._give_up if self.appends else "overwrite (--overwrite) starts again"

@@ -35,6 +35,7 @@ import numpy as np
 import shardio
 from shardio import Array, Input, MediaError, Outcome, Schema, Text, disk
 from shardio.conversion import plan
+from shardio.conversion.journal import place_of_plan
 from shardio.sealed import read_sealed
 from shardio.surgery import audit_dataset, audit_shard
 
@@ -215,10 +216,9 @@ class Stage:
         wrong = check_ended(mark) + check_whole(out)
         if who != "driver" and process.returncode:
             wrong.append(f"exit code {process.returncode}")
-        if (out / ".conversion" / "plan.json").exists() or not (out / KINDS[what]).exists():
+        if place_of_plan(out / ".conversion") or not (out / KINDS[what]).exists():
             wrong += self._resume(what, out)
-        if contents(out) != self.whole[what]:
-            wrong.append("other bytes")
+        wrong += differences(contents(out), self.whole[what])
         return who, [f"{what}, {phase}, {wanted}: {text}" for text in wrong]
 
     def _start(
@@ -257,6 +257,17 @@ def contents(out: Path) -> dict[str, bytes]:
     """Read all files of a folder."""
     files = (path for path in out.rglob("*") if path.is_file())
     return {path.relative_to(out).as_posix(): path.read_bytes() for path in files}
+
+
+def differences(found: dict[str, bytes], expected: dict[str, bytes]) -> list[str]:
+    """Compare the files of two folders."""
+    names = sorted({*found, *expected})
+    others = [name for name in names if found.get(name) != expected.get(name)]
+    return [
+        f"{name}: {len(found[name]) if name in found else 'no'} bytes, expected "
+        f"{len(expected[name]) if name in expected else 'no'} bytes, which are others"
+        for name in others
+    ]
 
 
 def processes(mark: str) -> list[int]:
