@@ -200,3 +200,11 @@ def test_a_dataset_is_not_its_own_source(
     with pytest.raises(InvalidArgument, match="out: is the folder that is written to"):
         convert(tmp_path / "out", tmp_path / "out", **options)
     assert contents(tmp_path / "out") == before
+
+
+def test_where_no_folder_can_be_made_it_is_told(
+    lines: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shardio.conversion.staging.LOCK_PATIENCE_S", 0)
+    with pytest.raises(FileNotFoundError, match="/proc/none"):  # the kernel's own: no entry is made
+        convert(lines, Path("/proc/none/out"))

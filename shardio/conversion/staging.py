@@ -313,7 +313,9 @@ class Staging:
                 self.lock_fd = os.open(
                     self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
                 )
-            except FileNotFoundError:  # removed between the two
+            except FileNotFoundError:  # removed between the two, or nothing can be made there
+                if time.monotonic() > end_s:
+                    raise
                 continue
             try:
                 fcntl.flock(self.lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -309,6 +309,13 @@ def test_a_name_that_cannot_be_written_is_refused_at_once(
     assert said in refused(capsys, tmp_path / "no dataset", option, tmp_path / name)
 
 
+@pytest.mark.parametrize("option", ["--image", "--sheet"])
+def test_no_name_at_all_is_refused(
+    option: str, clips: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert f"{option}: expected the name of a file" in refused(capsys, clips, option, "")
+
+
 def test_a_disk_that_refuses_leaves_nothing(
     clips: Path,
     tmp_path: Path,

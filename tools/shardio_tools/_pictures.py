@@ -82,6 +82,9 @@ def wish_of(options: argparse.Namespace) -> Wish:
         may_replace=options.overwrite,
     )
     _check_together(wish, options)
+    for name, target in (("--image", wish.image), ("--sheet", wish.sheet)):
+        if target == "":
+            raise shardio.InvalidArgument(f"{name}: expected the name of a file, found none")
     for target in filter(None, (wish.image, wish.sheet)):
         check_target(target, options.path, may_replace=wish.may_replace)
     if wish.sheet and suffix_of(wish.sheet) not in STILLS:
