@@ -14,7 +14,7 @@ import pytest
 
 import shardio
 from shardio import InvalidArgument
-from shardio.conversion import appending
+from shardio.conversion import inputs
 from shardio.conversion.inputs import hash_of
 from shardio.manifest import load, publish_next
 from shardio.surgery import repair
@@ -119,7 +119,7 @@ def test_ctrl_c_does_not_wait_until_files_are_compared(
         is_begun.wait()
         os.kill(os.getpid(), signal.SIGINT)
 
-    monkeypatch.setattr(appending, "hash_of", begun)
+    monkeypatch.setattr(inputs, "hash_of", begun)
     thread = threading.Thread(target=interrupt)
     thread.start()
     with pytest.raises(KeyboardInterrupt):

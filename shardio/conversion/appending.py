@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from shardio.conversion.inputs import hash_of, state_of
+from shardio.conversion.inputs import content_of, states_of
 from shardio.conversion.journal import NAME, PLAN
 from shardio.conversion.plan import Listing
 from shardio.conversion.report import InputReport
@@ -230,18 +230,21 @@ def _compared(one: Input, entries: Sequence[Entry], stopped: threading.Event) ->
 
 def _difference(one: Input, entries: Sequence[Entry], stopped: threading.Event) -> str:
     """Say in what a file differs from all states of it that a dataset has; "" if from none."""
-    if (state := state_of(one.path)) is None:
-        return "cannot be read: it has vanished, or is a link that leads nowhere"
-    if not stat.S_ISREG(state.mode):  # opening a pipe would wait for its writer forever
-        return "not a regular file any more"
+    n_bytes = 0
+    for state in states_of(one).values():
+        if state is None:
+            return "cannot be read: it has vanished, or is a link that leads nowhere"
+        if not stat.S_ISREG(state.mode):  # opening a pipe would wait for its writer forever
+            return "not a regular file any more"
+        n_bytes += state.n_bytes
     sizes = [entry["bytes"] for entry in entries if "bytes" in entry]
-    if len(sizes) == len(entries) and state.n_bytes not in sizes:
-        return f"{state.n_bytes:,} bytes, {sizes[-1]:,} when it was converted"
+    if len(sizes) == len(entries) and n_bytes not in sizes:
+        return f"{n_bytes:,} bytes, {sizes[-1]:,} when it was converted"
     hashes = [entry["hash"] for entry in entries if "hash" in entry]
     if len(hashes) < len(entries):
         return ""  # converted by something that kept no hashes
     try:
-        found = hash_of(one.path, stopped)
+        found = content_of(one, stopped)
     except OSError as error:
         return f"cannot be read: {error.strerror}"
     return "" if found in hashes else f"hash {found}, {hashes[-1]} when it was converted"

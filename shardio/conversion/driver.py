@@ -9,6 +9,7 @@ from typing import Any, Literal
 from shardio.conversion.appending import load_base
 from shardio.conversion.files import append_files, convert_files
 from shardio.conversion.labels import read_labels, relabel
+from shardio.conversion.parts import join
 from shardio.conversion.plan import list_inputs
 from shardio.conversion.report import ConversionReport, Progress
 from shardio.conversion.request import Request
@@ -88,8 +89,9 @@ def convert(
     staging = Staging(os.fspath(out), resume=resume, overwrite=overwrite, appends=append)
     listing = list_inputs(os.fspath(src), but=str(staging.out))
     # Now, so that options are refused before anything is made.
-    job_in = request.job(base, listing.inputs, out)
+    job = request.job(base, listing.inputs, out)(str(staging.folder))
+    listing = join(listing, job.source)
     if labels is not None:
         listing = relabel(listing, read_labels(os.fspath(labels)), os.fspath(labels))
     convert_all = append_files if append else convert_files
-    return convert_all(listing, staging, job_in(str(staging.folder)), request)
+    return convert_all(listing, staging, job, request)

@@ -6,7 +6,8 @@ import os
 import threading
 from typing import Final, NamedTuple
 
-from shardio.format.checksum import Hasher
+from shardio.conversion.source import Input
+from shardio.format.checksum import Hasher, hash_bytes
 
 _CHUNK_BYTES: Final = 1 << 20
 
@@ -27,6 +28,23 @@ def state_of(path: str) -> State | None:
     except OSError:
         return None
     return State(found.st_mode, found.st_ino, found.st_size, found.st_mtime_ns)
+
+
+def states_of(one: Input) -> dict[str, State | None]:
+    """The states of an input and of its parts, by their names."""
+    return {each.name: state_of(each.path) for each in (one, *one.parts)}
+
+
+def content_of(one: Input, stopped: threading.Event | None = None) -> str:
+    """The hash of an input's content: with parts, of all names and hashes, in order.
+
+    Raises:
+        OSError: as of `hash_of`.
+    """
+    if not one.parts:
+        return hash_of(one.path, stopped)
+    lines = (f"{hash_of(each.path, stopped)} {each.name}\n" for each in (one, *one.parts))
+    return f"{hash_bytes(''.join(lines).encode()):016x}"
 
 
 def hash_of(path: str, stopped: threading.Event | None = None) -> str:

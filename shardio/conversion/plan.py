@@ -39,7 +39,11 @@ class Unit:
     @property
     def key(self) -> str:
         """Name the unit by its inputs and the state they are in: the same in any plan."""
-        content = [[one.name, one.label, one.n_bytes, *one.stamp] for one in self.inputs]
+        content = [
+            [one.name, one.label, one.n_bytes, *one.stamp]
+            + [[part.name, part.n_bytes, *part.stamp] for part in one.parts]
+            for one in self.inputs
+        ]
         return f"{hash_bytes(json.dumps(content).encode()):016x}"
 
 
@@ -102,18 +106,23 @@ def list_inputs(root: str, but: str = "") -> Listing:
 
 def cut(inputs: Sequence[Input]) -> list[Unit]:
     """Cut sorted inputs into units of about equal source bytes."""
-    total = sum(source.n_bytes for source in inputs)
+    total = sum(_weight(source) for source in inputs)
     unit_bytes = min(max(_power_of_two(total // N_UNITS), MIN_UNIT_BYTES), MAX_UNIT_BYTES)
     units: list[Unit] = []
     run: list[Input] = []
     n_bytes = 0
     for position, source in enumerate(inputs):
         run.append(source)
-        n_bytes += max(source.n_bytes, MIN_INPUT_BYTES)
+        n_bytes += max(_weight(source), MIN_INPUT_BYTES) if not source.part_of else 0
         if n_bytes >= unit_bytes or position + 1 == len(inputs):
             units.append(Unit(len(units), position + 1 - len(run), tuple(run)))
             run, n_bytes = [], 0
     return units
+
+
+def _weight(one: Input) -> int:
+    """Bytes that are read for an input; those of a part are read for another."""
+    return 0 if one.part_of else one.n_bytes + sum(part.n_bytes for part in one.parts)
 
 
 def _power_of_two(n: int) -> int:

@@ -39,9 +39,9 @@ _EXTRAS: Final = {
 """Which extra brings a package that a converter of ours may lack."""
 
 OutcomeKind = Literal[
-    "converted", "too_short", "broken", "not_video", "not_reached", "present", "changed"
+    "converted", "too_short", "broken", "not_video", "part", "not_reached", "present", "changed"
 ]
-OUTCOMES: Final = get_args(OutcomeKind)[:4]
+OUTCOMES: Final = get_args(OutcomeKind)[:5]
 """Those that a converter may return."""
 
 
@@ -53,6 +53,8 @@ class Input:
     hold. `path` is where it is on this machine, for opening only. `label` is the position of its
     folder among the classes, -1 for a file that lies directly in the source. `stamp` tells this
     state of the file from a later one: when its content and when its entry changed, in ns.
+    `parts` are files that are read together with this one; `part_of` names the first input that
+    has this one as a part.
     """
 
     name: str
@@ -60,6 +62,8 @@ class Input:
     n_bytes: int
     label: int
     stamp: tuple[int, int] = (0, 0)
+    parts: tuple[Input, ...] = ()
+    part_of: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +71,9 @@ class Outcome:
     """What became of an input.
 
     `"converted"`; `"too_short"`: fine, but it gives no sample; `"not_video"`: not of the
-    converter's kind; `"broken"`: of its kind and unreadable, which is what exit code 1 means. The
-    driver adds `"not_reached"`, for inputs after the one at which a conversion stopped; when it
+    converter's kind; `"broken"`: of its kind and unreadable, which is what exit code 1 means;
+    `"part"`: read together with another input, which gives the samples and is named in `reason`.
+    The driver adds `"not_reached"`, for inputs after the one at which a conversion stopped; when it
     appends, `"present"` for those whose samples the dataset has, and `"changed"` for those of which
     it has the samples of another state: neither is read again.
     `detail` is what is worth recording beside that, in JSON's terms.
@@ -93,6 +98,10 @@ class Source(Protocol):
 
     A method `fitted(inputs)` may look at all inputs before the first is read, and give the source
     with those options set that follow from them, as a schema does: they are recorded as any other.
+
+    A method `parts(inputs)` may say which inputs are read together with others: their names, by the
+    name of the input that gives the samples. What is in `Input.parts` then counts as its content:
+    a change of any of them is a change of the input. Parts are not given to `samples`.
 
     A method `view()` may say what the samples of a loader are by default, as a generation has it;
     without one they are the rows.

@@ -14,7 +14,7 @@ from typing import IO, Any, Final
 import numpy as np
 
 from shardio.conversion.events import InputBegun, InputDone, UnitDone, UnitEvent
-from shardio.conversion.inputs import State, hash_of, state_of
+from shardio.conversion.inputs import State, content_of, states_of
 from shardio.conversion.journal import read_record, write_record
 from shardio.conversion.plan import Unit
 from shardio.conversion.source import OUTCOMES, Input, Outcome, Source
@@ -66,13 +66,15 @@ def _convert(unit: Unit, job: Job, folder: Path, tell: Callable[[UnitEvent], Non
         for position, source in enumerate(unit.inputs, unit.first):
             tell(InputBegun(unit.number, position))
             with _Spool(str(folder)) as spool:
-                state, content = state_of(source.path), ""
+                states, content = states_of(source), ""
                 if position in lost:
                     outcome = Outcome("broken", lost[position])
+                elif source.part_of:
+                    outcome = Outcome("part", f"of {source.part_of}")
                 else:
-                    outcome, content = _read(source, state, job, spool)
+                    outcome, content = _read(source, states, job, spool)
                 shards.extend(spool)
-                n_bytes = state.n_bytes if state else 0
+                n_bytes = sum(state.n_bytes for state in states.values() if state)
                 done.append(
                     InputDone(unit.number, position, outcome, spool.n_samples, n_bytes, content)
                 )
@@ -85,23 +87,39 @@ def _convert(unit: Unit, job: Job, folder: Path, tell: Callable[[UnitEvent], Non
     return end
 
 
-def _read(source: Input, before: State | None, job: Job, spool: _Spool) -> tuple[Outcome, str]:
+def _read(
+    source: Input, before: Mapping[str, State | None], job: Job, spool: _Spool
+) -> tuple[Outcome, str]:
     """Read one input to its end, into the spool: what became of it, its hash if it gave samples."""
     content = ""
-    if before is not None and not stat.S_ISREG(before.mode):
-        return _read_other(source.path, before.mode), ""
+    state = before[source.name]
+    if state is not None and not stat.S_ISREG(state.mode):
+        return _read_other(source.path, state.mode), ""
+    for part in source.parts:
+        if (state := before[part.name]) is None or not stat.S_ISREG(state.mode):
+            what = "is gone, or leads nowhere" if state is None else "is not a regular file"
+            return Outcome("broken", f"{part.name}, a part of it, {what}"), ""
     outcome = _convert_input(source, job, spool)
     if outcome.kind == "broken" and not job.keep_partial:
         spool.clear()
     if spool.n_samples:
         with contextlib.suppress(OSError):  # then it is known by its name alone
-            content = hash_of(source.path)
-    if (after := state_of(source.path)) != before:  # samples may be of both states, or of neither
+            content = content_of(source)
+    if (after := states_of(source)) != before:  # samples may be of both states, or of neither
         spool.clear()
-        return Outcome("broken", f"{'changed' if after else 'vanished'} while it was read"), ""
-    # Reasons are kept in the dataset, which holds no path of this machine.
-    reason = outcome.reason.replace(source.path, source.name)
+        name = next(name for name, state in after.items() if state != before[name])
+        which = "" if name == source.name else f"{name}, a part of it, "
+        what = "changed" if after[name] else "vanished"
+        return Outcome("broken", f"{which}{what} while it was read"), ""
+    reason = _without_paths(outcome.reason, source)
     return replace(outcome, reason=reason[:_MAX_REASON]), content
+
+
+def _without_paths(reason: str, source: Input) -> str:
+    """Reasons are kept in the dataset, which holds no path of this machine."""
+    for each in (*source.parts, source) if reason else ():
+        reason = reason.replace(each.path, each.name)
+    return reason
 
 
 def _convert_input(source: Input, job: Job, spool: _Spool) -> Outcome:
@@ -111,8 +129,8 @@ def _convert_input(source: Input, job: Job, spool: _Spool) -> Outcome:
     except MediaError as error:
         return Outcome("broken", str(error).removeprefix(f"{source.path}: "))
     except OSError as error:
-        if error.filename not in (source.path, os.fsencode(source.path)):
-            raise  # not about the input: about where samples are kept
+        if not _is_about(error, source):
+            raise  # about where samples are kept
         return Outcome("broken", f"cannot be read: {error.strerror}")
     if isinstance(outcome, Outcome) and outcome.kind in OUTCOMES:
         return outcome
@@ -120,6 +138,12 @@ def _convert_input(source: Input, job: Job, spool: _Spool) -> Outcome:
         f"the converter {job.source.kind!r} returned {outcome!r} for {source.name}; "
         f"`samples` must return an Outcome of one of the kinds {', '.join(OUTCOMES)}"
     )
+
+
+def _is_about(error: OSError, source: Input) -> bool:
+    """Whether an error names an input, or a part of it."""
+    named = error.filename
+    return any(named in (each.path, os.fsencode(each.path)) for each in (source, *source.parts))
 
 
 def _read_other(path: str, mode: int) -> Outcome:

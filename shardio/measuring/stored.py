@@ -17,6 +17,7 @@ import numpy as np
 from shardio.conversion import ConversionReport, Input, InputReport, convert
 from shardio.conversion.appending import inherit
 from shardio.conversion.guessing import guess_kind
+from shardio.conversion.parts import join
 from shardio.conversion.plan import list_inputs
 from shardio.conversion.source import make_source
 from shardio.dataset import ShardDataset
@@ -95,11 +96,11 @@ def estimate(
         InvalidArgument, ShardioError: as of `convert`.
     """
     listing = list_inputs(os.fspath(src))
-    every = listing.inputs
-    chosen = _spread(every, n_inputs)
-    kind = kind or guess_kind(every)  # of all names: some of them may promise something else
+    kind = kind or guess_kind(listing.inputs)  # of all names: some may promise something else
+    every = [one for one in join(listing, make_source(kind, options)).inputs if not one.part_of]
+    chosen = {each.name: each for one in _spread(every, n_inputs) for each in (one, *one.parts)}
     with tempfile.TemporaryDirectory(prefix="shardio-estimate-") as folder:
-        for one in chosen:
+        for one in chosen.values():
             place = Path(folder, "in", one.name)
             place.parent.mkdir(parents=True, exist_ok=True)
             place.symlink_to(os.path.abspath(one.path))
@@ -107,11 +108,11 @@ def estimate(
         out = os.path.join(folder, "out")
         sample = convert(source, out, kind=kind, workers=workers, **options)
         stored = measure_stored(sample, source)
-    share = listing.n_bytes / max(1, sum(one.n_bytes for one in chosen))
+    share = listing.n_bytes / max(1, sum(one.n_bytes for one in chosen.values()))
     return Estimate(
         sample,
         stored,
-        len(every),
+        len(listing.inputs),
         listing.n_bytes,
         round(sample.n_bytes * share),
         sample.elapsed_s * share,

@@ -31,6 +31,7 @@ OUTCOMES: Final = {
     "too_short": "too short for one clip",
     "broken": "broken",
     "not_video": "not a video",
+    "part": "part of another",
     "not_reached": "not reached",
     "present": "in the dataset already",
     "changed": "changed since it was converted",

@@ -33,7 +33,7 @@ from shardio_tools._stored import describe_stored, n_clips, noun, stored_json
 
 __all__ = ["CONVERTER_OPTIONS", "add_arguments", "as_json", "run"]
 
-LISTED: Final = ("present", "not_reached", "not_video", "too_short", "changed", "broken")
+LISTED: Final = ("present", "not_reached", "part", "not_video", "too_short", "changed", "broken")
 """Outcomes whose inputs are listed, in this order: what matters most comes last."""
 
 
@@ -271,6 +271,8 @@ def _group(report: shardio.ConversionReport, outcome: str) -> Iterator[str]:
     if outcome == "too_short" and report.kind == "arrays":
         words = "no sample"
     yield f"{words}: {counted(len(group), 'file')}"
+    if outcome == "part":
+        return  # as many as a store has chunks
     lines = []
     for source in group:
         kept = f" ({counted(source.n_samples, noun(report))} kept)" if source.n_samples else ""
