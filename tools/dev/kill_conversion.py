@@ -216,6 +216,8 @@ class Stage:
         wrong = check_ended(mark) + check_whole(out)
         if who != "driver" and process.returncode:
             wrong.append(f"exit code {process.returncode}")
+        if not process.returncode and (out / ".conversion").exists():
+            wrong.append(f"left though all is done: {sorted(contents(out / '.conversion'))}")
         if place_of_plan(out / ".conversion") or not (out / KINDS[what]).exists():
             wrong += self._resume(what, out)
         wrong += differences(contents(out), self.whole[what])
