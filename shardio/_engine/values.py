@@ -15,13 +15,13 @@ import pickle
 import struct
 from typing import Any, Final, NamedTuple
 
-import cloudpickle  # type: ignore[import-untyped]  # it has no annotations
 import numpy as np
 import numpy.typing as npt
 
+from shardio._engine.pickles import pickle_apart
+
 _HEAD: Final = struct.Struct("<QQ")
 _ALIGNMENT: Final = 64
-_PROTOCOL: Final = 5
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -40,10 +40,9 @@ def pack_value(value: Any) -> Packed:
 
     Raises whatever the value's own parts raise when they are pickled.
     """
-    file, buffers = io.BytesIO(), list[memoryview]()
-    pickler = _Pickler(file, _PROTOCOL, lambda buffer: buffers.append(buffer.raw()))
-    pickler.dump(value)
-    skeleton = file.getvalue()
+    file, apart = io.BytesIO(), list[pickle.PickleBuffer]()
+    pickle_apart(value, file, apart, least_bytes=0)
+    skeleton, buffers = file.getvalue(), [buffer.raw() for buffer in apart]
     ends = _places([buffer.nbytes for buffer in buffers], len(skeleton))
     return Packed(skeleton, buffers, ends[-1])
 
@@ -81,19 +80,3 @@ def _places(sizes: list[int], n_skeleton: int) -> list[int]:
         places.append(start)
         end = start + n_bytes
     return [*places, end]
-
-
-class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
-    """Pickles the memory of every plain array out of band, however the array lies."""
-
-    def reducer_override(self, obj: Any) -> Any:
-        """Have arrays that are no one stretch of memory copied into one, instead of pickled."""
-        kind = type(obj)
-        if (kind is np.ndarray or kind is np.memmap) and not obj.dtype.hasobject:
-            # Of a memory-mapped file nothing but its values can travel.
-            plain = obj if kind is np.ndarray else obj.view(np.ndarray)
-            if not plain.flags.forc:
-                plain = np.ascontiguousarray(plain)
-            if plain is not obj:
-                return plain.__reduce_ex__(_PROTOCOL)
-        return super().reducer_override(obj)
