@@ -11,12 +11,14 @@ from typing import Any, Final, get_args
 
 from shardio._engine.gathering import Gathering
 from shardio._engine.inbox import check_prefix
+from shardio._engine.lenience import Lenience
 from shardio._engine.mail import zeromq
 from shardio._engine.outbox import WorkerInfo, worker_info
 from shardio._engine.start import Start
 from shardio.closing import Closing
 from shardio.errors import InvalidArgument
-from shardio.option_checks import count, one_of, seconds
+from shardio.item_stats import SkippedItem
+from shardio.option_checks import OnError, count, most_skips, one_of, seconds
 
 __all__ = ["MultiLoader", "WorkerInfo", "worker_info"]
 
@@ -47,11 +49,16 @@ class MultiLoader(Closing):
             is doing; None for ever.
         start_method: how workers come to be, as for `ShardLoader`: "zygote", "spawn", "forkserver"
             or "fork".
+        on_error: "raise" what the dataset raises, or "skip" that sample and have its iterator go
+            on. One that cannot, as a generator, ends there, which a warning says, and the other
+            workers go on. The death of a worker is an error in any case.
+        max_skips: how many samples of an iteration may be skipped, from 0 up.
 
     Raises:
         InvalidArgument: an argument is not acceptable; the message lists what is.
         EnvironmentUnsuitable: pyzmq is missing: pip install 'shardio[zmq]'.
         WorkerDied, TransformError, BatchOverdue: (in the loop) naming the worker.
+        TooManySkipped: (in the loop) one more sample failed than may.
     """
 
     def __init__(
@@ -65,6 +72,8 @@ class MultiLoader(Closing):
         memory_bytes: int = _BUDGET_BYTES,
         timeout_s: float | None = None,
         start_method: Start = "zygote",
+        on_error: OnError = "raise",
+        max_skips: int | None = None,
     ) -> None:
         zeromq()
         if not hasattr(type(dataset), "__iter__") and not hasattr(type(dataset), "__getitem__"):
@@ -77,6 +86,8 @@ class MultiLoader(Closing):
         self._memory_bytes = count("memory_bytes", memory_bytes, 1)
         self._timeout_s = seconds("timeout_s", timeout_s)
         self._start: Start = one_of("start_method", start_method, get_args(Start))
+        self._most_skips = most_skips(on_error, max_skips)
+        self._lenience = Lenience(self._most_skips)
         self._iterations: weakref.WeakSet[Gathering] = weakref.WeakSet()
 
     def __iter__(self) -> Iterator[Any]:
@@ -100,6 +111,7 @@ class MultiLoader(Closing):
         return iteration
 
     def _gather(self, start: Start) -> Gathering:
+        self._lenience = Lenience(self._most_skips)
         return Gathering(
             self.dataset,
             self.workers,
@@ -107,8 +119,17 @@ class MultiLoader(Closing):
             most_bytes=self._memory_bytes,
             timeout_s=self._timeout_s,
             start=start,
+            lenience=self._lenience,
             say=_say if self.verbose else _say_nothing,
         )
+
+    @property
+    def skipped(self) -> tuple[SkippedItem, ...]:
+        """The samples that were left out so far of the iteration that was begun last.
+
+        `index` is the number of the sample in its worker, `item` says which worker that is.
+        """
+        return tuple(self._lenience.skipped)
 
     def kill(self) -> None:
         """End the workers of all iterations, in the middle of whatever they do."""

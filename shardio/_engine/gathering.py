@@ -5,7 +5,7 @@
   B     Inbox: folder, socket ◀─────────────── READY ──
   C     address ───────────────────────────────────────▶ connects
   D     hide: the folder is gone ◀─────────── HELLO ───
-  E     next ◀═══════════ SAMPLE: pickle, arrays ══════ iterates
+  E     next ◀═════════ SAMPLES: pickles, arrays ══════ iterates
   F     credit: so many bytes handed over ─────────────▶ goes on sending
   G     the count is checked ◀═════════════════ END ═══
   H     goodbye ───────────────────────────────────────▶ ends
@@ -20,6 +20,7 @@ import os
 import select
 import threading
 import time
+import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -27,12 +28,21 @@ from typing import Any, Final
 
 from shardio._engine.crew import Crew, Died, Failed
 from shardio._engine.inbox import Inbox
+from shardio._engine.lenience import Lenience
 from shardio._engine.linux import interrupts_held, this_process
-from shardio._engine.mail import Kind, counted_bytes, rest_of, unpack_head, unpack_sample
-from shardio._engine.outbox import CREDIT, GOODBYE, send_all
+from shardio._engine.mail import (
+    Kind,
+    counted_bytes,
+    rest_of,
+    unpack_head,
+    unpack_sample,
+    unpack_samples,
+)
+from shardio._engine.outbox import CREDIT, GOODBYE, WorkerInfo, send_all
 from shardio._engine.overdue import overdue, stack_files
 from shardio._engine.start import Start
 from shardio._engine.wire import unpack_error
+from shardio.callers import level_of_caller
 from shardio.closing import Closing
 from shardio.errors import LoaderClosed, TransformError, WorkerDied
 
@@ -42,9 +52,9 @@ _LOOK_EVERY_S: Final = 0.1
 _QUIET_S: Final = 0.05
 _MOST_S: Final = 1.0
 """What a dead worker has sent has arrived when nothing more does for so long; waited at most."""
+_NONE: Final = object()
 _CREDITS: Final = 16
 """Into so many pieces at most a worker's budget comes back, unless main has to wait."""
-_SAMPLE: Final = int(Kind.SAMPLE)  # operators of enum members are slow
 
 
 class Gathering(Closing):
@@ -60,6 +70,7 @@ class Gathering(Closing):
         most_bytes: that may be under way from all workers together.
         timeout_s: how long to wait for a sample; None for ever.
         start: how workers come to be.
+        lenience: which samples that fail are left out.
         say: is told what happens, in a line.
     """
 
@@ -72,13 +83,16 @@ class Gathering(Closing):
         most_bytes: int,
         timeout_s: float | None,
         start: Start,
+        lenience: Lenience,
         say: Callable[[str], object],
     ) -> None:
         self._is_of, self._pid = type(dataset).__name__, this_process.pid
         self._timeout_s, self._prefix, self._say = timeout_s, prefix, say
+        self._lenience, self._n_workers = lenience, n_workers
         self._stacks = list(stack_files(n_workers))
         try:
-            target = functools.partial(send_all, dataset, n_workers, most_bytes // n_workers)
+            most, most_skips = most_bytes // n_workers, lenience.most
+            target = functools.partial(send_all, dataset, n_workers, most, most_skips)
             self._crew = Crew(n_workers, target, fds=self._stacks, preload=_PRELOAD, start=start)
         except BaseException:
             _close_files(self._stacks)
@@ -93,6 +107,12 @@ class Gathering(Closing):
         self._going = set(range(n_workers))
         """Who has not come to the end."""
         self._n_arrived = [0] * n_workers
+        """Samples, and those in the place of which it came that they are skipped."""
+        self._n_skipped = [0] * n_workers
+        self._has_just_skipped = [False] * n_workers
+        self._at_hand: deque[tuple[memoryview, list[Any]]] = deque()
+        """The samples of the message that has been taken last, and whose it is."""
+        self._sender = 0
         self._n_owed = [0] * n_workers
         """Bytes handed over that their worker has not been told."""
         self._last_words: dict[int, str] = {}
@@ -134,19 +154,24 @@ class Gathering(Closing):
         return self._finalizer.alive
 
     def _next(self) -> Any:
+        if self._at_hand and self._finalizer.alive:
+            sample = self._hand_over()
+            if sample is not _NONE:
+                return sample
         end_s = None if self._timeout_s is None else time.monotonic() + self._timeout_s
         while self._going:
             with self._lock:
                 message = self._take()
                 if message is not None:
-                    kind, worker, number = unpack_head(message[0])
-                    if kind == _SAMPLE:
-                        return self._hand_over(worker, number, message)
-                    self._hear(kind, worker, number, message)
-                    continue
-                if self._loss is not None:
+                    self._open(message)
+                elif self._loss is not None:
                     raise self._loss
-            self._wait(end_s)
+            while self._at_hand:
+                sample = self._hand_over()
+                if sample is not _NONE:
+                    return sample
+            if message is None:
+                self._wait(end_s)
         raise StopIteration
 
     def _take(self) -> list[Any] | None:
@@ -161,21 +186,44 @@ class Gathering(Closing):
             return self._saved.popleft()
         return self._boxes[0].take() if self._boxes else None
 
-    def _hand_over(self, worker: int, number: int, message: Sequence[Any]) -> Any:
+    def _open(self, message: Sequence[Any]) -> None:
+        """Act upon a message; its samples are at hand then."""
+        kind, worker, number, n_samples = unpack_head(message[0])
         if number != self._n_arrived[worker]:
-            raise WorkerDied(f"of worker {worker}, sample {self._n_arrived[worker]} was lost")
-        self._n_arrived[worker] += 1
+            raise WorkerDied(
+                f"worker {worker} sent {number} samples, and {self._n_arrived[worker]} arrived"
+            )
+        if kind != Kind.SAMPLES:
+            self._hear(kind, worker, message)
+            return
+        self._at_hand.extend(unpack_samples(message, n_samples))
+        self._sender = worker
+        self._has_just_skipped[worker] = False
+        self._n_owed[worker] += counted_bytes(message, n_samples)
+
+    def _hand_over(self) -> Any:
+        """The next of the samples at hand; _NONE where that is skipped."""
+        worker = self._sender
+        number = self._n_arrived[worker]
+        self._n_arrived[worker] = number + 1
+        pickled, buffers = self._at_hand.popleft()
+        if not self._at_hand and self._n_owed[worker] >= self._least_credit_bytes:
+            self._pay(worker)
         try:
-            sample = unpack_sample(message)
+            return unpack_sample(pickled, buffers)
         except Exception as error:
-            raise TransformError(
+            failure = TransformError(
                 f"sample {number} of worker {worker} cannot be unpickled: "
                 f"{type(error).__name__}: {error}"
-            ) from error
-        owed = self._n_owed[worker] = self._n_owed[worker] + counted_bytes(map(len, message))
-        if owed >= self._least_credit_bytes:
-            self._pay(worker)
-        return sample
+            )
+            if not self._lenience.forgives(failure):
+                raise failure from error
+            self._skip(worker, number, failure)
+            return _NONE
+
+    def _skip(self, worker: int, number: int, error: BaseException) -> None:
+        self._n_skipped[worker] += 1
+        self._lenience.skip(number, WorkerInfo(worker, self._n_workers), error)
 
     def _pay(self, worker: int) -> None:
         """Tell a worker how much of what it has sent is handed over."""
@@ -183,24 +231,40 @@ class Gathering(Closing):
         if owed and worker in self._going and self._loss is None:
             self._crew.send(worker, CREDIT.pack(owed))
 
-    def _hear(self, kind: int, worker: int, number: int, message: Sequence[Any]) -> None:
+    def _hear(self, kind: int, worker: int, message: Sequence[Any]) -> None:
         """Act upon what is no sample."""
         if kind == Kind.HELLO:
             self._waiting.discard(worker)
             if not self._waiting:
                 self._boxes[0].hide()
                 self._crew.entrust("")
-        elif kind == Kind.FAILED:
-            raise unpack_error(bytes(rest_of(message)))
-        elif number != self._n_arrived[worker]:
-            raise WorkerDied(
-                f"worker {worker} sent {number} samples, and {self._n_arrived[worker]} arrived"
-            )
+        elif kind == Kind.END:
+            self._part_with(worker)
         else:
-            self._say(f"worker {worker} has finished: {number} samples")
-            self._going.discard(worker)
-            if self._loss is None:
-                self._crew.send(worker, GOODBYE)
+            error = unpack_error(bytes(rest_of(message)))
+            if kind == Kind.FAILED or not self._lenience.forgives(error):
+                raise error
+            self._skip(worker, self._n_arrived[worker], error)
+            self._n_arrived[worker] += 1
+            self._has_just_skipped[worker] = True
+
+    def _part_with(self, worker: int) -> None:
+        """A worker has come to its end, and all of it has arrived."""
+        n_skipped = self._n_skipped[worker]
+        said = f", and {n_skipped} skipped" if n_skipped else ""
+        self._say(
+            f"worker {worker} has finished: {self._n_arrived[worker] - n_skipped} samples{said}"
+        )
+        if self._has_just_skipped[worker]:
+            warnings.warn(
+                f"worker {worker} ended after sample {self._n_arrived[worker] - 1} of it was "
+                "skipped; a dataset that is a generator gives nothing more once it has raised",
+                RuntimeWarning,
+                stacklevel=level_of_caller(),
+            )
+        self._going.discard(worker)
+        if self._loss is None:
+            self._crew.send(worker, GOODBYE)
 
     def _wait(self, end_s: float | None) -> None:
         """Wait until there may be something new."""
@@ -254,11 +318,12 @@ class Gathering(Closing):
                     self._saved.append(message)
                 if time.monotonic() > end_s or not poll.poll(_QUIET_S * 1000):
                     break
-        heads = (unpack_head(message[0]) for message in self._saved)
-        kinds = [kind for kind, worker, _ in heads if worker == died.worker]
-        if Kind.END in kinds or Kind.FAILED in kinds:
+        heads = [unpack_head(message[0]) for message in self._saved]
+        heads = [head for head in heads if head[1] == died.worker]
+        if any(kind in {Kind.END, Kind.FAILED} for kind, *_ in heads):
             return
-        n_samples = self._n_arrived[died.worker] + kinds.count(Kind.SAMPLE)
+        n_samples = self._n_arrived[died.worker] + sum(head[3] for head in heads)
+        n_samples += len(self._at_hand) if self._sender == died.worker else 0
         said = f":\n\n{text}" if (text := self._last_words.get(died.worker)) else ""
         self._loss = WorkerDied(f"{died.manner}, after {n_samples} samples of it{said}")
         self._crew.close()  # the others have nothing more to do

@@ -27,14 +27,14 @@ class Lenience:
     """
 
     def __init__(self, most: int | None) -> None:
-        self._most = most
+        self.most = most
         self.skipped: list[SkippedItem] = []
         """Those that have been."""
 
     def forgives(self, error: BaseException) -> bool:
         """Whether an item that has failed so is skipped."""
         is_its_own = isinstance(error, Exception) and not isinstance(error, _NOT_OF_AN_ITEM)
-        return self._most is not None and is_its_own
+        return self.most is not None and is_its_own
 
     def skip(self, index: int, item: Any, error: BaseException) -> None:
         """Leave an item out.
@@ -44,8 +44,8 @@ class Lenience:
         """
         found = SkippedItem(index, shortened(item), type(error).__name__, str(error))
         self.skipped.append(found)
-        if self._most is not None and len(self.skipped) > self._most:
+        if self.most is not None and len(self.skipped) > self.most:
             raise TooManySkipped(
-                f"{len(self.skipped)} items failed; max_skips allows {self._most}; the last is "
+                f"{len(self.skipped)} items failed; max_skips allows {self.most}; the last is "
                 f"item {index} ({found.item}): {found.error}: {found.text}"
             ) from error

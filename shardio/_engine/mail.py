@@ -1,32 +1,30 @@
-"""Samples as messages of ZeroMQ: what pickle says of one, and the memory of its arrays beside it.
+"""Samples as messages of ZeroMQ: what pickle says of some, and the memory of arrays beside it.
 
 The first frame of a message is
 
-    head    kind, number of the worker, number of the sample    uint32, uint32, uint64
-    pickle  of the sample, without the memory of its larger arrays
+    head     kind, number of the worker, number of the first sample, how many   uint32 2, uint64 2
+    pickles  of the samples, one behind the other, without the memory of larger arrays
+    sizes    of the pickles   uint64 each
 
-and each frame behind it is the memory of one array, as the worker has it: nothing copies it but the
-kernel, on its way through the socket.
+and each frame behind it is the memory of one array of the last sample, as the worker has it:
+nothing copies it but the kernel, on its way through the socket.
 """
 
 from __future__ import annotations
 
-import copyreg
 import io
 import pickle
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from enum import IntEnum
 from types import ModuleType
 from typing import Any, Final
 
-import cloudpickle  # type: ignore[import-untyped]  # it has no annotations
-import numpy as np
-
+from shardio._engine.pickles import pickle_apart
 from shardio.errors import EnvironmentUnsuitable
 
-_HEAD: Final = struct.Struct("<IIQ")
-_PROTOCOL: Final = 5
+_HEAD: Final = struct.Struct("<IIQQ")
+_SIZE_BYTES: Final = 8
 
 LEAST_APART_BYTES: Final = 16 << 10
 """Arrays from so many bytes up travel in frames of their own, which ZeroMQ receives each into
@@ -40,60 +38,79 @@ class Kind(IntEnum):
     """What a message is."""
 
     HELLO = 1  # the worker is connected
-    SAMPLE = 2
-    FAILED = 3  # an exception follows, as of `wire.pack_error`, and ended the worker's iteration
-    END = 4  # there is no more: the number is that of all samples of this worker
+    SAMPLES = 2
+    SKIPPED = 3  # in the place of a sample an exception follows, as of `wire.pack_error`
+    FAILED = 4  # such an exception ended the worker's iteration
+    END = 5  # there is no more: the number is that of all samples of this worker
 
 
-def pack_head(kind: Kind, worker: int, number: int) -> bytes:
+def pack_head(kind: Kind, worker: int, number: int, n_samples: int = 0) -> bytes:
     """The beginning of a message."""
-    return _HEAD.pack(kind, worker, number)
+    return _HEAD.pack(kind, worker, number, n_samples)
 
 
 unpack_head = _HEAD.unpack_from
-"""Kind, worker and number of a message, of its first frame."""
+"""Kind, worker, number and how many samples of a message, of its first frame."""
 
 
-def pack_sample(sample: Any, worker: int, number: int) -> list[Any]:
-    """The frames of a sample, which has to stay as it is until they are sent.
+class Sheaf:
+    """Samples of one worker that are pickled, to be sent in one message."""
 
-    Raises whatever the sample's own parts raise when they are pickled.
-    """
-    head = pack_head(Kind.SAMPLE, worker, number)
-    try:
-        return _pack(pickle.Pickler, head, sample)
-    except Exception:  # noqa: BLE001  # what pickle does not know, cloudpickle may: it has the say
-        return _pack(cloudpickle.Pickler, head, sample)
+    def __init__(self, worker: int) -> None:
+        self._worker = worker
+        self._file = io.BytesIO(bytes(_HEAD.size))
+        self._file.seek(_HEAD.size)
+        self._sizes: list[int] = []
+        self.apart: list[pickle.PickleBuffer] = []
+        """The larger arrays of the last sample, which have to stay as they are until it is sent."""
+        self.n_bytes = 0
+        """What the samples count for."""
+
+    def __len__(self) -> int:
+        """How many samples there are."""
+        return len(self._sizes)
+
+    def add(self, sample: Any) -> None:
+        """Put a sample behind the others, which have no larger arrays.
+
+        Raises whatever the sample's own parts raise when they are pickled.
+        """
+        start = self._file.tell()
+        try:
+            pickle_apart(sample, self._file, self.apart, LEAST_APART_BYTES)
+        except BaseException:  # the others are as they were
+            self._file.seek(start)
+            self._file.truncate()
+            self.apart.clear()
+            raise
+        size = self._file.tell() - start
+        self._sizes.append(size)
+        self.n_bytes += _OVERHEAD_BYTES + size + sum(buffer.raw().nbytes for buffer in self.apart)
+
+    def frames(self, first: int) -> list[Any]:
+        """All of it as a message; `first` is the number of its first sample."""
+        self._file.write(struct.pack(f"<{len(self)}Q", *self._sizes))
+        self._file.seek(0)
+        self._file.write(pack_head(Kind.SAMPLES, self._worker, first, len(self)))
+        return [self._file.getvalue(), *self.apart]
 
 
-def _pack(kind: Any, head: bytes, sample: Any) -> list[Any]:
-    file, apart = io.BytesIO(), list[pickle.PickleBuffer]()
-    file.write(head)
-
-    def stays_in(buffer: pickle.PickleBuffer) -> bool:
-        if buffer.raw().nbytes < LEAST_APART_BYTES:
-            return True
-        apart.append(buffer)
-        return False
-
-    pickler = kind(file, _PROTOCOL, buffer_callback=stays_in)
-    # Half the time of a method `reducer_override`, which is asked about everything.
-    pickler.dispatch_table = {**copyreg.dispatch_table, np.ndarray: _reduce_array}
-    pickler.dump(sample)
-    return [file.getvalue(), *apart]
+def unpack_samples(message: Sequence[Any], n_samples: int) -> list[tuple[memoryview, list[Any]]]:
+    """For each sample of a message what `unpack_sample` makes it of."""
+    pickles = rest_of(message)
+    end = len(pickles) - _SIZE_BYTES * n_samples
+    found, start = list[tuple[memoryview, list[Any]]](), 0
+    for size in struct.unpack(f"<{n_samples}Q", pickles[end:]):
+        found.append((pickles[start : start + size], []))
+        start += size
+    found[-1] = (found[-1][0], [frame.buffer for frame in message[1:]])
+    return found
 
 
-def _reduce_array(array: Any) -> Any:
-    """What pickle makes of an array, but apart also where it is no one stretch of memory."""
-    if not array.flags.forc and not array.dtype.hasobject:
-        array = np.ascontiguousarray(array)
-    return array.__reduce_ex__(_PROTOCOL)
-
-
-def unpack_sample(message: Sequence[Any]) -> Any:
-    """The sample of a message; its larger arrays are views of the frames' memory, and keep it."""
+def unpack_sample(pickled: memoryview, buffers: list[Any]) -> Any:
+    """A sample; its larger arrays are views of the frames' memory, and keep it."""
     # From our own worker, never from data.
-    return pickle.loads(rest_of(message), buffers=[frame.buffer for frame in message[1:]])
+    return pickle.loads(pickled, buffers=buffers)
 
 
 def rest_of(message: Sequence[Any]) -> memoryview:
@@ -101,9 +118,10 @@ def rest_of(message: Sequence[Any]) -> memoryview:
     return memoryview(message[0])[_HEAD.size :]
 
 
-def counted_bytes(sizes: Iterable[int]) -> int:
-    """What a sample counts for in the budget, of the sizes of its frames."""
-    return sum(sizes) + _OVERHEAD_BYTES
+def counted_bytes(message: Sequence[Any], n_samples: int) -> int:
+    """What the samples of a message count for in the budget."""
+    n_around = _HEAD.size + _SIZE_BYTES * n_samples
+    return sum(map(len, message)) - n_around + _OVERHEAD_BYTES * n_samples
 
 
 def zeromq() -> ModuleType:

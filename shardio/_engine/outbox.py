@@ -5,18 +5,23 @@ Main says when there is: a worker may have so many bytes under way that main has
 
 from __future__ import annotations
 
+import math
 import os
 import struct
+import threading
+import time
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
 from shardio._engine.calling import as_failure
 from shardio._engine.channel import Channel
 from shardio._engine.linux import keep_freed_memory, yield_to_main
-from shardio._engine.mail import Kind, counted_bytes, pack_head, pack_sample, zeromq
+from shardio._engine.mail import Kind, Sheaf, pack_head, zeromq
 from shardio._engine.overdue import answer_with_stacks
 from shardio._engine.wire import pack_error
+from shardio.closing import Closing
 from shardio.errors import TransformError
 
 READY: Final = b"+"
@@ -27,6 +32,12 @@ GOODBYE: Final = b"."
 
 CREDIT: Final = struct.Struct("<Q")
 """So many bytes more have been handed over."""
+
+_SOON_S: Final = 0.0005
+"""So long a sample may wait for others, which then travel in the same message."""
+_MOST_TOGETHER_BYTES: Final = 64 << 10
+"""Of samples in one message, or a part of what may be under way: so much comes back at a time."""
+_PARTS: Final = 16
 
 
 class WorkerInfo(NamedTuple):
@@ -48,13 +59,20 @@ def worker_info() -> WorkerInfo | None:
     return _here
 
 
-def send_all(dataset: Iterable[Any], n_workers: int, most_bytes: int, channel: Channel) -> None:
+def send_all(
+    dataset: Iterable[Any],
+    n_workers: int,
+    most_bytes: int,
+    most_skips: int | None,
+    channel: Channel,
+) -> None:
     """Iterate the dataset and send its samples to the address that main says. Runs in a worker.
 
     Args:
         dataset: to iterate, once.
         n_workers: how many processes do the same.
         most_bytes: that may be under way from this one.
+        most_skips: how many samples may fail, which are then left out; None for none.
         channel: of this worker, with a file for the stacks of each.
     """
     global _here
@@ -72,32 +90,59 @@ def send_all(dataset: Iterable[Any], n_workers: int, most_bytes: int, channel: C
         socket.linger = 0  # nothing is under way when a worker ends, unless main has gone
         socket.sndhwm = 0  # bytes are bounded, not messages
         socket.connect(os.fsdecode(address))
-        outbox = _Outbox(socket, channel, most_bytes)
-        try:
-            outbox.send_samples(dataset)
+        with _Outbox(socket, channel, most_bytes) as outbox, suppress(_MainHasGone):
+            outbox.send_samples(dataset, most_skips)
             outbox.await_goodbye()
-        except _MainHasGone:
-            return
 
 
 class _MainHasGone(BaseException):
     """Main has closed the channel: not for the user's code to catch."""
 
 
-class _Outbox:
-    """What one worker has sent, and may send; borrows its socket and channel."""
+class _Outbox(Closing):
+    """What one worker has sent, and may send; borrows its socket and channel.
+
+    Samples that come quickly wait for each other, so that several travel in a message; but not for
+    long, whatever the dataset is doing: then a thread sends them. What is sent, and from where, is
+    under a lock.
+    """
 
     def __init__(self, socket: Any, channel: Channel, most_bytes: int) -> None:
         self._socket, self._channel, self._most_bytes = socket, channel, most_bytes
+        self._most_together = min(_MOST_TOGETHER_BYTES, most_bytes // _PARTS)
+        self._lock = threading.Lock()
+        self._sheaf = Sheaf(channel.index)
         self._n_under_way = 0
         self._n_sent = 0
+        self._sent_s = -math.inf
+        self._are_waiting = threading.Event()
+        self._sender: threading.Thread | None = None
+        self._is_over = False
 
-    def send_samples(self, dataset: Iterable[Any]) -> None:
-        """Send a greeting, every sample, and how it ended."""
+    @property
+    def _n_done(self) -> int:
+        return self._n_sent + len(self._sheaf)
+
+    def send_samples(self, dataset: Iterable[Any], most_skips: int | None) -> None:
+        """Send a greeting, every sample or that it is skipped, and how it ended."""
         self._say(Kind.HELLO)
+        n_left = most_skips or 0
         try:
-            for sample in dataset:
-                self._send(sample)
+            samples = iter(dataset)
+            while True:
+                try:
+                    if not self._send_next(samples):
+                        break
+                except _MainHasGone:
+                    raise
+                except BaseException as error:  # sys.exit and all, as below
+                    if most_skips is None:
+                        raise
+                    self._say(Kind.SKIPPED, pack_error(self._as_failure(error)))
+                    self._n_sent += 1
+                    n_left -= 1
+                    if n_left < 0:  # more than main forgives
+                        return
         except _MainHasGone:
             raise
         except BaseException as error:  # noqa: BLE001  # sys.exit and all: main raises it there
@@ -111,25 +156,73 @@ class _Outbox:
             pass
 
     def _say(self, kind: Kind, rest: bytes = b"") -> None:
-        self._socket.send(pack_head(kind, self._channel.index, self._n_sent) + rest)
+        with self._lock:
+            self._flush()
+            self._socket.send(pack_head(kind, self._channel.index, self._n_sent) + rest)
 
-    def _send(self, sample: Any) -> None:
-        try:
-            frames = pack_sample(sample, self._channel.index, self._n_sent)
-        except Exception as error:
-            raise TransformError(
-                f"sample {self._n_sent} of worker {self._channel.index} cannot be pickled: "
-                f"{type(error).__name__}: {error}"
-            ) from error
-        n_bytes = counted_bytes([memoryview(frame).nbytes for frame in frames])
+    def _send_next(self, samples: Iterator[Any]) -> bool:
+        """Send a sample, at once or soon; False where there is none any more."""
+        for sample in samples:
+            with self._lock:
+                try:
+                    self._sheaf.add(sample)
+                except Exception as error:
+                    raise TransformError(
+                        f"sample {self._n_done} of worker {self._channel.index} cannot be pickled: "
+                        f"{type(error).__name__}: {error}"
+                    ) from error
+                is_large = self._sheaf.apart or self._sheaf.n_bytes >= self._most_together
+                if is_large or time.monotonic() - self._sent_s >= _SOON_S:
+                    self._flush()
+            if self._sheaf:
+                self._send_soon()
+            return True
+        return False
+
+    def _flush(self) -> None:
+        """Send what waits, once there is room for it."""
+        sheaf = self._sheaf
+        if not sheaf:
+            return
+        n_bytes = sheaf.n_bytes
         while 0 < self._n_under_way > self._most_bytes - n_bytes:  # one alone may be of any size
             self._take_credit()
+        frames = sheaf.frames(self._n_sent)
         self._n_under_way += n_bytes
         if len(frames) == 1:
             self._socket.send(frames[0], copy=False)
         else:  # what is not waited for, the dataset might meanwhile write something else into
             self._socket.send_multipart(frames, copy=False, track=True).wait()
-        self._n_sent += 1
+        self._n_sent += len(sheaf)
+        self._sheaf = Sheaf(self._channel.index)
+        self._sent_s = time.monotonic()
+
+    def _send_soon(self) -> None:
+        """Have what waits sent, also where no other sample follows."""
+        if self._sender is None:
+            self._sender = threading.Thread(target=self._send_late, daemon=True)
+            self._sender.start()
+        if not self._are_waiting.is_set():
+            self._are_waiting.set()
+
+    def _send_late(self) -> None:
+        """Send what has waited long enough; runs in a thread of its own, until main has gone."""
+        while self._are_waiting.wait():
+            self._are_waiting.clear()
+            time.sleep(_SOON_S)
+            with self._lock:
+                if self._is_over:
+                    return
+                try:
+                    self._flush()
+                except _MainHasGone:  # as the dataset's thread will see
+                    return
+
+    def close(self) -> None:
+        """Send nothing any more, so that the socket may be closed."""
+        with self._lock:
+            self._is_over = True
+        self._are_waiting.set()
 
     def _take_credit(self) -> None:
         credit = self._channel.recv()
@@ -139,8 +232,10 @@ class _Outbox:
 
     def _as_failure(self, error: BaseException) -> Exception:
         """What main is to raise: the exception itself, unless it would end more than a loop."""
-        where = f"worker {self._channel.index}, at sample {self._n_sent} of it"
-        frames = error.__traceback__ and error.__traceback__.tb_next
+        where = f"worker {self._channel.index}, at sample {self._n_done} of it"
+        frames = error.__traceback__
+        while frames is not None and frames.tb_frame.f_code.co_filename == __file__:
+            frames = frames.tb_next
         text = "".join(traceback.format_exception(type(error), error, frames))
         failure = as_failure(error, f"{where}: the dataset")
         failure.add_note(f"in {where}:\n\n{text}")

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import socket
+import threading
+import types
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 
 from shardio._engine.channel import Channel
 from shardio._engine.gathering import Gathering
-from shardio._engine.mail import Kind, counted_bytes, pack_head, pack_sample, unpack_head
+from shardio._engine.lenience import Lenience
+from shardio._engine.mail import Kind, Sheaf, pack_head, unpack_head, unpack_sample, unpack_samples
 from shardio._engine.outbox import CREDIT, GOODBYE, _MainHasGone, _Outbox
 from shardio.errors import WorkerDied
 
@@ -30,7 +36,9 @@ def ends() -> Iterator[tuple[socket.socket, Channel]]:
 
 
 def _size(sample: object) -> int:
-    return counted_bytes(map(len, pack_sample(sample, 0, 0)))
+    sheaf = Sheaf(0)
+    sheaf.add(sample)
+    return sheaf.n_bytes
 
 
 def test_a_worker_sends_as_much_as_there_is_room_for(ends: tuple[socket.socket, Channel]) -> None:
@@ -38,8 +46,8 @@ def test_a_worker_sends_as_much_as_there_is_room_for(ends: tuple[socket.socket, 
     main.shutdown(socket.SHUT_WR)
     sent = Sent()
     with pytest.raises(_MainHasGone):
-        _Outbox(sent, channel, 10 * _size("x") + 5).send_samples(["x"] * 20)
-    assert sent[1:] == [(Kind.SAMPLE, 0, number) for number in range(10)]
+        _Outbox(sent, channel, 10 * _size("x") + 5).send_samples(["x"] * 20, None)
+    assert sent[1:] == [(Kind.SAMPLES, 0, number, 1) for number in range(10)]
 
 
 def test_what_main_has_handed_over_makes_room(ends: tuple[socket.socket, Channel]) -> None:
@@ -49,7 +57,7 @@ def test_what_main_has_handed_over_makes_room(ends: tuple[socket.socket, Channel
     main.shutdown(socket.SHUT_WR)
     sent = Sent()
     with pytest.raises(_MainHasGone):
-        _Outbox(sent, channel, 4 * _size("x")).send_samples(["x"] * 20)
+        _Outbox(sent, channel, 4 * _size("x")).send_samples(["x"] * 20, None)
     assert len(sent[1:]) == 4 + 3 * 2
 
 
@@ -61,9 +69,9 @@ def test_a_worker_says_how_many_samples_it_sent_and_stays_until_main_has_them(
         main.send(message)
     sent = Sent()
     outbox = _Outbox(sent, channel, 1000)
-    outbox.send_samples("abc")
+    outbox.send_samples("abc", None)
     outbox.await_goodbye()
-    assert (sent[0], sent[-1]) == ((Kind.HELLO, 0, 0), (Kind.END, 0, 3))
+    assert (sent[0], sent[-1]) == ((Kind.HELLO, 0, 0, 0), (Kind.END, 0, 3, 0))
     assert channel.recv() == b"more"
 
 
@@ -71,18 +79,69 @@ def test_a_worker_says_how_many_samples_it_sent_and_stays_until_main_has_them(
     ("head", "said"),
     [
         (pack_head(Kind.END, 0, 7), "worker 0 sent 7 samples, and 0 arrived"),
-        (pack_head(Kind.SAMPLE, 0, 1), "of worker 0, sample 0 was lost"),
+        (pack_head(Kind.SAMPLES, 0, 1, 1), "worker 0 sent 1 samples, and 0 arrived"),
     ],
 )
 def test_a_sample_that_is_lost_is_an_error(
     head: bytes, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Taken(bytes):
-        buffer = b""
-
     with Gathering(
-        [], 1, prefix="", most_bytes=1, timeout_s=None, start="zygote", say=lambda line: None
+        [],
+        1,
+        prefix="",
+        most_bytes=1,
+        timeout_s=None,
+        start="zygote",
+        lenience=Lenience(None),
+        say=lambda line: None,
     ) as gathering:
-        monkeypatch.setattr(gathering, "_take", lambda: [Taken(head)])
+        monkeypatch.setattr(gathering, "_take", lambda: [head])
         with pytest.raises(WorkerDied, match=said):
             next(gathering)
+
+
+def test_samples_that_come_quickly_travel_together_and_none_waits_for_another(
+    ends: tuple[socket.socket, Channel],
+) -> None:
+    _, channel = ends
+    all_sent = threading.Event()
+
+    class Counting(Sent):
+        def send(self, frame: bytes, **how: object) -> None:
+            super().send(frame)
+            if sum(n for *_, n in self) == 200:
+                all_sent.set()
+
+    def samples() -> Iterator[int]:
+        yield from range(200)
+        assert all_sent.wait(60)
+
+    sent = Counting()
+    with _Outbox(sent, channel, 1 << 20) as outbox:
+        outbox.send_samples(samples(), None)
+    numbers = [range(first, first + n) for kind, _, first, n in sent if kind == Kind.SAMPLES]
+    assert list(itertools.chain(*numbers)) == list(range(200))
+    assert sent[-1] == (Kind.END, 0, 200, 0)
+
+
+def test_a_sheaf_gives_its_samples_as_they_were_when_they_came() -> None:
+    array = np.zeros(3)
+    sheaf = Sheaf(1)
+    for number in range(3):
+        array[:] = number
+        sheaf.add({"number": number, "array": array})
+    with pytest.raises(TypeError, match="pickle"):
+        sheaf.add([np.zeros(1 << 20), threading.Lock()])
+    sheaf.add(np.arange(1 << 18, dtype=np.uint8))
+    (first, apart) = sheaf.frames(5)
+    assert unpack_head(first) == (Kind.SAMPLES, 1, 5, 4)
+    frame = types.SimpleNamespace(buffer=apart)
+    *small, large = (unpack_sample(*each) for each in unpack_samples([first, frame], 4))
+    assert [(s["number"], s["array"].tolist()) for s in small] == [(i, [i] * 3) for i in range(3)]
+    assert np.array_equal(large, np.arange(1 << 18, dtype=np.uint8))
+
+
+def test_a_class_that_only_cloudpickle_knows_has_its_arrays_apart() -> None:
+    sheaf = Sheaf(0)
+    sheaf.add(dataclasses.make_dataclass("Local", ["pixels"])(np.zeros(1 << 20, np.uint8)))
+    assert [buffer.raw().nbytes for buffer in sheaf.apart] == [1 << 20]

@@ -106,3 +106,41 @@ def say_exit() -> None:
 
 def say_stop() -> None:
     raise StopAsyncIteration
+
+
+def odd(number: int) -> int:
+    if number % 2 == 0:
+        raise ValueError(f"{number} is even")
+    return number
+
+
+class Odd:
+    """Odd numbers of which each worker gives all; an even one fails, and the next comes."""
+
+    def __iter__(self) -> Iterator[int]:
+        return map(odd, range(10))
+
+
+class Broken:
+    """Cannot be begun to iterate."""
+
+    def __iter__(self) -> Iterator[int]:
+        raise OSError("no such folder")
+
+
+class Made(Given):
+    """Samples, of which functions are called in the worker."""
+
+    def __iter__(self) -> Iterator[object]:
+        return (sample() if callable(sample) else sample for sample in self.samples)
+
+
+class Half:
+    """Can be pickled, and not unpickled."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _refuse, ()
+
+
+def _refuse() -> None:
+    raise ValueError("half a sample")

@@ -16,10 +16,24 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shardio import InvalidArgument, MultiLoader
-from shardio.errors import BatchOverdue, EnvironmentUnsuitable, LoaderClosed
+from shardio import InvalidArgument, MultiLoader, WorkerDied
+from shardio.errors import BatchOverdue, EnvironmentUnsuitable, LoaderClosed, TooManySkipped
 from shardio.multi import WorkerInfo, worker_info
-from tests.faces.multi_datasets import NEEDS_ZEROMQ, Count, Endless, Given, OneArray, Shared, hang
+from tests.faces.multi_datasets import (
+    NEEDS_ZEROMQ,
+    Broken,
+    Count,
+    Endless,
+    Given,
+    Half,
+    Made,
+    Odd,
+    OneArray,
+    Shared,
+    die,
+    fail,
+    hang,
+)
 
 pytestmark = [NEEDS_ZEROMQ, pytest.mark.usefixtures("warm_zygote")]
 
@@ -153,6 +167,52 @@ def test_a_sample_that_does_not_come_in_time_is_an_error_that_says_what_workers_
     assert "in hang" in said
 
 
+def test_samples_that_fail_are_skipped_where_that_is_asked_for_and_told(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    loader = MultiLoader(Odd(), 2, verbose=True, on_error="skip", max_skips=10)
+    assert sorted(loader) == sorted([1, 3, 5, 7, 9] * 2)
+    skipped = loader.skipped
+    told = [(s.item, s.index, s.error, s.text) for s in skipped]
+    assert sorted(told) == [
+        (repr(WorkerInfo(worker, 2)), number, "ValueError", f"{number} is even")
+        for worker in range(2)
+        for number in range(0, 10, 2)
+    ]
+    assert "# worker 1 has finished: 5 samples, and 5 skipped" in capsys.readouterr().err
+    assert len(list(loader)) == 10  # an iteration has skips of its own
+    assert len(loader.skipped) == 10
+
+
+def test_one_more_failure_than_may_be_skipped_is_an_error() -> None:
+    arrived: list[int] = []
+    with pytest.raises(TooManySkipped, match=r"3 items failed.*item 4 \(WorkerInfo") as caught:
+        arrived.extend(MultiLoader(Odd(), 1, on_error="skip", max_skips=2))
+    assert isinstance(caught.value.__cause__, ValueError)
+    assert arrived == [1, 3]
+
+
+def test_samples_that_cannot_travel_are_skipped_too() -> None:
+    samples = [1, threading.Lock, 2, Half, 3]
+    loader = MultiLoader(Made(samples), 1, on_error="skip", max_skips=2)
+    assert list(loader) == [1, 2, 3]
+    assert [(s.index, s.error) for s in loader.skipped] == [(n, "TransformError") for n in (1, 3)]
+
+
+def test_of_a_generator_that_fails_the_other_workers_go_on_and_a_warning_says_so() -> None:
+    loader = MultiLoader(Count(9, 3, fail, worker=1), 2, on_error="skip", max_skips=1)
+    with pytest.warns(RuntimeWarning, match="worker 1 ended after sample 3 of it was skipped"):
+        assert sorted(loader) == sorted([*range(9), *range(3)])
+    assert [s.error for s in loader.skipped] == ["KeyError"]
+
+
+def test_what_is_no_sample_s_failure_is_not_skipped() -> None:
+    with pytest.raises(OSError, match="no such folder"):
+        list(MultiLoader(Broken(), 1, on_error="skip", max_skips=9))
+    with pytest.raises(WorkerDied):
+        list(MultiLoader(Count(9, 3, die), 1, on_error="skip", max_skips=9))
+
+
 @FORKS
 def test_a_generator_is_iterated_by_forks_of_this_process_as_often_as_asked() -> None:
     loader = MultiLoader((i * i for i in range(4)), 2)
@@ -220,6 +280,7 @@ def test_another_thread_may_kill_what_this_one_waits_for() -> None:
         ({"prefix": "/tmp/" + "x" * 100}, "121 bytes long, and 107 are the most"),
         ({"memory_bytes": 0}, "memory_bytes must be an integer from 1 up; found 0"),
         ({"timeout_s": 0}, "timeout_s must be a number of seconds above 0"),
+        ({"on_error": "skip"}, "on_error='skip' needs max_skips"),
         ({"start_method": "thread"}, "start_method must be one of 'zygote', 'spawn'"),
     ],
 )

@@ -20,6 +20,8 @@ from tests.faces.multi_datasets import (
     Count,
     Endless,
     Given,
+    Half,
+    Made,
     OneArray,
     Shared,
     die,
@@ -107,27 +109,9 @@ def test_a_sample_that_cannot_be_pickled_is_an_error_that_names_it() -> None:
         list(MultiLoader(Made([1, 2, threading.Lock]), 1))
 
 
-class Made(Given):
-    """Samples, of which functions are called in the worker."""
-
-    def __iter__(self) -> Iterator[object]:
-        return (sample() if callable(sample) else sample for sample in self.samples)
-
-
 def test_a_sample_that_cannot_be_unpickled_is_an_error_that_names_it() -> None:
     with pytest.raises(TransformError, match="sample 1 of worker 0 cannot be unpickled.*half"):
         list(MultiLoader(Made([0, Half]), 1))
-
-
-class Half:
-    """Can be pickled, and not unpickled."""
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return _refuse, ()
-
-
-def _refuse() -> None:
-    raise ValueError("half a sample")
 
 
 def test_an_empty_dataset_is_an_empty_iteration() -> None:
