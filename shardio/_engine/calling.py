@@ -7,6 +7,7 @@ where that is small, else it lies in the block that came with the call (see `val
 from __future__ import annotations
 
 import mmap
+import os
 import pickle
 import struct
 import traceback
@@ -18,7 +19,7 @@ import numpy as np
 
 from shardio._engine.blocks import BlockMap
 from shardio._engine.channel import Channel
-from shardio._engine.linux import keep_freed_memory, yield_to_main
+from shardio._engine.linux import keep_freed_memory, this_process, yield_to_main
 from shardio._engine.memory import require
 from shardio._engine.overdue import answer_with_stacks
 from shardio._engine.parcels import packed, unpacked
@@ -50,6 +51,7 @@ class Outcome(IntEnum):
     INLINE = 1  # the value follows
     IN_BLOCK = 2
     FAILED = 3  # the pickled exception follows, and its traceback as text
+    FORKED = 4  # a fork of the worker has come back from the call, and has ended
 
 
 def pack_call(said: Say, block: int = 0, step: int = 0) -> bytes:
@@ -71,7 +73,7 @@ def call_for_main(
     """
     yield_to_main()
     keep_freed_memory()
-    caller = _Caller(function, most_bytes, is_called)
+    caller = _Caller(function, most_bytes, is_called, channel)
     at_work = np.frombuffer(mmap.mmap(channel.fds[0], 0), np.uint64)
     while (received := channel.recv_fds()) is not None:
         message, fds = received
@@ -90,15 +92,18 @@ def call_for_main(
 class _Caller:
     """What one worker holds: the function, and the blocks it has met."""
 
-    def __init__(self, function: Callable[[Any], Any], most_bytes: int, is_called: str) -> None:
+    def __init__(
+        self, function: Callable[[Any], Any], most_bytes: int, is_called: str, channel: Channel
+    ) -> None:
         self._function, self._most_bytes, self._is_called = function, most_bytes, is_called
+        self._channel, self._pid = channel, this_process.pid
         self.blocks: dict[int, BlockMap] = {}
 
     def answer(self, number: int, step: int, call: bytes) -> bytes:
         """Do a call, and say what became of it."""
         start_ns = now_ns()
         try:
-            value = self._function(pickle.loads(memoryview(call)[DESCRIPTOR_BYTES:]))
+            value = self._call(step, pickle.loads(memoryview(call)[DESCRIPTOR_BYTES:]))
             taken_ns = now_ns() - start_ns
             found = pack_value(value)
             if found.n_bytes <= MOST_INLINE_BYTES:
@@ -111,6 +116,14 @@ class _Caller:
             taken_ns = now_ns() - start_ns
             return ANSWER.pack(Outcome.FAILED, 0, number, step, 0, taken_ns) + failure
         return ANSWER.pack(Outcome.IN_BLOCK, 0, number, step, found.n_bytes, taken_ns)
+
+    def _call(self, step: int, request: Any) -> Any:
+        try:
+            return self._function(request)
+        finally:
+            if this_process.pid != self._pid:  # only one of two may answer
+                self._channel.send(ANSWER.pack(Outcome.FORKED, 0, 0, step, 0, 0))
+                os._exit(1)
 
     def _put(self, found: Packed, block: BlockMap) -> None:
         if found.n_bytes > self._most_bytes:

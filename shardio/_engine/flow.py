@@ -264,6 +264,11 @@ class Flow(Closing):
 
     def _take_answer(self, worker: int, answer: bytes) -> None:
         outcome, _, _, step, n_bytes, taken_ns = ANSWER.unpack_from(answer)
+        if outcome == Outcome.FORKED:
+            raise TransformError(
+                f"{self._is_called} came back twice for item {step}: from worker {worker}, and "
+                "from a process that was forked there, which must end by os._exit"
+            )
         call = self._calls[step]
         self._calling_ns += taken_ns
         if outcome == Outcome.FAILED:

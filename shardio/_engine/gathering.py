@@ -26,19 +26,13 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
+from shardio._engine.arrivals import SKIPPED, Arrivals
 from shardio._engine.crew import Crew, Died, Failed
 from shardio._engine.inbox import Inbox
 from shardio._engine.lenience import Lenience
 from shardio._engine.linux import interrupts_held, this_process
-from shardio._engine.mail import (
-    Kind,
-    counted_bytes,
-    rest_of,
-    unpack_head,
-    unpack_sample,
-    unpack_samples,
-)
-from shardio._engine.outbox import CREDIT, GOODBYE, WorkerInfo, send_all
+from shardio._engine.mail import Kind, rest_of, unpack_head
+from shardio._engine.outbox import CREDIT, GOODBYE, send_all
 from shardio._engine.overdue import overdue, stack_files
 from shardio._engine.start import Start
 from shardio._engine.wire import unpack_error
@@ -52,7 +46,6 @@ _LOOK_EVERY_S: Final = 0.1
 _QUIET_S: Final = 0.05
 _MOST_S: Final = 1.0
 """What a dead worker has sent has arrived when nothing more does for so long; waited at most."""
-_NONE: Final = object()
 _CREDITS: Final = 16
 """Into so many pieces at most a worker's budget comes back, unless main has to wait."""
 
@@ -88,7 +81,6 @@ class Gathering(Closing):
     ) -> None:
         self._is_of, self._pid = type(dataset).__name__, this_process.pid
         self._timeout_s, self._prefix, self._say = timeout_s, prefix, say
-        self._lenience, self._n_workers = lenience, n_workers
         self._stacks = list(stack_files(n_workers))
         try:
             most, most_skips = most_bytes // n_workers, lenience.most
@@ -106,15 +98,7 @@ class Gathering(Closing):
         """Whose READY, and then whose HELLO, has not come."""
         self._going = set(range(n_workers))
         """Who has not come to the end."""
-        self._n_arrived = [0] * n_workers
-        """Samples, and those in the place of which it came that they are skipped."""
-        self._n_skipped = [0] * n_workers
-        self._has_just_skipped = [False] * n_workers
-        self._at_hand: deque[tuple[memoryview, list[Any]]] = deque()
-        """The samples of the message that has been taken last, and whose it is."""
-        self._sender = 0
-        self._n_owed = [0] * n_workers
-        """Bytes handed over that their worker has not been told."""
+        self._arrivals = Arrivals(n_workers, lenience)
         self._last_words: dict[int, str] = {}
         self._saved: deque[list[Any]] = deque()
         """What had arrived when a death was noticed."""
@@ -154,9 +138,9 @@ class Gathering(Closing):
         return self._finalizer.alive
 
     def _next(self) -> Any:
-        if self._at_hand and self._finalizer.alive:
+        if self._arrivals.n_at_hand and self._finalizer.alive:
             sample = self._hand_over()
-            if sample is not _NONE:
+            if sample is not SKIPPED:
                 return sample
         end_s = None if self._timeout_s is None else time.monotonic() + self._timeout_s
         while self._going:
@@ -166,9 +150,9 @@ class Gathering(Closing):
                     self._open(message)
                 elif self._loss is not None:
                     raise self._loss
-            while self._at_hand:
+            while self._arrivals.n_at_hand:
                 sample = self._hand_over()
-                if sample is not _NONE:
+                if sample is not SKIPPED:
                     return sample
             if message is None:
                 self._wait(end_s)
@@ -189,76 +173,46 @@ class Gathering(Closing):
     def _open(self, message: Sequence[Any]) -> None:
         """Act upon a message; its samples are at hand then."""
         kind, worker, number, n_samples = unpack_head(message[0])
-        if number != self._n_arrived[worker]:
-            raise WorkerDied(
-                f"worker {worker} sent {number} samples, and {self._n_arrived[worker]} arrived"
-            )
-        if kind != Kind.SAMPLES:
-            self._hear(kind, worker, message)
-            return
-        self._at_hand.extend(unpack_samples(message, n_samples))
-        self._sender = worker
-        self._has_just_skipped[worker] = False
-        self._n_owed[worker] += counted_bytes(message, n_samples)
-
-    def _hand_over(self) -> Any:
-        """The next of the samples at hand; _NONE where that is skipped."""
-        worker = self._sender
-        number = self._n_arrived[worker]
-        self._n_arrived[worker] = number + 1
-        pickled, buffers = self._at_hand.popleft()
-        if not self._at_hand and self._n_owed[worker] >= self._least_credit_bytes:
-            self._pay(worker)
-        try:
-            return unpack_sample(pickled, buffers)
-        except Exception as error:
-            failure = TransformError(
-                f"sample {number} of worker {worker} cannot be unpickled: "
-                f"{type(error).__name__}: {error}"
-            )
-            if not self._lenience.forgives(failure):
-                raise failure from error
-            self._skip(worker, number, failure)
-            return _NONE
-
-    def _skip(self, worker: int, number: int, error: BaseException) -> None:
-        self._n_skipped[worker] += 1
-        self._lenience.skip(number, WorkerInfo(worker, self._n_workers), error)
-
-    def _pay(self, worker: int) -> None:
-        """Tell a worker how much of what it has sent is handed over."""
-        owed, self._n_owed[worker] = self._n_owed[worker], 0
-        if owed and worker in self._going and self._loss is None:
-            self._crew.send(worker, CREDIT.pack(owed))
-
-    def _hear(self, kind: int, worker: int, message: Sequence[Any]) -> None:
-        """Act upon what is no sample."""
-        if kind == Kind.HELLO:
+        self._arrivals.check(worker, number)
+        if kind == Kind.SAMPLES:
+            self._arrivals.take_in(worker, message, n_samples)
+        elif kind == Kind.HELLO:
             self._waiting.discard(worker)
             if not self._waiting:
                 self._boxes[0].hide()
                 self._crew.entrust("")
-        elif kind == Kind.END:
-            self._part_with(worker)
+        elif kind == Kind.SKIPPED:
+            self._arrivals.skip(worker, unpack_error(bytes(rest_of(message))))
+        elif kind == Kind.FAILED:
+            raise unpack_error(bytes(rest_of(message)))
         else:
-            error = unpack_error(bytes(rest_of(message)))
-            if kind == Kind.FAILED or not self._lenience.forgives(error):
-                raise error
-            self._skip(worker, self._n_arrived[worker], error)
-            self._n_arrived[worker] += 1
-            self._has_just_skipped[worker] = True
+            self._part_with(worker)
+
+    def _hand_over(self) -> Any:
+        """The next of the samples at hand; SKIPPED for one that is."""
+        arrivals = self._arrivals
+        if arrivals.n_at_hand == 1 and arrivals.n_owed[arrivals.sender] >= self._least_credit_bytes:
+            self._pay(arrivals.sender)
+        return arrivals.hand_over()
+
+    def _pay(self, worker: int) -> None:
+        """Tell a worker how much of what it has sent is handed over."""
+        n_owed = self._arrivals.n_owed
+        owed, n_owed[worker] = n_owed[worker], 0
+        if owed and worker in self._going and self._loss is None:
+            self._crew.send(worker, CREDIT.pack(owed))
 
     def _part_with(self, worker: int) -> None:
         """A worker has come to its end, and all of it has arrived."""
-        n_skipped = self._n_skipped[worker]
-        said = f", and {n_skipped} skipped" if n_skipped else ""
-        self._say(
-            f"worker {worker} has finished: {self._n_arrived[worker] - n_skipped} samples{said}"
-        )
-        if self._has_just_skipped[worker]:
+        if self._loss is None:
+            self._look()
+        if text := self._last_words.get(worker):  # of a fork of it, as it lives itself
+            raise TransformError(text)
+        self._say(f"worker {worker} has finished: {self._arrivals.counted(worker)}")
+        if self._arrivals.ended_with_a_skip(worker):
             warnings.warn(
-                f"worker {worker} ended after sample {self._n_arrived[worker] - 1} of it was "
-                "skipped; a dataset that is a generator gives nothing more once it has raised",
+                f"worker {worker} ended after sample {self._arrivals.n_arrived[worker] - 1} of it "
+                "was skipped; a dataset that is a generator gives nothing more once it has raised",
                 RuntimeWarning,
                 stacklevel=level_of_caller(),
             )
@@ -322,8 +276,7 @@ class Gathering(Closing):
         heads = [head for head in heads if head[1] == died.worker]
         if any(kind in {Kind.END, Kind.FAILED} for kind, *_ in heads):
             return
-        n_samples = self._n_arrived[died.worker] + sum(head[3] for head in heads)
-        n_samples += len(self._at_hand) if self._sender == died.worker else 0
+        n_samples = self._arrivals.n_known(died.worker) + sum(head[3] for head in heads)
         said = f":\n\n{text}" if (text := self._last_words.get(died.worker)) else ""
         self._loss = WorkerDied(f"{died.manner}, after {n_samples} samples of it{said}")
         self._crew.close()  # the others have nothing more to do
@@ -335,7 +288,7 @@ class Gathering(Closing):
             self._is_of,
             self._timeout_s,
             list(zip(self._crew.names(), stacks, strict=True)),
-            lambda worker: [f"{self._n_arrived[worker]} samples of which have come"],
+            lambda worker: [f"{self._arrivals.n_arrived[worker]} samples of which have come"],
         )
 
 

@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 
 from shardio._engine.calling import as_failure
 from shardio._engine.channel import Channel
-from shardio._engine.linux import keep_freed_memory, yield_to_main
+from shardio._engine.linux import keep_freed_memory, this_process, yield_to_main
 from shardio._engine.mail import Kind, Sheaf, pack_head, zeromq
 from shardio._engine.overdue import answer_with_stacks
 from shardio._engine.wire import pack_error
@@ -117,7 +117,7 @@ class _Outbox(Closing):
         self._sent_s = -math.inf
         self._are_waiting = threading.Event()
         self._sender: threading.Thread | None = None
-        self._is_over = False
+        self._is_over, self._pid = False, this_process.pid
 
     @property
     def _n_done(self) -> int:
@@ -156,13 +156,24 @@ class _Outbox(Closing):
             pass
 
     def _say(self, kind: Kind, rest: bytes = b"") -> None:
+        self._check_process()
         with self._lock:
             self._flush()
             self._socket.send(pack_head(kind, self._channel.index, self._n_sent) + rest)
 
+    def _check_process(self) -> None:
+        """End a fork of this worker that has come back from the dataset: the socket is not its."""
+        if this_process.pid != self._pid:
+            self._channel.report_failure(
+                f"at sample {self._n_done} of worker {self._channel.index}, a process that was "
+                "forked there came back from the dataset; it must end by os._exit"
+            )
+            os._exit(1)
+
     def _send_next(self, samples: Iterator[Any]) -> bool:
         """Send a sample, at once or soon; False where there is none any more."""
         for sample in samples:
+            self._check_process()
             with self._lock:
                 try:
                     self._sheaf.add(sample)

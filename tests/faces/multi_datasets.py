@@ -96,6 +96,12 @@ def fail() -> None:
     raise KeyError("the file is gone")
 
 
+def fork_and_go_on() -> None:
+    pid = os.fork()
+    if pid != 0:
+        os.waitpid(pid, 0)
+
+
 def hang() -> None:
     threading.Event().wait()
 

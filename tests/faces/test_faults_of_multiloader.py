@@ -26,6 +26,7 @@ from tests.faces.multi_datasets import (
     Shared,
     die,
     fail,
+    fork_and_go_on,
     hang,
     leave,
     say_exit,
@@ -55,6 +56,14 @@ def test_an_exception_in_the_dataset_is_raised_with_the_worker_and_the_sample() 
     (note,) = caught.value.__notes__
     assert note.startswith("in worker 1, at sample 3 of it:")
     assert "in fail" in note  # the traceback
+
+
+@pytest.mark.filterwarnings("ignore:.*is multi-threaded:DeprecationWarning")
+def test_a_fork_within_the_dataset_that_comes_back_is_an_error_after_all_samples() -> None:
+    arrived: list[int] = []
+    with pytest.raises(TransformError, match=r"at sample 3 of worker 0, .* forked .* os\._exit"):
+        arrived.extend(MultiLoader(Count(9, 3, fork_and_go_on), 1))
+    assert arrived == list(range(9))
 
 
 def test_what_was_sent_before_an_exception_is_handed_over_first() -> None:
