@@ -6,6 +6,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final, Self
 
+from shardio._engine.lenience import shortened
 from shardio._engine.line import Line
 from shardio._engine.linux import interrupts_held
 from shardio._engine.stage import Origin
@@ -99,6 +100,8 @@ def piped(
 ) -> Piped:
     """A function as a step, with everything about it checked."""
     call = user_call(argument, function)
+    if not isinstance(name, str | None):
+        raise InvalidArgument(f"name must be a string; found {shortened(name)}")
     if checked_where(executor) is not None and call.is_async:
         raise InvalidArgument(
             f"{argument} is async, and runs in an event loop here; found executor={executor!r}"

@@ -53,7 +53,7 @@ class Pipeline(Passes):
         max_skips: int | None = None,
     ) -> None:
         super().__init__()
-        self._supply = Supply(source)
+        self._supply = Supply("source", source)
         self._most_skips = most_skips(on_error, max_skips)
         self._steps: tuple[Piped | Batched, ...] = ()
         self._n_buffered, self._timeout_s = _BUFFER, seconds("timeout", None)
@@ -143,7 +143,7 @@ class DataLoader(Passes):
         batch_size: how many of these make a list; None makes none.
         drop_last: whether the last list is dropped if it is shorter.
         aggregator: a function of a list, or of an item where there are no lists. Sync or async.
-        transfer_fn: a function of what comes out; all its calls are made by one thread.
+        transfer_fn: a function of what comes out; all its calls of a pass are made by one thread.
         buffer_size: how many results may wait for the loop.
         num_threads: that preprocessor and aggregator have together.
         timeout: seconds to wait for a result; None for ever.
@@ -173,7 +173,7 @@ class DataLoader(Passes):
         max_skips: int | None = None,
     ) -> None:
         super().__init__()
-        self._supply = Supply(src)
+        self._supply = Supply("src", src)
         self._timeout_s = seconds("timeout", timeout)
         self._n_buffered = count("buffer_size", buffer_size, 1)
         self._most_skips = most_skips(on_error, max_skips)

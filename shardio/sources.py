@@ -19,14 +19,15 @@ class MapIterator:
 
     Args:
         mapping: a mapping, or a sequence, whose keys are 0, 1, ….
-        sampler: an iterable of keys, asked anew for every pass; None is all keys in their order.
+        sampler: an iterable of keys, asked anew for every pass, and the same again where one goes
+            on in the midst of another; None is all keys in their order.
 
     Raises:
         InvalidArgument: `mapping` cannot be looked up in, or `sampler` not be iterated.
     """
 
     def __init__(self, mapping: Any, sampler: Iterable[Any] | None = None) -> None:
-        if not hasattr(mapping, "__getitem__"):
+        if not hasattr(type(mapping), "__getitem__"):
             raise InvalidArgument(
                 f"mapping must be a mapping or a sequence; found {shortened(mapping)}"
             )
@@ -78,25 +79,26 @@ def behind(origin: Origin) -> Position:
 
 
 class Supply:
-    """A source, and how it is brought to a position.
+    """A source, which messages call `name`, and how it is brought to a position.
 
     Raises:
         InvalidArgument: it cannot be iterated.
     """
 
-    def __init__(self, source: Iterable[Any] | AsyncIterable[Any]) -> None:
-        if not _is_iterable(source) and not hasattr(source, "__aiter__"):
+    def __init__(self, name: str, source: Iterable[Any] | AsyncIterable[Any]) -> None:
+        is_sync = not hasattr(type(source), "__aiter__")
+        if is_sync and not _is_iterable(source):
             raise InvalidArgument(
-                f"src must be iterable, or async iterable; found {shortened(source)}"
+                f"{name} must be iterable, or async iterable; found {shortened(source)}"
             )
         self.source: Any = source
-        is_sync = not hasattr(source, "__aiter__")
         states = (getattr(source, name, None) for name in ("state_dict", "load_state_dict"))
         self._has_state = is_sync and all(callable(each) for each in states)
         is_sequence = isinstance(source, Sequence) or (
             hasattr(source, "__getitem__") and hasattr(source, "__len__")
         )
-        self._is_sequence = is_sync and is_sequence and not isinstance(source, Mapping)
+        is_mapping = isinstance(source, Mapping) or hasattr(source, "keys")
+        self._is_sequence = is_sync and is_sequence and not is_mapping
 
     def count(self) -> int:
         """How many items it has.
@@ -190,5 +192,5 @@ class _Watched:
 
 
 def _is_iterable(value: Any) -> bool:
-    # What has only __getitem__ is iterated by 0, 1, …
-    return hasattr(value, "__iter__") or hasattr(value, "__getitem__")
+    # What has only __getitem__ is iterated by 0, 1, …; a class is not, whatever its instances are.
+    return hasattr(type(value), "__iter__") or hasattr(type(value), "__getitem__")

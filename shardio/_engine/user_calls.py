@@ -40,7 +40,7 @@ def user_call(name: str, function: Any) -> UserCall:
     """
     if not callable(function):
         look_up = getattr(function, "__getitem__", None)
-        if look_up is None or isinstance(function, type):
+        if look_up is None or isinstance(function, str | bytes):
             raise InvalidArgument(
                 f"{name} must be a function, or something to look up in, as a mapping; "
                 f"found {shortened(function)}"

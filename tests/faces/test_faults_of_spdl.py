@@ -218,7 +218,9 @@ def test_an_empty_mapping_is_a_mapping_without_keys() -> None:
     ("options", "found"),
     [
         ({"src": 5}, "src must be iterable"),
+        ({"src": list}, "src must be iterable"),
         ({"preprocessor": 5}, "preprocessor must be a function"),
+        ({"preprocessor": "decode"}, "preprocessor must be a function"),
         ({"aggregator": 5}, "aggregator must be a function"),
         ({"transfer_fn": 5}, "transfer_fn must be a function"),
         ({"aggregator": lambda items: (yield items)}, "aggregator gives one result"),
