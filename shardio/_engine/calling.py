@@ -141,16 +141,16 @@ class _Caller:
 
 
 def pack_failure(error: BaseException, is_called: str) -> bytes:
-    """An exception and its traceback, for main."""
+    """An exception and its traceback, for `unpack_failure`."""
     frames = error.__traceback__
     text = "".join(traceback.format_exception(type(error), error, frames and frames.tb_next))
     return pickle.dumps((pack_error(as_failure(error, is_called)), text))
 
 
-def unpack_failure(answer: bytes, where: str) -> BaseException:
-    """What the function raised, of an answer; with a note that says where."""
+def unpack_failure(failure: bytes | memoryview, where: str) -> BaseException:
+    """What the function raised; with a note that says where."""
     # From our own worker, never from data.
-    packed_error, text = pickle.loads(memoryview(answer)[DESCRIPTOR_BYTES:])
+    packed_error, text = pickle.loads(failure)
     error = unpack_error(packed_error)
     error.add_note(f"in {where}:\n\n{text}")
     return error

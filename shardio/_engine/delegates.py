@@ -6,10 +6,12 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
+from shardio._engine.calling import pack_failure, unpack_failure
 from shardio._engine.flow import Flow
 from shardio._engine.hands import Hands, Threads
+from shardio._engine.late import said
 from shardio._engine.lenience import Lenience
 from shardio._engine.schedule import DEPTH
 from shardio._engine.stage import Job, Stage
@@ -18,6 +20,24 @@ from shardio.spent import now_ns
 
 if TYPE_CHECKING:
     from shardio._engine.line import Line
+
+
+_PATIENCE_S: Final = 5.0
+"""Workers have a second to say what they do, and the thread has to come to ask them."""
+
+
+class Broken:
+    """What a generator gave, and what it raised then, which travels as failures do."""
+
+    def __init__(self, found: list[Any], error: BaseException, name: str) -> None:
+        self.found, self.error, self._name = found, error, name
+
+    def __reduce__(self) -> Any:
+        return _broken, (self.found, pack_failure(self.error, self._name), self._name)
+
+
+def _broken(found: list[Any], failure: bytes, name: str) -> Broken:
+    return Broken(found, unpack_failure(failure, "a worker"), name)
 
 
 def most_under_way(n_workers: int) -> int:
@@ -39,6 +59,7 @@ class Processes(Hands):
         self._flow: Flow | None = None
         self._jobs: dict[int, Job] = {}  # by the number that the flow gives them
         self._has_thread = self._is_rousing = False
+        self._asked: Future[list[str]] | None = None
 
     def rouse(self) -> None:
         """Have the thread look for jobs, if there is one."""
@@ -58,12 +79,25 @@ class Processes(Hands):
             if self._flow is not None:
                 self._flow.nudge()
 
+    def tell(self) -> list[str]:
+        """What each worker is doing; the thread is asked, and has little time to say so."""
+        asked: Future[list[str]] = Future()
+        with self._line.lock:
+            if self._flow is None:
+                return []
+            self._asked = asked
+            self._flow.nudge()
+        try:
+            return asked.result(_PATIENCE_S)
+        except TimeoutError:
+            return []
+
     def _work(self) -> None:
         """What the thread does."""
         stage = self._stage
         try:
             with Flow(
-                _in_one(stage.call),
+                _in_one(stage.call, stage.name),
                 self._n_workers,
                 most_items=stage.concurrency,
                 in_order=False,  # the stage keeps what order there is
@@ -82,6 +116,9 @@ class Processes(Hands):
 
     def _drive(self, flow: Flow) -> None:
         while not self._line.is_closed:
+            asked, self._asked = self._asked, None
+            if asked is not None:
+                asked.set_result(flow.at_work(lambda number: said(self._jobs[number])))
             self._put_all(flow)
             found = flow.take()
             if found is not None:
@@ -105,11 +142,7 @@ class Processes(Hands):
                 self._line.fail(job, error, 0)
 
     def _finish(self, job: Job, value: Any, calling_s: float) -> None:
-        busy_ns = int(calling_s * 1e9) - self._stage.busy_ns
-        if job.stage.call.yields_many:
-            self._line.finish_with(job, value, busy_ns)
-        else:
-            self._line.finish(job, value, busy_ns)
+        _conclude(self._line, job, value, int(calling_s * 1e9) - self._stage.busy_ns)
 
     def _fail(self, number: int, error: BaseException) -> None:
         self._line.fail(self._jobs.pop(number), error, 0)
@@ -138,7 +171,7 @@ class Executing(Threads):
 
     def __init__(self, line: Line, stage: Stage, executor: Executor) -> None:
         super().__init__(line, [stage], 1)
-        self._executor, self._function = executor, _in_one(stage.call)
+        self._executor, self._function = executor, _in_one(stage.call, stage.name)
         self._futures: set[Future[Any]] = set()
 
     def close(self) -> None:
@@ -160,23 +193,39 @@ class Executing(Threads):
         line, busy_ns = self._line, now_ns() - job.began_ns
         self._futures.discard(future)
         try:
-            value = checked(future.result())
+            value = future.result()
         except BaseException as error:  # noqa: BLE001 - of the user's function, whatever it is
             line.fail(job, error, busy_ns)
         else:
-            if job.stage.call.yields_many:
-                line.finish_with(job, value, busy_ns)
-            else:
-                line.finish(job, value, busy_ns)
+            _conclude(line, job, value, busy_ns)
         with line.lock:
             if not line.is_closed:
                 self.rouse()
 
 
-def _in_one(call: UserCall) -> Callable[[Any], Any]:
-    """A function that gives the results of a call at once: of a generator, a list."""
-    return partial(_all_of, call.function) if call.yields_many else call.function
+def _conclude(line: Line, job: Job, value: Any, busy_ns: int) -> None:
+    """Tell a line what `_in_one` gave for a job."""
+    if not job.stage.call.yields_many:
+        line.finish(job, value, busy_ns)
+    elif isinstance(value, Broken):
+        line.fail(job, value.error, busy_ns, value.found)
+    else:
+        line.finish_with(job, value, busy_ns)
 
 
-def _all_of(function: Callable[[Any], Any], item: Any) -> list[Any]:
-    return list(function(item))
+def _in_one(call: UserCall, name: str) -> Callable[[Any], Any]:
+    """A function that gives the results of a call at once: of a generator, a list or `Broken`."""
+    return partial(_all_of if call.yields_many else _one_of, call.function, name)
+
+
+def _one_of(function: Callable[[Any], Any], name: str, item: Any) -> Any:
+    return checked(function(item))
+
+
+def _all_of(function: Callable[[Any], Any], name: str, item: Any) -> list[Any] | Broken:
+    found: list[Any] = []
+    try:
+        found.extend(function(item))
+    except BaseException as error:  # noqa: BLE001 - of the user's function, whatever it is
+        return Broken(found, error, name)
+    return found

@@ -28,7 +28,7 @@ from shardio._engine.crew import Crew, Died, Failed, Message
 from shardio._engine.lenience import Lenience, shortened
 from shardio._engine.linux import files_explained, memory_file
 from shardio._engine.memory import default_budget
-from shardio._engine.overdue import overdue, stack_files
+from shardio._engine.overdue import at_work, stack_files
 from shardio._engine.parcels import packed, unpacked
 from shardio._engine.schedule import DEPTH, ENDLESS, Schedule
 from shardio._engine.start import Start
@@ -230,12 +230,14 @@ class Flow(Closing):
     def overdue(self, timeout_s: float) -> BatchOverdue:
         """The error for a value that did not come in time, with what every worker is doing."""
         which = f"item {self._schedule.next_step}" if self._in_order else "any item"
+        first = f"{which} of {self._is_called} did not come within {timeout_s:g} s"
+        return BatchOverdue("\n".join([first, *self.at_work(self._named)]))
+
+    def at_work(self, named: Callable[[int], str]) -> list[str]:
+        """What every worker is doing, where it is in the code; `named` says what a number is."""
         stacks = self._crew.stacks(self._fds[: self._n_workers])
         workers = list(zip(self._crew.names(), stacks, strict=True))
-        return overdue(which, self._is_called, timeout_s, workers, self._items_of)
-
-    def _items_of(self, worker: int) -> list[str]:
-        return [self._named(step) for step in self._schedule.tasks_of(worker)]
+        return at_work(workers, lambda w: [named(i) for i in self._schedule.tasks_of(w)])
 
     def _named(self, step: int) -> str:
         return f"item {step} ({shortened(self._calls[step].item)})"
@@ -272,8 +274,8 @@ class Flow(Closing):
         call = self._calls[step]
         self._calling_ns += taken_ns
         if outcome == Outcome.FAILED:
-            failure = unpack_failure(answer, f"worker {worker}, {self._named(step)}")
-            self._fail(worker, step, failure)
+            where = f"worker {worker}, {self._named(step)}"
+            self._fail(worker, step, unpack_failure(memoryview(answer)[DESCRIPTOR_BYTES:], where))
             return
         if outcome == Outcome.INLINE:
             self._give_back(call)

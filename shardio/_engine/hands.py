@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from shardio._engine.stage import Job, Stage
 from shardio._engine.user_calls import checked
@@ -26,6 +26,10 @@ class Hands(ABC):
     def close(self) -> None:
         """Begin no job any more, and wait for none; the line is closed, its lock free."""
 
+    def tell(self) -> list[str]:
+        """What is done elsewhere than in threads of this process, in lines; by any thread."""
+        return []
+
 
 class Threads(Hands):
     """Threads that share some stages, whichever has a job, the last of them first.
@@ -43,6 +47,7 @@ class Threads(Hands):
         self._line, self._stages, self._n_left = line, stages[::-1], n_threads
         self._idle: list[threading.Lock] = []  # the one that has worked last is woken first
         self._is_rousing = False
+        self._left: list[Any] = []
 
     def rouse(self) -> None:
         """Wake a thread, or start one, if there is a job and no thread is on its way."""
@@ -60,6 +65,8 @@ class Threads(Hands):
     def close(self) -> None:
         """Wake all threads that are idle, for them to end."""
         with self._line.lock:
+            # What generators do at their end is for a thread, too: it may take long.
+            self._left = [each for stage in self._stages for each in stage.surrender()]
             for bell in self._idle:
                 bell.release()
             self._idle.clear()
@@ -75,6 +82,7 @@ class Threads(Hands):
                 if job is not None:
                     self._perform(job)
                 elif self._line.is_closed:
+                    self._left = []
                     return
                 else:
                     bell.acquire()

@@ -19,30 +19,35 @@ _NAMED: Final = 4
 """Jobs of which the stacks are shown: those that have taken longest."""
 
 
-def late(number: int, timeout_s: float | None, jobs: Sequence[Job]) -> BatchOverdue:
+def late(
+    number: int, timeout_s: float | None, jobs: Sequence[Job], elsewhere: Sequence[str] = ()
+) -> BatchOverdue:
     """The error for a result that did not come, with what is under way: of threads, their stacks.
 
     Args:
         number: of the result, from 0.
         timeout_s: how long it was waited for.
         jobs: that have begun.
+        elsewhere: lines about those that others than threads of this process do.
     """
     lines = [f"result {number} did not come within {timeout_s:g} s"]
     at_work = [job for job in jobs if not job.is_suspended]
     frames = sys._current_frames()
     for job in sorted(at_work, key=lambda job: job.began_ns)[:_NAMED]:
-        lines.append(f"{_said(job)}, for {(now_ns() - job.began_ns) * 1e-9:.1f} s")
+        lines.append(f"{said(job)}, for {(now_ns() - job.began_ns) * 1e-9:.1f} s")
         frame = frames.get(job.thread_id)
         if frame is not None:
             lines.append(indent(_stack(frame), "    "))
     if len(at_work) > _NAMED:
         lines.append(f"and {len(at_work) - _NAMED} calls more")
-    if not at_work:
+    lines += elsewhere
+    if not at_work and not elsewhere:
         lines.append("nothing is under way")
     return BatchOverdue("\n".join(lines))
 
 
-def _said(job: Job) -> str:
+def said(job: Job) -> str:
+    """Which call it is, in words."""
     if job.origin.first < 0:
         return f"{job.stage.name}, item {job.n_given}"
     return f"{job} ({shortened(job.item)})"

@@ -146,9 +146,12 @@ class Line(Closing):
             del error  # its traceback leads here
 
     def _overdue(self, timeout_s: float | None) -> BatchOverdue:
+        told = {stage: hands.tell() for stage, hands in self._hands.items()}
         with self.lock:
-            jobs = [job for stage in self._active() for job in stage.running.values()]
-            return late(self._results.n_taken, timeout_s, jobs)
+            stages = [stage for stage in self._active() if not told.get(stage)]
+            jobs = [job for stage in stages for job in stage.running.values()]
+            lines = [line for each in told.values() for line in each]
+            return late(self._results.n_taken, timeout_s, jobs, lines)
 
     def _check_open(self) -> None:
         if self._pid != this_process.pid:
@@ -236,8 +239,10 @@ class Line(Closing):
         """A job has given all of its results."""
         self.finish_with(job, (), busy_ns)
 
-    def fail(self, job: Job, error: BaseException, busy_ns: int) -> None:
-        """A job has raised."""
+    def fail(
+        self, job: Job, error: BaseException, busy_ns: int, values: Iterable[Any] = ()
+    ) -> None:
+        """A job has raised, when it had given these values and those before."""
         stage = job.stage
         failure = as_failure(error, stage.name)
         if failure is not error:
@@ -247,6 +252,8 @@ class Line(Closing):
             if self.is_closed:
                 return
             stage.busy_ns += busy_ns
+            for value in values:
+                stage.give(job, value)
             refusal = self._refusal(job, failure)
             if refusal is None:
                 stage.skip(job)
@@ -325,7 +332,7 @@ class Line(Closing):
 
 
 def _iteration(source: Any) -> UserCall:
-    if hasattr(source, "__aiter__"):
+    if hasattr(type(source), "__aiter__"):
         return UserCall(aiter, "async generator")
     return UserCall(iter, "generator")
 

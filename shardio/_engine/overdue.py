@@ -50,11 +50,17 @@ def overdue(
         workers: who each is, and its stacks.
         tasks_of: what the worker of a number has not answered, in words.
     """
-    lines = [f"{what} of {path} did not come within {timeout_s:g} s"]
+    first = f"{what} of {path} did not come within {timeout_s:g} s"
+    return BatchOverdue("\n".join([first, *at_work(workers, tasks_of)]))
+
+
+def at_work(workers: Sequence[tuple[str, str]], tasks_of: Callable[[int], list[str]]) -> list[str]:
+    """What every worker is doing, in lines; arguments as for `overdue`."""
+    lines = []
     for worker, (who, stacks) in enumerate(workers):
         tasks = "; ".join(tasks_of(worker)) or "without a task"
         lines += [f"{who}, {tasks}:", indent(stacks, "    ")]
-    return BatchOverdue("\n".join(lines))
+    return lines
 
 
 def ask_for_stacks(fds: Sequence[int], send: Callable[[int, int], bool]) -> list[str]:

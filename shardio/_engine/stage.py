@@ -260,6 +260,13 @@ class Stage:
         except Exception as error:  # noqa: BLE001 - what `fail` was given
             self.error = error
 
+    def surrender(self) -> list[Any]:
+        """Give up the generators that are suspended: whoever lets go of them ends them."""
+        found = [job.results for job in self._suspended.values()]
+        for job in self._suspended.values():
+            job.results = None
+        return found
+
     def clear(self) -> None:
         """Let go of everything of the user's."""
         for each in (self.inputs, self.out, self.running, self._suspended, self._held):

@@ -6,6 +6,8 @@ import asyncio
 import gc
 import itertools
 import os
+import re
+import signal
 import subprocess
 import sys
 import threading
@@ -20,6 +22,7 @@ import numpy as np
 import pytest
 
 from shardio import DataLoader, InvalidArgument, MapIterator, Pipeline, WorkerDied
+from shardio._engine import delegates, overdue
 from shardio.errors import BatchOverdue, LoaderClosed, TransformError
 from tests.loading import PATIENCE_S
 
@@ -231,9 +234,123 @@ def test_arrays_of_processes_come_in_the_order_of_input() -> None:
     assert os.getpid() not in {pid for _, pid in found}
 
 
+def _maps() -> list[tuple[int, int, str]]:
+    """Where each map of this process begins and ends, and of which file it is."""
+    lines = [line.split(maxsplit=5) for line in Path("/proc/self/maps").read_text().splitlines()]
+    bounds = [[int(each, 16) for each in line[0].split("-")] for line in lines]
+    return [(b[0], b[1], line[-1]) for b, line in zip(bounds, lines, strict=True)]
+
+
+def test_arrays_of_processes_lie_in_the_shared_memory_that_workers_wrote() -> None:
+    class NotPickled(bytes):
+        def __reduce__(self) -> Any:
+            raise AssertionError("it was pickled")
+
+    def whole(item: int) -> Any:
+        memory = np.frombuffer(NotPickled(100_000), np.uint8)
+        return memory[item:] if item else np.asfortranarray(np.full((300, 300), 7.0))
+
+    pipeline = Pipeline(range(3)).pipe(whole, executor="process", order="input")
+    for array in pipeline:
+        address = array.__array_interface__["data"][0]
+        (found,) = [name for start, end, name in _maps() if start <= address < end]
+        assert found.startswith("/memfd:shardio")
+        assert array.base is not None
+
+
 def test_a_generator_in_a_process_gives_all_its_results() -> None:
     pipeline = Pipeline(range(4)).pipe(_twice, executor="process", order="input")
     assert list(pipeline) == [(item, i) for item in range(4) for i in range(2)]
+
+
+def _breaks_at_one(item: int) -> Iterator[tuple[int, int]]:
+    yield item, 0
+    if item == 1:
+        raise ValueError("broken")
+    yield item, 1
+
+
+async def _breaks_at_one_awaited(item: int) -> AsyncIterator[tuple[int, int]]:
+    for each in _breaks_at_one(item):
+        yield each
+
+
+@pytest.mark.parametrize(
+    ("function", "executor"),
+    [
+        (_breaks_at_one, None),
+        (_breaks_at_one, "process"),
+        (_breaks_at_one, ThreadPoolExecutor(1)),
+        (_breaks_at_one_awaited, None),
+    ],
+    ids=["thread", "process", "executor", "async"],
+)
+def test_what_a_generator_gave_before_it_failed_is_delivered(function: Any, executor: Any) -> None:
+    before = [(0, 0), (0, 1), (1, 0)]
+    options: dict[str, Any] = {"executor": executor, "order": "input"}
+    lenient = Pipeline(range(3), on_error="skip", max_skips=1).pipe(function, **options)
+    assert list(lenient) == [*before, (2, 0), (2, 1)]
+    assert [(s.index, s.item, s.text) for s in lenient.stats().skipped] == [(1, "1", "broken")]
+    found = []
+    with pytest.raises(ValueError, match="broken") as caught:
+        for each in Pipeline(range(3)).pipe(function, **options):
+            found.append(each)
+    assert found == before
+    assert caught.value.__notes__[-1] == f"in {function.__name__}, item 1 (1)"
+
+
+@pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt, StopIteration, GeneratorExit])
+def test_what_is_no_exception_is_a_failure_of_its_item_in_a_process(kind: Any) -> None:
+    def end(item: int) -> int:
+        if item == 1:
+            raise kind
+        return item
+
+    def end_midway(item: int) -> Iterator[int]:
+        yield end(item)
+
+    lenient = Pipeline(range(3), on_error="skip", max_skips=2)
+    pipeline = lenient.pipe(end, executor="process").pipe(end_midway, executor="process")
+    assert sorted(pipeline) == [0, 2]
+    (skipped,) = pipeline.stats().skipped
+    assert (skipped.item, skipped.text) == ("1", f"end raised {kind.__name__}")
+
+
+def test_a_coroutine_that_a_process_would_not_await_is_an_error() -> None:
+    with pytest.raises(TransformError, match="define it with `async def`"):
+        list(Pipeline(range(3)).pipe(lambda item: _plus_one_awaited(item), executor="process"))
+
+
+def test_workers_that_are_killed_lose_nothing_and_are_replaced() -> None:
+    seen, found = set(), []
+    for array, pid in Pipeline(range(30)).pipe(_array, executor="process", order="input"):
+        found.append(int(array[0, 0]))
+        seen.add(pid)
+        if len(found) in (5, 15):
+            os.kill(pid, signal.SIGKILL)
+    assert found == list(range(30))
+    assert len(seen) > 1
+
+
+def _stuck_in_a_process(item: int) -> int:
+    if item == 1:
+        time.sleep(3600)
+    return item
+
+
+def test_a_call_in_a_process_that_is_overdue_is_named_with_its_worker_and_stack(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(overdue, "_PATIENCE_S", PATIENCE_S)  # however busy the machine is
+    monkeypatch.setattr(delegates, "_PATIENCE_S", PATIENCE_S)
+    pipeline = Pipeline([5, 1]).pipe(_stuck_in_a_process, executor="process", order="input")
+    iterator = iter(pipeline.sink(timeout=1))
+    assert next(iterator) == 5
+    with pytest.raises(BatchOverdue) as caught:
+        next(iterator)
+    said = str(caught.value)
+    assert re.search(r"worker 0 \(process \d+\), _stuck_in_a_process, item 1 \(1\):", said)
+    assert "in _stuck_in_a_process" in said.partition("item 1 (1):")[2]
 
 
 def _dies_of_three(item: int) -> int:
@@ -273,6 +390,28 @@ def test_async_functions_run_in_the_event_loop_only(executor: Any) -> None:
         Pipeline(range(3)).pipe(_plus_one_awaited, executor=executor)
 
 
+@pytest.mark.parametrize(
+    ("make", "found"),
+    [
+        (lambda: Pipeline(5), "source must be iterable"),  # type: ignore[arg-type]
+        (lambda: Pipeline(MapIterator), "found <class 'shardio"),  # type: ignore[arg-type]
+        (lambda: Pipeline([1], max_skips=1), "max_skips is for on_error='skip'"),
+        (lambda: Pipeline([1]).pipe(None), "function must be a function"),  # type: ignore[arg-type]
+        (lambda: Pipeline([1]).pipe(str, concurrency=0), "concurrency must be an integer"),
+        (lambda: Pipeline([1]).pipe(str, order="random"), "order must be one of"),  # type: ignore[arg-type]
+        (lambda: Pipeline([1]).pipe(str, executor="thread"), "executor must be None"),  # type: ignore[arg-type]
+        (lambda: Pipeline([1]).pipe(str, name=5), "name must be a string"),  # type: ignore[arg-type]
+        (lambda: Pipeline([1]).aggregate(0), "n must be an integer from 1"),
+        (lambda: Pipeline([1]).aggregate(2, drop_last=None), "drop_last must be"),  # type: ignore[arg-type]
+        (lambda: Pipeline([1]).sink(0), "buffer must be an integer from 1"),
+        (lambda: Pipeline([1]).sink(timeout=0), "timeout must be a number of seconds"),
+    ],
+)
+def test_a_bad_argument_is_refused_before_anything_runs(make: Any, found: str) -> None:
+    with pytest.raises(InvalidArgument, match=found):
+        make()
+
+
 # --- the end ------------------------------------------------------------------------------------
 
 
@@ -294,6 +433,30 @@ def test_no_thread_is_left_of_an_iteration_that_is_left(function: Any) -> None:
     for _ in Pipeline(range(10)).pipe(function, concurrency=3):
         pass
     assert _all_gone()
+
+
+@pytest.mark.parametrize("where", ["source", "function"])
+def test_what_a_generator_does_at_its_end_does_not_hold_up_break(where: str) -> None:
+    may_end, ended_by = threading.Event(), list[tuple[str, bool]]()
+
+    def endless(item: int = 0) -> Iterator[int]:
+        try:
+            while True:
+                yield item
+        finally:
+            ended_by.append((threading.current_thread().name, may_end.wait(PATIENCE_S)))
+
+    class Source:
+        def __iter__(self) -> Iterator[int]:
+            return endless()
+
+    pipeline = Pipeline(Source()) if where == "source" else Pipeline(range(3)).pipe(endless)
+    for _ in pipeline.sink(1):
+        break
+    may_end.set()
+    assert _all_gone()
+    name = f"shardio {'source' if where == 'source' else 'endless'}"
+    assert ended_by == [(name, True)]
 
 
 def test_an_iterator_in_a_cycle_is_ended_by_the_collector() -> None:
@@ -561,7 +724,12 @@ def test_a_map_iterator_gives_values_in_the_order_of_its_sampler() -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "found"),
-    [((5,), "mapping must be"), (({}, 5), "sampler must be iterable")],
+    [
+        ((5,), "mapping must be"),
+        ((dict,), "mapping must be"),
+        (({}, 5), "sampler must be iterable"),
+        (({}, list), "sampler must be iterable"),
+    ],
 )
 def test_a_map_iterator_refuses_what_it_cannot_use(arguments: Any, found: str) -> None:
     with pytest.raises(InvalidArgument, match=found):
