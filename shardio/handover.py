@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import warnings
-import weakref
 from collections.abc import Iterable
 from typing import Any, Final, Self
 
@@ -13,6 +12,7 @@ import numpy.typing as npt
 
 from shardio._engine.engine import Engine
 from shardio._engine.iteration import Delivered, Iteration
+from shardio._engine.linux import Finalizer
 from shardio._engine.tally import Moment
 from shardio.batch import Batch, Skipped
 from shardio.callers import level_of_caller
@@ -139,7 +139,7 @@ class Pass:
     ) -> None:
         self._loader, self._engine, self._hand_over = loader, engine, handover.hand_over
         self.iteration = iteration
-        self._cancel = weakref.finalize(self, engine.cancel, iteration)
+        self._cancel = Finalizer(self, engine.cancel, iteration)
         self._cancel.atexit = False
         self._is_over = False
         self._lap, self._began_ns = iteration.lap, iteration.lap.began_ns

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TextIO
 
 from shardio._engine.engine import Engine
 from shardio._engine.iteration import Iteration
+from shardio._engine.linux import Finalizer
 from shardio._engine.recipe import Dct, Plan, Recipe
 from shardio._engine.staff import StartMethod
 from shardio._engine.tally import N_RECORDS
@@ -196,7 +196,7 @@ class ShardLoader(Closing):
         self._engine = self._engine_for(
             recipe_of(self._options, opened, self._course.n_at_most, clips)
         )
-        self._finalizer = weakref.finalize(self, self._engine.close)
+        self._finalizer = Finalizer(self, self._engine.close)
         try:
             self._engine.open(opened)
             if self._options.preload:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator
 from inspect import GEN_RUNNING, getgeneratorstate
 from typing import Any, Protocol, Self
@@ -12,6 +11,7 @@ from typing import Any, Protocol, Self
 from shardio._engine.flow import Flow
 from shardio._engine.here import Here
 from shardio._engine.lenience import shortened
+from shardio._engine.linux import Finalizer
 from shardio.closing import Closing
 from shardio.errors import InvalidArgument, LoaderClosed, TransformError
 from shardio.item_stats import ItemStats, SkippedItem
@@ -65,7 +65,7 @@ class Loading(Closing, Generator[Any, None, None]):
             )
         if self._flow is None or self._body is None:
             flow = self._flow = self._begin_flow()
-            self._end = weakref.finalize(self, _end, flow, self._loader, os.getpid())
+            self._end = Finalizer(self, _end, flow, self._loader, os.getpid())
             self._body = values(flow, self._loader, self._source, self._timeout_s)
         return self._body
 

@@ -8,7 +8,7 @@ from typing import Any, Final, Self
 
 from shardio._engine.lenience import shortened
 from shardio._engine.line import Line
-from shardio._engine.linux import interrupts_held
+from shardio._engine.linux import Finalizer, interrupts_held
 from shardio._engine.stage import Origin
 from shardio._engine.steps import Piped, checked_where
 from shardio._engine.user_calls import user_call
@@ -67,7 +67,7 @@ class _Iteration:
         self, line: Line, timeout_s: float | None, note: Callable[[Origin | None], None]
     ) -> None:
         self._take, self._timeout_s, self._note = line.take, timeout_s, note
-        self._close = weakref.finalize(self, line.abandon)
+        self._close = Finalizer(self, line.abandon)
 
     def __iter__(self) -> Self:
         return self

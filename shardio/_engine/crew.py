@@ -9,7 +9,6 @@ import contextlib
 import os
 import signal
 import socket
-import weakref
 from collections.abc import Sequence
 from typing import Final
 
@@ -22,7 +21,7 @@ from shardio._engine.channel import (
 )
 from shardio._engine.holdings import Died, Holdings, Worker, end_all
 from shardio._engine.launch import acquire
-from shardio._engine.linux import interrupts_held, memory_file, this_process
+from shardio._engine.linux import Finalizer, interrupts_held, memory_file, this_process
 from shardio._engine.overdue import ask_for_stacks
 from shardio._engine.start import EXECUTE, FORK, LOAD, Start, Target
 from shardio._engine.watch import Event, Failed, Message, Watch
@@ -64,7 +63,7 @@ class Crew(Closing):
         self._preload, self._target, self._how = tuple(preload), target, start
         self._held = Holdings()
         self._watch = Watch(self._held)
-        self._finalizer = weakref.finalize(self, end_all, self._held)
+        self._finalizer = Finalizer(self, end_all, self._held)
         try:
             with interrupts_held():
                 self._meet_zygote()

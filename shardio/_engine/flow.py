@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import mmap
 import os
-import weakref
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
@@ -26,7 +25,7 @@ from shardio._engine.calling import ANSWER, Outcome, Say, call_for_main, pack_ca
 from shardio._engine.cargo import pickled
 from shardio._engine.crew import Crew, Died, Failed, Message
 from shardio._engine.lenience import Lenience, shortened
-from shardio._engine.linux import files_explained, memory_file
+from shardio._engine.linux import Finalizer, files_explained, memory_file
 from shardio._engine.memory import default_budget
 from shardio._engine.overdue import at_work, stack_files
 from shardio._engine.parcels import packed, unpacked
@@ -120,7 +119,7 @@ class Flow(Closing):
         except BaseException:
             _let_go(None, self._blocks, fds)
             raise
-        self._end = weakref.finalize(self, _let_go, self._crew, self._blocks, fds)
+        self._end = Finalizer(self, _let_go, self._crew, self._blocks, fds)
         self._crew.hang_bell()
         for worker in range(n_workers):
             self._greet(worker)

@@ -21,7 +21,6 @@ import select
 import threading
 import time
 import warnings
-import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
@@ -30,7 +29,7 @@ from shardio._engine.arrivals import SKIPPED, Arrivals
 from shardio._engine.crew import Crew, Died, Failed
 from shardio._engine.inbox import Inbox
 from shardio._engine.lenience import Lenience
-from shardio._engine.linux import interrupts_held, this_process
+from shardio._engine.linux import Finalizer, interrupts_held, this_process
 from shardio._engine.mail import Kind, rest_of, unpack_head
 from shardio._engine.outbox import CREDIT, GOODBYE, send_all
 from shardio._engine.overdue import overdue, stack_files
@@ -91,7 +90,7 @@ class Gathering(Closing):
             raise
         self._boxes: list[Inbox] = []
         self._lock = threading.RLock()  # sockets of ZeroMQ are for one thread at a time
-        self._finalizer = weakref.finalize(
+        self._finalizer = Finalizer(
             self, _let_go, self._pid, self._crew, self._boxes, self._stacks, self._lock
         )
         self._waiting = set(range(n_workers))

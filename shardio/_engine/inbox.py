@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import os
 import tempfile
+import weakref
+from collections import deque
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
+import numpy.typing as npt
+
+from shardio._engine.linux import interrupts_held
 from shardio._engine.mail import zeromq
 from shardio.closing import Closing
 from shardio.disk import remove_tree
@@ -48,6 +54,7 @@ class Inbox(Closing):
 
     def __init__(self, prefix: str) -> None:
         self._zmq = zeromq()
+        self._frames = _Frames()
         parent, name = os.path.split(prefix)
         self._folder: Path | None = Path(tempfile.mkdtemp(prefix=name, dir=parent))
         self.path = os.fspath(self._folder / _NAME)
@@ -72,16 +79,21 @@ class Inbox(Closing):
         return fd
 
     def take(self) -> list[Any] | None:
-        """The frames of the next message; None where none is there."""
+        """The next message; None where none is there.
+
+        Its first frame is bytes, each other an array over the memory of one, without a copy.
+        """
+        self._frames.let_go()
         try:
-            frame = self._socket.recv(self._zmq.NOBLOCK, copy=False)
+            found = [self._socket.recv(self._zmq.NOBLOCK)]
         except self._zmq.Again:
             return None
-        frames = [frame]
-        while frame.more:
+        has_more = self._socket.get(self._zmq.RCVMORE)
+        while has_more:
             frame = self._socket.recv(copy=False)
-            frames.append(frame)
-        return frames
+            found.append(self._frames.memory_of(frame))
+            has_more = frame.more
+        return found
 
     def hide(self) -> None:
         """Remove the folder: whoever is connected stays so, and nobody else can be."""
@@ -94,3 +106,35 @@ class Inbox(Closing):
         self._socket.close()
         self._context.term()
         self.hide()
+        self._frames.close()
+
+
+class _Frames(Closing):
+    """Holds frames until nothing lies in them, and then until Ctrl-C is held back.
+
+    Where a frame ends, pyzmq looks for signals; what their handler raises there is lost.
+    """
+
+    def __init__(self) -> None:
+        self._held: dict[int, tuple[weakref.ref[Any], Any]] = {}
+        self._ended: deque[weakref.ref[Any]] = deque()
+        self._end = self._ended.append  # not in Python, where Ctrl-C would strike
+
+    def memory_of(self, frame: Any) -> npt.NDArray[np.uint8]:
+        """The memory of a frame, for as long as anything refers to it."""
+        memory = np.frombuffer(frame, np.uint8)
+        end = weakref.ref(memory, self._end)
+        self._held[id(end)] = end, frame
+        return memory
+
+    def let_go(self) -> None:
+        """End the frames in which nothing lies."""
+        if self._ended:
+            with interrupts_held():
+                while self._ended:
+                    del self._held[id(self._ended.popleft())]
+
+    def close(self) -> None:
+        """Let go of all; those in which something lies end with that."""
+        self.let_go()
+        self._held.clear()

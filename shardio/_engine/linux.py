@@ -5,6 +5,7 @@ A kernel or sandbox without one of them is reported as EnvironmentUnsuitable, wi
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import ctypes
 import errno
@@ -14,12 +15,15 @@ import select
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Iterator
 from types import FrameType
+from typing import Any
 
 from shardio.errors import EnvironmentUnsuitable
 
 __all__ = [
+    "Finalizer",
     "die_with_parent",
     "end_process",
     "explain_files",
@@ -41,6 +45,9 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _KEPT_BYTES = 128 << 20
 _LARGEST_KEPT_BYTES = 32 << 20  # glibc takes no more
 _OF_MALLOC = {"MALLOC_MMAP_MAX_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_"}
+
+Given = tuple[int, FrameType | None]
+Handler = Callable[[int, FrameType | None], object]
 
 # Loaded at import: a forked worker calls prctl before anything else.
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -66,7 +73,7 @@ def interrupts_held() -> Iterator[None]:
 
     Only for what is over soon. Other threads never see a KeyboardInterrupt anyway.
     """
-    with _handler_held():
+    with _handler_held(lambda handler, given: handler(*given)):
         # Within: an interrupt that another thread took, and that comes late, must not leave us here
         # with the mask as it is.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
@@ -76,9 +83,44 @@ def interrupts_held() -> Iterator[None]:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
+class Finalizer(weakref.finalize):  # type: ignore[type-arg]  # it takes none when it runs
+    """A `weakref.finalize` in which Ctrl-C is not lost, as is what an owner's end raises.
+
+    It comes just after. When the finalizer is called, and not by its owner's end, all is as ever.
+    """
+
+    __slots__ = ()
+
+    def __call__(self, owner: Any = None) -> object:
+        """End what is to be ended, unless it has been."""
+        if owner is None:
+            return super().__call__()
+        with _handler_held(_send_again):
+            return super().__call__(owner)
+
+
+def _send_again(handler: Handler, given: Given) -> None:
+    if isinstance(handler, _Held):  # of a caller who will raise it
+        handler(*given)
+        return
+    # From a thread, which does not run before this one is out of here: that has the interpreter.
+    with contextlib.suppress(RuntimeError):  # the interpreter is ending
+        _thread.start_new_thread(_thread.interrupt_main, ())
+
+
+class _Held:
+    """A handler of SIGINT for a while: takes note of what comes."""
+
+    def __init__(self) -> None:
+        self.came: list[Given] = []
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        self.came.append((number, frame))
+
+
 @contextlib.contextmanager
-def _handler_held() -> Iterator[None]:
-    """Call Python's handler of SIGINT in the end, if one came.
+def _handler_held(then: Callable[[Handler, Given], object]) -> Iterator[None]:
+    """Take note of interrupts, and `then` tell Python's handler of each.
 
     The mask is this thread's: a signal to the process goes to another, such as NumPy's own, and
     Python calls the handler in the main thread all the same.
@@ -88,14 +130,14 @@ def _handler_held() -> Iterator[None]:
     if not (is_main and callable(handler)):
         yield
         return
-    came: list[tuple[int, FrameType | None]] = []
-    signal.signal(signal.SIGINT, lambda number, frame: came.append((number, frame)))
+    held = _Held()
+    signal.signal(signal.SIGINT, held)
     try:
         yield
     finally:
         signal.signal(signal.SIGINT, handler)
-        for given in came:
-            handler(*given)
+        for given in held.came:
+            then(handler, given)
 
 
 @contextlib.contextmanager

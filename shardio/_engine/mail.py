@@ -103,12 +103,12 @@ def unpack_samples(message: Sequence[Any], n_samples: int) -> list[tuple[memoryv
     for size in struct.unpack(f"<{n_samples}Q", pickles[end:]):
         found.append((pickles[start : start + size], []))
         start += size
-    found[-1] = (found[-1][0], [frame.buffer for frame in message[1:]])
+    found[-1] = (found[-1][0], list(map(memoryview, message[1:])))
     return found
 
 
 def unpack_sample(pickled: memoryview, buffers: list[Any]) -> Any:
-    """A sample; its larger arrays are views of the frames' memory, and keep it."""
+    """A sample; its larger arrays are views of the memory that came, and keep it."""
     # From our own worker, never from data.
     return pickle.loads(pickled, buffers=buffers)
 

@@ -16,7 +16,8 @@ from shardio import ShardLoader
 from shardio._engine import blocks, engine, local, schedule, staff, traffic
 from shardio._engine.blocks import BlockPool
 from shardio._engine.crew import Crew
-from shardio._engine.linux import interrupts_held
+from shardio._engine.inbox import _Frames
+from shardio._engine.linux import Finalizer, interrupts_held
 from shardio.errors import EnvironmentUnsuitable
 from shardio.order import Order
 from tests.loading import PATIENCE_S, TWO_FIELDS, two_fields, write_dataset
@@ -167,6 +168,50 @@ def test_every_interrupt_that_was_held_back_reaches_the_handler() -> None:
         assert came == [signal.SIGINT]
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def test_an_interrupt_in_a_finalizer_is_not_lost_and_comes_when_that_is_through() -> None:
+    class Owner:
+        pass
+
+    is_through = threading.Event()
+
+    def end() -> None:
+        with interrupts_held():
+            signal.raise_signal(signal.SIGINT)
+        is_through.set()
+
+    owner = Owner()
+    finalizer = Finalizer(owner, end)
+    with pytest.raises(KeyboardInterrupt):
+        del owner
+        threading.Event().wait(PATIENCE_S)
+    assert is_through.is_set()
+    assert not finalizer.alive
+
+
+def test_an_interrupt_where_a_finalizer_is_called_comes_from_there() -> None:
+    owner = threading.Event()
+    finalizer = Finalizer(owner, signal.raise_signal, signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        finalizer()
+
+
+class _Frame(bytearray):
+    """Something that looks for signals where it ends, as frames of pyzmq do."""
+
+    def __del__(self) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+
+def test_an_interrupt_while_the_frames_of_samples_end_is_not_lost() -> None:
+    with _Frames() as frames:
+        array = frames.memory_of(_Frame(b"abc"))[1:]
+        frames.let_go()
+        assert array.tobytes() == b"bc"
+        del array
+        with pytest.raises(KeyboardInterrupt):
+            frames.let_go()
 
 
 @pytest.mark.usefixtures("swept")
