@@ -118,6 +118,7 @@ class Flow(Closing):
                 self._crew = Crew(n_workers, target, fds=given, preload=_PRELOAD, start=how)
         except BaseException:
             _let_go(None, self._blocks, fds)
+            vars(self).pop("_at_work", None)  # a file, too; from Python 3.12 on the frame lives on
             raise
         self._end = Finalizer(self, _let_go, self._crew, self._blocks, fds)
         self._crew.hang_bell()
