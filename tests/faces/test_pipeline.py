@@ -85,6 +85,16 @@ def test_a_source_may_be_async() -> None:
     assert list(pipeline) == list(pipeline) == list(range(1, 21))
 
 
+def test_an_async_source_without_end_is_left_at_once() -> None:
+    async def source() -> AsyncIterator[int]:
+        for item in itertools.count():
+            await asyncio.sleep(3600 if item == 3 else 0)
+            yield item
+
+    assert list(itertools.islice(Pipeline(source()).pipe(_plus_one), 3)) == [1, 2, 3]
+    assert _all_gone()
+
+
 def test_lists_are_gathered_and_taken_apart() -> None:
     pipeline = Pipeline(range(10)).aggregate(3).pipe(sorted).disaggregate().aggregate(4).sink(2)
     assert list(pipeline) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
@@ -155,6 +165,13 @@ def test_a_generator_without_end_is_not_run_ahead_of_the_loop() -> None:
 def test_many_iterators_of_one_loader_do_not_disturb_each_other() -> None:
     loader = DataLoader(range(30), preprocessor=_plus_one, output_order="input")
     assert list(zip(loader, loader, strict=True)) == [(i, i) for i in range(1, 31)]
+
+
+def test_threads_may_each_iterate_one_loader() -> None:
+    loader = DataLoader(range(60), preprocessor=_plus_one, batch_size=7, output_order="input")
+    expected = list(loader)
+    with ThreadPoolExecutor(4) as pool:
+        assert all(found == expected for found in pool.map(lambda _: list(loader), range(8)))
 
 
 def test_threads_may_share_an_iterator_and_all_come_to_its_end() -> None:
@@ -332,25 +349,32 @@ def test_workers_that_are_killed_lose_nothing_and_are_replaced() -> None:
     assert len(seen) > 1
 
 
-def _stuck_in_a_process(item: int) -> int:
-    if item == 1:
+def _stuck_in_a_process(marker: str) -> int:
+    if marker:
+        Path(marker).touch()
         time.sleep(3600)
-    return item
+    return 0
 
 
 def test_a_call_in_a_process_that_is_overdue_is_named_with_its_worker_and_stack(
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(overdue, "_PATIENCE_S", PATIENCE_S)  # however busy the machine is
     monkeypatch.setattr(delegates, "_PATIENCE_S", PATIENCE_S)
-    pipeline = Pipeline([5, 1]).pipe(_stuck_in_a_process, executor="process", order="input")
-    iterator = iter(pipeline.sink(timeout=1))
-    assert next(iterator) == 5
+    marker = tmp_path / "stuck"
+    pipeline = Pipeline(["", str(marker)]).pipe(_stuck_in_a_process, executor="process")
+    iterator: Any = iter(pipeline)
+    assert next(iterator) == 0
+    end_s = time.monotonic() + PATIENCE_S
+    while not marker.exists():
+        assert time.monotonic() < end_s
+        time.sleep(0.001)
+    iterator._timeout_s = 0.05
     with pytest.raises(BatchOverdue) as caught:
         next(iterator)
     said = str(caught.value)
-    assert re.search(r"worker 0 \(process \d+\), _stuck_in_a_process, item 1 \(1\):", said)
-    assert "in _stuck_in_a_process" in said.partition("item 1 (1):")[2]
+    assert re.search(r"worker 0 \(process \d+\), _stuck_in_a_process, item 1 \(", said)
+    assert "in _stuck_in_a_process" in said.partition("item 1 (")[2]
 
 
 def _dies_of_three(item: int) -> int:
@@ -634,6 +658,25 @@ def test_what_was_dropped_does_not_shift_the_position() -> None:
 
     whole, resumed = _resumed(make, 3)
     assert resumed == whole
+
+
+@pytest.mark.parametrize("executor", [None, "process"])
+def test_a_loader_goes_on_in_the_midst_of_what_a_generator_gave_before_it_failed(
+    executor: Any,
+) -> None:
+    def make() -> DataLoader:
+        return DataLoader(
+            range(4),
+            preprocessor=_breaks_at_one,
+            num_threads=1,
+            executor=executor,
+            output_order="input",
+            on_error="skip",
+            max_skips=1,
+        )
+
+    whole, resumed = _resumed(make, 3)
+    assert resumed == whole == [(0, 0), (0, 1), (1, 0), (2, 0), (2, 1), (3, 0), (3, 1)]
 
 
 def test_after_its_end_a_loader_is_at_its_beginning() -> None:
