@@ -116,8 +116,8 @@ class Processes(Hands):
 
     def _drive(self, flow: Flow) -> None:
         while not self._line.is_closed:
-            asked, self._asked = self._asked, None
-            if asked is not None:
+            if (asked := self._asked) is not None:
+                self._asked = None  # who asks waits: there is no other
                 asked.set_result(flow.at_work(lambda number: said(self._jobs[number])))
             self._put_all(flow)
             found = flow.take()

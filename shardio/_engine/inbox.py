@@ -132,7 +132,7 @@ class _Frames(Closing):
         if self._ended:
             with interrupts_held():
                 while self._ended:
-                    del self._held[id(self._ended.popleft())]
+                    self._held.pop(id(self._ended.popleft()), None)
 
     def close(self) -> None:
         """Let go of all; those in which something lies end with that."""
