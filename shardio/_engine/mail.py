@@ -103,7 +103,7 @@ def unpack_samples(message: Sequence[Any], n_samples: int) -> list[tuple[memoryv
     for size in struct.unpack(f"<{n_samples}Q", pickles[end:]):
         found.append((pickles[start : start + size], []))
         start += size
-    found[-1] = (found[-1][0], list(map(memoryview, message[1:])))
+    found[-1] = (found[-1][0], [memoryview(memory) for memory in message[1:]])
     return found
 
 

@@ -6,7 +6,6 @@ import dataclasses
 import itertools
 import socket
 import threading
-import types
 from collections.abc import Iterator
 from typing import Any
 
@@ -135,7 +134,7 @@ def test_a_sheaf_gives_its_samples_as_they_were_when_they_came() -> None:
     sheaf.add(np.arange(1 << 18, dtype=np.uint8))
     (first, apart) = sheaf.frames(5)
     assert unpack_head(first) == (Kind.SAMPLES, 1, 5, 4)
-    frame = types.SimpleNamespace(buffer=apart)
+    frame = np.frombuffer(apart, np.uint8)
     *small, large = (unpack_sample(*each) for each in unpack_samples([first, frame], 4))
     assert [(s["number"], s["array"].tolist()) for s in small] == [(i, [i] * 3) for i in range(3)]
     assert np.array_equal(large, np.arange(1 << 18, dtype=np.uint8))
