@@ -9,6 +9,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from inspect import signature
 from pathlib import Path
 from typing import Any, Final
 
@@ -97,7 +98,9 @@ def estimate(
     """
     listing = list_inputs(os.fspath(src))
     kind = kind or guess_kind(listing.inputs)  # of all names: some may promise something else
-    every = [one for one in join(listing, make_source(kind, options)).inputs if not one.part_of]
+    others = signature(convert).parameters
+    own = {name: value for name, value in options.items() if name not in others}
+    every = [one for one in join(listing, make_source(kind, own)).inputs if not one.part_of]
     chosen = {each.name: each for one in _spread(every, n_inputs) for each in (one, *one.parts)}
     with tempfile.TemporaryDirectory(prefix="shardio-estimate-") as folder:
         for one in chosen.values():
