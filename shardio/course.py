@@ -67,7 +67,9 @@ class Course:
         if choice.is_in_blocks:
             n_bytes = sum(shard.n_bytes for shard in dataset.shards)
             n_samples = sum(shard.n_samples for shard in dataset.shards)
-            if dataset.clips is not None:  # as if all rows had as many as those that are shown
+            if (
+                dataset.clips is not None or dataset.packed is not None
+            ):  # as if all rows had as many as those that are shown
                 n_samples = n_samples * len(dataset) // max(1, dataset.n_shown)
                 n_samples = max(1, n_samples // self._bundle)  # of which runs are made then
             self.window = Window.of(n_bytes, n_samples)

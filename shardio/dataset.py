@@ -110,7 +110,15 @@ class ShardDataset(Shown, Described, Sequence[dict[str, Any]], Closing):
             subset=self.subset,
             generation=self.generation,
         )
-        return reopen, (self._root,), {"_view": self._view, "_clips": self._clips}
+        return (
+            reopen,
+            (self._root,),
+            {
+                "_view": self._view,
+                "_clips": self._clips,
+                "_packed": self._packed,
+            },
+        )
 
     def __repr__(self) -> str:
         part = "" if self.subset is None else f"subset {self.subset!r}, "

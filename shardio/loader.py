@@ -27,6 +27,7 @@ from shardio.makers import maker_for
 from shardio.mixture import Mixture
 from shardio.option_checks import OnError
 from shardio.options import Asked, Collate, Output, check_options, cut_of, recipe_of
+from shardio.packing import Pack
 from shardio.preload import preload as bring_in
 from shardio.progress import Progress, progress_of, state_of
 from shardio.progress_bar import ProgressBar
@@ -99,8 +100,7 @@ class ShardLoader(Closing):
             needs once and forks; "fork" forks this program; "thread" takes threads of it. The same
             batches from each.
         record: keep when the latest batches were filled and handed over, for `timeline`.
-        subset: the name of a subset, whose samples alone there are then; that of an open
-            ShardDataset, if it has one.
+        subset: the name of a subset, to have its samples alone; by default an open ShardDataset's.
         decode: whether pictures arrive as pixels, uint8 (height, width, 3): stacked where all have
             one size, else as `collate` says. False for the bytes of files.
         dct: "accurate", or "fast": JPEGs in about 5 % less time, most pixels within 2 levels.
@@ -108,6 +108,7 @@ class ShardLoader(Closing):
             pixels arrive. By default those that the dataset says, else `Clip()`.
         sound: a `shardio.sounds.Sound`: how sound arrives; of a clip, what is heard while it lasts.
             `NAME_span` says from which to which sample there is sound, and not silence.
+        pack: a `shardio.packing.Pack`: samples are windows of tokens, cut out of all documents.
         preload: bring what is read of the samples into the page cache in the constructor, or raise
             a MemoryShort where that does not fit; nothing keeps it there.
 
@@ -155,6 +156,7 @@ class ShardLoader(Closing):
         dct: Dct = "accurate",
         clip: Clip | None = None,
         sound: Sound | None = None,
+        pack: Pack | None = None,
     ) -> None:
         opened = open_anew(dataset, verify, access, subset)
         if isinstance(opened, Mixture):
@@ -185,6 +187,7 @@ class ShardLoader(Closing):
             dct=dct,
             clip=clip,
             sound=sound,
+            pack=pack,
         )
         choice = Choice(shuffle, seed, sampler, weights, replacement, n_draws)
         self._options = check_options(opened, choice, asked)

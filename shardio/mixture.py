@@ -23,6 +23,7 @@ from shardio.format.schema import Schema
 from shardio.manifest import Generation
 from shardio.manifest.default_view import ROWS
 from shardio.manifest.listing import Side
+from shardio.packing import Pack, Packed
 from shardio.reader import ShardReader
 from shardio.units import Rows, Verify
 from shardio.views import RowList, RowRuns, check_positions
@@ -161,7 +162,7 @@ class Mixture(ShardDataset):
     # As a dataset.
 
     def __reduce__(self) -> tuple[Any, ...]:
-        state = {"_clips": self._clips, "_ends": self._ends}
+        state = {"_clips": self._clips, "_packed": self._packed, "_ends": self._ends}
         return Mixture, (self.sources, self.mixing, self._verify), state
 
     def __repr__(self) -> str:
@@ -174,8 +175,7 @@ class Mixture(ShardDataset):
         Of which sources, and in which order, its lineage says.
         """
         found = ",".join(source.view_id for source in self.sources)
-        of_rows = found if self._view is not None else ""
-        return of_rows if self._clips is None else f"{of_rows} {self._clips.clip.identity}".lstrip()
+        return self._identified(found if self._view is not None else "")
 
     @property
     def selection(self) -> RowList | None:
@@ -206,6 +206,20 @@ class Mixture(ShardDataset):
             if not n:
                 raise InvalidArgument(
                     f"{source} is to be mixed, and none of its videos has a clip: leave it out"
+                )
+
+    def pack(self, pack: Pack, ends: Rows) -> None:
+        """Have it show windows of the documents that its sources show, each of one source.
+
+        Raises:
+            InvalidArgument: a source has none.
+        """
+        self._packed = Packed(pack, ends, [source.n_shown for source in self.sources])
+        self._ends = np.cumsum(self._packed.n_windows)
+        for source, n in zip(self.sources, self._packed.n_windows, strict=True):
+            if not n:
+                raise InvalidArgument(
+                    f"{source} is to be mixed, and its tokens fill no window: leave it out"
                 )
 
     def _clip_ends(self, clips: Clips) -> list[Rows]:

@@ -18,6 +18,7 @@ from shardio.collation import Collation, Kind, Sizes, collation_of
 from shardio.cutting import Cut, cut, default_clip, videos_among
 from shardio.dataset import ShardDataset
 from shardio.division import Tail
+from shardio.documents import pack_documents, to_be_packed
 from shardio.errors import InvalidArgument
 from shardio.format.schema import Schema
 from shardio.hearing import hear, heard, sound_fields
@@ -34,6 +35,7 @@ from shardio.option_checks import (
     place_among_ranks,
     seconds,
 )
+from shardio.packing import Pack, Packing
 from shardio.pictures import decoded, picture_fields
 from shardio.signatures import takes_rng
 from shardio.sounds import Sound
@@ -51,7 +53,7 @@ _MOST_WORKERS: Final = 1024
 
 @dataclass(frozen=True, slots=True)
 class Media:
-    """Which fields are read, and how those of pictures, videos and sound are decoded.
+    """Which fields are read, and how pictures, videos and sound are decoded, or tokens packed.
 
     `pictures` and `sounds` are the fields of such that are decoded, `video` is that which clips are
     cut out of: none of them where encoded bytes are asked for.
@@ -64,6 +66,7 @@ class Media:
     video: str | None
     sounds: tuple[str, ...]
     sound: Sound
+    pack: Pack | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +127,7 @@ class Asked(TypedDict):
     dct: Dct
     clip: Clip | None
     sound: Sound | None
+    pack: Pack | None
 
 
 def check_options(dataset: ShardDataset, choice: Choice, asked: Asked) -> Options:
@@ -181,6 +185,8 @@ def _media_of(dataset: ShardDataset, asked: Asked) -> Media:
     """The fields that are read, and how those of pictures, videos and sound are decoded."""
     schema, clip, sound = dataset.schema, asked["clip"], asked["sound"]
     names = known_fields(asked["fields"], schema)
+    if asked["pack"] is not None:
+        return _packed(schema, names, asked)
     dct = one_of("dct", asked["dct"], _DCTS)
     if not one_of("decode", asked["decode"], (True, False)):
         for name, wish in (("clip", clip), ("sound", sound)):
@@ -202,9 +208,20 @@ def _media_of(dataset: ShardDataset, asked: Asked) -> Media:
     )
 
 
+def _packed(schema: Schema, names: tuple[str, ...], asked: Asked) -> Media:
+    """The one field that is read where samples are windows of tokens."""
+    given = [name for name in ("clip", "sound") if asked[name] is not None]
+    if given:
+        raise InvalidArgument(f"with pack a sample is a window of tokens: leave out {given[0]}")
+    pack = to_be_packed(schema, asked["pack"], None if asked["fields"] is None else names)
+    return Media((pack.name,), (), asked["dct"], None, None, (), Sound(), pack)
+
+
 def _delivered(schema: Schema, media: Media) -> Schema:
     """The schema of samples as a batch has them, but for clips."""
     chosen = Schema({name: schema[name] for name in media.fields})
+    if media.pack is not None:
+        return media.pack.delivered(chosen)
     chosen = heard(chosen, media.sound) if media.sounds else chosen
     return decoded(chosen) if media.pictures else chosen
 
@@ -243,6 +260,7 @@ def recipe_of(
         pictures=media.pictures,
         dct=media.dct,
         cut=cut,
+        packing=None if media.pack is None else Packing(media.pack, dataset.n_shown),
         hearing=hear(dataset, media.sounds, media.sound, media.video),
     )
 
@@ -250,16 +268,20 @@ def recipe_of(
 def cut_of(options: Options, dataset: ShardDataset, *, is_asked: bool) -> Cut | None:
     """Have a dataset show the clips that its loader was asked for; None if it has no videos.
 
+    Or the windows of tokens, if it was asked for those.
+
     Args:
         options: of the loader.
         dataset: that it reads.
         is_asked: whether the user said which clips.
 
     Raises:
-        InvalidArgument, ShardCorrupt: as `cutting.cut` says; or it is a mixture of datasets that
-            have different clips by default.
+        InvalidArgument, ShardCorrupt: as `cutting.cut` or `pack_documents` says; or it is a mixture
+            of datasets that have different clips by default.
     """
     clip, video = options.media.clip, options.media.video
+    if options.media.pack is not None:
+        pack_documents(dataset, options.media.pack)
     if clip is None or video is None:
         return None
     if isinstance(dataset, Mixture) and not (dataset.has_one_view or is_asked):

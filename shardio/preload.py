@@ -71,8 +71,11 @@ def _all(dataset: ShardDataset, extents: Extents, *, of_records: bool) -> Ranges
     """Where the values of all samples of a view lie."""
     of = extents.records if of_records else extents.fixed
     found = [NOTHING]
-    for start in range(0, len(dataset), _AT_ONCE):
-        rows = dataset.rows(np.arange(start, min(start + _AT_ONCE, len(dataset))))
+    is_packed = dataset.packed is not None
+    n = dataset.n_shown if is_packed else len(dataset)
+    rows_of = dataset.shown_rows if is_packed else dataset.rows
+    for start in range(0, n, _AT_ONCE):
+        rows = rows_of(np.arange(start, min(start + _AT_ONCE, n)))
         found.append(merged(of(rows, dataset.locate(rows)), _GRAIN_BYTES))
     return merged(joined(found), _GRAIN_BYTES)
 

@@ -1,9 +1,11 @@
-"""Which samples of its rows a dataset shows: all, those of a view, or clips of their videos."""
+"""Which samples of its rows a dataset shows: all, those of a view, clips, or windows of tokens."""
 
 from __future__ import annotations
 
 from shardio.bundles import Bundling
 from shardio.clips import Clips
+from shardio.format.checksum import distinct
+from shardio.packing import Pack, Packed
 from shardio.units import Rows
 from shardio.views import RowList, RowRuns
 
@@ -14,19 +16,22 @@ class Shown:
     _starts: Rows
     _view: RowRuns | RowList | None
     _clips: Clips | None = None
+    _packed: Packed | None = None
 
     def __len__(self) -> int:
+        if self._packed is not None:
+            return len(self._packed)
         return self.n_shown if self._clips is None else len(self._clips)
 
     @property
     def n_shown(self) -> int:
-        """How many rows it shows; as many samples, unless these are clips."""
+        """How many rows it shows; as many samples, unless these are clips or windows."""
         return int(self._starts[-1]) if self._view is None else len(self._view)
 
     @property
     def is_plain(self) -> bool:
         """Whether its samples are all rows, in order."""
-        return self._view is None and self._clips is None
+        return self._view is None and self._clips is None and self._packed is None
 
     @property
     def starts(self) -> Rows:
@@ -40,9 +45,13 @@ class Shown:
         It stays the same when samples are appended that the view has no part in.
         """
         of_rows = "" if self._view is None else self._view.identity
-        if self._clips is None:
-            return of_rows
-        return f"{of_rows} {self._clips.clip.identity}".lstrip()
+        return self._identified(of_rows)
+
+    def _identified(self, of_rows: str) -> str:
+        """What tells its samples from others, by what tells its rows."""
+        if self._packed is not None:
+            return f"{of_rows} {self._packed.pack.identity}".lstrip()
+        return of_rows if self._clips is None else f"{of_rows} {self._clips.clip.identity}".lstrip()
 
     @property
     def selection(self) -> RowList | None:
@@ -59,6 +68,11 @@ class Shown:
         return self._clips
 
     @property
+    def packed(self) -> Packed | None:
+        """What its samples are made of its rows by, if they are windows of tokens."""
+        return self._packed
+
+    @property
     def bundling(self) -> Bundling | None:
         """What its samples lie together in where they are shuffled, if they are clips that do."""
         if self._clips is None or self._clips.clip.per_video in (None, 1):
@@ -73,12 +87,27 @@ class Shown:
         """Have it show clips of the videos in the rows that it shows."""
         self._clips = clips
 
+    def pack(self, pack: Pack, ends: Rows) -> None:
+        """Have it show windows of the documents in the rows that it shows; `ends` as in Packed."""
+        self._packed = Packed(pack, ends)
+
     def rows(self, positions: Rows) -> Rows:
-        """The rows of all shards that the samples at `positions` are, or are cut out of."""
-        if self._clips is not None:
+        """The rows of all shards that the samples at `positions` are, or are cut out of.
+
+        Of a window it is the one that it begins in.
+        """
+        if self._packed is not None:
+            positions = self._packed.first_documents(positions)
+        elif self._clips is not None:
             positions = self._clips.videos(positions)
         return self.shown_rows(positions)
 
     def shown_rows(self, numbers: Rows) -> Rows:
         """The rows of all shards that it shows, by their numbers up to `n_shown`."""
         return numbers if self._view is None else self._view.rows(numbers)
+
+    def rows_within(self, positions: Rows) -> Rows:
+        """All rows that the samples at `positions` are made of: of windows, every document's."""
+        if self._packed is None:
+            return self.rows(positions)
+        return self.shown_rows(distinct(self._packed.parts(positions).documents))

@@ -46,6 +46,7 @@ RANKS = {
     "shardio.sealed": 3,
     "shardio.views": 3,
     "shardio.clips": 3,
+    "shardio.packing": 3,
     "shardio.sounds": 3,
     "shardio.reader": 4,
     "shardio.writer": 4,  # files stop here
@@ -72,6 +73,7 @@ RANKS = {
     "shardio.mixture": 7,
     "shardio.pictures": 7,
     "shardio.cutting": 7,
+    "shardio.documents": 7,
     "shardio.hearing": 7,
     "shardio._engine": 8,  # processes stop here
     "shardio.surgery": 9,

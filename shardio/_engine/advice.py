@@ -142,6 +142,9 @@ class Advice:
                 self._clips = ClipExtents(self._dataset, recipe.cut, self._extents.files)
         extents, cadence = self._extents, self._cadence
         rows, shards = stretch.rows[part], stretch.shards[part]
+        if self._recipe.packing is not None:
+            rows = self._dataset.rows_within(stretch.origins[part, 0])
+            shards = self._dataset.locate(rows)
         starts = stretch.cuts.starts[part] if self._clips is not None else rows
         if n_probed:
             some = np.linspace(0, len(rows) - 1, n_probed).astype(np.int64)

@@ -19,6 +19,7 @@ from shardio._engine.batched import Batches, Share
 from shardio._engine.blocks import BlockMap
 from shardio._engine.clips import VideoClips
 from shardio._engine.itinerary import Itinerary, Stretch
+from shardio._engine.packed import PackedTokens
 from shardio._engine.pictures import Pictures
 from shardio._engine.recipe import Plan, Recipe, Schemas
 from shardio._engine.sizing import heap_bytes_by
@@ -73,7 +74,10 @@ class Filler:
         self._sounds = None
         if recipe.hearing is not None:
             self._sounds = Sounds(dataset, recipe.hearing, self._clips)
-        media = pictures, self._clips, self._sounds
+        packed = None
+        if recipe.packing is not None:
+            packed = PackedTokens(dataset, recipe.packing.pack)
+        media = pictures, self._clips, self._sounds, packed
         self._stored = StoredValues(dataset, self._source, *media)
         self._transformed = TransformedValues(recipe, dataset, *media, passes, call)
         self._batches = Batches(
@@ -110,10 +114,12 @@ class Filler:
         stretch, cut = self._itinerary.first(number), self._recipe.cut
         row, shard = int(stretch.rows[0]), int(stretch.shards[0])
         if self._beware is not None:
-            self._beware(stretch.shards)
+            self._beware(stretch.shards_within(slice(0, 1)))
         sample = self._transformed.sample(stretch, 0, epoch=0, position=number)
         try:
             source = self._source if cut is None else cut.delivered(self._source)
+            if self._recipe.packing is not None:
+                source = self._recipe.packing.pack.delivered(source)
             if self._recipe.hearing is not None:
                 source = self._recipe.hearing.delivered(source)
             schema = self._recipe.collation.loosen(infer_schema(sample, source))
@@ -147,7 +153,7 @@ class Filler:
         start = number if recipe.skips else 0
         states = np.empty(part.stop - part.start, np.int32)
         if self._beware is not None:
-            self._beware(stretch.shards[part])
+            self._beware(stretch.shards_within(part))
         return self._batches.first(samples, Share(stretch, part, 0, start, n_rows, states))
 
     def fill(
@@ -182,7 +188,7 @@ class Filler:
             one_by_one = None
         if layout.inner is not None or layout.joins:
             if self._beware is not None:
-                self._beware(stretch.shards[part])
+                self._beware(stretch.shards_within(part))
             n_rows = layout.n_rows if plan.division.tail == "pad" else n_read
             start = plan.division.read(step)[0]
             share = Share(stretch, part, plan.epoch, start, n_rows, states)
@@ -226,7 +232,7 @@ class Filler:
             ShardCorrupt, TransformError, MemoryShort: naming the sample.
         """
         if self._beware is not None:
-            self._beware(stretch.shards[part])
+            self._beware(stretch.shards_within(part))
         if self._recipe.transform is not None:
             return self._transformed.fill(layout, memory, stretch, part, states, epoch, start)
         views = memory.views

@@ -55,6 +55,12 @@ class Stretch:
         self.origins[:, 2] = self.shards + (pack_state(NO_FIELD, CLAIMED) << _STATE_SHIFT)
         self._slots: dict[str, Rows] = {}
 
+    def shards_within(self, part: slice) -> Rows:
+        """The shards that some of the samples are made of."""
+        if self._dataset.packed is None:
+            return self.shards[part]
+        return self._dataset.locate(self._dataset.rows_within(self.origins[part, 0]))
+
     def slots(self, name: str) -> Rows:
         """Where each sample's row of a column lies; for `ColumnGather.gather`."""
         found = self._slots.get(name)

@@ -18,6 +18,7 @@ from shardio.division import Division
 from shardio.format.schema import Schema
 from shardio.hearing import HeardField, Hearing
 from shardio.mixture import Mixed
+from shardio.packing import Packing
 from shardio.pictures import common_sizes, decoded
 from shardio.units import Verify
 from shardio.windows import Window
@@ -35,7 +36,7 @@ class Recipe:
     gives its place to another. `batch_transform` is the user's as well, and is given whole batches.
     `mixed` is what several datasets are opened by, in the place of one, and `path` for messages.
     `pictures` are the fields that are decoded, with that `dct`; `cut` says which clips of videos
-    samples are, and `hearing` how their sound arrives.
+    samples are, and `hearing` how their sound arrives; `packing` which windows of tokens they are.
     """
 
     path: str
@@ -59,12 +60,15 @@ class Recipe:
     dct: Dct = "accurate"
     cut: Cut | None = None
     hearing: Hearing | None = None
+    packing: Packing | None = None
 
     @property
     def n_selected(self) -> int:
         """How many rows main hands over, if what is read is a selection."""
         if self.mixed is not None:
             return self.mixed.n_selected
+        if self.packing is not None:
+            return self.packing.n_documents
         return self.n_samples if self.cut is None else self.cut.n_videos
 
     @property
@@ -89,6 +93,8 @@ class Recipe:
             ShardCorrupt: the part of the index is damaged that has the sizes of pictures.
         """
         found = Schema({name: dataset.schema[name] for name in self.fields})
+        if self.packing is not None:
+            return self.packing.pack.delivered(found)
         if self.cut is not None:
             found = self.cut.delivered(found)
         if self.hearing is not None:

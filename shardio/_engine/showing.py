@@ -1,7 +1,7 @@
 """What main's dataset shows, for workers to show the same: long tables, one copy for all.
 
-The rows of a selection; and of clips, how many frames the video in each of the rows has, and which
-events.
+The rows of a selection; of clips, how many frames the video in each of the rows has, and which
+events; of windows, where the documents in the rows end.
 """
 
 from __future__ import annotations
@@ -36,12 +36,19 @@ def shared_tables(dataset: ShardDataset) -> tuple[SharedArray, ...]:
             events = SharedArray.of(values, "the events of videos")
             dataset.clips.events = Events(shared.array, events.array)
             tables += [shared, events]
+    if dataset.packed is not None:
+        ends = SharedArray.of(dataset.packed.ends, "where each document ends")
+        dataset.packed.ends = ends.array
+        tables.append(ends)
     return tuple(tables)
 
 
 def show_as_told(dataset: ShardDataset, recipe: Recipe, fds: Sequence[int]) -> None:
     """Have a worker's dataset show what main's does; takes over the descriptors of its tables."""
     left = list(fds)
+    if recipe.packing is not None:
+        ends = SharedArray.received(left.pop(), "<i8", recipe.packing.n_documents)
+        dataset.pack(recipe.packing.pack, ends.array)
     if recipe.cut is not None:
         events = None
         if recipe.cut.events is not None:

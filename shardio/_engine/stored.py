@@ -14,6 +14,7 @@ from shardio._engine.blocks import BlockMap
 from shardio._engine.clips import VideoClips
 from shardio._engine.heap import put_value
 from shardio._engine.itinerary import Stretch
+from shardio._engine.packed import PackedTokens
 from shardio._engine.pictures import Pictures
 from shardio._engine.sounds import Sounds
 from shardio.collate import CLAIMED, BlockLayout, BlockViews, VaryingSlot, pack_state
@@ -39,9 +40,10 @@ class StoredValues:
         pictures: Pictures,
         clips: VideoClips | None = None,
         sounds: Sounds | None = None,
+        packed: PackedTokens | None = None,
     ) -> None:
         self._dataset, self._source, self._pictures = dataset, source, pictures
-        self._clips, self._sounds = clips, sounds
+        self._clips, self._sounds, self._packed = clips, sounds, packed
         self._spans = {} if sounds is None else sounds.spans
         self._gathered = frozenset(source.columns)
         self._claims = {name: pack_state(i, CLAIMED) for i, name in enumerate(source)}
@@ -69,6 +71,12 @@ class StoredValues:
             ShardCorrupt, MemoryShort: naming the sample.
         """
         rows, shards = stretch.rows[part], stretch.shards[part]
+        if self._packed is not None:
+            states[:] = self._claims[self._packed.name]
+            n = len(rows)
+            outs = {s.name: layout.fixed_rows(memory.bytes, s, n) for s in layout.fixed}
+            self._packed.fill(outs, stretch.origins[part, 0])
+            return 0
         used, present = 0, {}
         for presence in layout.presence:
             states[:] = self._claims[presence.name]

@@ -15,6 +15,7 @@ from shardio._engine.blocks import BlockMap
 from shardio._engine.clips import VideoClips
 from shardio._engine.heap import put_value
 from shardio._engine.itinerary import Stretch
+from shardio._engine.packed import PackedTokens
 from shardio._engine.pictures import Pictures
 from shardio._engine.recipe import Recipe
 from shardio._engine.sounds import Sounds
@@ -56,6 +57,7 @@ class TransformedValues:
         pictures: Pictures,
         clips: VideoClips | None = None,
         sounds: Sounds | None = None,
+        packed: PackedTokens | None = None,
         passes: tuple[type[BaseException], ...] = (),
         call: Call = call_keyed,
     ) -> None:
@@ -64,15 +66,18 @@ class TransformedValues:
         self._call, self._takes_rng = call, recipe.takes_rng
         self._transform: Any = recipe.transform
         self._generators = SampleGenerators(recipe.seed)
-        self._clips, self._sounds = clips, sounds
+        self._clips, self._sounds, self._packed = clips, sounds, packed
         decoded = {
             *(() if clips is None else (clips.name,)),
             *(() if sounds is None else sounds.names),
+            *(() if packed is None else (packed.name,)),
         }
         self._stored = [name for name in recipe.fields if name not in decoded]
         made: dict[str, tuple[str, ...]] = {f.name: (f.name, f.span) for f in recipe.heard}
         if clips is not None:
             made[clips.name] = clips.names
+        if packed is not None:
+            made[packed.name] = packed.names
         self._names = [each for name in recipe.fields for each in made.get(name, (name,))]
 
     def fill(
@@ -139,6 +144,8 @@ class TransformedValues:
             start, place = int(stretch.cuts.starts[k]), stretch.cuts.place(k)
             sample[self._clips.name] = self._clips.of_sample(shard, local, start, place)
             sample |= self._clips.times_of_sample(shard, local, start)
+        if self._packed is not None:
+            sample |= self._packed.of_sample(int(stretch.origins[k, 0]))
         if self._sounds is not None:
             (start,) = self._sounds.starts(stretch, slice(k, k + 1))
             sample |= self._sounds.fields_of(shard, local, start)

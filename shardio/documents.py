@@ -1,0 +1,110 @@
+"""Which documents of a dataset are packed into windows, and how long each of them is."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Final
+
+import numpy as np
+
+from shardio.dataset import ShardDataset
+from shardio.errors import InvalidArgument
+from shardio.format.checksum import distinct
+from shardio.format.fields import Array, Field
+from shardio.format.schema import Schema
+from shardio.packing import Pack
+from shardio.units import Rows
+
+_AT_ONCE: Final = 1 << 16
+
+
+def to_be_packed(schema: Schema, pack: Any, asked: tuple[str, ...] | None) -> Pack:
+    """How a loader packs, with the field that it packs.
+
+    Args:
+        schema: of the dataset.
+        pack: as a user gave it.
+        asked: the fields that the user named, if he did.
+
+    Raises:
+        InvalidArgument: it is no Pack, or does not go with the fields.
+    """
+    if not isinstance(pack, Pack):
+        raise InvalidArgument(f"pack must be a shardio.packing.Pack; found {pack!r}")
+    name = pack.field
+    if name is None:
+        could = [each for each in asked or schema if _why_not(schema[each]) is None]
+        if len(could) != 1:
+            raise InvalidArgument(
+                "pack needs one field of tokens, integers in one dimension; of those that are "
+                f"read, these are: {', '.join(could) or 'none'}: say which with Pack(field=…)"
+            )
+        (name,) = could
+    if name not in schema:
+        raise InvalidArgument(f"pack: there is no field {name!r}; there are {', '.join(schema)}")
+    field = schema[name]
+    why_not = _why_not(field)
+    if why_not is not None or not isinstance(field, Array):
+        raise InvalidArgument(f"pack: field {name!r} {why_not}; found {field!r}")
+    others = [each for each in asked or () if each != name]
+    if others:
+        raise InvalidArgument(
+            f"with pack a sample is a window, made of many rows' {name!r}: leave out {others} of "
+            "fields"
+        )
+    limits = np.iinfo(field.numpy)
+    for option, token in (("eot", pack.eot), ("pad", pack.pad)):
+        if token is not None and not limits.min <= token <= limits.max:
+            raise InvalidArgument(
+                f"pack: {option} must be a token that field {name!r} of {field.dtype} can have, "
+                f"from {limits.min} to {limits.max}; found {token}"
+            )
+    return replace(pack, field=name)
+
+
+def _why_not(field: Field) -> str | None:
+    """Why a field cannot be packed; None if it can."""
+    if not isinstance(field, Array) or field.numpy.kind not in "iu" or field.dtype == "bfloat16":
+        return "must be an array of integers, to be packed as tokens"
+    if len(field.shape) != 1:
+        return "must have one dimension, the tokens of a document, to be packed"
+    if field.optional:
+        return "must not be optional: a document that is absent is neither empty nor there"
+    return None
+
+
+def pack_documents(dataset: ShardDataset, pack: Pack) -> None:
+    """Have a dataset show windows of the documents in the rows that it shows.
+
+    How long each document is, the index says, of which 32 bytes are read for each; the shape of the
+    field does where it is fixed.
+
+    Raises:
+        InvalidArgument: there are tokens, and no window of them.
+        ShardCorrupt: that part of the index is damaged.
+    """
+    lengths = _lengths(dataset, pack) + (pack.eot is not None)
+    dataset.pack(pack, np.cumsum(lengths, dtype=np.int64))
+    if lengths.any() and not len(dataset):
+        whole = ' with rest="drop"' if pack.rest == "drop" else ""
+        raise InvalidArgument(
+            f"{dataset.path}: the {int(lengths.sum())} tokens of field {pack.name!r} are not "
+            f"enough for a window of {pack.reach}{whole}"
+        )
+
+
+def _lengths(dataset: ShardDataset, pack: Pack) -> Rows:
+    """How many tokens the document has in each row that is shown."""
+    name, field, n = pack.name, pack.documents(dataset.schema), dataset.n_shown
+    if field.is_fixed:
+        return np.full(n, field.shape[0], np.int64)
+    lengths, itemsize = np.zeros(n, np.int64), field.numpy.itemsize
+    for start in range(0, n, _AT_ONCE):
+        rows = dataset.shown_rows(np.arange(start, min(start + _AT_ONCE, n)))
+        shards = dataset.locate(rows)
+        for shard in distinct(shards).tolist():
+            places = np.flatnonzero(shards == shard)
+            local = rows[places] - dataset.starts[shard]
+            entries = dataset.reader(shard, name).records.entries(name, local)
+            lengths[start + places] = entries["n_bytes"].astype(np.int64) // itemsize
+    return lengths
