@@ -23,7 +23,7 @@ from shardio.dataset import ShardDataset
 from shardio.errors import ChecksumMismatch, ShardCorrupt, TransformError
 from shardio.format.layout import Kind
 from shardio.manifest import load, publish_next
-from shardio.packing import Pack, Packed
+from shardio.packing import Pack, Packed, Parts
 from shardio.reader import ShardReader
 from shardio.surgery import split
 from tests.loading import bits, write_dataset
@@ -109,14 +109,15 @@ class _Memory:
 
     def __init__(self, documents: list[Document], pack: Pack, sources: list[int]) -> None:
         lengths = [len(each) + (pack.eot is not None) for each in documents]
-        self.schema = SCHEMA
+        self.schema, self.access = SCHEMA, "pread"
         self.packed = Packed(pack, np.cumsum(lengths, dtype=np.int64), sources)
         self.documents = documents
 
 
 class _FromMemory(PackedTokens):
-    def _read(self, documents: npt.NDArray[np.int64]) -> list[bytes | memoryview]:
-        return [self._dataset.documents[k].tobytes() for k in documents]  # type: ignore[attr-defined]
+    def _records(self, parts: Parts) -> tuple[list[bytes | memoryview], npt.NDArray[np.int64]]:
+        found = self._dataset.documents  # type: ignore[attr-defined]
+        return [found[k].tobytes() for k in parts.documents], parts.firsts * 2
 
 
 @given(

@@ -74,10 +74,10 @@ class Filler:
         self._sounds = None
         if recipe.hearing is not None:
             self._sounds = Sounds(dataset, recipe.hearing, self._clips)
-        packed = None
+        self._packed = None
         if recipe.packing is not None:
-            packed = PackedTokens(dataset, recipe.packing.pack)
-        media = pictures, self._clips, self._sounds, packed
+            self._packed = PackedTokens(dataset, recipe.packing.pack, recipe.verify)
+        media = pictures, self._clips, self._sounds, self._packed
         self._stored = StoredValues(dataset, self._source, *media)
         self._transformed = TransformedValues(recipe, dataset, *media, passes, call)
         self._batches = Batches(
@@ -92,6 +92,8 @@ class Filler:
 
     def close(self) -> None:
         """Let go of what is open of the dataset. Idempotent."""
+        if self._packed is not None:
+            self._packed.close()
         if self._sounds is not None:
             self._sounds.close()
         if self._clips is not None:

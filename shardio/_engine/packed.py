@@ -1,12 +1,13 @@
 """Windows of tokens, gathered from the documents that they are made of, straight into a block.
 
-Used by `fill`. A document is read, and checked, as a whole; each window copies its part of it.
+Used by `fill`. A document is read, and checked, as a whole; each window copies its part of it. Of
+documents that are checked already, and lie raw in a map, the part alone is touched.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -14,22 +15,47 @@ import numpy.typing as npt
 from shardio.dataset import ShardDataset
 from shardio.errors import ShardCorrupt
 from shardio.format.checksum import distinct
+from shardio.format.index import ENTRY_DTYPE
+from shardio.format.layout import NO_FIELD, Kind
 from shardio.packing import Pack, Packed, Parts
-from shardio.units import Rows
+from shardio.units import Rows, Units, Verify
 
 Tokens = npt.NDArray[Any]
 Record = bytes | memoryview
 
 
-class PackedTokens:
-    """Fills windows of tokens of a dataset that shows them, which it borrows."""
+class _RawShard(NamedTuple):
+    """A shard whose documents lie raw in a map: which record of a row each is, and their places.
 
-    def __init__(self, dataset: ShardDataset, pack: Pack) -> None:
+    `offsets` are from `start` on, by row, as the index has them: right where a record is checked.
+    """
+
+    content: memoryview
+    units: Units
+    record: int
+    start: int
+    offsets: npt.NDArray[np.uint64]
+
+
+class PackedTokens:
+    """Fills windows of tokens of a dataset that shows them, which it borrows.
+
+    `verify` is as the dataset has it.
+    """
+
+    def __init__(self, dataset: ShardDataset, pack: Pack, verify: Verify = "first") -> None:
         self._dataset, self._pack = dataset, pack
         self._field, self.name = pack.documents(dataset.schema), pack.name
         self._made = pack.made(self._field)
         self.names: Final = tuple(self._made)
         """The fields that a window has."""
+        self._is_raw = verify == "first" and self._field.codec == "raw"
+        self._is_raw &= not self._field.is_fixed and dataset.access == "mmap"
+        self._shards: dict[int, _RawShard] = {}
+
+    def close(self) -> None:
+        """Let go of the shards' maps. Idempotent."""
+        self._shards.clear()
 
     def fill(self, outs: Mapping[str, Tokens], numbers: Rows) -> None:
         """Write some windows.
@@ -74,8 +100,7 @@ class PackedTokens:
     def _copy(self, out: Tokens, parts: Parts) -> None:
         """The tokens themselves, eot and padding included."""
         pack, itemsize, width = self._pack, out.itemsize, out.shape[1]
-        documents, which = np.unique(parts.documents, return_inverse=True)
-        records = self._read(documents)
+        records, firsts = self._records(parts)
         places, counts = parts.windows * width + parts.places, parts.counts
         if pack.eot is not None:
             counts = counts - parts.is_last
@@ -83,10 +108,50 @@ class PackedTokens:
         for short in np.flatnonzero(parts.n_tokens < width).tolist():
             out[short, parts.n_tokens[short] :] = pack.pad
         memory = out.view(np.uint8).reshape(-1).data
-        columns = places, places + counts, parts.firsts, parts.firsts + counts
-        offsets = (np.stack(columns) * itemsize).tolist()
-        for to, end, first, last, k in zip(*offsets, which.tolist(), strict=True):
-            memory[to:end] = records[k][first:last]
+        places, counts = places * itemsize, counts * itemsize
+        columns = places, places + counts, firsts, firsts + counts
+        offsets = (column.tolist() for column in columns)
+        # A slice of a memoryview costs a third of an array's.
+        for to, end, first, last, record in zip(*offsets, records, strict=True):
+            memory[to:end] = record[first:last]
+
+    def _records(self, parts: Parts) -> tuple[list[Record], Rows]:
+        """What each part is copied from, and with which byte of that it begins."""
+        firsts = parts.firsts * self._field.numpy.itemsize
+        if self._is_raw and (found := self._in_maps(parts.documents)) is not None:
+            maps, starts = found
+            return maps, firsts + starts
+        documents, which = np.unique(parts.documents, return_inverse=True)
+        records = self._read(documents)
+        return [records[k] for k in which.tolist()], firsts
+
+    def _in_maps(self, documents: Rows) -> tuple[list[Record], Rows] | None:
+        """The map that each of some documents lies in, and where; None unless all are checked."""
+        rows = self._dataset.shown_rows(documents)
+        shards = self._dataset.locate(rows)
+        local = rows - self._dataset.starts.take(shards)
+        starts = np.empty(len(rows), np.int64)
+        for shard in distinct(shards).tolist():
+            raw = self._shards.get(shard)
+            if raw is None:
+                raw = self._shards[shard] = self._open(shard)
+            is_here = shards == shard
+            some = local[is_here]
+            if not raw.units.are_records_checked(raw.record, some):
+                return None
+            starts[is_here] = raw.offsets[some].astype(np.int64) + raw.start
+        return [self._shards[shard].content for shard in shards.tolist()], starts
+
+    def _open(self, shard: int) -> _RawShard:
+        reader = self._dataset.reader(shard, self.name)
+        if not isinstance(reader.content, memoryview):
+            raise AssertionError("a dataset with access='mmap' has mapped its shards")
+        stored = list(reader.schema.records)
+        k = stored.index(self.name)
+        index = next(s for s in reader.sections if s.key == (Kind.INDEX, NO_FIELD, 0))
+        entries = np.frombuffer(reader.content, ENTRY_DTYPE, index.count, index.offset)
+        offsets = entries["offset"][k :: len(stored)]
+        return _RawShard(reader.content, reader.units, k, reader.records.offset, offsets)
 
     def _read(self, documents: Rows) -> list[Record]:
         """Whole documents, verified."""

@@ -3,9 +3,9 @@
 
     python tools/dev/bench_packing.py [--workers 2] [--rounds 5]
 
-Two datasets of as many tokens, uint16: rows of 1,024, which need no packing and are gathered as they
-lie; and documents of 8 tokens up to some thousands, 500 in the mean. Both are read for an epoch,
-shuffled, in batches of 64 x 1,024, in turns; each round gives a ratio, and the median counts.
+Two datasets of as many tokens, uint16: rows of 1,024, which need no packing and are gathered as
+they lie; and documents of 8 tokens up to some thousands, 500 in the mean. Both are read shuffled,
+in batches of 64 x 1,024, in turns; each round gives a ratio, and the median counts.
 
 Exit code 1 where windows come at less than 0.25 of the rows' tokens per second: about two documents
 have a part in a window, and each is looked up and copied by itself.
