@@ -7,8 +7,9 @@ Two datasets of as many tokens, uint16: rows of 1,024, which need no packing and
 they lie; and documents of 8 tokens up to some thousands, 500 in the mean. Both are read shuffled,
 in batches of 64 x 1,024, in turns; each round gives a ratio, and the median counts.
 
-Exit code 1 where windows come at less than 0.25 of the rows' tokens per second: about two documents
-have a part in a window, and each is looked up and copied by itself.
+Exit code 1 where windows come at less than 0.15 of the rows' tokens per second: two or three
+documents have a part in a window, each of which is looked up and copied by itself, while a row is
+one of many that a single call gathers.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ import numpy as np  # noqa: E402 - the checkout comes first
 import shardio  # noqa: E402
 from shardio.packing import Pack  # noqa: E402
 
-BAR = 0.25
+BAR = 0.15
 LENGTH, BATCH, MEAN = 1024, 64, 500
 N_TOKENS = 32 << 20
 WAYS = {
