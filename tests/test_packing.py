@@ -175,6 +175,16 @@ def test_however_documents_are_stored_their_windows_are_the_same(
     check(epoch(made, access=access), naive_windows(documents, EVERYTHING))
 
 
+@pytest.mark.parametrize("verify", ["first", "always", "off"])
+def test_windows_are_the_same_when_their_documents_are_checked_already(
+    folder: str, verify: Any
+) -> None:
+    expected = naive_windows(DOCUMENTS, EVERYTHING)
+    with loader(folder, verify=verify, shuffle=True) as made:
+        for _ in range(2):
+            check(windows_in(made), expected)
+
+
 @pytest.mark.parametrize("codec", ["raw", "zstd"])
 @pytest.mark.parametrize("access", ["mmap", "pread"])
 def test_rows_of_one_length_are_documents_too(tmp_path: Path, codec: str, access: Any) -> None:
