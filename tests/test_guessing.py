@@ -24,6 +24,10 @@ from shardio.conversion.guessing import guess_kind
         (["model.safetensors"], "arrays"),
         (["1.jpg", "mask.npy"], "images"),
         (["1.gif", "mask.npy"], "videos"),
+        (["a/0.tar", "b/1.TAR.gz", "notes.txt"], "webdataset"),
+        (["0.tgz"], "webdataset"),
+        (["0.tar.zst", "1.gz"], "webdataset"),
+        (["1.gz"], "videos"),
     ],
 )
 def test_sound_and_pictures_without_a_video_are_told_by_their_names(

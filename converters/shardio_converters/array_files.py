@@ -134,6 +134,18 @@ def open_arrays(path: str, name: str, files: ExitStack) -> list[StoredArray] | N
         raise MediaError(f"damaged: {error}") from error
 
 
+def array_in(data: bytes, name: str, n_bytes: int) -> StoredArray:
+    """The array of a .npy of `n_bytes`, of which `data` is all, or the beginning.
+
+    Raises:
+        MediaError: it is damaged, or holds what no dataset can.
+    """
+    file = io.BytesIO(data)
+    header = _read_header(file, name)
+    start = file.tell()
+    return _npy_array(name, header, n_bytes - start, lambda: io.BytesIO(data[start:]))
+
+
 def _open_npz(archive: zipfile.ZipFile) -> list[StoredArray]:
     found: dict[str, StoredArray] = {}
     for member in archive.namelist():

@@ -6,14 +6,33 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-from shardio import Array, Bytes, InvalidArgument, Json, Schema, ShardioError, Text
+from shardio import (
+    Array,
+    Audio,
+    Bytes,
+    Image,
+    InvalidArgument,
+    Json,
+    Schema,
+    ShardioError,
+    Text,
+    Video,
+)
 
-_NAMED: Final[dict[str, type[Bytes | Json | Text]]] = {"text": Text, "json": Json, "bytes": Bytes}
+Named = Audio | Bytes | Image | Json | Text | Video
+_NAMED: Final[dict[str, type[Named]]] = {
+    "audio": Audio,
+    "bytes": Bytes,
+    "image": Image,
+    "json": Json,
+    "text": Text,
+    "video": Video,
+}
 _SPEC: Final = re.compile(r"(\w+)(?:\[((?:\d+|\*)(?:,\s*(?:\d+|\*))*)\])?(\?)?")
 
 
 def spec_of(dtype: str, shape: tuple[int | None, ...] = (), *, optional: bool = False) -> str:
-    """A field in a word: `dtype` as of an Array, or text, json or bytes.
+    """A field in a word: `dtype` as of an Array, or another type by name: text, json, bytes, image.
 
     In brackets a shape, with `*` for a dimension that varies; behind it `?` if it may be missing.
     """
@@ -21,7 +40,7 @@ def spec_of(dtype: str, shape: tuple[int | None, ...] = (), *, optional: bool = 
     return f"{dtype}{f'[{dims}]' if shape else ''}{'?' if optional else ''}"
 
 
-def make_field(name: str, spec: Any) -> Array | Bytes | Json | Text:
+def make_field(name: str, spec: Any) -> Array | Named:
     """The field that a word stands for.
 
     Raises:
@@ -30,7 +49,9 @@ def make_field(name: str, spec: Any) -> Array | Bytes | Json | Text:
     found = _SPEC.fullmatch(spec.strip()) if isinstance(spec, str) else None
     try:
         if found is None:
-            raise InvalidArgument("a dtype, text, json or bytes, then [dimensions], then ?")
+            raise InvalidArgument(
+                f"a dtype, or one of {', '.join(_NAMED)}, then [dimensions], then ?"
+            )
         kind, dims, mark = found.groups()
         if kind in _NAMED:
             if dims is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from typing import Final
 
@@ -14,6 +13,7 @@ IMAGES: Final = "images"
 AUDIO: Final = "audio"
 OTHERS: Final[dict[str, tuple[str, ...]]] = {
     "arrays": (".npy", ".npz", ".safetensors"),
+    "webdataset": (".tar", ".tar.gz", ".tar.zst", ".tgz"),
 }
 """Kinds that are none of media, with the suffixes of their files; the first that fits is meant."""
 
@@ -34,8 +34,11 @@ def guess_kind(inputs: Iterable[Input]) -> str:
         return IMAGES
     if any(map(has_media_suffix, names)):  # a GIF
         return VIDEOS
-    suffixes = {os.path.splitext(name)[1].lower() for name in names}
-    return next((kind for kind, known in OTHERS.items() if suffixes & {*known}), VIDEOS)
+    lower = [name.lower() for name in names]
+    return next(
+        (kind for kind, known in OTHERS.items() if any(name.endswith(known) for name in lower)),
+        VIDEOS,
+    )
 
 
 def _is_video(name: str) -> bool:

@@ -26,11 +26,13 @@ _OURS: Final = {
     "audio": "shardio_converters.audio:Sounds",
     "images": "shardio_converters.images:Images",
     "videos": "shardio_converters.videos:Videos",
+    "webdataset": "shardio_converters.webdataset:WebDataset",
 }
 
 _EXTRAS: Final = {
     "array_record": "arrayrecord",
     "h5py": "hdf5",
+    "pillow": "images",
     "PIL": "images",
     "pyarrow": "arrow",
     "simplejpeg": "images",
@@ -161,9 +163,15 @@ def fit(source: Source, inputs: Sequence[Input]) -> Source:
 
     Raises:
         InvalidArgument: nothing follows from them.
+        EnvironmentUnsuitable: what follows needs a package that is missing.
     """
     fitted: Callable[[Sequence[Input]], Source] = getattr(source, "fitted", lambda _: source)
-    return fitted(inputs)
+    try:
+        found = fitted(inputs)
+        found.libraries()
+    except ModuleNotFoundError as error:
+        raise _lacking(source.kind, error) from error
+    return found
 
 
 def _lacking(kind: str, error: ModuleNotFoundError) -> EnvironmentUnsuitable:

@@ -1,0 +1,53 @@
+"""Files of Zstandard frames as files of what was compressed."""
+
+from __future__ import annotations
+
+import io
+from typing import IO, TYPE_CHECKING
+
+import zstandard
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+_CHUNK_BYTES = 16 << 10  # a frame of nothing but repeats gives 500 MB of these, at most
+
+
+def open_zstd(file: IO[bytes]) -> IO[bytes]:
+    """Read what was compressed into `file`, which stays open.
+
+    Reading raises `EOFError` where the file ends within a frame, which `zstandard`'s own reader
+    takes for the end, and `zstandard.ZstdError` where it is damaged.
+    """
+    return io.BufferedReader(_Frames(file), 1 << 20)
+
+
+class _Frames(io.RawIOBase):
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self._decompressor = zstandard.ZstdDecompressor()
+        self._frame = self._decompressor.decompressobj()
+        self._is_within = False
+        self._rest = b""  # of the file, behind a frame
+        self._ready = memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Buffer) -> int:
+        while not self._ready:
+            data = self._rest or self._file.read(_CHUNK_BYTES)
+            if not data:
+                if self._is_within:
+                    raise EOFError("the file ends within a Zstandard frame")
+                return 0
+            self._ready = memoryview(self._frame.decompress(data))
+            self._is_within, self._rest = not self._frame.eof, b""
+            if self._frame.eof:
+                self._rest = self._frame.unused_data
+                self._frame = self._decompressor.decompressobj()
+        view = memoryview(buffer).cast("B")
+        n_bytes = min(len(view), len(self._ready))
+        view[:n_bytes] = self._ready[:n_bytes]
+        self._ready = self._ready[n_bytes:]
+        return n_bytes
