@@ -28,6 +28,8 @@ from shardio.conversion.guessing import guess_kind
         (["0.tgz"], "webdataset"),
         (["0.tar.zst", "1.gz"], "webdataset"),
         (["1.gz"], "videos"),
+        (["a/shard.00000.mds", "a/index.json"], "mds"),
+        (["shard.00000.mds.zstd"], "mds"),
     ],
 )
 def test_sound_and_pictures_without_a_video_are_told_by_their_names(

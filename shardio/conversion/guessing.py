@@ -13,6 +13,7 @@ IMAGES: Final = "images"
 AUDIO: Final = "audio"
 OTHERS: Final[dict[str, tuple[str, ...]]] = {
     "arrays": (".npy", ".npz", ".safetensors"),
+    "mds": (".mds", ".mds.zstd"),
     "webdataset": (".tar", ".tar.gz", ".tar.zst", ".tgz"),
 }
 """Kinds that are none of media, with the suffixes of their files; the first that fits is meant."""

@@ -25,6 +25,7 @@ _OURS: Final = {
     "arrays": "shardio_converters.arrays:Arrays",
     "audio": "shardio_converters.audio:Sounds",
     "images": "shardio_converters.images:Images",
+    "mds": "shardio_converters.mds:Mds",
     "videos": "shardio_converters.videos:Videos",
     "webdataset": "shardio_converters.webdataset:WebDataset",
 }

@@ -26,14 +26,21 @@ CONVERTER_OPTIONS: Final = (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command to its parser."""
     add = parser.add_argument
-    add("src", metavar="SRC", help="a folder of videos, pictures, sound or arrays, or one file")
+    add(
+        "src",
+        metavar="SRC",
+        help="a folder of videos, pictures, sound, arrays or datasets of others, or one file",
+    )
     add(
         "out",
         metavar="OUT",
         nargs="?",
         help="the dataset: a folder that is missing or empty, but for --append",
     )
-    add("--kind", help="videos, images, audio or arrays (default: told from the names)")
+    add(
+        "--kind",
+        help="videos, images, audio, arrays, mds, webdataset, … (default: told from the names)",
+    )
     add("--labels", metavar="FILE", help="CSV or JSON Lines with columns path and label")
     add("--workers", type=int, metavar="N", help="processes (default: one per usable CPU)")
     _add_clips(parser.add_argument_group("clips and pictures"))

@@ -15,7 +15,7 @@ def noun(report: shardio.ConversionReport) -> str:
     """What a sample of the dataset is called."""
     if report.view["kind"] == "clips":
         return "video"
-    return {"images": "picture", "audio": "sound", "arrays": "sample"}.get(report.kind, "clip")
+    return {"videos": "clip", "images": "picture", "audio": "sound"}.get(report.kind, "sample")
 
 
 def n_clips(report: shardio.ConversionReport) -> int:

@@ -35,6 +35,8 @@ __all__ = ["CONVERTER_OPTIONS", "add_arguments", "as_json", "run"]
 
 LISTED: Final = ("present", "not_reached", "part", "not_video", "too_short", "changed", "broken")
 """Outcomes whose inputs are listed, in this order: what matters most comes last."""
+TOLD: Final = {"arrays": "no arrays", "mds": "no MDS shard", "webdataset": "not a tar"}
+"""Kinds whose fields are told from the files, and what is said of files of another kind."""
 
 
 def _read_fields(path: str) -> Any:
@@ -86,7 +88,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _fields(report: shardio.ConversionReport) -> Iterator[str]:
     """Say what was told from the files: the fields of a sample."""
-    if report.kind == "arrays":
+    if report.kind in TOLD:
         with shardio.open(report.dataset) as dataset:
             fields = ", ".join(_field(*each) for each in dataset.schema.items())
         yield f"a sample has {plain(fields)}"
@@ -266,9 +268,9 @@ def _group(report: shardio.ConversionReport, outcome: str) -> Iterator[str]:
         return
     words = OUTCOMES[outcome]
     if outcome == "not_video":
-        others = {"images": "not a picture", "audio": "no sound", "arrays": "no arrays"}
+        others = {"images": "not a picture", "audio": "no sound"} | TOLD
         words = others.get(report.kind, words)
-    if outcome == "too_short" and report.kind == "arrays":
+    if outcome == "too_short" and report.kind in TOLD:
         words = "no sample"
     yield f"{words}: {counted(len(group), 'file')}"
     if outcome == "part":

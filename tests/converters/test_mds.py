@@ -1,0 +1,189 @@
+"""MDS shards: samples are those that MosaicML's library reads, and damage is noticed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zstandard
+
+import shardio
+from shardio import Array, Bytes, Image, InvalidArgument, Json, Text
+from shardio.media import decode_image
+
+pytestmark = pytest.mark.usefixtures("quick_disk")
+
+MADE = Path(__file__).parent / "made" / "mds"
+
+
+def convert(src: Path, out: Path, **options: Any) -> shardio.ConversionReport:
+    return shardio.convert(src, out, workers=0, kind="mds", **options)
+
+
+def shard(samples: list[dict[str, bytes]], encodings: dict[str, str], **about: Any) -> bytes:
+    """A shard of columns none of which has a fixed size."""
+    config = {"version": 2, "format": "mds", "column_names": [*encodings]}
+    config |= {"column_encodings": [*encodings.values()], "column_sizes": [None] * len(encodings)}
+    text = json.dumps({**config, **about}).encode()
+    rows = [
+        b"".join(len(row[name]).to_bytes(4, "little") for name in encodings)
+        + b"".join(row[name] for name in encodings)
+        for row in samples
+    ]
+    start = 4 * (len(rows) + 2) + len(text)
+    offsets = np.cumsum([start, *map(len, rows)]).astype("<u4").tobytes()
+    return len(rows).to_bytes(4, "little") + offsets + text + b"".join(rows)
+
+
+def index(**files: bytes) -> str:
+    """An index of shards, with their sizes and hashes."""
+    shards = []
+    for name, content in files.items():
+        hashes = {"sha1": hashlib.sha1(content).hexdigest(), "unknown": "?"}
+        raw = {"basename": f"{name}.mds", "bytes": len(content), "hashes": hashes}
+        shards.append({"version": 2, "format": "mds", "raw_data": raw, "zip_data": None})
+    return json.dumps({"version": 2, "shards": shards})
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    (tmp_path / "in").mkdir()
+    return tmp_path / "in"
+
+
+def shown(sample: dict[str, Any]) -> dict[str, Any]:
+    """A sample as made/mds/read.json has those that the library read."""
+    found = {name: value for name, value in sample.items() if name not in ("label", "source")}
+    for name, value in found.items():
+        if name == "picture":
+            found[name] = decode_image(value).tolist()
+        elif name in ("fixed", "free", "typed"):
+            found[name] = [value.dtype.name, value.tolist()]
+        elif isinstance(value, bytes):
+            found[name] = value.hex()
+        elif isinstance(value, np.generic):
+            found[name] = value.item()
+    return found
+
+
+@pytest.mark.parametrize("folder", ["plain", "packed"])
+def test_samples_are_those_that_the_library_reads(folder: str, tmp_path: Path) -> None:
+    report = convert(MADE / folder, tmp_path / "out")
+    known = json.loads((MADE / "read.json").read_text())
+    assert report.counts == {"converted": len(report.inputs) - 1, "part": 1}
+    assert len(report.inputs) > 3
+    with shardio.open(tmp_path / "out") as dataset:
+        assert [shown(sample) for sample in dataset] == known
+        fields = dict(dataset.schema)
+        assert fields["picture"] == Image() and fields["facts"] == Json()
+        assert fields["blob"] == Bytes() and fields["caption"] == fields["dec"] == Text()
+        assert fields["fixed"] == Array("float32", (2, 3)) and fields["half"] == Array("float16")
+        assert fields["free"] == Array("uint64", (None,))
+        assert fields["typed"] == Array("int16", (None, 2))
+        assert {sample["source"] for sample in dataset} == {
+            one.name for one in report.inputs if one.outcome == "converted"
+        }
+
+
+def test_of_a_shard_that_is_there_twice_the_uncompressed_one_counts(
+    root: Path, tmp_path: Path
+) -> None:
+    content = shard([{"x": b"one"}], {"x": "str"})
+    (root / "a.mds").write_bytes(content)
+    (root / "a.mds.zstd").write_bytes(zstandard.ZstdCompressor().compress(content))
+    report = convert(root, tmp_path / "out")
+    assert report.n_samples == 1 and report.counts == {"converted": 1, "part": 1}
+
+
+def test_shards_need_no_index_and_may_lack_columns(root: Path, tmp_path: Path) -> None:
+    (root / "a.mds").write_bytes(shard([{"x": b"1", "label": b"7"}], {"x": "str", "label": "str"}))
+    (root / "b.mds").write_bytes(shard([{"label": b"8"}], {"label": "str"}))
+    (root / "c.mds").write_bytes(shard([], {"label": "str"}))
+    (root / "index.json").write_text('{"mine": 1}')
+    report = convert(root, tmp_path / "out")
+    assert report.counts == {"converted": 2, "too_short": 1, "not_video": 1}
+    with shardio.open(tmp_path / "out") as dataset:
+        assert [(s["x"], s["label"]) for s in dataset] == [("1", "7"), (None, "8")]
+
+
+def test_what_an_index_says_must_be_there(root: Path, tmp_path: Path) -> None:
+    content = shard([{"x": b"one"}], {"x": "str"})
+    other = content.replace(b"one", b"two")
+    for name, data in {"a": content, "b": other, "c": content + b"x", "d": content}.items():
+        (root / f"{name}.mds").write_bytes(data)
+    (root / "index.json").write_text(index(a=content, b=content, c=content, gone=content))
+    reasons = {one.name: one.reason for one in convert(root, tmp_path / "out").broken}
+    assert reasons.keys() == {"b.mds", "c.mds", "d.mds", "index.json"}
+    assert reasons["b.mds"].startswith("sha1: expected")
+    assert f"expected {len(content)} bytes, found {len(content) + 1}" in reasons["c.mds"]
+    assert reasons["d.mds"] == "index.json beside it names 4 shards, and not this one"
+    assert reasons["index.json"] == "expected 'gone.mds' beside it, found neither"
+
+
+GOOD = shard([{"x": b"one"}, {"x": b"two"}], {"x": "str"})
+BAD = {
+    "pickle": (shard([{"x": b"N."}], {"x": "pkl"}), "'pkl': a pickle, which can run any code"),
+    "pil": (shard([{"x": b""}], {"x": "pil"}), "write it as png"),
+    "list": (shard([{"x": b""}], {"x": "list[jpeg]"}), "expected ndarray, or one of"),
+    "dtype": (shard([{"x": b""}], {"x": "ndarray:object"}), "found encoding 'ndarray:object'"),
+    "shape": (shard([{"x": b""}], {"x": "ndarray:int8:0"}), "found encoding 'ndarray:int8:0'"),
+    "no number": (shard([{"x": b""}], {"x": "ndarray:int8:a"}), "is damaged"),
+    "twice": (shard([{"x": b""}], {"x": "str"}, column_names=["x", "x"]), "is damaged"),
+    "version": (shard([{"x": b""}], {"x": "str"}, version=3), "expected mds, version 2"),
+    "not UTF-8": (shard([{"x": b"\xff"}], {"x": "str"}), "sample 0, column 'x': not UTF-8"),
+    "other column": (shard([{"y": b""}], {"y": "str"}), "columns y: expected none but x"),
+    "empty": (b"", "a part of 4 bytes; the file has 0"),
+    "huge": (b"\xff\xff\xff\xff" + GOOD[4:], "a part of 17,179,869,184 bytes"),
+    "offsets": (GOOD[:4] + b"\xff" * 4 + GOOD[8:], "do not rise"),
+    "cut off": (GOOD[:-1], f"expected {len(GOOD):,} bytes, found {len(GOOD) - 1:,}"),
+    "goes on": (GOOD + b"x", f"expected {len(GOOD):,} bytes, found {len(GOOD) + 1:,}"),
+    "sizes": (GOOD[:-7] + b"\x09" + GOOD[-6:], "sample 1: expected columns of 3 bytes, found 9"),
+}
+
+
+@pytest.mark.parametrize("content", BAD.values(), ids=BAD.keys())
+def test_what_is_refused_is_named(content: tuple[bytes, str], root: Path, tmp_path: Path) -> None:
+    (root / "a.mds").write_bytes(GOOD)
+    (root / "b.mds").write_bytes(content[0])
+    report = convert(root, tmp_path / "out", fields={"x": "text"})
+    (one,) = report.broken
+    assert one.name == "b.mds" and content[1] in one.reason
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"\x07", b"\x08\x04", b"\x08\x05\x01", b"\x08\x04\x09abc", b"\x08\xfc" + b"\1" * 64],
+)
+def test_arrays_that_are_damaged_are_refused(data: bytes, root: Path, tmp_path: Path) -> None:
+    (root / "a.mds").write_bytes(shard([{"x": data}], {"x": "ndarray"}))
+    (one,) = convert(root, tmp_path / "out", fields={"x": "uint8[*]"}).broken
+    assert "sample 0, column 'x': an array that is damaged" in one.reason
+
+
+def test_a_packed_shard_that_is_cut_off_is_broken(root: Path, tmp_path: Path) -> None:
+    packed = zstandard.ZstdCompressor().compress(GOOD)
+    for length in (0, 5, len(packed) - 1):
+        (root / f"{length}.mds.zstd").write_bytes(packed[:length])
+    assert convert(root, tmp_path / "out", fields={"x": "text"}).counts == {"broken": 3}
+
+
+def test_a_schema_and_an_append_hold_shards_to_the_fields(root: Path, tmp_path: Path) -> None:
+    (root / "a.mds").write_bytes(shard([{"x": b"N."}], {"x": "str"}))
+    convert(root, tmp_path / "out", fields={"x": "bytes", "y": "int64?"})
+    (root / "b.mds").write_bytes(shard([{"x": b"12345678", "y": b"12"}], {"x": "int", "y": "str"}))
+    (one,) = shardio.convert(root, tmp_path / "out", workers=0, append=True).broken
+    assert one.reason == "column 'y': expected Array int64, found encoding 'str'"
+    with shardio.open(tmp_path / "out") as dataset:
+        assert dataset[0]["x"] == b"N." and dataset[0]["y"] is None
+    with pytest.raises(InvalidArgument, match="found video; expected an array"):
+        convert(root, tmp_path / "other", fields={"x": "video"})
+    shutil.rmtree(root)
+    root.mkdir()
+    (root / "notes.txt").write_text("")
+    with pytest.raises(InvalidArgument, match="no MDS shard with samples"):
+        convert(root, tmp_path / "other")
