@@ -164,9 +164,11 @@ def _take(
 
     def take() -> None:
         for name, value in dataset[row].items():
+            if value is None:
+                continue
             if name in pictures:
                 decode_image(value)
-            elif name in heard and value is not None:
+            elif name in heard:
                 sounds.decode(value, 0, value.n_frames)
             elif isinstance(value, np.ndarray):
                 value.copy()

@@ -16,9 +16,14 @@ import zstandard
 
 import shardio
 from shardio import Array, Bytes, Image, InvalidArgument, Json, Text
+from shardio_tools.cli import main
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
 
+PNG = bytes.fromhex(
+    "89504e470d0a1a0a0000000d4948445200000002000000010800000000d14920560000000b49444154789c6364"
+    "67000000140009eef237d00000000049454e44ae426082"
+)
 PGM = b"P5 2 3 255 abcdef"
 
 
@@ -156,6 +161,15 @@ def test_streams_are_stored_as_their_packets(root: Path, media_root: Path, tmp_p
     with shardio.open(tmp_path / "out") as dataset:
         stream = dataset[1]["mp4"]
         assert dataset.schema["mp4"] == shardio.Video() and stream.n_frames > 1
+
+
+def test_the_command_line_says_what_a_sample_has(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (root / "0.tar").write_bytes(tar({"1.cls": b"1", "1.png": PNG, "2.cls": b"2"}))
+    assert main(["convert", str(root), str(tmp_path / "out"), "--workers", "0"]) == 0
+    said = capsys.readouterr().out
+    assert "a sample has key text, label int64, source text, cls int64, png image?" in said
 
 
 def test_a_schema_says_what_members_are(root: Path, tmp_path: Path) -> None:
