@@ -44,6 +44,9 @@ _ARRAY_DTYPES: Final = {
 _DIM_DTYPES: Final = ("<u1", "<u2", "<u4", "<u8")
 _MAX_DIMS: Final = 16
 
+Piece = bytes | memoryview
+"""The bytes of a column of a sample; of an array a view of those of the sample."""
+
 
 @dataclass(frozen=True)
 class Column:
@@ -61,11 +64,11 @@ class Column:
     def __post_init__(self) -> None:
         if self.n_bytes is not None and (type(self.n_bytes) is not int or self.n_bytes < 1):
             raise ValueError(f"a column has {self.n_bytes} bytes")
-        if not self._is_array and self.encoding not in _WORDS:
+        if not self.is_array and self.encoding not in _WORDS:
             why = _REFUSED.get(self.encoding, f"expected ndarray, or one of {', '.join(_WORDS)}")
             raise MediaError(f"column {self.name!r}: found encoding {self.encoding!r}: {why}")
         dtype, shape = self._stated
-        if self._is_array and dtype is not None and dtype not in _SCALARS:
+        if self.is_array and dtype is not None and dtype not in _SCALARS:
             raise MediaError(f"column {self.name!r}: found encoding {self.encoding!r}")
         if shape is not None and (not 1 <= len(shape) <= _MAX_DIMS or min(shape) < 1):
             raise MediaError(f"column {self.name!r}: found encoding {self.encoding!r}")
@@ -73,12 +76,12 @@ class Column:
     @property
     def facts(self) -> Facts | None:
         """What it is in a sample; None where the samples say it."""
-        if not self._is_array:
+        if not self.is_array:
             return _WORDS[self.encoding], ()
         dtype, shape = self._stated
         return None if dtype is None or shape is None else (dtype, shape)
 
-    def facts_of(self, data: bytes) -> Facts:
+    def facts_of(self, data: Piece) -> Facts:
         """What an array of a sample is.
 
         Raises:
@@ -87,7 +90,7 @@ class Column:
         value = self._array(data)
         return value.dtype.name, value.shape
 
-    def decoder(self, field: object) -> Callable[[bytes], Any]:
+    def decoder(self, field: object) -> Callable[[Any], Any]:
         """What makes a value of a sample of the bytes in a shard.
 
         Raises:
@@ -95,7 +98,7 @@ class Column:
         """
         if isinstance(field, Bytes):
             return bytes
-        if self._is_array and isinstance(field, Array):
+        if self.is_array and isinstance(field, Array):
             return partial(self._checked, field)
         wanted = {"text": Text, "json": Json, "image": Image}.get(self._word, Array)
         dtype = getattr(field, "dtype", None)
@@ -117,7 +120,8 @@ class Column:
         return _WORDS.get(self.encoding, "")
 
     @property
-    def _is_array(self) -> bool:
+    def is_array(self) -> bool:
+        """Whether its values are arrays, of which views are as good as bytes."""
         return self.encoding.partition(":")[0] == "ndarray"
 
     @property
@@ -127,7 +131,7 @@ class Column:
         dtype, _, shape = stated.partition(":")
         return dtype or None, tuple(map(int, shape.split(","))) if shape else None
 
-    def _checked(self, field: Array, data: bytes) -> npt.NDArray[Any]:
+    def _checked(self, field: Array, data: Piece) -> npt.NDArray[Any]:
         value = self._array(data)
         if value.dtype.name != field.dtype or not fits(value.shape, field.shape):
             raise MediaError(
@@ -136,7 +140,7 @@ class Column:
             )
         return value
 
-    def _array(self, data: bytes) -> npt.NDArray[Any]:
+    def _array(self, data: Piece) -> npt.NDArray[Any]:
         dtype, shape = self._stated
         at = 0
         try:

@@ -21,7 +21,7 @@ import xxhash
 import zstandard
 
 from shardio import MediaError
-from shardio_converters.mds_columns import Column
+from shardio_converters.mds_columns import Column, Piece
 from shardio_converters.zstd_files import open_zstd
 
 INDEX: Final = "index.json"
@@ -35,7 +35,7 @@ _U32: Final = np.dtype("<u4")
 
 def open_shard(
     path: str, name: str, files: ExitStack, *, is_checked: bool = True
-) -> tuple[list[Column], Iterator[list[bytes]]]:
+) -> tuple[list[Column], Iterator[list[Piece]]]:
     """The columns of a shard, and its samples: the bytes of each column.
 
     With `is_checked`, it is compared with the index beside it first.
@@ -146,7 +146,7 @@ def _digest(file: IO[bytes], algorithm: str) -> str | None:
     return digest
 
 
-def _open(file: IO[bytes], n_bytes: int | None) -> tuple[list[Column], Iterator[list[bytes]]]:
+def _open(file: IO[bytes], n_bytes: int | None) -> tuple[list[Column], Iterator[list[Piece]]]:
     n_samples = int.from_bytes(_read(file, 4, n_bytes), "little")
     offsets = np.frombuffer(_read(file, 4 * (n_samples + 1), n_bytes), _U32).astype(np.int64)
     start = 4 + offsets.size * 4
@@ -175,8 +175,9 @@ def _columns(content: bytes) -> list[Column]:
 
 def _rows(
     file: IO[bytes], columns: Sequence[Column], sizes: npt.NDArray[np.int64], n_bytes: int | None
-) -> Iterator[list[bytes]]:
+) -> Iterator[list[Piece]]:
     fixed = [column.n_bytes for column in columns]
+    arrays = [column.is_array for column in columns]  # of which no copy is made
     n_head = 4 * fixed.count(None)
     for number, size in enumerate(sizes.tolist()):
         data = _read(file, size, n_bytes)
@@ -187,9 +188,9 @@ def _rows(
                 f"sample {number:,}: expected columns of {size - n_head:,} bytes, found "
                 f"{sum(lengths):,}"
             )
-        row, at = [], n_head
-        for length in lengths:
-            row.append(data[at : at + length])
+        row, at, view = list[Piece](), n_head, memoryview(data)
+        for length, is_array in zip(lengths, arrays, strict=True):
+            row.append((view if is_array else data)[at : at + length])
             at += length
         yield row
     if _piece(file, 1):

@@ -163,6 +163,9 @@ def test_arrays_that_are_damaged_are_refused(data: bytes, root: Path, tmp_path: 
     (root / "a.mds").write_bytes(shard([{"x": data}], {"x": "ndarray"}))
     (one,) = convert(root, tmp_path / "out", fields={"x": "uint8[*]"}).broken
     assert "sample 0, column 'x': an array that is damaged" in one.reason
+    convert(root, tmp_path / "bytes", fields={"x": "bytes"})
+    with shardio.open(tmp_path / "bytes") as dataset:
+        assert dataset[0]["x"] == data
 
 
 def test_a_packed_shard_that_is_cut_off_is_broken(root: Path, tmp_path: Path) -> None:
