@@ -289,6 +289,8 @@ def _read(
         raise MediaError(f"array {name!r}: damaged: {error}") from error
     except (MemoryError, ValueError) as error:
         raise MediaError(f"array {name!r}: shape {shape} of {dtype}: {error}") from error
+    if dtype.kind == "b" and (found.view(np.uint8) > 1).any():
+        raise MediaError(f"array {name!r}: a bool in it is neither 0 nor 1")
     return found.astype(dtype.newbyteorder("<"), copy=False)
 
 

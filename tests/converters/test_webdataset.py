@@ -309,6 +309,12 @@ def test_other_compressions_are_named(root: Path) -> None:
     assert "found xz; expected one of .tar, .tar.gz" in broken(root, b"", "bad.tar.xz")
 
 
+def test_a_bool_that_is_neither_0_nor_1_is_refused(root: Path, tmp_path: Path) -> None:
+    (root / "a.tar").write_bytes(tar({"1.npy": npy(np.array([True]))[:-1] + b"\x02"}))
+    (one,) = convert(root, tmp_path / "out").broken
+    assert one.reason == "member '1.npy': array 'npy': a bool in it is neither 0 nor 1"
+
+
 @pytest.mark.parametrize("text", [b"NaN", b'"\\ud800"', b"1e999", b"[" * 300 + b"]" * 300, b"{"])
 def test_json_that_would_not_come_back_is_refused(text: bytes, root: Path, tmp_path: Path) -> None:
     (root / "a.tar").write_bytes(tar({"1.json": b"1"}))
