@@ -13,6 +13,7 @@ from shardio import (
     Image,
     InvalidArgument,
     Json,
+    List,
     Schema,
     ShardioError,
     Text,
@@ -28,6 +29,7 @@ _NAMED: Final[dict[str, type[Named]]] = {
     "text": Text,
     "video": Video,
 }
+_LIST: Final = re.compile(r"list\[(.+)\](\?)?")
 _SPEC: Final = re.compile(r"(\w+)(?:\[((?:\d+|\*)(?:,\s*(?:\d+|\*))*)\])?(\?)?")
 
 
@@ -40,12 +42,17 @@ def spec_of(dtype: str, shape: tuple[int | None, ...] = (), *, optional: bool = 
     return f"{dtype}{f'[{dims}]' if shape else ''}{'?' if optional else ''}"
 
 
-def make_field(name: str, spec: Any) -> Array | Named:
-    """The field that a word stands for.
+def make_field(name: str, spec: Any) -> Array | List | Named:
+    """The field that a word stands for; `list[float32[*]]` is a list of arrays.
 
     Raises:
         InvalidArgument: it stands for none.
     """
+    if isinstance(spec, str) and (of := _LIST.fullmatch(spec.strip())):
+        element = make_field(name, of[1])
+        if not isinstance(element, Array) or element.optional:
+            raise InvalidArgument(f"field {name!r}: found {spec!r}; expected a list of arrays")
+        return List(element, optional=bool(of[2]))
     found = _SPEC.fullmatch(spec.strip()) if isinstance(spec, str) else None
     try:
         if found is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import Final
 
@@ -12,11 +13,18 @@ VIDEOS: Final = "videos"
 IMAGES: Final = "images"
 AUDIO: Final = "audio"
 OTHERS: Final[dict[str, tuple[str, ...]]] = {
+    "arrayrecord": (".array_record", ".arrayrecord"),
     "arrays": (".npy", ".npz", ".safetensors"),
     "mds": (".mds", ".mds.zstd"),
     "webdataset": (".tar", ".tar.gz", ".tar.zst", ".tgz"),
+    "tfrecord": (
+        *(".tfrec", ".tfrecord", ".tfrecords"),
+        *(".tfrecord.gz", ".tfrecords.gz", ".tfrecord.zlib", ".tfrecords.zlib"),
+    ),
 }
 """Kinds that are none of media, with the suffixes of their files; the first that fits is meant."""
+_SHARD: Final = re.compile(r"-\d+-of-\d+")
+"""Which of several files one is, in its name."""
 
 
 def guess_kind(inputs: Iterable[Input]) -> str:
@@ -35,10 +43,9 @@ def guess_kind(inputs: Iterable[Input]) -> str:
         return IMAGES
     if any(map(has_media_suffix, names)):  # a GIF
         return VIDEOS
-    lower = [name.lower() for name in names]
+    ends = [_SHARD.sub("", name).lower() for name in names]
     return next(
-        (kind for kind, known in OTHERS.items() if any(name.endswith(known) for name in lower)),
-        VIDEOS,
+        (kind for kind, known in OTHERS.items() if any(end.endswith(known) for end in ends)), VIDEOS
     )
 
 

@@ -22,16 +22,20 @@ from shardio.manifest import ROWS
 
 GROUP: Final = "shardio.converters"
 _OURS: Final = {
+    "arrayrecord": "shardio_converters.array_records:ArrayRecords",
     "arrays": "shardio_converters.arrays:Arrays",
     "audio": "shardio_converters.audio:Sounds",
     "images": "shardio_converters.images:Images",
     "mds": "shardio_converters.mds:Mds",
+    "tfrecord": "shardio_converters.tfrecords:TFRecords",
+    "tokens": "shardio_converters.tokens:TokenFiles",
     "videos": "shardio_converters.videos:Videos",
     "webdataset": "shardio_converters.webdataset:WebDataset",
 }
 
 _EXTRAS: Final = {
     "array_record": "arrayrecord",
+    "google_crc32c": "tfrecord",
     "h5py": "hdf5",
     "pillow": "images",
     "PIL": "images",

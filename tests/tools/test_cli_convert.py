@@ -13,6 +13,8 @@ import shardio
 from shardio.measuring import estimate
 from shardio.media import encode_jpeg
 from shardio_converters.arrays import Arrays
+from shardio_converters.tfrecords import TFRecords
+from shardio_converters.tokens import TokenFiles
 from shardio_converters.video_options import LIMITS
 from shardio_converters.videos import Videos
 from shardio_tools import cli, convert
@@ -118,7 +120,9 @@ def test_the_defaults_that_help_names_are_the_converters(
 
 
 def test_the_command_has_an_option_for_each_of_the_converters() -> None:
-    known = {f.name for kind in (Videos, Arrays) for f in dataclasses.fields(kind)}
+    known = {
+        f.name for kind in (Videos, Arrays, TFRecords, TokenFiles) for f in dataclasses.fields(kind)
+    }
     assert {*convert.CONVERTER_OPTIONS, "fields"} == known  # --schema has those
 
 

@@ -20,6 +20,10 @@ CONVERTER_OPTIONS: Final = (
     "check",
     "audio",
     "rows",
+    "records",
+    "dtype",
+    "eot",
+    "length",
 )
 
 
@@ -39,13 +43,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--kind",
-        help="videos, images, audio, arrays, mds, webdataset, … (default: told from the names)",
+        help="videos, images, audio, arrays, tables, arrow, webdataset, hdf5, … "
+        "(default: told from the names)",
     )
     add("--labels", metavar="FILE", help="CSV or JSON Lines with columns path and label")
     add("--workers", type=int, metavar="N", help="processes (default: one per usable CPU)")
     _add_clips(parser.add_argument_group("clips and pictures"))
     _add_stores(parser.add_argument_group("how they are stored"))
-    _add_arrays(parser.add_argument_group("arrays"))
+    _add_arrays(parser.add_argument_group("arrays and records"))
+    _add_tokens(parser.add_argument_group("tokens"))
     _add_ends(parser.add_argument_group("what is broken, and what is there already"))
     add("--quiet", action="store_true", help="print nothing but what is wrong")
     add("--json", action="store_true", help="print the report as JSON")
@@ -109,10 +115,22 @@ def _add_arrays(group: argparse._ArgumentGroup) -> None:
         "(default: rows of a single file)",
     )
     add(
+        "--records",
+        choices=("example", "bytes"),
+        help="of TFRecord and ArrayRecord: tf.train.Example, or bytes (default: as the first is)",
+    )
+    add(
         "--schema",
         metavar="FILE",
         help="JSON: what the fields are (default: told from the files)",
     )
+
+
+def _add_tokens(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
+    add("--dtype", metavar="NAME", help="how they are stored: uint8, uint16, uint32, int32, int64")
+    add("--eot", type=int, metavar="ID", help="the token between documents: each is a sample")
+    add("--length", type=int, metavar="N", help="so many tokens are a sample (default: 1024)")
 
 
 def _add_ends(group: argparse._ArgumentGroup) -> None:

@@ -33,6 +33,13 @@ from shardio_tools._stored import describe_stored, n_clips, noun, stored_json
 
 __all__ = ["CONVERTER_OPTIONS", "add_arguments", "as_json", "run"]
 
+TOLD: Final = {
+    "arrayrecord": "no records",
+    "arrays": "no arrays",
+    "tfrecord": "no records",
+    "tokens": "no tokens",
+}
+"""Kinds whose fields are told from the files, and what is said of files of another kind."""
 LISTED: Final = ("present", "not_reached", "part", "not_video", "too_short", "changed", "broken")
 """Outcomes whose inputs are listed, in this order: what matters most comes last."""
 TOLD: Final = {"arrays": "no arrays", "mds": "no MDS shard", "webdataset": "not a tar"}
@@ -97,6 +104,8 @@ def _fields(report: shardio.ConversionReport) -> Iterator[str]:
 def _field(name: str, field: object) -> str:
     """A field in a few words, as the file of --schema has it."""
     is_optional = "?" if getattr(field, "optional", False) else ""
+    if isinstance(field, shardio.List):
+        return f"{_field(f'{name} list of', field.element)}{is_optional}"
     if not isinstance(field, shardio.Array):
         return f"{name} {type(field).__name__.lower()}{is_optional}"
     dims = ",".join("*" if n is None else str(n) for n in field.shape)

@@ -1,0 +1,242 @@
+"""Records of tf.train.Example, read from protobuf's wire format without TensorFlow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from shardio import MediaError
+
+Values = list[bytes] | npt.NDArray[Any]
+"""What a feature holds: strings of bytes, or float32, or int64."""
+
+_BYTES, _FLOATS, _INTS = 1, 2, 3  # fields of a Feature
+_VARINT, _I64, _LENGTH, _I32 = 0, 1, 2, 5  # wire types
+_FIRST: Final = 0x0A  # field 1 that has a length: a message, a string, packed numbers
+_SECOND: Final = 0x12  # field 2 that has a length
+_LISTS: Final = {0x0A: _BYTES, 0x12: _FLOATS, 0x1A: _INTS}
+_FEW: Final = 16  # bytes of numbers that are sooner read one by one than by NumPy
+_MAX_VARINT: Final = 10  # bytes
+_TOO_EARLY: Final = "the message ends within a field"
+
+
+def read_example(record: bytes) -> dict[bytes, Values]:
+    """The features of a tf.train.Example by name; those without a kind of values are left out.
+
+    As protobuf has it, fields that are not known are passed over, and of features of one name the
+    last counts.
+
+    Raises:
+        MediaError: it is none, or is a tf.train.SequenceExample.
+    """
+    found: dict[bytes, Values] = {}
+    try:
+        for number, wire, start, end in _fields(record, 0, len(record)):
+            if number == 1 and wire == _LENGTH:
+                _read_features(record, start, end, found)
+            elif number == 2 and wire == _LENGTH:
+                raise MediaError("found a SequenceExample")
+    except IndexError:
+        raise MediaError(f"no tf.train.Example: {_TOO_EARLY}") from None
+    except ValueError as error:
+        raise MediaError(f"no tf.train.Example: {error}") from error
+    return found
+
+
+def is_example(record: bytes) -> bool:
+    """Whether a record is a tf.train.Example beyond doubt: one with a feature and nothing else."""
+    try:
+        fields = _fields(record, 0, len(record))
+        return all(field[:2] == (1, _LENGTH) for field in fields) and bool(read_example(record))
+    except (MediaError, IndexError, ValueError):
+        return False
+
+
+def _read_features(data: bytes, at: int, end: int, found: dict[bytes, Values]) -> None:
+    """Read a map from names to features.
+
+    Entries as all libraries write them, a name and a list of one kind whose lengths agree, are read
+    straight; whatever else protobuf allows goes through `_read_entry`.
+    """
+    while at < end:
+        if data[at] != _FIRST:
+            at = _pass_over(data, at, end)
+            continue
+        n_bytes, inner = _length(data, at + 1)
+        at = stop = inner + n_bytes
+        if stop > end:
+            raise ValueError(_TOO_EARLY)
+        if data[inner] != _FIRST or (n_name := data[inner + 1]) > 0x7F:
+            _read_entry(data, inner, stop, found)
+            continue
+        after = inner + 2 + n_name
+        if after + 4 > stop or data[after] != _SECOND:
+            _read_entry(data, inner, stop, found)
+            continue
+        n_feature, feature = _length(data, after + 1)
+        n_list, first = _length(data, feature + 1)
+        kind = _LISTS.get(data[feature])
+        if feature + n_feature != stop or first + n_list != stop or kind is None:
+            _read_entry(data, inner, stop, found)
+            continue
+        found[data[inner + 2 : after]] = _values(data, first, stop, kind)
+
+
+def _read_entry(data: bytes, start: int, end: int, found: dict[bytes, Values]) -> None:
+    """Read an entry of the map in whatever order and form."""
+    name, values = b"", None
+    for number, wire, first, stop in _fields(data, start, end):
+        if number == 1 and wire == _LENGTH:
+            name = data[first:stop]
+        elif number == 2 and wire == _LENGTH:
+            values = _read_feature(data, first, stop, values)
+    found.pop(name, None)
+    if values is not None:
+        found[name] = values
+
+
+def _read_feature(data: bytes, start: int, end: int, values: Values | None) -> Values | None:
+    """Read a feature, in which the last kind counts; lists of one kind follow each other."""
+    for number, wire, first, stop in _fields(data, start, end):
+        if number not in (_BYTES, _FLOATS, _INTS) or wire != _LENGTH:
+            continue
+        more = _values(data, first, stop, number)
+        if isinstance(values, list) and isinstance(more, list):
+            values = values + more
+        elif isinstance(values, np.ndarray) and values.dtype == getattr(more, "dtype", None):
+            values = np.concatenate([values, more])
+        else:
+            values = more
+    return values
+
+
+def _values(data: bytes, start: int, end: int, kind: int) -> Values:
+    """The values of a list of bytes, floats or ints."""
+    if kind == _BYTES:
+        return _strings(data, start, end)
+    if start == end:
+        return np.empty(0, np.float32 if kind == _FLOATS else np.int64)
+    if data[start] == _FIRST:  # packed, as a rule in one piece
+        n_bytes, first = _length(data, start + 1)
+        if first + n_bytes == end:
+            return _floats(data, first, end) if kind == _FLOATS else _ints(data, first, end)
+    parts = []
+    single = _I32 if kind == _FLOATS else _VARINT
+    for number, wire, first, stop in _fields(data, start, end):
+        if number == 1 and wire in (single, _LENGTH):
+            read = _floats if kind == _FLOATS else _ints
+            parts.append(read(data, first, stop))
+    return np.concatenate([np.empty(0, np.float32 if kind == _FLOATS else np.int64), *parts])
+
+
+def _strings(data: bytes, at: int, end: int) -> list[bytes]:
+    found = []
+    while at < end:
+        if data[at] != _FIRST:
+            at = _pass_over(data, at, end)
+            continue
+        n_bytes, at = _length(data, at + 1)
+        if at + n_bytes > end:
+            raise ValueError(_TOO_EARLY)
+        found.append(data[at : at + n_bytes])
+        at += n_bytes
+    return found
+
+
+def _floats(data: bytes, start: int, end: int) -> npt.NDArray[Any]:
+    if (end - start) % 4:
+        raise ValueError(f"{end - start} bytes of floats, expected a multiple of 4")
+    # A copy: small numbers shall not keep a large record in memory.
+    return np.frombuffer(data, "<f4", (end - start) // 4, start).astype(np.float32)
+
+
+def _ints(data: bytes, start: int, end: int) -> npt.NDArray[Any]:
+    """Varints: 7 bits in a byte, the lowest first, the highest bit set in all but the last."""
+    if end - start <= _FEW:
+        few = []
+        while start < end:
+            value, start = _varint(data, start)
+            few.append(value)
+        if start != end:
+            raise ValueError(_TOO_EARLY)
+        return np.array(few, np.uint64).view(np.int64)
+    raw = np.frombuffer(data, np.uint8, end - start, start)
+    (ends,) = (raw < 0x80).nonzero()
+    if not len(ends) or ends[-1] != len(raw) - 1:
+        raise ValueError(_TOO_EARLY)
+    if len(ends) == len(raw):
+        return raw.astype(np.int64)
+    lengths = ends - np.concatenate(([-1], ends[:-1]))
+    if (most := int(lengths.max())) > _MAX_VARINT:
+        raise ValueError(f"a number of {most} bytes, expected {_MAX_VARINT} at most")
+    values = np.zeros(len(ends), np.uint64)
+    starts = ends - lengths + 1
+    for place in range(most):
+        (there,) = (lengths > place).nonzero()
+        part = raw[starts[there] + place] & np.uint8(0x7F)
+        values[there] |= part.astype(np.uint64) << np.uint64(7 * place)
+    return values.view(np.int64)
+
+
+def _fields(data: bytes, at: int, end: int) -> Iterator[tuple[int, int, int, int]]:
+    """Number, wire type, start and end of each field of a message.
+
+    Raises:
+        ValueError: it is no message.
+        IndexError: the record ends within it.
+    """
+    while at < end:
+        tag, first = _varint(data, at)
+        if not tag >> 3:
+            raise ValueError("a field has number 0")
+        stop = _skip(data, at, end)
+        if tag & 7 == _LENGTH:
+            _, first = _length(data, first)
+        yield tag >> 3, tag & 7, first, stop
+        at = stop
+
+
+def _pass_over(data: bytes, at: int, end: int) -> int:
+    """Where a field that is not known ends."""
+    tag, _ = _varint(data, at)
+    if tag >> 3 == 1:
+        raise ValueError(f"field 1 has wire type {tag & 7}, or its tag is too long")
+    return _skip(data, at, end)
+
+
+def _skip(data: bytes, at: int, end: int) -> int:
+    """Where the field that begins here ends."""
+    tag, at = _varint(data, at)
+    wire = tag & 7
+    if wire == _VARINT:
+        _, at = _varint(data, at)
+    elif wire == _LENGTH:
+        n_bytes, at = _length(data, at)
+        at += n_bytes
+    elif wire in (_I64, _I32):
+        at += 8 if wire == _I64 else 4
+    else:
+        raise ValueError(f"found wire type {wire}, expected one of 0, 1, 2, 5")
+    if at > end:
+        raise ValueError(_TOO_EARLY)
+    return at
+
+
+def _length(data: bytes, at: int) -> tuple[int, int]:
+    value = data[at]
+    return (value, at + 1) if value < 0x80 else _varint(data, at)
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    """An unsigned number of up to 64 bits, and where it ends."""
+    value = 0
+    for shift in range(0, 7 * _MAX_VARINT, 7):
+        byte = data[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value & 0xFFFF_FFFF_FFFF_FFFF, at
+    raise ValueError(f"a number of more than {_MAX_VARINT} bytes")

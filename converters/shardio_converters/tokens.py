@@ -1,0 +1,185 @@
+"""Tokens from raw files of numbers, as trainers of language models use them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import IO, Any, ClassVar, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from shardio import Array, Input, InvalidArgument, MediaError, Outcome, Schema, Text
+
+SUFFIX: Final = ".bin"
+DTYPES: Final = ("uint8", "uint16", "uint32", "int32", "int64")
+LENGTH: Final = 1024
+
+_MAX_LENGTH: Final = 1 << 24
+_BLOCK_TOKENS: Final = 1 << 20  # that are read at a time
+_HEADER_BYTES: Final = 1024  # 256 numbers int32: magic, version, number of tokens, zeros
+_HEADERS: Final = {(20240520, 1): "uint16", (20240801, 7): "uint32"}
+"""Magic and version of the files of llm.c, with the dtype of their tokens."""
+
+Tokens = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenFiles:
+    """Makes samples of a stream of tokens; all of them in their order are the stream again.
+
+    With `eot`, the token that stands between documents, each document is a sample: it begins with
+    that token where the file does, and ends with it otherwise. Without it a sample is `length`
+    tokens, the last one of a file what is left. `dtype` is how tokens lie in the file; files of
+    llm.c say it themselves.
+
+    Fields: `tokens`, an array of one dimension that varies; `label` int64; `source`, the file's
+    name below the source folder.
+
+    Raises:
+        InvalidArgument: an option is not acceptable.
+    """
+
+    kind: ClassVar[str] = "tokens"
+    version: ClassVar[str] = "1"
+
+    dtype: str | None = None
+    eot: int | None = None
+    length: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.dtype is not None and self.dtype not in DTYPES:
+            raise InvalidArgument(f"dtype is {self.dtype!r}; it must be one of {', '.join(DTYPES)}")
+        if self.eot is not None and (type(self.eot) is not int or self.eot < 0):
+            raise InvalidArgument(f"eot is {self.eot!r}; it must be a token, a whole number from 0")
+        if self.eot is not None and self.length is not None:
+            raise InvalidArgument("eot and length: a sample is a document, or so many tokens")
+        if self.length is not None and (
+            type(self.length) is not int or not 1 <= self.length <= _MAX_LENGTH
+        ):
+            raise InvalidArgument(
+                f"length is {self.length!r}; it must be a whole number from 1 to {_MAX_LENGTH:,}"
+            )
+
+    def fitted(self, inputs: Sequence[Input]) -> TokenFiles:
+        """Give the converter with the dtype that the first file of llm.c names, if none is given.
+
+        Raises:
+            InvalidArgument: none does.
+        """
+        if self.dtype is not None:
+            return self
+        for one in inputs:
+            if not one.name.lower().endswith(SUFFIX) or not os.path.isfile(one.path):
+                continue
+            try:
+                with open(one.path, "rb") as file:
+                    dtype, _ = _read_header(file)
+            except (MediaError, OSError):
+                continue
+            if dtype is not None:
+                return replace(self, dtype=dtype)
+        raise InvalidArgument(
+            f"no {SUFFIX} file says how its tokens are stored: give dtype, one of "
+            f"{', '.join(DTYPES)} (--dtype)"
+        )
+
+    def schema(self) -> Schema:
+        """Give the fields of a sample."""
+        if self.dtype is None:
+            raise InvalidArgument("dtype is not known: it follows from the files, or is given")
+        tokens = Array(self.dtype, (None,))
+        return Schema({"tokens": tokens, "label": Array("int64"), "source": Text()})
+
+    def libraries(self) -> Mapping[str, str]:
+        """Give nothing: what is stored is what is in the files, whatever reads it."""
+        return {}
+
+    def samples(self, source: Input) -> Generator[Mapping[str, Any], None, Outcome]:
+        """Yield the samples of a file."""
+        if not source.name.lower().endswith(SUFFIX):
+            return Outcome("not_video", f"no {SUFFIX}")
+        about = {"label": np.int64(source.label), "source": source.name}
+        n_samples = 0
+        with open(source.path, "rb") as file:
+            blocks = self._blocks(file)
+            parts = self._rows(blocks) if self.eot is None else _documents(blocks, self.eot)
+            for tokens in parts:
+                yield {"tokens": tokens, **about}
+                n_samples += 1
+        return Outcome("converted") if n_samples else Outcome("too_short", "holds no token")
+
+    def _blocks(self, file: IO[bytes]) -> Iterator[Tokens]:
+        """Read the tokens, so many at a time."""
+        dtype, n_tokens = _read_header(file)
+        if dtype not in (None, self.dtype):
+            raise MediaError(f"expected tokens of {self.dtype}, found {dtype}")
+        numpy = np.dtype(self.dtype).newbyteorder("<")
+        n_bytes = os.fstat(file.fileno()).st_size - file.tell()
+        if dtype is None and n_bytes % numpy.itemsize:
+            raise MediaError(f"{n_bytes:,} bytes are no whole number of {self.dtype}")
+        if dtype is not None and n_tokens * numpy.itemsize != n_bytes:
+            raise MediaError(f"expected {n_tokens:,} tokens of {dtype}, found {n_bytes:,} bytes")
+        while data := file.read(_BLOCK_TOKENS * numpy.itemsize):
+            yield np.frombuffer(data[: len(data) // numpy.itemsize * numpy.itemsize], numpy)
+
+    def _rows(self, blocks: Iterator[Tokens]) -> Iterator[Tokens]:
+        length = LENGTH if self.length is None else self.length
+        waiting: list[Tokens] = []
+        n_waiting = 0
+        for block in blocks:
+            start = 0
+            while len(block) - start >= length - n_waiting:
+                stop = start + length - n_waiting
+                yield _joined(waiting, block[start:stop])
+                waiting, n_waiting, start = [], 0, stop
+            if start < len(block):
+                waiting.append(block[start:])
+                n_waiting += len(block) - start
+        if waiting:
+            yield np.concatenate(waiting)
+
+
+def _read_header(file: IO[bytes]) -> tuple[str | None, int]:
+    """The dtype and number of tokens that a file of llm.c begins with; None of any other.
+
+    The file stands at its first token then.
+
+    Raises:
+        MediaError: the header is of a version that is not known.
+    """
+    head = file.read(_HEADER_BYTES)
+    numbers = np.frombuffer(head[: len(head) // 4 * 4], "<i4")
+    if len(numbers) < 3 or int(numbers[0]) not in {magic for magic, _ in _HEADERS}:
+        file.seek(0)
+        return None, 0
+    dtype = _HEADERS.get((int(numbers[0]), int(numbers[1])))
+    if dtype is None or len(head) < _HEADER_BYTES or numbers[3:].any():
+        raise MediaError(
+            f"a header of llm.c that is not known: begins with {[*map(int, numbers[:3])]}"
+        )
+    return dtype, int(numbers[2])
+
+
+def _joined(waiting: list[Tokens], tokens: Tokens) -> Tokens:
+    return np.concatenate([*waiting, tokens]) if waiting else tokens
+
+
+def _documents(blocks: Iterator[Tokens], eot: int) -> Iterator[Tokens]:
+    """The parts of a stream that a token divides; it leads them if it leads the first one."""
+    waiting: list[Tokens] = []
+    leads: bool | None = None
+    for block in blocks:
+        if leads is None:
+            leads = bool(block[0] == eot)
+        (places,) = (block == eot).nonzero()
+        start = 0
+        for stop in places if leads else places + 1:
+            if waiting or stop > start:
+                yield _joined(waiting, block[start:stop])
+            waiting, start = [], stop
+        if start < len(block):
+            waiting.append(block[start:])
+    if waiting:
+        yield np.concatenate(waiting)
