@@ -34,6 +34,11 @@ from shardio.conversion.guessing import guess_kind
         (["1.gz"], "videos"),
         (["a/shard.00000.mds", "a/index.json"], "mds"),
         (["shard.00000.mds.zstd"], "mds"),
+        (["a/1.h5", "b/2.HDF5", "x.he5", "notes.txt"], "hdf5"),
+        (["x.zarr/zarr.json", "x.zarr/c/0/0"], "zarr"),
+        ([".zarray", "0.0"], "zarr"),
+        (["a/1.zarr.zip"], "zarr"),
+        (["a/1.zip"], "videos"),
     ],
 )
 def test_sound_and_pictures_without_a_video_are_told_by_their_names(

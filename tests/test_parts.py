@@ -64,8 +64,10 @@ def test_parts_are_listed_and_give_no_samples(
     assert found["shared"].reason == "of cats/1.many/0.txt"
     assert found["cats/1.many/0.txt"].n_bytes == len("miauandsowith both")
     assert audit_dataset(tmp_path / "out", workers=0).findings == ()
-    assert main(["convert", str(lines), str(tmp_path / "2"), "--kind", "lines"]) == 0
-    assert "part of another: 4 files\nnot a video: 1 file" in capsys.readouterr().out
+    assert (
+        main(["convert", str(lines), str(tmp_path / "2"), "--kind", "lines", "--workers", "0"]) == 0
+    )
+    assert "part of another: 4 files\nof another kind: 1 file" in capsys.readouterr().out
     assert main(["inspect", str(tmp_path / "2")]) == 0
     assert "4 part of another" in capsys.readouterr().out
 
@@ -147,7 +149,7 @@ def test_what_is_resumed_has_the_parts_as_they_are(
 
 
 def test_an_estimate_takes_inputs_with_their_parts(lines: Path) -> None:
-    found = estimate(lines / "cats", n_inputs=1, kind="lines", workers=0)
+    found = estimate(lines / "cats", n_inputs=1, kind="lines", workers=0, keep_partial=True)
     assert found.sample.counts == {"converted": 1, "part": 2} and found.n_inputs == 3
 
 

@@ -2,31 +2,18 @@
 
 from __future__ import annotations
 
-import os
-from collections import Counter
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
-from functools import lru_cache, partial
-from typing import Any, ClassVar, Final
+from dataclasses import dataclass
+from typing import ClassVar
 
-import numpy as np
-import numpy.typing as npt
-
-from shardio import Array, Input, InvalidArgument, MediaError, Outcome, Schema, Text
-from shardio_converters.array_files import TEXT, StoredArray, open_arrays
-from shardio_converters.field_specs import make_schema, spec_of
-
-_ABOUT: Mapping[str, str] = {"label": "int64", "source": "text"}
-_ROW: Mapping[str, str] = {"row": "int64"}
-
-_MAX_DIMS: Final = 16
-
-Shape = tuple[int | None, ...]
+from shardio import Input
+from shardio_converters.array_files import StoredArray, open_arrays
+from shardio_converters.array_samples import ArraySamples
 
 
 @dataclass(frozen=True, kw_only=True)
-class Arrays:
+class Arrays(ArraySamples):
     """Makes samples of arrays, which keep their names; the one of a .npy is `array`.
 
     With `rows`, each row along the first axis, which all arrays of a file share, is a sample;
@@ -44,217 +31,13 @@ class Arrays:
 
     kind: ClassVar[str] = "arrays"
     version: ClassVar[str] = "1"
+    what: ClassVar[str] = ".npy, .npz or .safetensors"
+    rows_of_many: ClassVar[bool] = False
 
-    rows: bool | None = None
-    fields: Mapping[str, str] | None = None
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.rows, bool | None):
-            raise InvalidArgument(f"rows is {self.rows!r}; it must be true or false")
-        if self.fields is None:
-            return
-        for name, field in make_schema(self.fields).items():
-            if not isinstance(field, Array | Text):
-                raise InvalidArgument(
-                    f"field {name!r}: found {self.fields[name]!r}; expected an array, or text"
-                )
-        # As they are recorded, so that an append has them in the same order.
-        object.__setattr__(self, "fields", dict(sorted(self.fields.items())))
-
-    def fitted(self, inputs: Sequence[Input]) -> Arrays:
-        """Give the converter with `rows` and `fields` as the inputs have them.
-
-        Raises:
-            InvalidArgument: none of them is a file of arrays that can be read.
-        """
-        if self.rows is not None and self.fields is not None:
-            return self
-        found, reason = _Merged(bool(self.rows)), ""
-        first: Sequence[StoredArray] = ()
-        n_files = 0
-        for one in inputs:
-            if not os.path.isfile(one.path):  # opening a pipe would wait for its writer
-                continue
-            try:
-                with ExitStack() as files:
-                    arrays = open_arrays(one.path, one.name, files)
-                    if arrays is None:
-                        continue
-                    first = first or arrays
-                    if arrays:
-                        found.add(arrays)
-            except (MediaError, OSError) as error:
-                reason = reason or f"; {one.name}: {error}".replace(one.path, one.name)
-            n_files += 1
-        rows = bool(self.rows)
-        if self.rows is None and n_files == 1 and _n_rows(first) is not None:
-            rows, found = True, _Merged(True)
-            try:
-                found.add(first)
-            except MediaError as error:
-                reason = f"; {error}"
-        if not found.n_files and self.fields is None:
-            raise InvalidArgument(
-                "no .npy, .npz or .safetensors that can be read, so fields cannot be told; "
-                f"files looked at: {len(inputs):,}{reason}"
-            )
-        return replace(self, rows=rows, fields=self.fields or found.as_specs())
-
-    def schema(self) -> Schema:
-        """Give the fields of a sample."""
-        if self.fields is None:
-            raise InvalidArgument("fields are not known: they follow from the files, or are given")
-        return _schema_of(tuple(self.fields.items()), tuple(self._about().items()))
+    def open(self, source: Input, files: ExitStack) -> Sequence[StoredArray] | None:
+        """The arrays of a file; None where it is of another kind."""
+        return open_arrays(source.path, source.name, files)
 
     def libraries(self) -> Mapping[str, str]:
         """Give nothing: what is stored is what is in the files, whatever reads it."""
         return {}
-
-    def samples(self, source: Input) -> Generator[Mapping[str, Any], None, Outcome]:
-        """Yield the samples of a file."""
-        with ExitStack() as files:
-            arrays = open_arrays(source.path, source.name, files)
-            if arrays is None:
-                return Outcome("not_video", "no arrays")
-            if not arrays:
-                return Outcome("too_short", "holds no array")
-            self._refuse_others(arrays)
-            every = {"label": np.int64(source.label), "source": source.name, "row": 0}
-            about = {name: every[name] for name in self._about()}
-            missing = (self.fields or {}).keys() - {each.name for each in arrays}
-            about |= dict.fromkeys(missing)
-            has_row = "row" in about
-            n_samples = 0
-            for sample in self._samples(arrays):
-                sample.update(about)
-                if has_row:
-                    sample["row"] = np.int64(n_samples)  # an int would be checked for its range
-                yield sample
-                n_samples += 1
-        return Outcome("converted") if n_samples else Outcome("too_short", "holds no row")
-
-    def _about(self) -> dict[str, str]:
-        """What a sample has beside the arrays."""
-        every = {**_ABOUT, **_ROW} if self.rows else _ABOUT
-        return {name: spec for name, spec in every.items() if name not in (self.fields or ())}
-
-    def _samples(self, arrays: Sequence[StoredArray]) -> Iterator[dict[str, Any]]:
-        if not self.rows:
-            yield {each.name: _value(each, each.whole()) for each in arrays}
-            return
-        names = [each.name for each in arrays]
-        for values in zip(
-            *(map(partial(_value, each), each.rows()) for each in arrays), strict=True
-        ):
-            yield dict(zip(names, values, strict=True))
-
-    def _refuse_others(self, arrays: Sequence[StoredArray]) -> None:
-        """Make sure that the arrays of a file are what the dataset has.
-
-        Raises:
-            MediaError: one is not, or one is missing.
-        """
-        schema = self.schema()
-        for name, (dtype, shape) in _samples_of(arrays, rows=bool(self.rows)).items():
-            found = spec_of(dtype, shape)
-            if name not in (self.fields or ()):
-                raise MediaError(f"array {name!r}: found {found}, expected no such array")
-            field = schema[name]
-            known = (field.dtype, field.shape) if isinstance(field, Array) else (TEXT, ())
-            if dtype != known[0] or not _fits(shape, known[1]):
-                raise MediaError(f"array {name!r}: expected {spec_of(*known)}, found {found}")
-        there = {each.name for each in arrays}
-        for name in self.fields or ():
-            if name not in there and not schema[name].optional:
-                raise MediaError(f"array {name!r} is missing, found {', '.join(sorted(there))}")
-
-
-class _Merged:
-    """The fields of several files; the first one that has an array says what it is."""
-
-    def __init__(self, rows: bool) -> None:  # noqa: FBT001
-        self._rows = rows
-        self._fields: dict[str, tuple[str, Shape]] = {}
-        self._counts: Counter[str] = Counter()
-        self.n_files = 0
-
-    def add(self, arrays: Sequence[StoredArray]) -> None:
-        """Take the arrays of a file in; one that differs in more than sizes is left out.
-
-        Raises:
-            MediaError: they are not those of samples.
-        """
-        new = _samples_of(arrays, rows=self._rows)
-        for name in new.keys() & self._fields.keys():
-            (dtype, shape), (was, known) = new[name], self._fields[name]
-            if dtype != was or len(shape) != len(known):
-                return
-        self.n_files += 1
-        self._counts.update(new.keys())
-        for name, (dtype, shape) in new.items():
-            known = self._fields[name][1] if name in self._fields else shape
-            dims = zip(shape, known, strict=True)
-            self._fields[name] = dtype, tuple(n if n == was and n else None for n, was in dims)
-
-    def as_specs(self) -> dict[str, str]:
-        """The fields in a word each; what some files lack is optional."""
-        return {
-            name: spec_of(dtype, shape, optional=self._counts[name] < self.n_files)
-            for name, (dtype, shape) in self._fields.items()
-        }
-
-
-@lru_cache(maxsize=16)  # as a rule all files have the same
-def _schema_of(*fields: tuple[tuple[str, str], ...]) -> Schema:
-    return make_schema({name: spec for some in fields for name, spec in some})
-
-
-def _samples_of(
-    arrays: Sequence[StoredArray], *, rows: bool
-) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """Dtype and shape of each array in a sample of a file.
-
-    Raises:
-        MediaError: names are not those of fields, the numbers of rows differ, or a sample would
-            have an array of strings.
-    """
-    try:
-        _schema_of(tuple((each.name, "json") for each in arrays))
-    except InvalidArgument as error:
-        raise MediaError(f"names of arrays must be names of fields: {error}") from error
-    if rows and _n_rows(arrays) is None:
-        shapes = ", ".join(f"{each.name!r} {each.shape}" for each in arrays)
-        raise MediaError(f"expected arrays of equally many rows, found {shapes}")
-    found = {each.name: (each.dtype, each.shape[1:] if rows else each.shape) for each in arrays}
-    for name, (dtype, shape) in found.items():
-        if len(shape) > _MAX_DIMS:
-            raise MediaError(f"array {name!r}: found {len(shape)} dimensions; {_MAX_DIMS} at most")
-        if dtype == TEXT and shape:
-            raise MediaError(
-                f"array {name!r}: expected one string in a sample, found {spec_of(dtype, shape)}"
-            )
-    return found
-
-
-def _n_rows(arrays: Sequence[StoredArray]) -> int | None:
-    """How many rows arrays have; None where they do not agree, or have none."""
-    lengths = {each.shape[0] if each.shape else None for each in arrays}
-    return lengths.pop() if len(lengths) == 1 else None
-
-
-def _fits(shape: tuple[int, ...], expected: Shape) -> bool:
-    return len(shape) == len(expected) and all(
-        want in (None, n) for n, want in zip(shape, expected, strict=True)
-    )
-
-
-def _value(array: StoredArray, value: npt.NDArray[Any]) -> Any:
-    """The value of a field: of an array of strings the one that it holds."""
-    if array.dtype != TEXT:
-        return np.asarray(value, order="C")
-    text = str(value)
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise MediaError(f"array {array.name!r}: {text!r} cannot be written in UTF-8") from error
-    return text

@@ -9,7 +9,6 @@ from typing import Any, Literal
 from shardio.conversion.appending import load_base
 from shardio.conversion.files import append_files, convert_files
 from shardio.conversion.labels import read_labels, relabel
-from shardio.conversion.parts import join
 from shardio.conversion.plan import list_inputs
 from shardio.conversion.report import ConversionReport, Progress
 from shardio.conversion.request import Request
@@ -60,7 +59,7 @@ def convert(
     the first sample, or the dataset, where it is not given. `options` are the converter's own.
 
     Args:
-        kind: the converter: "videos", "images", "audio", "arrays" or another one that is installed.
+        kind: the converter, such as "videos", "images", "audio" or "arrays", or another installed.
             Without it, that of the dataset that is appended to; else told from the names of files.
         labels: a CSV or JSON Lines file with the class of each path, instead of folders; see
             `read_labels`.
@@ -89,9 +88,8 @@ def convert(
     staging = Staging(os.fspath(out), resume=resume, overwrite=overwrite, appends=append)
     listing = list_inputs(os.fspath(src), but=str(staging.out))
     # Now, so that options are refused before anything is made.
-    job = request.job(base, listing.inputs, out)(str(staging.folder))
-    listing = join(listing, job.source)
+    job_in, listing = request.job(base, listing, out)
     if labels is not None:
         listing = relabel(listing, read_labels(os.fspath(labels)), os.fspath(labels))
     convert_all = append_files if append else convert_files
-    return convert_all(listing, staging, job, request)
+    return convert_all(listing, staging, job_in(str(staging.folder)), request)

@@ -14,6 +14,8 @@ IMAGES: Final = "images"
 AUDIO: Final = "audio"
 OTHERS: Final[dict[str, tuple[str, ...]]] = {
     "arrayrecord": (".array_record", ".arrayrecord"),
+    "zarr": ("zarr.json", ".zgroup", ".zarray", ".zarr.zip"),
+    "hdf5": (".h5", ".hdf5", ".he5", ".nxs"),
     "arrays": (".npy", ".npz", ".safetensors"),
     "mds": (".mds", ".mds.zstd"),
     "webdataset": (".tar", ".tar.gz", ".tar.zst", ".tgz"),
@@ -44,9 +46,8 @@ def guess_kind(inputs: Iterable[Input]) -> str:
     if any(map(has_media_suffix, names)):  # a GIF
         return VIDEOS
     ends = [_SHARD.sub("", name).lower() for name in names]
-    return next(
-        (kind for kind, known in OTHERS.items() if any(end.endswith(known) for end in ends)), VIDEOS
-    )
+    found = (kind for kind, known in OTHERS.items() if any(end.endswith(known) for end in ends))
+    return next(found, VIDEOS)
 
 
 def _is_video(name: str) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
@@ -10,8 +10,10 @@ from typing import Any, Final
 from shardio._engine.cpus import usable_cpus
 from shardio.conversion.appending import PathName, inherit, refuse_other_options
 from shardio.conversion.guessing import guess_kind
+from shardio.conversion.parts import join
+from shardio.conversion.plan import Listing
 from shardio.conversion.report import Progress
-from shardio.conversion.source import Input, fit, make_source
+from shardio.conversion.source import fit, make_source
 from shardio.conversion.unit import Job
 from shardio.errors import InvalidArgument
 from shardio.format.schema import Schema
@@ -71,11 +73,11 @@ class Request:
             raise InvalidArgument(f"workers is {self.workers}; it must be 0 or more")
 
     def job(
-        self, base: Generation | None, inputs: Sequence[Input], out: PathName
-    ) -> Callable[[str], Job]:
-        """What makes the job, once the folder for its shards is known.
+        self, base: Generation | None, listing: Listing, out: PathName
+    ) -> tuple[Callable[[str], Job], Listing]:
+        """What makes the job, once the folder for its shards is known; inputs with their parts.
 
-        `inputs` say which converter it takes, where neither the caller nor `base` does, and what
+        The inputs say which converter it takes, where neither the caller nor `base` does, and what
         else a converter takes from them.
 
         Raises:
@@ -86,15 +88,18 @@ class Request:
         if base is not None:
             kind, options, keeps = inherit(base, kind, options, keep_partial=keeps)
         try:
-            source = fit(make_source(kind or guess_kind(inputs), options), inputs)
+            source = make_source(kind or guess_kind(listing.inputs), options)
+            listing = join(listing, source)
+            source = fit(source, listing.inputs)
         except InvalidArgument:
             if base is not None and kind == base.converter.get("name"):
                 refuse_other_options(base, self.options, out)
             raise
-        return partial(
+        job_in = partial(
             Job,
             source,
             shard_bytes=self.shard_bytes,
             keep_partial=keeps,
             stop_at_broken=self.on_error == "stop",
         )
+        return job_in, listing

@@ -25,12 +25,14 @@ _OURS: Final = {
     "arrayrecord": "shardio_converters.array_records:ArrayRecords",
     "arrays": "shardio_converters.arrays:Arrays",
     "audio": "shardio_converters.audio:Sounds",
+    "hdf5": "shardio_converters.hdf5:Hdf5",
     "images": "shardio_converters.images:Images",
     "mds": "shardio_converters.mds:Mds",
     "tfrecord": "shardio_converters.tfrecords:TFRecords",
     "tokens": "shardio_converters.tokens:TokenFiles",
     "videos": "shardio_converters.videos:Videos",
     "webdataset": "shardio_converters.webdataset:WebDataset",
+    "zarr": "shardio_converters.zarr:Zarr",
 }
 
 _EXTRAS: Final = {

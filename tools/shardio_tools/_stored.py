@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from statistics import median
-from typing import Any
+from typing import Any, Final
 
 import shardio
 from shardio.measuring import StoredReport, source_bytes
 from shardio_tools._render import plain, size
+
+MEDIA: Final = {"audio": "sound", "images": "picture", "videos": "clip"}
+"""What a sample of media is called; of all other kinds it has the fields that were found."""
 
 
 def noun(report: shardio.ConversionReport) -> str:
     """What a sample of the dataset is called."""
     if report.view["kind"] == "clips":
         return "video"
-    return {"videos": "clip", "images": "picture", "audio": "sound"}.get(report.kind, "sample")
+    return MEDIA.get(report.kind, "sample")
 
 
 def n_clips(report: shardio.ConversionReport) -> int:

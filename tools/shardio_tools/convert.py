@@ -29,21 +29,26 @@ from shardio_tools._render import (
     size,
     table,
 )
-from shardio_tools._stored import describe_stored, n_clips, noun, stored_json
+from shardio_tools._stored import MEDIA, describe_stored, n_clips, noun, stored_json
 
 __all__ = ["CONVERTER_OPTIONS", "add_arguments", "as_json", "run"]
 
-TOLD: Final = {
-    "arrayrecord": "no records",
-    "arrays": "no arrays",
-    "tfrecord": "no records",
-    "tokens": "no tokens",
-}
-"""Kinds whose fields are told from the files, and what is said of files of another kind."""
 LISTED: Final = ("present", "not_reached", "part", "not_video", "too_short", "changed", "broken")
 """Outcomes whose inputs are listed, in this order: what matters most comes last."""
-TOLD: Final = {"arrays": "no arrays", "mds": "no MDS shard", "webdataset": "not a tar"}
-"""Kinds whose fields are told from the files, and what is said of files of another kind."""
+NOT_OF_KIND: Final = {
+    "arrayrecord": "no records",
+    "arrays": "no arrays",
+    "audio": "no sound",
+    "hdf5": "no HDF5",
+    "images": "not a picture",
+    "mds": "no MDS shard",
+    "tfrecord": "no records",
+    "tokens": "no tokens",
+    "videos": OUTCOMES["not_video"],
+    "webdataset": "not a tar",
+    "zarr": "no part of a Zarr store",
+}
+"""What files are in words that a converter has no use for."""
 
 
 def _read_fields(path: str) -> Any:
@@ -95,7 +100,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _fields(report: shardio.ConversionReport) -> Iterator[str]:
     """Say what was told from the files: the fields of a sample."""
-    if report.kind in TOLD:
+    if report.kind not in MEDIA:
         with shardio.open(report.dataset) as dataset:
             fields = ", ".join(_field(*each) for each in dataset.schema.items())
         yield f"a sample has {plain(fields)}"
@@ -277,9 +282,8 @@ def _group(report: shardio.ConversionReport, outcome: str) -> Iterator[str]:
         return
     words = OUTCOMES[outcome]
     if outcome == "not_video":
-        others = {"images": "not a picture", "audio": "no sound"} | TOLD
-        words = others.get(report.kind, words)
-    if outcome == "too_short" and report.kind in TOLD:
+        words = NOT_OF_KIND.get(report.kind, "of another kind")
+    if outcome == "too_short" and report.kind not in MEDIA:
         words = "no sample"
     yield f"{words}: {counted(len(group), 'file')}"
     if outcome == "part":

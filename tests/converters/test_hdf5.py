@@ -1,0 +1,275 @@
+"""HDF5: what is stored is what h5py reads, and nothing outside of the file is opened."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import shardio
+from shardio import Array, Text
+from shardio_converters.array_blocks import BlockArray
+from shardio_tools.cli import main
+
+h5py = pytest.importorskip("h5py", reason="h5py is not installed")
+pytestmark = pytest.mark.usefixtures("quick_disk")
+
+DTYPES = "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64".split()
+
+
+def convert(src: Path, out: Path, **options: Any) -> shardio.ConversionReport:
+    return shardio.convert(src, out, workers=0, **options)
+
+
+def only_reason(report: shardio.ConversionReport) -> str:
+    (one,) = report.broken
+    return one.reason
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    for name in ("a", "b"):
+        (tmp_path / "in" / name).mkdir(parents=True)
+    return tmp_path / "in"
+
+
+def test_rows_are_those_that_h5py_reads(tmp_path: Path) -> None:
+    path = tmp_path / "all.h5"
+    made = {dtype: np.arange(21).reshape(7, 3).astype(dtype) for dtype in DTYPES}
+    with h5py.File(path, "w", libver="latest") as file:
+        for dtype, array in made.items():
+            file.create_dataset(f"numbers/{dtype}", data=array, chunks=(2, 2), compression="gzip")
+        file["big endian"] = np.arange(7, dtype=">f4")
+        file["texts/any"] = ["one", "", "ü\U0001f600"] + ["x" * 5_000] * 4
+        file["texts/fixed"] = np.array([b"one", b""] + [b"four!"] * 5)
+        file["state"] = np.arange(7).astype(h5py.enum_dtype({"A": 0, "B": 1}, "u1"))
+        ragged = file.create_dataset("ragged", (7,), h5py.vlen_dtype("int16"))
+        for row in range(7):
+            ragged[row] = np.arange(row)
+        file.create_dataset("never written", (7, 2), "int8", fillvalue=5)
+        file.create_dataset("z", data=made["int8"], shuffle=True, fletcher32=True)
+        file["empty group/below"] = h5py.SoftLink("/z")
+        file["é"] = file["z"]  # another name of it, behind it
+        file.attrs["note"] = "is not kept"
+    report = convert(path, tmp_path / "out")
+    assert (report.kind, report.n_samples, report.classes) == ("hdf5", 7, ())
+    with shardio.open(tmp_path / "out") as dataset, h5py.File(path) as known:
+        names = {name.replace(".", "/") for name in dataset.schema} - {"label", "source", "row"}
+        assert names == {"big endian", "ragged", "never written", "state", "z"} | {
+            *(f"numbers/{dtype}" for dtype in DTYPES),
+            *("texts/any", "texts/fixed"),
+        }
+        assert dataset.schema["ragged"] == Array("int16", (None,))
+        assert dataset.schema["texts.fixed"] == Text()
+        for row, sample in enumerate(dataset):
+            for name in names:
+                read, found = known[name], sample[name.replace("/", ".")]
+                if isinstance(found, str):
+                    assert found == read.asstr()[row]
+                else:
+                    np.testing.assert_array_equal(found, read[row])
+                    assert found.dtype == read[row].dtype.newbyteorder("<")
+
+
+def test_files_of_equally_long_datasets_are_taken_by_rows(root: Path, tmp_path: Path) -> None:
+    for name, n in (("a/1.hdf5", 3), ("b/2.h5", 5), ("b/3.h5", 0)):
+        with h5py.File(root / name, "w") as file:
+            file["x"] = np.full((n, 2), n)
+            file["t"] = np.arange(n)
+    (root / "notes.txt").write_text("notes")
+    report = convert(root, tmp_path / "out")
+    assert report.counts == {"converted": 2, "too_short": 1, "not_video": 1}
+    with shardio.open(tmp_path / "out") as dataset:
+        assert [sample["row"] for sample in dataset] == [0, 1, 2, 0, 1, 2, 3, 4]
+        assert [dataset.classes[sample["label"]] for sample in dataset] == ["a"] * 3 + ["b"] * 5
+
+
+def test_files_of_others_are_samples(root: Path, tmp_path: Path) -> None:
+    for name, n in (("a/1.h5", 3), ("b/2.h5", 5)):
+        with h5py.File(root / name, "w") as file:
+            file["x"], file["speed"], file["id"] = np.full((n, 2), n), np.float32(n), f"id {n}"
+            if n == 3:
+                file["mask"] = np.ones(4, bool)
+    convert(root, tmp_path / "out")
+    with shardio.open(tmp_path / "out") as dataset:
+        assert dataset.schema["x"] == Array("int64", (None, 2))
+        assert [sample["id"] for sample in dataset] == ["id 3", "id 5"]
+        assert [sample["mask"] is None for sample in dataset] == [False, True]
+        np.testing.assert_array_equal(dataset[1]["x"], np.full((5, 2), 5))
+
+
+def compound(file: Any) -> None:
+    file["x"] = np.zeros(3, [("a", "f4"), ("b", "i4")])
+
+
+def opaque(file: Any) -> None:
+    file["x"] = np.zeros(3, "V5")
+
+
+def references(file: Any) -> None:
+    file["z"] = np.zeros(3)
+    file.create_dataset("x", (3,), h5py.ref_dtype)[0] = file["z"].ref
+
+
+def number_lists(file: Any) -> None:
+    file.create_dataset("x", (3, 2), h5py.vlen_dtype("int8"))
+
+
+def complexes(file: Any) -> None:
+    file["x"] = np.zeros(3, complex)
+
+
+def null(file: Any) -> None:
+    file["x"] = h5py.Empty("f4")
+
+
+def bits(file: Any) -> None:
+    h5py.h5d.create(file.id, b"x", h5py.h5t.STD_B8LE, h5py.h5s.create_simple((3,)))
+
+
+def external_link(file: Any) -> None:
+    file["g/x"] = h5py.ExternalLink("other.h5", "/x")
+
+
+def external_storage(file: Any) -> None:
+    file.create_dataset("x", (3,), "int64", external=[("raw.bin", 0, 24)])
+
+
+def virtual(file: Any) -> None:
+    layout = h5py.VirtualLayout((3,), "int64")
+    layout[:] = h5py.VirtualSource("other.h5", "x", (3,))
+    file.create_virtual_dataset("x", layout)
+
+
+def two_names(file: Any) -> None:
+    file["a/b"], file["a.b"] = np.zeros(3), np.zeros(3)
+
+
+def no_utf_8(file: Any) -> None:
+    file["x"] = np.array([b"\xff\xfe", b"", b""])
+
+
+def bomb(file: Any) -> None:
+    file.create_dataset("x", (1 << 40,), "int64", chunks=(1 << 10,))
+
+
+def missing_filter(file: Any) -> None:
+    plist = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    plist.set_chunk((3,))
+    plist.set_filter(32_987, h5py.h5z.FLAG_OPTIONAL, ())
+    h5py.h5d.create(file.id, b"x", h5py.h5t.STD_I8LE, h5py.h5s.create_simple((3,)), plist)
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (compound, "compound or opaque: store each of its fields"),
+        (opaque, "compound or opaque"),
+        (references, "dataset 'x': found object: a reference"),
+        (number_lists, "found arrays of any length in 2 dimensions; expected 1"),
+        (complexes, "complex: store real and imaginary part"),
+        (null, "has no value, not even a shape"),
+        (bits, "dataset 'x': found uint8: expected"),
+        (external_link, "g/x: a link to another file, which is not followed"),
+        (external_storage, "dataset 'x': lies in other files, which are not opened"),
+        (virtual, "dataset 'x': lies in other files, which are not opened"),
+        (two_names, "two arrays would be the field 'a.b'"),
+        (no_utf_8, "dataset 'x': damaged: 'ascii' codec can't decode"),
+        (bomb, "says that it has 8,796,093,022,208 bytes"),
+        (missing_filter, "its filter 32987 () is not installed: pip install hdf5plugin"),
+    ],
+)
+def test_what_no_dataset_can_hold_is_refused_with_the_reason(
+    make: Any, reason: str, root: Path, tmp_path: Path
+) -> None:
+    with h5py.File(root / "a" / "good.h5", "w") as file:
+        file["x"] = np.arange(3)
+    with h5py.File(root / "other.h5", "w") as file:
+        file["x"] = np.arange(3)
+    (root / "raw.bin").write_bytes(bytes(24))
+    with h5py.File(root / "bad.h5", "w") as file:
+        make(file)
+    field = {two_names: {"a.b": "float64"}, no_utf_8: {"x": "text"}}.get(make, {"x": "int64"})
+    report = convert(root, tmp_path / "out", fields=field, rows=True)
+    found = {one.name: one.reason for one in report.broken}
+    assert reason in found["bad.h5"]
+
+
+def test_damage_is_listed(root: Path, tmp_path: Path) -> None:
+    path = root / "a" / "1.h5"
+    with h5py.File(path, "w") as file:
+        file.create_dataset("x", data=np.arange(1000), chunks=(100,), fletcher32=True)
+    whole = path.read_bytes()
+    where = whole.index(np.int64(511).tobytes())
+    content = {
+        "flipped.h5": (whole[:where] + b"\x01" + whole[where + 1 :], "dataset 'x': damaged"),
+        "short.h5": (whole[: len(whole) // 2], "damaged: Unable"),
+        "empty.h5": (b"", "no HDF5: its signature was not found"),
+        "text.hdf5": (b"no HDF5" * 1000, "no HDF5: its signature was not found"),
+    }
+    for name, (data, _) in content.items():
+        (root / "b" / name).write_bytes(data)
+    os.mkfifo(root / "b" / "pipe.h5")
+    report = convert(root, tmp_path / "out")
+    assert report.counts == {"converted": 1, "broken": 4, "not_video": 1}
+    found = {os.path.basename(one.name): one.reason for one in report.broken}
+    assert {name for name, (_, why) in content.items() if why not in found[name]} == set()
+    assert str(root) not in "".join(found.values())
+
+
+def test_links_in_a_circle_and_files_without_datasets_end(root: Path, tmp_path: Path) -> None:
+    with h5py.File(root / "a" / "1.h5", "w") as file:
+        file["g/x"] = np.arange(3)
+        file["g/up"] = file["/"]
+        file["g/nowhere"] = h5py.SoftLink("/gone")
+    with h5py.File(root / "b" / "2.h5", "w") as file:
+        file.create_group("g")
+    report = convert(root, tmp_path / "out")
+    assert report.counts == {"converted": 1, "too_short": 1} and report.n_samples == 3
+
+
+def test_every_chunk_is_read_once() -> None:
+    read: list[slice] = []
+
+    def note(which: slice) -> list[int]:
+        read.append(which)
+        return list(range(which.start, which.stop))
+
+    block = BlockArray("x", "int64", (1000, 1000), note, 8_000, 90)
+    assert list(block.rows()) == list(range(1000))
+    assert [each.start for each in read] == list(range(0, 1000, 90))
+    read.clear()
+    huge = BlockArray("x", "int64", (100,), note, 100 << 20, 50)
+    assert list(huge.rows()) == list(range(100))
+    assert read[0] == slice(0, 2)
+
+
+def test_an_append_takes_what_the_dataset_has(root: Path, tmp_path: Path) -> None:
+    with h5py.File(root / "a" / "1.h5", "w") as file:
+        file["y"], file["x"] = np.arange(3), np.zeros((3, 2), "float32")
+    convert(root, tmp_path / "out")
+    with h5py.File(root / "b" / "2.h5", "w") as file:
+        file["y"], file["x"] = np.arange(2), np.ones((2, 2), "float32")
+    with h5py.File(root / "b" / "3.h5", "w") as file:
+        file["y"], file["x"] = np.arange(2), np.ones((2, 2), "float64")
+    report = convert(root, tmp_path / "out", append=True)
+    assert report.counts == {"present": 1, "converted": 1, "broken": 1}
+    assert only_reason(report) == "array 'x': expected float32[2], found float64[2]"
+    assert shardio.open(tmp_path / "out")[4]["x"].tolist() == [1, 1]
+
+
+def test_the_command_says_what_became_of_them(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with h5py.File(root / "a" / "1.h5", "w") as file:
+        file["a/b"] = np.zeros((3, 2), "float16")
+    (root / "notes.txt").write_text("notes")
+    command = ["convert", str(root), str(tmp_path / "out"), "--workers", "0"]
+    assert main(command) == 0
+    told = capsys.readouterr().out
+    assert "no HDF5: 1 file\n  notes.txt" in told
+    assert "a sample has a.b float16[2], label int64, source text, row int64" in told
+    assert "converted 1 of 2 files into 3 samples" in told
