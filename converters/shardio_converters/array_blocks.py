@@ -15,7 +15,7 @@ DTYPES: Final = frozenset(
 )
 """NumPy's names of those that are stored as they are."""
 
-_BLOCK_BYTES: Final = 1 << 20
+_BLOCK_BYTES: Final = 4 << 20
 _MAX_BLOCK_BYTES: Final = 256 << 20  # of rows that share chunks: beyond, chunks are read again
 _MAX_PLAIN_BYTES: Final = 1 << 30
 _MAX_RATIO: Final = 1000  # about what deflate can do

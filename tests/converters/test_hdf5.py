@@ -238,7 +238,7 @@ def test_every_chunk_is_read_once() -> None:
         read.append(which)
         return list(range(which.start, which.stop))
 
-    block = BlockArray("x", "int64", (1000, 1000), note, 8_000, 90)
+    block = BlockArray("x", "int64", (1000, 1000), note, 80_000, 90)
     assert list(block.rows()) == list(range(1000))
     assert [each.start for each in read] == list(range(0, 1000, 90))
     read.clear()
