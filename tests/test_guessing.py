@@ -22,6 +22,8 @@ from shardio.conversion.guessing import guess_kind
         (["1.wav", "2.gif"], "audio"),
         (["a/1.npy", "b/2.NPZ", "notes.txt"], "arrays"),
         (["model.safetensors"], "arrays"),
+        (["train/data-00000-of-00001.arrow", "train/state.json"], "arrow"),
+        (["1.PARQUET"], "arrow"),
         (["1.jpg", "mask.npy"], "images"),
         (["x/train.tfrecord"], "tfrecord"),
         (["train.TFRecords.gz", "notes.txt"], "tfrecord"),

@@ -21,6 +21,8 @@ from shardio import (
 )
 
 Named = Audio | Bytes | Image | Json | Text | Video
+Field = Array | List | Named
+
 _NAMED: Final[dict[str, type[Named]]] = {
     "audio": Audio,
     "bytes": Bytes,
@@ -42,8 +44,13 @@ def spec_of(dtype: str, shape: tuple[int | None, ...] = (), *, optional: bool = 
     return f"{dtype}{f'[{dims}]' if shape else ''}{'?' if optional else ''}"
 
 
-def make_field(name: str, spec: Any) -> Array | List | Named:
-    """The field that a word stands for; `list[float32[*]]` is a list of arrays.
+def list_spec_of(dtype: str, shape: tuple[int | None, ...] = (), *, optional: bool = False) -> str:
+    """A list of arrays in a word, as `list[float32[*]]`."""
+    return f"list[{spec_of(dtype, shape)}]{'?' if optional else ''}"
+
+
+def make_field(name: str, spec: Any) -> Field:
+    """The field that a word stands for.
 
     Raises:
         InvalidArgument: it stands for none.

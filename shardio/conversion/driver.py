@@ -8,11 +8,12 @@ from typing import Any, Literal
 
 from shardio.conversion.appending import load_base
 from shardio.conversion.files import append_files, convert_files
-from shardio.conversion.labels import read_labels, relabel
+from shardio.conversion.labels import read_labels, relabel, with_own_classes
 from shardio.conversion.plan import list_inputs
 from shardio.conversion.report import ConversionReport, Progress
 from shardio.conversion.request import Request
 from shardio.conversion.samples import append_samples, convert_samples
+from shardio.conversion.source import classes_of
 from shardio.conversion.staging import Staging
 from shardio.errors import InvalidArgument
 from shardio.format.schema import Schema
@@ -89,7 +90,12 @@ def convert(
     listing = list_inputs(os.fspath(src), but=str(staging.out))
     # Now, so that options are refused before anything is made.
     job_in, listing = request.job(base, listing, out)
+    job = job_in(str(staging.folder))
     if labels is not None:
         listing = relabel(listing, read_labels(os.fspath(labels)), os.fspath(labels))
+    if (classes := classes_of(job.source)) is not None:
+        if labels is not None:
+            raise InvalidArgument("labels: the files have a field `label` of their own")
+        listing = with_own_classes(listing, classes)
     convert_all = append_files if append else convert_files
-    return convert_all(listing, staging, job_in(str(staging.folder)), request)
+    return convert_all(listing, staging, job, request)

@@ -23,6 +23,7 @@ OTHERS: Final[dict[str, tuple[str, ...]]] = {
         *(".tfrec", ".tfrecord", ".tfrecords"),
         *(".tfrecord.gz", ".tfrecords.gz", ".tfrecord.zlib", ".tfrecords.zlib"),
     ),
+    "arrow": (".parquet", ".pq", ".arrow", ".arrows", ".feather", ".ipc"),
 }
 """Kinds that are none of media, with the suffixes of their files; the first that fits is meant."""
 _SHARD: Final = re.compile(r"-\d+-of-\d+")

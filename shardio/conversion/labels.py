@@ -121,3 +121,8 @@ def relabel(listing: Listing, labels: Mapping[str, str], where: str) -> Listing:
         for source in listing.inputs
     )
     return Listing(tuple(inputs), tuple(classes))
+
+
+def with_own_classes(listing: Listing, classes: tuple[str, ...]) -> Listing:
+    """The inputs without classes of theirs: their samples have numbers that stand for `classes`."""
+    return Listing(tuple(replace(one, label=-1) for one in listing.inputs), classes)

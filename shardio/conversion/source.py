@@ -24,6 +24,7 @@ GROUP: Final = "shardio.converters"
 _OURS: Final = {
     "arrayrecord": "shardio_converters.array_records:ArrayRecords",
     "arrays": "shardio_converters.arrays:Arrays",
+    "arrow": "shardio_converters.arrow:Arrow",
     "audio": "shardio_converters.audio:Sounds",
     "hdf5": "shardio_converters.hdf5:Hdf5",
     "images": "shardio_converters.images:Images",
@@ -112,6 +113,9 @@ class Source(Protocol):
     name of the input that gives the samples. What is in `Input.parts` then counts as its content:
     a change of any of them is a change of the input. Parts are not given to `samples`.
 
+    A method `class_names()` may give the names of the classes where the numbers in `label` are the
+    inputs' own: an empty sequence where they have no names. None: those of the folders.
+
     A method `view()` may say what the samples of a loader are by default, as a generation has it;
     without one they are the rows.
     """
@@ -198,6 +202,13 @@ def options_of(source: Source) -> dict[str, Any]:
         if value is not None or known.default is not None:
             found[known.name] = value
     return found
+
+
+def classes_of(source: Source) -> tuple[str, ...] | None:
+    """Give the names of the classes that the inputs themselves have; None where folders say it."""
+    names: Callable[[], Sequence[str] | None] = getattr(source, "class_names", lambda: None)
+    found = names()
+    return None if found is None else tuple(found)
 
 
 def view_of(source: Source) -> Mapping[str, Any]:

@@ -254,4 +254,8 @@ class _Spool:
 def _size(value: object) -> int:
     if isinstance(value, np.ndarray):
         return value.nbytes
+    if isinstance(value, list | tuple):
+        return 8 + sum(map(_size, value))
+    if isinstance(value, dict):
+        return 8 + sum(map(_size, value.values()))
     return len(value) if isinstance(value, bytes | str) else 8

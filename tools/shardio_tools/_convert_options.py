@@ -19,6 +19,7 @@ CONVERTER_OPTIONS: Final = (
     "quality",
     "check",
     "audio",
+    "columns",
     "rows",
     "records",
     "dtype",
@@ -113,6 +114,13 @@ def _add_arrays(group: argparse._ArgumentGroup) -> None:
         action=argparse.BooleanOptionalAction,
         help="each row of a file is a sample; with --no-rows each file is "
         "(default: rows of a single file)",
+    )
+    add(
+        "--column",
+        action="append",
+        dest="columns",
+        metavar="NAME",
+        help="of tables: take this column, and others that are named so (default: all)",
     )
     add(
         "--records",

@@ -38,6 +38,7 @@ LISTED: Final = ("present", "not_reached", "part", "not_video", "too_short", "ch
 NOT_OF_KIND: Final = {
     "arrayrecord": "no records",
     "arrays": "no arrays",
+    "arrow": "no table",
     "audio": "no sound",
     "hdf5": "no HDF5",
     "images": "not a picture",

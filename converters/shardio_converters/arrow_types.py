@@ -1,0 +1,248 @@
+"""What a column of Arrow becomes: its type, and what Hugging Face's features say, as fields."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import pyarrow as pa
+
+from shardio import MediaError
+from shardio_converters.field_specs import list_spec_of, spec_of
+
+MAX_DEPTH: Final = 32
+"""Lists and structs in one another; more than any field can have."""
+UNKNOWN: Final = "null"
+"""What is said of a column that holds nothing but nulls: it may be of any type."""
+MEDIA: Final = {"Image": "image", "Audio": "audio", "Video": "video"}
+"""Features of Hugging Face that hold files, as fields in a word."""
+
+_KINDS: Final[dict[int, str]] = {
+    code: name.removeprefix("Type_").lower()
+    for name, code in vars(pa.lib).items()
+    if name.startswith("Type_")
+}
+_NUMBERS: Final = {
+    "bool": "bool",
+    "half_float": "float16",
+    "float": "float32",
+    "double": "float64",
+    **{name: name for size in (8, 16, 32, 64) for name in (f"int{size}", f"uint{size}")},
+}
+_BYTES: Final = ("binary", "large_binary", "binary_view", "fixed_size_binary")
+_TEXTS: Final = ("string", "large_string", "string_view")
+_DECIMALS: Final = ("decimal32", "decimal64", "decimal128", "decimal256")
+_LISTS: Final = ("list", "large_list", "list_view", "large_list_view", "fixed_size_list")
+_TIMES: Final = {
+    "timestamp": "int64",
+    "date32": "int32",
+    "date64": "int64",
+    "time32": "int32",
+    "time64": "int64",
+    "duration": "int64",
+}
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of numbers, text or bytes, or what lies in a struct, as a field takes it.
+
+    `top` is the column of the table, `path` the positions in the structs below it; `word` says what
+    the field is, `unit` what whole numbers count that were times, `classes` what labels mean.
+    """
+
+    name: str
+    top: str
+    path: tuple[int, ...]
+    type: pa.DataType
+    word: str
+    unit: str = ""
+    classes: tuple[str, ...] = ()
+
+
+def columns_of(
+    schema: pa.Schema, only: Sequence[str] | None = None, whole: Mapping[str, str] | None = None
+) -> list[Column]:
+    """The columns of a table, those of structs under dotted names.
+
+    Args:
+        only: the columns that are taken; all by default.
+        whole: fields by name; a struct that is one is not taken apart.
+
+    Raises:
+        MediaError: a column cannot be stored, two have one name, or one of `only` is missing.
+    """
+    names = list(schema.names)
+    if twice := {name for name in names if names.count(name) > 1}:
+        raise MediaError(f"two columns are named {min(twice)!r}")
+    if missing := [name for name in only or () if name not in names]:
+        raise MediaError(f"column {missing[0]!r} is missing, found {', '.join(names)}")
+    features = _features_of(schema)
+    found: list[Column] = []
+    for field in schema:
+        if only is None or field.name in only:
+            place = _Place(field.name, field.name, (), features.get(field.name))
+            found += _columns(place, field.type, whole or {})
+    return found
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a column lies, and what Hugging Face says of it."""
+
+    name: str
+    top: str
+    path: tuple[int, ...]
+    feature: Any
+
+    def below(self, position: int, name: str) -> _Place:
+        inner = self.feature.get(name) if isinstance(self.feature, dict) else None
+        return _Place(f"{self.name}.{name}", self.top, (*self.path, position), inner)
+
+
+def _columns(place: _Place, type_: pa.DataType, whole: Mapping[str, str]) -> Iterator[Column]:
+    feature = place.feature if isinstance(place.feature, dict) else {}
+    kind = str(feature.get("_type", ""))
+    type_ = plain(type_)
+    if len(place.path) > MAX_DEPTH:
+        raise MediaError(f"column {place.top!r}: structs in one another more than {MAX_DEPTH} deep")
+    if is_struct(type_) and not (kind in MEDIA and holds_files(type_)) and place.name not in whole:
+        if not type_.num_fields:
+            raise MediaError(f"column {place.name!r}: a struct without fields")
+        for position in range(type_.num_fields):
+            inner = type_.field(position)
+            yield from _columns(place.below(position, inner.name), inner.type, whole)
+        return
+    if kind in MEDIA and holds_files(type_):
+        word = MEDIA[kind]
+    else:
+        word = _word(place.name, type_, _shape_of(feature))
+    names = feature.get("names") if kind == "ClassLabel" else None
+    classes = tuple(map(str, names)) if isinstance(names, list) else ()
+    if len({*classes}) < len(classes):
+        raise MediaError(f"column {place.name!r}: two classes have one name: {classes}")
+    yield Column(place.name, place.top, place.path, type_, word, _unit(type_), classes)
+
+
+def _word(name: str, type_: pa.DataType, shape: tuple[int | None, ...] | None) -> str:
+    """What a column that is no struct becomes."""
+    dims, element = dims_of(name, type_)
+    kind = kind_of(element)
+    if dtype := _NUMBERS.get(kind) or _TIMES.get(kind):
+        dims = shape if shape is not None and len(shape) == len(dims) else dims
+        return list_spec_of(dtype, dims[1:]) if None in dims[1:] else spec_of(dtype, dims)
+    if not dims:
+        if kind in _TEXTS + _DECIMALS:
+            return "text"
+        if kind in _BYTES:
+            return "bytes"
+        if kind == "na":
+            return UNKNOWN
+        if not is_struct(element):
+            raise MediaError(f"column {name!r}: {_why_not(element)}")
+    check_json(name, element)
+    return "json"
+
+
+def check_json(name: str, type_: pa.DataType, depth: int = 0) -> None:
+    """Make sure that JSON says what is in lists and structs.
+
+    Raises:
+        MediaError: it does not; it names the column.
+    """
+    type_ = plain(type_)
+    if depth > MAX_DEPTH:
+        raise MediaError(f"column {name!r}: lists and structs more than {MAX_DEPTH} deep")
+    if is_struct(type_):
+        inner = [type_.field(position) for position in range(type_.num_fields)]
+        if len({field.name for field in inner}) < len(inner):
+            raise MediaError(f"column {name!r}: a struct has two fields of one name: {type_}")
+        for field in inner:
+            check_json(name, field.type, depth + 1)
+    elif is_list(type_):
+        check_json(name, type_.value_type, depth + 1)
+    elif kind_of(type_) not in (*_NUMBERS, *_TEXTS, "na"):
+        raise MediaError(f"column {name!r}: in a list, or in JSON, {_why_not(type_)}")
+
+
+def _why_not(type_: pa.DataType) -> str:
+    way_out = "leave the column out (columns), or write it as another type"
+    return f"{type_} cannot be stored: {way_out}"
+
+
+def dims_of(name: str, type_: pa.DataType) -> tuple[tuple[int | None, ...], pa.DataType]:
+    """The dimensions of lists in one another, None where they vary, and what the innermost has."""
+    dims: tuple[int | None, ...] = ()
+    type_ = plain(type_)
+    if hasattr(type_, "shape"):  # a tensor of fixed shape
+        if type_.permutation not in (None, [*range(len(type_.shape))]):
+            raise MediaError(f"column {name!r}: {type_} is permuted; write it in row-major order")
+        return tuple(int(n) or None for n in type_.shape), type_.value_type
+    while is_list(type_):
+        dims += (getattr(type_, "list_size", None) or None,)
+        type_ = plain(type_.value_type)
+        if len(dims) > MAX_DEPTH:
+            raise MediaError(f"column {name!r}: lists in one another more than {MAX_DEPTH} deep")
+    return dims, type_
+
+
+def plain(type_: pa.DataType) -> pa.DataType:
+    """The type of the values, whatever way they are stored; a tensor of fixed shape stays one."""
+    while True:
+        kind = kind_of(type_)
+        if kind in ("dictionary", "run_end_encoded"):
+            type_ = type_.value_type
+        elif kind == "extension" and not hasattr(type_, "shape"):
+            type_ = type_.storage_type
+        else:
+            return type_
+
+
+def kind_of(type_: pa.DataType) -> str:
+    """The name of a type, without what it is made of."""
+    is_extension = isinstance(type_, pa.BaseExtensionType)
+    return "extension" if is_extension else _KINDS.get(type_.id, "unknown")
+
+
+def is_struct(type_: pa.DataType) -> bool:
+    """Whether values of a type are records."""
+    return kind_of(type_) == "struct"
+
+
+def is_list(type_: pa.DataType) -> bool:
+    """Whether values of a type are lists of any kind."""
+    return kind_of(type_) in _LISTS
+
+
+def holds_files(type_: pa.DataType) -> bool:
+    """Whether it is what Hugging Face keeps files in: a struct of their bytes and their path."""
+    return is_struct(type_) and {field.name for field in type_} == {"bytes", "path"}
+
+
+def _unit(type_: pa.DataType) -> str:
+    """What numbers count that were times; "" of all others."""
+    while is_list(type_):
+        type_ = plain(type_.value_type)
+    return str(type_) if kind_of(type_) in _TIMES else ""
+
+
+def _features_of(schema: pa.Schema) -> dict[str, Any]:
+    """What Hugging Face says of the columns, if it has written the file."""
+    try:
+        said = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
+        features = said.get("info", {}).get("features", {})
+    except (ValueError, AttributeError, RecursionError) as error:
+        raise MediaError(f"the metadata of Hugging Face is damaged: {error}") from error
+    return features if isinstance(features, dict) else {}
+
+
+def _shape_of(feature: dict[str, Any]) -> tuple[int | None, ...] | None:
+    """The shape that Hugging Face's Array2D to Array5D have."""
+    shape = feature.get("shape")
+    if not isinstance(shape, list) or not str(feature.get("_type")).startswith("Array"):
+        return None
+    if not all(n is None or (type(n) is int and n >= 0) for n in shape):
+        raise MediaError(f"the metadata of Hugging Face has the shape {shape}")
+    return tuple(n or None for n in shape)

@@ -1,0 +1,447 @@
+"""Parquet, Arrow and data sets of Hugging Face's: what is stored is what pyarrow reads."""
+
+from __future__ import annotations
+
+import decimal
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import shardio
+from shardio import Array, Audio, Bytes, Image, InvalidArgument, Json, List, Text
+from shardio.media import decode_image
+from shardio_tools.cli import main
+
+pa = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+pq = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed")
+feather = pytest.importorskip("pyarrow.feather", reason="pyarrow is not installed")
+
+pytestmark = pytest.mark.usefixtures("quick_disk")
+
+MADE = Path(__file__).parent / "made" / "arrow"
+
+
+def convert(src: Path, out: Path, **options: Any) -> shardio.ConversionReport:
+    return shardio.convert(src, out, workers=0, **options)
+
+
+def reasons(report: shardio.ConversionReport) -> dict[str, str]:
+    return {one.name: one.reason for one in report.broken}
+
+
+def write_stream(table: Any, path: Path, n_rows: int = 2, **options: Any) -> None:
+    with (
+        pa.OSFile(os.fspath(path), "wb") as file,
+        pa.ipc.new_stream(file, table.schema, options=pa.ipc.IpcWriteOptions(**options)) as writer,
+    ):
+        writer.write_table(table, max_chunksize=n_rows)
+
+
+def write_feather(table: Any, path: Path) -> None:
+    feather.write_feather(table, path, compression="zstd", chunksize=2)
+
+
+def write_parquet(table: Any, path: Path) -> None:
+    pq.write_table(table, path, row_group_size=2, write_page_checksum=True)
+
+
+WRITERS: dict[str, Callable[[Any, Path], None]] = {
+    "x.parquet": write_parquet,
+    "x.pq": lambda table, path: pq.write_table(table, path, write_statistics=False),
+    "x.arrow": write_stream,
+    "x.feather": write_feather,
+}
+
+
+def every_type() -> Any:
+    numbers = {
+        dtype: pa.array(np.arange(3).astype(dtype))
+        for dtype in "int8 int16 int32 int64 uint8 uint16 uint32 uint64".split()
+    }
+    numbers |= {f"float{n}": pa.array(np.arange(3) / 2, f"float{n}") for n in (16, 32, 64)}
+    return pa.table(
+        numbers
+        | {
+            "bool": [True, False, True],
+            "some": pa.array([1, None, 3], pa.int16()),
+            "maybe": [None, True, False],
+            "\u00e9t\u00e9": ["a", "", "\u00fc\U0001f600"],
+            "large": pa.array(["x", None, "z"], pa.large_string()),
+            "bytes": [b"\0\xff", b"", b"x"],
+            "fixed": pa.array([b"ab", b"cd", b"ef"], pa.binary(2)),
+            "category": pa.array(["p", "q", "p"]).dictionary_encode(),
+            "list": pa.array([[1, 2], [], [3]], pa.list_(pa.int32())),
+            "lists": pa.array([[[1], [2, 3]], [], [[]]], pa.list_(pa.list_(pa.uint8()))),
+            "no list": [[1.5], None, []],
+            "pairs": pa.array([[1, 2], [3, 4], [5, 6]], pa.list_(pa.int8(), 2)),
+            "no pair": pa.array([[1, 2], None, [5, 6]], pa.list_(pa.int8(), 2)),
+            "boxes": pa.array([[[1, 2], [3, 4]], [], [[5, 6]]], pa.list_(pa.list_(pa.int8(), 2))),
+            "gaps": [[1, None], [], None],
+            "words": [["a", "b"], [], ["c"]],
+            "records": [[{"a": 1, "b": None}], [], [{"a": None, "b": "x"}]],
+            "group": [{"a": 1, "b": {"c": "x"}}, {"a": 2, "b": None}, {"a": 3, "b": {"c": "z"}}],
+            "nothing": pa.nulls(3),
+        }
+    )
+
+
+def plain(value: Any) -> Any:
+    """A value without NumPy's types."""
+    if isinstance(value, dict):
+        return {name: plain(one) for name, one in value.items()}
+    if isinstance(value, list):
+        return [plain(one) for one in value]
+    return value.tolist() if isinstance(value, np.ndarray | np.generic) else value
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_values_are_those_that_pyarrow_reads(name: str, tmp_path: Path) -> None:
+    table = every_type()
+    WRITERS[name](table, tmp_path / name)
+    report = convert(tmp_path / name, tmp_path / "out")
+    assert (report.kind, report.counts) == ("arrow", {"converted": 1})
+    with shardio.open(tmp_path / "out") as dataset:
+        for field in (*table.column_names[:11], "bool"):
+            assert dataset.schema[field] == Array(field)
+        assert dataset.schema["some"] == Array("int16", optional=True)
+        assert dataset.schema["fixed"] == Bytes() and dataset.schema["category"] == Text()
+        assert dataset.schema["list"] == Array("int32", (None,))
+        assert dataset.schema["lists"] == List(Array("uint8", (None,)))
+        assert dataset.schema["no pair"] == Array("int8", (2,), optional=True)
+        assert dataset.schema["boxes"] == Array("int8", (None, 2))
+        assert dataset.schema["gaps"] == Json(optional=True)
+        assert dataset.schema["group.b.c"] == Text(optional=True)
+        for sample, known in zip(dataset, table.to_pylist(), strict=True):
+            group = known.pop("group")
+            known |= {"group.a": group["a"], "group.b.c": (group["b"] or {"c": None})["c"]}
+            assert plain(dict(sample)) == known | {"label": -1, "source": name}
+
+
+def test_times_are_whole_numbers_in_the_unit_of_the_file(tmp_path: Path) -> None:
+    when = pa.array([1, None, -3], pa.timestamp("us", "UTC"))
+    table = pa.table(
+        {
+            "when": when,
+            "day": pa.array([1, 2, 3], pa.date32()),
+            "ms": pa.array([0, 86_400_000, 0], pa.date64()),
+            "clock": pa.array([1, 2, 3], pa.time32("ms")),
+            "long": pa.array([1, 2, 3], pa.time64("ns")),
+            "span": pa.array([1, 2, 3], pa.duration("s")),
+            "spans": pa.array([[1], [], [2, 3]], pa.list_(pa.duration("s"))),
+        }
+    )
+    (tmp_path / "in").mkdir()
+    write_stream(table, tmp_path / "in" / "1.arrow")
+    write_stream(
+        table.set_column(0, "when", when.cast("timestamp[s]", safe=False)),
+        tmp_path / "in" / "2.arrow",
+    )
+    numbers = table.set_column(0, "when", pa.array([1, 2, 3]))
+    write_stream(numbers, tmp_path / "in" / "3.arrow")
+    report = convert(tmp_path / "in", tmp_path / "out")
+    assert reasons(report) == {
+        "2.arrow": "column 'when': expected timestamp[us, tz=UTC], found timestamp[s]",
+        "3.arrow": "column 'when': expected timestamp[us, tz=UTC], found no times",
+    }
+    with shardio.open(tmp_path / "out") as dataset:
+        assert dataset.schema["when"] == Array("int64", optional=True)
+        assert dataset.schema["day"] == dataset.schema["clock"] == Array("int32")
+        assert [plain(one["when"]) for one in dataset] == [1, None, -3]
+        assert [plain(one["ms"]) for one in dataset] == [0, 86_400_000, 0]
+        assert [plain(one["spans"]) for one in dataset] == [[1], [], [2, 3]]
+    recorded = (tmp_path / "out" / "generations" / "000001.json").read_text()
+    assert "timestamp[us, tz=UTC]" in recorded and "duration[s]" in recorded
+
+
+def test_decimals_are_text(tmp_path: Path) -> None:
+    made = [decimal.Decimal("1.50"), None, decimal.Decimal("-0.01")]
+    write_parquet(pa.table({"price": made}), tmp_path / "x.parquet")
+    convert(tmp_path / "x.parquet", tmp_path / "out")
+    with shardio.open(tmp_path / "out") as dataset:
+        assert [one["price"] for one in dataset] == ["1.50", None, "-0.01"]
+
+
+def test_tensors_and_runs_and_views_are_what_they_stand_for(tmp_path: Path) -> None:
+    tensors = np.arange(18, dtype="float32").reshape(3, 2, 3)
+    views = pa.array([[1, 2], [], [3]], pa.list_view(pa.int16()))
+    made = {
+        "tensor": pa.FixedShapeTensorArray.from_numpy_ndarray(tensors),
+        "runs": pa.RunEndEncodedArray.from_arrays([2, 3], [7, 8]),
+        "views": views,
+        "text": pa.array(["a", None, "c"], pa.string_view()),
+        "dictionaries": pa.array(
+            [["a"], [], ["b"]], pa.list_(pa.dictionary(pa.int8(), pa.string()))
+        ),
+    }
+    write_stream(pa.table(made), tmp_path / "x.arrow", 3)
+    convert(tmp_path / "x.arrow", tmp_path / "out")
+    with shardio.open(tmp_path / "out") as dataset:
+        assert dataset.schema["tensor"] == Array("float32", (2, 3))
+        np.testing.assert_array_equal([one["tensor"] for one in dataset], tensors)
+        assert [plain(one["runs"]) for one in dataset] == [7, 7, 8]
+        assert [plain(one["views"]) for one in dataset] == [[1, 2], [], [3]]
+        assert [one["text"] for one in dataset] == ["a", None, "c"]
+        assert [one["dictionaries"] for one in dataset] == [["a"], [], ["b"]]
+
+
+@pytest.mark.parametrize("name", ["x.parquet", "x.arrow"])
+def test_lists_are_whole_where_batches_are_cut(name: str, tmp_path: Path) -> None:
+    generator = np.random.default_rng(0)
+    made = [generator.integers(0, 9, n % 7).tolist() for n in range(4_200)]
+    images = [np.full((n % 3 + 1, 2, 2), n % 251).tolist() for n in range(4_200)]
+    table = pa.table(
+        {
+            "tokens": pa.array(made, pa.list_(pa.uint16())),
+            "nested": pa.array(images, pa.list_(pa.list_(pa.list_(pa.uint8(), 2), 2))),
+            "row": np.arange(4_200),
+            "odd": [None if n % 3 else n for n in range(4_200)],
+        }
+    )
+    if name == "x.arrow":
+        write_stream(table, tmp_path / name, 4_200)
+    else:
+        pq.write_table(table, tmp_path / name)
+    assert convert(tmp_path / name, tmp_path / "out").n_samples == 4_200
+    with shardio.open(tmp_path / "out") as dataset:
+        for row, sample in enumerate(dataset):
+            assert sample["row"] == row and sample["odd"] == (None if row % 3 else row)
+            assert sample["tokens"].tolist() == made[row]
+            assert sample["nested"].tolist() == images[row]
+
+
+def test_a_data_set_that_was_saved_to_disk_is_as_its_own_library_reads_it(tmp_path: Path) -> None:
+    known = json.loads((MADE / "values.json").read_text(encoding="utf-8"))
+    report = convert(MADE / "saved", tmp_path / "out")
+    assert report.counts == {"converted": 3, "part": 5}
+    assert report.classes == ("cat", "\u00e9l\u00e9phant")
+    with shardio.open(tmp_path / "out") as dataset:
+        assert dataset.schema["image"] == Image() and dataset.schema["sound"] == Audio()
+        assert dataset.schema["matrix"] == Array("float32", (2, 3))
+        assert dataset.schema["box.names"] == Json()
+        rows = known["test"] + known["train"]
+        for row in rows:
+            row |= {f"box.{name}": value for name, value in row.pop("box").items()}
+        for sample, row in zip(dataset, rows, strict=True):
+            assert decode_image(sample["image"]).tolist() == row["image"]
+            assert sample["sound"].n_frames == 160
+            for name in row.keys() - {"image", "sound"}:
+                assert plain(sample[name]) == row[name], name
+
+
+def test_parquet_of_hugging_face_has_its_pictures_and_classes(tmp_path: Path) -> None:
+    report = convert(MADE / "plain.parquet", tmp_path / "out")
+    assert report.classes == ("cat", "\u00e9l\u00e9phant") and report.n_samples == 4
+    with shardio.open(tmp_path / "out") as dataset:
+        assert dataset.schema["image"] == Image()
+        assert dataset.schema["matrix"] == Array("float32", (2, 3))
+        assert [plain(one["label"]) for one in dataset] == [0, 1, 1, 0]
+    with pytest.raises(InvalidArgument, match="field `label` of their own"):
+        (tmp_path / "labels.csv").write_text("path,label\nplain.parquet,a\n")
+        labels = tmp_path / "labels.csv"
+        convert(MADE / "plain.parquet", tmp_path / "two", labels=labels)
+
+
+def test_what_a_saved_data_set_does_not_list_is_left_out_and_what_is_missing_is_told(
+    tmp_path: Path,
+) -> None:
+    root = shutil.copytree(MADE / "saved" / "train", tmp_path / "in")
+    shutil.copy(root / "data-00000-of-00002.arrow", root / "cache-1234.arrow")
+    (root / "data-00001-of-00002.arrow").unlink()
+    report = convert(root, tmp_path / "out")
+    assert report.counts == {"converted": 1, "part": 1, "not_video": 1, "broken": 1}
+    assert reasons(report) == {
+        "state.json": "'data-00001-of-00002.arrow', which it lists, is missing"
+    }
+
+
+def test_pictures_without_their_bytes_are_refused_with_the_way_out(tmp_path: Path) -> None:
+    features = {"info": {"features": {"image": {"_type": "Image"}}}}
+    metadata = {"huggingface": json.dumps(features)}
+    kind = pa.struct({"bytes": pa.binary(), "path": pa.string()})
+    good = pq.read_table(MADE / "plain.parquet")["image"].to_pylist()[0]["bytes"]
+    (tmp_path / "in").mkdir()
+    for name, value in {
+        "1": {"bytes": good, "path": "a.png"},
+        "2": None,
+        "3": {"bytes": None, "path": "../a.png"},
+        "4": {"bytes": b"no picture", "path": None},
+    }.items():
+        table = pa.table({"image": pa.array([value], kind)}).replace_schema_metadata(metadata)
+        write_stream(table, tmp_path / "in" / f"{name}.arrow")
+    report = convert(tmp_path / "in", tmp_path / "out")
+    found = reasons(report)
+    assert [*found] == ["3.arrow", "4.arrow"] and report.n_samples == 2
+    assert "found its path alone, '../a.png': save the data set with its files" in found["3.arrow"]
+    assert "column 'image', rows 0 to 0" in found["4.arrow"]
+    with shardio.open(tmp_path / "out") as dataset:
+        assert dataset.schema["image"] == Image(optional=True)
+        assert [one["image"] for one in dataset] == [good, None]
+
+
+def test_what_cannot_be_stored_is_refused_with_the_reason(tmp_path: Path) -> None:
+    root = tmp_path / "in"
+    root.mkdir()
+    union = pa.UnionArray.from_sparse(pa.array([0], "int8"), [pa.array([1])])
+    tables = {
+        "map": (pa.array([[("a", 1)]], pa.map_(pa.string(), pa.int8())), "map<string, int8>"),
+        "union": (union, "sparse_union"),
+        "interval": (pa.array([(1, 2, 3)], pa.month_day_nano_interval()), "cannot be stored"),
+        "bytes": (pa.array([[b"x"]]), "in a list, or in JSON, binary cannot be stored"),
+        "nan": (pa.array([[{"a": float("nan")}]]), "NaN or an infinite number"),
+        "type": (pa.array([1], "int16"), "expected json, found int16"),
+    }  # fmt: skip
+    write_stream(pa.table({"x": [[{"a": 1.5}]]}), root / "0.arrow")
+    for name, (array, _) in tables.items():
+        write_stream(pa.table({"x": array}), root / f"{name}.arrow")
+    twice = pa.Table.from_arrays([pa.array([1]), pa.array([1])], names=["x", "x"])
+    write_stream(twice, root / "twice.arrow")
+    write_stream(pa.table({"y": [1]}), root / "other.arrow")
+    report = convert(root, tmp_path / "out", fields={"x": "json"})
+    assert report.counts["converted"] >= 1
+    found = reasons(report)
+    for name, (_, why) in tables.items():
+        if name != "type":
+            assert why in found[f"{name}.arrow"], name
+    assert found["twice.arrow"] == "two columns are named 'x'"
+    assert found["other.arrow"] == "column 'y': found int64, expected no such column"
+
+
+def test_columns_can_be_left_out(tmp_path: Path) -> None:
+    table = pa.table({"x": [1, 2], "map": pa.array([[], []], pa.map_(pa.string(), pa.int8()))})
+    for name in ("x.parquet", "x.arrow"):
+        WRITERS[name](table, tmp_path / name)
+        convert(tmp_path / name, tmp_path / f"out {name}", columns=["x"])
+        with shardio.open(tmp_path / f"out {name}") as dataset:
+            assert [*dataset.schema] == ["x", "label", "source"]
+            assert [plain(one["x"]) for one in dataset] == [1, 2]
+    with pytest.raises(InvalidArgument, match="column 'z' is missing, found x, map"):
+        convert(tmp_path / "x.parquet", tmp_path / "none", columns=["z"])
+
+
+def test_fields_can_be_given(tmp_path: Path) -> None:
+    picture = pq.read_table(MADE / "plain.parquet")["image"].to_pylist()[0]["bytes"]
+    table = pa.table(
+        {
+            "matrix": [[[1, 2], [3, 4]], [[5, 6]], []],
+            "group": [{"a": 1}, None, {"a": 3}],
+            "picture": [picture] * 3,
+        }
+    )
+    write_parquet(table, tmp_path / "x.parquet")
+    fields = {"matrix": "int64[*,2]", "group": "json?", "picture": "image", "more": "text?"}
+    convert(tmp_path / "x.parquet", tmp_path / "out", fields=fields)
+    with shardio.open(tmp_path / "out") as dataset:
+        assert [one["matrix"].shape for one in dataset] == [(2, 2), (1, 2), (0, 2)]
+        assert [one["group"] for one in dataset] == [{"a": 1}, None, {"a": 3}]
+        assert dataset[0]["picture"].shape == (2, 3, 3) and dataset[0]["more"] is None
+    for given, reason in {
+        "int64[*,3]": "expected shape [*,3], found [2, 2]",
+        "int32[*,2]": "column 'matrix': expected int32[*,2], found list[int64[*]]",
+        "text": "column 'matrix': expected text, found list[int64[*]]",
+    }.items():
+        report = convert(
+            tmp_path / "x.parquet", tmp_path / given, fields={**fields, "matrix": given}
+        )
+        assert reason in reasons(report)["x.parquet"]
+    ragged = pa.table({"matrix": [[[1], [2, 3]], [[1], [2]], [[1, 2]]]})
+    write_parquet(ragged, tmp_path / "y.parquet")
+    report = convert(tmp_path / "y.parquet", tmp_path / "y", fields={"matrix": "int64[*,*]"})
+    assert "expected lists of one length in an array" in reasons(report)["y.parquet"]
+
+
+def test_columns_that_some_files_lack_are_optional(tmp_path: Path) -> None:
+    root = tmp_path / "in"
+    (root / "a").mkdir(parents=True)
+    write_parquet(pa.table({"x": [1, 2], "y": pa.nulls(2)}), root / "a" / "1.parquet")
+    write_feather(pa.table({"x": [3], "y": ["text"], "z": [1.5]}), root / "a" / "2.feather")
+    write_stream(pa.table({"x": pa.array([], "int64")}), root / "3.arrow")
+    report = convert(root, tmp_path / "out")
+    assert report.counts == {"converted": 2, "too_short": 1} and report.classes == ("a",)
+    with shardio.open(tmp_path / "out") as dataset:
+        assert [one["y"] for one in dataset] == [None, None, "text"]
+        assert [plain(one["z"]) for one in dataset] == [None, None, 1.5]
+        assert [plain(one["label"]) for one in dataset] == [0, 0, 0]
+    write_parquet(pa.table({"x": [1, None]}), root / "a" / "4.parquet")
+    write_parquet(pa.table({"x": [7]}), root / "a" / "5.parquet")
+    report = convert(root, tmp_path / "out", append=True)
+    assert report.n_samples == 1
+    assert reasons(report) == {"a/4.parquet": "column 'x', row 1: found null, expected a value"}
+
+
+def test_damaged_files_are_listed(tmp_path: Path) -> None:
+    root = tmp_path / "in"
+    root.mkdir()
+    table = pa.table({"x": np.random.default_rng(0).integers(0, 1 << 62, 999)})
+    for name in ("x.parquet", "x.arrow", "x.feather"):
+        WRITERS[name](table, root / name)
+        whole = (root / name).read_bytes()
+        wrong = {"empty": b"", "short": whole[:-1], "half": whole[: len(whole) // 2]}
+        wrong |= {"head": whole[:4], "more": whole + b"x"}
+        for kind, content in wrong.items():
+            (root / f"{kind} {name}").write_bytes(content)
+    pq.write_table(table, root / "flipped x.parquet", write_page_checksum=True, compression=None)
+    flipped = bytearray((root / "flipped x.parquet").read_bytes())
+    flipped[2_000] ^= 1
+    (root / "flipped x.parquet").write_bytes(flipped)
+    write_stream(table, root / "two.arrow", 999)
+    one = (root / "two.arrow").read_bytes()
+    (root / "no end.arrow").write_bytes(one[:-8])
+    (root / "two.arrow").write_bytes(one + one)
+    (root / "old.feather").write_bytes(b"FEA1" + bytes(60))
+    os.mkfifo(root / "pipe.parquet")
+    report = convert(root, tmp_path / "out")
+    assert {one.name for one in report.inputs if one.outcome == "converted"} == {
+        "x.arrow", "x.feather", "x.parquet"
+    }  # fmt: skip
+    found = reasons(report)
+    assert len(found) == 5 * 3 + 4 and "empty" in found["empty x.arrow"]
+    assert "CRC" in found["flipped x.parquet"]
+    assert "the stream has no end" in found["no end.arrow"]
+    assert "of streams in one file only the first" in found["two.arrow"]
+    assert "Feather of version 1" in found["old.feather"]
+
+
+def test_text_that_is_none_is_named(tmp_path: Path) -> None:
+    text = pa.StringArray.from_buffers(
+        1, pa.py_buffer(np.array([0, 2], "int32")), pa.py_buffer(b"\xff\xfe")
+    )
+    write_parquet(pa.table({"x": text}), tmp_path / "x.parquet")
+    report = convert(tmp_path / "x.parquet", tmp_path / "out")
+    assert "column 'x', rows 0 to 0: damaged: 'utf-8'" in reasons(report)["x.parquet"]
+
+
+def test_options_that_cannot_be_are_refused(tmp_path: Path) -> None:
+    write_stream(pa.table({"x": pa.array([{}], pa.struct([]))}), tmp_path / "x.arrow")
+    refused: list[tuple[dict[str, Any], str]] = [
+        ({}, "no Parquet, Arrow or Feather that can be read, so fields cannot be told"),
+        ({}, "files looked at: 1; x.arrow: column 'x': a struct without fields"),
+        ({"columns": []}, "columns is []; expected names of columns"),
+        ({"columns": "x"}, "columns is 'x'"),
+        ({"fields": {"x": "list[text]"}}, "field 'x': found 'list[text]'; expected a list of arrays"),
+    ]
+    for options, reason in refused:
+        with pytest.raises(InvalidArgument) as error:
+            convert(tmp_path / "x.arrow", tmp_path / "out", **options)
+        assert reason in str(error.value)
+
+
+def test_the_command_takes_columns_and_says_what_became_of_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_parquet(pa.table({"x": [1], "y": [2], "z": ["a"]}), tmp_path / "x.parquet")
+    command = ["convert", str(tmp_path / "x.parquet"), str(tmp_path / "out"), "--workers", "0"]
+    assert main([*command, "--column", "x", "--column", "z"]) == 0
+    assert "a sample has x int64, z text, label int64, source text" in capsys.readouterr().out
+
+
+def test_the_bytes_are_the_same_for_any_number_of_workers(tmp_path: Path) -> None:
+    for n_workers in (0, 2):
+        shardio.convert(MADE / "saved", tmp_path / str(n_workers), workers=n_workers)
+    for one in (tmp_path / "0").glob("*.shard"):
+        assert (tmp_path / "2" / one.name).read_bytes() == one.read_bytes()
