@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from shardio import (
@@ -20,16 +20,19 @@ from shardio import (
     Video,
 )
 
-Named = Audio | Bytes | Image | Json | Text | Video
-Field = Array | List | Named
-
-_NAMED: Final[dict[str, type[Named]]] = {
-    "audio": Audio,
-    "bytes": Bytes,
+Field = Array | Audio | Bytes | Image | Json | List | Text | Video
+REFERENCES: Final[dict[str, Callable[..., Field]]] = {
+    "file": Bytes,
     "image": Image,
-    "json": Json,
-    "text": Text,
     "video": Video,
+    "audio": Audio,
+}
+"""Fields that a table names a file for."""
+_NAMED: Final[dict[str, Callable[..., Field]]] = {
+    "text": Text,
+    "json": Json,
+    "bytes": Bytes,
+    **REFERENCES,
 }
 _LIST: Final = re.compile(r"list\[(.+)\](\?)?")
 _SPEC: Final = re.compile(r"(\w+)(?:\[((?:\d+|\*)(?:,\s*(?:\d+|\*))*)\])?(\?)?")

@@ -24,6 +24,7 @@ OTHERS: Final[dict[str, tuple[str, ...]]] = {
         *(".tfrecord.gz", ".tfrecords.gz", ".tfrecord.zlib", ".tfrecords.zlib"),
     ),
     "arrow": (".parquet", ".pq", ".arrow", ".arrows", ".feather", ".ipc"),
+    "tables": (".csv", ".jsonl", ".ndjson", ".tsv"),
 }
 """Kinds that are none of media, with the suffixes of their files; the first that fits is meant."""
 _SHARD: Final = re.compile(r"-\d+-of-\d+")

@@ -31,6 +31,7 @@ _OURS: Final = {
     "mds": "shardio_converters.mds:Mds",
     "tfrecord": "shardio_converters.tfrecords:TFRecords",
     "tokens": "shardio_converters.tokens:TokenFiles",
+    "tables": "shardio_converters.tables:Tables",
     "videos": "shardio_converters.videos:Videos",
     "webdataset": "shardio_converters.webdataset:WebDataset",
     "zarr": "shardio_converters.zarr:Zarr",

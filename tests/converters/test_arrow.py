@@ -423,7 +423,10 @@ def test_options_that_cannot_be_are_refused(tmp_path: Path) -> None:
         ({}, "files looked at: 1; x.arrow: column 'x': a struct without fields"),
         ({"columns": []}, "columns is []; expected names of columns"),
         ({"columns": "x"}, "columns is 'x'"),
-        ({"fields": {"x": "list[text]"}}, "field 'x': found 'list[text]'; expected a list of arrays"),
+        (
+            {"fields": {"x": "list[text]"}},
+            "field 'x': found 'list[text]'; expected a list of arrays",
+        ),
     ]
     for options, reason in refused:
         with pytest.raises(InvalidArgument) as error:

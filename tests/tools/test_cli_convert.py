@@ -14,6 +14,7 @@ from shardio.measuring import estimate
 from shardio.media import encode_jpeg
 from shardio_converters.arrays import Arrays
 from shardio_converters.arrow import Arrow
+from shardio_converters.tables import Tables
 from shardio_converters.tfrecords import TFRecords
 from shardio_converters.tokens import TokenFiles
 from shardio_converters.video_options import LIMITS
@@ -121,7 +122,7 @@ def test_the_defaults_that_help_names_are_the_converters(
 
 
 def test_the_command_has_an_option_for_each_of_the_converters() -> None:
-    kinds = (Arrays, Arrow, TFRecords, TokenFiles, Videos)
+    kinds = (Arrays, Arrow, Tables, TFRecords, TokenFiles, Videos)
     known = {f.name for kind in kinds for f in dataclasses.fields(kind)}
     told = {"units", "classes"}  # from the files alone
     assert {*convert.CONVERTER_OPTIONS, "fields"} == known - told  # --schema has fields

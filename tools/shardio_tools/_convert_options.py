@@ -25,6 +25,7 @@ CONVERTER_OPTIONS: Final = (
     "dtype",
     "eot",
     "length",
+    "references",
 )
 
 
@@ -51,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--workers", type=int, metavar="N", help="processes (default: one per usable CPU)")
     _add_clips(parser.add_argument_group("clips and pictures"))
     _add_stores(parser.add_argument_group("how they are stored"))
-    _add_arrays(parser.add_argument_group("arrays and records"))
+    _add_arrays(parser.add_argument_group("arrays, tables and records"))
     _add_tokens(parser.add_argument_group("tokens"))
     _add_ends(parser.add_argument_group("what is broken, and what is there already"))
     add("--quiet", action="store_true", help="print nothing but what is wrong")
@@ -131,6 +132,13 @@ def _add_arrays(group: argparse._ArgumentGroup) -> None:
         "--schema",
         metavar="FILE",
         help="JSON: what the fields are (default: told from the files)",
+    )
+    add(
+        "--reference",
+        dest="references",
+        metavar="COLUMN",
+        action="append",
+        help="of tables: a column that names files, which are stored in place of their names",
     )
 
 

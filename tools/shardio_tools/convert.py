@@ -1,4 +1,4 @@
-"""Convert a folder of videos, of pictures, of sound or of arrays into a dataset.
+"""Convert a folder of videos, of pictures, of sound, of arrays or of tables into a dataset.
 
 Every file below SRC is looked at and accounted for. The name of the folder that holds a file is its
 class. Exit code 1 means that some files are broken, or have changed since they were converted; they
@@ -43,6 +43,7 @@ NOT_OF_KIND: Final = {
     "hdf5": "no HDF5",
     "images": "not a picture",
     "mds": "no MDS shard",
+    "tables": "no table",
     "tfrecord": "no records",
     "tokens": "no tokens",
     "videos": OUTCOMES["not_video"],

@@ -1,0 +1,386 @@
+"""Tables from CSV and JSON Lines: values are those that Python's own csv and json read."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import shardio
+from shardio import Array, Bytes, Image, Input, InvalidArgument, Json, Text
+from shardio_converters.tables import Tables
+from shardio_tools.cli import main
+
+pytestmark = pytest.mark.usefixtures("quick_disk")
+
+
+def convert(src: Path, out: Path, **options: Any) -> shardio.ConversionReport:
+    return shardio.convert(src, out, workers=0, **options)
+
+
+def reasons(report: shardio.ConversionReport) -> dict[str, str]:
+    return {one.name: one.reason for one in report.broken}
+
+
+def write(root: Path, files: dict[str, str | bytes]) -> None:
+    for name, content in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+
+
+def told(content: str, tmp_path: Path, name: str = "t.csv") -> dict[str, str]:
+    """What the columns of a table are, in a word each."""
+    write(tmp_path, {name: content})
+    fields = Tables().fitted([Input(name, str(tmp_path / name), 0, -1)]).fields
+    return dict(fields or {})
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    (tmp_path / "in").mkdir()
+    return tmp_path / "in"
+
+
+def test_rows_of_csv_are_those_that_csv_reads(root: Path, tmp_path: Path) -> None:
+    rows = [
+        {"id": n, "x": n / 7, "ok": n % 2 == 0, "text": f'a "quoted",\nline é {n}'}
+        for n in range(3000)
+    ]
+    with open(root / "a.csv", "w", newline="", encoding="utf-8-sig") as file:
+        writer = csv.DictWriter(file, rows[0])
+        writer.writeheader()
+        writer.writerows(rows)
+    assert convert(root, tmp_path / "out").counts == {"converted": 1}
+    with shardio.open(tmp_path / "out") as dataset:
+        assert dataset.schema["x"] == Array("float64") and dataset.schema["ok"] == Array("bool")
+        for sample, row in zip(dataset, rows, strict=True):
+            assert {name: sample[name] for name in row} == row
+            assert sample["label"] == -1 and sample["source"] == "a.csv"
+
+
+def test_rows_of_json_lines_are_those_that_json_reads(root: Path, tmp_path: Path) -> None:
+    rows: list[dict[str, Any]] = [
+        {
+            "id": n,
+            "cam": {"id": f"c{n}", "pose": [[n, 0.5], [1, 2]], "on": {"ü": True}},
+            "tokens": [*range(n % 4)],
+            "any": [n, "text", None, {"a": []}][n % 4],
+            "words": ["a", "\U0001f600"],
+        }
+        for n in range(1500)
+    ]
+    write(root, {"a/1.jsonl": "\r\n\r\n".join(map(json.dumps, rows)), "notes.txt": "notes"})
+    report = convert(root, tmp_path / "out")
+    assert report.kind == "tables" and report.counts == {"converted": 1, "not_video": 1}
+    with shardio.open(tmp_path / "out") as dataset:
+        schema = dataset.schema
+        assert schema["cam.pose"] == Array("float64", (2, 2))
+        assert schema["tokens"] == Array("int64", (None,))
+        assert schema["any"] == Json(optional=True) and schema["words"] == Json()
+        for sample, row in zip(dataset, rows, strict=True):
+            assert sample["label"] == 0
+            assert sample["any"] == row["any"] and sample["words"] == row["words"]
+            assert sample["cam.id"] == row["cam"]["id"] and sample["cam.on.ü"]
+            np.testing.assert_array_equal(sample["cam.pose"], row["cam"]["pose"])
+            np.testing.assert_array_equal(sample["tokens"], row["tokens"])
+
+
+@pytest.mark.parametrize(
+    ("cells", "word"),
+    [
+        (["1", " 2 ", "-3", "+4"], "int64"),
+        (["1", "18446744073709551615"], "uint64"),
+        (["-1", "18446744073709551615"], "text"),
+        (["1", "9" * 30], "text"),
+        (["1", "9" * 5000], "text"),
+        (["1", "2.5", "1e3", ".5", "nan", "-Inf"], "float64"),
+        (["0.5", "9007199254740993"], "text"),
+        (["1.5", "1e999"], "text"),
+        (["0123", "0456"], "text"),
+        (["0123", "1.5"], "text"),
+        (["1_000", "2"], "text"),
+        (["٣", "2"], "text"),
+        (["true", "FALSE", "True"], "bool"),
+        (["true", "1"], "text"),
+        (["1", ""], "int64?"),
+        (["", "x"], "text"),
+        (['""', '""'], "text"),
+        (["1", "x"], "text"),
+        (['"1\n2"', "3"], "text"),
+    ],
+)
+def test_a_column_of_csv_is_what_all_its_cells_are(
+    cells: list[str], word: str, tmp_path: Path
+) -> None:
+    text = "".join(f"a,{cell}\n" for cell in cells)
+    assert told(f"id,x\n{text}", tmp_path)["x"] == word
+    many = "a,1\n" * 300  # a block of its own
+    if "true" not in cells and any(cell.strip('"') for cell in cells):
+        assert told(f"id,x\n{many}{text}", tmp_path)["x"] == word
+
+
+@pytest.mark.parametrize(
+    ("values", "word"),
+    [
+        ([1, None], "int64?"),
+        ([1, 2.5], "float64"),
+        ([1, True], "json"),
+        ([2**53 + 1, 0.5], "json"),
+        ([2**63], "uint64"),
+        ([2**64], "json"),
+        ([True, False], "bool"),
+        (["a", None], "text?"),
+        (["a", 1], "json"),
+        ([None, None], "json?"),
+        ([[1, 2], [3, 4]], "int64[2]"),
+        ([[1, 2], [3]], "int64[*]"),
+        ([[1], [2.5, 3]], "float64[*]"),
+        ([[[1, 2]], []], "int64[*,2]"),
+        ([[], []], "json"),
+        ([[1, True], [2, 3]], "json"),
+        ([[1, None]], "json"),
+        ([[[1], [2, 3]]], "json"),
+        ([[1], [[1]]], "json"),
+        ([[1], 1], "json"),
+        (["a", {"b": 1}], "json"),
+        ([{}, {}], "json"),
+        ([{"a.b": 1}], "json"),
+        ([{"": 1}], "json"),
+        ([{str(n): n} for n in range(300)], "json"),
+    ],
+)
+def test_a_column_of_json_lines_is_what_all_its_values_are(
+    values: list[Any], word: str, tmp_path: Path
+) -> None:
+    text = "".join(json.dumps({"id": 0, "x": value}) + "\n" for value in values)
+    assert told(text, tmp_path, "t.jsonl")["x"] == word
+
+
+def test_deep_objects_are_json(tmp_path: Path) -> None:
+    value: Any = 1
+    for _ in range(200):
+        value = {"a": value}
+    (word,) = told(json.dumps(value), tmp_path, "t.ndjson").values()
+    assert word == "json"
+
+
+def test_columns_that_some_tables_lack_are_optional(root: Path, tmp_path: Path) -> None:
+    write(
+        root, {"1.csv": "id,x,s\n1,2,a\n2,,\n", "2.tsv": "id\tx\n3\t0.5\n", "3.jsonl": '{"id":4}'}
+    )
+    assert convert(root, tmp_path / "out").counts == {"converted": 3}
+    with shardio.open(tmp_path / "out") as dataset:
+        assert [sample["id"] for sample in dataset] == [1, 2, 3, 4]
+        assert [sample["x"] for sample in dataset] == [2.0, None, 0.5, None]
+        assert [sample["s"] for sample in dataset] == ["a", None, None, None]
+
+
+def test_empty_text_is_text_where_no_row_lacks_the_column(root: Path, tmp_path: Path) -> None:
+    write(root, {"1.csv": 'a,label,source\n,x,"\x00"\n'})
+    convert(root, tmp_path / "out")
+    with shardio.open(tmp_path / "out") as dataset:
+        assert dataset.schema["a"] == Text()
+        assert dict(dataset[0]) == {"a": "", "label": "x", "source": "\x00"}
+
+
+def test_long_cells_are_read(root: Path, tmp_path: Path) -> None:
+    write(root, {"1.csv": f"a,b\n{'x' * 3_000_000},1\n{'y' * 200_000},2\n"})
+    convert(root, tmp_path / "out")
+    with shardio.open(tmp_path / "out") as dataset:
+        assert [len(sample["a"]) for sample in dataset] == [3_000_000, 200_000]
+
+
+BROKEN: dict[str, tuple[str | bytes, str]] = {
+    "ragged.csv": ("id,x\n1,2\n3\n", "line 3: expected 2 cells, as the first line has, found 1"),
+    "long.csv": ("id,x\n1,2\n\n3,4,5\n", "line 4: expected 2 cells"),
+    "quote.csv": ('id,x\n1,"2\n', "line 2: not CSV: unexpected end of data"),
+    "after.csv": ('id,x\n1,"2"3\n', "line 2: not CSV"),
+    "unnamed.csv": (",x\n1,2\n", "column 1 has no name in the first line"),
+    "twice.csv": ("id,id\n1,2\n", "two columns are named 'id'"),
+    "group.csv": ("id,id.x\n1,2\n", "names of columns must be names of fields"),
+    "latin.csv": (b"id,x\n1,\xe9\n", "not UTF-8"),
+    "utf16.csv": ("id,x\n1,2\n".encode("utf-16"), "not UTF-8"),
+    "list.jsonl": ('{"id": 1, "x": 1}\n[1]\n', "line 2: expected an object, found [1]"),
+    "cut.jsonl": ('{"id": 1, "x": 1}\n{"id": 2,', "line 2: not JSON"),
+    "keys.jsonl": ('{"id": 1, "x": {"a": 1, "a": 2}}\n', "a name is there twice"),
+    "digits.jsonl": (f'{{"id": {"9" * 5000}}}\n', "line 1: not JSON"),
+    "deep.jsonl": ('{"id": ' + "[" * 100_000, "line 1: not JSON"),
+    "tab.jsonl": ('{"id": "\t"}\n', "line 1: not JSON"),
+    "both.jsonl": ('{"id": 1, "x": 1, "a.b": 1, "a": {"b": 1}}\n', "expected no such column"),
+}
+
+
+def test_what_is_no_table_is_listed_with_its_line(root: Path, tmp_path: Path) -> None:
+    write(root, {name: content for name, (content, _) in BROKEN.items()})
+    write(root, {"good.csv": "id,x\n1,2\n", "none.csv": "", "names.csv": "x,id\n", "0.jsonl": "\n"})
+    os.mkfifo(root / "pipe.csv")
+    report = convert(root, tmp_path / "out")
+    assert report.n_samples == 1
+    assert report.counts == {
+        "converted": 1, "too_short": 3, "broken": len(BROKEN), "not_video": 1
+    }  # fmt: skip
+    found = reasons(report)
+    wrong = {name: found[name] for name, (_, why) in BROKEN.items() if why not in found[name]}
+    assert wrong == {}
+
+
+MISFITS: dict[str, tuple[str | bytes, str]] = {
+    "1.csv": ("i\n1\n007\n", "line 3, column 'i': expected int8, found '007'"),
+    "2.csv": ("i\n300\n", "line 2, column 'i': expected int8, found 300, which is not from -128"),
+    "3.csv": ('x,i\n1,2\n3,""\n', "line 3, column 'i': is missing; expected int8"),
+    "4.csv": ("x\n1\n", "column 'i' is missing"),
+    "5.csv": ("i,more\n1,2\n", "column 'more': expected no such column"),
+    "6.csv": ("i,f\n1,1e39\n", "column 'f': expected float32, found a number that is too large"),
+    "7.csv": ('i,a\n1,"[1,2,3]"\n', "column 'a': expected float32[2], found float32[3]"),
+    "8.csv": ("i,label\n1,x\n", "column 'label': expected no such column"),
+    "1.jsonl": ('{"i": 1}\n{"i": "1"}\n', "line 2, column 'i': expected int8, found '1'"),
+    "2.jsonl": ('{"i": 1.0}\n', "column 'i': expected int8, found float64"),
+    "3.jsonl": ('{"i": 1, "j": NaN}\n', "line 1, column 'j': Out of range float values"),
+    "4.jsonl": ('{"i": 1, "t": "\\ud800"}\n', "line 1, column 't': 'utf-8' codec can't encode"),
+    "5.jsonl": ('{"i": 1, "j": ' + "[" * 300 + "]" * 300 + "}", "column 'j': nested more than 256"),
+    "6.jsonl": ('{"i": 1, "a": [1, true]}', "column 'a': expected float32[2], found [1, True]"),
+    "7.jsonl": ('{"i": 1, "g": 3}', "line 1, column 'g': expected an object, found 3"),
+    "8.jsonl": ('{"i": 1, "g": {"x": 1, "z": 2}}', "column 'g.z': expected no such column"),
+    "9.jsonl": ('{"i": 1, "t": 5}', "column 't': expected text, found 5"),
+}
+
+
+def test_rows_that_do_not_fit_given_fields_are_named(root: Path, tmp_path: Path) -> None:
+    fields = {
+        "i": "int8", "x": "int64?", "f": "float32?", "a": "float32[2]?", "j": "json?",
+        "t": "text?", "g.x": "int64?",
+    }  # fmt: skip
+    write(root, {name: content for name, (content, _) in MISFITS.items()})
+    write(root, {"good.csv": 'i,x,f,a,j,t\n1,,2.5,"[1, 2]","{""k"": null}",\n'})
+    report = convert(root, tmp_path / "out", fields=fields)
+    found = reasons(report)
+    assert {n: found.get(n) for n, (_, why) in MISFITS.items() if why not in found.get(n, "")} == {}
+    with shardio.open(tmp_path / "out") as dataset:
+        (sample,) = dataset
+        np.testing.assert_array_equal(sample["a"], np.array([1, 2], "float32"))
+        assert sample["j"] == {"k": None} and sample["t"] is None and sample["x"] is None
+
+
+def test_nan_of_json_lines_is_a_number(root: Path, tmp_path: Path) -> None:
+    write(root, {"1.jsonl": '{"x": NaN}\n{"x": -Infinity}\n{"x": 1}\n'})
+    convert(root, tmp_path / "out")
+    with shardio.open(tmp_path / "out") as dataset:
+        np.testing.assert_array_equal([s["x"] for s in dataset], [np.nan, -np.inf, 1])
+
+
+@pytest.fixture
+def pictures(root: Path) -> Path:
+    image = pytest.importorskip("PIL.Image", reason="Pillow is not installed")
+    for name in ("train/images/1.png", "train/images/é 2.png", "shared/3.png"):
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        image.new("RGB", (8, 6), "red").save(path)
+    return root
+
+
+def test_files_that_a_table_names_become_values(pictures: Path, tmp_path: Path) -> None:
+    names = ["images/1.png", "images/é 2.png", "../shared/3.png", ""]
+    rows = "".join(f"{name},{number}\n" for number, name in enumerate(names))
+    write(pictures, {"train/t.csv": f"file,n\n{rows}", "train/other.txt": "-"})
+    report = convert(pictures, tmp_path / "out", kind="tables", references=["file"])
+    assert report.counts == {"converted": 1, "part": 3, "not_video": 1}
+    with shardio.open(tmp_path / "out") as dataset:
+        assert dataset.schema["file"] == Image(optional=True) and dataset.classes == ("train",)
+        for name, sample in zip(names, dataset, strict=True):
+            read = (pictures / "train" / name).read_bytes() if name else None
+            assert sample["file"] == read
+    (pictures / "shared/3.png").write_bytes((pictures / "shared/3.png").read_bytes() + b" ")
+    again = convert(pictures, tmp_path / "out", append=True)
+    assert [one.name for one in again.changed] == ["train/t.csv"]
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("images/none.png", "'images/none.png': no file of the source"),
+        ("../../secret.png", "'../../secret.png': no file of the source"),
+        ("/etc/hostname", "'/etc/hostname': no file of the source"),
+        ("images/", "no file of the source"),
+        ("t.csv/../images/1.txt", "no file of the source"),
+    ],
+)
+def test_what_no_table_may_name_is_refused(
+    name: str, reason: str, pictures: Path, tmp_path: Path
+) -> None:
+    write(tmp_path, {"secret.png": b"secret"})
+    write(pictures, {"train/t.csv": f"file\nimages/1.png\n{name}\n"})
+    report = convert(pictures, tmp_path / "out", kind="tables", fields={"file": "file"})
+    (found,) = reasons(report).values()
+    assert found.startswith("line 3, column 'file': ") and reason in found
+
+
+def test_a_damaged_picture_breaks_the_table_that_names_it(pictures: Path, tmp_path: Path) -> None:
+    whole = (pictures / "train/images/1.png").read_bytes()
+    write(pictures, {"train/images/1.png": whole[:-30], "train/t.jsonl": '{"a": "images/1.png"}'})
+    report = convert(pictures, tmp_path / "out", kind="tables", references=["a"])
+    assert "line 1, column 'a'" in reasons(report)["train/t.jsonl"]
+
+
+def test_suffixes_say_as_what_files_are_stored(root: Path, tmp_path: Path) -> None:
+    write(root, {"t.jsonl": '{"a": {"b": "1.bin"}}\n{"a": {"b": "t.jsonl.txt"}}', "1.bin": b"\0\1"})
+    write(root, {"t.jsonl.txt": "x"})
+    convert(root, tmp_path / "out", references=["a.b"])
+    with shardio.open(tmp_path / "out") as dataset:
+        assert dataset.schema["a.b"] == Bytes()
+        assert [sample["a.b"] for sample in dataset] == [b"\0\1", b"x"]
+    inputs = [Input("t.csv", str(root / "t.csv"), 0, -1)]
+    for names, word in [
+        ("1.mp4,2.MKV", "video"),
+        ("1.wav,2.flac", "audio"),
+        ("1.mp4,2.wav", "file"),
+    ]:
+        write(root, {"t.csv": "f,n\n" + "".join(f"{name},1\n" for name in names.split(","))})
+        assert (Tables(references=["f"]).fitted(inputs).fields or {})["f"] == word
+
+
+def test_options_that_cannot_be_are_refused(root: Path, tmp_path: Path) -> None:
+    write(root, {"1.csv": "x\n1\n"})
+    refused: list[tuple[dict[str, Any], str]] = [
+        ({"references": "x"}, "expected a list of column names"),
+        ({"references": ["y"]}, "no table has a column 'y'; there are x"),
+        ({"fields": {"x": "int8"}, "references": ["x"]}, "a reference is file, image"),
+        ({"fields": {"x": "bytes"}}, "found 'bytes'; tables have none"),
+        ({"fields": {"x": "int31"}}, "field 'x'"),
+    ]
+    for options, reason in refused:
+        with pytest.raises(InvalidArgument) as error:
+            convert(root, tmp_path / "out", kind="tables", **options)
+        assert reason in str(error.value)
+    write(root, {"1.csv": "x\n1,2\n"})
+    with pytest.raises(InvalidArgument, match=r"looked at: 1; 1.csv: line 2: expected 1 cells"):
+        convert(root, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_append_takes_the_fields_that_the_dataset_has(root: Path, tmp_path: Path) -> None:
+    write(root, {"1.csv": "b,a\nx,1\n"})
+    convert(root, tmp_path / "out")
+    write(root, {"2.csv": "a,b\n2,y\n", "3.csv": "a,b\n2.5,y\n"})
+    report = convert(root, tmp_path / "out", append=True)
+    assert report.counts == {"present": 1, "converted": 1, "broken": 1}
+    assert reasons(report) == {"3.csv": "line 2, column 'a': expected int64, found '2.5'"}
+    with shardio.open(tmp_path / "out") as dataset:
+        assert [(sample["a"], sample["b"]) for sample in dataset] == [(1, "x"), (2, "y")]
+
+
+def test_the_command_takes_tables(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(root, {"1.csv": "f,n\n1.bin,2\n", "1.bin": b"x", "none.tsv": "f\tn\n", "a.txt": "-"})
+    command = ["convert", str(root), str(tmp_path / "out"), "--workers", "0", "--reference", "f"]
+    assert main(command) == 0
+    said = capsys.readouterr().out
+    assert "converted 1 of 4 files into 1 sample" in said
+    assert "a sample has f bytes, n int64, label int64, source text" in said
+    assert "no table: 1 file\n  a.txt" in said and "no sample: 1 file\n  none.tsv" in said
