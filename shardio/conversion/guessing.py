@@ -13,7 +13,6 @@ VIDEOS: Final = "videos"
 IMAGES: Final = "images"
 AUDIO: Final = "audio"
 OTHERS: Final[dict[str, tuple[str, ...]]] = {
-    "arrayrecord": (".array_record", ".arrayrecord"),
     "zarr": ("zarr.json", ".zgroup", ".zarray", ".zarr.zip"),
     "hdf5": (".h5", ".hdf5", ".he5", ".nxs"),
     "arrays": (".npy", ".npz", ".safetensors"),
@@ -23,6 +22,7 @@ OTHERS: Final[dict[str, tuple[str, ...]]] = {
         *(".tfrec", ".tfrecord", ".tfrecords"),
         *(".tfrecord.gz", ".tfrecords.gz", ".tfrecord.zlib", ".tfrecords.zlib"),
     ),
+    "arrayrecord": (".array_record", ".arrayrecord"),
     "arrow": (".parquet", ".pq", ".arrow", ".arrows", ".feather", ".ipc"),
     "tables": (".csv", ".jsonl", ".ndjson", ".tsv"),
 }
