@@ -137,7 +137,7 @@ def test_the_command_takes_labels_and_counts_by_them(
     assert cli.main([*arguments, "--labels", labels]) == 0
     said = capsys.readouterr().out
     assert "  ant    1\n  zebra  5\n" in said
-    assert "1 clip without a class (label -1): not in the file of labels" in said
+    assert "1 sample without a class (label -1): not in the file of labels" in said
     arguments[2] = str(tmp_path / "json")
     assert cli.main([*arguments, "--labels", labels, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["classes"] == {"ant": 1, "zebra": 5}
