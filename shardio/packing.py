@@ -156,6 +156,21 @@ class Parts(NamedTuple):
     is_last: npt.NDArray[np.bool_]
     n_tokens: _Numbers
 
+    def of_windows(self, first: int, last: int) -> tuple[Parts, slice]:
+        """Those of some of the windows, which are numbered from 0 then, and which they are."""
+        begin, end = np.searchsorted(self.windows, (first, last)).tolist()
+        within = slice(begin, end)
+        found = Parts(
+            self.windows[within] - first,
+            self.places[within],
+            self.documents[within],
+            self.firsts[within],
+            self.counts[within],
+            self.is_last[within],
+            self.n_tokens[first:last],
+        )
+        return found, within
+
 
 class Packed:
     """The windows of some documents, by position: those of the first tokens first.

@@ -37,16 +37,17 @@ class Keys(NamedTuple):
 class Stretch:
     """The samples of some steps of a pass; arrays are not to be written to.
 
-    `first` is the first of the steps, `last` comes behind all of them; `rows` are their `n` rows of
-    all shards, `shards` the numbers of their shards, `origins` their lines of a block's origin
-    table, (n, 3), claimed for no field yet. `keys` are what random numbers of them are drawn by.
+    `first` is the first of the steps, `last` comes behind all of them; `numbers` are the numbers of
+    their `n` samples, `rows` their rows of all shards, `shards` the numbers of their shards,
+    `origins` their lines of a block's origin table, (n, 3), claimed for no field yet. `keys` are
+    what random numbers of them are drawn by.
     """
 
     def __init__(
         self, dataset: ShardDataset, first: int, last: int, numbers: Rows, keys: Keys
     ) -> None:
         self._dataset, self._keys = dataset, keys
-        self.first, self.last = first, last
+        self.first, self.last, self.numbers = first, last, numbers
         rows = dataset.rows(numbers)
         self.n, self.rows, self.shards = len(rows), rows, dataset.locate(rows)
         self.origins: npt.NDArray[np.int64] = np.empty((len(rows), 3), np.int64)

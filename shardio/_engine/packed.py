@@ -1,12 +1,12 @@
 """Windows of tokens, gathered from the documents that they are made of, straight into a block.
 
 Used by `fill`. A document is read, and checked, as a whole; each window copies its part of it. Of
-documents that are checked already, and lie raw in a map, the part alone is touched.
+documents that lie raw in a map, and are checked already, the part alone is touched.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -15,26 +15,25 @@ import numpy.typing as npt
 from shardio.dataset import ShardDataset
 from shardio.errors import ShardCorrupt
 from shardio.format.checksum import distinct
-from shardio.format.index import ENTRY_DTYPE
-from shardio.format.layout import NO_FIELD, Kind
+from shardio.format.index import Entries
 from shardio.packing import Pack, Packed, Parts
-from shardio.units import Rows, Units, Verify
+from shardio.units import Rows, Verify
 
 Tokens = npt.NDArray[Any]
 Record = bytes | memoryview
 
+_PARTS_AHEAD: Final = 8192
+"""About so many parts are worked out at a time: it takes 50 µs whatever their number."""
 
-class _RawShard(NamedTuple):
-    """A shard whose documents lie raw in a map: which record of a row each is, and their places.
 
-    `offsets` are from `start` on, by row, as the index has them: right where a record is checked.
-    """
+class _Ahead(NamedTuple):
+    """What `numbers[first:last]` are made of, and the shard of each part."""
 
-    content: memoryview
-    units: Units
-    record: int
-    start: int
-    offsets: npt.NDArray[np.uint64]
+    numbers: Rows
+    first: int
+    last: int
+    parts: Parts
+    shards: Rows
 
 
 class PackedTokens:
@@ -49,34 +48,38 @@ class PackedTokens:
         self._made = pack.made(self._field)
         self.names: Final = tuple(self._made)
         """The fields that a window has."""
-        self._is_raw = verify == "first" and self._field.codec == "raw"
+        self._is_raw = verify != "always" and self._field.codec == "raw"
         self._is_raw &= not self._field.is_fixed and dataset.access == "mmap"
-        self._shards: dict[int, _RawShard] = {}
+        self._maps: dict[int, memoryview] = {}
+        """Of shards with a document that was read."""
+        self._places: Rows = np.zeros(0, np.int64)
+        """Where each raw document lies in the map of its shard; 0 before it is checked."""
+        self._ahead: _Ahead | None = None
 
     def close(self) -> None:
         """Let go of the shards' maps. Idempotent."""
-        self._shards.clear()
+        self._maps.clear()
+        self._places, self._ahead = np.zeros(0, np.int64), None
 
-    def fill(self, outs: Mapping[str, Tokens], numbers: Rows) -> None:
+    def fill(self, outs: Mapping[str, Tokens], numbers: Rows, chosen: slice = slice(None)) -> None:
         """Write some windows.
 
         Args:
             outs: every field that a window has, C-contiguous, (windows, length).
-            numbers: which windows.
+            numbers: windows; not changed as long as this object is there.
+            chosen: which of them are written. Those behind may be worked out already.
 
         Raises:
             ShardCorrupt: naming the sample.
         """
         pack, name = self._pack, self.name
-        parts = self._packed.parts(numbers)
-        tokens = outs[name]
+        first, last, _ = chosen.indices(len(numbers))
+        parts, shards = self._parts(numbers, first, last)
+        content = b"".join(self._pieces(parts, shards))
+        stream = np.frombuffer(content, outs[name].dtype).reshape(-1, pack.reach)
+        outs[name][...] = stream[:, : pack.length]
         if pack.targets:
-            stream = np.empty((len(numbers), pack.reach), tokens.dtype)
-            self._copy(stream, parts)
-            tokens[...] = stream[:, :-1]
             outs[f"{name}_targets"][...] = stream[:, 1:]
-        else:
-            self._copy(tokens, parts)
         if pack.apart:
             _number(outs[f"{name}_segments"], outs[f"{name}_positions"], parts)
         if pack.has_mask:
@@ -97,61 +100,74 @@ class PackedTokens:
             raise AssertionError("a recipe that packs is for a dataset that shows windows")
         return packed
 
-    def _copy(self, out: Tokens, parts: Parts) -> None:
-        """The tokens themselves, eot and padding included."""
-        pack, itemsize, width = self._pack, out.itemsize, out.shape[1]
-        records, firsts = self._records(parts)
-        places, counts = parts.windows * width + parts.places, parts.counts
-        if pack.eot is not None:
+    def _parts(self, numbers: Rows, first: int, last: int) -> tuple[Parts, Rows]:
+        """What `numbers[first:last]` are made of, and the shard of each part."""
+        ahead = self._ahead
+        if (
+            ahead is None
+            or ahead.numbers is not numbers
+            or not ahead.first <= first <= last <= ahead.last
+        ):
+            ahead = self._ahead = self._look_ahead(numbers, first, last)
+        parts, within = ahead.parts.of_windows(first - ahead.first, last - ahead.first)
+        return parts, ahead.shards[within]
+
+    def _look_ahead(self, numbers: Rows, first: int, last: int) -> _Ahead:
+        packed = self._packed
+        n_ahead = _PARTS_AHEAD * len(packed) // (len(packed) + len(packed.ends))
+        last = max(last, min(first + n_ahead, len(numbers)))
+        parts = packed.parts(numbers[first:last])
+        return _Ahead(numbers, first, last, parts, self._shards(parts.documents))
+
+    def _shards(self, documents: Rows) -> Rows:
+        return self._dataset.locate(self._dataset.shown_rows(documents))
+
+    def _pieces(self, parts: Parts, shards: Rows) -> list[Record]:
+        """The bytes that some windows have together, eot and padding included."""
+        itemsize, counts = self._field.numpy.itemsize, parts.counts
+        if self._pack.eot is not None:
             counts = counts - parts.is_last
-            out.reshape(-1)[(places + counts)[parts.is_last]] = pack.eot
-        for short in np.flatnonzero(parts.n_tokens < width).tolist():
-            out[short, parts.n_tokens[short] :] = pack.pad
-        memory = out.view(np.uint8).reshape(-1).data
-        places, counts = places * itemsize, counts * itemsize
-        columns = places, places + counts, firsts, firsts + counts
-        offsets = (column.tolist() for column in columns)
-        # A slice of a memoryview costs a third of an array's.
-        for to, end, first, last, record in zip(*offsets, records, strict=True):
-            memory[to:end] = record[first:last]
+        records, firsts = self._records(parts, shards)
+        firsts = firsts + parts.firsts * itemsize
+        bounds = firsts.tolist(), (firsts + counts * itemsize).tolist()
+        pieces = [record[i:j] for record, i, j in zip(records, *bounds, strict=True)]
+        tails = self._tails(parts)
+        if tails is None:
+            return pieces
+        both: list[Record] = [b""] * (2 * len(pieces))
+        both[::2], both[1::2] = pieces, tails
+        return both
 
-    def _records(self, parts: Parts) -> tuple[list[Record], Rows]:
-        """What each part is copied from, and with which byte of that it begins."""
-        firsts = parts.firsts * self._field.numpy.itemsize
-        if self._is_raw and (found := self._in_maps(parts.documents)) is not None:
-            maps, starts = found
-            return maps, firsts + starts
-        documents, which = np.unique(parts.documents, return_inverse=True)
-        records = self._read(documents)
-        return [records[k] for k in which.tolist()], firsts
+    def _tails(self, parts: Parts) -> list[bytes] | None:
+        """What comes behind each part: eot, padding, or nothing; None where nothing does at all."""
+        pack, dtype = self._pack, self._field.numpy
+        missing = pack.reach - parts.n_tokens
+        is_short = bool(missing.any())
+        if pack.eot is None and not is_short:
+            return None
+        either = b"", b"" if pack.eot is None else np.array(pack.eot, dtype).tobytes()
+        tails = [either[is_last] for is_last in parts.is_last.tolist()]
+        if is_short:
+            pad = np.array(pack.pad, dtype).tobytes()
+            lasts = np.searchsorted(parts.windows, np.arange(len(missing)), "right") - 1
+            for i in np.flatnonzero(missing).tolist():
+                tails[lasts[i]] += int(missing[i]) * pad
+        return tails
 
-    def _in_maps(self, documents: Rows) -> tuple[list[Record], Rows] | None:
-        """The map that each of some documents lies in, and where; None unless all are checked."""
-        rows = self._dataset.shown_rows(documents)
-        shards = self._dataset.locate(rows)
-        local = rows - self._dataset.starts.take(shards)
-        starts = np.empty(len(rows), np.int64)
-        for shard in distinct(shards).tolist():
-            raw = self._shards.get(shard)
-            if raw is None:
-                raw = self._shards[shard] = self._open(shard)
-            is_here = shards == shard
-            some = local[is_here]
-            if not raw.units.are_records_checked(raw.record, some):
-                return None
-            starts[is_here] = raw.offsets[some].astype(np.int64) + raw.start
-        return [self._shards[shard].content for shard in shards.tolist()], starts
-
-    def _open(self, shard: int) -> _RawShard:
-        reader = self._dataset.reader(shard, self.name)
-        if not isinstance(reader.content, memoryview):
-            raise AssertionError("a dataset with access='mmap' has mapped its shards")
-        stored = list(reader.schema.records)
-        k = stored.index(self.name)
-        index = next(s for s in reader.sections if s.key == (Kind.INDEX, NO_FIELD, 0))
-        entries = np.frombuffer(reader.content, ENTRY_DTYPE, index.count, index.offset)
-        offsets = entries["offset"][k :: len(stored)]
-        return _RawShard(reader.content, reader.units, k, reader.records.offset, offsets)
+    def _records(self, parts: Parts, shards: Rows) -> tuple[Iterable[Record], Rows]:
+        """What holds each part's document, checked, and with which byte the document begins."""
+        documents = parts.documents
+        if not self._is_raw:
+            read, which = np.unique(documents, return_inverse=True)
+            records = [memoryview(record) for record in self._read(read)]
+            return map(records.__getitem__, which.tolist()), np.zeros(len(which), np.int64)
+        if not len(self._places):
+            self._places = np.zeros(len(self._packed.ends), np.int64)
+        places = self._places.take(documents)
+        if not places.all():
+            self._read(distinct(documents[places == 0]))
+            places = self._places.take(documents)
+        return map(self._maps.__getitem__, shards.tolist()), places
 
     def _read(self, documents: Rows) -> list[Record]:
         """Whole documents, verified."""
@@ -173,8 +189,23 @@ class PackedTokens:
         return records
 
     def _read_shard(self, shard: int, local: Rows, documents: Rows) -> list[Record]:
-        records, name = self._dataset.reader(shard, self.name).records, self.name
+        reader, name = self._dataset.reader(shard, self.name), self.name
+        records = reader.records
         entries = records.entries(name, local)
+        self._check_lengths(shard, local, documents, entries)
+        found = list(records.read(name, local, entries))
+        if self._is_raw and isinstance(reader.content, memoryview):
+            self._maps[shard] = reader.content
+            self._places[documents] = entries["offset"].astype(np.int64) + records.offset
+        return found
+
+    def _check_lengths(self, shard: int, local: Rows, documents: Rows, entries: Entries) -> None:
+        """Make sure that documents are as long as it was said when windows were cut.
+
+        Raises:
+            ShardCorrupt: naming the first that is not.
+        """
+        records, name = self._dataset.reader(shard, self.name).records, self.name
         n_bytes = entries["n_bytes"].astype(np.int64)
         itemsize = self._field.numpy.itemsize
         wrong = n_bytes != self._packed.lengths(documents) * itemsize
@@ -185,7 +216,6 @@ class PackedTokens:
             error = ShardCorrupt(what, code="shape", found=int(n_bytes[i]))
             place = records.offset + int(entries["offset"][i])
             raise records.placed(error, name, int(local[i]), place)
-        return list(records.read(name, local, entries))
 
     def _mask(self, out: npt.NDArray[np.bool_], parts: Parts) -> None:
         """Where tokens count: not in padding, nor where the target is of another document."""
@@ -209,15 +239,16 @@ def _number(segments: Tokens, positions: Tokens, parts: Parts) -> None:
     counts = np.minimum(parts.counts, length - parts.places)  # 0 of what is a target only
     n_tokens = np.minimum(parts.n_tokens, length)
     firsts = np.searchsorted(parts.windows, np.arange(n))
-    numbers = (np.arange(len(counts)) - firsts[parts.windows] + 1).astype(np.int32)
-    starts = parts.windows * length + parts.places
-    of_tokens = np.repeat(numbers, counts)
+    numbers = (np.arange(1, len(counts) + 1) - firsts[parts.windows]).astype(np.int32)
+    starts = (parts.windows * length + parts.places).astype(np.int32)
+    of_tokens, starts = np.repeat(numbers, counts), np.repeat(starts, counts)
     if (n_tokens == length).all():
         segments.reshape(-1)[:] = of_tokens
-        positions.reshape(-1)[:] = np.arange(n * length) - np.repeat(starts, counts)
+        places = np.arange(n * length, dtype=np.int32)
+        np.subtract(places, starts, out=positions.reshape(-1))
         return
     is_token = np.arange(length) < n_tokens[:, None]
     segments.fill(0)
     positions.fill(0)
     segments[is_token] = of_tokens
-    positions[is_token] = np.flatnonzero(is_token) - np.repeat(starts, counts)
+    positions[is_token] = np.flatnonzero(is_token) - starts

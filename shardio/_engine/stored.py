@@ -75,7 +75,7 @@ class StoredValues:
             states[:] = self._claims[self._packed.name]
             n = len(rows)
             outs = {s.name: layout.fixed_rows(memory.bytes, s, n) for s in layout.fixed}
-            self._packed.fill(outs, stretch.origins[part, 0])
+            self._packed.fill(outs, stretch.numbers, part)
             return 0
         used, present = 0, {}
         for presence in layout.presence:
