@@ -8,7 +8,7 @@ they lie; and documents of 8 tokens up to some thousands, 500 in the mean. Both 
 in batches of 64 x 1,024, in turns; each round gives a ratio, and the median counts.
 
 Exit code 1 where windows come at less than 0.15 of the rows' tokens per second: two or three
-documents have a part in a window, each of which is looked up and copied by itself, while a row is
+documents have a part in a window, each of which is a piece of its own, while a row is
 one of many that a single call gathers.
 """
 
