@@ -1,10 +1,10 @@
 """Encoded media to pixels, sound and exact times, and back.
 
 `container` and `sniffing` look at files, `opening` opens them; `video` decodes whole files.
-`streams` cuts them into packets (`checking` proves them), `clips` and `sound` decode any part of
-those, and `encoding` and `motion_jpeg` make ones that are decoded fast. `picture` has the pixels of
-all of them. `image` reads still pictures, and encodes JPEG. `into_rows` takes both in one call from
-a file to a row of a batch.
+`streams` cuts them into packets (`checking` proves them), `muxing` makes files of packets again,
+`clips` and `sound` decode any part of those, and `encoding` and `motion_jpeg` make ones that are
+decoded fast. `picture` has the pixels of all of them. `image` reads still pictures, and encodes
+JPEG. `into_rows` takes both in one call from a file to a row of a batch.
 """
 
 from shardio.media.clips import ClipDecoder
@@ -20,6 +20,7 @@ from shardio.media.framing import Box, Place
 from shardio.media.image import ImageFacts, decode_crop, decode_image, encode_jpeg, probe
 from shardio.media.into_rows import load_clip, load_image
 from shardio.media.motion_jpeg import JpegEncoder
+from shardio.media.muxing import MuxedStream, mux
 from shardio.media.picture import MAX_SIDE
 from shardio.media.pillow import pillow_image
 from shardio.media.resample import resize
@@ -39,6 +40,7 @@ __all__ = [
     "ClipDecoder",
     "ImageFacts",
     "JpegEncoder",
+    "MuxedStream",
     "Picture",
     "Place",
     "Rising",
@@ -59,6 +61,7 @@ __all__ = [
     "load_clip",
     "load_image",
     "missing_bytes",
+    "mux",
     "part_of",
     "pillow_image",
     "probe",

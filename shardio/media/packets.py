@@ -18,6 +18,7 @@ __all__ = [
     "is_closed",
     "parameter_sets",
     "spare_layers",
+    "units_of",
 ]
 
 _Said = TypeVar("_Said", covariant=True)
@@ -202,6 +203,26 @@ def _units(data: bytes, at: int, stop: int, length_size: int) -> Iterator[tuple[
         at += length_size
         yield data[at], data[at + 1]
         at += size
+
+
+def units_of(codec: str, extradata: bytes, packet: bytes) -> Iterator[bytes]:
+    """The units of a packet of H.264 or HEVC, whatever is before each; of others, all of it.
+
+    Of AV1, the mark of its beginning is left out, which files do not have.
+    """
+    at = {"h264": 4, "hevc": 21}.get(codec)
+    if at is None:
+        yield packet.removeprefix(b"\x12\0") if codec == "av1" else packet
+        return
+    if size := _length_size(extradata, at):
+        begin = 0
+        while begin + size <= len(packet):
+            end = begin + size + int.from_bytes(packet[begin : begin + size])
+            yield packet[begin + size : end]
+            begin = end
+        return
+    for unit in packet.split(_START)[1:]:
+        yield unit.rstrip(b"\0")  # a start code may have four bytes
 
 
 def _spare_h264(data: bytes, begin: int, stop: int, length_size: int) -> int:

@@ -1,0 +1,250 @@
+"""Puts the packets of a stream into a file that players open, untouched, and proves it.
+
+What was written is cut into packets again and compared: nothing is handed out that differs. Only
+H.264 and HEVC whose units begin with start codes get lengths in their place, as containers want it.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from shardio.errors import MediaError
+from shardio.format.streams import EncodedStream, PacketFlag, packet_flags, packet_sizes
+from shardio.media.decoders import display_parameter, fraction_parameter
+from shardio.media.mp3_trim import trimmed_mp3
+from shardio.media.packets import units_of
+from shardio.media.streams import demux
+
+if TYPE_CHECKING:
+    from av.container import OutputContainer
+
+__all__ = ["MuxedStream", "mux"]
+
+# Opened, as PyAV wants it for what it writes, and never given a picture.
+_ENCODERS: Final = {
+    "av1": "libsvtav1",
+    "h264": "libx264",
+    "hevc": "libx265",
+    "mp3": "libmp3lame",
+    "opus": "libopus",
+    "vp8": "libvpx",
+    "vp9": "libvpx-vp9",
+}
+_QUICK: Final = {
+    "libx264": {"preset": "ultrafast"},
+    "libx265": {"preset": "ultrafast", "x265-params": "log-level=none:pools=none"},
+}
+_VIDEO: Final = (("mp4", ".mp4"), ("mov", ".mov"), ("matroska", ".mkv"))
+_GIF: Final = (("gif", ".gif"), *_VIDEO)
+_SOUND: Final = {
+    "aac": (("adts", ".aac"),),
+    "flac": (("flac", ".flac"),),
+    "mp3": (("mp3", ".mp3"),),
+    "opus": (("ogg", ".opus"),),
+    "pcm": (("wav", ".wav"), ("aiff", ".aiff")),
+    "vorbis": (("ogg", ".ogg"),),
+}
+_ANY_SOUND: Final = (("ipod", ".m4a"), ("matroska", ".mka"))
+_COLOURS: Final = ("color_range", "colorspace", "color_primaries", "color_trc")
+
+
+@dataclass(frozen=True, slots=True)
+class MuxedStream:
+    """A file of one stream: its bytes, and how its name ends, with the dot."""
+
+    data: bytes
+    suffix: str
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+
+def mux(stream: EncodedStream) -> MuxedStream:
+    """Make a file of a stream; its packets and times are those that demuxing it gives.
+
+    Of sound, the clock may begin elsewhere; the samples that are heard are the same.
+
+    Raises:
+        MediaError: no container that is tried carries the stream unchanged; it says why.
+        ShardCorrupt: the stream is damaged.
+    """
+    is_sound = "rate" in stream.parameters
+    codec = str(stream.parameters.get("codec"))
+    reasons = []
+    for form, suffix, shift in _tried(stream, codec, is_sound):
+        try:
+            data = _written(stream, form, shift, is_sound)
+            again = demux(data, "audio" if is_sound else "video", name=f"as {form}")
+        except _Unfit as error:
+            reasons.append(f"{form}: {error}")
+            continue
+        except MediaError as error:
+            reasons.append(str(error))
+            continue
+        difference = _difference(stream, again, codec, is_sound)
+        if difference is None:
+            return MuxedStream(data, suffix)
+        reasons.append(f"{form}: its {difference} would be others")
+    raise MediaError(
+        f"packets of {codec} fit no file unchanged: {'; '.join(dict.fromkeys(reasons))}"
+    )
+
+
+class _Unfit(Exception):
+    """FFmpeg does not write this stream in this format."""
+
+
+def _tried(stream: EncodedStream, codec: str, is_sound: object) -> Iterator[tuple[str, str, int]]:
+    """Formats, the ends of their names, and by how many ticks times are put earlier."""
+    if not is_sound:
+        yield from ((form, suffix, 0) for form, suffix in (_GIF if codec == "gif" else _VIDEO))
+        return
+    forms = (*_SOUND.get(codec.partition("_")[0], ()), *_ANY_SOUND)
+    begin = int(stream.packets["pts"][0]) + int(stream.parameters.get("skip", 0))
+    for shift in dict.fromkeys((0, begin)):
+        yield from ((form, suffix, shift) for form, suffix in forms)
+
+
+def _written(stream: EncodedStream, form: str, shift: int, is_sound: object) -> bytes:
+    import av
+
+    content = io.BytesIO()
+    base = stream.time_base
+    options = {"video_track_timescale": str(base.denominator)} if form in ("mp4", "mov") else {}
+    if form == "mp3" and not stream.parameters.get("skip"):
+        options = {"write_xing": "0"}  # that frame always leaves samples out
+    os.environ.setdefault("SVT_LOG", "0")
+    try:
+        with av.open(content, "w", format=form, container_options=options) as container:
+            target = (_sound_target if is_sound else _video_target)(container, stream)
+            target.time_base = base
+            container.start_encoding()
+            for packet in _packets(stream, shift, is_sound):
+                packet.stream, packet.time_base = target, base
+                container.mux_one(packet)
+    except (av.FFmpegError, ValueError) as error:
+        raise _Unfit(getattr(error, "strerror", None) or error) from error
+    data = content.getvalue()
+    return trimmed_mp3(data, stream) if form == "mp3" else data
+
+
+def _video_target(container: OutputContainer, stream: EncodedStream) -> Any:
+    """A stream of the file that is to be, which says of itself what the given one does."""
+    told = stream.parameters
+    target: Any = container.add_stream(_encoder(stream), rate=25)
+    codec = target.codec_context
+    formats = [each.name for each in codec.codec.video_formats or ()]
+    asked = (told.get("pixel_format"), "yuv444p", *formats, "yuv420p")
+    codec.pix_fmt = next(name for name in asked if name in formats or not formats)
+    codec.width, codec.height = int(told["width"]), int(told["height"])
+    for name in _COLOURS:
+        if told.get(name):
+            setattr(codec, name, int(told[name]))
+    if aspect := fraction_parameter(told, "sample_aspect"):
+        codec.sample_aspect_ratio = aspect
+    if rate := fraction_parameter(told, "frame_rate"):
+        codec.framerate = rate
+    codec.thread_count = 1
+    codec.options = _QUICK.get(codec.name, {})
+    codec.open(strict=False)
+    codec.extradata = bytes(stream.extradata) or None
+    if display_parameter(told) is not None:
+        target.set_display_matrix([int(each) for each in told["display"]])
+    return target
+
+
+def _sound_target(container: OutputContainer, stream: EncodedStream) -> Any:
+    told = stream.parameters
+    target: Any = container.add_stream(_encoder(stream), rate=int(told["rate"]))
+    codec = target.codec_context
+    codec.layout = told["layout"]
+    formats = codec.codec.audio_formats
+    codec.format = formats[0].name if formats else told["sample_format"]
+    codec.options = {"strict": "-2"}
+    codec.open(strict=False)
+    codec.extradata = bytes(stream.extradata) or None
+    return target
+
+
+def _encoder(stream: EncodedStream) -> str:
+    name = str(stream.parameters.get("codec"))
+    return _ENCODERS.get(name, name)
+
+
+def _packets(stream: EncodedStream, shift: int, is_sound: object) -> Iterator[Any]:
+    """The packets, with the times at which they are decoded: no later than any is shown."""
+    import av
+
+    table = stream.packets
+    pts = table["pts"].astype(np.int64) - shift
+    in_order = np.sort(pts)
+    dts = in_order - max(0, int((in_order - pts).max(initial=0)))
+    durations = table["duration"].astype(np.int64)
+    if is_sound and len(pts):  # nothing is heard of the last packet behind the end
+        end = int(pts[0]) + int(stream.parameters.get("skip", 0)) + stream.n_frames
+        durations = np.clip(end - pts, 0, durations)
+    keys = packet_flags(table) & PacketFlag.KEY != 0
+    columns = (table["offset"], packet_sizes(table), pts, dts, durations, keys)
+    for offset, size, shown, decoded, duration, is_key in zip(
+        *(column.tolist() for column in columns), strict=True
+    ):
+        packet: Any = av.Packet(bytes(stream.data[offset : offset + size]))
+        packet.pts, packet.dts, packet.duration = shown, decoded, duration
+        packet.is_keyframe = is_key
+        yield packet
+
+
+def _difference(
+    stream: EncodedStream, again: EncodedStream, codec: str, is_sound: object
+) -> str | None:
+    """Name what two streams have in different ways; None where that is nothing."""
+    if is_sound and codec.startswith("pcm"):
+        same_data = bytes(again.data[:]) == bytes(stream.data[:])
+        return None if same_data and again.n_frames == stream.n_frames else "samples"
+    if len(stream.packets) != len(again.packets):
+        return "number of packets"
+    if not np.array_equal(packet_flags(stream.packets), packet_flags(again.packets)):
+        return "flags of packets"
+    if not _has_same_data(stream, again, codec):
+        return "packets"
+    times, found = stream.packets["pts"].astype(np.int64), again.packets["pts"].astype(np.int64)
+    if is_sound:
+        said = [(each.n_frames, each.parameters.get("skip", 0)) for each in (stream, again)]
+        same = np.array_equal(times - times[:1], found - found[:1])
+        return None if same and said[0] == said[1] else "samples that are heard"
+    scale = stream.time_base / again.time_base
+    if scale.denominator != 1 or not np.array_equal(times * scale.numerator, found):
+        return "times"
+    shown = [_shown_as(each) for each in (stream, again)]
+    return None if shown[0] == shown[1] else "shape or colours"
+
+
+def _shown_as(stream: EncodedStream) -> tuple[Any, ...]:
+    told = stream.parameters
+    aspect = fraction_parameter(told, "sample_aspect") or Fraction(1)
+    names = ("pixel_format", "range", "matrix", "rotation")
+    return stream.width, stream.height, aspect, *(told.get(name) for name in names)
+
+
+def _has_same_data(stream: EncodedStream, again: EncodedStream, codec: str) -> bool:
+    data, found = bytes(stream.data[:]), bytes(again.data[:])
+    if data == found:
+        return True
+    return all(
+        list(units_of(codec, stream.extradata, before))
+        == list(units_of(codec, again.extradata, after))
+        for before, after in zip(_cut(stream, data), _cut(again, found), strict=True)
+    )
+
+
+def _cut(stream: EncodedStream, data: bytes) -> Iterator[bytes]:
+    table = stream.packets
+    for offset, size in zip(table["offset"].tolist(), packet_sizes(table).tolist(), strict=True):
+        yield data[offset : offset + size]

@@ -1,0 +1,108 @@
+"""Streams become files whose packets, times and samples are those of the stream."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import av
+import numpy as np
+import pytest
+
+from shardio import MediaError
+from shardio.format.streams import PacketFlag, pack_packets, packet_flags
+from shardio.media import JpegEncoder, demux, encode, mux
+from shardio.media.video import VideoFile
+from tests.media_made import scene, write_video
+
+
+@pytest.mark.parametrize("codec", ["h264", "hevc", "av1"])
+def test_streams_that_were_encoded_here_become_files(codec: str) -> None:
+    times = [0, 3, 5, 11, 12, 20]
+    pictures = zip(times, scene(6), strict=True)
+    stream = encode(pictures, 96, 64, Fraction(1, 250), codec=codec)
+    made = mux(stream)
+    again = demux(made.data, check=True)
+    assert made.suffix == ".mp4" and again.n_frames == 6
+    found = np.sort(again.packets["pts"]) * again.time_base
+    assert found.tolist() == [time * Fraction(1, 250) for time in times]
+
+
+def test_motion_jpeg_keeps_its_bytes() -> None:
+    pytest.importorskip("simplejpeg", reason="simplejpeg is not installed")
+    encoder = JpegEncoder(96, 64, Fraction(1, 25), quality=90)
+    for time, picture in enumerate(scene(3)):
+        encoder.add(time, picture)
+    stream = encoder.finish()
+    assert bytes(demux(mux(stream).data).data[:]) == bytes(stream.data[:])
+
+
+@pytest.mark.parametrize("name", ["a.mp4", "a.mkv", "a.avi"])
+def test_files_of_other_containers_come_back_as_they_were(name: str, tmp_path: Path) -> None:
+    codec = "mpeg4" if name.endswith("avi") else "libx264"
+    write_video(tmp_path / name, scene(9), codec=codec)
+    stream = demux(str(tmp_path / name))
+    again = demux(mux(stream).data)
+    assert bytes(again.data[:]) == bytes(stream.data[:])
+    assert (
+        again.packets["pts"] * again.time_base == stream.packets["pts"] * stream.time_base
+    ).all()
+
+
+def test_a_turned_video_stays_turned(tmp_path: Path) -> None:
+    write_video(tmp_path / "a.mp4", scene(3), rotation=90, aspect=Fraction(4, 3))
+    stream = demux(str(tmp_path / "a.mp4"))
+    made = tmp_path / "made.mp4"
+    made.write_bytes(mux(stream).data)
+    again = demux(str(made))
+    for name in ("rotation", "sample_aspect"):
+        assert again.parameters.get(name) == stream.parameters.get(name)
+    with VideoFile(str(made)) as file:
+        assert file is not None
+
+
+CODECS = {
+    "a.wav": "pcm_s16le",
+    "a.flac": "flac",
+    "a.mp3": "libmp3lame",
+    "a.m4a": "aac",
+    "a.opus": "libopus",
+}
+
+
+def write_sound(path: Path) -> None:
+    """A file of a second of a tone."""
+    wave = (np.sin(np.arange(48_000) / 20) * 9000).astype(np.int16)
+    frame = av.AudioFrame.from_ndarray(wave[None], format="s16", layout="mono")
+    frame.rate = 48_000
+    with av.open(str(path), "w", format="ogg" if path.suffix == ".opus" else None) as out:
+        stream: Any = out.add_stream(CODECS[path.name], rate=48_000)
+        stream.codec_context.layout = "mono"
+        out.mux(stream.encode(frame))
+        out.mux(stream.encode(None))
+
+
+@pytest.mark.parametrize("name", CODECS)
+def test_sound_has_the_same_samples(name: str, tmp_path: Path) -> None:
+    write_sound(tmp_path / name)
+    stream = demux(str(tmp_path / name), "audio")
+    made = mux(stream)
+    again = demux(made.data, "audio")
+    assert made.suffix == Path(name).suffix
+    assert bytes(again.data[:]) == bytes(stream.data[:])
+    said = [(one.n_frames, one.parameters.get("skip")) for one in (stream, again)]
+    assert said[0] == said[1]
+
+
+def test_what_no_container_says_is_refused(tmp_path: Path) -> None:
+    write_video(tmp_path / "a.mp4", scene(9))
+    stream = demux(str(tmp_path / "a.mp4"))
+    table = stream.packets
+    sizes = (table["stored"] & np.uint64((1 << 48) - 1)).astype(np.int64)
+    flags = packet_flags(table)
+    flags[3] |= PacketFlag.HIDDEN
+    hidden = pack_packets(sizes, flags, table["pts"], table["duration"])
+    with pytest.raises(MediaError, match="flags of packets would be others"):
+        mux(replace(stream, packets=hidden))
