@@ -104,6 +104,7 @@ class _Place:
 
 def _columns(place: _Place, type_: pa.DataType, whole: Mapping[str, str]) -> Iterator[Column]:
     feature = place.feature if isinstance(place.feature, dict) else {}
+    is_json = getattr(type_, "extension_name", "") == "arrow.json"
     kind = str(feature.get("_type", ""))
     type_ = plain(type_)
     if len(place.path) > MAX_DEPTH:
@@ -117,6 +118,8 @@ def _columns(place: _Place, type_: pa.DataType, whole: Mapping[str, str]) -> Ite
         return
     if kind in MEDIA and holds_files(type_):
         word = MEDIA[kind]
+    elif is_json:
+        word = "json"
     else:
         word = _word(place.name, type_, _shape_of(feature))
     names = feature.get("names") if kind == "ClassLabel" else None
@@ -209,6 +212,11 @@ def kind_of(type_: pa.DataType) -> str:
 def is_struct(type_: pa.DataType) -> bool:
     """Whether values of a type are records."""
     return kind_of(type_) == "struct"
+
+
+def is_text(type_: pa.DataType) -> bool:
+    """Whether values of a type are text."""
+    return kind_of(type_) in _TEXTS
 
 
 def is_list(type_: pa.DataType) -> bool:

@@ -14,8 +14,9 @@ import pyarrow.compute as pc
 
 from shardio import Array, Audio, Bytes, Image, Json, List, MediaError, Text, Video
 from shardio.media import demux, probe
-from shardio_converters.arrow_types import Column, is_list, is_struct
+from shardio_converters.arrow_types import Column, is_list, is_struct, is_text
 from shardio_converters.field_specs import Field
+from shardio_converters.json_values import read_json
 
 _MEDIA: Final = (Image, Audio, Video)
 
@@ -32,7 +33,8 @@ def values_of(batch: pa.RecordBatch, column: Column, field: Field, first_row: in
         if isinstance(field, _MEDIA):
             found: Sequence[Any] = _files(array, field)
         elif isinstance(field, Json):
-            found = _said(array)
+            is_written = column.word == "json" and is_text(array.type)
+            found = _parsed(array) if is_written else _said(array)
         elif isinstance(field, Bytes):
             found = array.to_pylist()
         elif isinstance(field, Text):
@@ -176,6 +178,11 @@ def _numbers(array: pa.Array) -> npt.NDArray[Any]:
     if data is None or not len(array):
         return np.zeros(len(array), dtype)
     return np.frombuffer(data, dtype, len(array), array.offset * dtype.itemsize).copy()
+
+
+def _parsed(array: pa.Array) -> list[Any]:
+    """What texts of JSON say; None where there is none."""
+    return [None if text is None else read_json(text.encode()) for text in array.to_pylist()]
 
 
 def _said(array: pa.Array) -> list[Any]:

@@ -76,7 +76,12 @@ class WebDataset:
         """Give the fields of a sample."""
         if self.fields is None:
             raise InvalidArgument("fields are not known: they follow from the files, or are given")
-        return make_schema({**_ABOUT, **self.fields})
+        return make_schema({**self._about(), **self.fields})
+
+    def _about(self) -> dict[str, str]:
+        """What a sample has beside the members'."""
+        taken = {name.partition(".")[0] for name in self.fields or ()}
+        return {name: spec for name, spec in _ABOUT.items() if name not in taken}
 
     def libraries(self) -> Mapping[str, str]:
         """Give the versions of what tells the facts of pictures, videos and sound."""
@@ -94,7 +99,7 @@ class WebDataset:
             return Outcome("not_video", "not a tar")
         schema, fields = self.schema(), self.fields or {}
         every = {"key": "", "label": np.int64(source.label), "source": source.name}
-        about = {name: value for name, value in every.items() if name not in fields}
+        about = {name: every[name] for name in self._about()}
         optional = {name: None for name in fields if schema[name].optional}
         required = fields.keys() - optional.keys()
 
