@@ -99,6 +99,7 @@ RANKS = {
     "shardio.passing": 9,
     "shardio.pipeline": 10,
     "shardio.conversion": 10,
+    "shardio.exporting": 10,
     "shardio.measuring": 11,
     "shardio_converters": 12,
     "shardio_tools": 12,
@@ -106,6 +107,7 @@ RANKS = {
 OUTERMOST = 12
 PUBLIC_MODULES = {
     "shardio.errors",
+    "shardio.exporting",
     "shardio.measuring",
     "shardio.media",
     "shardio.multi",

@@ -28,6 +28,7 @@ from shardio_tools import (
     compact,
     convert,
     diff,
+    export,
     inspect,
     merge,
     repair,
@@ -56,6 +57,7 @@ COMMANDS: dict[str, ModuleType] = {
     "split": split,
     "stats": stats,
     "bench": bench,
+    "export": export,
 }
 
 

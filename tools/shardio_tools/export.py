@@ -1,0 +1,92 @@
+"""Write the samples of a dataset as files of another format, into a folder of their own.
+
+The folder appears when all of it is written. Every byte is verified on the way; a damaged sample
+ends the export, unless --on-error skip is given: then it is listed, and the exit code is 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from shardio.exporting import ExportProgress, ExportReport, export
+from shardio_tools._render import (
+    ProgressLine,
+    complain,
+    counted,
+    listed,
+    plain,
+    say,
+    say_json,
+    size,
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command to its parser."""
+    add = parser.add_argument
+    add("path", metavar="DATASET", help="the dataset to read")
+    add("out", metavar="OUT", help="the folder to make; it may be there if it is empty")
+    add(
+        "--format",
+        required=True,
+        choices=("webdataset", "parquet", "npy", "files"),
+        help="what to write",
+    )
+    add("--fields", metavar="NAME,…", help="export these fields only")
+    add("--subset", metavar="NAME", help="export one of its subsets instead")
+    add(
+        "--shard-bytes",
+        type=int,
+        metavar="N",
+        default=256 << 20,
+        help="about how much goes into one tar or Parquet file (default: 268435456, 256 MiB)",
+    )
+    add(
+        "--on-error",
+        choices=("stop", "skip"),
+        default="stop",
+        help="at a damaged sample: stop, or leave it out (default: stop)",
+    )
+    add("--overwrite", action="store_true", help="replace an export in OUT")
+    add("--quiet", action="store_true", help="print nothing but what is left out")
+    add("--json", action="store_true", help="print the report as JSON")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Export, report, and return the exit code."""
+    with ProgressLine("exporting", is_silent=options.quiet or options.json) as line:
+
+        def show(state: ExportProgress) -> None:
+            note = f"{state.n_samples_done:,} of {counted(state.n_samples, 'sample')}"
+            line.show(state.n_bytes_done, state.n_bytes, note)
+
+        report = export(
+            options.path,
+            options.out,
+            options.format,
+            fields=None if options.fields is None else options.fields.split(","),
+            subset=options.subset,
+            shard_bytes=options.shard_bytes,
+            on_error=options.on_error,
+            overwrite=options.overwrite,
+            progress=show,
+        )
+    if options.json:
+        say_json(report.as_json())
+    else:
+        _tell(report, is_quiet=options.quiet)
+    return 1 if report.skipped else 0
+
+
+def _tell(report: ExportReport, *, is_quiet: bool) -> None:
+    """Say what was left out, and what was written."""
+    if report.skipped:
+        lines = [f"sample {one.sample}: {plain(one.reason)}" for one in report.skipped]
+        tell = complain if is_quiet else say
+        tell(f"left out {counted(len(lines), 'damaged sample')}:")
+        tell(listed(lines, "--json lists them all"))
+    if not is_quiet:
+        say(
+            f"exported {counted(report.n_samples, 'sample')} to {counted(report.n_files, 'file')}, "
+            f"{size(report.n_bytes)}: {plain(report.out)}"
+        )
