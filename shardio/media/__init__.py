@@ -28,6 +28,7 @@ from shardio.media.sniffing import has_image_signature, has_image_suffix
 from shardio.media.sound import AudioDecoder
 from shardio.media.sound_packets import sound_of
 from shardio.media.sound_times import begin_of, part_of
+from shardio.media.spans import SpanReader, times_of
 from shardio.media.streams import demux
 from shardio.media.times import Rising
 from shardio.media.video import Picture, VideoFile, library_versions
@@ -44,6 +45,7 @@ __all__ = [
     "Picture",
     "Place",
     "Rising",
+    "SpanReader",
     "StreamEncoder",
     "VideoFile",
     "begin_of",
@@ -67,4 +69,5 @@ __all__ = [
     "probe",
     "resize",
     "sound_of",
+    "times_of",
 ]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from fractions import Fraction
 from itertools import accumulate, repeat
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from av.container import InputContainer
     from av.video.stream import VideoStream
 
-__all__ = ["demux"]
+__all__ = ["Cut", "demux"]
 
 # What stores a time of presentation with every frame, and one frame per packet.
 _EXACT_CONTAINERS = ("mov,mp4", "matroska", "flv")
@@ -66,7 +67,7 @@ def demux(
             return demux_sound(source, container, name)
         streams = video_streams(container, name)
         try:
-            cut = _Cut(container, streams[0])
+            cut = Cut(container, streams[0])
             check_whole(source, container, streams[0], cut.end())
             stream = cut.stream(len(streams))
             if check or (check is None and cut.is_doubtful(stream)):
@@ -78,11 +79,23 @@ def demux(
 
 
 @dataclass(slots=True)
-class _Cut:
-    """The packets of one stream of an open container, and what is known of them."""
+class Cut:
+    """The packets of one stream of an open container, and what is known of them.
+
+    Args:
+        packets: which; all by default.
+        like: a cut of the same stream, which knows what its first frame tells.
+        is_head: whether to stop at the first frame that comes out.
+
+    Raises:
+        MediaError: a packet is damaged, or there is no frame.
+    """
 
     container: InputContainer
     source: VideoStream
+    packets: Iterable[Packet[VideoStream]] | None = None
+    like: Cut | None = None
+    is_head: bool = False
     content: io.BytesIO = field(default_factory=io.BytesIO)
     sizes: list[int] = field(default_factory=list)
     flags: list[int] = field(default_factory=list)
@@ -93,6 +106,15 @@ class _Cut:
     display: bytes | None = None
 
     def __post_init__(self) -> None:
+        if self.like is None:
+            self._begin()
+            return
+        self.parameters, self.extradata = dict(self.like.parameters), self.like.extradata
+        self.display = self.like.display
+        self._read(is_known=True)
+
+    def _begin(self) -> None:
+        """Read the packets, and what the first frame tells."""
         import av
 
         codec = self.source.codec_context
@@ -108,12 +130,16 @@ class _Cut:
             raise MediaError("its video stream holds no frame")
         self._note(first)
 
-    def _read(self) -> VideoFrame | None:
-        """Take in every packet, with little ado, for there are many; returns the first frame."""
+    def _read(self, *, is_known: bool = False) -> VideoFrame | None:
+        """Take in every packet, with little ado, for there are many; returns the first frame.
+
+        None as well where the facts are known.
+        """
         first: VideoFrame | None = None
         sizes, flags, times, durations = self.sizes, self.flags, self.times, self.durations
         write = self.content.write  # one copy, and none to make bytes of it in the end
-        for packet in self.container.demux(self.source):
+        packets = self.container.demux(self.source) if self.packets is None else self.packets
+        for packet in packets:
             if size := packet.size:
                 if packet.is_corrupt:
                     raise MediaError(f"packet {len(sizes)} is marked corrupt")
@@ -129,8 +155,10 @@ class _Cut:
                 durations.append(max(0, packet.duration or 0))
                 write(packet)
                 sizes.append(size)
-            if first is None:
+            if first is None and not is_known:
                 first = self._frame_of(packet)
+                if first is not None and self.is_head:
+                    break
         return first
 
     def _frame_of(self, packet: Packet[VideoStream]) -> VideoFrame | None:
@@ -190,7 +218,7 @@ class _Cut:
             raise MediaError("none of its packets is a keyframe: nothing says where to begin")
         flags[: keys[0]] |= PacketFlag.HIDDEN
         packets = pack_packets(self.sizes, flags, self._known_times(), self.durations)
-        return finished(self.parameters, self.extradata, packets, data, self._time_base())
+        return finished(self.parameters, self.extradata, packets, data, self.time_base())
 
     def _known_times(self) -> list[int]:
         """The time of each packet; what has none follows what is before it."""
@@ -213,7 +241,8 @@ class _Cut:
                 flags[layers == max(0, layers.max())] |= _DISPOSABLE
         return flags
 
-    def _time_base(self) -> Fraction:
+    def time_base(self) -> Fraction:
+        """Seconds per tick."""
         if not self.source.time_base:
             raise MediaError("the video stream has no time base")
         return self.source.time_base
@@ -221,7 +250,7 @@ class _Cut:
     def frame_duration(self) -> int:
         """Ticks from one frame to the next, for containers that store no times."""
         rate = self.source.average_rate or Fraction(25)
-        return max(1, round(1 / (rate * self._time_base())))
+        return max(1, round(1 / (rate * self.time_base())))
 
     def is_doubtful(self, stream: EncodedStream) -> bool:
         """Whether the table needs a decoder's word."""
