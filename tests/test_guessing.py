@@ -44,6 +44,9 @@ from shardio.conversion.guessing import guess_kind
         ([".zarray", "0.0"], "zarr"),
         (["a/1.zarr.zip"], "zarr"),
         (["a/1.zip"], "videos"),
+        (["meta/info.json", "data/chunk-000/file-000.parquet", "videos/x/1.mp4"], "lerobot"),
+        (["a/meta/info.json", "a/data/chunk-000/episode_000000.parquet"], "lerobot"),
+        (["meta/info.json", "videos/x/1.mp4"], "videos"),
     ],
 )
 def test_sound_and_pictures_without_a_video_are_told_by_their_names(

@@ -27,17 +27,23 @@ OTHERS: Final[dict[str, tuple[str, ...]]] = {
     "tables": (".csv", ".jsonl", ".ndjson", ".tsv"),
 }
 """Kinds that are none of media, with the suffixes of their files; the first that fits is meant."""
+LEROBOT: Final = "lerobot"
 _SHARD: Final = re.compile(r"-\d+-of-\d+")
 """Which of several files one is, in its name."""
+_LEROBOT: Final = (re.compile(r"(?:.*/)?meta/info\.json"), re.compile(r"(?:.*/)?data/.+\.parquet"))
+"""What every data set of LeRobot's has; its videos are part of it."""
 
 
 def guess_kind(inputs: Iterable[Input]) -> str:
     """The converter for these files: that of sound, or of pictures, where there is no video.
 
-    Sound comes first: pictures beside it are covers. A GIF counts as neither picture nor video.
-    All others come last: beside media they are about them.
+    A data set of LeRobot's is one whatever else is there. Sound comes first: pictures beside it are
+    covers. A GIF counts as neither picture nor video. All others come last: beside media they are
+    about them.
     """
     names = [one.name for one in inputs]
+    if all(any(map(known.fullmatch, names)) for known in _LEROBOT):
+        return LEROBOT
     is_image = any(has_image_suffix(name) and not has_media_suffix(name) for name in names)
     if any(map(_is_video, names)):
         return VIDEOS

@@ -28,6 +28,7 @@ _OURS: Final = {
     "audio": "shardio_converters.audio:Sounds",
     "hdf5": "shardio_converters.hdf5:Hdf5",
     "images": "shardio_converters.images:Images",
+    "lerobot": "shardio_converters.lerobot:LeRobot",
     "mds": "shardio_converters.mds:Mds",
     "tables": "shardio_converters.tables:Tables",
     "tfrecord": "shardio_converters.tfrecords:TFRecords",

@@ -42,6 +42,7 @@ NOT_OF_KIND: Final = {
     "audio": "no sound",
     "hdf5": "no HDF5",
     "images": "not a picture",
+    "lerobot": "no part of a LeRobot data set",
     "mds": "no MDS shard",
     "tables": "no table",
     "tfrecord": "no records",

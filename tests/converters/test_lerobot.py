@@ -1,0 +1,359 @@
+"""LeRobot: a sample is an episode, with what LeRobot reads of it and each camera's own frames."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import shardio
+from shardio import Array, EncodedStream, InvalidArgument, Json, Text, Video
+from shardio.media import ClipDecoder, demux, times_of
+from tests.media_made import write_video
+
+pa = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+pq = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed")
+pytestmark = pytest.mark.usefixtures("quick_disk")
+
+MADE = Path(__file__).parent / "made" / "lerobot"
+LENGTHS = (7, 12, 9)
+FPS = 10
+DATA = "data/chunk-000/file-000.parquet"
+EPISODES = "meta/episodes/chunk-000/file-000.parquet"
+CAMERAS = ("observation.images.front", "observation.images.wrist")
+VIDEO = "videos/observation.images.front/chunk-000/file-000.mp4"
+
+
+@pytest.fixture
+def arm(tmp_path: Path) -> Path:
+    """The data set that LeRobot made."""
+    shutil.copytree(MADE / "arm", tmp_path / "arm")
+    return tmp_path / "arm"
+
+
+def convert(src: Path, out: Path, **options: Any) -> shardio.ConversionReport:
+    return shardio.convert(src, out, **{"kind": "lerobot", "workers": 0, **options})
+
+
+def change_table(path: Path, change: Callable[[Any], Any]) -> None:
+    pq.write_table(change(pq.read_table(path)), path)
+
+
+def with_column(table: Any, name: str, values: Any) -> Any:
+    position = table.schema.get_field_index(name)
+    return table.set_column(position, table.schema.field(position), pa.array(values))
+
+
+def change_info(arm: Path, **said: Any) -> None:
+    path = arm / "meta" / "info.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | said))
+
+
+def pictures(stream: EncodedStream) -> np.ndarray:
+    out = np.empty((stream.n_frames, 64, 64, 3), np.uint8)
+    with ClipDecoder() as decoder:
+        decoder.decode(stream, range(stream.n_frames), out)
+    return out
+
+
+def seen(episode: int, length: int) -> list[np.ndarray]:
+    """What a camera sees: a grey that rises by 15 a frame."""
+    return [np.full((64, 64, 3), 20 + 15 * n + 5 * episode, np.uint8) for n in range(length)]
+
+
+def as_version_2(arm: Path) -> None:
+    """Make it one of version 2: files of their own for each episode."""
+    table = pq.read_table(arm / DATA)
+    shutil.rmtree(arm / "data")
+    (arm / "data" / "chunk-000").mkdir(parents=True)
+    first = 0
+    for episode, length in enumerate(LENGTHS):
+        path = arm / f"data/chunk-000/episode_{episode:06d}.parquet"
+        pq.write_table(table.slice(first, length), path)
+        for camera in CAMERAS:
+            target = arm / f"videos/chunk-000/{camera}/episode_{episode:06d}.mp4"
+            target.parent.mkdir(parents=True, exist_ok=True)
+            write_video(target, seen(episode, length), rate=FPS, codec_options={"crf": "1"})
+        first += length
+    for camera in CAMERAS:
+        shutil.rmtree(arm / "videos" / camera)
+    lines = [json.dumps({"episode_index": n, "length": one}) for n, one in enumerate(LENGTHS)]
+    (arm / "meta" / "episodes.jsonl").write_text("\n".join(lines) + "\n")
+    tasks = ["pick up the cube", "put it down \u2014 l\u00e4ngs"]
+    lines = [json.dumps({"task_index": n, "task": task}) for n, task in enumerate(tasks)]
+    (arm / "meta" / "tasks.jsonl").write_text("\n".join(lines) + "\n")
+    shutil.rmtree(arm / "meta" / "episodes")
+    (arm / "meta" / "tasks.parquet").unlink()
+    change_info(
+        arm,
+        codebase_version="v2.1",
+        data_path="data/chunk-{episode_chunk:03d}/episode_{episode_index:06d}.parquet",
+        video_path="videos/chunk-{episode_chunk:03d}/{video_key}/episode_{episode_index:06d}.mp4",
+    )
+
+
+def check_samples(out: Path) -> None:
+    known = json.loads((MADE / "values.json").read_text())
+    tasks = {"0": "pick up the cube", "1": "put it down \u2014 l\u00e4ngs"}
+    with shardio.open(out) as dataset:
+        first = 0
+        for episode, (sample, length) in enumerate(zip(dataset, LENGTHS, strict=True)):
+            for name, values in known.items():
+                expected = values[first : first + length]
+                expected = episode if name == "episode_index" else expected
+                assert np.array(expected, sample[name].dtype).tolist() == sample[name].tolist()
+            said = {str(n): tasks[str(n)] for n in known["task_index"][first : first + length]}
+            assert (sample["task"], sample["tasks"]) == (tasks["0"], said)
+            assert sample["label"] == -1
+            for camera in CAMERAS:
+                video = sample[camera]
+                assert video.n_frames == len(video.packets) == length
+                seconds = times_of(video) * float(video.time_base)
+                np.testing.assert_allclose(seconds, sample["timestamp"], atol=1e-6)
+                grey = pictures(video)[:, 48:].mean((1, 2, 3))
+                expected = [one.mean() for one in seen(episode, length)]
+                np.testing.assert_allclose(grey, expected, atol=4)
+            first += length
+
+
+def test_episodes_are_what_lerobot_reads(tmp_path: Path) -> None:
+    report = convert(MADE / "arm", tmp_path / "out")
+    assert (report.n_samples, report.classes) == (3, ())
+    assert report.counts == {"converted": 1, "part": 6}
+    found = {one.name: one for one in report.inputs}
+    assert found[VIDEO].reason == found[EPISODES].reason == f"of {DATA}"
+    assert found["meta/info.json"].reason == "describes the episodes of its data set"
+    with shardio.open(tmp_path / "out") as dataset:
+        schema = dataset.schema
+    assert schema["observation.state"] == Array("float32", (None, 3))
+    assert schema["observation.force"] == Array("float64", (None, 2, 3))
+    assert schema["next.done"] == Array("bool", (None,))
+    assert (schema["episode_index"], schema["task"]) == (Array("int64"), Text())
+    assert (schema["tasks"], schema[CAMERAS[0]]) == (Json(), Video())
+    check_samples(tmp_path / "out")
+
+
+def test_the_frames_of_an_episode_are_those_of_the_file(tmp_path: Path) -> None:
+    convert(MADE / "arm", tmp_path / "out")
+    whole = pictures(demux(str(MADE / "arm" / VIDEO)))
+    with shardio.open(tmp_path / "out") as dataset:
+        episodes = [pictures(sample[CAMERAS[0]]) for sample in dataset]
+    np.testing.assert_array_equal(np.concatenate(episodes), whole)
+
+
+def test_version_2_with_files_for_each_episode_gives_the_same(arm: Path, tmp_path: Path) -> None:
+    as_version_2(arm)
+    report = convert(arm, tmp_path / "out", check=True)
+    assert report.counts == {"converted": 3, "part": 6 + 4}
+    check_samples(tmp_path / "out")
+
+
+def test_data_sets_are_guessed_and_several_go_together(arm: Path, tmp_path: Path) -> None:
+    shutil.copytree(arm, tmp_path / "in" / "one")
+    shutil.copytree(arm, tmp_path / "in" / "deep" / "two")
+    (tmp_path / "in" / "README.md").write_text("two arms")
+    report = convert(tmp_path / "in", tmp_path / "out", kind=None)
+    assert (report.kind, report.n_samples, report.classes) == ("lerobot", 6, ())
+    assert report.counts == {"converted": 2, "part": 12, "not_video": 1}
+    with shardio.open(tmp_path / "out") as dataset:
+        assert [sample["source"] for sample in dataset] == [f"deep/two/{DATA}"] * 3 + [
+            f"one/{DATA}"
+        ] * 3
+
+
+def test_some_features_are_enough(arm: Path, tmp_path: Path) -> None:
+    shutil.rmtree(arm / "videos" / CAMERAS[1])
+    report = convert(arm, tmp_path / "out", columns=["action", CAMERAS[0]])
+    assert report.n_samples == 3
+    with shardio.open(tmp_path / "out") as dataset:
+        names = {*dataset.schema}
+    assert names == {"action", CAMERAS[0], "label", "source", "task", "tasks", "timestamp"} | {
+        f"{what}_index" for what in ("frame", "episode", "task")
+    } | {"index"}
+    with pytest.raises(InvalidArgument, match="feature 'arms' is missing"):
+        convert(arm, tmp_path / "no", columns=["arms"])
+
+
+def test_an_append_takes_new_files_and_refuses_other_features(arm: Path, tmp_path: Path) -> None:
+    convert(arm, tmp_path / "out")
+    change_info(arm, total_tasks=3)
+    shutil.copytree(MADE / "arm", arm / "more")
+    report = convert(arm, tmp_path / "out", append=True)
+    assert {one.name: one.outcome for one in report.inputs}[DATA] == "present"
+    assert (report.n_samples_before, report.n_samples) == (3, 3)
+    shutil.copytree(MADE / "arm", arm / "other")
+    features = json.loads((arm / "meta" / "info.json").read_text())["features"]
+    features["action"]["shape"] = [3]
+    change_info(arm / "other", features=features)
+    (broken,) = convert(arm, tmp_path / "out", append=True).broken
+    assert broken.name == f"other/{DATA}"
+    assert "'action': expected float32[*,2], found float32[*,3]" in broken.reason
+
+
+def lose_rows(arm: Path) -> None:
+    change_table(arm / DATA, lambda table: table.slice(0, 24))
+
+
+def shuffle_frames(arm: Path) -> None:
+    numbers = [*range(7), *range(12), 0, 1, 3, 2, *range(4, 9)]
+    change_table(arm / DATA, lambda table: with_column(table, "frame_index", numbers))
+
+
+def name_no_task(arm: Path) -> None:
+    numbers = [0] * 19 + [7] * 9
+    change_table(arm / DATA, lambda table: with_column(table, "task_index", numbers))
+
+
+def lose_episode(arm: Path) -> None:
+    change_table(arm / DATA, lambda table: table.slice(0, 19))
+
+
+def name_other_video(arm: Path) -> None:
+    key = f"videos/{CAMERAS[0]}/file_index"
+    change_table(arm / EPISODES, lambda table: with_column(table, key, [0, 0, 1]))
+
+
+def show_too_many_frames(arm: Path) -> None:
+    key = f"videos/{CAMERAS[0]}/to_timestamp"
+    change_table(arm / EPISODES, lambda table: with_column(table, key, [0.7, 1.9, 3.1]))
+    key = f"videos/{CAMERAS[0]}/from_timestamp"
+    change_table(arm / EPISODES, lambda table: with_column(table, key, [0.0, 0.7, 2.0]))
+
+
+def show_between_frames(arm: Path) -> None:
+    times = np.concatenate([np.arange(n) / 10 for n in LENGTHS])
+    times[20] += 0.07
+    column = times.astype("float32")
+    change_table(arm / DATA, lambda table: with_column(table, "timestamp", column))
+
+
+@pytest.mark.parametrize(
+    ("harm", "reason"),
+    [
+        (lose_rows, "episode 2: expected 9 frames, found 5"),
+        (shuffle_frames, "episode 2: row 21: expected frame 2, found 3"),
+        (name_no_task, "episode 2: task 7 is not among the tasks, of which there are 2"),
+        (lose_episode, "episode 2: expected 9 frames, found none"),
+        (
+            name_other_video,
+            f"episode 2: {VIDEO.replace('-000.mp4', '-001.mp4')} is missing",
+        ),
+        (
+            show_too_many_frames,
+            f"episode 2: {VIDEO}: expected 9 frames from second 2 on, found 8",
+        ),
+        (
+            show_between_frames,
+            f"episode 2: {VIDEO}: expected frame 1 at second 0.17 of the episode, found it at 0.1",
+        ),
+    ],
+)
+def test_a_broken_episode_is_named_and_the_others_can_be_kept(
+    harm: Callable[[Path], None], reason: str, arm: Path, tmp_path: Path
+) -> None:
+    harm(arm)
+    report = convert(arm, tmp_path / "out", keep_partial=True)
+    (broken,) = report.broken
+    assert (broken.name, broken.reason) == (DATA, reason)
+    with shardio.open(tmp_path / "out") as dataset:
+        assert [int(sample["episode_index"]) for sample in dataset] == [0, 1]
+
+
+def test_an_episode_that_comes_again_is_refused(arm: Path, tmp_path: Path) -> None:
+    change_table(
+        arm / DATA,
+        lambda table: pa.concat_tables([table, table.slice(0, 7)]),
+    )
+    (broken,) = convert(arm, tmp_path / "out").broken
+    assert broken.reason.startswith("episode 0: at row 28, where it is not expected")
+
+
+def cut_video(arm: Path) -> None:
+    path = arm / VIDEO
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def cut_data(arm: Path) -> None:
+    path = arm / DATA
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def add_column(arm: Path) -> None:
+    change_table(arm / DATA, lambda table: table.append_column("more", pa.array(range(28))))
+
+
+def change_dtype(arm: Path) -> None:
+    change_table(
+        arm / DATA,
+        lambda table: table.set_column(3, "next.reward", pa.array(np.zeros(28))),
+    )
+
+
+@pytest.mark.parametrize(
+    ("harm", "reason"),
+    [
+        (cut_video, f"{VIDEO}: "),
+        (cut_data, "damaged"),
+        (add_column, "column 'more': expected no such column, which is no feature"),
+        (change_dtype, "column 'next.reward': expected float32, found float64"),
+    ],
+)
+def test_a_damaged_file_is_named(
+    harm: Callable[[Path], None], reason: str, arm: Path, tmp_path: Path
+) -> None:
+    harm(arm)
+    (broken,) = convert(arm, tmp_path / "out").broken
+    assert broken.name == DATA
+    assert reason in broken.reason and str(tmp_path) not in broken.reason
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        ({"codebase_version": "v1.6"}, "codebase_version: expected v2.0 to v3.x, found 'v1.6'"),
+        ({"fps": 0}, "fps: expected up to 1000, found 0"),
+        ({"features": 3}, "expected an object with features"),
+        ({"data_path": "../arm/" + DATA}, "is no path below the folder of the data set"),
+        ({"video_path": "/etc/{video_key}"}, "is no path below the folder of the data set"),
+        ({"data_path": "data/{file_index:0999999999d}"}, "names and numbers in braces alone"),
+        ({"data_path": "data/{file_index.__class__}"}, "names and numbers in braces alone"),
+        ({"data_path": "data/{secret}"}, "found {secret}, expected chunk_index, file_index"),
+        ({"total_episodes": 5}, "expected 5 episodes in meta/, found 3"),
+        ({"data_path": "data/gone"}, "data/gone, which has 3 of the episodes, is missing"),
+    ],
+)
+def test_what_a_description_says_is_checked(
+    said: dict[str, Any], reason: str, arm: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(arm, tmp_path / "in" / "fine")
+    shutil.copytree(arm, tmp_path / "in" / "odd")
+    change_info(tmp_path / "in" / "odd", **said)
+    report = convert(tmp_path / "in", tmp_path / "out", columns=["action"])
+    assert report.n_samples in (3, 6)
+    found = {one.name: one for one in report.broken}
+    assert reason in found["odd/meta/info.json"].reason
+    assert not any(name.startswith("fine") for name in found)
+
+
+def test_pictures_in_rows_say_the_way_out(arm: Path, tmp_path: Path) -> None:
+    features = json.loads((arm / "meta" / "info.json").read_text())["features"]
+    features["look"] = {"dtype": "image", "shape": [2, 2, 3], "names": None}
+    change_info(arm, features=features)
+    with pytest.raises(
+        InvalidArgument, match=r"'look': found a picture in each row, .* \(columns\)"
+    ):
+        convert(arm, tmp_path / "out")
+
+
+def test_what_lies_in_no_data_set_is_refused(arm: Path, tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgument, match=r"no LeRobot data set, with its meta/info\.json"):
+        convert(arm / DATA, tmp_path / "out")
+    wrong: list[dict[str, Any]] = [{"columns": []}, {"check": 1}, {"fields": {"a": "none"}}]
+    for options in wrong:
+        with pytest.raises(InvalidArgument):
+            convert(arm, tmp_path / "out", **options)
