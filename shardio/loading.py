@@ -8,6 +8,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from inspect import GEN_RUNNING, getgeneratorstate
 from typing import Any, Protocol, Self
 
+from shardio._engine.failures import add_note
 from shardio._engine.flow import Flow
 from shardio._engine.here import Here
 from shardio._engine.lenience import shortened
@@ -178,14 +179,14 @@ class _Feed:
             self._flow.end()
             return
         except Exception as error:
-            error.add_note(f"in the source, item {number}")
+            add_note(error, f"in the source, item {number}")
             raise
         request = _called(self._loader, "make_request", item, number, item)
         self.given[number] = item
         try:
             self._flow.put(request, item)
         except Exception as error:
-            error.add_note(f"in the request of item {number} ({shortened(item)})")
+            add_note(error, f"in the request of item {number} ({shortened(item)})")
             raise
 
     def raise_failure(self) -> None:
@@ -210,7 +211,7 @@ def _called(loader: Loads, method: str, argument: Any, number: int, item: Any) -
         said = f"{named(loader, method)} raised {type(error).__name__}"
         raise TransformError(f"{said}, item {number} ({shortened(item)})") from error
     except Exception as error:
-        error.add_note(f"in {named(loader, method)}, item {number} ({shortened(item)})")
+        add_note(error, f"in {named(loader, method)}, item {number} ({shortened(item)})")
         raise
 
 

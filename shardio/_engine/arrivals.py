@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any, Final
 
+from shardio._engine.failures import text_of
 from shardio._engine.lenience import Lenience
 from shardio._engine.mail import counted_bytes, unpack_sample, unpack_samples
 from shardio._engine.outbox import WorkerInfo
@@ -76,7 +77,7 @@ class Arrivals:
         except Exception as error:  # noqa: BLE001  # raised, or told with what was skipped
             failure = TransformError(
                 f"sample {self.n_arrived[worker]} of worker {worker} cannot be unpickled: "
-                f"{type(error).__name__}: {error}"
+                f"{type(error).__name__}: {text_of(error)}"
             )
             failure.__cause__ = error
             self.skip(worker, failure)

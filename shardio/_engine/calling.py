@@ -6,11 +6,9 @@ where that is small, else it lies in the block that came with the call (see `val
 
 from __future__ import annotations
 
-import mmap
 import os
 import pickle
 import struct
-import traceback
 from collections.abc import Callable
 from enum import IntEnum
 from typing import Any, Final
@@ -19,13 +17,15 @@ import numpy as np
 
 from shardio._engine.blocks import BlockMap
 from shardio._engine.channel import Channel
+from shardio._engine.failures import pack_failure
 from shardio._engine.linux import keep_freed_memory, this_process, yield_to_main
 from shardio._engine.memory import require
 from shardio._engine.overdue import answer_with_stacks
 from shardio._engine.parcels import packed, unpacked
 from shardio._engine.values import Packed, pack_value, write_value
-from shardio._engine.wire import DESCRIPTOR_BYTES, pack_error, unpack_error
-from shardio.errors import MemoryShort, TransformError
+from shardio._engine.whereabouts import map_steps
+from shardio._engine.wire import DESCRIPTOR_BYTES
+from shardio.errors import MemoryShort
 from shardio.spent import now_ns
 
 CALL: Final = struct.Struct("<HHIQQQ")
@@ -68,13 +68,12 @@ def call_for_main(
         function: of one item.
         most_bytes: how large a block may become.
         is_called: what the function is in messages.
-        channel: of this worker; the first file that comes with it has a word for each worker, the
-            step that it is at and 1.
+        channel: of this worker; the first file that comes with it is for `map_steps`.
     """
     yield_to_main()
     keep_freed_memory()
     caller = _Caller(function, most_bytes, is_called, channel)
-    at_work = np.frombuffer(mmap.mmap(channel.fds[0], 0), np.uint64)
+    at_work = map_steps(channel.fds[0])
     while (received := channel.recv_fds()) is not None:
         message, fds = received
         said, _, number, step, _, _ = CALL.unpack_from(message)
@@ -138,30 +137,3 @@ class _Caller:
             require(found.n_bytes - len(block.bytes), what, way_out)
         block.grow(found.n_bytes)
         write_value(found, block.bytes)
-
-
-def pack_failure(error: BaseException, is_called: str) -> bytes:
-    """An exception and its traceback, for `unpack_failure`."""
-    frames = error.__traceback__
-    text = "".join(traceback.format_exception(type(error), error, frames and frames.tb_next))
-    return pickle.dumps((pack_error(as_failure(error, is_called)), text))
-
-
-def unpack_failure(failure: bytes | memoryview, where: str) -> BaseException:
-    """What the function raised; with a note that says where."""
-    # From our own worker, never from data.
-    packed_error, text = pickle.loads(failure)
-    error = unpack_error(packed_error)
-    error.add_note(f"in {where}:\n\n{text}")
-    return error
-
-
-def as_failure(error: BaseException, is_called: str) -> Exception:
-    """The exception itself, or a TransformError for one that would end more than the call.
-
-    That is `sys.exit`, and what ends loops and generators.
-    """
-    if isinstance(error, Exception) and not isinstance(error, StopIteration | StopAsyncIteration):
-        return error
-    said = f": {error}" if str(error) else ""
-    return TransformError(f"{is_called} raised {type(error).__name__}{said}")

@@ -76,7 +76,12 @@ class Coroutines(Hands):
                 continue
             task = self._loop.create_task(self._perform(job))
             self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            task.add_done_callback(self._forget)
+
+    def _forget(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._line.break_down(error)  # ours; the loop must not wait for ever
 
     def _next_jobs(self) -> list[Job]:
         jobs = []

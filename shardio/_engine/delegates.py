@@ -8,7 +8,7 @@ from concurrent.futures import Executor, Future
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from shardio._engine.calling import pack_failure, unpack_failure
+from shardio._engine.failures import pack_failure, unpack_failure
 from shardio._engine.flow import Flow
 from shardio._engine.hands import Hands, Threads
 from shardio._engine.late import said

@@ -12,8 +12,6 @@ nothing is. There is no thread in main.
 
 from __future__ import annotations
 
-import mmap
-import os
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
@@ -21,18 +19,20 @@ from typing import Any, Final
 import numpy as np
 
 from shardio._engine.blocks import Block, Bytes
-from shardio._engine.calling import ANSWER, Outcome, Say, call_for_main, pack_call, unpack_failure
+from shardio._engine.calling import ANSWER, Outcome, Say, call_for_main, pack_call
 from shardio._engine.cargo import pickled
 from shardio._engine.crew import Crew, Died, Failed, Message
+from shardio._engine.failures import text_of, unpack_failure
 from shardio._engine.lenience import Lenience, shortened
-from shardio._engine.linux import Finalizer, files_explained, memory_file
+from shardio._engine.linux import Finalizer, files_explained
 from shardio._engine.memory import default_budget
-from shardio._engine.overdue import at_work, stack_files
+from shardio._engine.overdue import at_work
 from shardio._engine.parcels import packed, unpacked
 from shardio._engine.schedule import DEPTH, ENDLESS, Schedule
 from shardio._engine.start import Start
 from shardio._engine.value_blocks import ValueBlocks
 from shardio._engine.values import read_value
+from shardio._engine.whereabouts import Whereabouts
 from shardio._engine.wire import DESCRIPTOR_BYTES, QUICK_NS
 from shardio.closing import Closing
 from shardio.errors import BatchOverdue, EnvironmentUnsuitable, TransformError, WorkerDied
@@ -106,27 +106,22 @@ class Flow(Closing):
         self._last_words: dict[int, str] = {}
         self._has_ended = False
         self._blocks = ValueBlocks(n_workers, budget)
-        fds: list[int] = []
-        self._fds = fds  # where the workers' stacks are written, then the words of what they are at
+        self._whereabouts = Whereabouts()
         target = partial(call_for_main, function, budget, is_called)
         try:
             with files_explained():
-                fds.extend(stack_files(n_workers))
-                fds.append(memory_file(bytes(8 * n_workers)))
-                self._at_work = np.frombuffer(mmap.mmap(fds[-1], 0), np.uint64)
-                how, given = start_method, fds[-1:]
+                given, how = [self._whereabouts.open(n_workers)], start_method
                 self._crew = Crew(n_workers, target, fds=given, preload=_PRELOAD, start=how)
         except BaseException:
-            _let_go(None, self._blocks, fds)
-            vars(self).pop("_at_work", None)  # a file, too; from Python 3.12 on the frame lives on
+            _let_go(None, self._blocks, self._whereabouts)
             raise
-        self._end = Finalizer(self, _let_go, self._crew, self._blocks, fds)
+        self._end = Finalizer(self, _let_go, self._crew, self._blocks, self._whereabouts)
         self._crew.hang_bell()
         for worker in range(n_workers):
             self._greet(worker)
 
     def _greet(self, worker: int) -> None:
-        self._crew.send(worker, pack_call(Say.HELLO), [self._fds[worker]])
+        self._crew.send(worker, pack_call(Say.HELLO), [self._whereabouts.stacks[worker]])
 
     @property
     def has_room(self) -> bool:
@@ -235,7 +230,7 @@ class Flow(Closing):
 
     def at_work(self, named: Callable[[int], str]) -> list[str]:
         """What every worker is doing, where it is in the code; `named` says what a number is."""
-        stacks = self._crew.stacks(self._fds[: self._n_workers])
+        stacks = self._crew.stacks(self._whereabouts.stacks)
         workers = list(zip(self._crew.names(), stacks, strict=True))
         return at_work(workers, lambda w: [named(i) for i in self._schedule.tasks_of(w)])
 
@@ -309,21 +304,20 @@ class Flow(Closing):
         except Exception as error:
             raise TransformError(
                 f"what {self._is_called} returned for item {step} ({shortened(call.item)}) cannot "
-                f"be unpickled in this process: {type(error).__name__}: {error}"
+                f"be unpickled in this process: {type(error).__name__}: {text_of(error)}"
             ) from error
 
     def _bury(self, died: Died) -> None:
         """Replace a dead worker; what it had not answered is done by others, or given up."""
-        worker, step = died.worker, int(self._at_work[died.worker]) - 1
+        worker, step = died.worker, self._whereabouts.take_step(died.worker)
         how = died.manner
         if text := self._last_words.pop(worker, ""):
             raise TransformError(f"{self._is_called} cannot be had in a worker; {how}:\n\n{text}")
         self._deaths_in_a_row += 1
         if self._deaths_in_a_row > 2 * self._n_workers + _MOST_DEATHS:
             raise EnvironmentUnsuitable(f"workers die before they answer anything: {how}")
-        self._at_work[worker] = 0
         tasks = self._schedule.tasks_of(worker)
-        if step in tasks:
+        if step is not None and step in tasks:
             self._calls[step].n_deaths += 1
             if self._calls[step].n_deaths == _MOST_DEATHS:
                 self._fail(worker, step, self._died(step, how))
@@ -347,9 +341,8 @@ class Flow(Closing):
         self._end()
 
 
-def _let_go(crew: Crew | None, blocks: ValueBlocks, fds: list[int]) -> None:
+def _let_go(crew: Crew | None, blocks: ValueBlocks, whereabouts: Whereabouts) -> None:
     if crew is not None:
         crew.close()
     blocks.close()
-    while fds:
-        os.close(fds.pop())
+    whereabouts.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from shardio._engine.calling import as_failure
+from shardio._engine.failures import add_note, as_failure
 from shardio._engine.lenience import Lenience, shortened
 from shardio.closing import Closing
 from shardio.errors import BatchOverdue
@@ -83,7 +83,7 @@ class Here(Closing):
             raise
         except BaseException as raised:  # noqa: BLE001  # sys.exit and all, as in a worker
             error = as_failure(raised, self._is_called)
-            error.add_note(f"in this process, item {number} ({shortened(item)})")
+            add_note(error, f"in this process, item {number} ({shortened(item)})")
             if not self.lenience.forgives(error):
                 raise error from (None if error is raised else raised)
             self.lenience.skip(number, item, error)

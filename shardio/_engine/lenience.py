@@ -5,6 +5,7 @@ from __future__ import annotations
 from reprlib import Repr
 from typing import Any, Final
 
+from shardio._engine.failures import text_of
 from shardio.errors import EnvironmentUnsuitable, LoaderClosed, MemoryShort, TooManySkipped
 from shardio.item_stats import SkippedItem
 
@@ -42,7 +43,7 @@ class Lenience:
         Raises:
             TooManySkipped: that is one more than may be.
         """
-        found = SkippedItem(index, shortened(item), type(error).__name__, str(error))
+        found = SkippedItem(index, shortened(item), type(error).__name__, text_of(error))
         self.skipped.append(found)
         if self.most is not None and len(self.skipped) > self.most:
             raise TooManySkipped(

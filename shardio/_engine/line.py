@@ -16,9 +16,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from shardio._engine.batches import Batches, Results
-from shardio._engine.calling import as_failure
 from shardio._engine.coroutines import Coroutines
 from shardio._engine.delegates import Executing, Processes, most_under_way
+from shardio._engine.failures import add_note, as_failure
 from shardio._engine.hands import Hands, Threads
 from shardio._engine.late import late
 from shardio._engine.lenience import Lenience, shortened
@@ -247,7 +247,7 @@ class Line(Closing):
         failure = as_failure(error, stage.name)
         if failure is not error:
             failure.__cause__ = error
-        failure.add_note(f"in {self._place_of(job)}")
+        add_note(failure, f"in {self._place_of(job)}")
         with self.lock:
             if self.is_closed:
                 return

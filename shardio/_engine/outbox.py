@@ -15,8 +15,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
-from shardio._engine.calling import as_failure
 from shardio._engine.channel import Channel
+from shardio._engine.failures import add_note, as_failure, text_of
 from shardio._engine.linux import keep_freed_memory, this_process, yield_to_main
 from shardio._engine.mail import Kind, Sheaf, pack_head, zeromq
 from shardio._engine.overdue import answer_with_stacks
@@ -180,7 +180,7 @@ class _Outbox(Closing):
                 except Exception as error:
                     raise TransformError(
                         f"sample {self._n_done} of worker {self._channel.index} cannot be pickled: "
-                        f"{type(error).__name__}: {error}"
+                        f"{type(error).__name__}: {text_of(error)}"
                     ) from error
                 is_large = self._sheaf.apart or self._sheaf.n_bytes >= self._most_together
                 if is_large or time.monotonic() - self._sent_s >= _SOON_S:
@@ -249,5 +249,5 @@ class _Outbox(Closing):
             frames = frames.tb_next
         text = "".join(traceback.format_exception(type(error), error, frames))
         failure = as_failure(error, f"{where}: the dataset")
-        failure.add_note(f"in {where}:\n\n{text}")
+        add_note(failure, f"in {where}:\n\n{text}")
         return failure

@@ -114,6 +114,15 @@ def say_stop() -> None:
     raise StopAsyncIteration
 
 
+@dataclass(frozen=True)
+class Frozen(Exception):
+    field: int = 1
+
+
+def fail_frozen() -> None:
+    raise Frozen
+
+
 def odd(number: int) -> int:
     if number % 2 == 0:
         raise ValueError(f"{number} is even")

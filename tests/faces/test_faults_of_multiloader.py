@@ -26,6 +26,7 @@ from tests.faces.multi_datasets import (
     Shared,
     die,
     fail,
+    fail_frozen,
     fork_and_go_on,
     hang,
     leave,
@@ -72,6 +73,11 @@ def test_what_was_sent_before_an_exception_is_handed_over_first() -> None:
     with pytest.raises(KeyError):
         next(loader)
     assert list(loader) == []
+
+
+def test_an_exception_that_takes_no_notes_says_where_all_the_same() -> None:
+    with pytest.raises(TransformError, match=r"Frozen\nin worker 0, at sample 2 of it"):
+        list(MultiLoader(Count(9, 2, fail_frozen), 1))
 
 
 def test_an_exit_in_the_dataset_is_an_error() -> None:

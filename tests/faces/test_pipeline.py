@@ -15,6 +15,7 @@ import time
 import weakref
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -314,6 +315,37 @@ def test_what_a_generator_gave_before_it_failed_is_delivered(function: Any, exec
             found.append(each)
     assert found == before
     assert caught.value.__notes__[-1] == f"in {function.__name__}, item 1 (1)"
+
+
+@dataclass(frozen=True)
+class _Frozen(Exception):
+    field: int = 1
+
+
+class _Untold(BaseException):
+    def __str__(self) -> str:
+        raise RuntimeError("in its text")
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_exceptions_of_any_class_are_raised_or_skipped(*, is_async: bool) -> None:
+    def fail(item: int) -> int:
+        if item < 2:
+            raise [_Frozen, _Untold][item]
+        return item
+
+    async def fail_awaited(item: int) -> int:
+        return fail(item)
+
+    function: Any = fail_awaited if is_async else fail
+    lenient = DataLoader(range(4), preprocessor=function, on_error="skip", max_skips=2, timeout=60)
+    assert sorted(lenient) == [2, 3]
+    assert sorted(s.error for s in lenient.stats().skipped) == ["TransformError", "_Frozen"]
+    with pytest.raises(_Frozen) as caught:
+        list(DataLoader([0], preprocessor=function, timeout=60))
+    assert caught.value.__notes__ == ["in preprocessor, item 0 (0)"]
+    with pytest.raises(TransformError, match="raised _Untold: <its text cannot be had"):
+        list(DataLoader([1], preprocessor=function, timeout=60))
 
 
 @pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt, StopIteration, GeneratorExit])
