@@ -172,23 +172,25 @@ class _Outbox(Closing):
 
     def _send_next(self, samples: Iterator[Any]) -> bool:
         """Send a sample, at once or soon; False where there is none any more."""
-        for sample in samples:
-            self._check_process()
-            with self._lock:
-                try:
-                    self._sheaf.add(sample)
-                except Exception as error:
-                    raise TransformError(
-                        f"sample {self._n_done} of worker {self._channel.index} cannot be pickled: "
-                        f"{type(error).__name__}: {text_of(error)}"
-                    ) from error
-                is_large = self._sheaf.apart or self._sheaf.n_bytes >= self._most_together
-                if is_large or time.monotonic() - self._sent_s >= _SOON_S:
-                    self._flush()
-            if self._sheaf:
-                self._send_soon()
-            return True
-        return False
+        try:
+            sample = next(samples)  # no `for`: whose `__iter__` begins anew would never end
+        except StopIteration:
+            return False
+        self._check_process()
+        with self._lock:
+            try:
+                self._sheaf.add(sample)
+            except Exception as error:
+                raise TransformError(
+                    f"sample {self._n_done} of worker {self._channel.index} cannot be pickled: "
+                    f"{type(error).__name__}: {text_of(error)}"
+                ) from error
+            is_large = self._sheaf.apart or self._sheaf.n_bytes >= self._most_together
+            if is_large or time.monotonic() - self._sent_s >= _SOON_S:
+                self._flush()
+        if self._sheaf:
+            self._send_soon()
+        return True
 
     def _flush(self) -> None:
         """Send what waits, once there is room for it."""

@@ -114,6 +114,20 @@ def say_stop() -> None:
     raise StopAsyncIteration
 
 
+class Anew:
+    """Its own iterator, which begins anew whenever it is asked for one."""
+
+    def __iter__(self) -> Anew:
+        self._number = -1
+        return self
+
+    def __next__(self) -> int:
+        self._number += 1
+        if self._number == 9:
+            raise StopIteration
+        return self._number
+
+
 @dataclass(frozen=True)
 class Frozen(Exception):
     field: int = 1

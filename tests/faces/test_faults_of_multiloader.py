@@ -17,6 +17,7 @@ from shardio._engine.inbox import Inbox
 from shardio.errors import TransformError
 from tests.faces.multi_datasets import (
     NEEDS_ZEROMQ,
+    Anew,
     Count,
     Endless,
     Given,
@@ -73,6 +74,11 @@ def test_what_was_sent_before_an_exception_is_handed_over_first() -> None:
     with pytest.raises(KeyError):
         next(loader)
     assert list(loader) == []
+
+
+def test_a_dataset_that_is_its_own_iterator_and_begins_anew_comes_to_its_end() -> None:
+    samples = iter(MultiLoader(Anew(), 1))
+    assert [next(samples, None) for _ in range(10)] == [*range(9), None]
 
 
 def test_an_exception_that_takes_no_notes_says_where_all_the_same() -> None:
