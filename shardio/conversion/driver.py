@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 from shardio.conversion.appending import load_base
 from shardio.conversion.files import append_files, convert_files
+from shardio.conversion.given import Given
 from shardio.conversion.labels import read_labels, relabel, with_own_classes
 from shardio.conversion.plan import list_inputs
 from shardio.conversion.report import ConversionReport, Progress
 from shardio.conversion.request import Request
-from shardio.conversion.samples import append_samples, convert_samples
 from shardio.conversion.source import classes_of
 from shardio.conversion.staging import Staging
 from shardio.errors import InvalidArgument
@@ -22,10 +22,12 @@ PathName = str | os.PathLike[str]
 
 
 def convert(
-    src: PathName | Iterable[Mapping[str, Any]],
+    src: Any,
     out: PathName,
     *,
     kind: str | None = None,
+    samples: Callable[[Any], Any] | None = None,
+    names: Sequence[str] | None = None,
     schema: Schema | None = None,
     workers: int | None = None,
     on_error: Literal["skip", "stop"] = "skip",
@@ -38,7 +40,7 @@ def convert(
     labels: PathName | None = None,
     **options: Any,
 ) -> ConversionReport:
-    """Convert a folder of files, or any iterable of samples, into a dataset at `out`.
+    """Convert a folder of files, or samples or items of this program, into a dataset at `out`.
 
     Every file below `src` is looked at and accounted for in the report. A broken file gives no
     sample (`keep_partial`: those before the break); `on_error="stop"` ends at the first one in
@@ -56,10 +58,17 @@ def convert(
     whose samples it has are not converted again (`"present"`, or `"changed"` where the content is
     another). Options that are not given are those that it was made with.
 
-    Samples from an iterable are written by this process; `schema` is for them, and is taken from
-    the first sample, or the dataset, where it is not given. `options` are the converter's own.
+    Instead of files, `src` may be an iterable of samples, or a data frame of pandas or polars,
+    which this process writes; a data set with `__len__` and `__getitem__`, as torch's are; or with
+    `samples` an iterable of items that this function makes samples of. The latter two are
+    converted as files are, each item or position an input. `schema` is for these sources: it is
+    taken from the first sample, or the dataset, where it is not given. `options` are the
+    converter's own.
 
     Args:
+        samples: gives for an item a sample, several, or None. It travels to the workers, as lambdas
+            and functions of a notebook do. What it raises breaks the item.
+        names: the fields, where samples are tuples.
         kind: the converter, such as "videos", "images", "audio" or "arrays", or another installed.
             Without it, that of the dataset that is appended to; else told from the names of files.
         labels: a CSV or JSON Lines file with the class of each path, instead of folders; see
@@ -80,10 +89,11 @@ def convert(
     request = Request(
         kind, options, workers, on_error, keep_partial, progress, shard_bytes, resume, overwrite
     )
-    if not isinstance(src, str | os.PathLike):
-        request.refuse_for_samples(labels=labels is not None)
-        to_dataset = append_samples if append else convert_samples
-        return to_dataset(src, os.fspath(out), schema, shard_bytes)
+    if samples is not None or not isinstance(src, str | os.PathLike):
+        given = Given(src, samples, names, schema)
+        return given.convert(os.fspath(out), request, append=append, labels=labels is not None)
+    if names is not None:
+        raise InvalidArgument("names: only for samples that are tuples, not for files")
     request.check(schema, append=append)
     base = load_base(out) if append else None
     staging = Staging(os.fspath(out), resume=resume, overwrite=overwrite, appends=append)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import stat
 import threading
 from typing import Final, NamedTuple
 
-from shardio.conversion.source import Input
+from shardio.conversion.source import Input, Item
 from shardio.format.checksum import Hasher, hash_bytes
 
 _CHUNK_BYTES: Final = 1 << 20
@@ -31,7 +32,9 @@ def state_of(path: str) -> State | None:
 
 
 def states_of(one: Input) -> dict[str, State | None]:
-    """The states of an input and of its parts, by their names."""
+    """The states of an input and of its parts, by their names; an item stays as it is."""
+    if isinstance(one, Item):
+        return {one.name: State(stat.S_IFREG, 0, one.n_bytes, 0)}
     return {each.name: state_of(each.path) for each in (one, *one.parts)}
 
 
@@ -41,6 +44,8 @@ def content_of(one: Input, stopped: threading.Event | None = None) -> str:
     Raises:
         OSError: as of `hash_of`.
     """
+    if isinstance(one, Item):
+        return one.hash
     if not one.parts:
         return hash_of(one.path, stopped)
     lines = (f"{hash_of(each.path, stopped)} {each.name}\n" for each in (one, *one.parts))

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from shardio.conversion.source import Input
+from shardio.conversion.source import Input, Item
 from shardio.errors import InvalidArgument
 from shardio.format.checksum import hash_bytes
 
@@ -20,6 +20,7 @@ MIN_UNIT_BYTES: Final = 1 << 20  # smaller units would give shards too small to 
 MAX_UNIT_BYTES: Final = 128 << 20  # larger ones would leave workers idle at the end
 N_UNITS: Final = 64  # at least, between the two: enough for the last units to end together
 MIN_INPUT_BYTES: Final = 4096  # what an input counts for at least: opening it takes its time, too
+MAX_UNIT_ITEMS: Final = 4096  # what is not finished is done anew by a conversion that goes on
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +106,13 @@ def list_inputs(root: str, but: str = "") -> Listing:
 
 
 def cut(inputs: Sequence[Input]) -> list[Unit]:
-    """Cut sorted inputs into units of about equal source bytes."""
+    """Cut inputs into units of about equal source bytes; items, whose bytes say nothing, evenly."""
+    if inputs and isinstance(inputs[0], Item):
+        n_items = min(max(_power_of_two(len(inputs) // N_UNITS), 1), MAX_UNIT_ITEMS)
+        starts = range(0, len(inputs), n_items)
+        return [
+            Unit(n, first, tuple(inputs[first : first + n_items])) for n, first in enumerate(starts)
+        ]
     total = sum(_weight(source) for source in inputs)
     unit_bytes = min(max(_power_of_two(total // N_UNITS), MIN_UNIT_BYTES), MAX_UNIT_BYTES)
     units: list[Unit] = []

@@ -57,6 +57,12 @@ class Request:
         if given := [name for name, is_given in for_files.items() if is_given]:
             raise InvalidArgument(f"{', '.join(given)}: not for samples from an iterable")
 
+    def refuse_for_items(self, *, labels: bool) -> None:
+        """Make sure that nothing is given that is for files alone, and not for items either."""
+        for_files = {"kind": self.kind is not None, "labels": labels, **self.options}
+        if given := [name for name, is_given in for_files.items() if is_given is not False]:
+            raise InvalidArgument(f"{', '.join(given)}: only for files")
+
     def check(self, schema: Schema | None, *, append: bool) -> None:
         """Check the options of a conversion of files."""
         if schema is not None:

@@ -9,10 +9,10 @@ from typing import Any
 
 from shardio.conversion.appending import follow, load_base, refuse_other_schema
 from shardio.conversion.report import ConversionReport
+from shardio.conversion.values import infer_fields, ready
 from shardio.dataset_writer import DatasetWriter
 from shardio.errors import InvalidArgument
 from shardio.format.schema import Schema
-from shardio.inference import infer_schema
 from shardio.surgery.rewriting import Rewriting
 
 
@@ -26,12 +26,12 @@ def convert_samples(
     if schema is None:
         if first is None:
             raise InvalidArgument("there is no sample to take the schema from; give schema=")
-        schema = infer_schema(first)
+        schema = infer_fields(first)
     with DatasetWriter(out, schema, shard_bytes=shard_bytes) as writer:
         if first is not None:
-            writer.append(first)
+            writer.append(ready(first, schema))
         for sample in rest:
-            writer.append(sample)
+            writer.append(ready(sample, schema))
         generation = writer.close()
     return ConversionReport(
         dataset=Path(out),
@@ -58,7 +58,7 @@ def append_samples(
     n_samples = 0
     with Rewriting(out, base.schema, shard_bytes=shard_bytes, previous=base) as rewriting:
         for sample in samples:
-            rewriting.append(sample)
+            rewriting.append(ready(sample, base.schema))
             n_samples += 1
         found = latest = follow(base, Path(out))
         if n_samples:

@@ -79,6 +79,18 @@ class Input:
 
 
 @dataclass(frozen=True, slots=True)
+class Item(Input):
+    """One item of a list that samples are made of, instead of a file.
+
+    `name` says what it is, `path` the same; `hash` tells it from others; `packed` is its pickle,
+    for this program's own workers.
+    """
+
+    hash: str = ""
+    packed: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
 class Outcome:
     """What became of an input.
 

@@ -1,0 +1,127 @@
+"""Values of other packages as fields take them: tensors become arrays, pictures of Pillow files.
+
+None of these packages is imported: a value tells by its class where it comes from.
+"""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+import numpy as np
+
+from shardio.errors import SchemaError
+from shardio.format.fields import Array, Field, Image
+from shardio.format.schema import Schema
+from shardio.inference import infer_schema
+
+_PLAIN: Final = frozenset((str, bytes, bool, int, float, np.ndarray, type(None)))
+_PNG_MODES: Final = ("1", "L", "LA", "P", "RGB", "RGBA", "I;16")
+
+
+def is_of(value: object, package: str, name: str) -> bool:
+    """Whether a value is of a class of this name from a package, or of one derived from it."""
+    return any(
+        kind.__name__ == name and kind.__module__.partition(".")[0] == package
+        for kind in type(value).__mro__
+    )
+
+
+def is_picture(value: object) -> bool:
+    """Whether it is a picture of Pillow's."""
+    return is_of(value, "PIL", "Image")
+
+
+def plain(value: Any, field: Field | None = None) -> Any:
+    """A value as a field takes it.
+
+    A tensor becomes an array, of the same memory where that is the CPU's; a picture of Pillow the
+    pixels, if the field is an Array, else a PNG file. What is in a dict, list or tuple is made
+    plain as well, anything else is left as it is.
+
+    Raises:
+        SchemaError: PNG has no pictures of this mode.
+    """
+    if type(value) in _PLAIN:
+        return value
+    if isinstance(value, Mapping):
+        return {name: plain(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(each) for each in value]
+    if is_of(value, "torch", "Tensor"):
+        return _of_torch(value)
+    if is_picture(value):
+        return np.asarray(value) if isinstance(field, Array) else _png(value)
+    if isinstance(value, np.generic):
+        return value
+    if callable(give := getattr(value, "numpy", None)):  # a tensor of tinygrad, or TensorFlow
+        return give()
+    return np.asarray(value) if hasattr(value, "__array__") else value
+
+
+def _of_torch(tensor: Any) -> Any:
+    if str(tensor.dtype) == "torch.bfloat16":
+        tensor = tensor.view(sys.modules["torch"].int16)
+        return tensor.numpy(force=True).view(np.uint16)
+    return tensor.numpy(force=True)
+
+
+def _png(picture: Any) -> bytes:
+    if picture.mode not in _PNG_MODES:
+        raise SchemaError(
+            f"a picture of mode {picture.mode}; expected one of {', '.join(_PNG_MODES)}: "
+            'picture.convert("RGB")'
+        )
+    bare = picture.copy()
+    bare.info = {}  # what it says of orientation or transparency is not in the pixels
+    file = io.BytesIO()
+    bare.save(file, format="PNG", compress_level=1)
+    return file.getvalue()
+
+
+def named(value: object, names: Sequence[str] | None = None) -> Mapping[str, Any]:
+    """What a data set gives for a sample, as a mapping; a tuple's parts get `names`.
+
+    Raises:
+        SchemaError: it is no mapping, and has no names, or another number of parts.
+    """
+    if isinstance(value, Mapping):
+        return value
+    if names is None:
+        names = getattr(value, "_fields", None)  # of a named tuple
+    parts = value if isinstance(value, tuple | list) else (value,)
+    if names is None:
+        found = f"{type(value).__name__} of {len(parts)}" * isinstance(value, tuple | list)
+        raise SchemaError(
+            f"a sample must be a dict of fields, found a {found or type(value).__name__}; name "
+            'what it has: names=("image", "label")'
+        )
+    if len(names) != len(parts):
+        raise SchemaError(
+            f"expected {len(parts)} names for {len(parts)} values; found {', '.join(names)}"
+        )
+    return dict(zip(names, parts, strict=True))
+
+
+def infer_fields(sample: Mapping[str, Any]) -> Schema:
+    """The schema of one sample, as `infer_schema` has it; a picture of Pillow is an Image.
+
+    Raises:
+        SchemaError: a value is of no type that a field has.
+    """
+    found: dict[str, Field] = dict(infer_schema({n: plain(v) for n, v in sample.items()}))
+    for name, value in sample.items():
+        field = found[name]
+        if is_picture(value):
+            found[name] = Image()
+        elif isinstance(field, Array) and str(getattr(value, "dtype", "")) == "torch.bfloat16":
+            found[name] = replace(field, dtype="bfloat16")
+    return Schema(found)
+
+
+def ready(sample: Mapping[str, Any], schema: Schema) -> dict[str, Any]:
+    """A sample with plain values, those of nested records under their dotted names."""
+    return {name: plain(value, schema.get(name)) for name, value in schema.flatten(sample).items()}

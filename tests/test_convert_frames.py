@@ -1,0 +1,293 @@
+"""shardio.convert takes data frames: a row is a sample, a column a field."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import shardio
+from shardio import Array, Bytes, InvalidArgument, Json, List, Schema, Text
+from shardio.errors import SchemaError
+
+pd = pytest.importorskip("pandas", reason="its frames are converted")
+pl = pytest.importorskip("polars", reason="its frames are converted")
+
+DAYS = [datetime.datetime(2020, 1, 1), None, datetime.datetime(1960, 5, 5, 1)]
+VARIES = (None,)
+
+
+def converted(frame: Any, out: Path) -> tuple[dict[str, Any], dict[str, list[Any]]]:
+    shardio.convert(frame, out)
+    with shardio.open(out) as dataset:
+        values = {name: [sample[name] for sample in dataset] for name in dataset.schema}
+        return dict(dataset.schema), values
+
+
+def listed(values: list[Any]) -> list[Any]:
+    return [
+        value.tolist() if isinstance(value, np.ndarray | np.generic) else value for value in values
+    ]
+
+
+PANDAS: dict[str, Any] = {
+    "int": (np.array([1, 2, 3], "i2"), Array("int16"), [1, 2, 3]),
+    "bool": ([True, False, True], Array("bool"), [True, False, True]),
+    "nan": ([1.0, np.nan, 3.0], Array("float64"), [1.0, np.nan, 3.0]),
+    "text": (["a", None, "ü"], Text(optional=True), ["a", None, "ü"]),
+    "classes": (pd.Categorical(["x", "y", "x"]), Text(), ["x", "y", "x"]),
+    "numbers": (pd.Categorical([7, None, 7]), Array("int64", optional=True), [7, None, 7]),
+    "nullable": (pd.array([1, None, 3], "UInt8"), Array("uint8", optional=True), [1, None, 3]),
+    "boolean": (
+        pd.array([True, None, False], "boolean"),
+        Array("bool", optional=True),
+        [True, None, False],
+    ),
+    "whole": (pd.array([1, 2, 3], "Int32"), Array("int32"), [1, 2, 3]),
+    "arrow": (
+        pd.array([1.5, None, 2], "float[pyarrow]"),
+        Array("float32", optional=True),
+        [1.5, None, 2],
+    ),
+    "sparse": (pd.arrays.SparseArray([0, 0, 1]), Array("int64"), [0, 0, 1]),
+    "when": (
+        pd.to_datetime(DAYS).as_unit("s"),
+        Array("int64", optional=True),
+        [1577836800, None, -304815600],
+    ),
+    "where": (
+        pd.to_datetime(["2020-01-01"] * 3).tz_localize("Asia/Tokyo").as_unit("s"),
+        Array("int64"),
+        [1577804400] * 3,
+    ),
+    "long": (
+        pd.to_timedelta([1, 2, 3], unit="s").as_unit("ms"),
+        Array("int64"),
+        [1000, 2000, 3000],
+    ),
+    "arrays": (
+        [np.zeros((1, 2), "f4"), np.ones((2, 2), "f4"), None],
+        Array("float32", (None, 2), optional=True),
+        [[[0, 0]], [[1, 1]] * 2, None],
+    ),
+    "same": (
+        [np.zeros(2), np.ones(2), np.ones(2)],
+        Array("float64", (2,)),
+        [[0, 0], [1, 1], [1, 1]],
+    ),
+    "lists": ([[1, 2], [], [3.5]], Array("float64", VARIES), [[1, 2], [], [3.5]]),
+    "ragged": (
+        [[[1], [2, 3]], [], [[4]]],
+        List(Array("int64", VARIES)),
+        [[[1], [2, 3]], [], [[4]]],
+    ),
+    "dicts": ([{"a": 1}, None, {"b": [1]}], Json(optional=True), [{"a": 1}, None, {"b": [1]}]),
+    "mixed": ([[1], ["a"], {"b": 2}], Json(), [[1], ["a"], {"b": 2}]),
+    "flags": ([[1, True], [2], []], Json(), [[1, True], [2], []]),
+    "bytes": ([b"1", b"", b"3"], Bytes(), [b"1", b"", b"3"]),
+    "price": (
+        [decimal.Decimal("1.50"), None, decimal.Decimal(2)],
+        Text(optional=True),
+        ["1.50", None, "2"],
+    ),
+    "half": ([1, 2.5, None], Array("float64"), [1, 2.5, np.nan]),
+    "nothing": ([None] * 3, Json(optional=True), [None] * 3),
+}
+
+POLARS: dict[str, Any] = {
+    "int": (pl.Series([1, None, 3], dtype=pl.Int16), Array("int16", optional=True), [1, None, 3]),
+    "bool": (pl.Series([True, None, False]), Array("bool", optional=True), [True, None, False]),
+    "float": (
+        pl.Series([1.5, 2.5, float("nan")], dtype=pl.Float32),
+        Array("float32"),
+        [1.5, 2.5, np.nan],
+    ),
+    "text": (pl.Series(["a", None, "ü"]), Text(optional=True), ["a", None, "ü"]),
+    "classes": (pl.Series(["x", "y", "x"], dtype=pl.Categorical), Text(), ["x", "y", "x"]),
+    "enum": (
+        pl.Series(["x", "y", None], dtype=pl.Enum(["x", "y"])),
+        Text(optional=True),
+        ["x", "y", None],
+    ),
+    "when": (
+        pl.Series(DAYS, dtype=pl.Datetime("ms")),
+        Array("int64", optional=True),
+        [1577836800000, None, -304815600000],
+    ),
+    "day": (pl.Series([datetime.date(1970, 1, 2)] * 3), Array("int32"), [1, 1, 1]),
+    "long": (
+        pl.Series([datetime.timedelta(1)] * 3, dtype=pl.Duration("us")),
+        Array("int64"),
+        [86_400_000_000] * 3,
+    ),
+    "price": (
+        pl.Series([decimal.Decimal("1.50"), None, None]),
+        Text(optional=True),
+        ["1.50", None, None],
+    ),
+    "bytes": (pl.Series([b"1", None, b""]), Bytes(optional=True), [b"1", None, b""]),
+    "lists": (
+        pl.Series([[1, 2], [], None]),
+        Array("int64", VARIES, optional=True),
+        [[1, 2], [], None],
+    ),
+    "holes": (pl.Series([[1, None], [], [3]]), Json(), [[1, None], [], [3]]),
+    "words": (pl.Series([["a"], [], None]), Json(optional=True), [["a"], [], None]),
+    "ragged": (
+        pl.Series([[[1], [2, 3]], [], [[]]]),
+        List(Array("int64", VARIES)),
+        [[[1], [2, 3]], [], [[]]],
+    ),
+    "deep": (pl.Series([[[[1]]], [], []]), Json(), [[[[1]]], [], []]),
+    "fixed": (
+        pl.Series([[[1, 2]] * 2] * 3, dtype=pl.Array(pl.Int32, (2, 2))),
+        Array("int32", (2, 2)),
+        [[[1, 2]] * 2] * 3,
+    ),
+    "boxes": (
+        pl.Series([[[1, 2]], [], None], dtype=pl.List(pl.Array(pl.UInt8, 2))),
+        Array("uint8", (None, 2), optional=True),
+        [[[1, 2]], [], None],
+    ),
+    "records": (pl.Series([[{"a": 1}], [], None]), Json(optional=True), [[{"a": 1}], [], None]),
+    "nothing": (pl.Series([None] * 3), Json(optional=True), [None] * 3),
+    "objects": (pl.Series([np.ones(2)] * 3, dtype=pl.Object), Array("float64", (2,)), [[1, 1]] * 3),
+}
+
+
+@pytest.fixture(scope="module")
+def of_pandas(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    frame = pd.DataFrame({name: pd.Series(values) for name, (values, _, _) in PANDAS.items()})
+    return converted(frame, tmp_path_factory.mktemp("pandas") / "out")
+
+
+@pytest.fixture(scope="module")
+def of_polars(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    frame = pl.DataFrame([series.alias(name) for name, (series, _, _) in POLARS.items()])
+    return converted(frame, tmp_path_factory.mktemp("polars") / "out")
+
+
+def same(found: list[Any], expected: list[Any]) -> bool:
+    def plain(value: Any) -> Any:
+        if isinstance(value, list):
+            return [plain(each) for each in value]
+        value = value.tolist() if isinstance(value, np.ndarray | np.generic) else value
+        return "nan" if value != value else value
+
+    return bool(plain(found) == plain(expected))
+
+
+@pytest.mark.parametrize("name", sorted(PANDAS))
+def test_a_column_of_pandas_becomes_the_field_of_its_type(name: str, of_pandas: Any) -> None:
+    schema, values = of_pandas
+    _, field, expected = PANDAS[name]
+    assert schema[name] == field
+    assert same(values[name], expected)
+
+
+@pytest.mark.parametrize("name", sorted(POLARS))
+def test_a_column_of_polars_becomes_the_field_of_its_type(name: str, of_polars: Any) -> None:
+    schema, values = of_polars
+    _, field, expected = POLARS[name]
+    assert schema[name] == field
+    assert same(values[name], expected)
+
+
+def test_a_struct_of_polars_becomes_a_nested_record(tmp_path: Path) -> None:
+    frame = pl.DataFrame({"camera": [{"id": "a", "at": {"x": 1}}, None, {"id": "c", "at": None}]})
+    schema, values = converted(frame, tmp_path / "out")
+    assert schema == {
+        "camera.id": Text(optional=True),
+        "camera.at.x": Array("int64", optional=True),
+    }
+    assert values["camera.id"] == ["a", None, "c"] and values["camera.at.x"] == [1, None, None]
+
+
+def test_an_index_is_stored_if_it_has_a_name(tmp_path: Path) -> None:
+    frame = pd.DataFrame({"x": [1, 2]}, index=[5, 6])
+    assert list(converted(frame, tmp_path / "a")[0]) == ["x"]
+    frame.index.name = "key"
+    _, values = converted(frame, tmp_path / "b")
+    assert values["key"] == [5, 6] and list(values) == ["key", "x"]
+    both = pd.DataFrame(
+        {"x": [1, 2]}, index=pd.MultiIndex.from_tuples([(1, "a"), (2, "b")], names=["n", None])
+    )
+    assert list(converted(both, tmp_path / "c")[0]) == ["n", "x"]
+
+
+def test_frames_without_rows_have_fields(tmp_path: Path) -> None:
+    schema, _ = converted(
+        pd.DataFrame({"x": np.zeros(0, "f4"), "t": pd.Series([], dtype=object)}), tmp_path / "a"
+    )
+    assert schema == {"x": Array("float32"), "t": Json()}
+    empty = pl.DataFrame(schema={"x": pl.List(pl.Int8), "t": pl.String})
+    schema, _ = converted(empty, tmp_path / "b")
+    assert schema == {"x": Array("int8", VARIES), "t": Text()}
+
+
+def test_a_frame_of_many_rows_keeps_their_order(tmp_path: Path) -> None:
+    _, values = converted(pl.DataFrame({"x": range(10_000)}), tmp_path / "out")
+    assert listed(values["x"]) == list(range(10_000))
+
+
+def test_a_frame_may_be_given_a_schema_and_be_appended(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    schema = Schema({"x": Array("float32"), "t": Text(optional=True)})
+    shardio.convert(
+        pd.DataFrame({"x": np.array([1, 2], "f4"), "t": ["a", "b"]}), out, schema=schema
+    )
+    more = pl.DataFrame(
+        {"x": pl.Series([3], dtype=pl.Float32), "t": pl.Series([None], dtype=pl.String)}
+    )
+    report = shardio.convert(more, out, append=True)
+    with shardio.open(out) as dataset:
+        assert [sample["t"] for sample in dataset] == ["a", "b", None]
+    assert (report.n_samples_before, report.n_samples) == (2, 1)
+    with pytest.raises(SchemaError, match="sample 0: field 'x'"):
+        shardio.convert(pd.DataFrame({"x": ["text"], "t": ["a"]}), out, append=True)
+
+
+REFUSED = [
+    (pd.DataFrame({"x": ["a", "b", 3]}), r"column 'x', row 2: found int64, expected Text as in"),
+    (
+        pd.DataFrame({"x": [np.zeros(2), np.zeros((2, 2))]}),
+        r"row 1: found float64\[2, 2\], expected float64\[2\]",
+    ),
+    (
+        pd.DataFrame({"x": [[1], np.zeros(1, "f4")]}),
+        r"row 1: found float32\[1\], expected int64\[\*\]",
+    ),
+    (pd.DataFrame({"x": [{"a": 1}, "t"]}), "row 1: found Text, expected lists or dicts"),
+    (pd.DataFrame({"x": [1, datetime.date(2020, 1, 1)]}), r"row 1: found datetime\.date; expected"),
+    (pd.DataFrame({"x": np.zeros(2, complex)}), "column 'x': found complex128, which no field has"),
+    (pd.DataFrame({"x": pd.interval_range(0, 2)}), r"row 0: found pandas\..*Interval; expected"),
+    (pd.DataFrame({1: [1]}), "column 1 is no string"),
+    (pd.DataFrame([[1, 2]], columns=["x", "x"]), "column 'x' is there twice"),
+    (pd.DataFrame({"a": [1], "a.b": [2]}), "the columns are no fields"),
+    (pd.DataFrame({}), "the columns are no fields: a schema needs at least one field"),
+    (pd.Series([1]), r"expected a frame: \.to_frame\(\)"),
+    (pl.DataFrame({"x": pl.Series([1], dtype=pl.Int128)}), "'x': found Int128, which no field has"),
+    (pl.DataFrame({"x": [[datetime.date(2020, 1, 1)]]}), "in a list, or in JSON, Date cannot"),
+    (pl.DataFrame({"x": [1]}).lazy(), r"expected a DataFrame: \.collect\(\)"),
+]
+
+
+@pytest.mark.parametrize(("frame", "said"), REFUSED, ids=range(len(REFUSED)))
+def test_what_no_field_takes_is_refused_with_row_and_column(
+    tmp_path: Path, frame: Any, said: str
+) -> None:
+    with pytest.raises(InvalidArgument, match=said):
+        shardio.convert(frame, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_frame_takes_no_names_and_no_workers(tmp_path: Path) -> None:
+    frame = pd.DataFrame({"x": [1]})
+    with pytest.raises(InvalidArgument, match="names: a data frame has its own"):
+        shardio.convert(frame, tmp_path / "out", names=("y",))
+    with pytest.raises(InvalidArgument, match="workers: not for samples"):
+        shardio.convert(frame, tmp_path / "out", workers=2)

@@ -1,0 +1,321 @@
+"""shardio.convert makes samples of items by a function, and of data sets by position."""
+
+from __future__ import annotations
+
+import collections
+import os
+import re
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import shardio
+from shardio import Array, Image, InvalidArgument, Schema, Text, WorkerDied
+from shardio.conversion import indexed
+from shardio.errors import SchemaError
+from shardio.media import decode_image
+
+PIL = pytest.importorskip("PIL.Image", reason="pictures are Pillow's")
+
+
+def numbers(n: int) -> Iterator[dict[str, Any]]:
+    for k in range(n):
+        yield {"n": n, "square": np.full(2, k * k, np.float32)}
+
+
+def column(out: Path, name: str) -> list[Any]:
+    with shardio.open(out) as dataset:
+        return [sample[name] for sample in dataset]
+
+
+def files_of(out: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(out.glob("*.shard"))}
+
+
+def test_a_function_makes_samples_of_items_in_their_order_whoever_does_it(tmp_path: Path) -> None:
+    lots = 3  # a closure, as of a notebook
+
+    def make(n: int) -> Iterator[dict[str, Any]]:
+        for k in range(n % lots):
+            yield {"n": n, "k": k}
+
+    here, there = tmp_path / "here", tmp_path / "there"
+    report = shardio.convert(range(200), here, samples=make, workers=0)
+    shardio.convert(range(200), there, samples=make, workers=2)
+    assert column(here, "n") == [n for n in range(200) for _ in range(n % 3)]
+    assert files_of(here) == files_of(there)
+    assert (report.kind, report.counts) == ("items", {"converted": 133, "too_short": 67})
+    assert report.inputs[1].name == "1" and report.inputs[0].reason == "gave no sample"
+    with shardio.open(here) as dataset:
+        assert dataset.converter["name"] == "items"
+        assert dataset.converter["options"]["function"].endswith("make")
+
+
+def test_a_function_may_give_one_sample_or_none(tmp_path: Path) -> None:
+    make = {"a": {"x": 1}, "b": None, "c": {"x": 3}}.get
+    report = shardio.convert(["a"], tmp_path / "0", samples=lambda _: {"x": 0})
+    assert report.n_samples == 1
+    report = shardio.convert(["b", "a", "c"], tmp_path / "1", samples=make, workers=0)
+    assert column(tmp_path / "1", "x") == [1, 3]
+    assert [one.outcome for one in report.inputs] == ["too_short", "converted", "converted"]
+
+
+def test_what_a_function_raises_breaks_its_item_alone_and_says_where(tmp_path: Path) -> None:
+    def make(n: int) -> Iterator[dict[str, Any]]:
+        yield {"n": n}
+        if n == 1:
+            raise ValueError("no good")
+        if n == 2:
+            yield {"n": "text"}
+        if n == 3:
+            yield {"m": 1}
+
+    report = shardio.convert(range(5), tmp_path / "out", samples=make, workers=0)
+    assert column(tmp_path / "out", "n") == [0, 4]
+    assert [one.name for one in report.broken] == ["1", "2", "3"]
+    reasons = [one.reason for one in report.broken]
+    assert re.fullmatch(r"ValueError: no good \(test_convert_items.py, line \d+\)", reasons[0])
+    assert reasons[1].startswith("sample 1: field 'n'")
+    assert reasons[2] == "sample 1: fields missing: ['n'], not in the schema: ['m']"
+    kept = shardio.convert(range(5), tmp_path / "kept", samples=make, workers=0, keep_partial=True)
+    assert kept.n_samples == 5
+    stopped = shardio.convert(
+        range(5), tmp_path / "stopped", samples=make, workers=0, on_error="stop"
+    )
+    assert stopped.stopped and stopped.n_samples == 1
+
+
+def test_an_item_that_ends_its_workers_costs_no_other(tmp_path: Path) -> None:
+    def make(n: int) -> dict[str, Any]:
+        if n == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return {"n": n}
+
+    report = shardio.convert(range(6), tmp_path / "out", samples=make, workers=1)
+    assert column(tmp_path / "out", "n") == [0, 1, 2, 4, 5]
+    assert [one.name for one in report.broken] == ["3"]
+    assert "SIGKILL" in report.broken[0].reason
+
+
+def test_what_is_finished_is_not_made_again(tmp_path: Path) -> None:
+    out, made = tmp_path / "out", tmp_path / "made"
+
+    def make(n: int) -> dict[str, Any]:
+        with made.open("a") as file:
+            file.write(f"{n} ")
+        if n == 3 and not (tmp_path / "may").exists():
+            raise KeyboardInterrupt
+        return {"n": n}
+
+    with pytest.raises(KeyboardInterrupt):
+        shardio.convert(range(5), out, samples=make, workers=0)
+    (tmp_path / "may").touch()
+    made.write_text("")
+    shardio.convert(range(5), out, samples=make, workers=0, resume=True)
+    assert column(out, "n") == [0, 1, 2, 3, 4]
+    assert made.read_text().split() == ["0", "3", "4"]  # the first one also gives the schema
+
+
+def test_items_that_a_dataset_has_are_not_appended_again(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    shardio.convert([1, 2], out, samples=numbers, workers=0)
+    report = shardio.convert([1, 2, 3], out, samples=numbers, workers=0, append=True)
+    assert report.counts == {"present": 2, "converted": 1}
+    assert column(out, "n") == [1, 2, 2, 3, 3, 3]
+    with pytest.raises(InvalidArgument, match="function was 'numbers', is 'len'"):
+        shardio.convert([[4]], out, samples=len, workers=0, append=True)
+
+
+def test_items_have_names_of_their_own(tmp_path: Path) -> None:
+    class Odd:
+        pass
+
+    items = ["a/ü", Path("b"), ("c", 1), {"d": None}, 1.5, "", "a/ü", "x" * 300, Odd(), "\ud800"]
+    report = shardio.convert(items, tmp_path / "out", samples=lambda _: {"x": 1}, workers=0)
+    names = [one.name for one in report.inputs]
+    assert names[:7] == ["a/ü", "b", '["c", 1]', '{"d": null}', "1.5", '""', "a/ü (2)"]
+    assert names[7].startswith("x" * 200 + "… ") and names[8].startswith("Odd ")
+    assert names[9] == "\\ud800"
+    assert report.n_samples == len(items)
+
+
+def test_fields_are_those_of_the_first_sample_or_given(tmp_path: Path) -> None:
+    def make(n: int) -> dict[str, Any] | None:
+        if n == 0:
+            raise OSError("gone")
+        return {"x": np.zeros(n)} if n > 1 else None
+
+    report = shardio.convert(range(4), tmp_path / "a", samples=make, workers=0)
+    assert [one.outcome for one in report.inputs] == ["broken", "too_short", "converted", "broken"]
+    schema = Schema({"x": Array("float64", (None,))})
+    shardio.convert(range(4), tmp_path / "b", samples=make, workers=0, schema=schema)
+    assert [len(x) for x in column(tmp_path / "b", "x")] == [2, 3]
+    with pytest.raises(InvalidArgument, match="none of the first 2 items gives.*OSError: gone"):
+        shardio.convert(range(2), tmp_path / "c", samples=make, workers=0)
+    assert not (tmp_path / "c").exists()
+
+
+@pytest.mark.parametrize(
+    ("src", "options", "said"),
+    [
+        ([], {"samples": numbers}, "there is no item"),
+        ("folder", {"samples": numbers}, "expected an iterable of items"),
+        ([1], {"samples": 3}, "samples must be a function"),
+        ([1], {"samples": numbers, "frames": 3}, "frames: only for files"),
+        ([1], {"samples": numbers, "labels": "x"}, "labels: only for files"),
+        ([1], {"samples": numbers, "workers": -1}, "workers is -1"),
+        ([1], {"samples": numbers, "names": "xy"}, "names must be a sequence of strings"),
+        (["a"], {"names": ("x",), "resume": True}, "resume: not for samples"),
+        (".", {"names": ("x",)}, "names: only for samples"),
+        ([open], {"samples": numbers, "workers": 0}, None),
+    ],
+)
+def test_what_does_not_fit_items_is_refused(
+    tmp_path: Path, src: Any, options: dict[str, Any], said: str | None
+) -> None:
+    if said is None:
+        src, said = [(n for n in range(3))], "cannot be sent to worker processes: .*make it in"
+    with pytest.raises(InvalidArgument, match=said):
+        shardio.convert(src, tmp_path / "out", **options)
+    assert not (tmp_path / "out").exists()
+
+
+class Pairs:
+    """As torch's data sets are: no `__iter__`."""
+
+    def __init__(self, n: int) -> None:
+        self.n = n
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __getitem__(self, i: int) -> tuple[Any, int]:
+        if i == 5:
+            raise ValueError("bad")
+        return np.full(3, i, np.float32), i % 2
+
+
+def test_a_data_set_is_converted_by_position_in_workers(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    report = shardio.convert(Pairs(8), out, names=("x", "label"), workers=1)
+    assert column(out, "label") == [0, 1, 0, 1, 0, 0, 1]
+    assert [one.name for one in report.broken] == ["5"]
+    assert "ValueError: bad" in report.broken[0].reason
+    with shardio.open(out) as dataset:
+        assert dataset.schema == Schema({"x": Array("float32", (3,)), "label": Array("int64")})
+        assert dataset.converter["options"]["names"] == ["x", "label"]
+
+
+def test_positions_of_a_large_data_set_are_taken_in_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert indexed.runs_of(3) == [0, 1, 2]
+    monkeypatch.setattr(indexed, "MAX_ITEMS", 4)
+    assert indexed.runs_of(4) == [0, 1, 2, 3]
+    assert indexed.runs_of(9) == [(0, 3), (4, 7), (8, 8)]
+    for n in range(1, 50):
+        runs = [run if isinstance(run, tuple) else (run, run) for run in indexed.runs_of(n)]
+        assert len(runs) <= 4
+        assert [i for first, last in runs for i in range(first, last + 1)] == list(range(n))
+
+
+def test_a_tuple_without_names_is_refused_with_the_way_out(tmp_path: Path) -> None:
+    with pytest.raises(SchemaError, match=r"found a tuple of 2; name what it has: names=\("):
+        shardio.convert(Pairs(2), tmp_path / "out", workers=0)
+    with pytest.raises(SchemaError, match="expected 2 names for 2 values; found x"):
+        shardio.convert(Pairs(2), tmp_path / "out", workers=0, names=("x",))
+    assert not (tmp_path / "out").exists()
+
+
+def test_named_tuples_have_names_and_one_name_is_of_the_value(tmp_path: Path) -> None:
+    Point = collections.namedtuple("Point", "x y")
+    shardio.convert(iter([Point(1, 2.5), Point(3, 4.5)]), tmp_path / "a")
+    assert column(tmp_path / "a", "y") == [2.5, 4.5]
+    shardio.convert(iter([1, 2]), tmp_path / "b", names=["n"])
+    assert column(tmp_path / "b", "n") == [1, 2]
+
+
+def test_pictures_of_pillow_keep_their_pixels(tmp_path: Path) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (5, 4, 3), np.uint8)
+    picture = PIL.fromarray(pixels)
+    picture.getexif()[274] = 6  # turned: a viewer would turn it back
+    grey = PIL.fromarray(pixels[..., 0])
+    shardio.convert([{"image": picture}, {"image": grey}], tmp_path / "a")
+    with shardio.open(tmp_path / "a") as dataset:
+        assert dataset.schema == Schema({"image": Image()})
+        assert np.array_equal(decode_image(dataset[0]["image"]), pixels)
+        assert np.array_equal(decode_image(dataset[1]["image"])[..., 1], pixels[..., 0])
+    schema = Schema({"image": Array("uint8", (None, None, 3))})
+    shardio.convert([{"image": picture}], tmp_path / "b", schema=schema)
+    assert np.array_equal(column(tmp_path / "b", "image")[0], pixels)
+    with pytest.raises(SchemaError, match=r'mode CMYK; .*picture\.convert\("RGB"\)'):
+        shardio.convert([{"image": picture.convert("CMYK")}], tmp_path / "c")
+
+
+def test_what_says_how_to_become_an_array_does(tmp_path: Path) -> None:
+    class Lazy:  # as a tensor of tinygrad
+        def numpy(self) -> Any:
+            return np.arange(3, dtype=np.int16)
+
+    class Shown:  # as an array of JAX
+        def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+            return np.array([1, 2], "f4")
+
+    shardio.convert([{"a": Lazy(), "b": Shown(), "t": "x"}], tmp_path / "out")
+    with shardio.open(tmp_path / "out") as dataset:
+        fields = {"a": Array("int16", (3,)), "b": Array("float32", (2,)), "t": Text()}
+        assert dataset.schema == Schema(fields)
+        assert dataset[0]["a"].tolist() == [0, 1, 2]
+
+
+def test_a_function_that_no_worker_can_have_is_refused(tmp_path: Path) -> None:
+    with (tmp_path / "file").open("w") as file:
+
+        def make(n: int) -> dict[str, Any]:
+            file.write(str(n))
+            return {"n": n}
+
+        with pytest.raises(InvalidArgument, match="cannot be sent to worker processes"):
+            shardio.convert([1], tmp_path / "out", samples=make, workers=1)
+    assert not (tmp_path / "out").exists()
+
+
+def test_tensors_of_torch_become_arrays(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch", reason="torch is too large for the extra dev")
+
+    class Clips(torch.utils.data.Dataset):  # type: ignore[misc,name-defined]
+        def __len__(self) -> int:
+            return 3
+
+        def __getitem__(self, i: int) -> Any:
+            half = torch.full((2,), i + 0.5, dtype=torch.bfloat16)
+            return {"x": torch.ones(2, requires_grad=True) * i, "half": half, "y": i}
+
+    class Stream(torch.utils.data.IterableDataset):  # type: ignore[misc,name-defined]
+        def __iter__(self) -> Iterator[Any]:
+            return (Clips()[i] for i in range(3))
+
+        def __len__(self) -> int:
+            return 3
+
+    shardio.convert(Clips(), tmp_path / "a", workers=1)
+    shardio.convert(Stream(), tmp_path / "b")
+    for out in (tmp_path / "a", tmp_path / "b"):
+        with shardio.open(out) as dataset:
+            assert dataset.schema["half"] == Array("bfloat16", (2,))
+            bits = torch.from_numpy(np.array(dataset[2]["half"])).view(torch.bfloat16)
+            assert bits.tolist() == [2.5, 2.5] and dataset[2]["x"].tolist() == [2.0, 2.0]
+
+
+def test_a_worker_that_dies_between_items_is_told(tmp_path: Path) -> None:
+    class Bomb:
+        def __reduce__(self) -> Any:
+            return os._exit, (3,)
+
+    def make(_: object, bomb: object = Bomb()) -> dict[str, Any]:
+        return {"n": 1}
+
+    with pytest.raises(WorkerDied):
+        shardio.convert([1], tmp_path / "out", samples=make, workers=1)
