@@ -1,0 +1,79 @@
+"""A converter of somebody else's package is found and run as ours are, by the command line."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import shardio
+
+ROOT = Path(__file__).resolve().parents[2]
+README = ROOT / "converters" / "README.md"
+MAX_LINES = 30
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", README.read_text("utf-8"), re.DOTALL)
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the README's package as pip puts it there: the module and its metadata."""
+    (code,), (entry,) = blocks("python"), blocks("toml")
+    folder = tmp_path_factory.mktemp("third") / "package"
+    (folder / "my_package").mkdir(parents=True)
+    (folder / "my_package" / "__init__.py").touch()
+    (folder / "my_package" / "lines.py").write_text(code)
+    (folder / "pyproject.toml").write_text(
+        '[build-system]\nrequires = ["hatchling"]\nbuild-backend = "hatchling.build"\n'
+        f'[project]\nname = "my_package"\nversion = "1.0"\n{entry}'
+    )
+    target = folder.parent / "site"
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation"]
+    pip += ["--no-index", "--disable-pip-version-check", "--target", str(target), str(folder)]
+    done = subprocess.run(pip, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return target
+
+
+def test_the_converter_in_the_readme_has_30_lines() -> None:
+    (code,) = blocks("python")
+    assert len([line for line in code.splitlines() if line.strip()]) <= MAX_LINES
+
+
+def test_the_command_runs_an_installed_converter_in_workers(
+    installed: Path, tmp_path: Path
+) -> None:
+    source = tmp_path / "texts"
+    for name, text in {"a/1.txt": "one\nit\n", "b/2.txt": "three\nfour\n", "b/no": "x"}.items():
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        (source / name).write_text(text)
+    (source / "b" / "broken.txt").write_bytes(b"good\n\xff\n")
+    places = [str(installed), *(str(ROOT / each) for each in (".", "converters", "tools"))]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(places)}
+    command = [sys.executable, "-m", "shardio", "convert", "texts", "out", "--kind", "lines"]
+
+    def run(*options: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*command, *options],
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    done = run("--workers", "2", "--json")
+    assert done.returncode == 1, done.stderr  # one file is broken
+    assert json.loads(done.stdout)["samples"] == 4
+    with shardio.open(tmp_path / "out") as dataset:
+        assert [sample["text"] for sample in dataset] == ["one", "it", "three", "four"]
+        assert [int(sample["label"]) for sample in dataset] == [0, 0, 1, 1]
+        assert dataset.converter["name"] == "lines"
+    assert "not UTF-8" in done.stdout
