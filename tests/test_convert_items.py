@@ -19,6 +19,8 @@ from shardio.conversion import indexed
 from shardio.errors import SchemaError
 from shardio.media import decode_image
 
+pytestmark = pytest.mark.usefixtures("warm_zygote", "quick_disk")
+
 PIL = pytest.importorskip("PIL.Image", reason="pictures are Pillow's")
 
 
