@@ -101,6 +101,7 @@ RANKS = {
     "shardio.conversion": 10,
     "shardio.exporting": 10,
     "shardio.measuring": 11,
+    "shardio.map_view": 11,
     "shardio_converters": 12,
     "shardio_tools": 12,
 }
@@ -108,6 +109,7 @@ OUTERMOST = 12
 PUBLIC_MODULES = {
     "shardio.errors",
     "shardio.exporting",
+    "shardio.map_view",
     "shardio.measuring",
     "shardio.media",
     "shardio.multi",

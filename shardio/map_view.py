@@ -1,0 +1,138 @@
+"""MapView: the samples of a dataset by number, as torch's DataLoader takes them.
+
+They are what a ShardLoader would give: chosen fields, pictures and clips decoded, transformed. For
+those who must keep their DataLoader; a ShardLoader copies less.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from shardio._engine.cargo import pickled
+from shardio.closing import Closing
+from shardio.dataset import ShardDataset
+from shardio.errors import InvalidArgument, LoaderClosed
+from shardio.loader import ShardLoader
+
+_OPTIONS: Final = (
+    "fields",
+    "transform",
+    "verify",
+    "access",
+    "subset",
+    "decode",
+    "dct",
+    "clip",
+    "sound",
+    "pack",
+)
+
+
+class MapView(Closing):
+    """Samples by number: `view[i]`, or several at once, which is what DataLoader asks for.
+
+    It travels to the workers of a DataLoader by pickle or by fork, and opens the dataset anew
+    there; `transform` may be a lambda or closure. Arrays are writable copies.
+
+    Args:
+        dataset: a folder, or an open ShardDataset, also of a subset or selection.
+        options: of ShardLoader, those that say what a sample is: `fields`, `transform` (draws are
+            not keyed by position here), `decode`, `dct`, `clip`, `sound`, `pack`, `subset`,
+            `verify` and `access`.
+
+    Raises:
+        InvalidArgument: an option is not acceptable, or is none of these.
+        DatasetNotFound, …: from opening the dataset.
+        IndexError: (later) there is no such sample.
+    """
+
+    def __init__(self, dataset: str | os.PathLike[str] | ShardDataset, **options: Any) -> None:
+        if unknown := sorted(options.keys() - {*_OPTIONS}):
+            raise InvalidArgument(
+                f"{', '.join(unknown)}: no option of a view; there are {', '.join(_OPTIONS)}"
+            )
+        self._dataset: Any = dataset
+        if isinstance(dataset, str | os.PathLike):
+            self._dataset = os.path.abspath(dataset)  # for processes of another folder
+        self._options = options
+        self._loader: ShardLoader | None = None
+        self._pid = self._n_at_once = 0
+        self._asked: Sequence[int] = ()
+        self._of_parent: ShardLoader | None = None
+        self._closed = False
+        with self._loader_of(1, sampler=None) as loader:
+            self._n = len(loader)
+
+    def _loader_of(self, n_rows: int, sampler: Callable[[int], Any] | None) -> ShardLoader:
+        return ShardLoader(
+            self._dataset,
+            n_rows,
+            sampler=sampler,
+            num_workers=0,
+            output="numpy",
+            tail="short",
+            rank=0,
+            world_size=1,
+            collate="list",
+            **self._options,
+        )
+
+    def __len__(self) -> int:
+        return self._n
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: Iterable[int]) -> list[dict[str, Any]]:
+        """The samples of these numbers, in this order: read, decoded and transformed together."""
+        numbers = [int(index) for index in indices]
+        for number in numbers:
+            if not -self._n <= number < self._n:
+                raise IndexError(f"sample {number} of {self._n}")
+        self._asked = [number % self._n for number in numbers]
+        if not numbers:
+            return []
+        samples = []
+        for batch in self._opened(len(numbers)):
+            for row in range(batch.n_rows):
+                samples.append({name: _own(batch[name][row]) for name in batch})
+        return samples
+
+    def _opened(self, n_rows: int) -> ShardLoader:
+        """The loader of this process, whose batches have so many rows, or more."""
+        if self._closed:
+            raise LoaderClosed("the view is closed")
+        if self._loader is None or self._pid != os.getpid() or self._n_at_once < n_rows:
+            if self._loader is not None and self._pid == os.getpid():
+                self._loader.close()
+            elif self._loader is not None:
+                self._of_parent = self._loader  # what it holds is not this process's to release
+            self._loader = self._loader_of(n_rows, sampler=lambda _: np.array(self._asked))
+            self._pid, self._n_at_once = os.getpid(), n_rows
+        return self._loader
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        packed = pickled((self._dataset, self._options), "make those inside the transform")
+        return _unpacked, (type(self), packed)
+
+    def close(self) -> None:
+        """Let go of the dataset's files. Samples that were handed out stay valid. Idempotent."""
+        self._closed = True
+        if self._loader is not None and self._pid == os.getpid():
+            self._loader.close()
+        self._loader = None
+
+
+def _unpacked(kind: type[MapView], packed: bytes) -> MapView:
+    dataset, options = pickle.loads(packed)
+    return kind(dataset, **options)
+
+
+def _own(value: Any) -> Any:
+    """A value of a sample that outlives its batch; arrays are copies, which torch may write to."""
+    return np.array(value) if isinstance(value, np.ndarray | np.generic) else value

@@ -1,0 +1,130 @@
+"""MapView gives by number what a loader gives in batches, also in other processes."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import shardio
+from shardio import Clip, InvalidArgument
+from shardio.errors import LoaderClosed
+from shardio.map_view import MapView
+from shardio.media import encode_jpeg
+
+pytest.importorskip("simplejpeg", reason="pictures are decoded")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("map") / "set"
+    rng = np.random.default_rng(0)
+    schema = {"x": shardio.Array("float32", (3,)), "name": shardio.Text(), "image": shardio.Image()}
+    samples = (
+        {
+            "x": np.full(3, i, "f4"),
+            "name": f"ü{i}",
+            "image": encode_jpeg(rng.integers(0, 255, (8, 8 + i % 2, 3), np.uint8)),
+        }
+        for i in range(10)
+    )
+    shardio.convert(samples, out, schema=shardio.Schema(schema), shard_bytes=1000)
+    return out
+
+
+def test_samples_are_what_a_loader_gives(folder: Path) -> None:
+    with (
+        MapView(folder) as view,
+        shardio.ShardLoader(folder, 1, output="numpy", num_workers=0) as loader,
+    ):
+        assert len(view) == 10
+        for i, batch in enumerate(loader):
+            sample = view[i]
+            assert list(sample) == list(batch) and sample["name"] == f"ü{i}"
+            assert np.array_equal(sample["image"], batch["image"][0])
+
+
+def test_several_samples_come_in_the_order_asked_for(folder: Path) -> None:
+    with MapView(folder, fields=["x"]) as view:
+        for asked in ([3, 1], [7, 7, -1, 0], [5], [], list(range(10))):
+            found = view.__getitems__(asked)
+            assert [sample["x"][0] for sample in found] == [i % 10 for i in asked]
+            assert all(list(sample) == ["x"] for sample in found)
+        first = view[2]["x"]
+        first += 1  # a copy of its own
+        assert view[2]["x"].tolist() == [2, 2, 2]
+        assert isinstance(view[0]["x"], np.ndarray)
+
+
+def test_a_number_beyond_the_samples_is_an_index_error(folder: Path) -> None:
+    with MapView(folder) as view:
+        for number in (10, -11):
+            with pytest.raises(IndexError, match=f"sample {number} of 10"):
+                view[number]
+        assert len(list(view)) == 10  # type: ignore[call-overload]
+
+
+def test_options_say_what_a_sample_is(folder: Path) -> None:
+    factor = 2
+    with MapView(folder, transform=lambda s: {"y": s["x"] * factor}, fields=["x"]) as view:
+        assert view[3]["y"].tolist() == [6, 6, 6]
+    with MapView(folder, decode=False) as view:
+        assert bytes(view[0]["image"][:2]) == b"\xff\xd8"
+    with pytest.raises(InvalidArgument, match="batch_size, shuffle: no option of a view"):
+        MapView(folder, shuffle=True, batch_size=3)
+    with shardio.open(folder) as dataset, MapView(dataset.select([4, 2]), fields=["x"]) as view:
+        assert [view[i]["x"][0] for i in range(len(view))] == [4, 2]
+
+
+def test_a_view_is_pickled_with_its_options_and_used_after_a_fork(folder: Path) -> None:
+    with MapView(folder, transform=lambda s: {"y": s["x"] + 1}, fields=["x"]) as view:
+        assert view[1]["y"][0] == 2
+        with pickle.loads(pickle.dumps(view)) as other:
+            assert other[5]["y"][0] == 6
+        pid = os.fork()
+        if not pid:
+            code = 1
+            try:
+                code = int(view[8]["y"][0] != 9)
+            finally:
+                os._exit(code)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        assert view[2]["y"][0] == 3
+    with pytest.raises(LoaderClosed):
+        view[0]
+
+
+def test_ranks_of_a_launcher_do_not_divide_a_view(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with MapView(folder, fields=["x"]) as view:
+        assert len(view) == 10 and view[0]["x"][0] == 0
+
+
+@pytest.mark.parametrize("context", ["fork", "spawn"])
+def test_torchs_dataloader_takes_it(folder: Path, context: str) -> None:
+    torch = pytest.importorskip("torch", reason="torch is too large for the extra dev")
+    options: dict[str, Any] = {"batch_size": 4, "shuffle": True, "num_workers": 2}
+    view = MapView(folder, fields=["x", "name"], transform=lambda s: {**s, "x": s["x"] * 2})
+    loader = torch.utils.data.DataLoader(view, **options, multiprocessing_context=context)
+    batches = list(loader)
+    assert [len(batch["x"]) for batch in batches] == [4, 4, 2]
+    found = {n: x for b in batches for n, x in zip(b["name"], b["x"][:, 0].tolist(), strict=True)}
+    assert found == {f"ü{i}": 2.0 * i for i in range(10)}
+    view.close()
+
+
+def test_clips_of_videos_are_samples(tmp_path: Path) -> None:
+    from shardio_tools import sample_clips
+
+    sample_clips.write_clips(tmp_path / "videos", n_clips=1)
+    shardio.convert(tmp_path / "videos", tmp_path / "out", workers=0)
+    with MapView(tmp_path / "out", clip=Clip(frames=4, size=(32, 32))) as view:
+        found = view.__getitems__([0, len(view) - 1])
+        assert [sample["frames"].shape for sample in found] == [(4, 32, 32, 3)] * 2
