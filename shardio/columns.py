@@ -6,45 +6,73 @@ the shard says where they go, and closes them.
 
 from __future__ import annotations
 
+from typing import Final
+
 from shardio.format.checksum import ROW_HASH_MIN, Hasher, hash_bytes, rows_per_unit
 from shardio.format.fields import Array
 from shardio.format.index import DIMENSION
 from shardio.storage import Spool
 
+GATHERED: Final = 256
+"""Rows that are put together and hashed at a time; each is an object of its own until then."""
+
 
 class ColumnWriter:
-    """Gathers the rows of one column, at their stride, and one hash per unit of them."""
+    """Gathers the rows of one column, at their stride, and one hash per unit of them.
+
+    Rows that share a hash wait here until there are GATHERED of them, or `flush`.
+    """
 
     def __init__(self, field: Array) -> None:
         row_bytes = field.row_bytes or 0
         self.data, self.hashes = Spool(), Spool()
         self._fill = bytes(field.stride - row_bytes)
-        self._absent = memoryview(bytes(row_bytes if field.optional else 0))
+        self._absent = bytes(row_bytes if field.optional else 0)
         self._rows_per_unit = rows_per_unit(row_bytes, field.stride)
         self._by_row = row_bytes >= ROW_HASH_MIN
         self._run, self._n_in_run = Hasher(), 0
+        self._rows: list[bytes | memoryview] = []
+        self._n_wanted = min(GATHERED, self._rows_per_unit)
 
-    def append(self, row: memoryview | None) -> None:
-        """Add a row; None, of an optional field, is a row of zeros."""
+    def append(self, row: bytes | memoryview | None) -> None:
+        """Add a row; None, of an optional field, is a row of zeros.
+
+        One that has no hash of its own must not change afterwards.
+        """
         row = self._absent if row is None else row
-        self.data.write(row)
-        if self._fill:
-            self.data.write(self._fill)
         if self._by_row:
             self._put(hash_bytes(row))
+            self.data.write(row)
+            if self._fill:
+                self.data.write(self._fill)
             return
-        self._run.update(row)
-        self._run.update(self._fill)
-        self._n_in_run += 1
+        self._rows.append(row)
+        if len(self._rows) == self._n_wanted:
+            self.flush()
+
+    def flush(self) -> None:
+        """Have all rows in `data`."""
+        if not self._rows:
+            return
+        joined = self._fill.join(self._rows) + self._fill
+        self.data.write(joined)
+        self._run.update(joined)
+        self._n_in_run += len(self._rows)
+        self._rows = []
         if self._n_in_run == self._rows_per_unit:
-            self.finish()
+            self._end_run()
+        self._n_wanted = min(GATHERED, self._rows_per_unit - self._n_in_run)
 
     def finish(self) -> None:
         """Close the last, incomplete run."""
+        self.flush()
         if self._n_in_run:
-            self._put(self._run.intdigest())
-            self._run.reset()
-            self._n_in_run = 0
+            self._end_run()
+
+    def _end_run(self) -> None:
+        self._put(self._run.intdigest())
+        self._run.reset()
+        self._n_in_run = 0
 
     def _put(self, hash_: int) -> None:
         self.hashes.write(DIMENSION.pack(hash_))

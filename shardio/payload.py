@@ -7,12 +7,14 @@ learn it from; all else is written as it comes.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from shardio.format.checksum import Hasher, chunk_hashes, hash_bytes, pack_hashes
 from shardio.format.codec import Codec, Dictionary, encode, known_dictionary, train_dictionary
+from shardio.format.encoders import Content, Record
 from shardio.format.fields import STREAMED, Array, Field, n_stored_dims
-from shardio.format.index import DIMENSION, alignment, pack_entry
+from shardio.format.index import DIMENSION, ENTRY, alignment, pack_entry
 from shardio.format.layout import Required
 from shardio.format.schema import Schema
 from shardio.format.streams import PACKET, StreamRecord, pack_line
@@ -20,9 +22,6 @@ from shardio.storage import Spool
 
 WAITING_BYTES: Final = 32 << 20
 """How much waits, of all records together, for dictionaries to be learned."""
-
-Record = tuple[memoryview, tuple[int, ...]] | StreamRecord
-"""The bytes of one value, and its shape if it is an array or a picture; or a stream."""
 
 
 class StreamWriter:
@@ -51,6 +50,24 @@ class StreamWriter:
         return hasher.intdigest()
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Place:
+    """What is known of the records of a field before the first comes."""
+
+    name: str
+    codec: Codec
+    raw_alignment: int
+    shapes: Spool | None
+    varying: tuple[int, ...]
+
+    @classmethod
+    def of(cls, name: str, field: Field, shapes: Spool | None) -> _Place:
+        dims = field.shape if isinstance(field, Array) else (None,) * n_stored_dims(field)
+        varying = tuple(d for d, n in enumerate(dims) if n is None)
+        codec = Codec[field.codec.upper()]
+        return cls(name, codec, alignment(field, Codec.RAW), shapes, varying)
+
+
 class PayloadWriter:
     """Owns the payload of one shard, its index, and the stored dimensions, until `close()`."""
 
@@ -67,7 +84,11 @@ class PayloadWriter:
         """What was learned of each field that asks for it; None where there was too little."""
         self.required = Required(0)
         """The features that its records need."""
-        self._fields = list(schema.records.items())
+        self.n_spooled = 0
+        """How many bytes have been written to its spools, all together."""
+        self._places = [
+            _Place.of(name, field, self.shapes.get(name)) for name, field in schema.records.items()
+        ]
         self._is_learning = bool(self.dictionaries)
         self._waiting: list[list[Record]] = []
         self._n_waiting_bytes = 0
@@ -105,56 +126,59 @@ class PayloadWriter:
         if not self._is_learning:
             return
         self._is_learning = False
-        for k, (name, _) in enumerate(self._fields):
-            if name in self.dictionaries:
+        for k, place in enumerate(self._places):
+            if place.name in self.dictionaries:
                 column = [row[k] for row in self._waiting]
                 content = train_dictionary([one[0] for one in column if isinstance(one, tuple)])
-                self.dictionaries[name] = known_dictionary(content) if content else None
+                self.dictionaries[place.name] = known_dictionary(content) if content else None
         for row in self._waiting:
             self._write(row)
         self._waiting, self._n_waiting_bytes = [], 0
 
     def _write(self, records: Sequence[Record]) -> None:
-        for (name, field), record in zip(self._fields, records, strict=True):
+        for place, record in zip(self._places, records, strict=True):
             if isinstance(record, StreamRecord):
-                self._write_stream(name, record)
+                self._write_stream(place.name, record)
             else:
-                self._write_record(name, field, *record)
+                self._write_record(place, *record)
 
     def _write_stream(self, name: str, record: StreamRecord) -> None:
-        place = self.data.n_bytes
+        start, n_tables = self.data.n_bytes, sum(table.n_bytes for table in self._tables)
         hash_ = self.streams[name].append(record, self.data)
-        self._enter(place, record.nbytes, Codec.RAW, record.nbytes, hash_)
+        self._enter(start, record.nbytes, Codec.RAW, record.nbytes, hash_)
+        self.n_spooled += record.nbytes + sum(table.n_bytes for table in self._tables) - n_tables
 
-    def _enter(self, place: int, n_stored: int, codec: Codec, n_bytes: int, hash_: int) -> None:
-        self.index.write(pack_entry(place, n_stored, codec, n_bytes, hash_))
-        self.hash.update(DIMENSION.pack(hash_))
+    def _enter(self, start: int, n_stored: int, codec: Codec, n_bytes: int, hash_: int) -> None:
+        entry = pack_entry(start, n_stored, codec, n_bytes, hash_)
+        self.index.write(entry)
+        self.hash.update(entry[-DIMENSION.size :])
+        self.n_spooled += ENTRY.size
 
-    def _write_record(
-        self, name: str, field: Field, record: memoryview, shape: tuple[int, ...]
-    ) -> None:
-        wanted = Codec[field.codec.upper()]
-        codec, stored = encode(record, wanted, self.dictionaries.get(name))
-        if codec is Codec.ZSTD:
-            self.required |= Required.ZSTD
-        start = alignment(field, codec)
-        if gap := -self.data.n_bytes % start:
-            self.data.write(bytes(gap))
-        self._enter(self.data.n_bytes, stored.nbytes, codec, record.nbytes, hash_bytes(stored))
-        self.data.write(stored)
-        if name in self.shapes:
-            dims: tuple[int | None, ...] = (None,) * len(shape)
-            for d, n in zip(field.shape if isinstance(field, Array) else dims, shape, strict=True):
-                if d is None:
-                    self.shapes[name].write(DIMENSION.pack(n))
+    def _write_record(self, place: _Place, record: Content, shape: tuple[int, ...]) -> None:
+        codec, stored = place.codec, record
+        if codec:  # RAW is 0
+            codec, stored = encode(memoryview(record), codec, self.dictionaries.get(place.name))
+            if codec is Codec.ZSTD:
+                self.required |= Required.ZSTD
+        data, n_stored = self.data, len(stored)
+        gap = 0 if codec else -data.n_bytes % place.raw_alignment
+        if gap:
+            data.write(bytes(gap))
+        self._enter(data.n_bytes, n_stored, codec, len(record), hash_bytes(stored))
+        data.write(stored)
+        self.n_spooled += gap + n_stored
+        if place.shapes is not None:
+            for d in place.varying:
+                place.shapes.write(DIMENSION.pack(shape[d]))
+            self.n_spooled += DIMENSION.size * len(place.varying)
 
 
 def _kept(record: Record) -> Record:
     """The same, of which nothing is the caller's."""
     if isinstance(record, StreamRecord):
         return record.kept()
-    return memoryview(bytes(record[0])), record[1]
+    return bytes(record[0]), record[1]
 
 
 def _n_bytes(record: Record) -> int:
-    return record.nbytes if isinstance(record, StreamRecord) else record[0].nbytes
+    return record.nbytes if isinstance(record, StreamRecord) else len(record[0])

@@ -267,7 +267,7 @@ class Spool:
             self._memory += data
         else:
             self._file.write(data)
-        self.n_bytes += data.nbytes if isinstance(data, memoryview) else len(data)
+        self.n_bytes += len(data) if type(data) is bytes else memoryview(data).nbytes
 
     def move_to(self, file: IO[bytes]) -> None:
         """Write what waits, and everything from now on, to `file`."""

@@ -28,13 +28,13 @@ from shardio.errors import (
     ShardExists,
 )
 from shardio.format.checksum import Hasher, hash_bytes
-from shardio.format.fields import MEDIA, STREAMED, Field, n_stored_dims
+from shardio.format.encoders import Content, Record, record_encoder, row_encoder
+from shardio.format.fields import MEDIA, n_stored_dims
 from shardio.format.index import DIMENSION, ENTRY
 from shardio.format.layout import NO_FIELD, PAGE, Header, Kind
 from shardio.format.schema import Schema
 from shardio.format.streams import PACKET, STREAM
-from shardio.format.values import encode_array, encode_record, encode_stream
-from shardio.payload import PayloadWriter, Record
+from shardio.payload import PayloadWriter
 from shardio.sections import SectionTable
 from shardio.storage import Spool, rename_new, sync_folder
 
@@ -87,12 +87,18 @@ class ShardWriter(Publishing):
         self._payload = PayloadWriter(schema)
         self._validity = {name: ValidityWriter() for name in schema.optional}
         self._media = {n: f for n, f in schema.records.items() if isinstance(f, MEDIA)}
+        self._rows_of = [(n, row_encoder(n, f)) for n, f in schema.columns.items()]
+        self._records_of = [(n, record_encoder(n, f)) for n, f in schema.records.items()]
+        self._row_bytes = sum(field.stride for field in schema.columns.values())
+        n_hashes = DIMENSION.size * len(self._columns)  # at most: one for each row
+        self._most_row_bytes = self._row_bytes + n_hashes + len(self._validity)
         self._dominant: Spool | None = None
+        self._next_look = SPOOL_BYTES
 
     @property
     def n_bytes(self) -> int:
         """Bytes of samples so far, without indexes and padding of sections."""
-        return self._payload.n_bytes + sum(c.data.n_bytes for c in self._columns.values())
+        return self._payload.n_bytes + self.n_samples * self._row_bytes
 
     def append(self, sample: Mapping[str, Any]) -> None:
         """Add one sample: a value for every field of the schema, and nothing else.
@@ -114,43 +120,40 @@ class ShardWriter(Publishing):
         except (SchemaError, MediaError) as error:
             raise type(error)(f"{self.path}, sample {self.n_samples}: {error}") from error
         try:
-            for name, row in rows.items():
-                self._columns[name].append(row)
+            for column, row in zip(self._columns.values(), rows, strict=True):
+                column.append(row)
             if records:
-                self._place_payload(records)
+                if self._payload.streams:
+                    self._place_payload(records)
                 self._payload.append(records)
             for name, validity in self._validity.items():
                 validity.append(sample.get(name))
-            self._place_spools()
+            if self._n_spooled() >= self._next_look:
+                self._place_spools()
         except BaseException:
             self.abort()  # half a sample may be written: what follows would be shifted
             raise
         self.n_samples += 1
 
-    def _encode(
-        self, sample: Mapping[str, Any]
-    ) -> tuple[dict[str, memoryview | None], list[Record]]:
+    def _encode(self, sample: Mapping[str, Any]) -> tuple[list[Content | None], list[Record]]:
         """The rows of columns and the records of a sample: all of it is proved to fit.
 
         Raises:
             SchemaError: it does not.
         """
+        if sample.keys() != self.schema.keys():
+            self._check_names(sample)
+        rows = [encode(sample.get(name)) for name, encode in self._rows_of]
+        if self._media:
+            given = {n: as_encoded(n, f, sample.get(n)) for n, f in self._media.items()}
+            sample = {**sample, **given}
+        return rows, [encode(sample.get(name)) for name, encode in self._records_of]
+
+    def _check_names(self, sample: Mapping[str, Any]) -> None:
         missing = [n for n, f in self.schema.items() if n not in sample and not f.optional]
         extra = [str(n) for n in sample if n not in self.schema]
         if missing or extra:
             raise SchemaError(f"fields missing: {missing}, not in the schema: {extra}")
-        rows: dict[str, memoryview | None] = {}
-        for name, field in self.schema.columns.items():
-            value = sample.get(name)
-            if value is None and field.optional:
-                rows[name] = None
-            else:
-                rows[name] = encode_array(name, field, value).reshape(-1).view("u1").data
-        if self._media:
-            given = {n: as_encoded(n, f, sample.get(n)) for n, f in self._media.items()}
-            sample = {**sample, **given}
-        records = self.schema.records.items()
-        return rows, [_record_of(name, field, sample.get(name)) for name, field in records]
 
     def _spools(self) -> list[Spool]:
         columns = [s for c in self._columns.values() for s in (c.data, c.hashes)]
@@ -163,20 +166,36 @@ class ShardWriter(Publishing):
         It is what `_place_spools` would choose behind it: the columns have grown already.
         """
         n_more = self._payload.least_bytes(records) if self._dominant is None else 0
+        self._flush_columns()
         if not n_more or n_more + sum(spool.waiting for spool in self._spools()) < SPOOL_BYTES:
             return
         columns = max((c.data.n_bytes for c in self._columns.values()), default=0)
         if self._payload.data.n_bytes + n_more > columns:
             self._stream(self._payload.data)
 
+    def _flush_columns(self) -> None:
+        for column in self._columns.values():
+            column.flush()
+
+    def _n_spooled(self) -> int:
+        """At most so many bytes have gone into spools, with the sample that is being written."""
+        return (self.n_samples + 1) * self._most_row_bytes + self._payload.n_spooled
+
     def _place_spools(self) -> None:
-        """Keep what waits in memory bounded, by the samples alone: same bytes every time."""
+        """Keep what waits in memory bounded, by the samples alone: same bytes every time.
+
+        There is nothing to do before as much has come as may wait yet.
+        """
+        self._flush_columns()
         waiting = sum(spool.waiting for spool in self._spools())
         if self._dominant is None and waiting >= SPOOL_BYTES:
             self._choose_dominant()
         elif waiting >= MEMORY_BYTES:
             largest = max(self._spools(), key=lambda spool: spool.waiting)
             largest.move_to(create_unnamed(self._folder))
+        waiting = sum(spool.waiting for spool in self._spools())
+        most = SPOOL_BYTES if self._dominant is None else MEMORY_BYTES
+        self._next_look = self._n_spooled() + most - waiting
 
     def _choose_dominant(self) -> None:
         data = [c.data for c in self._columns.values()]
@@ -296,17 +315,6 @@ class ShardWriter(Publishing):
     @property
     def _is_closed(self) -> bool:
         return self._file is None
-
-
-def _record_of(name: str, field: Field, value: object) -> Record:
-    """The bytes of a value, and what other sections have of it.
-
-    Raises:
-        SchemaError: the value does not fit the field.
-    """
-    if isinstance(field, STREAMED):
-        return encode_stream(name, field, value)
-    return encode_record(name, field, value)
 
 
 def check_schema(schema: object) -> Schema:

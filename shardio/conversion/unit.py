@@ -4,29 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import os
-import pickle
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, Any, Final
-
-import numpy as np
+from typing import Any, Final
 
 from shardio.conversion.events import InputBegun, InputDone, UnitDone, UnitEvent
 from shardio.conversion.inputs import State, content_of, states_of
 from shardio.conversion.journal import read_record, write_record
 from shardio.conversion.plan import Unit
 from shardio.conversion.source import OUTCOMES, Input, Outcome, Source
-from shardio.disk import create_unnamed, make_folder, remove_tree
+from shardio.conversion.spool import Spool
+from shardio.disk import make_folder, remove_tree
 from shardio.errors import InvalidArgument, MediaError
 from shardio.format.schema import Schema
-from shardio.format.streams import EncodedStream
 from shardio.storage import sync_folder
 from shardio.writer import ShardSummary, ShardWriter
 
-SPOOL_BYTES: Final = 64 << 20
-"""Samples of one input that wait in memory for its end; more go to an unlinked file."""
 _MAX_REASON: Final = 1000  # characters of a reason that are kept
 
 
@@ -66,7 +61,7 @@ def _convert(unit: Unit, job: Job, folder: Path, tell: Callable[[UnitEvent], Non
     with _Shards(str(folder), job) as shards:
         for position, source in enumerate(unit.inputs, unit.first):
             tell(InputBegun(unit.number, position))
-            with _Spool(str(folder)) as spool:
+            with Spool(str(folder)) as spool:
                 states, content = states_of(source), ""
                 if position in lost:
                     outcome = Outcome("broken", lost[position])
@@ -89,7 +84,7 @@ def _convert(unit: Unit, job: Job, folder: Path, tell: Callable[[UnitEvent], Non
 
 
 def _read(
-    source: Input, before: Mapping[str, State | None], job: Job, spool: _Spool
+    source: Input, before: Mapping[str, State | None], job: Job, spool: Spool
 ) -> tuple[Outcome, str]:
     """Read one input to its end, into the spool: what became of it, its hash if it gave samples."""
     content = ""
@@ -123,7 +118,7 @@ def _without_paths(reason: str, source: Input) -> str:
     return reason
 
 
-def _convert_input(source: Input, job: Job, spool: _Spool) -> Outcome:
+def _convert_input(source: Input, job: Job, spool: Spool) -> Outcome:
     """Have the converter read an input; its samples are in the spool then."""
     try:
         outcome = _drain(job.source.samples(source), spool)
@@ -158,7 +153,7 @@ def _read_other(path: str, mode: int) -> Outcome:
     return Outcome("broken", "a folder that could not be listed when the plan was made")
 
 
-def _drain(samples: Iterator[Mapping[str, Any]], spool: _Spool) -> object:
+def _drain(samples: Iterator[Mapping[str, Any]], spool: Spool) -> object:
     """Put all samples into the spool; what the generator returned at its end."""
     while True:
         try:
@@ -201,64 +196,3 @@ class _Shards:
     def __exit__(self, *_: object) -> None:
         if self._writer is not None:
             self._writer.abort()
-
-
-class _Spool:
-    """Holds the samples of one input until it is known whether they are kept.
-
-    In memory up to SPOOL_BYTES, then in an unlinked file in `folder`, which the shards will fill
-    anyway: an hour of video is gigabytes of samples. The file is private to this process.
-    """
-
-    def __init__(self, folder: str) -> None:
-        self._folder = folder
-        self._file: IO[bytes] | None = None
-        self.clear()
-
-    def clear(self) -> None:
-        """Forget all samples."""
-        self._waiting: list[Mapping[str, Any]] = []
-        self._waiting_bytes = 0
-        self._n_in_file = 0
-        self.n_samples = 0
-        if self._file is not None:
-            self._file.close()
-            self._file = None
-
-    def append(self, sample: Mapping[str, Any]) -> None:
-        self._waiting.append(sample)
-        self._waiting_bytes += sum(map(_size, sample.values()))
-        self.n_samples += 1
-        if self._waiting_bytes < SPOOL_BYTES:
-            return
-        if self._file is None:
-            self._file = create_unnamed(self._folder)
-        for waiting in self._waiting:
-            pickle.dump(waiting, self._file, protocol=5)
-        self._n_in_file += len(self._waiting)
-        self._waiting, self._waiting_bytes = [], 0
-
-    def __iter__(self) -> Iterator[Mapping[str, Any]]:
-        if self._file is not None:
-            self._file.seek(0)
-            for _ in range(self._n_in_file):
-                yield pickle.load(self._file)
-        yield from self._waiting
-
-    def __enter__(self) -> _Spool:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.clear()
-
-
-def _size(value: object) -> int:
-    if isinstance(value, np.ndarray):
-        return value.nbytes
-    if isinstance(value, list | tuple):
-        return 8 + sum(map(_size, value))
-    if isinstance(value, dict):
-        return 8 + sum(map(_size, value.values()))
-    if isinstance(value, EncodedStream):
-        return len(value.data) + value.packets.nbytes
-    return len(value) if isinstance(value, bytes | str) else 8

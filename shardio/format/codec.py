@@ -80,7 +80,7 @@ known_dictionary = functools.lru_cache(maxsize=64)(Dictionary)
 """A Dictionary, the same one for the same content: contexts cost 0.2 ms and as much memory."""
 
 
-def train_dictionary(records: Sequence[memoryview]) -> bytes:
+def train_dictionary(records: Sequence[bytes | memoryview]) -> bytes:
     """A dictionary for records like these: at most 64 KiB; b"" where there is little to learn.
 
     The same records give the same dictionary. At most 2 MiB of them are looked at, from the first.
@@ -88,10 +88,10 @@ def train_dictionary(records: Sequence[memoryview]) -> bytes:
     samples: list[bytes | bytearray | memoryview] = []
     n_bytes = 0
     for record in records:
-        if n_bytes + record.nbytes > _SAMPLE_BYTES:
+        if n_bytes + len(record) > _SAMPLE_BYTES:
             break
         samples.append(bytes(record))
-        n_bytes += record.nbytes
+        n_bytes += len(record)
     size = min(_DICTIONARY_BYTES, n_bytes // _SAMPLE_PER_DICTIONARY)
     if len(samples) < _LEAST_SAMPLES or not size:
         return b""

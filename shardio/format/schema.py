@@ -291,6 +291,11 @@ def _named(what: str, code: object, known: Mapping[Any, Any], name: object) -> A
     return known[code]
 
 
+_CANONICAL: Final = json.JSONEncoder(
+    ensure_ascii=False, sort_keys=True, separators=(",", ":"), allow_nan=False
+)
+
+
 def canonical_json(value: object) -> bytes:
     """JSON as shardio stores it: UTF-8, keys sorted, no spaces, no NaN.
 
@@ -298,10 +303,7 @@ def canonical_json(value: object) -> bytes:
         SchemaError: JSON cannot say it.
     """
     try:
-        text = json.dumps(
-            value, ensure_ascii=False, sort_keys=True, separators=(",", ":"), allow_nan=False
-        )
-        return text.encode("utf-8")
+        return _CANONICAL.encode(value).encode("utf-8")
     except (TypeError, ValueError, RecursionError) as error:
         raise SchemaError(f"a value cannot be written as JSON: {error}") from error
 

@@ -110,13 +110,15 @@ def _converted(found: npt.NDArray[Any], field: Array) -> npt.NDArray[Any]:
         if found.dtype == object and all(type(n) is int for n in found.flat):
             raise OverflowError("a whole number has more than 64 bits")
         raise TypeError(f"its values are {found.dtype}")
+    if found.dtype == wanted:
+        return found
     if found.size and wanted.kind in "iu" and found.dtype.kind != "b":
         limits = np.iinfo(wanted)
         if int(found.min()) < limits.min or int(found.max()) > limits.max:
             raise OverflowError(f"a value lies outside {limits.min}..{limits.max}")
     with np.errstate(over="ignore"):
         cast = found.astype(wanted)
-    if wanted.kind == "f" and (np.isinf(cast) & np.isfinite(found)).any():
+    if wanted.kind == "f" and np.isfinite(found[np.isinf(cast)]).any():
         raise OverflowError(f"a value is too large for {field.dtype}")
     return cast
 
@@ -224,10 +226,16 @@ def check_json(value: object) -> None:
         waiting = _nested(waiting)
 
 
+_PLAIN: Final = frozenset({str, int, float, bool, type(None)})
+"""Types of which nearly all values are that have nothing inside: told quickly."""
+
+
 def _nested(values: list[object]) -> list[object]:
     """What is directly inside of dicts and lists."""
     waiting: list[object] = []
     for found in values:
+        if type(found) in _PLAIN:
+            continue
         if isinstance(found, dict):
             for key in found:
                 if not isinstance(key, str):

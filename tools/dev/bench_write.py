@@ -3,7 +3,8 @@
 python tools/dev/bench_write.py [FOLDER]
 
 The most memory that the writing process ever has is compared with what it has after its imports.
-FOLDER says where the shard is written; it is removed again.
+Before that, it says how long small samples take, by kind: of those, the processor's time is told.
+FOLDER says where the shards are written; they are removed again.
 """
 
 from __future__ import annotations
@@ -49,9 +50,47 @@ print(json.dumps({"grown_mib": most_mib() - before, "elapsed_s": time.perf_count
                   "n_samples": summary.n_samples}))
 """
 
+_SMALL = """
+import sys, time
+import numpy as np, shardio
+from shardio import Array, Bytes, Json, Schema, Text
+
+rng = np.random.default_rng(0)
+x, data = rng.random((1000, 32), np.float32), rng.bytes(3000)
+four = {"a": Array("int64"), "b": Array("float64"), "c": Array("float32"), "text": Text()}
+kinds = {
+    "32 numbers and a label": (
+        {"x": Array("float32", (32,)), "y": Array("int64")},
+        lambda i: {"x": x[i % 1000], "y": np.int64(i)},
+    ),
+    "3 of Python's numbers and a text": (
+        four, lambda i: {"a": i, "b": i / 2, "c": i / 4, "text": f"row number {i}"},
+    ),
+    "3 of NumPy's numbers and a text": (
+        four,
+        lambda i: {"a": np.int64(i), "b": np.float64(i), "c": np.float32(i), "text": f"row {i}"},
+    ),
+    "up to 300 tokens": ({"t": Array("float32", (None,))}, lambda i: {"t": x.ravel()[: i % 300]}),
+    "3,000 bytes and a name": (
+        {"data": Bytes(), "name": Text()}, lambda i: {"data": data, "name": f"{i}.jpg"},
+    ),
+    "JSON": ({"m": Json()}, lambda i: {"m": {"id": i, "tags": [1, "x"], "in": {"a": "b"}}}),
+}
+for k, (kind, (fields, sample)) in enumerate(kinds.items()):
+    samples = [sample(i) for i in range(30_000)]
+    start = time.process_time()
+    with shardio.ShardWriter(f"{sys.argv[1]}/{k}.shard", Schema(fields)) as writer:
+        for one in samples:
+            writer.append(one)
+    taken_us = (time.process_time() - start) / len(samples) * 1e6
+    print(f"{kind}: {taken_us:.1f} us of CPU a sample", flush=True)
+"""
+
 
 def main() -> int:
     """Print what was measured; return the exit code."""
+    with tempfile.TemporaryDirectory(dir=sys.argv[1] if len(sys.argv) > 1 else None) as folder:
+        subprocess.run([sys.executable, "-c", _SMALL, folder], check=True)
     with tempfile.TemporaryDirectory(dir=sys.argv[1] if len(sys.argv) > 1 else None) as folder:
         path = Path(folder) / "large.shard"
         command = [sys.executable, "-c", _TIMED, str(path), str(N_BYTES)]

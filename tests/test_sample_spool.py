@@ -1,0 +1,65 @@
+"""Samples that wait in a file come out as they went in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shardio.conversion import spool as spool_module
+from shardio.conversion.spool import Spool
+
+KINDS: dict[str, Callable[[int], Any]] = {
+    "int": lambda i: i,
+    "float64": np.float64,
+    "int8": lambda i: np.int8(i % 100),
+    "big_endian": lambda i: np.full((2, 3), i, ">i4"),
+    "bool": lambda i: np.bool_(i % 2),
+    "str": str,
+    "numpy_str": lambda i: np.str_(i),
+    "bytes": lambda i: b"a" * i,
+    "rows": lambda i: np.full((3, 2), i, np.float32),
+    "varying": lambda i: np.zeros(i, np.int16),
+    "zero_dim": lambda i: np.array(i, np.int32),
+    "masked": lambda i: np.ma.masked_array([i, 1], [True, False]),
+    "objects": lambda i: np.array([i, None]),
+    "mixed": lambda i: [i, np.int64(i), None][i % 3],
+    "dtypes": lambda i: np.full(2, i % 100, np.int8 if i % 2 else np.int16),
+}
+
+
+def told(value: Any) -> Any:
+    """All that there is to know of a value."""
+    if isinstance(value, np.ndarray | np.generic):
+        return type(value), value.dtype, value.shape, repr(value)
+    return type(value), value
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_values_in_a_file_are_what_they_were(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    given = [{"x": KINDS[kind](i), "text": f"{i}"} for i in range(300)]
+    monkeypatch.setattr(spool_module, "SPOOL_BYTES", 1_000)
+    with Spool(str(tmp_path)) as spool:
+        for sample in given:
+            spool.append(sample)
+        found = list(spool)
+        assert spool.n_samples == 300
+    assert [[told(v) for v in one.values()] for one in found] == [
+        [told(v) for v in one.values()] for one in given
+    ]
+
+
+def test_samples_of_different_fields_may_wait_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = [{"x": i} if i % 3 else {"y": i, "x": 1} if i % 2 else {} for i in range(300)]
+    monkeypatch.setattr(spool_module, "SPOOL_BYTES", 1_500)
+    with Spool(str(tmp_path)) as spool:
+        for sample in given:
+            spool.append(sample)
+        assert list(spool) == given
