@@ -137,6 +137,24 @@ def test_an_input_that_cannot_be_read_is_broken_and_the_rest_is_converted(
     assert (broken.name, broken.reason) == ("b/3.txt", f"cannot be read: {os.strerror(code)}")
 
 
+def test_an_error_of_reading_that_names_no_file_is_one_of_the_input_unless_the_machine_is_short(
+    lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code, read = errno.EIO, Path.read_text
+
+    def refuse(path: Path, **named: Any) -> str:
+        if path.stem.isdigit():
+            raise OSError(code, os.strerror(code))  # as that of a read, or of a seek
+        return read(path, **named)
+
+    monkeypatch.setattr(Path, "read_text", refuse)
+    broken = convert(lines, tmp_path / "out").broken
+    assert {one.reason for one in broken} == {"cannot be read: Input/output error"}
+    code = errno.EMFILE
+    with pytest.raises(OSError, match="Too many open files"):
+        convert(lines, tmp_path / "other")
+
+
 @pytest.mark.parametrize("what", ["changed", "vanished"])
 @pytest.mark.parametrize("keep_partial", [False, True])
 def test_of_an_input_that_is_another_in_the_end_nothing_is_kept(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import lzma
 import math
 import os
 import struct
@@ -59,7 +60,11 @@ _REFUSED: Final = {
     "S": "bytes that end where a zero begins: save uint8, or strings",
 }
 _NOT_NPY: Final = (ValueError, SyntaxError, TypeError, tokenize.TokenError, RecursionError)
-_NOT_ZIP: Final = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError)
+_NOT_ZIP: Final = (
+    *(zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error),
+    *(EOFError, NotImplementedError, RuntimeError, ValueError),
+)
+"""What `zipfile` raises of archives that are damaged, beside OSError for a place beyond a file."""
 
 
 @dataclass(frozen=True)
@@ -130,6 +135,8 @@ def open_arrays(path: str, name: str, files: ExitStack) -> list[StoredArray] | N
         n_bytes = os.fstat(file.fileno()).st_size - file.tell()
         begin = partial(_Part, file, file.tell(), n_bytes)
         return [_npy_array(ONLY, header, n_bytes, begin)]
+    except MediaError:
+        raise
     except _NOT_ZIP as error:
         raise MediaError(f"damaged: {error}") from error
 
@@ -283,12 +290,15 @@ def _read(
     """Read the next numbers, in C order; they are little-endian then."""
     try:
         found = np.empty(shape, dtype)
-        if found.nbytes:
-            _fill(file, found.reshape(-1).view(np.uint8).data, name)
-    except _NOT_ZIP as error:
-        raise MediaError(f"array {name!r}: damaged: {error}") from error
     except (MemoryError, ValueError) as error:
         raise MediaError(f"array {name!r}: shape {shape} of {dtype}: {error}") from error
+    try:
+        if found.nbytes:
+            _fill(file, found.reshape(-1).view(np.uint8).data, name)
+    except MediaError:
+        raise
+    except _NOT_ZIP as error:
+        raise MediaError(f"array {name!r}: damaged: {error}") from error
     if dtype.kind == "b" and (found.view(np.uint8) > 1).any():
         raise MediaError(f"array {name!r}: a bool in it is neither 0 nor 1")
     return found.astype(dtype.newbyteorder("<"), copy=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -23,6 +24,10 @@ from shardio.storage import sync_folder
 from shardio.writer import ShardSummary, ShardWriter
 
 _MAX_REASON: Final = 1000  # characters of a reason that are kept
+_OF_THE_MACHINE: Final = frozenset(
+    (errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC)
+)
+"""Errors that have another cause than the file at which they strike."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,13 +126,9 @@ def _without_paths(reason: str, source: Input) -> str:
 def _convert_input(source: Input, job: Job, spool: Spool) -> Outcome:
     """Have the converter read an input; its samples are in the spool then."""
     try:
-        outcome = _drain(job.source.samples(source), spool)
+        outcome = _drain(job.source.samples(source), source, spool)
     except MediaError as error:
         return Outcome("broken", str(error).removeprefix(f"{source.path}: "))
-    except OSError as error:
-        if not _is_about(error, source):
-            raise  # about where samples are kept
-        return Outcome("broken", f"cannot be read: {error.strerror}")
     if isinstance(outcome, Outcome) and outcome.kind in OUTCOMES:
         return outcome
     raise InvalidArgument(
@@ -137,9 +138,11 @@ def _convert_input(source: Input, job: Job, spool: Spool) -> Outcome:
 
 
 def _is_about(error: OSError, source: Input) -> bool:
-    """Whether an error names an input, or a part of it."""
-    named = error.filename
-    return any(named in (each.path, os.fsencode(each.path)) for each in (source, *source.parts))
+    """Whether what reads fails for an input, or a part of it: its error names that, or nothing."""
+    if error.errno in _OF_THE_MACHINE:
+        return False
+    named, every = error.filename, (source, *source.parts)
+    return named is None or any(named in (each.path, os.fsencode(each.path)) for each in every)
 
 
 def _read_other(path: str, mode: int) -> Outcome:
@@ -153,13 +156,18 @@ def _read_other(path: str, mode: int) -> Outcome:
     return Outcome("broken", "a folder that could not be listed when the plan was made")
 
 
-def _drain(samples: Iterator[Mapping[str, Any]], spool: Spool) -> object:
+def _drain(samples: Iterator[Mapping[str, Any]], source: Input, spool: Spool) -> object:
     """Put all samples into the spool; what the generator returned at its end."""
     while True:
         try:
-            spool.append(next(samples))
+            sample = next(samples)
         except StopIteration as end:
             return end.value
+        except OSError as error:
+            if not _is_about(error, source):
+                raise
+            return Outcome("broken", f"cannot be read: {error.strerror or error}")
+        spool.append(sample)
 
 
 class _Shards:

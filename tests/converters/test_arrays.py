@@ -237,6 +237,21 @@ def test_what_is_wrong_in_a_npz_is_named(root: Path, tmp_path: Path) -> None:
     assert found["b/other.npz"] == "array 'y': found int64[2], expected no such array"
 
 
+def test_a_flipped_bit_in_the_directory_of_a_npz_costs_that_file_alone(tmp_path: Path) -> None:
+    np.savez(tmp_path / "whole.npz", x=np.arange(3))
+    whole = (tmp_path / "whole.npz").read_bytes()
+    start = whole.index(b"PK\1\2")
+    for bit in range(8 * start, 8 * len(whole)):
+        flipped = bytearray(whole)
+        flipped[bit // 8] ^= 1 << bit % 8
+        (tmp_path / f"{bit}.npz").write_bytes(flipped)
+    report = convert(tmp_path, tmp_path / "out", fields={"x": "int64[3]"})
+    assert report.counts["broken"] > 250
+    assert "cannot be read: Invalid argument" in reasons(report).values()
+    with shardio.open(tmp_path / "out") as dataset:
+        assert all(sample["x"].tolist() == [0, 1, 2] for sample in dataset)
+
+
 def test_an_array_that_some_files_lack_is_optional(root: Path, tmp_path: Path) -> None:
     np.savez(root / "a" / "1.npz", x=np.float16(1), text=np.array("one"))
     np.savez(root / "b" / "2.npz", x=np.float16(2), mask=np.ones(2, bool))
