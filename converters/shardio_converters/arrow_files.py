@@ -36,7 +36,10 @@ class ParquetTable:
 
     def __init__(self, path: str) -> None:
         self._file = pq.ParquetFile(
-            path, buffer_size=_BUFFER_BYTES, pre_buffer=False, page_checksum_verification=True
+            pa.OSFile(os.fsencode(path)),  # pyarrow takes no text for names that are no UTF-8
+            buffer_size=_BUFFER_BYTES,
+            pre_buffer=False,
+            page_checksum_verification=True,
         )
         self.schema: pa.Schema = self._file.schema_arrow
 
@@ -63,14 +66,14 @@ class ParquetTable:
 
     def close(self) -> None:
         """Close the file."""
-        self._file.close()
+        self._file.close(force=True)
 
 
 class ArrowTable:
     """A file or a stream of Arrow, as a memory map; of what is compressed, one batch is held."""
 
     def __init__(self, path: str) -> None:
-        self._source = pa.memory_map(path)
+        self._source = pa.memory_map(os.fsencode(path))
         self._is_file = self._source.read_at(len(_FILE_MAGIC), 0) == _FILE_MAGIC
         self._size: int = self._source.size()
         opened = pa.ipc.open_file if self._is_file else pa.ipc.open_stream

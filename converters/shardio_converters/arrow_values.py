@@ -44,7 +44,10 @@ def values_of(batch: pa.RecordBatch, column: Column, field: Field, first_row: in
         else:
             if has_nulls_inside(array):
                 raise MediaError("a null in a list; expected numbers alone")
-            found = _lists(array) if isinstance(field, List) else _arrays(array, column, field)
+            if isinstance(field, List):
+                found = _lists(array, field.element.shape)
+            else:
+                found = _arrays(array, column, field)
             if array.null_count:
                 is_null = array.is_null().to_numpy(zero_copy_only=False).tolist()
                 found = [None if no else one for no, one in zip(is_null, found, strict=True)]
@@ -149,10 +152,12 @@ def _stacked(arrays: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
     return np.stack(arrays)
 
 
-def _lists(array: pa.Array) -> list[list[npt.NDArray[Any]]]:
-    """A list of arrays of each row."""
+def _lists(array: pa.Array, dims: Sequence[int | None]) -> list[list[npt.NDArray[Any]]]:
+    """A list of arrays of each row, each of the shape that the field's have."""
     offsets, values = _split(array)
     inner = _blocks(values)
+    if [*dims] != [None]:  # which all have
+        inner = [_shaped(one, dims) for one in inner]
     return [list(inner[start:end]) for start, end in pairwise(offsets.tolist())]
 
 

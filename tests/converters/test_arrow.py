@@ -159,6 +159,28 @@ def test_times_are_whole_numbers_in_the_unit_of_the_file(tmp_path: Path) -> None
     assert "timestamp[us, tz=UTC]" in recorded and "duration[s]" in recorded
 
 
+@pytest.mark.parametrize("name", WRITERS)
+def test_lists_of_arrays_keep_their_shape_where_all_are_empty(name: str, tmp_path: Path) -> None:
+    pairs = [[[[1, 2], [3, 4]], []], [[], []], []]
+    (tmp_path / "in").mkdir()
+    for part in range(2):
+        rows = pa.array(pairs[part:], pa.list_(pa.list_(pa.list_(pa.int8(), 2))))
+        WRITERS[name](pa.table({"pairs": rows}), tmp_path / "in" / f"{part}{name}")
+    assert not convert(tmp_path / "in", tmp_path / "out").broken
+    with shardio.open(tmp_path / "out") as dataset:
+        assert plain([sample["pairs"] for sample in dataset]) == pairs + pairs[1:]
+        assert [one.shape for one in dataset[3]["pairs"]] == [(0, 2), (0, 2)]
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_tables_whose_names_are_no_utf_8_are_read(name: str, tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    WRITERS[name](pa.table({"x": [1, 2]}), tmp_path / "table")
+    os.rename(tmp_path / "table", os.fsencode(tmp_path) + b"/in/\xff" + name.encode())
+    report = convert(tmp_path / "in", tmp_path / "out")
+    assert [(one.name, one.n_samples) for one in report.inputs] == [(f"\\xff{name}", 2)]
+
+
 def test_decimals_are_text(tmp_path: Path) -> None:
     made = [decimal.Decimal("1.50"), None, decimal.Decimal("-0.01")]
     write_parquet(pa.table({"price": made}), tmp_path / "x.parquet")
