@@ -246,6 +246,10 @@ def _samples_of(arrays: Sequence[NamedArray], *, rows: bool) -> dict[str, tuple[
     for name, (dtype, shape) in found.items():
         if len(shape) > _MAX_DIMS:
             raise MediaError(f"array {name!r}: found {len(shape)} dimensions; {_MAX_DIMS} at most")
+        if None in shape and not rows:
+            raise MediaError(
+                f"array {name!r}: found rows of any length, expected that each is a sample"
+            )
         if dtype == TEXT and shape:
             raise MediaError(
                 f"array {name!r}: expected one string in a sample, found {spec_of(dtype, shape)}"

@@ -74,6 +74,19 @@ def test_rows_are_those_that_h5py_reads(tmp_path: Path) -> None:
                     assert found.dtype == read[row].dtype.newbyteorder("<")
 
 
+def test_rows_of_any_length_are_refused_where_a_file_is_a_sample(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        file["one"] = 1
+        for row, ragged in enumerate(
+            [file.create_dataset("r", (2,), h5py.vlen_dtype("int16"))] * 2
+        ):
+            ragged[row] = np.arange(row)
+    report = convert(tmp_path / "x.h5", tmp_path / "out", rows=False, fields={"one": "int64"})
+    assert only_reason(report) == (
+        "array 'r': found rows of any length, expected that each is a sample"
+    )
+
+
 def test_files_of_equally_long_datasets_are_taken_by_rows(root: Path, tmp_path: Path) -> None:
     for name, n in (("a/1.hdf5", 3), ("b/2.h5", 5), ("b/3.h5", 0)):
         with h5py.File(root / name, "w") as file:
