@@ -135,6 +135,8 @@ def _open_zip(zarr: Any, source: Input, files: ExitStack) -> _Store:
     names = archive.namelist()
     if len({*names}) < len(names):
         raise MediaError("damaged: two members of the archive have one name")
+    for member in archive.infolist():  # a chunk with another name than it had would be a lost one
+        archive.open(member).close()
 
     def read(name: str, n_bytes: int) -> bytes:
         with archive.open(name) as file:

@@ -277,11 +277,14 @@ def test_archives_that_are_damaged_are_listed(tmp_path: Path) -> None:
     (tmp_path / "in" / "empty.zarr.zip").write_bytes(b"")
     with zipfile.ZipFile(tmp_path / "in" / "nothing.zarr.zip", "w"):
         pass
+    where = whole.rindex(b"x/c/0") + 4  # in the directory: it would be another chunk
+    (tmp_path / "in" / "moved.zarr.zip").write_bytes(whole[:where] + b"5" + whole[where + 1 :])
     report = convert(tmp_path / "in", tmp_path / "out")
-    assert report.counts == {"converted": 1, "broken": 4, "too_short": 1}
+    assert report.counts == {"converted": 1, "broken": 5, "too_short": 1}
     found = {one.name: one.reason for one in report.broken}
     assert found["twice.zarr.zip"] == "damaged: two members of the archive have one name"
     assert "Bad CRC-32" in found["flipped.zarr.zip"]
+    assert "differ" in found["moved.zarr.zip"]
 
 
 def test_any_number_of_workers_gives_the_same_bytes(tmp_path: Path) -> None:
