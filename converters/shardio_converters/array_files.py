@@ -8,6 +8,7 @@ import lzma
 import math
 import os
 import struct
+import sys
 import tokenize
 import zipfile
 import zlib
@@ -59,7 +60,10 @@ _REFUSED: Final = {
     "m": "spans of time: save them as int64",
     "S": "bytes that end where a zero begins: save uint8, or strings",
 }
-_NOT_NPY: Final = (ValueError, SyntaxError, TypeError, tokenize.TokenError, RecursionError)
+_NOT_NPY: Final = (
+    *(ValueError, SyntaxError, TypeError, LookupError, ArithmeticError, MemoryError),
+    *(tokenize.TokenError, RecursionError),
+)
 _NOT_ZIP: Final = (
     *(zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error),
     *(EOFError, NotImplementedError, RuntimeError, ValueError),
@@ -301,7 +305,20 @@ def _read(
         raise MediaError(f"array {name!r}: damaged: {error}") from error
     if dtype.kind == "b" and (found.view(np.uint8) > 1).any():
         raise MediaError(f"array {name!r}: a bool in it is neither 0 nor 1")
+    check_text(found, f"array {name!r}")
     return found.astype(dtype.newbyteorder("<"), copy=False)
+
+
+def check_text(array: npt.NDArray[Any], what: str) -> None:
+    """Make sure that strings of fixed length consist of characters: NumPy fails at others.
+
+    Raises:
+        MediaError: they do not.
+    """
+    if array.dtype.kind == "U" and array.nbytes:
+        numbers = np.ascontiguousarray(array).reshape(-1).view(f"{array.dtype.byteorder}u4")
+        if (most := int(numbers.max())) > sys.maxunicode:
+            raise MediaError(f"{what}: found character {most:#x}; {sys.maxunicode:#x} at most")
 
 
 def _fill(file: IO[bytes] | _Part, view: memoryview, name: str) -> None:

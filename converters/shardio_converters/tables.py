@@ -55,6 +55,10 @@ class Tables:
             return
         for name, field in make_schema(self.fields).items():
             word = self.fields[name].strip()
+            if isinstance(field, List):
+                raise InvalidArgument(
+                    f"field {name!r}: found {word!r}; tables have arrays, or 'json' of any lists"
+                )
             if word.startswith(("bytes", "bfloat16")):
                 raise InvalidArgument(
                     f"field {name!r}: found {word!r}; tables have none, but files: 'file'"

@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from shardio import Input, MediaError
 from shardio_converters.array_blocks import DTYPES, BlockArray, refuse_bomb
-from shardio_converters.array_files import ONLY, TEXT
+from shardio_converters.array_files import ONLY, TEXT, check_text
 
 ROOTS: Final = ("zarr.json", ".zgroup", ".zarray")
 """What describes a store, a group or an array; the first that is there."""
@@ -40,7 +40,8 @@ _REFUSED: Final = {
 _MAX_TEXT: Final = 16 << 20  # bytes of a description
 _DAMAGE: Final = (
     *(OSError, EOFError, RuntimeError, ValueError, TypeError, LookupError, MemoryError),
-    *(AttributeError, AssertionError, zlib.error, lzma.LZMAError, struct.error, zipfile.BadZipFile),
+    *(AttributeError, AssertionError, ArithmeticError, BufferError),
+    *(zlib.error, lzma.LZMAError, struct.error, zipfile.BadZipFile),
 )
 """What zarr and its codecs raise of chunks and descriptions that are damaged."""
 
@@ -227,7 +228,7 @@ def _open_array(found: _Store, folder: str, about: dict[str, Any]) -> BlockArray
         shape,
         partial(_read, array, what, is_text, cache(checks)),
         prod(shape[1:]) * dtype.itemsize,
-        pieces[0] if pieces else 1,
+        max(1, pieces[0]) if pieces else 1,
     )
 
 
@@ -262,4 +263,5 @@ def _read(
         found = np.asarray(array[which])
     except _DAMAGE as error:
         raise MediaError(f"{what}: damaged: {error}") from error
+    check_text(found, what)
     return found if is_text else found.astype(found.dtype.newbyteorder("<"), copy=False)

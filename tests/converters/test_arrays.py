@@ -237,6 +237,24 @@ def test_what_is_wrong_in_a_npz_is_named(root: Path, tmp_path: Path) -> None:
     assert found["b/other.npz"] == "array 'y': found int64[2], expected no such array"
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "reason"),
+    [
+        (b"a\0\0\0", b"a\0\xfc\xbd", "array 'array': found character 0xbdfc0061; 0x10ffff at most"),
+        (b"'<U2'", b"((), )", "array 'array': the header is damaged: tuple index out of range"),
+    ],
+)
+def test_a_npy_of_no_characters_or_no_dtype_is_refused(
+    tmp_path: Path, old: bytes, new: bytes, reason: str
+) -> None:
+    content = npy(np.array(["a", "bc"]))
+    n_more = len(new) - len(old)
+    changed = content.replace(b" " * n_more + b"\n", b"\n", 1).replace(old, new, 1)
+    (tmp_path / "a.npy").write_bytes(changed)
+    report = convert(tmp_path / "a.npy", tmp_path / "out", rows=True, fields={"array": "text"})
+    assert reasons(report) == {"a.npy": reason}
+
+
 def test_a_flipped_bit_in_the_directory_of_a_npz_costs_that_file_alone(tmp_path: Path) -> None:
     np.savez(tmp_path / "whole.npz", x=np.arange(3))
     whole = (tmp_path / "whole.npz").read_bytes()

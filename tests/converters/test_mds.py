@@ -123,6 +123,14 @@ def test_what_an_index_says_must_be_there(root: Path, tmp_path: Path) -> None:
     assert f"expected {len(content)} bytes, found {len(content) + 1}" in reasons["c.mds"]
     assert reasons["d.mds"] == "index.json beside it names 4 shards, and not this one"
     assert reasons["index.json"] == "expected 'gone.mds' beside it, found neither"
+    about = json.loads(index(a=content))
+    about["shards"][0]["raw_data"]["hashes"] = "sha1"
+    (root / "index.json").write_text(json.dumps(about))
+    reasons = {
+        one.name: one.reason
+        for one in convert(root, tmp_path / "other", fields={"x": "text"}).broken
+    }
+    assert reasons["a.mds"].endswith("expected hashes by the names of algorithms, found 'sha1'")
 
 
 GOOD = shard([{"x": b"one"}, {"x": b"two"}], {"x": "str"})

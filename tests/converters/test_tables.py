@@ -351,6 +351,7 @@ def test_options_that_cannot_be_are_refused(root: Path, tmp_path: Path) -> None:
         ({"references": ["y"]}, "no table has a column 'y'; there are x"),
         ({"fields": {"x": "int8"}, "references": ["x"]}, "a reference is file, image"),
         ({"fields": {"x": "bytes"}}, "found 'bytes'; tables have none"),
+        ({"fields": {"x": "list[int8[*]]"}}, "tables have arrays, or 'json' of any lists"),
         ({"fields": {"x": "int31"}}, "field 'x'"),
     ]
     for options, reason in refused:

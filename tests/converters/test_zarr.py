@@ -193,6 +193,14 @@ def negative(store: Path) -> None:
     describe(store / "x" / ".zarray", shape=[-1])
 
 
+def no_chunk(store: Path) -> None:
+    describe(store / "x" / ".zarray", chunks=0)
+
+
+def large_fill(store: Path) -> None:
+    describe(store / "x" / ".zarray", dtype="<i2", fill_value=1 << 40)
+
+
 def two(store: Path) -> None:
     zarr.save_array(store / "x", np.arange(3), zarr_format=3)
 
@@ -225,6 +233,8 @@ def structured(store: Path) -> None:
         (a_list, "x/.zarray: expected an object"),
         (no_shape, "damaged"),
         (negative, "damaged"),
+        (no_chunk, "damaged"),
+        (large_fill, "damaged"),
         (two, "there is another description of an array beside it"),
         (stray, "notes.txt: belongs to no array, so it would be lost"),
         (complexes, "complex: store real and imaginary part"),
@@ -241,6 +251,15 @@ def test_what_no_dataset_can_hold_is_refused_with_the_reason(
     report = convert(tmp_path / "in", tmp_path / "out", fields={"x": "int64"}, rows=True)
     assert reason in only_reason(report) and report.n_samples == 3
     assert str(tmp_path) not in only_reason(report)
+
+
+def test_strings_of_what_are_no_characters_are_refused(tmp_path: Path) -> None:
+    store = tmp_path / "in" / "a.zarr"
+    make(store, 2, x=np.array(["ab", "c"]))
+    describe(store / "x" / ".zarray", compressor=None)
+    (store / "x" / "0").write_bytes(b"\xff" * 16)
+    reason = only_reason(convert(tmp_path / "in", tmp_path / "out"))
+    assert reason == "array 'x': found character 0xffffffff; 0x10ffff at most"
 
 
 def test_names_inside_a_store_lead_nowhere(tmp_path: Path) -> None:
