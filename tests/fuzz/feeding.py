@@ -26,7 +26,7 @@ from typing import Final
 from tests.fuzz.judge import Judge, Verdict, prepare_process
 
 CORPUS: Final = Path(__file__).parent / "corpus"
-TARGETS: Final = ("shard", "dataset", "schema", "record", "labels", "journal")
+TARGETS: Final = ("shard", "dataset", "schema", "record", "labels", "journal", "converter")
 """Names of all targets."""
 _TALLY_S: Final = 0.5
 _MAX_GUIDED_BYTES: Final = 8192
@@ -235,7 +235,9 @@ def feed_guided(feeder: Feeder, folder: Path, seed: int, seconds: float, target:
 def main(engine: str, folder: Path, findings: Path, seed: int, seconds: float, only: str) -> None:
     """Feed until the time is over."""
     if engine == "guided":
-        with importlib.import_module("atheris").instrument_imports(include=["shardio"]):
+        with importlib.import_module("atheris").instrument_imports(
+            include=["shardio", "shardio_converters"]
+        ):
             feeder = Feeder(folder, findings)
         prepare_process()
         feed_guided(feeder, folder, seed, seconds, only or TARGETS[0])

@@ -12,11 +12,20 @@ import zstandard
 from shardio.format.schema import canonical_json
 from shardio.sealed import sealed
 from tests.fuzz import seeds
+from tests.fuzz.converting import make_input
 from tests.fuzz.judge import Target
 from tests.fuzz.mutate import ShardMutator, change_bytes, change_json, dumped
 from tests.fuzz.targets import SEPARATOR, DatasetFolder
 
-_SHARES: Final = {"shard": 10, "dataset": 3, "schema": 2, "record": 3, "labels": 1, "journal": 1}
+_SHARES: Final = {
+    "shard": 10,
+    "dataset": 3,
+    "schema": 2,
+    "record": 3,
+    "labels": 1,
+    "journal": 1,
+    "converter": 4,
+}
 """How often each target is fed."""
 _RECORDS: Final = (
     b"",
@@ -90,6 +99,9 @@ class Inputs:
         lines = change_json(rng, rng.choice(_LINES))
         entries = lines if isinstance(lines, list) else [lines]
         return "labels", b"\1" + b"\n".join(dumped(rng, entry) for entry in entries)
+
+    def _converter(self, rng: random.Random) -> tuple[str, bytes]:
+        return "files", make_input(rng)
 
     def _journal(self, rng: random.Random) -> tuple[str, bytes]:
         which = rng.randrange(2)

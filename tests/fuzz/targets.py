@@ -49,6 +49,7 @@ from shardio.surgery.values_audit import check_value
 from shardio.units import Verify
 from shardio.writer import ShardSummary
 from tests.corruption.forge import SMALL, small_samples
+from tests.fuzz.converting import ConverterFiles
 from tests.fuzz.judge import Target
 from tests.fuzz.seeds import beside
 
@@ -354,4 +355,5 @@ def targets(folder: Path) -> dict[str, Target]:
         "record": feed_record,
         "labels": LabelsFile(folder),
         "journal": JournalFolder(folder),
+        "converter": ConverterFiles(folder),
     }
