@@ -7,7 +7,6 @@ from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib.metadata import version
-from itertools import repeat
 from typing import Any, ClassVar, Final
 
 import numpy as np
@@ -30,6 +29,7 @@ from shardio_converters.arrow_files import (
 from shardio_converters.arrow_types import Column, columns_of
 from shardio_converters.arrow_values import values_of
 from shardio_converters.field_specs import Field, make_schema
+from shardio_converters.row_samples import row_samples
 
 _ABOUT: Mapping[str, str] = {"label": "int64", "source": "text"}
 _DESCRIBE: Final = (STATE, "dataset_info.json", "dataset_dict.json")
@@ -132,14 +132,11 @@ class Arrow:
             columns = columns_of(table.schema, self.columns, self.fields)
             fields = self._fields_of(columns)
             about |= dict.fromkeys((self.fields or {}).keys() - fields.keys())
-            names = (*fields, *about)
             for batch in table.batches(self.columns):
-                values = [
-                    values_of(batch, column, fields[column.name], n_samples) for column in columns
-                ]
-                rows = zip(*values, *map(repeat, about.values()), strict=False)
-                # A loop of Python's own takes twice as long.
-                yield from map(dict, map(zip, repeat(names), rows))
+                values = {
+                    one.name: values_of(batch, one, fields[one.name], n_samples) for one in columns
+                }
+                yield from row_samples(values, about, batch.num_rows)
                 n_samples += batch.num_rows
         return Outcome("converted") if n_samples else Outcome("too_short", "holds no row")
 

@@ -7,6 +7,8 @@ import json
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain, repeat
+from json.scanner import make_scanner
 from operator import itemgetter
 from typing import IO, Any, Final
 
@@ -15,11 +17,15 @@ from shardio_converters.field_specs import make_schema
 
 DELIMITERS: Final = {".csv": ",", ".tsv": "\t"}
 SUFFIXES: Final = (*DELIMITERS, ".jsonl", ".ndjson")
+NESTED: Final = frozenset((dict, list))
+"""The types of values of JSON that have others in them."""
 
 MAX_LINE: Final = 1 << 28
 """Characters of a line, and of a cell of CSV: a file without an end of line is not held whole."""
-_BLOCK_CHARS: Final = 1 << 20
+_BLOCK_CHARS: Final = 1 << 17
 _BLOCK_ROWS: Final = 256
+_SPACE: Final = " \t\r\n"  # of JSON
+_SCAN: Final = make_scanner(json.JSONDecoder())  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,26 +145,65 @@ def check_names(names: Sequence[str]) -> None:
 
 
 def _read_json(lines: _Lines) -> Iterator[Block]:
-    rows: list[dict[str, Any]] = []
-    ends: list[int] = []
+    texts: list[str] = []
     n_read = 0
     for line in lines:
-        try:
-            row = load(line)
-        except (ValueError, RecursionError) as error:
-            if not line.strip():
-                continue
-            reason = str(error).removeprefix("Expecting ")  # the place in it is said by the rest
-            raise MediaError(f"line {lines.n_lines}: not JSON: {reason}") from error
-        if type(row) is not dict:
-            raise MediaError(f"line {lines.n_lines}: expected an object, found {line[:40].strip()}")
-        rows.append(row)
-        ends.append(lines.n_lines)
-        if len(rows) == _BLOCK_ROWS or lines.n_chars - n_read > _BLOCK_CHARS:
-            yield Block(columns_of(rows), ends)
-            rows, ends, n_read = [], [], lines.n_chars
+        texts.append(line.strip(_SPACE))
+        if len(texts) == _BLOCK_ROWS or lines.n_chars - n_read > _BLOCK_CHARS:
+            yield from _json_block(texts, lines.n_lines)
+            texts, n_read = [], lines.n_chars
+    yield from _json_block(texts, lines.n_lines)
+
+
+def _json_block(texts: list[str], n_lines: int) -> Iterator[Block]:
+    """The objects in lines of text, of which the last one is line `n_lines`."""
+    first = n_lines - len(texts) + 1
+    rows = _load_all(texts)
+    ends = [*range(first, n_lines + 1)]
+    if rows is None:
+        ends = [number for number, text in enumerate(texts, first) if text]
+        rows = [_load_line(texts[number - first], number) for number in ends]
     if rows:
         yield Block(columns_of(rows), ends)
+
+
+def _load_line(text: str, number: int) -> dict[str, Any]:
+    try:
+        row = load(text)
+    except (ValueError, RecursionError) as error:
+        reason = str(error).removeprefix("Expecting ")  # the place in it is said by the rest
+        raise MediaError(f"line {number}: not JSON: {reason}") from error
+    if type(row) is not dict:
+        raise MediaError(f"line {number}: expected an object, found {text[:40]}")
+    return row
+
+
+def _load_all(texts: Sequence[str]) -> list[dict[str, Any]] | None:
+    """The objects in many texts; None where one is no object, or might have a name twice."""
+    try:
+        found = [*map(_SCAN, texts, repeat(0))]  # which stops at a text that begins as none does
+    except (ValueError, RecursionError):
+        return None
+    rows = [row for row, _ in found]
+    if [end for _, end in found] != [*map(len, texts)] or {*map(type, rows)} - {dict}:
+        return None
+    whole = "\n".join(texts)
+    n_names = sum(map(len, rows))
+    if whole.count("{") > len(rows):  # objects in objects, or in texts
+        inner = inside(rows)
+        while not NESTED.isdisjoint(map(type, inner)):
+            n_names += sum([len(each) for each in inner if type(each) is dict])
+            inner = inside(inner)
+    if n_names == whole.count(":"):
+        return rows
+    # The colon of a name is behind a quote or a space; fewer of those in texts are.
+    return rows if n_names == sum(map(whole.count, ('":', " :", "\t:"))) else None
+
+
+def inside(values: Sequence[Any]) -> list[Any]:
+    """What is directly in the objects and lists among values."""
+    nested = [each for each in values if type(each) in NESTED]
+    return [*chain.from_iterable([e.values() if type(e) is dict else e for e in nested])]
 
 
 def columns_of(rows: Sequence[dict[str, Any]]) -> dict[str, Sequence[Any]]:
@@ -190,7 +235,7 @@ def load(text: str) -> Any:
         ValueError: it says nothing, or something twice.
         RecursionError: it is nested too deep.
     """
-    text = text.strip(" \t\r\n")
+    text = text.strip(_SPACE)
     value, end = _DECODER.raw_decode(text)
     return value if end == len(text) else _DECODER.decode(text)  # which says what is too much
 

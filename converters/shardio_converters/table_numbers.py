@@ -31,7 +31,7 @@ def as_numbers(values: list[Any]) -> npt.NDArray[Any] | None:
         if types == {bool}:
             return np.array(values, np.bool_)
         if types == {int}:
-            return np.array(values, np.uint64 if _is_large(flat) else np.int64)
+            return _whole_numbers(values, flat)
         found = np.array(values, np.float64)
     except (ValueError, OverflowError):
         return None
@@ -40,9 +40,14 @@ def as_numbers(values: list[Any]) -> npt.NDArray[Any] | None:
     return found
 
 
-def _is_large(numbers: list[int]) -> bool:
-    """Whether unsigned numbers are needed, and do."""
-    return max(numbers) >= 1 << 63 and min(numbers) >= 0
+def _whole_numbers(values: list[Any], flat: list[int]) -> npt.NDArray[Any]:
+    """Signed numbers, unless unsigned ones are needed, and do."""
+    try:
+        return np.array(values, np.int64)
+    except OverflowError:
+        if min(flat) < 0:
+            raise
+        return np.array(values, np.uint64)
 
 
 def cast(array: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any]:

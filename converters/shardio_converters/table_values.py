@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import accumulate, chain, pairwise
 from typing import Any, Final
@@ -14,12 +14,11 @@ import numpy.typing as npt
 from shardio import Array, Json, MediaError, Text
 from shardio_converters.field_specs import spec_of
 from shardio_converters.table_cells import BOOL, FLOAT, INT, holds_only, is_overflow
-from shardio_converters.table_files import load
+from shardio_converters.table_files import NESTED, inside, load
 from shardio_converters.table_numbers import as_numbers, cast
 
 _MAX_DEPTH: Final = 256  # what a field of JSON holds
 _MAX_SHOWN: Final = 40
-_NESTED: Final = frozenset((dict, list))
 _KINDS: Final = {"b": BOOL, "i": INT, "u": INT, "f": FLOAT}
 _INFINITE: Final = frozenset((float("inf"), float("-inf")))
 
@@ -140,20 +139,12 @@ def _check_shape(field: Array, shape: tuple[int, ...]) -> None:
 def _check_json(values: Column) -> None:
     """Make sure that a dataset can hold them: no NaN, no halves of characters, not too deep."""
     json.dumps(values, ensure_ascii=False, allow_nan=False).encode()
-    inner: list[Any] = [each for each in values if type(each) in _NESTED]
-    for _ in range(_MAX_DEPTH):
-        inner = [*_nested(inner)]
-        if not inner:
+    inner = values
+    for _ in range(_MAX_DEPTH + 1):
+        if NESTED.isdisjoint(map(type, inner)):
             return
+        inner = inside(inner)
     raise ValueError(f"nested more than {_MAX_DEPTH} deep")
-
-
-def _nested(values: Iterable[Any]) -> Iterator[Any]:
-    """The objects and lists directly in others."""
-    for each in values:
-        held = each.values() if type(each) is dict else each
-        if not _NESTED.isdisjoint(map(type, held)):
-            yield from (one for one in held if type(one) in _NESTED)
 
 
 def _word(field: Field) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib.metadata import version
@@ -16,6 +16,7 @@ from shardio import Array, Input, InvalidArgument, Json, List, MediaError, Outco
 from shardio.media import library_versions
 from shardio_converters.field_specs import REFERENCES, make_schema
 from shardio_converters.file_references import name_of, read_files
+from shardio_converters.row_samples import row_samples
 from shardio_converters.table_fields import find_fields, values_by_name
 from shardio_converters.table_files import Block, is_csv, is_table, leaves_of, read_blocks
 from shardio_converters.table_values import values_of
@@ -116,18 +117,13 @@ class Tables:
             return Outcome("not_video", "no table")
         every = {"label": np.int64(source.label), "source": source.name}
         about = {name: every[name] for name in self._about()}
-        names = (*(self.fields or ()), *about)
         parts = {one.name: one for one in source.parts}
+        n_together = 1 if parts else 256  # of files, one in memory is enough
         n_samples = 0
         for block in read_blocks(source.path, source.name):
-            n_rows = len(block.lines)
-            values = [
-                *self._values(source, block, parts),
-                *(repeat(value, n_rows) for value in about.values()),
-            ]
-            for sample in zip(*values, strict=True):
-                yield dict(zip(names, sample, strict=True))
-            n_samples += n_rows
+            columns = dict(self._values(source, block, parts))
+            yield from row_samples(columns, about, len(block.lines), n_together)
+            n_samples += len(block.lines)
         return Outcome("converted") if n_samples else Outcome("too_short", "holds no row")
 
     def _about(self) -> dict[str, str]:
@@ -135,8 +131,10 @@ class Tables:
         taken = {name.partition(".")[0] for name in self.fields or ()}
         return {name: spec for name, spec in _ABOUT.items() if name not in taken}
 
-    def _values(self, source: Input, block: Block, parts: Mapping[str, Input]) -> Iterator[Any]:
-        """The values of each field, for all rows of a block."""
+    def _values(
+        self, source: Input, block: Block, parts: Mapping[str, Input]
+    ) -> Iterator[tuple[str, Iterable[Any]]]:
+        """Each field, and its values for all rows of a block."""
         schema, cells = _schema_of(tuple((self.fields or {}).items())), is_csv(source.name)
         columns = leaves_of(block, schema)
         for name in schema:
@@ -145,11 +143,11 @@ class Tables:
                 if not field.optional:
                     line = f"line {block.lines[0]}, " if block.lines else ""
                     raise MediaError(f"{line}column {name!r} is missing")
-                yield repeat(None, len(block.lines))
+                yield name, repeat(None)
             elif isinstance(field, Array | Json | Text):
-                yield values_of(name, field, columns[name], block.lines, is_csv=cells)
+                yield name, values_of(name, field, columns[name], block.lines, is_csv=cells)
             elif not isinstance(field, List):
-                yield read_files(source, name, field, columns[name], block.lines, parts)
+                yield name, read_files(source, name, field, columns[name], block.lines, parts)
 
 
 @lru_cache(maxsize=16)

@@ -208,6 +208,8 @@ BROKEN: dict[str, tuple[str | bytes, str]] = {
     "utf16.csv": ("id,x\n1,2\n".encode("utf-16"), "not UTF-8"),
     "list.jsonl": ('{"id": 1, "x": 1}\n[1]\n', "line 2: expected an object, found [1]"),
     "cut.jsonl": ('{"id": 1, "x": 1}\n{"id": 2,', "line 2: not JSON"),
+    "name.jsonl": ('{"a": 1, "a" : 2, "b": "x"}\n', "a name is there twice"),
+    "text.jsonl": ('{"a": "b\\": c : {", "a": 2}\n', "a name is there twice"),
     "keys.jsonl": ('{"id": 1, "x": {"a": 1, "a": 2}}\n', "a name is there twice"),
     "digits.jsonl": (f'{{"id": {"9" * 5000}}}\n', "line 1: not JSON"),
     "deep.jsonl": ('{"id": ' + "[" * 100_000, "line 1: not JSON"),

@@ -1,0 +1,27 @@
+"""Columns of values as samples."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+
+def row_samples(
+    columns: Mapping[str, Iterable[Any]],
+    about: Mapping[str, Any],
+    n_rows: int,
+    n_together: int = 256,
+) -> Iterator[dict[str, Any]]:
+    """Yield a sample for each of so many rows; all have what is in `about`.
+
+    One column after the other is put into `n_together` samples, whose values are in memory then:
+    `dict(zip(...))` for each sample takes four times as long.
+    """
+    template = {**dict.fromkeys(columns), **about}
+    left = {name: iter(values) for name, values in columns.items()}
+    for first in range(0, n_rows, n_together):
+        samples = [template.copy() for _ in range(min(n_together, n_rows - first))]
+        for name, values in left.items():
+            for sample, value in zip(samples, values, strict=False):
+                sample[name] = value
+        yield from samples

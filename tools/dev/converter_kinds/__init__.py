@@ -1,0 +1,1 @@
+"""What bench_converters measures: files of each kind, and their libraries' loops."""
