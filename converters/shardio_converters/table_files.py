@@ -88,8 +88,20 @@ class _Lines:
 
 
 def _read_csv(lines: _Lines, delimiter: str) -> Iterator[Block]:
-    # The limit is the process's own, and 131,072 by default; it is only ever raised.
-    csv.field_size_limit(max(csv.field_size_limit(), MAX_LINE))
+    blocks = _blocks_of_csv(lines, delimiter)
+    while True:
+        # The limit is the process's own, 131,072 by default: others find it as it was.
+        limit = csv.field_size_limit(MAX_LINE)
+        try:
+            block = next(blocks, None)
+        finally:
+            csv.field_size_limit(limit)
+        if block is None:
+            return
+        yield block
+
+
+def _blocks_of_csv(lines: _Lines, delimiter: str) -> Iterator[Block]:
     reader = csv.reader(lines, strict=True, delimiter=delimiter)
     try:
         names = next(filter(None, reader), None)

@@ -387,3 +387,10 @@ def test_the_command_takes_tables(
     assert "converted 1 of 4 files into 1 sample" in said
     assert "a sample has f bytes, n int64, label int64, source text" in said
     assert "no table: 1 file\n  a.txt" in said and "no sample: 1 file\n  none.tsv" in said
+
+
+def test_long_cells_leave_the_limit_of_the_process_as_it_was(root: Path, tmp_path: Path) -> None:
+    limit = csv.field_size_limit()
+    (root / "long.csv").write_text(f"x\n{'a' * (limit + 1)}\n")
+    assert convert(root, tmp_path / "out").n_samples == 1
+    assert csv.field_size_limit() == limit
