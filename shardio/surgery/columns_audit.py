@@ -13,7 +13,7 @@ from shardio.format.fields import Array
 from shardio.format.layout import PAGE, Kind, Section
 from shardio.format.schema import Schema
 from shardio.opening import Sections
-from shardio.surgery.content import WINDOW_BYTES, Content, differing, digests_of
+from shardio.surgery.content import DIGEST_BYTES, WINDOW_BYTES, Content, differing, digests_of
 from shardio.surgery.finding import Findings
 
 
@@ -33,7 +33,8 @@ def audit_column(
     number, field = schema.field_id(name), schema.columns[name]
     column = sections[Kind.COLUMN, number, 0]
     hashes = sections[Kind.COLUMN_HASHES, number, 0]
-    found = hash_bytes(content.numbers(hashes).data)
+    stored = content.numbers(hashes)
+    found = hash_bytes(stored.data)
     if found != column.hash:
         findings.add(
             "section_hash",
@@ -43,14 +44,15 @@ def audit_column(
             expected=f"{column.hash:016x}",
             found=f"{found:016x}",
         )
-    expected = content.numbers(hashes)
+    expected = digests_of(stored)
     audit = _ColumnAudit(name, field, column, findings)
     stride = column.stride
     per_unit = rows_per_unit(field.row_bytes or 0, stride)
     for first, n_rows in _chunks(n_samples, stride, per_unit):
         start = column.offset + first * stride
         window = content.window(start, start + n_rows * stride)
-        units = expected[first // per_unit : -(-(first + n_rows) // per_unit)]
+        end = -(-(first + n_rows) // per_unit)
+        units = expected[first // per_unit * DIGEST_BYTES : end * DIGEST_BYTES]
         audit.check_units(window, first, units)
         audit.check_bytes(window, first, n_rows, present)
 
@@ -76,11 +78,11 @@ class _ColumnAudit:
         self._units: list[memoryview] = []
         """The units of the window. Making them takes as long as hashing them, if they are 3 KB."""
 
-    def check_units(self, window: memoryview, first: int, expected: npt.NDArray[np.uint64]) -> None:
+    def check_units(self, window: memoryview, first: int, expected: bytes) -> None:
         """Check the hashes of a window of whole rows, the first of which is `first`."""
         if window is not self._window:
             self._window, self._units = window, self._cut(window)
-        for i, wanted, found in differing(self._units, digests_of(expected)):
+        for i, wanted, found in differing(self._units, expected):
             row = first + i * self._per_unit
             place = self._column.offset + row * self._stride
             where = {"field": self._name, "sample": row}

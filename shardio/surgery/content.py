@@ -25,7 +25,7 @@ CHUNK_BYTES: Final = 16 << 20
 DIGEST_BYTES: Final = 8
 """Of what `differing` compares."""
 
-WINDOW_BYTES: Final = 1 << 20
+WINDOW_BYTES: Final = 512 << 10
 """Bytes that are looked at together, but for longer rows and records: they stay in the cache."""
 
 _SEGMENTS: Final = getattr(zstandard, "BufferWithSegments", None)

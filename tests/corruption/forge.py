@@ -127,6 +127,18 @@ VICTIMS: dict[str, tuple[Schema, Callable[[], list[dict[str, Any]]]]] = {
 }
 """Small shards that together have every kind of section, every field type and every codec."""
 
+
+def everything() -> list[dict[str, Any]]:
+    """Samples that have the fields of all victims."""
+    return [
+        {name: value for sample in samples for name, value in sample.items()}
+        for samples in zip(small_samples(), small_videos(), small_sound(), strict=True)
+    ]
+
+
+EVERYTHING = Schema({**SMALL, **SMALL_VIDEOS, **SMALL_SOUND})
+"""All that the victims have, in one shard: of 31 pages, as each table and its hashes take one."""
+
 MEDIA_RULES = Schema(
     {
         "video": Video(),

@@ -10,13 +10,13 @@ verifying. The files are in the page cache. Of each dataset, in turns:
 * **whole**: the files are read and xxh3-hashed in pieces of 1 MiB, dealt out to as many processes
   as an audit may use, one per usable CPU: the best that can be done with them, rules aside;
 * **audit**: `audit_dataset` as `shardio verify` calls it;
-* **units**: as "whole", but with a hash call for every unit of a window of 1 MiB, as the format
-  asks for one per row from 2 KiB up: what no audit in Python can beat where rows are that small.
+* **units**: as "whole", but with a hash call for every unit of a piece of 1 MiB, as the format asks
+  for one per row from 2 KiB up: what such a call costs where rows are that small.
 
 Each includes the start and the end of its processes (forks for "whole" and "units", a process with
 NumPy loaded for the audit), and nothing that happens once per interpreter. A round's ratio is the
 audit's rate by the mean of that right before and right after it. Exit code 1 if the median of the
-ratios of a dataset is under 0.8, to "units" for embeddings and to "whole" for the others.
+ratios of a dataset to "whole" is under 0.8.
 """
 
 from __future__ import annotations
@@ -199,7 +199,7 @@ def main() -> int:
             values = [ratios_of_round[ratio_of] for ratios_of_round in found]
             median = statistics.median(values)
             print(f"  of {what} {median:.2f} ({min(values):.2f}–{max(values):.2f})", end="")
-            if what == ("units" if name == "embeddings" else "whole") and median < WANTED:
+            if what == "whole" and median < WANTED:
                 is_bad = True
                 print(f" under {WANTED}", end="")
         print(flush=True)

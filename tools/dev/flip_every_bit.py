@@ -1,12 +1,13 @@
 """Damages a shard in every way there is; exits with 1 if the audit or a reader misses one.
 
-python tools/dev/flip_every_bit.py [--what KIND] [--step N] [--offset N]
+python tools/dev/flip_every_bit.py [--what KIND] [--shard NAME …] [--step N] [--offset N]
 python tools/dev/flip_every_bit.py --minutes N [--seed S]
 
-Without `--minutes`: small shards that have every kind of section, field type and codec. Every bit
-is flipped, the file is cut at every length, and bytes are appended. The audit must find each, and
-say where; a reader must refuse the file, or return the same data where the bit lies in padding that
-it does not read. `--step` and `--offset` take every N-th case only, from an offset on.
+Without `--minutes`: shards that have every kind of section, field type and codec: three of under
+64 KiB together, and one, twice as large, alone. Every bit is flipped, the file is cut at every
+length, and bytes are appended. The audit must find each, and say where; a reader must refuse the
+file, or return the same data where the bit lies in padding that it does not read. `--step` and
+`--offset` take every N-th case only, from an offset on.
 
 With `--minutes`: shards of random sizes, larger ones too, are damaged at random until the time is
 over.
@@ -27,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # for tests/, whic
 
 from shardio.units import Verify
 from tests.corruption.damage import Victim
-from tests.corruption.forge import VICTIMS, content_of
+from tests.corruption.forge import EVERYTHING, VICTIMS, content_of, everything
 from tests.shards import EVERY_FIELD, MEDIA_FIELDS, as_read, media_sample, samples
 
 FLIPS_PER_SHARD = 400
@@ -35,6 +36,7 @@ MAX_SAMPLES = 60
 VERIFYING: tuple[Verify, ...] = ("first", "always")
 REPORT_S = 30.0
 KINDS = ("lengths", "tails", "flips")
+SHARDS = {**VICTIMS, "all": (EVERYTHING, everything)}
 
 
 class Count:
@@ -77,11 +79,9 @@ def tails(content: bytes) -> list[bytes]:
     return [byte * n for n in lengths for byte in (b"\0", b"\x01", b"\xff")] + [content]
 
 
-def damage_small_shard(
-    name: str, folder: Path, kinds: Sequence[str], step: int, offset: int
-) -> int:
+def damage_wholly(name: str, folder: Path, kinds: Sequence[str], step: int, offset: int) -> int:
     """Every bit, every length, many tails; returns how many were missed."""
-    schema, made = VICTIMS[name]
+    schema, made = SHARDS[name]
     content = content_of(folder / f"{name}.shard", schema, made())
     print(f"{name}: a shard of {len(content):,} bytes", flush=True)
     victim = Victim(folder / f"{name}.shard", content, made())
@@ -148,7 +148,7 @@ def main() -> int:
     parser.add_argument("--step", type=int, default=1, help="take every N-th case only")
     parser.add_argument("--offset", type=int, default=0, help="the first case to take")
     parser.add_argument("--what", choices=KINDS, help="one kind of damage only")
-    names = list(VICTIMS)
+    names = list(SHARDS)
     parser.add_argument("--shard", nargs="*", choices=names, default=names, help="those alone")
     parser.add_argument("--minutes", type=float, help="damage random shards for this long instead")
     parser.add_argument("--seed", type=int, default=0, help="of the random shards")
@@ -161,7 +161,7 @@ def main() -> int:
         else:
             kinds = [options.what] if options.what else KINDS
             where = (kinds, options.step, options.offset)
-            n_missed = sum(damage_small_shard(name, folder, *where) for name in options.shard)
+            n_missed = sum(damage_wholly(name, folder, *where) for name in options.shard)
     print("nothing was missed" if not n_missed else f"{n_missed:,} cases were missed")
     return int(n_missed > 0)
 
