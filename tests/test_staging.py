@@ -6,6 +6,7 @@ import dataclasses
 import errno
 import fcntl
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Generator, Iterator, Mapping
@@ -139,11 +140,37 @@ def test_a_conversion_killed_when_it_had_published_only_tidies_up(
     abandoned(source, tmp_path / "out", publish=True)
     with pytest.raises(DatasetExists, match="already holds a dataset"):
         convert(source, tmp_path / "out")
-    (source / "1").write_text("later")
     again = convert(source, tmp_path / "out", resume=True)
     assert not (tmp_path / "out" / ".conversion").exists()
     assert (again.counts, again.n_bytes) == (report.counts, report.n_bytes)
     assert again.inputs[0].detail == report.inputs[0].detail
+
+
+def test_a_dataset_of_a_killed_conversion_is_not_passed_off_as_one_of_inputs_that_are_others_now(
+    source: Path, tmp_path: Path
+) -> None:
+    abandoned(source, tmp_path / "out", publish=True)
+    (source / "2").write_text("2")
+    with pytest.raises(DatasetExists, match="had published its dataset, and its inputs are others"):
+        convert(source, tmp_path / "out", resume=True)
+    report = convert(source, tmp_path / "out", overwrite=True)
+    assert (report.n_samples, len(shardio.open(tmp_path / "out"))) == (2, 2)
+    assert not (tmp_path / "out" / ".conversion").exists()
+
+
+@pytest.mark.parametrize("options", [{}, {"resume": True}, {"overwrite": True}])
+def test_a_dataset_deleted_before_its_conversion_had_tidied_up_can_be_made_anew(
+    source: Path, tmp_path: Path, options: dict[str, bool]
+) -> None:
+    out = tmp_path / "out"
+    abandoned(source, out, publish=True)
+    os.rename(out / ".conversion" / "plan.json", out / ".conversion" / "published.json")
+    for name in ("dataset.json", "000000-000.shard"):
+        (out / name).unlink()
+    shutil.rmtree(out / "generations")
+    convert(source, out, **options)
+    assert len(shardio.open(out)) == 1
+    assert not (out / ".conversion").exists()
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, OSError])

@@ -23,7 +23,7 @@ from shardio.conversion.events import InputDone, UnitDone
 from shardio.conversion.plan import Unit
 from shardio.conversion.source import Outcome
 from shardio.disk import unlink
-from shardio.errors import DataError, DatasetCorrupt, InvalidArgument
+from shardio.errors import DataError, DatasetCorrupt, DatasetExists, InvalidArgument
 from shardio.format.layout import MAJOR, MINOR
 from shardio.reader import ShardReader
 from shardio.sealed import read_sealed, sealed, write_sealed
@@ -125,6 +125,19 @@ def refuse_other_settings(plan: Plan, settings: Mapping[str, Any], out: Path, wa
         raise InvalidArgument(
             f"{out}: resume goes on only as the conversion was begun: {'; '.join(others)}; "
             f"convert as before, {way_out}"
+        )
+
+
+def refuse_other_units(plan: Plan, units: Sequence[str], out: Path) -> None:
+    """Make sure that a dataset that was published is of the inputs as they are now.
+
+    Raises:
+        DatasetExists: it is not, so resuming would pass it off as what it is not.
+    """
+    if plan.units != tuple(units):
+        raise DatasetExists(
+            f"{out}: the interrupted conversion had published its dataset, and its inputs are "
+            "others now; append (--append) adds new ones, overwrite (--overwrite) begins anew"
         )
 
 

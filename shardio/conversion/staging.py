@@ -11,6 +11,7 @@ import fcntl
 import itertools
 import os
 import re
+import stat
 import time
 import types
 from collections.abc import Sequence
@@ -27,6 +28,7 @@ from shardio.conversion.journal import (
     place_of_plan,
     read_plan,
     refuse_other_settings,
+    refuse_other_units,
     write_plan,
 )
 from shardio.conversion.moves import Moves, clean, refuse_strangers
@@ -98,9 +100,11 @@ class Staging:
 
     def _refuse_anothers_folder(self) -> None:
         """Refuse what has the folder's name and is not ours: it would be emptied."""
-        if not os.path.lexists(self.folder):
+        try:
+            kind = os.lstat(self.folder).st_mode
+        except FileNotFoundError:
             return
-        if self.folder.is_symlink() or not self.folder.is_dir():
+        if not stat.S_ISDIR(kind):
             raise DatasetExists(
                 f"{self.folder}: expected a folder, which a conversion keeps its work in, found a "
                 "link or file; remove it, or choose another folder"
@@ -120,11 +124,17 @@ class Staging:
             self._clear()
             self._refuse_others()
             return
-        self.is_published = place.name == PUBLISHED or self._moves.are_published()
+        is_over = place.name == PUBLISHED or self._moves.are_published()
+        goes_on = self._resume and not self.appends and holds_dataset(self.out)
+        self.is_published = is_over and goes_on
+        if is_over and not goes_on:
+            self._refuse_others()
+            self._forget_work()
+            return
         if self.appends:
             self._look_at_append()
             return
-        if not (self._resume or self._overwrite or self.is_published):
+        if not (self._resume or self._overwrite):
             raise DatasetExists(self._interrupted())
         if self._resume:
             self._plan = self._read_plan("overwrite (--overwrite) starts again")
@@ -132,15 +142,10 @@ class Staging:
                 raise DatasetExists(self._interrupted())
         if not self.is_published:
             self._moves.undo()
-        if not (self._resume and self.is_published):
             self._refuse_others()
 
     def _look_at_append(self) -> None:
-        """Go on with an append that was interrupted; one that only had to tidy up is over."""
-        if self.is_published:
-            self._forget_work()
-            self.is_published = False
-            return
+        """Go on with an append that was interrupted."""
         self._moves.undo()  # so that the folder may be deleted as well
         plan = self._read_plan(self._give_up)
         if plan is not None and not (plan.appends and self._resume):
@@ -195,12 +200,15 @@ class Staging:
 
         Raises:
             InvalidArgument: the earlier one was begun with other settings.
+            DatasetExists: the earlier one is published, and was of other inputs.
         """
         if self._plan is not None:
             way_out = self._give_up if self.appends else "or overwrite to start again"
             refuse_other_settings(self._plan, settings, self.out, way_out)
+            if self.is_published:
+                refuse_other_units(self._plan, units, self.out)
         self._has_begun = True
-        if self.is_published and self._resume:
+        if self.is_published:
             return
         replaces = holds_dataset(self.out) and not self.appends
         self._clear(but={PLAN, *units} if self._plan is not None else set())

@@ -15,6 +15,7 @@ import hashlib
 import importlib
 import json
 import os
+import pkgutil
 import random
 import sys
 import time
@@ -28,6 +29,8 @@ from tests.fuzz.judge import Judge, Verdict, prepare_process
 CORPUS: Final = Path(__file__).parent / "corpus"
 TARGETS: Final = ("shard", "dataset", "schema", "record", "labels", "journal", "converter")
 """Names of all targets."""
+_NOT_FED: Final = ("arrow", "hdf5", "hdf5_files", "lerobot", "videos", "images", "audio")
+"""Converters of files that are not fed: their libraries take long to import."""
 _TALLY_S: Final = 0.5
 _MAX_GUIDED_BYTES: Final = 8192
 MAX_PART_BYTES: Final = 4096
@@ -166,6 +169,8 @@ def guided_mutation(
             return dumped(rng, change_json(rng, json.loads(content)))
     if target == "dataset" and rng.random() < 0.7:
         return _change_documents(rng, content)
+    if target == "converter" and rng.random() < 0.7:
+        return _change_files(rng, content, mutate)
     if target != "shard" or rng.random() < 0.1 or not (parts := from_dense(content)).sections:
         return mutate(content)
     i = rng.randrange(len(parts.sections))
@@ -196,6 +201,24 @@ def _change_documents(rng: random.Random, content: bytes) -> bytes:
             value.pop("digest", None)
         documents[i] = with_digest(rng, change_json(rng, value))
     return SEPARATOR.join(documents)
+
+
+def _change_files(rng: random.Random, content: bytes, mutate: Callable[[bytes], bytes]) -> bytes:
+    """Another one of the files of a converter; lines of JSON as JSON."""
+    from tests.fuzz.converting import SEPARATOR
+    from tests.fuzz.mutate import change_json, dumped
+
+    which, files = content[:1], content[1:].split(SEPARATOR)
+    i = rng.randrange(len(files))
+    lines = files[i].split(b"\n")
+    j = rng.randrange(len(lines))
+    if rng.random() < 0.7:
+        with contextlib.suppress(ValueError, RecursionError):
+            lines[j] = dumped(rng, change_json(rng, json.loads(lines[j])))
+            files[i] = b"\n".join(lines)
+            return which + SEPARATOR.join(files)
+    files[i] = mutate(files[i])
+    return which + SEPARATOR.join(files)
 
 
 def feed_guided(feeder: Feeder, folder: Path, seed: int, seconds: float, target: str) -> None:
@@ -232,12 +255,23 @@ def feed_guided(feeder: Feeder, folder: Path, seed: int, seconds: float, target:
     atheris.Fuzz()
 
 
+def import_converters() -> None:
+    """Import what converters import when they are first used: by then nothing is instrumented."""
+    package = importlib.import_module("shardio_converters")
+    for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
+        if not module.name.endswith(_NOT_FED):
+            with contextlib.suppress(ModuleNotFoundError):  # of an extra that is not installed
+                importlib.import_module(module.name)
+
+
 def main(engine: str, folder: Path, findings: Path, seed: int, seconds: float, only: str) -> None:
     """Feed until the time is over."""
     if engine == "guided":
         with importlib.import_module("atheris").instrument_imports(
             include=["shardio", "shardio_converters"]
         ):
+            if only == "converter":
+                import_converters()
             feeder = Feeder(folder, findings)
         prepare_process()
         feed_guided(feeder, folder, seed, seconds, only or TARGETS[0])

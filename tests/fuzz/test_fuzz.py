@@ -146,6 +146,26 @@ def test_guided_changes_depend_on_the_seed_alone_and_change_something(target: st
     assert set(changed) != {start}
 
 
+def test_what_converters_import_when_they_are_fed_was_there_to_be_instrumented(
+    tmp_path: Path,
+) -> None:
+    code = """if True:
+        import sys
+        from pathlib import Path
+        from tests.fuzz.converting import ConverterFiles
+        from tests.fuzz.feeding import corpus, import_converters
+        import_converters()
+        before = set(sys.modules)
+        feed = ConverterFiles(Path(sys.argv[1]))
+        for target, _, content in corpus():
+            if target == "converter":
+                feed(content)
+        print(*[name for name in {*sys.modules} - before if name.startswith("shardio_converters")])
+        """
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    assert subprocess.run(command, cwd=ROOT, capture_output=True, check=True).stdout == b"\n"
+
+
 # --- that defects are found -----------------------------------------------------------------------
 
 
