@@ -223,6 +223,29 @@ def test_a_lock_on_a_folder_that_has_been_removed_meanwhile_is_not_taken_for_one
         assert made.folder.is_dir()
 
 
+def test_the_folder_of_a_conversion_that_ends_just_now_is_not_taken_for_anothers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "out" / ".conversion"
+    folder.mkdir(parents=True)
+    is_there = os.path.lexists
+
+    def remove_then(path: str | os.PathLike[str]) -> bool:
+        found = is_there(path)
+        if Path(path) == folder and found:
+            os.rmdir(folder)
+        return found
+
+    monkeypatch.setattr(os.path, "lexists", remove_then)
+    with Staging(str(tmp_path / "out")) as made:
+        assert made.folder.is_dir()
+
+
+def test_an_out_that_is_a_device_is_refused_as_a_file(source: Path) -> None:
+    with pytest.raises(DatasetExists, match="/dev/null: is a file"):
+        convert(source, Path("/dev/null"))
+
+
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_converter_may_say_anything_of_any_length(
     source: Path, tmp_path: Path, workers: int

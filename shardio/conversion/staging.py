@@ -102,7 +102,7 @@ class Staging:
         """Refuse what has the folder's name and is not ours: it would be emptied."""
         try:
             kind = os.lstat(self.folder).st_mode
-        except FileNotFoundError:
+        except (OSError, ValueError):  # there is none, or what is tried next says why
             return
         if not stat.S_ISDIR(kind):
             raise DatasetExists(
