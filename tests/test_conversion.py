@@ -8,6 +8,7 @@ import os
 import sys
 import weakref
 from collections.abc import Generator, Mapping
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any, cast
 
@@ -347,6 +348,16 @@ def test_our_own_converter_is_found_in_a_checkout_that_is_not_installed(
 
     source = make_source("videos", {"frames": 8, "store": "raw"})
     assert options_of(source) == {"frames": 8, "stride": 1, "step": 8, "size": 112, "store": "raw"}
+
+
+def test_a_checkout_that_was_installed_before_its_converters_moved_has_them_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from shardio.conversion import source as sources
+
+    moved = EntryPoint("videos", "shardio_converters.nowhere:Videos", sources.GROUP)
+    monkeypatch.setattr(sources, "entry_points", lambda group: [moved])
+    assert sources.make_source("videos", {"frames": 8}).kind == "videos"
 
 
 def test_samples_of_an_iterable_are_written_with_the_schema_of_the_first(tmp_path: Path) -> None:

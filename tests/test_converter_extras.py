@@ -16,6 +16,7 @@ from shardio.conversion.source import make_source
 from shardio.errors import EnvironmentUnsuitable
 
 PACKAGES = {**sources._EXTRAS}
+PROJECT = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
 
 
 @dataclass(frozen=True)
@@ -39,10 +40,7 @@ def found(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("package", sorted(PACKAGES))
 def test_a_package_of_an_extra_is_named_by_it(package: str) -> None:
-    extras = tomllib.loads(Path(__file__).parents[1].joinpath("pyproject.toml").read_text())[
-        "project"
-    ]["optional-dependencies"]
-    assert PACKAGES[package] in extras
+    assert PACKAGES[package] in PROJECT["optional-dependencies"]
     with pytest.raises(EnvironmentUnsuitable, match=rf"'shardio\[{PACKAGES[package]}\]'"):
         make_source("lacking", {"package": f"{package}.inner"})
 
@@ -50,3 +48,7 @@ def test_a_package_of_an_extra_is_named_by_it(package: str) -> None:
 def test_another_package_is_named_by_itself() -> None:
     with pytest.raises(EnvironmentUnsuitable, match="pip install theirs$"):
         make_source("lacking", {"package": "theirs"})
+
+
+def test_our_converters_are_those_of_the_entry_points() -> None:
+    assert PROJECT["entry-points"][sources.GROUP] == sources._OURS

@@ -232,7 +232,7 @@ def hook(event, given):
         note(given[1], given[3])
     elif event in ("os.remove", "os.rmdir", "os.mkdir", "os.chmod"):
         note(given[0], given[-1])
-import shardio, shardio_converters.videos, av, numpy
+import shardio, shardio_converters.media.videos, av, numpy
 source, out = sys.argv[1:]
 sys.addaudithook(hook)
 shardio.convert(source, out, workers=0, frames=2, size=16)

@@ -1,1 +1,4 @@
-"""shardio's own converters, one module per kind of source. They only read; the driver writes."""
+"""shardio's own converters: a folder for each family of sources, a module for each kind.
+
+They only read; the driver writes.
+"""

@@ -1,8 +1,8 @@
 """What a converter offers (`Source`), and how it is found.
 
-Third-party converters are found as ours are, through the entry-point group `shardio.converters`,
-and are loaded when they are asked for. In a checkout that is not installed, ours lie beside the
-package.
+Third-party converters are found through the entry-point group `shardio.converters`, in which ours
+are as well, and are loaded when they are asked for. In a checkout that is not installed, ours lie
+beside the package.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from shardio.manifest import ROWS
 
 GROUP: Final = "shardio.converters"
 _OURS: Final = {
-    "arrayrecord": "shardio_converters.array_records:ArrayRecords",
-    "arrays": "shardio_converters.arrays:Arrays",
-    "arrow": "shardio_converters.arrow:Arrow",
-    "audio": "shardio_converters.audio:Sounds",
-    "hdf5": "shardio_converters.hdf5:Hdf5",
-    "images": "shardio_converters.images:Images",
-    "lerobot": "shardio_converters.lerobot:LeRobot",
-    "mds": "shardio_converters.mds:Mds",
-    "tables": "shardio_converters.tables:Tables",
-    "tfrecord": "shardio_converters.tfrecords:TFRecords",
-    "tokens": "shardio_converters.tokens:TokenFiles",
-    "videos": "shardio_converters.videos:Videos",
-    "webdataset": "shardio_converters.webdataset:WebDataset",
-    "zarr": "shardio_converters.zarr:Zarr",
+    "arrayrecord": "shardio_converters.records.arrayrecord:ArrayRecords",
+    "arrays": "shardio_converters.arrays.arrays:Arrays",
+    "arrow": "shardio_converters.arrow.arrow:Arrow",
+    "audio": "shardio_converters.media.audio:Sounds",
+    "hdf5": "shardio_converters.arrays.hdf5:Hdf5",
+    "images": "shardio_converters.media.images:Images",
+    "lerobot": "shardio_converters.robots.lerobot:LeRobot",
+    "mds": "shardio_converters.records.mds:Mds",
+    "tables": "shardio_converters.tables.tables:Tables",
+    "tfrecord": "shardio_converters.records.tfrecord:TFRecords",
+    "tokens": "shardio_converters.records.tokens:TokenFiles",
+    "videos": "shardio_converters.media.videos:Videos",
+    "webdataset": "shardio_converters.records.webdataset:WebDataset",
+    "zarr": "shardio_converters.arrays.zarr:Zarr",
 }
 
 _EXTRAS: Final = {
@@ -232,9 +232,16 @@ def view_of(source: Source) -> Mapping[str, Any]:
 
 
 def _entry(kind: str) -> EntryPoint:
-    installed = {entry.name: entry for entry in entry_points(group=GROUP)}
+    """Give the entry point of a kind, of a converter of others before one of ours.
+
+    Ours are not taken from the installation: that of a checkout may be older than the checkout.
+    """
     ours = {name: EntryPoint(name, place, GROUP) for name, place in _OURS.items()}
-    known = ours | installed
+    packages = {_package_of(entry) for entry in ours.values()}
+    installed = {entry.name: entry for entry in entry_points(group=GROUP)}
+    known = ours | {
+        n: entry for n, entry in installed.items() if _package_of(entry) not in packages
+    }
     if kind not in known:
         raise InvalidArgument(
             f"{kind!r}: there is no such converter; there are {', '.join(sorted(known))}"
@@ -242,15 +249,18 @@ def _entry(kind: str) -> EntryPoint:
     return known[kind]
 
 
+def _package_of(entry: EntryPoint) -> str:
+    return entry.module.partition(".")[0]
+
+
 def _load(entry: EntryPoint) -> Any:
     if entry.value in _OURS.values():
-        _find_checkout(entry.module)
+        _find_checkout(_package_of(entry))
     return entry.load()
 
 
-def _find_checkout(module: str) -> None:
+def _find_checkout(package: str) -> None:
     """Make our own converters importable where shardio is a checkout that is not installed."""
-    package = module.partition(".")[0]
     try:
         import_module(package)
     except ModuleNotFoundError:

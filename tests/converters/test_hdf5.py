@@ -11,7 +11,7 @@ import pytest
 
 import shardio
 from shardio import Array, Text
-from shardio_converters.array_blocks import BlockArray
+from shardio_converters.arrays.blocks import BlockArray
 from shardio_tools.cli import main
 
 h5py = pytest.importorskip("h5py", reason="h5py is not installed")

@@ -11,7 +11,7 @@ import pytest
 import shardio
 from shardio import Input, InvalidArgument
 from shardio.media import decode_crop, decode_image, probe
-from shardio_converters.images import Images
+from shardio_converters.media.images import Images
 from tests.media.images_made import exif, saved, smooth
 
 pytestmark = pytest.mark.usefixtures("quick_disk")

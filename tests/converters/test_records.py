@@ -18,7 +18,7 @@ import pytest
 import shardio
 from shardio import Array, Bytes, Image, InvalidArgument, Json, List, MediaError, Text
 from shardio.errors import EnvironmentUnsuitable
-from shardio_converters.examples import is_example, read_example
+from shardio_converters.records.examples import is_example, read_example
 from shardio_tools.cli import main
 
 pytestmark = pytest.mark.usefixtures("quick_disk")

@@ -13,7 +13,7 @@ import pytest
 
 import shardio
 from shardio import Array, Bytes, Image, Input, InvalidArgument, Json, Text
-from shardio_converters.tables import Tables
+from shardio_converters.tables.tables import Tables
 from shardio_tools.cli import main
 
 pytestmark = pytest.mark.usefixtures("quick_disk")

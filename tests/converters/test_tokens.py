@@ -10,7 +10,7 @@ import pytest
 
 import shardio
 from shardio import Array, InvalidArgument
-from shardio_converters import tokens as module
+from shardio_converters.records import tokens as module
 from shardio_tools.cli import main
 
 pytestmark = pytest.mark.usefixtures("quick_disk")

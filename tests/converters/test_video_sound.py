@@ -17,7 +17,7 @@ from shardio.conversion import Progress
 from shardio.media import AudioDecoder, begin_of, demux
 from shardio.sounds import Sound
 from shardio.surgery import audit_dataset
-from shardio_converters.videos import Videos
+from shardio_converters.media.videos import Videos
 from shardio_tools.cli import main
 from tests.converters.stores import STORES, on_every_store
 from tests.media_made import scene, write_flash, write_video

@@ -17,7 +17,7 @@ from shardio.errors import EnvironmentUnsuitable
 from shardio.format.streams import PacketFlag, packet_flags
 from shardio.media import ClipDecoder, encoding
 from shardio.surgery import merge, reshard
-from shardio_converters.videos import Videos
+from shardio_converters.media.videos import Videos
 from tests.converters.stores import STORES, on_every_store, with_the_broken
 from tests.media_made import Image, scene, write_sound, write_video
 

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 import shardio
 from shardio import Input, InvalidArgument, MediaError, Outcome
-from shardio_converters import videos
-from shardio_converters.videos import Videos
+from shardio_converters.media import videos
+from shardio_converters.media.videos import Videos
 from tests.converters.stores import with_the_broken
 from tests.media_made import plain_decode, scene, write_sound, write_video
 

@@ -12,13 +12,13 @@ import pytest
 import shardio
 from shardio.measuring import estimate
 from shardio.media import encode_jpeg
-from shardio_converters.arrays import Arrays
-from shardio_converters.arrow import Arrow
-from shardio_converters.tables import Tables
-from shardio_converters.tfrecords import TFRecords
-from shardio_converters.tokens import TokenFiles
-from shardio_converters.video_options import LIMITS
-from shardio_converters.videos import Videos
+from shardio_converters.arrays.arrays import Arrays
+from shardio_converters.arrow.arrow import Arrow
+from shardio_converters.media.video_options import LIMITS
+from shardio_converters.media.videos import Videos
+from shardio_converters.records.tfrecord import TFRecords
+from shardio_converters.records.tokens import TokenFiles
+from shardio_converters.tables.tables import Tables
 from shardio_tools import cli, convert
 from tests.media_made import scene, write_sound, write_video
 

@@ -1,0 +1,1 @@
+"""Named arrays: a sample of each file of them, or of each row."""

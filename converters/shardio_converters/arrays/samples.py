@@ -1,0 +1,281 @@
+"""What becomes of named arrays, whatever file they lie in: a sample of each file, or each row."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
+from typing import Any, ClassVar, Final, Protocol, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from shardio import Array, Input, InvalidArgument, MediaError, Outcome, Schema, Text
+from shardio_converters.arrays.array_files import TEXT
+from shardio_converters.field_specs import make_schema, spec_of
+
+_ABOUT: Mapping[str, str] = {"label": "int64", "source": "text"}
+_ROW: Mapping[str, str] = {"row": "int64"}
+
+_MAX_DIMS: Final = 16
+
+Shape = tuple[int | None, ...]
+
+
+class NamedArray(Protocol):
+    """An array in a file: `dtype` is shardio's name, or `TEXT` of strings."""
+
+    @property
+    def name(self) -> str: ...  # noqa: D102
+    @property
+    def dtype(self) -> str: ...  # noqa: D102
+    @property
+    def shape(self) -> Shape:
+        """The last dimension is None where rows have as many numbers as they like."""
+        ...
+
+    def whole(self) -> npt.NDArray[Any]:
+        """Read all of it."""
+        ...
+
+    def rows(self) -> Iterator[Any]:
+        """Read what lies along its first axis one by one."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArraySamples:
+    """Makes samples of the arrays of a file, which keep their names; what opens files is given.
+
+    `fields` come in the order of their names, so that an append has them in the same order.
+    """
+
+    what: ClassVar[str]  # the files in words
+    rows_of_many: ClassVar[bool]  # whether also several files are taken by rows where they can be
+
+    rows: bool | None = None
+    fields: Mapping[str, str] | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.rows, bool | None):
+            raise InvalidArgument(f"rows is {self.rows!r}; it must be true or false")
+        if self.fields is None:
+            return
+        for name, field in make_schema(self.fields).items():
+            if not isinstance(field, Array | Text):
+                raise InvalidArgument(
+                    f"field {name!r}: found {self.fields[name]!r}; expected an array, or text"
+                )
+        object.__setattr__(self, "fields", dict(sorted(self.fields.items())))
+
+    def open(self, source: Input, files: ExitStack) -> Sequence[NamedArray] | None:
+        """The arrays of a file, which can be read until `files` are closed; None of another kind.
+
+        Raises:
+            MediaError, OSError: it cannot be read, or holds what no dataset can.
+        """
+        raise NotImplementedError
+
+    def name_of(self, source: Input) -> str:
+        """What a sample has as its `source`."""
+        return source.name
+
+    def fitted(self, inputs: Sequence[Input]) -> Self:
+        """Give the converter with `rows` and `fields` as the inputs have them.
+
+        Raises:
+            InvalidArgument: none of them is a file of arrays that can be read.
+        """
+        if self.rows is not None and self.fields is not None:
+            return self
+        merged, reason = {by_rows: _Merged(by_rows) for by_rows in (False, True)}, ""
+        n_files, agree = 0, True
+        for one in inputs:
+            if one.part_of or not os.path.isfile(one.path):  # opening a pipe waits for its writer
+                continue
+            arrays: Sequence[NamedArray] | None = ()
+            try:
+                with ExitStack() as files:
+                    if (arrays := self.open(one, files)) is None:
+                        continue
+            except (MediaError, OSError) as error:
+                reason = reason or f"; {one.name}: {error}".replace(one.path, one.name)
+            n_files += 1
+            if arrays:
+                agree = agree and _n_rows(arrays) is not None
+                for each in merged.values():
+                    each.add(arrays, one.name)
+        rows = self.rows
+        if rows is None:
+            rows = agree and bool(merged[True].n_files) and (n_files == 1 or self.rows_of_many)
+        found = merged[rows]
+        if not found.n_files and self.fields is None:
+            raise InvalidArgument(
+                f"no {self.what} that can be read, so fields cannot be told; "
+                f"files looked at: {len(inputs):,}{reason or found.reason}"
+            )
+        return replace(self, rows=rows, fields=self.fields or found.as_specs())
+
+    def schema(self) -> Schema:
+        """Give the fields of a sample."""
+        if self.fields is None:
+            raise InvalidArgument("fields are not known: they follow from the files, or are given")
+        return _schema_of(tuple(self.fields.items()), tuple(self._about().items()))
+
+    def samples(self, source: Input) -> Generator[Mapping[str, Any], None, Outcome]:
+        """Yield the samples of a file."""
+        with ExitStack() as files:
+            arrays = self.open(source, files)
+            if arrays is None:
+                return Outcome("not_video", f"no {self.what}")
+            if not arrays:
+                return Outcome("too_short", "holds no array")
+            self._refuse_others(arrays)
+            every = {"label": np.int64(source.label), "source": self.name_of(source), "row": 0}
+            about = {name: every[name] for name in self._about()}
+            missing = (self.fields or {}).keys() - {each.name for each in arrays}
+            about |= dict.fromkeys(missing)
+            has_row = "row" in about
+            n_samples = 0
+            for sample in self._samples(arrays):
+                sample.update(about)
+                if has_row:
+                    sample["row"] = np.int64(n_samples)  # an int would be checked for its range
+                yield sample
+                n_samples += 1
+        return Outcome("converted") if n_samples else Outcome("too_short", "holds no row")
+
+    def _about(self) -> dict[str, str]:
+        """What a sample has beside the arrays."""
+        every = {**_ABOUT, **_ROW} if self.rows else _ABOUT
+        return {name: spec for name, spec in every.items() if name not in (self.fields or ())}
+
+    def _samples(self, arrays: Sequence[NamedArray]) -> Iterator[dict[str, Any]]:
+        if not self.rows:
+            yield {each.name: _value(each, each.whole()) for each in arrays}
+            return
+        names = [each.name for each in arrays]
+        for values in zip(
+            *(map(partial(_value, each), each.rows()) for each in arrays), strict=True
+        ):
+            yield dict(zip(names, values, strict=True))
+
+    def _refuse_others(self, arrays: Sequence[NamedArray]) -> None:
+        """Make sure that the arrays of a file are what the dataset has.
+
+        Raises:
+            MediaError: one is not, or one is missing.
+        """
+        schema = self.schema()
+        for name, (dtype, shape) in _samples_of(arrays, rows=bool(self.rows)).items():
+            found = spec_of(dtype, shape)
+            if name not in (self.fields or ()):
+                raise MediaError(f"array {name!r}: found {found}, expected no such array")
+            field = schema[name]
+            known = (field.dtype, field.shape) if isinstance(field, Array) else (TEXT, ())
+            if dtype != known[0] or not _fits(shape, known[1]):
+                raise MediaError(f"array {name!r}: expected {spec_of(*known)}, found {found}")
+        there = {each.name for each in arrays}
+        for name in self.fields or ():
+            if name not in there and not schema[name].optional:
+                raise MediaError(f"array {name!r} is missing, found {', '.join(sorted(there))}")
+
+
+class _Merged:
+    """The fields of several files; the first one that has an array says what it is."""
+
+    def __init__(self, rows: bool) -> None:  # noqa: FBT001
+        self.reason = ""  # why the first file that has no part in the fields has none
+        self._rows = rows
+        self._fields: dict[str, tuple[str, Shape]] = {}
+        self._counts: Counter[str] = Counter()
+        self.n_files = 0
+
+    def add(self, arrays: Sequence[NamedArray], file: str) -> None:
+        """Take the arrays of a file in, unless they differ in more than sizes, or cannot be."""
+        try:
+            new = _samples_of(arrays, rows=self._rows)
+        except MediaError as error:
+            self.reason = self.reason or f"; {file}: {error}"
+            return
+        for name in new.keys() & self._fields.keys():
+            (dtype, shape), (was, known) = new[name], self._fields[name]
+            if dtype != was or len(shape) != len(known):
+                return
+        self.n_files += 1
+        self._counts.update(new.keys())
+        for name, (dtype, shape) in new.items():
+            known = self._fields[name][1] if name in self._fields else shape
+            dims = zip(shape, known, strict=True)
+            self._fields[name] = dtype, tuple(n if n == was and n else None for n, was in dims)
+
+    def as_specs(self) -> dict[str, str]:
+        """The fields in a word each; what some files lack is optional."""
+        return {
+            name: spec_of(dtype, shape, optional=self._counts[name] < self.n_files)
+            for name, (dtype, shape) in self._fields.items()
+        }
+
+
+@lru_cache(maxsize=16)  # as a rule all files have the same
+def _schema_of(*fields: tuple[tuple[str, str], ...]) -> Schema:
+    return make_schema({name: spec for some in fields for name, spec in some})
+
+
+def _samples_of(arrays: Sequence[NamedArray], *, rows: bool) -> dict[str, tuple[str, Shape]]:
+    """Dtype and shape of each array in a sample of a file.
+
+    Raises:
+        MediaError: names are not those of fields, the numbers of rows differ, or a sample would
+            have an array of strings.
+    """
+    counts = Counter(each.name for each in arrays)
+    if twice := [name for name, n in counts.items() if n > 1]:
+        raise MediaError(f"two arrays would be the field {twice[0]!r}")
+    try:
+        _schema_of(tuple((each.name, "json") for each in arrays))
+    except InvalidArgument as error:
+        raise MediaError(f"names of arrays must be names of fields: {error}") from error
+    if rows and _n_rows(arrays) is None:
+        shapes = ", ".join(f"{each.name!r} {each.shape}" for each in arrays)
+        raise MediaError(f"expected arrays of equally many rows, found {shapes}")
+    found = {each.name: (each.dtype, each.shape[1:] if rows else each.shape) for each in arrays}
+    for name, (dtype, shape) in found.items():
+        if len(shape) > _MAX_DIMS:
+            raise MediaError(f"array {name!r}: found {len(shape)} dimensions; {_MAX_DIMS} at most")
+        if None in shape and not rows:
+            raise MediaError(
+                f"array {name!r}: found rows of any length, expected that each is a sample"
+            )
+        if dtype == TEXT and shape:
+            raise MediaError(
+                f"array {name!r}: expected one string in a sample, found {spec_of(dtype, shape)}"
+            )
+    return found
+
+
+def _n_rows(arrays: Sequence[NamedArray]) -> int | None:
+    """How many rows arrays have; None where they do not agree, or have none."""
+    lengths = {each.shape[0] if each.shape else None for each in arrays}
+    return lengths.pop() if len(lengths) == 1 else None
+
+
+def _fits(shape: Shape, expected: Shape) -> bool:
+    return len(shape) == len(expected) and all(
+        want in (None, n) for n, want in zip(shape, expected, strict=True)
+    )
+
+
+def _value(array: NamedArray, value: npt.NDArray[Any]) -> Any:
+    """The value of a field: of an array of strings the one that it holds."""
+    if array.dtype != TEXT:
+        return np.asarray(value, order="C")
+    text = str(value)
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise MediaError(f"array {array.name!r}: {text!r} cannot be written in UTF-8") from error
+    return text

@@ -1,0 +1,1 @@
+"""Tables of Arrow's, Parquet among them: a sample of each row."""

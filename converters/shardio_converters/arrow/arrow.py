@@ -1,0 +1,172 @@
+"""Rows of tables: Parquet, Arrow and Feather, and what Hugging Face's `datasets` saves."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from importlib.metadata import version
+from typing import Any, ClassVar, Final
+
+import numpy as np
+
+from shardio import Input, InvalidArgument, MediaError, Outcome, Schema
+from shardio_converters.arrow.fields import (
+    MergedFields,
+    Nulls,
+    nulls_of,
+    refuse_other_meaning,
+    refuse_other_type,
+)
+from shardio_converters.arrow.files import (
+    STATE,
+    SUFFIXES,
+    is_table,
+    open_table,
+    refuse_missing_tables,
+)
+from shardio_converters.arrow.types import Column, columns_of
+from shardio_converters.arrow.values import values_of
+from shardio_converters.field_specs import Field, make_schema
+from shardio_converters.row_samples import row_samples
+
+_ABOUT: Mapping[str, str] = {"label": "int64", "source": "text"}
+_DESCRIBE: Final = (STATE, "dataset_info.json", "dataset_dict.json")
+"""What Hugging Face's `datasets` saves beside the tables."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arrow:
+    """Makes a sample of each row; columns keep their names, those of a struct are a nested record.
+
+    `columns` are those that are taken, all by default. `fields` says what they are, as
+    `{"x": "float32[3,*]", "note": "text?"}`; by default the files do. `units` and `classes` follow
+    from the files: what whole numbers count that were times there, and what the numbers of a
+    column `label` stand for.
+
+    Fields: the columns; and of these, those whose names no column has: `label` int64; `source`, the
+    file's name below the source folder.
+
+    Raises:
+        InvalidArgument: an option is not acceptable.
+    """
+
+    kind: ClassVar[str] = "arrow"
+    version: ClassVar[str] = "1"
+
+    columns: Sequence[str] | None = None
+    fields: Mapping[str, str] | None = None
+    units: Mapping[str, str] | None = None
+    classes: Sequence[str] | None = None
+
+    def __post_init__(self) -> None:
+        if self.columns is not None:
+            if not isinstance(self.columns, list | tuple) or not self.columns:
+                raise InvalidArgument(f"columns is {self.columns!r}; expected names of columns")
+            object.__setattr__(self, "columns", [*map(str, self.columns)])
+        if self.fields is not None:
+            make_schema(self.fields)
+            # As they are recorded, so that an append has them in the same order.
+            object.__setattr__(self, "fields", dict(sorted(self.fields.items())))
+
+    def fitted(self, inputs: Sequence[Input]) -> Arrow:
+        """Give the converter with `fields`, `units` and `classes` as the inputs have them.
+
+        Raises:
+            InvalidArgument: none of them is a table that can be read.
+        """
+        if self.fields is not None and self.units is not None and self.classes is not None:
+            return self
+        found, reason = MergedFields(), ""
+        for one in inputs:
+            # Opening a pipe would wait for its writer.
+            if not is_table(one) or not os.path.isfile(one.path):
+                continue
+            try:
+                with open_table(one.path, one.name) as table:
+                    columns = columns_of(table.schema, self.columns, self.fields)
+                    found.add(columns, nulls_of(table, columns) if self.fields is None else Nulls())
+            except (MediaError, OSError) as error:
+                reason = reason or f"; {one.name}: {error}".replace(one.path, one.name)
+        if not found.n_files and self.fields is None:
+            raise InvalidArgument(
+                "no Parquet, Arrow or Feather that can be read, so fields cannot be told; "
+                f"files looked at: {len(inputs):,}{reason}"
+            )
+        return replace(
+            self,
+            fields=self.fields or found.as_specs(),
+            units=self.units or found.units or None,
+            classes=self.classes or found.classes or None,
+        )
+
+    def schema(self) -> Schema:
+        """Give the fields of a sample."""
+        if self.fields is None:
+            raise InvalidArgument("fields are not known: they follow from the files, or are given")
+        return _schema_of(tuple(self.fields.items()), tuple(self._about().items()))
+
+    def class_names(self) -> Sequence[str] | None:
+        """Give what the numbers of `label` stand for where they are the file's own, not folders."""
+        return None if "label" in self._about() else tuple(self.classes or ())
+
+    def libraries(self) -> Mapping[str, str]:
+        """Give the version of what reads the files."""
+        return {"pyarrow": version("pyarrow")}
+
+    def samples(self, source: Input) -> Generator[Mapping[str, Any], None, Outcome]:
+        """Yield the samples of a file."""
+        name = os.path.basename(source.name)
+        if name in _DESCRIBE:
+            refuse_missing_tables(source)
+            return Outcome("part", "describes the tables of its folder")
+        if not is_table(source):
+            is_other = name.lower().endswith(SUFFIXES)
+            reason = f"{STATE} beside it does not list it" if is_other else "no table"
+            return Outcome("not_video", reason)
+        every = {"label": np.int64(source.label), "source": source.name}
+        about = {name: every[name] for name in self._about()}
+        n_samples = 0
+        with open_table(source.path, source.name) as table:
+            columns = columns_of(table.schema, self.columns, self.fields)
+            fields = self._fields_of(columns)
+            about |= dict.fromkeys((self.fields or {}).keys() - fields.keys())
+            for batch in table.batches(self.columns):
+                values = {
+                    one.name: values_of(batch, one, fields[one.name], n_samples) for one in columns
+                }
+                yield from row_samples(values, about, batch.num_rows)
+                n_samples += batch.num_rows
+        return Outcome("converted") if n_samples else Outcome("too_short", "holds no row")
+
+    def _about(self) -> dict[str, str]:
+        """What a sample has beside the columns."""
+        taken = {name.partition(".")[0] for name in self.fields or ()}
+        return {name: spec for name, spec in _ABOUT.items() if name not in taken}
+
+    def _fields_of(self, columns: Sequence[Column]) -> dict[str, Field]:
+        """The field of each column, in their order.
+
+        Raises:
+            MediaError: a column is none of the fields, or another, or one is missing.
+        """
+        schema, fields = self.schema(), self.fields or {}
+        found: dict[str, Any] = {}
+        for column in columns:
+            if column.name not in fields:
+                raise MediaError(
+                    f"column {column.name!r}: found {column.word}, expected no such column"
+                )
+            found[column.name] = schema[column.name]
+            refuse_other_type(column, schema[column.name], fields[column.name])
+            refuse_other_meaning(column, self.units or {}, self.classes or ())
+        for name in fields:
+            if name not in found and not schema[name].optional:
+                raise MediaError(f"column {name!r} is missing, found {', '.join(sorted(found))}")
+        return found
+
+
+@lru_cache(maxsize=16)  # as a rule all files have the same
+def _schema_of(*fields: tuple[tuple[str, str], ...]) -> Schema:
+    return make_schema({name: spec for some in fields for name, spec in some})

@@ -1,0 +1,150 @@
+"""The fields of tables: told from all files, and compared with those of each."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from shardio import Array, Json, List, MediaError
+from shardio_converters.arrow.files import ArrowTable, ParquetTable
+from shardio_converters.arrow.types import UNKNOWN, Column, check_json, dims_of, is_list, is_struct
+from shardio_converters.arrow.values import array_at, has_nulls_inside
+from shardio_converters.field_specs import Field
+
+
+@dataclass
+class Nulls:
+    """The columns that have nulls, and those that have lists with nulls in them."""
+
+    missing: set[str] = field(default_factory=set)
+    inside: set[str] = field(default_factory=set)
+
+
+def nulls_of(table: ParquetTable | ArrowTable, columns: Sequence[Column]) -> Nulls:
+    """The columns of a table that have nulls.
+
+    They are read up to where nothing more is to be learnt. Statistics of Parquet would say it at
+    once, but where they contradict the schema, pyarrow 26 ends the process that asks for them.
+    """
+    sure = {one.name for one in table.schema if not (one.nullable or pa.types.is_nested(one.type))}
+    left = {column.name: column for column in columns if column.top not in sure}
+    found = Nulls()
+    batches = table.batches(sorted({column.top for column in left.values()})) if left else ()
+    for batch in batches:
+        for name, column in [*left.items()]:
+            array = array_at(batch, column)
+            if array.null_count or _lacks_files(array):
+                found.missing.add(name)
+            if has_nulls_inside(array):
+                found.inside.add(name)
+            if name in found.missing and (name in found.inside or not is_list(column.type)):
+                del left[name]
+        if not left:
+            break
+    return found
+
+
+def _lacks_files(array: pa.Array) -> bool:
+    """Whether a column of files, each with its path, has none of some."""
+    return is_struct(array.type) and bool(pc.struct_field(array, "bytes").null_count)
+
+
+class MergedFields:
+    """The fields of several files; the first one that has a column says what it is."""
+
+    def __init__(self) -> None:
+        self._columns: dict[str, Column] = {}
+        self._counts: Counter[str] = Counter()
+        self._nulls = Nulls()
+        self.n_files = 0
+
+    def add(self, columns: Sequence[Column], nulls: Nulls) -> None:
+        """Take the columns of a file in; one that differs from those before it is left out."""
+        known = self._columns
+        for column in columns:
+            was = known.get(column.name, column)
+            same = (was.word, was.unit, was.classes) == (column.word, column.unit, column.classes)
+            if not same and UNKNOWN not in (was.word, column.word):
+                return
+        self.n_files += 1
+        for column in columns:
+            self._counts[column.name] += 1
+            if known.setdefault(column.name, column).word == UNKNOWN:
+                known[column.name] = column
+            if column.word == UNKNOWN:
+                self._nulls.missing.add(column.name)
+        self._nulls.missing |= nulls.missing
+        self._nulls.inside |= nulls.inside
+
+    def as_specs(self) -> dict[str, str]:
+        """The fields in a word each; what has nulls, or what some files lack, is optional."""
+        found = {}
+        for name, column in self._columns.items():
+            is_json = column.word == UNKNOWN or name in self._nulls.inside
+            word = "json" if is_json and not column.unit else column.word
+            is_optional = name in self._nulls.missing or self._counts[name] < self.n_files
+            found[name] = f"{word}{'?' if is_optional else ''}"
+        return found
+
+    @property
+    def units(self) -> dict[str, str]:
+        """What whole numbers count that were times."""
+        return {name: column.unit for name, column in self._columns.items() if column.unit}
+
+    @property
+    def classes(self) -> list[str]:
+        """What the numbers of a column `label` stand for."""
+        return [*self._columns["label"].classes] if "label" in self._columns else []
+
+
+def refuse_other_type(column: Column, known: Field, spec: str) -> None:
+    """Make sure that a column can be stored in a field.
+
+    Raises:
+        MediaError: it cannot.
+    """
+    word = spec.removesuffix("?")
+    if column.word == word or (column.word == UNKNOWN and known.optional):
+        return
+    if isinstance(known, Json):
+        check_json(column.name, column.type)
+        return
+    if column.word == "bytes" and word in ("image", "audio", "video"):
+        return
+    dims, _ = dims_of(column.name, column.type)
+    array = known.element if isinstance(known, List) else known
+    wanted = (
+        (None, *known.element.shape) if isinstance(known, List) else getattr(known, "shape", ())
+    )
+    is_same = isinstance(array, Array) and array.dtype == _dtype_of(column.word)
+    is_fitting = len(dims) == len(wanted) and all(
+        want in (None, n) or n is None for n, want in zip(dims, wanted, strict=True)
+    )
+    if not (is_same and is_fitting):
+        raise MediaError(f"column {column.name!r}: expected {spec}, found {column.word}")
+
+
+def _dtype_of(word: str) -> str:
+    return word.removeprefix("list[").partition("[")[0].rstrip("]")
+
+
+def refuse_other_meaning(column: Column, units: Mapping[str, str], classes: Sequence[str]) -> None:
+    """Make sure that numbers mean in a file what they do in the others.
+
+    Raises:
+        MediaError: they count another unit, or stand for other classes.
+    """
+    expected = units.get(column.name, "")
+    if column.unit != expected and column.word != UNKNOWN:
+        raise MediaError(
+            f"column {column.name!r}: expected {expected or 'no times'}, found "
+            f"{column.unit or 'no times'}"
+        )
+    if column.name == "label" and column.classes != tuple(classes) and column.word != UNKNOWN:
+        raise MediaError(
+            f"column 'label': expected the classes {[*classes]}, found {[*column.classes]}"
+        )

@@ -1,0 +1,1 @@
+"""Sound, pictures and videos: their files as they are, or their pixels."""

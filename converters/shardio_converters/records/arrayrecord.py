@@ -1,0 +1,61 @@
+"""Records from ArrayRecord files."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Generator, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any, ClassVar, Final
+
+from shardio import Input, MediaError
+from shardio_converters.records.record_source import Records
+
+_NAME: Final = re.compile(r"\.array_?record(-\d+-of-\d+)?$", re.IGNORECASE)
+_SIGNATURE: Final = bytes.fromhex("83af70d10d884a3f")
+"""How a file of Riegeli, on which ArrayRecord stands, begins."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArrayRecords(Records):
+    """Makes a sample of each record of a file; options and fields are those of `Records`."""
+
+    kind: ClassVar[str] = "arrayrecord"
+    what: ClassVar[str] = "ArrayRecord file"
+
+    def libraries(self) -> Mapping[str, str]:
+        """Give the version of what reads the records."""
+        _reader()
+        return {"array-record": version("array-record")}
+
+    def read(self, source: Input) -> Generator[bytes] | None:
+        """Give what yields the records of a file; None where it is of another kind."""
+        with open(source.path, "rb") as file:
+            head = file.read(len(_SIGNATURE))
+        if head != _SIGNATURE:
+            if not _NAME.search(source.name):
+                return None
+            raise MediaError(
+                f"expected bytes {_SIGNATURE.hex()} at its begin, found {head.hex() or 'none'}"
+            )
+        return _records(os.fsencode(source.path))
+
+
+def _reader() -> Any:
+    from array_record.python.array_record_module import ArrayRecordReader
+
+    return ArrayRecordReader
+
+
+def _records(path: bytes) -> Generator[bytes]:
+    try:
+        with closing(_reader()(path, "max_parallelism:2")) as reader:
+            if not reader.ok():  # such as one without an end: it would read as one of no records
+                reader.read_all()
+                raise MediaError("it cannot be opened")
+            for _ in range(reader.num_records()):
+                yield reader.read()
+    except (RuntimeError, IndexError) as error:
+        raise MediaError(f"damaged, or not written to its end: {error}") from error

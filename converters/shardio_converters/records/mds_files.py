@@ -1,0 +1,226 @@
+"""MDS shards: a table of offsets, what the columns are, and samples back to back.
+
+A shard is: u32 n, u32 offsets of the n samples and of the end, JSON up to the first of them. A
+sample is: u32 sizes of its columns that have no fixed one, then the columns. All is little-endian.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import IO, Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+import zstandard
+
+from shardio import MediaError
+from shardio_converters.records.mds_columns import Column, Piece
+from shardio_converters.records.zstd_files import open_zstd
+
+INDEX: Final = "index.json"
+SUFFIXES: Final = (".mds", ".mds.zstd")
+
+_COMPRESSED: Final = (".mds.br", ".mds.bz2", ".mds.gz", ".mds.snappy")
+_MAX_TEXT: Final = 256 << 20  # bytes of an index, and of a shard's account of its columns
+_CHUNK: Final = 1 << 20
+_U32: Final = np.dtype("<u4")
+
+
+def open_shard(
+    path: str, name: str, files: ExitStack, *, is_checked: bool = True
+) -> tuple[list[Column], Iterator[list[Piece]]]:
+    """The columns of a shard, and its samples: the bytes of each column.
+
+    With `is_checked`, it is compared with the index beside it first.
+
+    Raises:
+        MediaError: it is damaged, or is not what the index says.
+        OSError: it cannot be read.
+    """
+    file: IO[bytes] = files.enter_context(open(path, "rb"))
+    is_packed = name.lower().endswith(SUFFIXES[1])
+    if is_checked:
+        _compare(file, path, "zip_data" if is_packed else "raw_data")
+        file.seek(0)
+    if is_packed:
+        file = files.enter_context(open_zstd(file))
+        n_bytes = None
+    else:
+        n_bytes = os.fstat(file.fileno()).st_size
+    try:
+        return _open(file, n_bytes)
+    except (zstandard.ZstdError, EOFError) as error:
+        raise MediaError(f"damaged: {error}") from error
+
+
+def check_index(path: str) -> int:
+    """Make sure that all shards that an index names are beside it; how many these are.
+
+    Raises:
+        MediaError: one is missing, or is in a compression that is not read.
+    """
+    shards = _read_index(path)
+    there = set(os.listdir(os.path.dirname(path)))
+    for entry in shards:
+        names = [one["basename"] for one in (entry["raw_data"], entry.get("zip_data")) if one]
+        if there.isdisjoint(names):
+            raise MediaError(f"expected {' or '.join(map(repr, names))} beside it, found neither")
+        if entry["raw_data"]["basename"] not in there and names[-1].endswith(_COMPRESSED):
+            raise MediaError(
+                f"{names[-1]!r}: expected .mds or .mds.zstd: decompress it, or let "
+                "StreamingDataset do so, with a folder of its own as local"
+            )
+    return len(shards)
+
+
+def _read_index(path: str) -> list[dict[str, Any]]:
+    """The MDS shards that an index names; none of another file of this name."""
+    if os.path.getsize(path) > _MAX_TEXT:
+        raise MediaError(f"an index of more than {_MAX_TEXT:,} bytes")
+    try:
+        content = json.loads(Path(path).read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise MediaError(f"not JSON: {error}") from error
+    shards = content.get("shards") if isinstance(content, dict) else None
+    if not isinstance(shards, list) or not any(_is_mds(entry) for entry in shards):
+        return []
+    for entry in shards:
+        if not _is_mds(entry) or entry.get("version") != 2 or not _names(entry):
+            raise MediaError(f"expected shards of MDS, version 2, found {str(entry)[:80]}")
+    return shards
+
+
+def _is_mds(entry: Any) -> bool:
+    return isinstance(entry, dict) and entry.get("format") == "mds"
+
+
+def _names(entry: dict[str, Any]) -> bool:
+    """Whether the files of a shard are named."""
+    files = [entry.get("raw_data"), entry.get("zip_data") or entry.get("raw_data")]
+    return all(isinstance(one, dict) and isinstance(one.get("basename"), str) for one in files)
+
+
+def _compare(file: IO[bytes], path: str, key: str) -> None:
+    """Compare a shard with what the index beside it says, if there is one."""
+    index = os.path.join(os.path.dirname(path), INDEX)
+    if not os.path.isfile(index):
+        return
+    try:
+        shards = _read_index(index)
+    except MediaError as error:
+        raise MediaError(f"{INDEX} beside it: {error}") from error
+    if not shards:
+        return  # of something else
+    name = os.path.basename(path)
+    found = [entry[key] for entry in shards if entry.get(key) and entry[key]["basename"] == name]
+    if not found:
+        raise MediaError(f"{INDEX} beside it names {len(shards):,} shards, and not this one")
+    n_bytes = os.fstat(file.fileno()).st_size
+    if found[0].get("bytes") != n_bytes:
+        raise MediaError(f"{INDEX}: expected {found[0].get('bytes')} bytes, found {n_bytes}")
+    known = found[0].get("hashes") or {}
+    if not isinstance(known, dict):
+        raise MediaError(
+            f"{INDEX}: expected hashes by the names of algorithms, found {known!r:.80}"
+        )
+    for algorithm, expected in known.items():
+        if (digest := _digest(file, algorithm)) not in (None, expected):
+            raise MediaError(f"{algorithm}: expected {expected}, found {digest}")
+
+
+def _digest(file: IO[bytes], algorithm: str) -> str | None:
+    """The hash of a file; None of an algorithm that is not known here."""
+    if algorithm in xxhash.algorithms_available:
+        hasher = getattr(xxhash, algorithm)()
+    elif algorithm in hashlib.algorithms_available and not algorithm.startswith("shake"):
+        hasher = hashlib.new(algorithm)
+    else:
+        return None
+    file.seek(0)
+    while chunk := file.read(_CHUNK):
+        hasher.update(chunk)
+    digest: str = hasher.hexdigest()
+    return digest
+
+
+def _open(file: IO[bytes], n_bytes: int | None) -> tuple[list[Column], Iterator[list[Piece]]]:
+    n_samples = int.from_bytes(_read(file, 4, n_bytes), "little")
+    offsets = np.frombuffer(_read(file, 4 * (n_samples + 1), n_bytes), _U32).astype(np.int64)
+    start = 4 + offsets.size * 4
+    if offsets[0] < start or (np.diff(offsets) < 0).any() or offsets[0] - start > _MAX_TEXT:
+        raise MediaError("the offsets of samples do not rise from behind the table")
+    if n_bytes not in (None, int(offsets[-1])):
+        raise MediaError(f"expected {int(offsets[-1]):,} bytes, found {n_bytes:,}")
+    columns = _columns(_read(file, int(offsets[0]) - start, n_bytes))
+    return columns, _rows(file, columns, np.diff(offsets), n_bytes)
+
+
+def _columns(content: bytes) -> list[Column]:
+    try:
+        about = json.loads(content)
+        names, encodings = about["column_names"], about["column_encodings"]
+        sizes = about["column_sizes"]
+        if len({*names}) < len(names) or not all(isinstance(n, str) for n in (*names, *encodings)):
+            raise ValueError(f"the columns are {names}, in {encodings}")
+        columns = [Column(*each) for each in zip(names, encodings, sizes, strict=True)]
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise MediaError(f"what it says of its columns is damaged: {error!r}") from error
+    if about.get("format") != "mds" or about.get("version") != 2:
+        raise MediaError(f"expected mds, version 2, found {str(about)[:80]}")
+    return columns
+
+
+def _rows(
+    file: IO[bytes], columns: Sequence[Column], sizes: npt.NDArray[np.int64], n_bytes: int | None
+) -> Iterator[list[Piece]]:
+    fixed = [column.n_bytes for column in columns]
+    arrays = [column.is_array for column in columns]  # of which no copy is made
+    n_head = 4 * fixed.count(None)
+    for number, size in enumerate(sizes.tolist()):
+        data = _read(file, size, n_bytes)
+        head = iter(np.frombuffer(data[:n_head], _U32).tolist() if size >= n_head else [])
+        lengths = [next(head, 0) if n is None else n for n in fixed]
+        if sum(lengths) + n_head != size:
+            raise MediaError(
+                f"sample {number:,}: expected columns of {size - n_head:,} bytes, found "
+                f"{sum(lengths):,}"
+            )
+        row, at, view = list[Piece](), n_head, memoryview(data)
+        for length, is_array in zip(lengths, arrays, strict=True):
+            row.append((view if is_array else data)[at : at + length])
+            at += length
+        yield row
+    if _piece(file, 1):
+        raise MediaError("bytes follow the last sample; expected the end")
+
+
+def _read(file: IO[bytes], n_bytes: int, n_file: int | None) -> bytes:
+    """Read exactly so much; a size is believed no further than the file goes."""
+    if n_file is not None and n_bytes > n_file:
+        raise MediaError(f"a part of {n_bytes:,} bytes; the file has {n_file:,}")
+    if n_bytes <= _CHUNK:
+        data = _piece(file, n_bytes)
+    else:
+        content = io.BytesIO()
+        while content.tell() < n_bytes and (
+            piece := _piece(file, min(16 * _CHUNK, n_bytes - content.tell()))
+        ):
+            content.write(piece)
+        data = content.getvalue()
+    if len(data) < n_bytes:
+        raise MediaError(f"ends {n_bytes - len(data):,} bytes too early")
+    return data
+
+
+def _piece(file: IO[bytes], n_bytes: int) -> bytes:
+    try:
+        return file.read(n_bytes)
+    except (zstandard.ZstdError, EOFError) as error:
+        raise MediaError(f"damaged: {error}") from error

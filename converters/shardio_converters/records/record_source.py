@@ -1,0 +1,183 @@
+"""What converters of files of records share: a record as it is, or what it holds."""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Final, Self
+
+import numpy as np
+
+from shardio import Bytes, Input, InvalidArgument, MediaError, Outcome, Schema
+from shardio_converters.field_specs import make_schema
+from shardio_converters.records.example_fields import FoundFeatures, fits, makers
+from shardio_converters.records.examples import is_example, read_example
+
+RECORDS: Final = ("example", "bytes")
+ONLY: Final = "record"
+"""What the one field of a record that is kept as it is is called."""
+_ABOUT: Final = {"label": "int64", "source": "text"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Records(ABC):
+    """Makes a sample of each record of a file.
+
+    With `records="example"` a record is a tf.train.Example, and its features are fields; with
+    `"bytes"` it is the field `record`, as it is. By default the first record decides. `fields` says
+    what the features are, as `{"image": "image", "box": "float32[*,4]", "note": "text?"}`; by
+    default all records do, which are read for it.
+
+    Fields: the features, by name, or `record`; and of these, those whose names no feature has:
+    `label` int64; `source`, the file's name below the source folder.
+
+    Raises:
+        InvalidArgument: an option is not acceptable.
+    """
+
+    kind: ClassVar[str]
+    version: ClassVar[str] = "1"
+    what: ClassVar[str]  # such a file, in words
+
+    records: str | None = None
+    fields: Mapping[str, str] | None = None
+
+    def __post_init__(self) -> None:
+        if self.records not in (None, *RECORDS):
+            raise InvalidArgument(
+                f"records is {self.records!r}; it must be one of {', '.join(RECORDS)}"
+            )
+        if self.fields is None:
+            return
+        for name, field in make_schema(self.fields).items():
+            if self.records == "bytes" and (name != ONLY or field != Bytes()):
+                raise InvalidArgument(f"records that are bytes have one field, {ONLY!r}: 'bytes'")
+            if not fits(field):
+                raise InvalidArgument(
+                    f"field {name!r}: found {self.fields[name]!r}; expected bytes, text, image, "
+                    "json, list[uint8[*]] or an array of which one dimension varies at most"
+                )
+        # As they are recorded, so that an append has them in the same order.
+        object.__setattr__(self, "fields", dict(sorted(self.fields.items())))
+
+    @abstractmethod
+    def read(self, source: Input) -> Generator[bytes] | None:
+        """Give what yields the records of a file; None where it is of another kind.
+
+        Raises:
+            MediaError: it is damaged; the generator raises it as well.
+            OSError: it cannot be read.
+        """
+
+    def fitted(self, inputs: Sequence[Input]) -> Self:
+        """Give the converter with `records` and `fields` as the inputs have them.
+
+        Raises:
+            InvalidArgument: none of them has a record that can be read.
+        """
+        if self.fields is not None:
+            return replace(self, records=self.records or "example")
+        found, records, reason = FoundFeatures(), self.records, ""
+        for one in inputs:
+            if not os.path.isfile(one.path):  # opening a pipe would wait for its writer
+                continue
+            of_file = FoundFeatures()
+            try:
+                records = records or self._first_of(one)
+                if records == "bytes":
+                    break
+                self._add_all(one, of_file)
+                found.merge(of_file)
+            except (MediaError, OSError) as error:
+                reason = reason or f"; {one.name}: {error}".replace(one.path, one.name)
+        if records == "bytes":
+            return replace(self, records=records, fields={ONLY: "bytes"})
+        if not found.n_records:
+            raise InvalidArgument(
+                f"no {self.what} that can be read and holds a record, so fields cannot be told; "
+                f"files looked at: {len(inputs):,}{reason}"
+            )
+        try:
+            return replace(self, records="example", fields=found.as_specs())
+        except (InvalidArgument, MediaError) as error:
+            raise InvalidArgument(
+                f"features are no fields: {error}; records='bytes' keeps records as they are"
+            ) from error
+
+    def _first_of(self, source: Input) -> str | None:
+        """What records are, by the first one of a file that is not empty."""
+        records = self.read(source)
+        if records is None:
+            return None
+        with closing(records):
+            first = next(filter(None, records), None)
+        return None if first is None else RECORDS[not is_example(first)]
+
+    def _add_all(self, source: Input, found: FoundFeatures) -> None:
+        records = self.read(source)
+        if records is None:
+            return
+        with closing(records):
+            for record in records:
+                found.add(read_example(record))
+
+    def schema(self) -> Schema:
+        """Give the fields of a sample."""
+        if self.fields is None:
+            raise InvalidArgument("fields are not known: they follow from the files, or are given")
+        return make_schema({**self.fields, **self._about()})
+
+    def _about(self) -> dict[str, str]:
+        """What a sample has beside what is in its record."""
+        return {name: spec for name, spec in _ABOUT.items() if name not in (self.fields or ())}
+
+    def samples(self, source: Input) -> Generator[Mapping[str, Any], None, Outcome]:
+        """Yield the samples of a file, one of each record."""
+        records = self.read(source)
+        if records is None:
+            return Outcome("not_video", f"no {self.what}")
+        every = {"label": np.int64(source.label), "source": source.name}
+        about = {name: every[name] for name in self._about()}
+        n_samples = 0
+        with closing(records):
+            make = self._make_bytes if self.records == "bytes" else self._maker()
+            for record in records:
+                try:
+                    sample = make(record)
+                except MediaError as error:
+                    raise MediaError(f"record {n_samples:,}: {error}") from error
+                sample.update(about)
+                yield sample
+                n_samples += 1
+        return Outcome("converted") if n_samples else Outcome("too_short", "holds no record")
+
+    @staticmethod
+    def _make_bytes(record: bytes) -> dict[str, Any]:
+        return {ONLY: record}
+
+    def _maker(self) -> Any:
+        """What makes a sample of the features of a record."""
+        schema = make_schema(self.fields)
+        known = makers(schema)
+        names = {name.encode(): name for name in schema}
+        required = {name.encode() for name, field in schema.items() if not field.optional}
+        blank = dict.fromkeys(schema)
+
+        def make(record: bytes) -> dict[str, Any]:
+            features = read_example(record)
+            sample: dict[str, Any] = blank.copy()
+            for name, values in features.items():
+                if name not in known:
+                    raise MediaError(f"feature {name.decode(errors='replace')!r} is no field")
+                try:
+                    sample[names[name]] = known[name](values)
+                except MediaError as error:
+                    raise MediaError(f"feature {names[name]!r}: {error}") from error
+            if len(features) < len(blank) and (missing := required - features.keys()):
+                raise MediaError(f"feature {min(missing).decode()!r} is missing")
+            return sample
+
+        return make

@@ -1,0 +1,168 @@
+"""Records from TFRecord files, plain or compressed, without TensorFlow."""
+
+from __future__ import annotations
+
+import os
+import re
+import struct
+import zlib
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any, ClassVar, Final, Protocol
+
+from shardio import Input, MediaError
+from shardio_converters.records.record_source import Records
+
+_NAME: Final = re.compile(r"\.tfrec(ords?)?(-\d+-of-\d+)?(\.gz|\.zlib)?$", re.IGNORECASE)
+_HEAD: Final = struct.Struct("<QI")  # bytes of the record, checksum of that number
+_MAX_RECORD: Final = (1 << 31) - 1  # bytes: no message of protobuf has more
+_BLOCK_BYTES: Final = 1 << 20  # that are read at a time
+_GZIP_OR_ZLIB: Final = zlib.MAX_WBITS | 32  # told from the first bytes
+
+
+class _Bytes(Protocol):
+    """Bytes in their order, up to so many at a time, and none at the end."""
+
+    def read(self, n_bytes: int, /) -> bytes: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class TFRecords(Records):
+    """Makes a sample of each record of a file; options and fields are those of `Records`."""
+
+    kind: ClassVar[str] = "tfrecord"
+    what: ClassVar[str] = "TFRecord file"
+
+    def libraries(self) -> Mapping[str, str]:
+        """Give the version of what compares checksums."""
+        _checksum()
+        return {"google-crc32c": version("google-crc32c")}
+
+    def read(self, source: Input) -> Generator[bytes] | None:
+        """Give what yields the records of a file; None where it is of another kind."""
+        checksum = _checksum()
+        file = open(source.path, "rb")
+        head = file.read(_HEAD.size)
+        file.seek(0)
+        ours: _Bytes = file
+        if not _is_head(head, checksum) and _is_compressed(head):
+            ours = _Inflated(file)
+            try:
+                head = ours.read(_HEAD.size)
+            except MediaError:
+                head = b""
+            file.seek(0)
+            ours = _Inflated(file)
+        if not _NAME.search(source.name) and not _is_head(head, checksum):
+            file.close()
+            return None
+        size = os.fstat(file.fileno()).st_size if ours is file else None
+        return _records(file, ours, size, checksum)
+
+
+def _checksum() -> Callable[[bytes], int]:
+    """CRC-32C."""
+    from google_crc32c import value
+
+    found: Callable[[bytes], int] = value
+    return found
+
+
+def _masked(checksum: int) -> int:
+    """A checksum as it is stored: turned, and with a constant added."""
+    return ((checksum >> 15 | checksum << 17) + 0xA282EAD8) & 0xFFFF_FFFF
+
+
+def _is_head(head: bytes, checksum: Callable[[bytes], int]) -> bool:
+    return len(head) == _HEAD.size and _masked(checksum(head[:8])) == _HEAD.unpack(head)[1]
+
+
+def _is_compressed(head: bytes) -> bool:
+    """Whether a file begins as gzip or zlib does."""
+    is_zlib = len(head) > 1 and head[0] & 15 == 8 and not int.from_bytes(head[:2]) % 31
+    return is_zlib or head[:2] == b"\x1f\x8b"
+
+
+def _records(
+    file: Any, ours: _Bytes, n_bytes: int | None, checksum: Callable[[bytes], int]
+) -> Generator[bytes]:
+    """Yield the records; `n_bytes` are those of the file, where it is known."""
+    with file:
+        data, at, n_records, start = b"", 0, 0, 0
+        while True:
+            if len(data) - at < _HEAD.size:
+                data, at = data[at:] + ours.read(_BLOCK_BYTES), 0
+                if not data:
+                    return
+            where = f"record {n_records:,} at byte {start:,}"
+            if len(data) - at < _HEAD.size:
+                data, at = _filled(ours, data[at:], _HEAD.size, where), 0
+            length, stored = _HEAD.unpack_from(data, at)
+            if (found := _masked(checksum(data[at : at + 8]))) != stored:
+                raise MediaError(
+                    f"{where}: expected checksum {stored:#010x} of its length, found {found:#010x}"
+                )
+            _check_length(length, start, n_bytes, where)
+            at += _HEAD.size
+            if len(data) - at < length + 4:
+                data, at = _filled(ours, data[at:], length + 4, where), 0
+            record = data[at : at + length]
+            at += length + 4
+            stored = int.from_bytes(data[at - 4 : at], "little")
+            if (found := _masked(checksum(record))) != stored:
+                raise MediaError(f"{where}: expected checksum {stored:#010x}, found {found:#010x}")
+            yield record
+            n_records += 1
+            start += _HEAD.size + length + 4
+
+
+def _check_length(length: int, start: int, n_bytes: int | None, where: str) -> None:
+    """Make sure that a record may have so many bytes, before they are read."""
+    if length > _MAX_RECORD:
+        raise MediaError(f"{where}: found {length:,} bytes, expected {_MAX_RECORD:,} at most")
+    if n_bytes is not None and (stop := start + _HEAD.size + length + 4) > n_bytes:
+        raise MediaError(f"{where}: the file ends {stop - n_bytes:,} bytes too early")
+
+
+def _filled(ours: _Bytes, data: bytes, n_bytes: int, where: str) -> bytes:
+    """`data` with what follows it, so that it has so many bytes at least."""
+    parts, missing = [data], n_bytes - len(data)
+    while missing > 0:
+        part = ours.read(_BLOCK_BYTES)
+        if not part:
+            raise MediaError(f"{where}: the file ends {missing:,} bytes too early")
+        parts.append(part)
+        missing -= len(part)
+    return b"".join(parts)
+
+
+class _Inflated:
+    """The bytes that a gzip or zlib file holds; of gzip there may be several parts."""
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+        self._part = zlib.decompressobj(_GZIP_OR_ZLIB)
+        self._waiting = b""
+
+    def read(self, n_bytes: int, /) -> bytes:
+        """Read up to so many bytes, none at the end.
+
+        Raises:
+            MediaError: they cannot be decompressed, or end too early.
+        """
+        while True:
+            data = self._waiting or self._file.read(_BLOCK_BYTES)
+            if not data:
+                if self._part.eof:
+                    return b""
+                raise MediaError("the compressed bytes end too early")
+            try:
+                if self._part.eof:
+                    self._part = zlib.decompressobj(_GZIP_OR_ZLIB)
+                found = self._part.decompress(data, n_bytes)
+            except zlib.error as error:
+                raise MediaError(f"the compressed bytes are damaged: {error}") from error
+            self._waiting = self._part.unconsumed_tail or self._part.unused_data
+            if found:
+                return found

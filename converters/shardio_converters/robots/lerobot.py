@@ -1,0 +1,285 @@
+"""LeRobot data sets: a sample of each episode, with a video of each camera."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from importlib.metadata import version
+from typing import Any, ClassVar, Final
+
+import numpy as np
+
+from shardio import Array, Input, InvalidArgument, MediaError, Outcome, Schema
+from shardio.media import library_versions
+from shardio_converters.field_specs import make_field, make_schema
+from shardio_converters.robots.lerobot_frames import (
+    NUMBER,
+    Frames,
+    read_frames,
+    refuse_other_frames,
+)
+from shardio_converters.robots.lerobot_sets import (
+    INFO,
+    META,
+    PICTURES,
+    VIDEO,
+    Episode,
+    RobotSet,
+    open_set,
+    root_of,
+)
+from shardio_converters.robots.lerobot_videos import Cameras
+
+_OF_ALL: Final = ("timestamp", "frame_index", NUMBER, "index", "task_index")
+"""Features that every data set has, and that tell which frames are those of an episode."""
+_ABOUT: Final[Mapping[str, str]] = {
+    "label": "int64",
+    "source": "text",
+    "task": "text",
+    "tasks": "json",
+}
+_MAX_NAMED: Final = 5  # broken episodes of a file
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeRobot:
+    """Makes a sample of each episode of LeRobot data sets; each file of data is an input.
+
+    `columns` are the features that are taken, all by default; those that every data set has always
+    are. `fields` says what they are, as `{"action": "float32[*,7]", "observation.images.top":
+    "video"}`; by default the data sets do. `check` decodes every frame of the videos once.
+
+    Fields: the features by their names; numbers have a value of each frame, `episode_index` is one
+    number. Of a camera there is a video of the episode's own frames, packets untouched, whose time
+    0 is that of `timestamp`. And of these, those whose names no feature has: `label` int64, -1;
+    `source`, the name of the file of data below the source folder; `task`, that of the first frame;
+    `tasks`, those of all frames by the numbers in `task_index`.
+
+    Raises:
+        InvalidArgument: an option is not acceptable.
+    """
+
+    kind: ClassVar[str] = "lerobot"
+    version: ClassVar[str] = "1"
+
+    columns: Sequence[str] | None = None
+    fields: Mapping[str, str] | None = None
+    check: bool | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.check, bool | None):
+            raise InvalidArgument(f"check is {self.check!r}; it must be True or False")
+        if self.columns is not None:
+            if not isinstance(self.columns, list | tuple) or not self.columns:
+                raise InvalidArgument(f"columns is {self.columns!r}; expected names of features")
+            object.__setattr__(self, "columns", [*map(str, self.columns)])
+        if self.fields is not None:
+            make_schema(self.fields)
+            # As they are recorded, so that an append has them in the same order.
+            object.__setattr__(self, "fields", dict(sorted(self.fields.items())))
+
+    def parts(self, inputs: Sequence[Input]) -> Mapping[str, Sequence[str]]:
+        """Give the files of data the videos and the tables of episodes that they are read with."""
+        known = {one.name for one in inputs}
+        found: dict[str, list[str]] = {}
+        for one in inputs:
+            if not _is_info(one) or (place := root_of(one)) is None:
+                continue
+            try:
+                robot_set = open_set(place[0])
+            except (MediaError, OSError):
+                continue  # said where the file is read
+            below = f"{place[1]}/" if place[1] else ""
+            for name in robot_set.rows:
+                if below + name in known:
+                    parts = (below + part for part in robot_set.parts(name, self.columns))
+                    found[below + name] = [part for part in parts if part in known]
+        return found
+
+    def fitted(self, inputs: Sequence[Input]) -> LeRobot:
+        """Give the converter with `fields` as the data sets have them.
+
+        Raises:
+            InvalidArgument: none of them can be read.
+        """
+        if self.fields is not None:
+            return self
+        found: list[Mapping[str, str]] = []
+        reason = ""
+        for one in inputs:
+            if not _is_info(one) or (place := root_of(one)) is None:
+                continue
+            try:
+                specs = self._taken(open_set(place[0]))
+            except (MediaError, OSError) as error:
+                where = f"{place[1]}: " if place[1] else ""
+                reason = reason or f"; {where}{error}".replace(f"{place[0]}/", "")
+                continue
+            # One that differs from those before it is left out, and broken where it is read.
+            if all(each.get(name, spec) == spec for each in found for name, spec in specs.items()):
+                found.append(specs)
+        if not found:
+            raise InvalidArgument(
+                f"no LeRobot data set, with its {INFO}, that can be read, so fields cannot be "
+                f"told; files looked at: {len(inputs):,}{reason}"
+            )
+        every = {name: spec for specs in found for name, spec in specs.items()}
+        lacking = {name for name in every for specs in found if name not in specs}
+        return replace(
+            self,
+            fields={name: spec + "?" * (name in lacking) for name, spec in every.items()},
+        )
+
+    def schema(self) -> Schema:
+        """Give the fields of a sample."""
+        if self.fields is None:
+            raise InvalidArgument("fields are not known: they follow from the files, or are given")
+        return _schema_of(tuple(self.fields.items()), tuple(self._about().items()))
+
+    def class_names(self) -> Sequence[str]:
+        """Give nothing: the folders of a data set are no classes."""
+        return ()
+
+    def libraries(self) -> Mapping[str, str]:
+        """Give the versions of what reads tables and videos."""
+        return {"pyarrow": version("pyarrow"), **library_versions()}
+
+    def samples(self, source: Input) -> Generator[Mapping[str, Any], None, Outcome]:
+        """Yield the episodes of a file of data; what breaks one breaks no other."""
+        place = root_of(source)
+        if place is None:
+            return Outcome("not_video", f"no {INFO} in a folder above it, up to the source")
+        robot_set, name = open_set(place[0]), source.name[len(place[1]) :].lstrip("/")
+        if name == INFO:
+            robot_set.refuse_missing(place[0])
+        if name.startswith(META):
+            return Outcome("part", "describes the episodes of its data set")
+        if name not in robot_set.rows:
+            return Outcome("not_video", f"not what {INFO} says of any episode")
+        taken = self._taken(robot_set)
+        self._refuse_others(taken)
+        reasons: list[str] = []
+        n_samples = n_frames = 0
+        for number, found in self._episodes(source, place[1], robot_set, taken):
+            if isinstance(found, MediaError):
+                reasons.append(f"episode {number}: {found}")
+                continue
+            n_samples, n_frames = n_samples + 1, n_frames + len(found["timestamp"])
+            yield found
+        detail = {"episodes": n_samples, "frames": n_frames}
+        if reasons:
+            more = f"; and {len(reasons) - _MAX_NAMED:,} more" if len(reasons) > _MAX_NAMED else ""
+            return Outcome("broken", "; ".join(reasons[:_MAX_NAMED]) + more, detail)
+        return Outcome("converted", detail=detail)
+
+    def _episodes(
+        self, source: Input, below: str, robot_set: RobotSet, taken: Mapping[str, str]
+    ) -> Iterator[tuple[int, dict[str, Any] | MediaError]]:
+        """The sample of each episode, or what it broke with; also of those that are not there."""
+        n_below = len(below) + 1 if below else 0
+        expected = {one.number: one for one in robot_set.episodes(source.name[n_below:])}
+        paths = {part.name[n_below:]: part.path for part in source.parts}
+        read = {name: spec for name, spec in taken.items() if spec != VIDEO}
+        with closing(Cameras(paths, robot_set.fps, check=self.check)) as cameras:
+            for frames in read_frames(source.path, source.name, read, all_of=self._is_all):
+                try:
+                    episode = expected.pop(frames.number, None)
+                    if episode is None:
+                        raise MediaError(
+                            f"at row {frames.first_row:,}, where it is not expected: it has been "
+                            "there before, or is said to be in another file, or in none"
+                        )
+                    refuse_other_frames(frames, episode.length, robot_set.tasks)
+                    yield frames.number, self._sample(source, robot_set, frames, episode, cameras)
+                except MediaError as error:
+                    yield frames.number, error
+        for number, episode in expected.items():
+            yield number, MediaError(f"expected {episode.length:,} frames, found none")
+
+    def _sample(
+        self,
+        source: Input,
+        robot_set: RobotSet,
+        frames: Frames,
+        episode: Episode,
+        cameras: Cameras,
+    ) -> dict[str, Any]:
+        numbers, tasks = frames.values["task_index"].tolist(), robot_set.tasks
+        about = {
+            "label": np.int64(source.label),
+            "source": source.name,
+            "task": tasks[numbers[0]],
+            "tasks": {str(number): tasks[number] for number in sorted({*numbers})},
+        }
+        sample = dict.fromkeys(self.fields or ()) | {name: about[name] for name in self._about()}
+        sample |= {**frames.values, NUMBER: np.int64(frames.number)}
+        for camera, footage in episode.footage.items():
+            if camera in sample:
+                sample[camera] = cameras.cut(camera, footage, frames.values["timestamp"])
+        return sample
+
+    @property
+    def _is_all(self) -> bool:
+        return self.columns is None
+
+    def _about(self) -> dict[str, str]:
+        """What a sample has beside the features."""
+        names = {name.partition(".")[0] for name in self.fields or ()}
+        return {name: spec for name, spec in _ABOUT.items() if name not in names}
+
+    def _taken(self, robot_set: RobotSet) -> dict[str, str]:
+        """The features that are taken, each in a word.
+
+        Raises:
+            MediaError: one is missing, or cannot be stored.
+        """
+        specs = dict(robot_set.specs)
+        if missing := [name for name in (*_OF_ALL, *(self.columns or ())) if name not in specs]:
+            raise MediaError(f"{INFO}: feature {missing[0]!r} is missing")
+        if self.columns is not None:
+            specs = {name: specs[name] for name in dict.fromkeys((*self.columns, *_OF_ALL))}
+        if PICTURES in specs.values():
+            name = next(name for name, spec in specs.items() if spec == PICTURES)
+            raise MediaError(
+                f"{INFO}: feature {name!r}: found a picture in each row, expected a video: have "
+                "LeRobot make videos of them, or name the features that are taken (columns)"
+            )
+        specs[NUMBER] = specs[NUMBER].replace("[*]", "")
+        return specs
+
+    def _refuse_others(self, taken: Mapping[str, str]) -> None:
+        """Make sure that the features of a data set are what the dataset has.
+
+        Raises:
+            MediaError: one is not, or one is missing.
+        """
+        fields = self.fields or {}
+        schema = self.schema()
+        for name, spec in taken.items():
+            if name not in fields:
+                raise MediaError(f"{INFO}: feature {name!r}: found {spec}, expected no such one")
+            if not _fits(make_field(name, spec), schema[name]):
+                raise MediaError(f"{INFO}: feature {name!r}: expected {fields[name]}, found {spec}")
+        for name in fields:
+            if name not in taken and not schema[name].optional:
+                raise MediaError(f"{INFO}: feature {name!r} is missing")
+
+
+def _is_info(source: Input) -> bool:
+    return source.name == INFO or source.name.endswith(f"/{INFO}")
+
+
+def _fits(found: Any, known: Any) -> bool:
+    """Whether what a feature is can be stored in a field."""
+    if not (isinstance(found, Array) and isinstance(known, Array)):
+        return type(found) is type(known)
+    return (found.dtype, len(found.shape)) == (known.dtype, len(known.shape)) and all(
+        want in (None, n) for n, want in zip(found.shape, known.shape, strict=True)
+    )
+
+
+@lru_cache(maxsize=16)  # as a rule all files have the same
+def _schema_of(*fields: tuple[tuple[str, str], ...]) -> Schema:
+    return make_schema({name: spec for some in fields for name, spec in some})

@@ -1,0 +1,1 @@
+"""Tables of text, CSV and JSON Lines: a sample of each row."""

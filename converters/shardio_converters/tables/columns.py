@@ -1,0 +1,226 @@
+"""What the columns of tables are, told from all their values, of which none is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any, Final
+
+from shardio import InvalidArgument
+from shardio_converters.field_specs import make_schema, spec_of
+from shardio_converters.tables.cells import (
+    BOOL,
+    FLOAT,
+    INT,
+    TEXT,
+    is_overflow,
+    kind_of,
+)
+from shardio_converters.tables.files import Block, columns_of
+from shardio_converters.tables.numbers import MAX_EXACT, as_numbers
+
+_MAX_NAMES: Final = 256
+"""An object with more names, in all rows together, is a lookup and no record: it is JSON."""
+_MAX_NESTED: Final = 16
+_NO_NUMBERS: Final = "json"
+
+_LIST, _RECORD = "list", "record"
+_KINDS: Final = {bool: BOOL, int: INT, float: FLOAT, str: TEXT, dict: _RECORD, list: _LIST}
+
+Dims = tuple[int | None, ...]
+
+
+class Columns:
+    """The columns of one table, or of several that are put together."""
+
+    def __init__(self) -> None:
+        self._columns: dict[str, _Column] = {}
+        self._n_rows = 0
+
+    @property
+    def names(self) -> list[str]:
+        """What the columns are called."""
+        return [*self._columns]
+
+    def add(self, block: Block, *, is_csv: bool) -> None:
+        """Look at the rows of a block."""
+        self._n_rows += len(block.lines)
+        for name, values in block.columns.items():
+            column = self._columns.setdefault(name, _Column())
+            (column.add_cells if is_csv else column.add_values)(values)
+
+    def merge(self, other: Columns) -> None:
+        """Put the columns of another table to these."""
+        self._n_rows += other._n_rows
+        for name, column in other._columns.items():
+            self._columns.setdefault(name, _Column()).merge(column)
+
+    def as_specs(self) -> dict[str, str]:
+        """The fields in a word each; what some rows lack is optional."""
+        found: dict[str, str] = {}
+        for name, column in self._columns.items():
+            found.update(column.specs(name, self._n_rows))
+        return found
+
+
+class _Column:
+    """What the values of one name are; of a nested record, what those in it are."""
+
+    def __init__(self, depth: int = 0) -> None:
+        self._depth = depth
+        self._kinds: set[str] = set()  # of values of JSON
+        self._cell_kind: str | None = None  # of cells of CSV
+        self._has_cells = False
+        self._n_given = self._n_empty = 0
+        self._least = self._most = 0
+        self._lists = _Lists()
+        self._inner: dict[str, _Column] = {}
+
+    def add_cells(self, cells: Sequence[str]) -> None:
+        """Look at cells of CSV."""
+        self._has_cells = True
+        self._n_given += len(cells)
+        if self._cell_kind != TEXT:
+            self._cell_kind = self._look_at(cells)
+        self._n_empty += cells.count("")
+
+    def _look_at(self, cells: Sequence[str]) -> str | None:
+        kind = kind_of(cells, self._cell_kind)
+        if kind in (INT, FLOAT):
+            numbers = [cell.strip() for cell in cells if cell]
+            whole = [int(cell) for cell in numbers if cell.lstrip("+-").isdigit()]
+            self._add_range(whole)
+            if len(whole) < len(numbers) and any(is_overflow(one, float(one)) for one in numbers):
+                return TEXT
+        return kind
+
+    def add_values(self, values: Sequence[Any]) -> None:
+        """Look at values of JSON; None is one that is not there."""
+        self._n_given += len(values) - values.count(None)
+        types = {*map(type, values)} - {type(None)}
+        self._kinds |= {_KINDS[each] for each in types}
+        if int in types:
+            self._add_range([each for each in values if type(each) is int])
+        if list in types:
+            for each in values:
+                if type(each) is list:
+                    self._lists.add(each)
+        if dict in types and len(self._inner) <= _MAX_NAMES and self._depth < _MAX_NESTED:
+            records = [each for each in values if type(each) is dict]
+            for name, inner in columns_of(records).items():
+                self._inner.setdefault(name, _Column(self._depth + 1)).add_values(inner)
+
+    def merge(self, other: _Column) -> None:
+        """Take in what another one has seen."""
+        self._kinds |= other._kinds
+        both = {self._cell_kind, other._cell_kind} - {None}
+        if len(both) == 2:
+            self._cell_kind = FLOAT if both == {INT, FLOAT} else TEXT
+        elif both:
+            (self._cell_kind,) = both
+        self._has_cells |= other._has_cells
+        self._n_given += other._n_given
+        self._n_empty += other._n_empty
+        self._add_range((other._least, other._most))
+        self._lists.merge(other._lists)
+        for name, column in other._inner.items():
+            self._inner.setdefault(name, _Column(self._depth + 1)).merge(column)
+
+    def specs(self, name: str, n_rows: int) -> dict[str, str]:
+        """The field that it is, or those of the nested record; `n_rows` are those of the tables."""
+        if self._kinds == {_RECORD} and not self._has_cells and self._is_record():
+            found: dict[str, str] = {}
+            for key, column in self._inner.items():
+                found.update(column.specs(f"{name}.{key}", n_rows))
+            return found
+        word, dims = self._what()
+        n_there = self._n_given - (self._n_empty if word != TEXT else 0)
+        return {name: spec_of(word, dims, optional=n_there < n_rows)}
+
+    def _is_record(self) -> bool:
+        return 0 < len(self._inner) <= _MAX_NAMES and all(map(_is_name, self._inner))
+
+    def _what(self) -> tuple[str, Dims]:
+        kinds = self._kinds | ({self._cell_kind} if self._cell_kind else set())
+        if kinds == {_LIST}:
+            return self._lists.what()
+        word = TEXT if not kinds and self._has_cells else self._number(kinds)
+        if kinds in ({TEXT}, {BOOL}):
+            (word,) = kinds
+        return word or ("json" if self._kinds or not self._has_cells else TEXT), ()
+
+    def _number(self, kinds: set[str]) -> str:
+        """The dtype of numbers; none where they are other values, or no dtype has them all."""
+        if kinds == {INT}:
+            if -(1 << 63) <= self._least and self._most < 1 << 63:
+                return "int64"
+            return "uint64" if self._least >= 0 and self._most < 1 << 64 else ""
+        is_exact = max(-self._least, self._most) <= MAX_EXACT
+        return "float64" if FLOAT in kinds and kinds <= {INT, FLOAT} and is_exact else ""
+
+    def _add_range(self, numbers: Sequence[int]) -> None:
+        self._least = min(self._least, min(numbers, default=0))
+        self._most = max(self._most, max(numbers, default=0))
+
+
+class _Lists:
+    """What the lists of a column are: arrays of numbers, or anything else."""
+
+    def __init__(self) -> None:
+        self._dtypes: set[str] = set()
+        self._dims: Dims | None = None
+        self._has_empty = False
+        self._largest = 0
+
+    def add(self, values: list[Any]) -> None:
+        """Look at a list."""
+        if _NO_NUMBERS in self._dtypes:
+            return
+        if not values:
+            self._has_empty = True
+            return
+        array = as_numbers(values)
+        if array is None:
+            self._dtypes.add(_NO_NUMBERS)
+            return
+        if array.size:  # one without numbers is of any dtype
+            self._dtypes.add(array.dtype.name)
+        if array.size and array.dtype.kind in "iu":
+            self._largest = max(self._largest, int(array.max()), -int(array.min()))
+        self._add_dims(array.shape)
+
+    def merge(self, other: _Lists) -> None:
+        """Take in what others are."""
+        self._dtypes |= other._dtypes
+        self._has_empty |= other._has_empty
+        self._largest = max(self._largest, other._largest)
+        if other._dims is not None:
+            self._add_dims(other._dims)
+
+    def _add_dims(self, dims: Dims) -> None:
+        known = self._dims or dims
+        if len(known) != len(dims):
+            self._dtypes.add(_NO_NUMBERS)
+        else:
+            self._dims = tuple(
+                n if n == was and n else None for n, was in zip(dims, known, strict=True)
+            )
+
+    def what(self) -> tuple[str, Dims]:
+        """The word of the field, and its dimensions."""
+        dtype = next(iter(self._dtypes)) if len(self._dtypes) == 1 else _NO_NUMBERS
+        if self._dtypes == {"int64", "float64"} and self._largest <= MAX_EXACT:
+            dtype = "float64"
+        if dtype == _NO_NUMBERS or self._dims is None:
+            return "json", ()
+        return dtype, (None, *self._dims[1:]) if self._has_empty else self._dims
+
+
+@lru_cache(maxsize=4096)
+def _is_name(name: str) -> bool:
+    """Whether a name in an object can be that of a field in a nested record."""
+    try:
+        make_schema({name: "json"})
+    except InvalidArgument:
+        return False
+    return "." not in name

@@ -1,0 +1,94 @@
+"""The fields of tables, told from all of them, each read to its end."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from shardio import Input, InvalidArgument, MediaError
+from shardio_converters.field_specs import make_schema
+from shardio_converters.tables.columns import Columns
+from shardio_converters.tables.file_references import word_of
+from shardio_converters.tables.files import Block, check_names, is_csv, is_table, read_blocks
+
+
+def find_fields(inputs: Sequence[Input], references: Sequence[str]) -> dict[str, str]:
+    """What the columns of all tables that can be read are, in a word each.
+
+    Raises:
+        InvalidArgument: there is none, or no table has a column of `references`.
+    """
+    found, named = Columns(), {name: _Named() for name in references}
+    n_files, reason = 0, ""
+    for one in inputs:
+        if not (is_table(one.name) and os.path.isfile(one.path)):  # a pipe waits for its writer
+            continue
+        try:
+            columns, names = _look_at(one, references)
+        except (MediaError, OSError, InvalidArgument) as error:
+            reason = reason or f"; {one.name}: {error}".replace(one.path, one.name)
+            continue
+        n_files += bool(columns.names)
+        found.merge(columns)
+        for name in references:
+            named[name].merge(names[name])
+    if not n_files:
+        raise InvalidArgument(
+            "no table in .csv, .tsv, .jsonl or .ndjson that can be read and has columns, so fields "
+            f"cannot be told; files looked at: {len(inputs):,}{reason}"
+        )
+    fields = found.as_specs()
+    for name in references:
+        if name not in fields:
+            raise InvalidArgument(
+                f"references: no table has a column {name!r}; there are {', '.join(sorted(fields))}"
+            )
+        is_optional = named[name].has_empty or fields[name].endswith("?")
+        fields[name] = word_of(named[name].suffixes) + "?" * is_optional
+    make_schema(fields)
+    return fields
+
+
+def values_by_name(block: Block, name: str) -> Sequence[Any]:
+    """A column, or what objects in one have by a dotted name; empty where there is none."""
+    if name in block.columns:
+        return block.columns[name]
+    column, _, inner = name.partition(".")
+    values = block.columns.get(column, ())
+    while inner:
+        key, _, inner = inner.partition(".")
+        values = [each.get(key) if isinstance(each, dict) else None for each in values]
+    return values
+
+
+class _Named:
+    """The files that a column names: their suffixes, and whether a row names none."""
+
+    def __init__(self) -> None:
+        self.suffixes: set[str] = set()
+        self.has_empty = False
+
+    def add(self, values: Sequence[Any]) -> None:
+        names = [each for each in values if isinstance(each, str) and each]
+        self.has_empty |= len(names) < len(values)
+        self.suffixes |= {f"x{os.path.splitext(each)[1].lower()}" for each in names}
+
+    def merge(self, other: _Named) -> None:
+        self.suffixes |= other.suffixes
+        self.has_empty |= other.has_empty
+
+
+def _look_at(one: Input, references: Sequence[str]) -> tuple[Columns, dict[str, _Named]]:
+    """What a table has, if all of it can be read."""
+    columns, named, n_names = Columns(), {name: _Named() for name in references}, 0
+    for block in read_blocks(one.path, one.name):
+        columns.add(block, is_csv=is_csv(one.name))
+        if len(columns.names) > n_names:
+            check_names(columns.names)
+            n_names = len(columns.names)
+        for name, found in named.items():
+            found.add(values_by_name(block, name))
+    if columns.names:
+        make_schema(columns.as_specs())
+    return columns, named

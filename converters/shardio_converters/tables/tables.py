@@ -1,0 +1,167 @@
+"""Tables from CSV and JSON Lines: a sample of each row, with the files that it names."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from importlib.metadata import version
+from itertools import repeat
+from typing import Any, ClassVar, Final
+
+import numpy as np
+
+from shardio import Array, Input, InvalidArgument, Json, List, MediaError, Outcome, Schema, Text
+from shardio.media import library_versions
+from shardio_converters.field_specs import REFERENCES, make_schema
+from shardio_converters.row_samples import row_samples
+from shardio_converters.tables.fields import find_fields, values_by_name
+from shardio_converters.tables.file_references import name_of, read_files
+from shardio_converters.tables.files import Block, is_csv, is_table, leaves_of, read_blocks
+from shardio_converters.tables.values import values_of
+
+_ABOUT: Final[Mapping[str, str]] = {"label": "int64", "source": "text"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tables:
+    """Makes a sample of every row; columns keep their names.
+
+    `fields` says what the columns are, as `{"x": "float32[3,*]", "y": "int64?"}`; by default they
+    are told from all rows of all tables. A column that is `file`, `image`, `video` or `audio` has
+    names of files, which become the values; by default, those in `references` do, and their
+    suffixes say as what. Paths begin at the table's own folder, and lead to files of the source.
+
+    Fields: the columns; and of these, those whose names no column has: `label` int64; `source`, the
+    table's name below the source folder.
+
+    Raises:
+        InvalidArgument: an option is not acceptable.
+    """
+
+    kind: ClassVar[str] = "tables"
+    version: ClassVar[str] = "1"
+
+    fields: Mapping[str, str] | None = None
+    references: Sequence[str] | None = None
+
+    def __post_init__(self) -> None:
+        if self.references is not None:
+            names = self.references
+            if isinstance(names, str) or not all(isinstance(name, str) for name in names):
+                raise InvalidArgument(f"references is {names!r}; expected a list of column names")
+            object.__setattr__(self, "references", sorted({*names}))
+        if self.fields is None:
+            return
+        for name, field in make_schema(self.fields).items():
+            word = self.fields[name].strip()
+            if isinstance(field, List):
+                raise InvalidArgument(
+                    f"field {name!r}: found {word!r}; tables have arrays, or 'json' of any lists"
+                )
+            if word.startswith(("bytes", "bfloat16")):
+                raise InvalidArgument(
+                    f"field {name!r}: found {word!r}; tables have none, but files: 'file'"
+                )
+            if name in (self.references or ()) and isinstance(field, Array | Json | Text):
+                raise InvalidArgument(
+                    f"field {name!r}: found {word!r}; a reference is {', '.join(REFERENCES)}"
+                )
+        # As they are recorded, so that an append has them in the same order.
+        object.__setattr__(self, "fields", dict(sorted(self.fields.items())))
+        self.schema()
+
+    def fitted(self, inputs: Sequence[Input]) -> Tables:
+        """Give the converter with `fields` as the inputs have them; all are read, to their ends.
+
+        Raises:
+            InvalidArgument: none of them is a table that can be read.
+        """
+        if self.fields is not None:
+            return self
+        return replace(self, fields=find_fields(inputs, self.references or ()))
+
+    def parts(self, inputs: Sequence[Input]) -> dict[str, list[str]]:
+        """Give the inputs that tables name, by the names of the tables."""
+        names = {
+            name for name, word in (self.fields or {}).items() if word.rstrip("?") in REFERENCES
+        }
+        names |= {*(self.references or ())}
+        known = {one.name for one in inputs}
+        found: dict[str, list[str]] = {}
+        for table in inputs if names else ():
+            if is_table(table.name) and os.path.isfile(table.path):
+                named = {name_of(table, each) for each in _references(table, names)}
+                if there := sorted(named & known - {table.name}):
+                    found[table.name] = there
+        return found
+
+    def schema(self) -> Schema:
+        """Give the fields of a sample."""
+        if self.fields is None:
+            raise InvalidArgument("fields are not known: they follow from the files, or are given")
+        return _schema_of(tuple({**self.fields, **self._about()}.items()))
+
+    def libraries(self) -> Mapping[str, str]:
+        """Give the versions of what looks into the files that are named."""
+        words = {word.rstrip("?") for word in (self.fields or {}).values()}
+        found = dict(library_versions()) if words & {"audio", "video"} else {}
+        if "image" in words:
+            found |= {name: version(name) for name in ("pillow", "simplejpeg")}
+        return found
+
+    def samples(self, source: Input) -> Generator[Mapping[str, Any], None, Outcome]:
+        """Yield the samples of a table."""
+        if not is_table(source.name):
+            return Outcome("not_video", "no table")
+        every = {"label": np.int64(source.label), "source": source.name}
+        about = {name: every[name] for name in self._about()}
+        parts = {one.name: one for one in source.parts}
+        n_together = 1 if parts else 256  # of files, one in memory is enough
+        n_samples = 0
+        for block in read_blocks(source.path, source.name):
+            columns = dict(self._values(source, block, parts))
+            yield from row_samples(columns, about, len(block.lines), n_together)
+            n_samples += len(block.lines)
+        return Outcome("converted") if n_samples else Outcome("too_short", "holds no row")
+
+    def _about(self) -> dict[str, str]:
+        """What a sample has beside the columns."""
+        taken = {name.partition(".")[0] for name in self.fields or ()}
+        return {name: spec for name, spec in _ABOUT.items() if name not in taken}
+
+    def _values(
+        self, source: Input, block: Block, parts: Mapping[str, Input]
+    ) -> Iterator[tuple[str, Iterable[Any]]]:
+        """Each field, and its values for all rows of a block."""
+        schema, cells = _schema_of(tuple((self.fields or {}).items())), is_csv(source.name)
+        columns = leaves_of(block, schema)
+        for name in schema:
+            field = schema[name]
+            if name not in columns:
+                if not field.optional:
+                    line = f"line {block.lines[0]}, " if block.lines else ""
+                    raise MediaError(f"{line}column {name!r} is missing")
+                yield name, repeat(None)
+            elif isinstance(field, Array | Json | Text):
+                yield name, values_of(name, field, columns[name], block.lines, is_csv=cells)
+            elif not isinstance(field, List):
+                yield name, read_files(source, name, field, columns[name], block.lines, parts)
+
+
+@lru_cache(maxsize=16)
+def _schema_of(fields: tuple[tuple[str, str], ...]) -> Schema:
+    return make_schema(dict(fields))
+
+
+def _references(table: Input, names: set[str]) -> Iterator[str]:
+    """What a table has in some columns, up to damage, which is told when it is read."""
+    try:
+        for block in read_blocks(table.path, table.name):
+            for name in names:
+                yield from (
+                    each for each in values_by_name(block, name) if isinstance(each, str) and each
+                )
+    except (MediaError, OSError):
+        return

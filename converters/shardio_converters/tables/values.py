@@ -1,0 +1,159 @@
+"""The values of a field, made of a column's cells of CSV or values of JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from itertools import accumulate, chain, pairwise
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from shardio import Array, Json, MediaError, Text
+from shardio_converters.field_specs import spec_of
+from shardio_converters.tables.cells import BOOL, FLOAT, INT, holds_only, is_overflow
+from shardio_converters.tables.files import NESTED, inside, load
+from shardio_converters.tables.numbers import as_numbers, cast
+
+_MAX_DEPTH: Final = 256  # what a field of JSON holds
+_MAX_SHOWN: Final = 40
+_KINDS: Final = {"b": BOOL, "i": INT, "u": INT, "f": FLOAT}
+_INFINITE: Final = frozenset((float("inf"), float("-inf")))
+
+Field = Array | Json | Text
+Column = Sequence[Any]
+
+
+def values_of(
+    name: str, field: Field, column: Column, lines: Sequence[int], *, is_csv: bool
+) -> Iterable[Any]:
+    """The values of a field in so many rows, each None where an optional one is missing.
+
+    Raises:
+        MediaError: a row has none that fits; it says in which line.
+    """
+    make = partial(_of_cells if is_csv else _of_values, field)
+    try:
+        return make(column)
+    except (ValueError, RecursionError) as error:
+        for line, value in zip(lines, column, strict=True):
+            try:
+                make([value])
+            except (ValueError, RecursionError) as reason:
+                raise MediaError(f"line {line}, column {name!r}: {reason}") from error
+        raise MediaError(f"column {name!r}: {error}") from error
+
+
+def _of_cells(field: Field, cells: Column) -> Iterable[Any]:
+    """Values of cells of CSV; an empty one of text is a text, unless that may be missing."""
+    if isinstance(field, Text):
+        return [cell or None for cell in cells] if field.optional else cells
+    if isinstance(field, Json) or field.shape:
+        return _of_values(field, [load(cell) if cell else None for cell in cells])
+    kind = _KINDS[field.numpy.kind]
+    make = _MAKERS[kind]
+    if not holds_only(kind, cells):
+        raise ValueError(_expected(field, cells[0]))
+    values = [*map(make, cells)] if all(cells) else [make(one) if one else None for one in cells]
+    if kind == FLOAT and not _INFINITE.isdisjoint(values):
+        for cell, value in zip(cells, values, strict=True):
+            if value is not None and is_overflow(cell, value):
+                raise ValueError(_expected(field, cell))
+    return _of_values(field, values)
+
+
+def _is_true(cell: str) -> bool:
+    return cell.strip().lower() == "true"
+
+
+_MAKERS: Final[dict[str, Callable[[str], Any]]] = {BOOL: _is_true, INT: int, FLOAT: float}
+
+
+def _of_values(field: Field, values: Column) -> Iterable[Any]:
+    """Values of those of JSON."""
+    if isinstance(field, Json):
+        _check_json(values)
+        return values
+    if None in values:
+        if not field.optional:
+            raise ValueError(f"is missing; expected {_word(field)}")
+        there = iter(_of_values(field, [each for each in values if each is not None]))
+        return [None if each is None else next(there) for each in values]
+    if isinstance(field, Text):
+        if {*map(type, values)} - {str}:
+            raise ValueError(_expected(field, values[0]))
+        "".join(values).encode()  # JSON can escape halves of characters, which are no text
+        return values
+    return _arrays(field, values)
+
+
+def _arrays(field: Array, values: Column) -> Iterable[npt.NDArray[Any]]:
+    """Arrays, or numbers: of all rows at once where they are alike."""
+    if field.shape == (None,) and {*map(type, values)} == {list}:
+        return _rows(field, values)
+    found = as_numbers([*values])
+    if found is None or found.ndim != 1 + len(field.shape):
+        return [_array(field, each) for each in values]
+    _check_shape(field, found.shape[1:])
+    try:
+        return cast(found, field.numpy)
+    except ValueError as error:
+        raise ValueError(f"expected {field.dtype}, {error}") from error
+
+
+def _rows(field: Array, values: Column) -> Iterable[npt.NDArray[Any]]:
+    """Arrays of one dimension, of any lengths: parts of one that has all numbers."""
+    flat = [*chain.from_iterable(values)]
+    found = as_numbers(flat) if flat else np.empty(0, field.numpy)
+    if found is None or found.ndim != 1:
+        return [_array(field, each) for each in values]
+    try:
+        whole = cast(found, field.numpy)
+    except ValueError as error:
+        raise ValueError(f"expected {_word(field)}, {error}") from error
+    ends = [*accumulate(map(len, values), initial=0)]
+    return [whole[start:end] for start, end in pairwise(ends)]
+
+
+def _array(field: Array, value: Any) -> npt.NDArray[Any]:
+    found = as_numbers([value]) if type(value) is list or not field.shape else None
+    if value == [] and len(field.shape) > 1:  # of any number of dimensions
+        return np.empty((0, *(n or 0 for n in field.shape[1:])), field.numpy)
+    if found is None or found.ndim != 1 + len(field.shape):
+        raise ValueError(_expected(field, value))
+    _check_shape(field, found.shape[1:])
+    try:
+        whole: npt.NDArray[Any] = cast(found, field.numpy)[0]
+    except ValueError as error:
+        raise ValueError(f"expected {_word(field)}, {error}") from error
+    return whole
+
+
+def _check_shape(field: Array, shape: tuple[int, ...]) -> None:
+    if any(want not in (None, n) for n, want in zip(shape, field.shape, strict=True)):
+        raise ValueError(f"expected {_word(field)}, found {spec_of(field.dtype, shape)}")
+
+
+def _check_json(values: Column) -> None:
+    """Make sure that a dataset can hold them: no NaN, no halves of characters, not too deep."""
+    json.dumps(values, ensure_ascii=False, allow_nan=False).encode()
+    inner = values
+    for _ in range(_MAX_DEPTH + 1):
+        if NESTED.isdisjoint(map(type, inner)):
+            return
+        inner = inside(inner)
+    raise ValueError(f"nested more than {_MAX_DEPTH} deep")
+
+
+def _word(field: Field) -> str:
+    if isinstance(field, Array):
+        return spec_of(field.dtype, field.shape)
+    return type(field).__name__.lower()
+
+
+def _expected(field: Field, value: Any) -> str:
+    text = repr(value)
+    shown = text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}…"
+    return f"expected {_word(field)}, found {shown}"
