@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, Final
 
 from shardio import (
@@ -34,6 +35,10 @@ _NAMED: Final[dict[str, Callable[..., Field]]] = {
     "bytes": Bytes,
     **REFERENCES,
 }
+DTYPES: Final = tuple(
+    "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64".split()
+)
+"""NumPy's names of the numbers that are stored as they are."""
 _LIST: Final = re.compile(r"list\[(.+)\](\?)?")
 _SPEC: Final = re.compile(r"(\w+)(?:\[((?:\d+|\*)(?:,\s*(?:\d+|\*))*)\])?(\?)?")
 
@@ -94,3 +99,20 @@ def make_schema(fields: Any) -> Schema:
         raise
     except ShardioError as error:
         raise InvalidArgument(f"the fields are not a schema: {error}") from error
+
+
+def schema_of(fields: Mapping[str, str]) -> Schema:
+    """The schema of words that are known to be right, made once: as a rule all files have it."""
+    return _schema_of(tuple(fields.items()))
+
+
+@lru_cache(maxsize=16)
+def _schema_of(fields: tuple[tuple[str, str], ...]) -> Schema:
+    return make_schema(dict(fields))
+
+
+def fits(shape: Sequence[int | None], expected: Sequence[int | None]) -> bool:
+    """Whether a shape is one of those that a field may have."""
+    return len(shape) == len(expected) and all(
+        want in (None, n) for n, want in zip(shape, expected, strict=True)
+    )

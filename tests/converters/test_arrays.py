@@ -282,6 +282,16 @@ def test_an_array_that_some_files_lack_is_optional(root: Path, tmp_path: Path) -
     assert reasons(report) == {"b/2.npz": "array 'mask': found bool[2], expected no such array"}
 
 
+def test_a_group_of_arrays_may_be_named_as_what_would_lie_beside_them(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    arrays: dict[str, Any] = {"label.x": np.arange(3), "label.y": np.arange(3)}
+    np.savez(tmp_path / "in" / "1.npz", **arrays)
+    convert(tmp_path / "in", tmp_path / "out")
+    with shardio.open(tmp_path / "out") as dataset:
+        assert [*dataset.schema] == ["label.x", "label.y", "source", "row"]
+        assert dataset[2]["label.x"] == 2
+
+
 def test_rows_can_be_asked_for(root: Path, tmp_path: Path) -> None:
     np.save(root / "a" / "1.npy", np.arange(6).reshape(3, 2))
     np.save(root / "b" / "2.npy", np.zeros((0, 2), "int64"))

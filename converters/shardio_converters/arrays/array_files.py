@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardio import MediaError
+from shardio_converters.field_specs import DTYPES
 
 SUFFIXES: Final = (".npy", ".npz", ".safetensors")
 Header = tuple[tuple[int, ...], bool, np.dtype[Any]]
@@ -35,9 +36,6 @@ TEXT: Final = "text"
 _BLOCK_BYTES: Final = 1 << 20  # of rows that are read at a time
 _NPY_MAGIC: Final = b"\x93NUMPY"
 _MAX_HEADER: Final = 100_000_000  # bytes of a safetensors header: what its own library allows
-_KNOWN: Final = frozenset(
-    "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64".split()
-)
 _TENSORS: Final = {
     "BOOL": "bool",
     "I8": "int8",
@@ -183,8 +181,8 @@ def _npy_array(
     name: str, header: Header, n_bytes: int, begin: Callable[[], IO[bytes] | _Part]
 ) -> StoredArray:
     shape, is_fortran, dtype = header
-    if dtype.kind != "U" and dtype.name not in _KNOWN:
-        why = _REFUSED.get(dtype.kind, f"expected one of {', '.join(sorted(_KNOWN))}, or strings")
+    if dtype.kind != "U" and dtype.name not in DTYPES:
+        why = _REFUSED.get(dtype.kind, f"expected one of {', '.join(sorted(DTYPES))}, or strings")
         raise MediaError(f"array {name!r}: found dtype {dtype}: {why}")
     if (expected := math.prod(shape) * dtype.itemsize) != n_bytes:
         raise MediaError(f"array {name!r}: expected {expected:,} bytes, found {n_bytes:,}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import ClassVar
@@ -37,7 +37,3 @@ class Arrays(ArraySamples):
     def open(self, source: Input, files: ExitStack) -> Sequence[StoredArray] | None:
         """The arrays of a file; None where it is of another kind."""
         return open_arrays(source.path, source.name, files)
-
-    def libraries(self) -> Mapping[str, str]:
-        """Give nothing: what is stored is what is in the files, whatever reads it."""
-        return {}

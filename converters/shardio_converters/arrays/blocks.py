@@ -10,11 +10,6 @@ import numpy.typing as npt
 
 from shardio import MediaError
 
-DTYPES: Final = frozenset(
-    "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64".split()
-)
-"""NumPy's names of those that are stored as they are."""
-
 _BLOCK_BYTES: Final = 4 << 20
 _MAX_BLOCK_BYTES: Final = 256 << 20  # of rows that share chunks: beyond, chunks are read again
 _MAX_PLAIN_BYTES: Final = 1 << 30

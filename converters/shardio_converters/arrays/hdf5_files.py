@@ -16,7 +16,8 @@ import numpy.typing as npt
 
 from shardio import MediaError
 from shardio_converters.arrays.array_files import TEXT
-from shardio_converters.arrays.blocks import DTYPES, BlockArray, refuse_bomb
+from shardio_converters.arrays.blocks import BlockArray, refuse_bomb
+from shardio_converters.field_specs import DTYPES
 
 SUFFIXES: Final = (".h5", ".hdf5", ".he5", ".nxs")
 DAMAGE: Final = (OSError, RuntimeError, ValueError, KeyError, TypeError, MemoryError)

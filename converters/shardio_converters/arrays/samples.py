@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import os
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any, ClassVar, Final, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
 
-from shardio import Array, Input, InvalidArgument, MediaError, Outcome, Schema, Text
+from shardio import Array, Input, InvalidArgument, MediaError, Outcome, Text
 from shardio_converters.arrays.array_files import TEXT
-from shardio_converters.field_specs import make_schema, spec_of
-
-_ABOUT: Mapping[str, str] = {"label": "int64", "source": "text"}
-_ROW: Mapping[str, str] = {"row": "int64"}
+from shardio_converters.field_specs import Field, fits, schema_of, spec_of
+from shardio_converters.told_fields import Looks, ToldFields
 
 _MAX_DIMS: Final = 16
 
@@ -47,7 +45,7 @@ class NamedArray(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ArraySamples:
+class ArraySamples(ToldFields, ABC):
     """Makes samples of the arrays of a file, which keep their names; what opens files is given.
 
     `fields` come in the order of their names, so that an append has them in the same order.
@@ -62,22 +60,20 @@ class ArraySamples:
     def __post_init__(self) -> None:
         if not isinstance(self.rows, bool | None):
             raise InvalidArgument(f"rows is {self.rows!r}; it must be true or false")
-        if self.fields is None:
-            return
-        for name, field in make_schema(self.fields).items():
-            if not isinstance(field, Array | Text):
-                raise InvalidArgument(
-                    f"field {name!r}: found {self.fields[name]!r}; expected an array, or text"
-                )
-        object.__setattr__(self, "fields", dict(sorted(self.fields.items())))
+        super().__post_init__()
 
+    def check_field(self, name: str, word: str, field: Field) -> None:
+        """Make sure that a field is an array, or text."""
+        if not isinstance(field, Array | Text):
+            raise InvalidArgument(f"field {name!r}: found {word!r}; expected an array, or text")
+
+    @abstractmethod
     def open(self, source: Input, files: ExitStack) -> Sequence[NamedArray] | None:
         """The arrays of a file, which can be read until `files` are closed; None of another kind.
 
         Raises:
             MediaError, OSError: it cannot be read, or holds what no dataset can.
         """
-        raise NotImplementedError
 
     def name_of(self, source: Input) -> str:
         """What a sample has as its `source`."""
@@ -91,18 +87,16 @@ class ArraySamples:
         """
         if self.rows is not None and self.fields is not None:
             return self
-        merged, reason = {by_rows: _Merged(by_rows) for by_rows in (False, True)}, ""
+        merged, looks = {by_rows: _Merged(by_rows) for by_rows in (False, True)}, Looks(inputs)
         n_files, agree = 0, True
-        for one in inputs:
-            if one.part_of or not os.path.isfile(one.path):  # opening a pipe waits for its writer
+        for one in looks.files():
+            if one.part_of:
                 continue
             arrays: Sequence[NamedArray] | None = ()
-            try:
-                with ExitStack() as files:
-                    if (arrays := self.open(one, files)) is None:
-                        continue
-            except (MediaError, OSError) as error:
-                reason = reason or f"; {one.name}: {error}".replace(one.path, one.name)
+            with looks.at(one), ExitStack() as files:
+                arrays = self.open(one, files)
+            if arrays is None:
+                continue
             n_files += 1
             if arrays:
                 agree = agree and _n_rows(arrays) is not None
@@ -113,17 +107,8 @@ class ArraySamples:
             rows = agree and bool(merged[True].n_files) and (n_files == 1 or self.rows_of_many)
         found = merged[rows]
         if not found.n_files and self.fields is None:
-            raise InvalidArgument(
-                f"no {self.what} that can be read, so fields cannot be told; "
-                f"files looked at: {len(inputs):,}{reason or found.reason}"
-            )
+            raise looks.none_of(f"{self.what} that can be read", found.reason)
         return replace(self, rows=rows, fields=self.fields or found.as_specs())
-
-    def schema(self) -> Schema:
-        """Give the fields of a sample."""
-        if self.fields is None:
-            raise InvalidArgument("fields are not known: they follow from the files, or are given")
-        return _schema_of(tuple(self.fields.items()), tuple(self._about().items()))
 
     def samples(self, source: Input) -> Generator[Mapping[str, Any], None, Outcome]:
         """Yield the samples of a file."""
@@ -134,8 +119,7 @@ class ArraySamples:
             if not arrays:
                 return Outcome("too_short", "holds no array")
             self._refuse_others(arrays)
-            every = {"label": np.int64(source.label), "source": self.name_of(source), "row": 0}
-            about = {name: every[name] for name in self._about()}
+            about = self.values_beside(source, source=self.name_of(source), row=0)
             missing = (self.fields or {}).keys() - {each.name for each in arrays}
             about |= dict.fromkeys(missing)
             has_row = "row" in about
@@ -148,10 +132,9 @@ class ArraySamples:
                 n_samples += 1
         return Outcome("converted") if n_samples else Outcome("too_short", "holds no row")
 
-    def _about(self) -> dict[str, str]:
+    def about(self) -> Mapping[str, str]:
         """What a sample has beside the arrays."""
-        every = {**_ABOUT, **_ROW} if self.rows else _ABOUT
-        return {name: spec for name, spec in every.items() if name not in (self.fields or ())}
+        return {**super().about(), "row": "int64"} if self.rows else super().about()
 
     def _samples(self, arrays: Sequence[NamedArray]) -> Iterator[dict[str, Any]]:
         if not self.rows:
@@ -176,7 +159,7 @@ class ArraySamples:
                 raise MediaError(f"array {name!r}: found {found}, expected no such array")
             field = schema[name]
             known = (field.dtype, field.shape) if isinstance(field, Array) else (TEXT, ())
-            if dtype != known[0] or not _fits(shape, known[1]):
+            if dtype != known[0] or not fits(shape, known[1]):
                 raise MediaError(f"array {name!r}: expected {spec_of(*known)}, found {found}")
         there = {each.name for each in arrays}
         for name in self.fields or ():
@@ -220,11 +203,6 @@ class _Merged:
         }
 
 
-@lru_cache(maxsize=16)  # as a rule all files have the same
-def _schema_of(*fields: tuple[tuple[str, str], ...]) -> Schema:
-    return make_schema({name: spec for some in fields for name, spec in some})
-
-
 def _samples_of(arrays: Sequence[NamedArray], *, rows: bool) -> dict[str, tuple[str, Shape]]:
     """Dtype and shape of each array in a sample of a file.
 
@@ -236,7 +214,7 @@ def _samples_of(arrays: Sequence[NamedArray], *, rows: bool) -> dict[str, tuple[
     if twice := [name for name, n in counts.items() if n > 1]:
         raise MediaError(f"two arrays would be the field {twice[0]!r}")
     try:
-        _schema_of(tuple((each.name, "json") for each in arrays))
+        schema_of({each.name: "json" for each in arrays})
     except InvalidArgument as error:
         raise MediaError(f"names of arrays must be names of fields: {error}") from error
     if rows and _n_rows(arrays) is None:
@@ -261,12 +239,6 @@ def _n_rows(arrays: Sequence[NamedArray]) -> int | None:
     """How many rows arrays have; None where they do not agree, or have none."""
     lengths = {each.shape[0] if each.shape else None for each in arrays}
     return lengths.pop() if len(lengths) == 1 else None
-
-
-def _fits(shape: Shape, expected: Shape) -> bool:
-    return len(shape) == len(expected) and all(
-        want in (None, n) for n, want in zip(shape, expected, strict=True)
-    )
 
 
 def _value(array: NamedArray, value: npt.NDArray[Any]) -> Any:

@@ -23,7 +23,8 @@ import numpy.typing as npt
 
 from shardio import Input, MediaError
 from shardio_converters.arrays.array_files import ONLY, TEXT, check_text
-from shardio_converters.arrays.blocks import DTYPES, BlockArray, refuse_bomb
+from shardio_converters.arrays.blocks import BlockArray, refuse_bomb
+from shardio_converters.field_specs import DTYPES
 
 ROOTS: Final = ("zarr.json", ".zgroup", ".zarray")
 """What describes a store, a group or an array; the first that is there."""

@@ -5,13 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from importlib.metadata import version
 from typing import Any, ClassVar, Final
 
-import numpy as np
-
-from shardio import Input, InvalidArgument, MediaError, Outcome, Schema
+from shardio import Input, InvalidArgument, MediaError, Outcome
 from shardio_converters.arrow.fields import (
     MergedFields,
     Nulls,
@@ -28,16 +25,16 @@ from shardio_converters.arrow.files import (
 )
 from shardio_converters.arrow.types import Column, columns_of
 from shardio_converters.arrow.values import values_of
-from shardio_converters.field_specs import Field, make_schema
+from shardio_converters.field_specs import Field
 from shardio_converters.row_samples import row_samples
+from shardio_converters.told_fields import Looks, ToldFields
 
-_ABOUT: Mapping[str, str] = {"label": "int64", "source": "text"}
 _DESCRIBE: Final = (STATE, "dataset_info.json", "dataset_dict.json")
 """What Hugging Face's `datasets` saves beside the tables."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Arrow:
+class Arrow(ToldFields):
     """Makes a sample of each row; columns keep their names, those of a struct are a nested record.
 
     `columns` are those that are taken, all by default. `fields` says what they are, as
@@ -65,10 +62,7 @@ class Arrow:
             if not isinstance(self.columns, list | tuple) or not self.columns:
                 raise InvalidArgument(f"columns is {self.columns!r}; expected names of columns")
             object.__setattr__(self, "columns", [*map(str, self.columns)])
-        if self.fields is not None:
-            make_schema(self.fields)
-            # As they are recorded, so that an append has them in the same order.
-            object.__setattr__(self, "fields", dict(sorted(self.fields.items())))
+        super().__post_init__()
 
     def fitted(self, inputs: Sequence[Input]) -> Arrow:
         """Give the converter with `fields`, `units` and `classes` as the inputs have them.
@@ -78,22 +72,13 @@ class Arrow:
         """
         if self.fields is not None and self.units is not None and self.classes is not None:
             return self
-        found, reason = MergedFields(), ""
-        for one in inputs:
-            # Opening a pipe would wait for its writer.
-            if not is_table(one) or not os.path.isfile(one.path):
-                continue
-            try:
-                with open_table(one.path, one.name) as table:
-                    columns = columns_of(table.schema, self.columns, self.fields)
-                    found.add(columns, nulls_of(table, columns) if self.fields is None else Nulls())
-            except (MediaError, OSError) as error:
-                reason = reason or f"; {one.name}: {error}".replace(one.path, one.name)
+        found, looks = MergedFields(), Looks(inputs)
+        for one in filter(is_table, looks.files()):
+            with looks.at(one), open_table(one.path, one.name) as table:
+                columns = columns_of(table.schema, self.columns, self.fields)
+                found.add(columns, nulls_of(table, columns) if self.fields is None else Nulls())
         if not found.n_files and self.fields is None:
-            raise InvalidArgument(
-                "no Parquet, Arrow or Feather that can be read, so fields cannot be told; "
-                f"files looked at: {len(inputs):,}{reason}"
-            )
+            raise looks.none_of("Parquet, Arrow or Feather that can be read")
         return replace(
             self,
             fields=self.fields or found.as_specs(),
@@ -101,15 +86,9 @@ class Arrow:
             classes=self.classes or found.classes or None,
         )
 
-    def schema(self) -> Schema:
-        """Give the fields of a sample."""
-        if self.fields is None:
-            raise InvalidArgument("fields are not known: they follow from the files, or are given")
-        return _schema_of(tuple(self.fields.items()), tuple(self._about().items()))
-
     def class_names(self) -> Sequence[str] | None:
         """Give what the numbers of `label` stand for where they are the file's own, not folders."""
-        return None if "label" in self._about() else tuple(self.classes or ())
+        return None if "label" in self.beside() else tuple(self.classes or ())
 
     def libraries(self) -> Mapping[str, str]:
         """Give the version of what reads the files."""
@@ -125,8 +104,7 @@ class Arrow:
             is_other = name.lower().endswith(SUFFIXES)
             reason = f"{STATE} beside it does not list it" if is_other else "no table"
             return Outcome("not_video", reason)
-        every = {"label": np.int64(source.label), "source": source.name}
-        about = {name: every[name] for name in self._about()}
+        about = self.values_beside(source)
         n_samples = 0
         with open_table(source.path, source.name) as table:
             columns = columns_of(table.schema, self.columns, self.fields)
@@ -139,11 +117,6 @@ class Arrow:
                 yield from row_samples(values, about, batch.num_rows)
                 n_samples += batch.num_rows
         return Outcome("converted") if n_samples else Outcome("too_short", "holds no row")
-
-    def _about(self) -> dict[str, str]:
-        """What a sample has beside the columns."""
-        taken = {name.partition(".")[0] for name in self.fields or ()}
-        return {name: spec for name, spec in _ABOUT.items() if name not in taken}
 
     def _fields_of(self, columns: Sequence[Column]) -> dict[str, Field]:
         """The field of each column, in their order.
@@ -165,8 +138,3 @@ class Arrow:
             if name not in found and not schema[name].optional:
                 raise MediaError(f"column {name!r} is missing, found {', '.join(sorted(found))}")
         return found
-
-
-@lru_cache(maxsize=16)  # as a rule all files have the same
-def _schema_of(*fields: tuple[tuple[str, str], ...]) -> Schema:
-    return make_schema({name: spec for some in fields for name, spec in some})

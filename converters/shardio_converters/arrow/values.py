@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from shardio import Array, Audio, Bytes, Image, Json, List, MediaError, Text, Video
 from shardio.media import demux, probe
 from shardio_converters.arrow.types import Column, is_list, is_struct, is_text
-from shardio_converters.field_specs import Field
+from shardio_converters.field_specs import Field, fits
 from shardio_converters.json_values import read_json
 
 _MEDIA: Final = (Image, Audio, Video)
@@ -101,7 +101,7 @@ def _arrays(array: pa.Array, column: Column, field: Array) -> Sequence[Any]:
     if hasattr(column.type, "shape"):  # a tensor lies flat
         found = np.reshape(found, (len(array), *column.type.shape))
     dims = field.shape
-    if isinstance(found, np.ndarray) and _fits(found.shape[1:], dims):
+    if isinstance(found, np.ndarray) and fits(found.shape[1:], dims):
         return list(found)
     null = array.is_null().to_numpy(zero_copy_only=False)
     return [
@@ -109,18 +109,12 @@ def _arrays(array: pa.Array, column: Column, field: Array) -> Sequence[Any]:
     ]
 
 
-def _fits(shape: tuple[int, ...], dims: Sequence[int | None]) -> bool:
-    return len(shape) == len(dims) and all(
-        want in (None, n) for n, want in zip(shape, dims, strict=True)
-    )
-
-
 def _shaped(one: npt.NDArray[Any], dims: Sequence[int | None]) -> npt.NDArray[Any]:
     """An array of the shape that a field has; an empty one does not say what it is empty of."""
     if not one.size and one.ndim == len(dims):
         shape = tuple(n if want is None else want for n, want in zip(one.shape, dims, strict=True))
         one = one.reshape(shape) if 0 in shape else one
-    if not _fits(one.shape, dims):
+    if not fits(one.shape, dims):
         expected = ",".join("*" if n is None else str(n) for n in dims)
         raise MediaError(f"expected shape [{expected}], found {[*one.shape]}")
     return one

@@ -6,22 +6,29 @@ import os
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from importlib.metadata import version
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar
 
-import numpy as np
-
-from shardio import Image, Input, InvalidArgument, MediaError, Outcome, Schema
-from shardio_converters.field_specs import make_schema
-from shardio_converters.records.mds_columns import Column, check_field
+from shardio import (
+    Array,
+    Bytes,
+    Image,
+    Input,
+    InvalidArgument,
+    Json,
+    MediaError,
+    Outcome,
+    Schema,
+    Text,
+)
+from shardio_converters.field_specs import Field
+from shardio_converters.records.found_fields import FoundFields, tell_fields
+from shardio_converters.records.mds_columns import Column
 from shardio_converters.records.mds_files import INDEX, SUFFIXES, check_index, open_shard
-from shardio_converters.records.tar_members import FoundFields
-
-_ABOUT: Final[Mapping[str, str]] = {"label": "int64", "source": "text"}
+from shardio_converters.told_fields import ToldFields
 
 
 @dataclass(frozen=True, kw_only=True)
-class Mds:
+class Mds(ToldFields):
     """Makes a sample of each one in MDS shards; each shard is an input.
 
     A shard says itself what its columns are. `index.json` beside it is compared with it: size,
@@ -41,13 +48,13 @@ class Mds:
 
     fields: Mapping[str, str] | None = None
 
-    def __post_init__(self) -> None:
-        if self.fields is None:
-            return
-        for name, field in make_schema(self.fields).items():
-            check_field(name, field)
-        # As they are recorded, so that an append has them in the same order.
-        object.__setattr__(self, "fields", dict(sorted(self.fields.items())))
+    def check_field(self, name: str, word: str, field: Field) -> None:
+        """Make sure that a column can be what a field is."""
+        if not isinstance(field, Array | Bytes | Image | Json | Text):
+            raise InvalidArgument(
+                f"field {name!r}: found {type(field).__name__.lower()}; expected an array, text, "
+                "json, image or bytes"
+            )
 
     def fitted(self, inputs: Sequence[Input]) -> Mds:
         """Give the converter with `fields` as the shards have them.
@@ -55,34 +62,12 @@ class Mds:
         Raises:
             InvalidArgument: none of them is a shard that can be read.
         """
-        if self.fields is not None:
-            return self
-        found, reason = FoundFields(), ""
-        for one in inputs:
-            if not one.name.lower().endswith(SUFFIXES) or not os.path.isfile(one.path):
-                continue
-            try:
-                found.merge(_fields_of(one))
-            except (MediaError, OSError) as error:
-                reason = reason or f"; {one.name}: {error}".replace(one.path, one.name)
-        if not found.n_samples:
-            raise InvalidArgument(
-                "no MDS shard with samples that can be read, so fields cannot be told; "
-                f"files looked at: {len(inputs):,}{reason}"
-            )
-        return replace(self, fields=found.as_specs())
+        what = "MDS shard with samples that can be read"
+        return replace(self, fields=self.fields or tell_fields(inputs, _fields_of, what))
 
-    def schema(self) -> Schema:
-        """Give the fields of a sample."""
-        if self.fields is None:
-            raise InvalidArgument("fields are not known: they follow from the files, or are given")
-        return make_schema({**_ABOUT, **self.fields})
-
-    def libraries(self) -> Mapping[str, str]:
-        """Give the versions of what tells the facts of pictures."""
-        found = make_schema(self.fields).values() if self.fields else ()
-        is_needed = any(isinstance(field, Image) for field in found)
-        return {name: version(name) for name in ("pillow", "simplejpeg")} if is_needed else {}
+    def in_order(self, fields: Mapping[str, str]) -> dict[str, str]:
+        """All that a sample has: `label` and `source` come first, also where they are columns."""
+        return {**self.about(), **fields}
 
     def samples(self, source: Input) -> Generator[Mapping[str, Any], None, Outcome]:
         """Yield the samples of a shard."""
@@ -99,8 +84,7 @@ class Mds:
             beside = os.path.splitext(os.path.basename(source.name))[0]
             return Outcome("part", f"of {beside} beside it, which is the same uncompressed")
         schema, fields = self.schema(), self.fields or {}
-        every = {"label": np.int64(source.label), "source": source.name}
-        about = {name: value for name, value in every.items() if name not in fields}
+        about = self.values_beside(source)
         n_samples = 0
         with ExitStack() as files:
             columns, rows = open_shard(source.path, source.name, files)
@@ -124,6 +108,8 @@ class Mds:
 def _fields_of(source: Input) -> FoundFields:
     """The columns of a shard; samples are read only if their shapes are with them."""
     found = FoundFields()
+    if not source.name.lower().endswith(SUFFIXES):
+        return found
     with ExitStack() as files:
         columns, rows = open_shard(source.path, source.name, files, is_checked=False)
         if all(column.facts for column in columns):

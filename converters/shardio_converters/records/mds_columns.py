@@ -11,15 +11,13 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from shardio import Array, Bytes, Image, InvalidArgument, Json, MediaError, Text
+from shardio import Array, Bytes, Image, Json, MediaError, Text
 from shardio.media import probe
-from shardio_converters.field_specs import spec_of
+from shardio_converters.field_specs import DTYPES, fits, spec_of
 from shardio_converters.json_values import read_json
-from shardio_converters.records.tar_members import Facts, fits
+from shardio_converters.records.found_fields import Facts
 
-_SCALARS: Final = frozenset(
-    "int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64".split()
-)
+_SCALARS: Final = tuple(name for name in DTYPES if name != "bool")
 _WORDS: Final = {
     "bytes": "bytes",
     "str": "text",
@@ -160,19 +158,6 @@ class Column:
             return np.frombuffer(data, numpy, offset=at).reshape(shape)
         except (ValueError, KeyError, IndexError) as error:
             raise MediaError(f"an array that is damaged: {error!r}") from error
-
-
-def check_field(name: str, field: object) -> None:
-    """Make sure that a column can be what a schema says.
-
-    Raises:
-        InvalidArgument: no column can.
-    """
-    if not isinstance(field, Array | Bytes | Image | Json | Text):
-        raise InvalidArgument(
-            f"field {name!r}: found {type(field).__name__.lower()}; expected an array, text, json, "
-            "image or bytes"
-        )
 
 
 def _text(data: bytes) -> str:

@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Final, Self
 
-import numpy as np
-
-from shardio import Bytes, Input, InvalidArgument, MediaError, Outcome, Schema
-from shardio_converters.field_specs import make_schema
+from shardio import Bytes, Input, InvalidArgument, MediaError, Outcome
+from shardio_converters.field_specs import Field, schema_of
 from shardio_converters.records.example_fields import FoundFeatures, fits, makers
 from shardio_converters.records.examples import is_example, read_example
+from shardio_converters.told_fields import Looks, ToldFields
 
 RECORDS: Final = ("example", "bytes")
 ONLY: Final = "record"
 """What the one field of a record that is kept as it is is called."""
-_ABOUT: Final = {"label": "int64", "source": "text"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Records(ABC):
+class Records(ToldFields, ABC):
     """Makes a sample of each record of a file.
 
     With `records="example"` a record is a tf.train.Example, and its features are fields; with
@@ -50,18 +47,17 @@ class Records(ABC):
             raise InvalidArgument(
                 f"records is {self.records!r}; it must be one of {', '.join(RECORDS)}"
             )
-        if self.fields is None:
-            return
-        for name, field in make_schema(self.fields).items():
-            if self.records == "bytes" and (name != ONLY or field != Bytes()):
-                raise InvalidArgument(f"records that are bytes have one field, {ONLY!r}: 'bytes'")
-            if not fits(field):
-                raise InvalidArgument(
-                    f"field {name!r}: found {self.fields[name]!r}; expected bytes, text, image, "
-                    "json, list[uint8[*]] or an array of which one dimension varies at most"
-                )
-        # As they are recorded, so that an append has them in the same order.
-        object.__setattr__(self, "fields", dict(sorted(self.fields.items())))
+        super().__post_init__()
+
+    def check_field(self, name: str, word: str, field: Field) -> None:
+        """Make sure that a feature, or a record as it is, can be what a field is."""
+        if self.records == "bytes" and (name != ONLY or field != Bytes()):
+            raise InvalidArgument(f"records that are bytes have one field, {ONLY!r}: 'bytes'")
+        if not fits(field):
+            raise InvalidArgument(
+                f"field {name!r}: found {word!r}; expected bytes, text, image, json, "
+                "list[uint8[*]] or an array of which one dimension varies at most"
+            )
 
     @abstractmethod
     def read(self, source: Input) -> Generator[bytes] | None:
@@ -80,26 +76,19 @@ class Records(ABC):
         """
         if self.fields is not None:
             return replace(self, records=self.records or "example")
-        found, records, reason = FoundFeatures(), self.records, ""
-        for one in inputs:
-            if not os.path.isfile(one.path):  # opening a pipe would wait for its writer
-                continue
+        found, records, looks = FoundFeatures(), self.records, Looks(inputs)
+        for one in looks.files():
             of_file = FoundFeatures()
-            try:
+            with looks.at(one):
                 records = records or self._first_of(one)
                 if records == "bytes":
                     break
                 self._add_all(one, of_file)
                 found.merge(of_file)
-            except (MediaError, OSError) as error:
-                reason = reason or f"; {one.name}: {error}".replace(one.path, one.name)
         if records == "bytes":
             return replace(self, records=records, fields={ONLY: "bytes"})
         if not found.n_records:
-            raise InvalidArgument(
-                f"no {self.what} that can be read and holds a record, so fields cannot be told; "
-                f"files looked at: {len(inputs):,}{reason}"
-            )
+            raise looks.none_of(f"{self.what} that can be read and holds a record")
         try:
             return replace(self, records="example", fields=found.as_specs())
         except (InvalidArgument, MediaError) as error:
@@ -124,23 +113,12 @@ class Records(ABC):
             for record in records:
                 found.add(read_example(record))
 
-    def schema(self) -> Schema:
-        """Give the fields of a sample."""
-        if self.fields is None:
-            raise InvalidArgument("fields are not known: they follow from the files, or are given")
-        return make_schema({**self.fields, **self._about()})
-
-    def _about(self) -> dict[str, str]:
-        """What a sample has beside what is in its record."""
-        return {name: spec for name, spec in _ABOUT.items() if name not in (self.fields or ())}
-
     def samples(self, source: Input) -> Generator[Mapping[str, Any], None, Outcome]:
         """Yield the samples of a file, one of each record."""
         records = self.read(source)
         if records is None:
             return Outcome("not_video", f"no {self.what}")
-        every = {"label": np.int64(source.label), "source": source.name}
-        about = {name: every[name] for name in self._about()}
+        about = self.values_beside(source)
         n_samples = 0
         with closing(records):
             make = self._make_bytes if self.records == "bytes" else self._maker()
@@ -160,7 +138,7 @@ class Records(ABC):
 
     def _maker(self) -> Any:
         """What makes a sample of the features of a record."""
-        schema = make_schema(self.fields)
+        schema = schema_of(self.fields or {})
         known = makers(schema)
         names = {name.encode(): name for name in schema}
         required = {name.encode() for name, field in schema.items() if not field.optional}

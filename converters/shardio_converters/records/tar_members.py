@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
 
 import numpy as np
@@ -12,12 +11,10 @@ import numpy as np
 from shardio import Array, Audio, Bytes, Image, InvalidArgument, Json, MediaError, Text, Video
 from shardio.media import demux, probe, sound_of
 from shardio_converters.arrays.array_files import TEXT, StoredArray, array_in
-from shardio_converters.field_specs import make_schema, spec_of
+from shardio_converters.field_specs import fits, spec_of
 from shardio_converters.json_values import read_json
+from shardio_converters.records.found_fields import Facts
 from shardio_converters.records.tar_files import Member
-
-Facts = tuple[str, tuple[int | None, ...]]
-"""The word for a field, and its shape."""
 
 _PARTS: Final = re.compile(r"((?:.*/)?[^./]+)\.([^/]*)", re.DOTALL)
 _ASIDE: Final = re.compile(r"__[^/]*__(?:$|/)")
@@ -184,73 +181,5 @@ def _number(data: bytes, name: str) -> np.int64:
         ) from error
 
 
-def fits(shape: tuple[int | None, ...], expected: tuple[int | None, ...]) -> bool:
-    """Whether a shape is one of those that a field may have."""
-    return len(shape) == len(expected) and all(
-        want in (None, n) for n, want in zip(shape, expected, strict=True)
-    )
-
-
 def _way_out(field: str) -> str:
     return f'keep it as it is by --schema, in which all fields are given: "{field}": "bytes"'
-
-
-class FoundFields:
-    """The fields of samples, as tars have them; the first that has an array decides what it is."""
-
-    def __init__(self) -> None:
-        self._facts: dict[str, Facts] = {}
-        self._counts: Counter[str] = Counter()
-        self.n_samples = 0
-
-    def add(self, sample: Mapping[str, Facts]) -> None:
-        """Take a sample in.
-
-        Raises:
-            MediaError: an array differs from the same one of others in more than sizes.
-        """
-        self._merge(sample)
-        self._counts.update(sample.keys())
-        self.n_samples += 1
-
-    def merge(self, other: FoundFields) -> None:
-        """Take the samples of another tar in; none of them if one does not fit.
-
-        Raises:
-            MediaError: an array differs from the same one of others in more than sizes.
-        """
-        self._merge(other._facts)
-        self._counts.update(other._counts)
-        self.n_samples += other.n_samples
-
-    def as_specs(self) -> dict[str, str]:
-        """The fields in a word each; what some samples lack is optional."""
-        specs = {
-            name: spec_of(*facts, optional=self._counts[name] < self.n_samples)
-            for name, facts in self._facts.items()
-        }
-        return dict(sorted(specs.items()))
-
-    def _merge(self, found: Mapping[str, Facts]) -> None:
-        changed = {}
-        for name, (dtype, shape) in found.items():
-            known = self._facts.get(name)
-            if known == (dtype, shape) and 0 not in shape:
-                continue
-            was, dims = known or (dtype, shape)
-            if was != dtype or len(dims) != len(shape):
-                raise MediaError(
-                    f"{name!r}: expected {spec_of(was, dims)}, found {spec_of(dtype, shape)}"
-                )
-            merged = tuple(n if n == m and n else None for n, m in zip(shape, dims, strict=True))
-            changed[name] = (dtype, merged)
-        if new := changed.keys() - self._facts.keys():
-            _check_names({*self._facts, *new})
-        self._facts.update(changed)
-
-
-def _check_names(names: Iterable[str]) -> None:
-    try:
-        make_schema(dict.fromkeys(names, "bytes"))
-    except InvalidArgument as error:
-        raise MediaError(f"ends of names must be names of fields: {error}") from error

@@ -2,32 +2,26 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from importlib.metadata import version
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar
 
-import numpy as np
-
-from shardio import Audio, Image, Input, InvalidArgument, MediaError, Outcome, Schema, Video
-from shardio.media import library_versions
-from shardio_converters.field_specs import make_schema
+from shardio import Input, MediaError, Outcome
+from shardio_converters.field_specs import Field
+from shardio_converters.records.found_fields import FoundFields, tell_fields
 from shardio_converters.records.tar_files import Member, is_tar, open_tar
 from shardio_converters.records.tar_members import (
-    FoundFields,
     Samples,
     check_field,
     facts_of,
     value_of,
 )
-
-_ABOUT: Final[Mapping[str, str]] = {"key": "text", "label": "int64", "source": "text"}
+from shardio_converters.told_fields import ToldFields
 
 
 @dataclass(frozen=True, kw_only=True)
-class WebDataset:
+class WebDataset(ToldFields):
     """Makes a sample of the members of a tar that have one key, and follow one another.
 
     The key is a member's name up to the first dot behind the last slash, the field what is behind
@@ -47,13 +41,17 @@ class WebDataset:
 
     fields: Mapping[str, str] | None = None
 
-    def __post_init__(self) -> None:
-        if self.fields is None:
-            return
-        for name, field in make_schema(self.fields).items():
-            check_field(name, field)
-        # As they are recorded, so that an append has them in the same order.
-        object.__setattr__(self, "fields", dict(sorted(self.fields.items())))
+    def check_field(self, name: str, word: str, field: Field) -> None:
+        """Make sure that members of this name can be what a field is."""
+        check_field(name, field)
+
+    def about(self) -> Mapping[str, str]:
+        """What a sample has beside its members."""
+        return {"key": "text", **super().about()}
+
+    def in_order(self, fields: Mapping[str, str]) -> dict[str, str]:
+        """All that a sample has, the members last."""
+        return {**self.beside(), **fields}
 
     def fitted(self, inputs: Sequence[Input]) -> WebDataset:
         """Give the converter with `fields` as the inputs have them; all are read to their ends.
@@ -61,51 +59,15 @@ class WebDataset:
         Raises:
             InvalidArgument: none of them is a tar that can be read.
         """
-        if self.fields is not None:
-            return self
-        found, reason = FoundFields(), ""
-        for one in inputs:
-            if not os.path.isfile(one.path):  # opening a pipe would wait for its writer
-                continue
-            try:
-                found.merge(_fields_of(one))
-            except (MediaError, OSError) as error:
-                reason = reason or f"; {one.name}: {error}".replace(one.path, one.name)
-        if not found.n_samples:
-            raise InvalidArgument(
-                "no tar of samples that can be read, so fields cannot be told; "
-                f"files looked at: {len(inputs):,}{reason}"
-            )
-        return replace(self, fields=found.as_specs())
-
-    def schema(self) -> Schema:
-        """Give the fields of a sample."""
-        if self.fields is None:
-            raise InvalidArgument("fields are not known: they follow from the files, or are given")
-        return make_schema({**self._about(), **self.fields})
-
-    def _about(self) -> dict[str, str]:
-        """What a sample has beside the members'."""
-        taken = {name.partition(".")[0] for name in self.fields or ()}
-        return {name: spec for name, spec in _ABOUT.items() if name not in taken}
-
-    def libraries(self) -> Mapping[str, str]:
-        """Give the versions of what tells the facts of pictures, videos and sound."""
-        found = [*make_schema(self.fields).values()] if self.fields else []
-        streams = any(isinstance(field, Audio | Video) for field in found)
-        pictures = any(isinstance(field, Image) for field in found)
-        return {
-            **(library_versions() if streams else {}),
-            **({name: version(name) for name in ("pillow", "simplejpeg")} if pictures else {}),
-        }
+        what = "tar of samples that can be read"
+        return replace(self, fields=self.fields or tell_fields(inputs, _fields_of, what))
 
     def samples(self, source: Input) -> Generator[Mapping[str, Any], None, Outcome]:
         """Yield the samples of a tar."""
         if not is_tar(source.name):
             return Outcome("not_video", "not a tar")
         schema, fields = self.schema(), self.fields or {}
-        every = {"key": "", "label": np.int64(source.label), "source": source.name}
-        about = {name: every[name] for name in self._about()}
+        about = self.values_beside(source, key="")
         optional = {name: None for name in fields if schema[name].optional}
         required = fields.keys() - optional.keys()
 

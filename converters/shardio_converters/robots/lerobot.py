@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from importlib.metadata import version
 from typing import Any, ClassVar, Final
 
 import numpy as np
 
-from shardio import Array, Input, InvalidArgument, MediaError, Outcome, Schema
+from shardio import Array, Input, InvalidArgument, MediaError, Outcome
 from shardio.media import library_versions
-from shardio_converters.field_specs import make_field, make_schema
+from shardio_converters.field_specs import fits, make_field
 from shardio_converters.robots.lerobot_frames import (
     NUMBER,
     Frames,
@@ -31,20 +30,15 @@ from shardio_converters.robots.lerobot_sets import (
     root_of,
 )
 from shardio_converters.robots.lerobot_videos import Cameras
+from shardio_converters.told_fields import ToldFields
 
 _OF_ALL: Final = ("timestamp", "frame_index", NUMBER, "index", "task_index")
 """Features that every data set has, and that tell which frames are those of an episode."""
-_ABOUT: Final[Mapping[str, str]] = {
-    "label": "int64",
-    "source": "text",
-    "task": "text",
-    "tasks": "json",
-}
 _MAX_NAMED: Final = 5  # broken episodes of a file
 
 
 @dataclass(frozen=True, kw_only=True)
-class LeRobot:
+class LeRobot(ToldFields):
     """Makes a sample of each episode of LeRobot data sets; each file of data is an input.
 
     `columns` are the features that are taken, all by default; those that every data set has always
@@ -75,10 +69,7 @@ class LeRobot:
             if not isinstance(self.columns, list | tuple) or not self.columns:
                 raise InvalidArgument(f"columns is {self.columns!r}; expected names of features")
             object.__setattr__(self, "columns", [*map(str, self.columns)])
-        if self.fields is not None:
-            make_schema(self.fields)
-            # As they are recorded, so that an append has them in the same order.
-            object.__setattr__(self, "fields", dict(sorted(self.fields.items())))
+        super().__post_init__()
 
     def parts(self, inputs: Sequence[Input]) -> Mapping[str, Sequence[str]]:
         """Give the files of data the videos and the tables of episodes that they are read with."""
@@ -131,12 +122,6 @@ class LeRobot:
             self,
             fields={name: spec + "?" * (name in lacking) for name, spec in every.items()},
         )
-
-    def schema(self) -> Schema:
-        """Give the fields of a sample."""
-        if self.fields is None:
-            raise InvalidArgument("fields are not known: they follow from the files, or are given")
-        return _schema_of(tuple(self.fields.items()), tuple(self._about().items()))
 
     def class_names(self) -> Sequence[str]:
         """Give nothing: the folders of a data set are no classes."""
@@ -207,13 +192,12 @@ class LeRobot:
         cameras: Cameras,
     ) -> dict[str, Any]:
         numbers, tasks = frames.values["task_index"].tolist(), robot_set.tasks
-        about = {
-            "label": np.int64(source.label),
-            "source": source.name,
-            "task": tasks[numbers[0]],
-            "tasks": {str(number): tasks[number] for number in sorted({*numbers})},
-        }
-        sample = dict.fromkeys(self.fields or ()) | {name: about[name] for name in self._about()}
+        about = self.values_beside(
+            source,
+            task=tasks[numbers[0]],
+            tasks={str(number): tasks[number] for number in sorted({*numbers})},
+        )
+        sample = dict.fromkeys(self.fields or ()) | about
         sample |= {**frames.values, NUMBER: np.int64(frames.number)}
         for camera, footage in episode.footage.items():
             if camera in sample:
@@ -224,10 +208,9 @@ class LeRobot:
     def _is_all(self) -> bool:
         return self.columns is None
 
-    def _about(self) -> dict[str, str]:
+    def about(self) -> Mapping[str, str]:
         """What a sample has beside the features."""
-        names = {name.partition(".")[0] for name in self.fields or ()}
-        return {name: spec for name, spec in _ABOUT.items() if name not in names}
+        return {**super().about(), "task": "text", "tasks": "json"}
 
     def _taken(self, robot_set: RobotSet) -> dict[str, str]:
         """The features that are taken, each in a word.
@@ -275,11 +258,4 @@ def _fits(found: Any, known: Any) -> bool:
     """Whether what a feature is can be stored in a field."""
     if not (isinstance(found, Array) and isinstance(known, Array)):
         return type(found) is type(known)
-    return (found.dtype, len(found.shape)) == (known.dtype, len(known.shape)) and all(
-        want in (None, n) for n, want in zip(found.shape, known.shape, strict=True)
-    )
-
-
-@lru_cache(maxsize=16)  # as a rule all files have the same
-def _schema_of(*fields: tuple[tuple[str, str], ...]) -> Schema:
-    return make_schema({name: spec for some in fields for name, spec in some})
+    return found.dtype == known.dtype and fits(found.shape, known.shape)

@@ -11,6 +11,7 @@ from shardio_converters.field_specs import make_schema
 from shardio_converters.tables.columns import Columns
 from shardio_converters.tables.file_references import word_of
 from shardio_converters.tables.files import Block, check_names, is_csv, is_table, read_blocks
+from shardio_converters.told_fields import Looks
 
 
 def find_fields(inputs: Sequence[Input], references: Sequence[str]) -> dict[str, str]:
@@ -20,23 +21,19 @@ def find_fields(inputs: Sequence[Input], references: Sequence[str]) -> dict[str,
         InvalidArgument: there is none, or no table has a column of `references`.
     """
     found, named = Columns(), {name: _Named() for name in references}
-    n_files, reason = 0, ""
-    for one in inputs:
-        if not (is_table(one.name) and os.path.isfile(one.path)):  # a pipe waits for its writer
+    n_files, looks = 0, Looks(inputs)
+    for one in looks.files():
+        if not is_table(one.name):
             continue
-        try:
+        with looks.at(one):
             columns, names = _look_at(one, references)
-        except (MediaError, OSError, InvalidArgument) as error:
-            reason = reason or f"; {one.name}: {error}".replace(one.path, one.name)
-            continue
-        n_files += bool(columns.names)
-        found.merge(columns)
-        for name in references:
-            named[name].merge(names[name])
+            n_files += bool(columns.names)
+            found.merge(columns)
+            for name in references:
+                named[name].merge(names[name])
     if not n_files:
-        raise InvalidArgument(
-            "no table in .csv, .tsv, .jsonl or .ndjson that can be read and has columns, so fields "
-            f"cannot be told; files looked at: {len(inputs):,}{reason}"
+        raise looks.none_of(
+            "table in .csv, .tsv, .jsonl or .ndjson that can be read and has columns"
         )
     fields = found.as_specs()
     for name in references:
@@ -89,6 +86,9 @@ def _look_at(one: Input, references: Sequence[str]) -> tuple[Columns, dict[str, 
             n_names = len(columns.names)
         for name, found in named.items():
             found.add(values_by_name(block, name))
-    if columns.names:
-        make_schema(columns.as_specs())
+    try:
+        if columns.names:
+            make_schema(columns.as_specs())
+    except InvalidArgument as error:
+        raise MediaError(str(error)) from error
     return columns, named

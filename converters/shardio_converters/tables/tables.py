@@ -5,27 +5,21 @@ from __future__ import annotations
 import os
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
-from importlib.metadata import version
 from itertools import repeat
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar
 
-import numpy as np
-
-from shardio import Array, Input, InvalidArgument, Json, List, MediaError, Outcome, Schema, Text
-from shardio.media import library_versions
-from shardio_converters.field_specs import REFERENCES, make_schema
+from shardio import Array, Input, InvalidArgument, Json, List, MediaError, Outcome, Text
+from shardio_converters.field_specs import REFERENCES, Field, schema_of
 from shardio_converters.row_samples import row_samples
 from shardio_converters.tables.fields import find_fields, values_by_name
 from shardio_converters.tables.file_references import name_of, read_files
 from shardio_converters.tables.files import Block, is_csv, is_table, leaves_of, read_blocks
 from shardio_converters.tables.values import values_of
-
-_ABOUT: Final[Mapping[str, str]] = {"label": "int64", "source": "text"}
+from shardio_converters.told_fields import ToldFields
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tables:
+class Tables(ToldFields):
     """Makes a sample of every row; columns keep their names.
 
     `fields` says what the columns are, as `{"x": "float32[3,*]", "y": "int64?"}`; by default they
@@ -52,25 +46,25 @@ class Tables:
             if isinstance(names, str) or not all(isinstance(name, str) for name in names):
                 raise InvalidArgument(f"references is {names!r}; expected a list of column names")
             object.__setattr__(self, "references", sorted({*names}))
-        if self.fields is None:
-            return
-        for name, field in make_schema(self.fields).items():
-            word = self.fields[name].strip()
-            if isinstance(field, List):
-                raise InvalidArgument(
-                    f"field {name!r}: found {word!r}; tables have arrays, or 'json' of any lists"
-                )
-            if word.startswith(("bytes", "bfloat16")):
-                raise InvalidArgument(
-                    f"field {name!r}: found {word!r}; tables have none, but files: 'file'"
-                )
-            if name in (self.references or ()) and isinstance(field, Array | Json | Text):
-                raise InvalidArgument(
-                    f"field {name!r}: found {word!r}; a reference is {', '.join(REFERENCES)}"
-                )
-        # As they are recorded, so that an append has them in the same order.
-        object.__setattr__(self, "fields", dict(sorted(self.fields.items())))
-        self.schema()
+        super().__post_init__()
+        if self.fields is not None:
+            self.schema()
+
+    def check_field(self, name: str, word: str, field: Field) -> None:
+        """Make sure that a column, or what it names, can be what a field is."""
+        word = word.strip()
+        if isinstance(field, List):
+            raise InvalidArgument(
+                f"field {name!r}: found {word!r}; tables have arrays, or 'json' of any lists"
+            )
+        if word.startswith(("bytes", "bfloat16")):
+            raise InvalidArgument(
+                f"field {name!r}: found {word!r}; tables have none, but files: 'file'"
+            )
+        if name in (self.references or ()) and isinstance(field, Array | Json | Text):
+            raise InvalidArgument(
+                f"field {name!r}: found {word!r}; a reference is {', '.join(REFERENCES)}"
+            )
 
     def fitted(self, inputs: Sequence[Input]) -> Tables:
         """Give the converter with `fields` as the inputs have them; all are read, to their ends.
@@ -97,26 +91,11 @@ class Tables:
                     found[table.name] = there
         return found
 
-    def schema(self) -> Schema:
-        """Give the fields of a sample."""
-        if self.fields is None:
-            raise InvalidArgument("fields are not known: they follow from the files, or are given")
-        return _schema_of(tuple({**self.fields, **self._about()}.items()))
-
-    def libraries(self) -> Mapping[str, str]:
-        """Give the versions of what looks into the files that are named."""
-        words = {word.rstrip("?") for word in (self.fields or {}).values()}
-        found = dict(library_versions()) if words & {"audio", "video"} else {}
-        if "image" in words:
-            found |= {name: version(name) for name in ("pillow", "simplejpeg")}
-        return found
-
     def samples(self, source: Input) -> Generator[Mapping[str, Any], None, Outcome]:
         """Yield the samples of a table."""
         if not is_table(source.name):
             return Outcome("not_video", "no table")
-        every = {"label": np.int64(source.label), "source": source.name}
-        about = {name: every[name] for name in self._about()}
+        about = self.values_beside(source)
         parts = {one.name: one for one in source.parts}
         n_together = 1 if parts else 256  # of files, one in memory is enough
         n_samples = 0
@@ -126,16 +105,11 @@ class Tables:
             n_samples += len(block.lines)
         return Outcome("converted") if n_samples else Outcome("too_short", "holds no row")
 
-    def _about(self) -> dict[str, str]:
-        """What a sample has beside the columns."""
-        taken = {name.partition(".")[0] for name in self.fields or ()}
-        return {name: spec for name, spec in _ABOUT.items() if name not in taken}
-
     def _values(
         self, source: Input, block: Block, parts: Mapping[str, Input]
     ) -> Iterator[tuple[str, Iterable[Any]]]:
         """Each field, and its values for all rows of a block."""
-        schema, cells = _schema_of(tuple((self.fields or {}).items())), is_csv(source.name)
+        schema, cells = schema_of(self.fields or {}), is_csv(source.name)
         columns = leaves_of(block, schema)
         for name in schema:
             field = schema[name]
@@ -148,11 +122,6 @@ class Tables:
                 yield name, values_of(name, field, columns[name], block.lines, is_csv=cells)
             elif not isinstance(field, List):
                 yield name, read_files(source, name, field, columns[name], block.lines, parts)
-
-
-@lru_cache(maxsize=16)
-def _schema_of(fields: tuple[tuple[str, str], ...]) -> Schema:
-    return make_schema(dict(fields))
 
 
 def _references(table: Input, names: set[str]) -> Iterator[str]:

@@ -1,0 +1,102 @@
+"""What converters share whose fields are told from the files, or given as the option `fields`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib.metadata import version
+from typing import Any
+
+import numpy as np
+
+from shardio import Audio, Image, Input, InvalidArgument, MediaError, Schema, Video
+from shardio.media import library_versions
+from shardio_converters.field_specs import Field, make_schema, schema_of
+
+
+class ToldFields:
+    """A converter with an option `fields`: what a sample has, each in a word; None: files say it.
+
+    Beside them a sample has what `about` says, but for names that fields have.
+    """
+
+    fields: Mapping[str, str] | None
+
+    def __post_init__(self) -> None:
+        """Check the fields, and sort them: an append, which has them as recorded, has them so."""
+        if self.fields is None:
+            return
+        for name, field in make_schema(self.fields).items():
+            self.check_field(name, self.fields[name], field)
+        object.__setattr__(self, "fields", dict(sorted(self.fields.items())))
+
+    def check_field(self, name: str, word: str, field: Field) -> None:
+        """Make sure that the files can have the field that a word stands for.
+
+        Raises:
+            InvalidArgument: they cannot.
+        """
+
+    def about(self) -> Mapping[str, str]:
+        """What a sample has beside its fields, where none has its name."""
+        return {"label": "int64", "source": "text"}
+
+    def beside(self) -> dict[str, str]:
+        """What a sample has beside its fields."""
+        taken = {name.partition(".")[0] for name in self.fields or ()}
+        return {name: spec for name, spec in self.about().items() if name not in taken}
+
+    def values_beside(self, source: Input, /, **others: Any) -> dict[str, Any]:
+        """The values of what a sample has beside its fields: those of an input, and others."""
+        every = {"label": np.int64(source.label), "source": source.name, **others}
+        return {name: every[name] for name in self.beside()}
+
+    def schema(self) -> Schema:
+        """Give the fields of a sample."""
+        if self.fields is None:
+            raise InvalidArgument("fields are not known: they follow from the files, or are given")
+        return schema_of(self.in_order(self.fields))
+
+    def in_order(self, fields: Mapping[str, str]) -> dict[str, str]:
+        """All that a sample has, in the order that a dataset has it in."""
+        return {**fields, **self.beside()}
+
+    def libraries(self) -> Mapping[str, str]:
+        """Give the versions of what looks into pictures, videos and sound, where fields are."""
+        found = [*schema_of(self.fields).values()] if self.fields else []
+        streams = any(isinstance(field, Audio | Video) for field in found)
+        pictures = any(isinstance(field, Image) for field in found)
+        return {
+            **(library_versions() if streams else {}),
+            **({name: version(name) for name in ("pillow", "simplejpeg")} if pictures else {}),
+        }
+
+
+class Looks:
+    """Looks at files, to tell fields from them; what cannot be read is passed over."""
+
+    def __init__(self, inputs: Sequence[Input]) -> None:
+        self._inputs, self._reason = inputs, ""
+
+    def files(self) -> Iterator[Input]:
+        """The inputs that can be opened: opening a pipe would wait for its writer."""
+        return (one for one in self._inputs if os.path.isfile(one.path))
+
+    @contextmanager
+    def at(self, one: Input) -> Iterator[None]:
+        """Keep what breaks an input from the rest."""
+        try:
+            yield
+        except (MediaError, OSError) as error:
+            self._reason = self._reason or f"; {one.name}: {error}".replace(one.path, one.name)
+
+    def none_of(self, what: str, reason: str = "") -> InvalidArgument:
+        """Make the error that fields cannot be told from any input; the first that broke says why.
+
+        `reason` is another one, where none broke.
+        """
+        return InvalidArgument(
+            f"no {what}, so fields cannot be told; "
+            f"files looked at: {len(self._inputs):,}{self._reason or reason}"
+        )
