@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from shardio import Input
-from shardio_converters.arrays.array_files import StoredArray, open_arrays
+from shardio_converters.arrays.array_files import open_arrays
 from shardio_converters.arrays.samples import ArraySamples
+from shardio_converters.arrays.stored_array import StoredArray
 
 
 @dataclass(frozen=True, kw_only=True)

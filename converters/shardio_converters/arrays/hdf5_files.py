@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from shardio import MediaError
-from shardio_converters.arrays.array_files import TEXT
 from shardio_converters.arrays.blocks import BlockArray, refuse_bomb
+from shardio_converters.arrays.stored_array import TEXT
 from shardio_converters.field_specs import DTYPES
 
 SUFFIXES: Final = (".h5", ".hdf5", ".he5", ".nxs")

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardio import Array, Input, InvalidArgument, MediaError, Outcome, Text
-from shardio_converters.arrays.array_files import TEXT
+from shardio_converters.arrays.stored_array import TEXT
 from shardio_converters.field_specs import Field, fits, schema_of, spec_of
 from shardio_converters.told_fields import Looks, ToldFields
 
