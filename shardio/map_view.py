@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import random
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
@@ -41,9 +42,10 @@ class MapView(Closing):
 
     Args:
         dataset: a folder, or an open ShardDataset, also of a subset or selection.
-        options: of ShardLoader, those that say what a sample is: `fields`, `transform` (draws are
-            not keyed by position here), `decode`, `dct`, `clip`, `sound`, `pack`, `subset`,
-            `verify` and `access`.
+        options: of ShardLoader, those that say what a sample is: `fields`, `transform`, `decode`,
+            `dct`, `clip`, `sound`, `pack`, `subset`, `verify` and `access`. What is drawn for a
+            sample is not keyed by its position, but follows from Python's global generator, which
+            DataLoader seeds in every worker.
 
     Raises:
         InvalidArgument: an option is not acceptable, or is none of these.
@@ -68,11 +70,14 @@ class MapView(Closing):
         with self._loader_of(1, sampler=None) as loader:
             self._n = len(loader)
 
-    def _loader_of(self, n_rows: int, sampler: Callable[[int], Any] | None) -> ShardLoader:
+    def _loader_of(
+        self, n_rows: int, sampler: Callable[[int], Any] | None, seed: int = 0
+    ) -> ShardLoader:
         return ShardLoader(
             self._dataset,
             n_rows,
             sampler=sampler,
+            seed=seed,
             num_workers=0,
             output="numpy",
             tail="short",
@@ -112,7 +117,9 @@ class MapView(Closing):
                 self._loader.close()
             elif self._loader is not None:
                 self._of_parent = self._loader  # what it holds is not this process's to release
-            self._loader = self._loader_of(n_rows, sampler=lambda _: np.array(self._asked))
+            # Each worker draws its own: with one seed for all they would give the same ones.
+            seed = random.getrandbits(63)
+            self._loader = self._loader_of(n_rows, lambda _: np.array(self._asked), seed)
             self._pid, self._n_at_once = os.getpid(), n_rows
         return self._loader
 

@@ -33,8 +33,11 @@ NOT_RUN = {
     ("README.md", "tools/demo"): "sets up an environment, and runs this very suite",
 }
 
-# Packages too large for the extra `dev`: blocks that import them run where they are installed.
-NOT_EVERYWHERE = ("torch",)
+# Packages that the extra `dev` does without: blocks that import them run where they are installed.
+NOT_EVERYWHERE = ("torch", "jax", "webdataset")
+
+# What warns of itself, and of nothing of ours: webdataset leaves tar files to be collected.
+WARNS = {"webdataset": "error,ignore::ResourceWarning"}
 
 
 @dataclass(frozen=True)
@@ -52,10 +55,19 @@ def blocks(page: Path) -> Iterator[Block]:
         yield Block(found[1], found[2], text.count("\n", 0, found.start()) + 2)
 
 
+def imported(block: Block) -> list[str]:
+    """The packages of NOT_EVERYWHERE that a block imports."""
+    return [package for package in NOT_EVERYWHERE if f"import {package}\n" in block.code]
+
+
+def lacking(block: Block) -> str | None:
+    """The package that a block imports and that is not installed here."""
+    return next((package for package in imported(block) if find_spec(package) is None), None)
+
+
 def reason_not_to_run(page: Path, block: Block) -> str | None:
-    for package in NOT_EVERYWHERE:
-        if f"import {package}\n" in block.code and find_spec(package) is None:
-            return f"needs {package}"
+    if package := lacking(block):
+        return f"needs {package}"
     for (name, beginning), reason in NOT_RUN.items():
         if page.relative_to(ROOT).as_posix() == name and block.code.startswith(beginning):
             return reason
@@ -73,6 +85,11 @@ def cases() -> Iterator[object]:
             needs_device = any("ShardLoader" in block.code for block in found)
             marks = [pytest.mark.cpu_device] if needs_device else []
             yield pytest.param(page, id=page.relative_to(ROOT).as_posix(), marks=marks)
+        for block in blocks(page):
+            if block.language in LANGUAGES and (package := lacking(block)):
+                name = f"{page.relative_to(ROOT).as_posix()}:{block.line}"
+                skip = pytest.mark.skip(reason=f"{name}: needs {package}")
+                yield pytest.param(page, id=name, marks=skip)
 
 
 @pytest.fixture(scope="module")
@@ -101,8 +118,11 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         **os.environ,
         "PATH": os.pathsep.join([str(programs), os.environ["PATH"]]),
         "PYTHONPATH": os.pathsep.join(places),
-        "PYTHONWARNINGS": "error",
     }
+
+
+def _warnings_for(block: Block) -> str:
+    return next((WARNS[name] for name in imported(block) if name in WARNS), "error")
 
 
 @pytest.mark.parametrize("page", list(cases()))
@@ -118,7 +138,7 @@ def test_every_block_of_a_page_runs(
             LANGUAGES[block.language],
             input=block.code,
             cwd=tmp_path,
-            env=environment,
+            env={**environment, "PYTHONWARNINGS": _warnings_for(block)},
             capture_output=True,
             text=True,
             check=False,

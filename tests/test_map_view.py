@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import random
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +106,39 @@ def test_ranks_of_a_launcher_do_not_divide_a_view(
     monkeypatch.setenv("WORLD_SIZE", "2")
     with MapView(folder, fields=["x"]) as view:
         assert len(view) == 10 and view[0]["x"][0] == 0
+
+
+def _with_draws(sample: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
+    draws = [rng.random(), random.random(), np.random.random()]
+    return {"x": sample["x"], "draws": np.array(draws)}
+
+
+def test_what_a_transform_draws_follows_from_pythons_generator(folder: Path) -> None:
+    def draws(seed: int) -> list[float]:
+        random.seed(seed)  # as torch's DataLoader does in each of its workers
+        with MapView(folder, fields=["x"], transform=_with_draws) as view:
+            return [draw for i in (0, 1) for draw in view[i]["draws"].tolist()]
+
+    assert draws(1) == draws(1)
+    assert len({*draws(1), *draws(2)}) == 12
+
+
+def test_workers_of_torchs_dataloader_draw_differently_in_every_epoch(folder: Path) -> None:
+    torch = pytest.importorskip("torch", reason="torch is too large for the extra dev")
+    view = MapView(folder, fields=["x"], transform=_with_draws)
+    loader = torch.utils.data.DataLoader(
+        view, batch_sampler=[[0, 1, 2], [3, 4]], num_workers=2, multiprocessing_context="fork"
+    )
+
+    def epoch() -> list[float]:
+        return torch.cat([batch["draws"] for batch in loader]).flatten().tolist()  # type: ignore[no-any-return]
+
+    torch.manual_seed(7)
+    found = epoch() + epoch()
+    assert len(found) == len(set(found)) == 30
+    torch.manual_seed(7)
+    assert epoch() == found[:15]
+    view.close()
 
 
 @pytest.mark.parametrize("context", ["fork", "spawn"])
