@@ -42,6 +42,11 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return target
 
 
+def _environment(installed: Path) -> dict[str, str]:
+    places = [str(installed), *(str(ROOT / each) for each in (".", "converters", "tools"))]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(places)}
+
+
 def test_the_converter_in_the_readme_has_30_lines() -> None:
     (code,) = blocks("python")
     assert len([line for line in code.splitlines() if line.strip()]) <= MAX_LINES
@@ -55,8 +60,7 @@ def test_the_command_runs_an_installed_converter_in_workers(
         (source / name).parent.mkdir(parents=True, exist_ok=True)
         (source / name).write_text(text)
     (source / "b" / "broken.txt").write_bytes(b"good\n\xff\n")
-    places = [str(installed), *(str(ROOT / each) for each in (".", "converters", "tools"))]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(places)}
+    environment = _environment(installed)
     command = [sys.executable, "-m", "shardio", "convert", "texts", "out", "--kind", "lines"]
 
     def run(*options: str) -> subprocess.CompletedProcess[str]:
@@ -77,3 +81,22 @@ def test_the_command_runs_an_installed_converter_in_workers(
         assert [int(sample["label"]) for sample in dataset] == [0, 0, 1, 1]
         assert dataset.converter["name"] == "lines"
     assert "not UTF-8" in done.stdout
+
+
+def test_the_call_in_the_readme_runs_an_installed_converter_with_its_option(
+    installed: Path, tmp_path: Path
+) -> None:
+    (call,) = re.findall(r"^`(shardio\.convert\(.*\))`", README.read_text("utf-8"), re.MULTILINE)
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "1.txt").write_text("one\nit\n")
+    done = subprocess.run(
+        [sys.executable, "-c", f"import shardio; {call}"],
+        cwd=tmp_path,
+        env=_environment(installed),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    with shardio.open(tmp_path / "out") as dataset:
+        assert [sample["text"] for sample in dataset] == ["one"]
