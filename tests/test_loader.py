@@ -238,8 +238,11 @@ def test_empty_shards_between_others_are_passed_over(tmp_path: Path) -> None:
     folder = write_dataset(tmp_path / "gaps", 3, 7)  # 4 of 7 shards are empty
     samples = list(shardio.open(folder))
     with _loader(folder, 2, shuffle=True) as loader:
+        sizes = []
         for batch in loader:
             check_against(batch, samples)
+            sizes.append(batch.n_rows)
+    assert sizes == [2, 1]
 
 
 # --- fields ---------------------------------------------------------------------------------

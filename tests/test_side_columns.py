@@ -171,8 +171,11 @@ def test_batches_are_those_of_a_dataset_that_was_written_whole(
 
 def test_batches_hold_what_the_samples_hold(added: Path) -> None:
     with ShardLoader(str(added), 7, shuffle=True, output="numpy", num_workers=0) as loader:
+        n_rows = 0
         for batch in loader:
             check_against(batch, READ)
+            n_rows += batch.n_rows
+    assert n_rows == N
 
 
 def test_a_loader_goes_on_with_its_generation_when_a_column_is_added(tmp_path: Path) -> None:

@@ -377,8 +377,10 @@ def test_a_worker_that_dies_idle_costs_nothing() -> None:
 def test_a_nudge_from_another_thread_ends_a_wait() -> None:
     with Flow(lambda item: item, 1) as flow:
         nudger = threading.Timer(0.01, flow.nudge)
+        end_s = time.monotonic() + PATIENCE_S
         nudger.start()
         flow.wait(PATIENCE_S)  # there is nothing else to come
+        assert time.monotonic() < end_s
         nudger.join()
     flow.nudge()  # of what is closed: nothing
 

@@ -1,4 +1,4 @@
-"""Datasets that the tests of several commands look into, never to be changed: copy them."""
+"""Videos and datasets that tests of several commands share, never to be changed: copy them."""
 
 from __future__ import annotations
 

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -232,7 +233,8 @@ def test_the_longest_clip_that_can_be_asked_for_is_only_too_long_for_every_file(
 def test_append_says_what_is_new_what_is_there_and_what_has_changed(
     videos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    source, out = videos / "dogs", tmp_path / "out"
+    source, out = tmp_path / "dogs", tmp_path / "out"
+    shutil.copytree(videos / "dogs", source)
     assert cli.main(["convert", str(source), str(out), *SMALL]) == 0
     write_video(source / "new.mp4", scene(9))
     append = ["convert", str(source), str(out), "--append", "--workers=0"]
