@@ -5,7 +5,8 @@ Used by `fill` where there is no transform. Columns are gathered; records are co
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +18,15 @@ from shardio._engine.itinerary import Stretch
 from shardio._engine.packed import PackedTokens
 from shardio._engine.pictures import Pictures
 from shardio._engine.sounds import Sounds
-from shardio.collate import CLAIMED, BlockLayout, BlockViews, VaryingSlot, pack_state
+from shardio.collate import (
+    CLAIMED,
+    BlockLayout,
+    BlockViews,
+    FixedSlot,
+    PresenceSlot,
+    VaryingSlot,
+    pack_state,
+)
 from shardio.dataset import ShardDataset
 from shardio.errors import ShardCorrupt
 from shardio.format.checksum import distinct
@@ -27,7 +36,22 @@ from shardio.format.schema import Schema
 from shardio.units import Rows
 
 Bytes = npt.NDArray[np.uint8]
+Present = npt.NDArray[np.bool_]
 Samples = npt.NDArray[Any]
+
+
+class _Batch(NamedTuple):
+    """A block, and the samples that come into its first rows."""
+
+    layout: BlockLayout
+    memory: BlockMap
+    stretch: Stretch
+    part: slice
+    """Of the stretch."""
+    rows: Rows
+    """Those of the dataset,"""
+    shards: Rows
+    """and the shard of each."""
 
 
 class StoredValues:
@@ -70,80 +94,87 @@ class StoredValues:
         Raises:
             ShardCorrupt, MemoryShort: naming the sample.
         """
-        rows, shards = stretch.rows[part], stretch.shards[part]
+        rows = stretch.rows[part]
+        batch = _Batch(layout, memory, stretch, part, rows, stretch.shards[part])
         if self._packed is not None:
             states[:] = self._claims[self._packed.name]
-            n = len(rows)
-            outs = {s.name: layout.fixed_rows(memory.bytes, s, n) for s in layout.fixed}
+            outs = {s.name: layout.fixed_rows(memory.bytes, s, len(rows)) for s in layout.fixed}
             self._packed.fill(outs, stretch.numbers, part)
             return 0
-        used, present = 0, {}
+        present = {}
         for presence in layout.presence:
             states[:] = self._claims[presence.name]
-            present[presence.name] = layout.present(memory.bytes, presence)
-            self._fill_presence(present[presence.name], presence.name, rows, shards)
+            present[presence.name] = self._fill_presence(batch, presence)
         for slot, whole in zip(layout.fixed, views.fixed, strict=True):
-            name = slot.name
-            if name in self._spans:
+            if slot.name in self._spans:
                 continue  # comes with the sound
-            states[:] = self._claims[name]
+            states[:] = self._claims[slot.name]
             out = whole if len(whole) == len(rows) else whole[: len(rows)]
-            if name in self._gathered:
-                slots = stretch.slots(name)[part]
-                self._dataset.gather(name).gather(slots, rows, shards, out)
-                if name in present:  # zeros, whatever a file has in the place of no value
-                    out[~present[name][: len(out)]] = 0
-            elif name in self._pictures.names:
-                self._decode_pictures(name, rows, shards, list(out.reshape(-1, *slot.shape)))
-            elif self._clips is not None and name == self._clips.name:
-                pixels = out.reshape(-1, *slot.shape)
-                self._clips.fill(pixels, rows, shards, stretch.cuts, part)
-            elif self._clips is not None and name in self._timed:
-                times = out.view(np.int64).reshape(-1, *slot.shape)
-                self._clips.fill_times(name, times, rows, shards, stretch.cuts.starts[part])
-            elif self._sounds is not None and name in self._sounds.names:
-                samples = layout.fixed_rows(memory.bytes, slot, len(rows))
-                self._fill_sound(layout, memory, name, samples, stretch, part)
-            else:
-                self._decode_fixed(name, rows, shards, out)
+            self._fill_fixed(batch, slot, out, present.get(slot.name))
+        used = 0
         for varying in layout.varying:
             states[:] = self._claims[varying.name]
-            fill = self._fill_varying
-            if varying.name in self._pictures.names:
-                fill = self._fill_pictures
-            if self._sounds is not None and varying.name in self._sounds.names:
-                used = self._fill_sounds(layout, memory, varying, stretch, part, used)
-                continue
-            used = fill(layout, memory, varying, rows, shards, used)
+            used = self._fill_varying(batch, varying, used)
         return used
 
-    def _fill_presence(
-        self, out: npt.NDArray[np.bool_], name: str, rows: Rows, shards: Rows
-    ) -> None:
-        """Which of the rows have an optional field."""
-        for shard in distinct(shards).tolist():
-            places = np.flatnonzero(shards == shard)
-            local = rows[places] - self._dataset.starts[shard]
-            out[places] = self._dataset.reader(shard, name).present(name, local)
+    def _by_shard(self, batch: _Batch) -> Iterator[tuple[int, Rows, Rows]]:
+        """Each shard of a batch, where in the batch its samples come, and which of its own."""
+        for shard in distinct(batch.shards).tolist():
+            places = np.flatnonzero(batch.shards == shard)
+            yield shard, places, batch.rows[places] - self._dataset.starts[shard]
 
-    def _decode_fixed(self, name: str, rows: Rows, shards: Rows, out: Bytes) -> None:
+    def _fill_presence(self, batch: _Batch, presence: PresenceSlot) -> Present:
+        """Which of the samples have an optional field; returns the same."""
+        out = batch.layout.present(batch.memory.bytes, presence)
+        for shard, places, local in self._by_shard(batch):
+            out[places] = self._dataset.reader(shard, presence.name).present(presence.name, local)
+        return out
+
+    def _fill_fixed(
+        self, batch: _Batch, slot: FixedSlot, out: Bytes, present: Present | None
+    ) -> None:
+        """Values of one size, from wherever they come."""
+        name, rows, shards = slot.name, batch.rows, batch.shards
+        stretch, part = batch.stretch, batch.part
+        if name in self._gathered:
+            slots = stretch.slots(name)[part]
+            self._dataset.gather(name).gather(slots, rows, shards, out)
+            if present is not None:  # zeros, whatever a file has in the place of no value
+                out[~present[: len(out)]] = 0
+        elif name in self._pictures.names:
+            self._decode_pictures(batch, name, list(out.reshape(-1, *slot.shape)))
+        elif self._clips is not None and name == self._clips.name:
+            self._clips.fill(out.reshape(-1, *slot.shape), rows, shards, stretch.cuts, part)
+        elif self._clips is not None and name in self._timed:
+            times = out.view(np.int64).reshape(-1, *slot.shape)
+            self._clips.fill_times(name, times, rows, shards, stretch.cuts.starts[part])
+        elif self._sounds is not None and name in self._sounds.names:
+            self._fill_sound(batch, slot)
+        else:
+            self._decode_fixed(batch, name, out)
+
+    def _fill_varying(self, batch: _Batch, slot: VaryingSlot, used: int) -> int:
+        """Values of several sizes into the heap; returns how much of it is used then."""
+        if slot.name in self._pictures.names:
+            return self._fill_pictures(batch, slot, used)
+        if self._sounds is not None and slot.name in self._sounds.names:
+            return self._fill_sounds(batch, slot, used)
+        return self._fill_records(batch, slot, used)
+
+    def _decode_fixed(self, batch: _Batch, name: str, out: Bytes) -> None:
         """Compressed arrays of fixed shape: record by record into their rows."""
-        for shard in distinct(shards).tolist():
-            places = np.flatnonzero(shards == shard)
+        for shard, places, local in self._by_shard(batch):
             reader = self._dataset.reader(shard, name)
-            local = rows[places] - self._dataset.starts[shard]
             entries = reader.records.entries(name, local)
             records = reader.records.read(name, local, entries)
             absent = reader.records.absent(name, local, entries)
             for i, (place, record) in enumerate(zip(places.tolist(), records, strict=True)):
                 out[place] = 0 if i in absent else np.frombuffer(record, np.uint8)
 
-    def _decode_pictures(self, name: str, rows: Rows, shards: Rows, outs: list[Bytes]) -> None:
+    def _decode_pictures(self, batch: _Batch, name: str, outs: list[Bytes]) -> None:
         """Pictures, each straight into the memory that it gets."""
-        for shard in distinct(shards).tolist():
-            places = np.flatnonzero(shards == shard)
+        for shard, places, local in self._by_shard(batch):
             records = self._dataset.reader(shard, name).records
-            local = rows[places] - self._dataset.starts[shard]
             entries = records.entries(name, local)
             absent = records.absent(name, local, entries)
             found = zip(
@@ -155,27 +186,18 @@ class StoredValues:
                 else:
                     self._pictures.decode(data, name, shard, row, outs[place])
 
-    def _fill_pictures(
-        self,
-        layout: BlockLayout,
-        memory: BlockMap,
-        slot: VaryingSlot,
-        rows: Rows,
-        shards: Rows,
-        used: int,
-    ) -> int:
+    def _fill_pictures(self, batch: _Batch, slot: VaryingSlot, used: int) -> int:
         """Pictures of several sizes into the heap; returns how much of it is used then."""
-        sizes = np.zeros((len(rows), 3), np.int64)
-        for shard in distinct(shards).tolist():
-            places = np.flatnonzero(shards == shard)
-            local = rows[places] - self._dataset.starts[shard]
+        layout, memory, n = batch.layout, batch.memory, len(batch.rows)
+        sizes = np.zeros((n, 3), np.int64)
+        for shard, places, local in self._by_shard(batch):
             sizes[places] = self._pictures.shapes(slot.name, shard, local)
         n_bytes = sizes.prod(1)
         starts, total = _placed(n_bytes, used, slot.alignment)
         memory.grow(layout.heap + total)
-        extents = layout.extents(memory.bytes, slot)[: len(rows)]
+        extents = layout.extents(memory.bytes, slot)[:n]
         extents["n_bytes"], extents["place"], extents["offset"] = n_bytes, starts, 0
-        layout.shapes(memory.bytes, slot)[: len(rows)] = sizes
+        layout.shapes(memory.bytes, slot)[:n] = sizes
         heap = memory.bytes[layout.heap :]
         outs = [
             heap[start : start + size].reshape(shape)
@@ -183,70 +205,44 @@ class StoredValues:
                 starts.tolist(), n_bytes.tolist(), sizes.tolist(), strict=True
             )
         ]
-        self._decode_pictures(slot.name, rows, shards, outs)
+        self._decode_pictures(batch, slot.name, outs)
         return total
 
-    def _sound(
-        self, layout: BlockLayout, memory: BlockMap, name: str, stretch: Stretch, part: slice
-    ) -> list[Samples | None]:
+    def _sound(self, batch: _Batch, name: str) -> list[Samples | None]:
         """Decode the sound of a batch, and write where in it there is some."""
         if self._sounds is None:
             raise AssertionError("a recipe without sound has no field of it")
-        starts = self._sounds.starts(stretch, part)
-        found = self._sounds.decode(name, stretch.rows[part], stretch.shards[part], starts)
+        layout, memory, stretch, part, rows, shards = batch
+        found = self._sounds.decode(name, rows, shards, self._sounds.starts(stretch, part))
         slot = next(slot for slot in layout.fixed if self._spans.get(slot.name) == name)
         spans = layout.fixed_rows(memory.bytes, slot, len(found))
         spans[:] = [(0, 0) if each is None else each[1] for each in found]
         return [None if each is None else each[0] for each in found]
 
-    def _fill_sound(
-        self,
-        layout: BlockLayout,
-        memory: BlockMap,
-        name: str,
-        out: Samples,
-        stretch: Stretch,
-        part: slice,
-    ) -> None:
+    def _fill_sound(self, batch: _Batch, slot: FixedSlot) -> None:
         """Sound of one length."""
-        for i, samples in enumerate(self._sound(layout, memory, name, stretch, part)):
+        out = batch.layout.fixed_rows(batch.memory.bytes, slot, len(batch.rows))
+        for i, samples in enumerate(self._sound(batch, slot.name)):
             out[i] = 0 if samples is None else samples
 
-    def _fill_sounds(
-        self,
-        layout: BlockLayout,
-        memory: BlockMap,
-        slot: VaryingSlot,
-        stretch: Stretch,
-        part: slice,
-        used: int,
-    ) -> int:
+    def _fill_sounds(self, batch: _Batch, slot: VaryingSlot, used: int) -> int:
         """Sound of several lengths into the heap; returns how much of it is used then."""
-        for i, samples in enumerate(self._sound(layout, memory, slot.name, stretch, part)):
-            used = put_value(layout, memory, slot, i, samples, used)
+        for i, samples in enumerate(self._sound(batch, slot.name)):
+            used = put_value(batch.layout, batch.memory, slot, i, samples, used)
         return used
 
-    def _fill_varying(
-        self,
-        layout: BlockLayout,
-        memory: BlockMap,
-        slot: VaryingSlot,
-        rows: Rows,
-        shards: Rows,
-        used: int,
-    ) -> int:
+    def _fill_records(self, batch: _Batch, slot: VaryingSlot, used: int) -> int:
         """Records of varying size into the heap; returns how much of it is used then."""
+        layout, memory = batch.layout, batch.memory
         by_shard: list[tuple[int, Rows, Rows, Entries]] = []
-        n_bytes = np.zeros(len(rows), np.int64)
-        for shard in distinct(shards).tolist():
-            places = np.flatnonzero(shards == shard)
-            local = rows[places] - self._dataset.starts[shard]
+        n_bytes = np.zeros(len(batch.rows), np.int64)
+        for shard, places, local in self._by_shard(batch):
             entries = self._dataset.reader(shard, slot.name).records.entries(slot.name, local)
             n_bytes[places] = entries["n_bytes"]
             by_shard.append((shard, places, local, entries))
         starts, total = _placed(n_bytes, used, slot.alignment)
         memory.grow(layout.heap + total)
-        extents = layout.extents(memory.bytes, slot)[: len(rows)]
+        extents = layout.extents(memory.bytes, slot)[: len(n_bytes)]
         extents["n_bytes"], extents["place"] = n_bytes, starts
         for shard, places, local, entries in by_shard:
             extents["offset"][places] = entries["offset"]
