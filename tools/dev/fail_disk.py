@@ -31,7 +31,8 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
 
 
-from dev import kill_conversion as k  # noqa: E402  (found by the line above)
+from dev import conversion_victim  # noqa: E402  (found by the line above)
+from dev import kill_conversion as k  # noqa: E402
 from shardio import disk  # noqa: E402
 from shardio_tools import cli  # noqa: E402
 
@@ -40,7 +41,7 @@ MODES = ((errno.EIO, False), (errno.ENOSPC, True))
 
 
 @dataclasses.dataclass(frozen=True)
-class Victim(k.Victim):
+class Victim(conversion_victim.Victim):
     """The converter: a word is a sample."""
 
     kind: ClassVar[str] = "failing"
@@ -99,7 +100,7 @@ class Stage:
             place = folder / "source" / f"class{n % 2}" / f"{n}.txt"
             place.parent.mkdir(parents=True, exist_ok=True)
             place.write_text(f"{n} two three four{' !' if n == 2 else ''}")
-        k.small_units()
+        conversion_victim.small_units()
         self._convert(folder / "whole", 0)
         self.whole = k.contents(folder / "whole")
 

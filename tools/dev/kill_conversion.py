@@ -6,9 +6,7 @@ In each phase of a conversion, and of one that appends, N times (20): the driver
 SIGKILL at a random step of that phase, before, after or in the middle of it. Then no process may be
 left, nothing that is not whole may have a final name, a dataset that is appended to must be sound,
 and the conversion is resumed: every file must be, byte for byte, what an undisturbed conversion
-gives. In a last round the moment is random, too. The steps are seen at the door through which
-shardio changes files (`shardio.disk.perform`), by this file alone, which the killed processes
-import for their converter.
+gives. In a last round the moment is random, too. What is killed is in `conversion_victim.py`.
 """
 
 from __future__ import annotations
@@ -26,142 +24,26 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
-from typing import Any, ClassVar
-
-import numpy as np
+from typing import Any
 
 import shardio
-from shardio import Array, Input, MediaError, Outcome, Schema, Text, disk
-from shardio.conversion import plan
 from shardio.conversion.journal import place_of_plan
 from shardio.sealed import read_sealed
 from shardio.surgery import audit_dataset, audit_shard
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # no wheel holds what is here
+
+from dev.conversion_victim import OPTIONS, TRAP, Trap, small_units
+
 ROOT = Path(__file__).resolve().parents[2]
-TRAP, MARK = "KILL_CONVERSION_TRAP", "KILL_CONVERSION_MARK"
+MARK = "KILL_CONVERSION_MARK"
 N_STEPS = {"plan": 6, "decode": 12, "seal": 12, "fsync": 10, "rename": 8, "generation": 14}
 """About how many steps of a phase one process takes: of them the one to be killed at is drawn."""
 BY_DRIVER = {"plan", "generation"}
 ANY = "any moment"
 KINDS = {"new": "dataset.json", "append": "generations/000002.json"}
 """What is killed: a conversion into a new dataset or into an old one; and what is made last."""
-OPTIONS: dict[str, Any] = {"kind": "victim", "shard_bytes": 30_000}
-
-
-@dataclasses.dataclass(frozen=True)
-class Victim:
-    """The converter: a word is a sample."""
-
-    kind: ClassVar[str] = "victim"
-    version: ClassVar[str] = "1"
-
-    def schema(self) -> Schema:
-        """Give the fields of a word."""
-        return Schema({"text": Text(), "label": Array("int64"), "pad": Array("uint8", (5000,))})
-
-    def libraries(self) -> Mapping[str, str]:
-        """Give nothing: no library has a part in it."""
-        return {}
-
-    def samples(self, source: Input) -> Generator[Mapping[str, Any], None, Outcome]:
-        """Yield the words of one file."""
-        for n, word in enumerate(Path(source.path).read_text().split()):
-            step("decode", lambda: None)
-            if word == "!":
-                raise MediaError(f"{source.path}: breaks")
-            yield {"text": word, "label": source.label, "pad": np.full(5000, n, np.uint8)}
-        return Outcome("converted")
-
-
-# In the processes that are killed.
-
-
-@dataclasses.dataclass
-class Trap:
-    """At which step of which phase to kill whom; `fired` is a file that is there once it has."""
-
-    phase: str
-    at: int
-    where: str  # before, after or half
-    who: str  # driver or worker
-    driver: int
-    fired: str
-    n_steps: int = 0
-
-
-def step(phase: str, do: Callable[[], Any], half: Callable[[], Any] | None = None) -> Any:
-    """Take a step of a phase, unless it is the one to be killed at."""
-    if trap is None or trap.phase != phase:
-        return do()
-    is_driver = os.getpid() == trap.driver
-    if trap.who == "worker" and is_driver:
-        return do()
-    trap.n_steps += 1
-    if trap.n_steps != trap.at:
-        return do()
-    try:
-        os.close(os.open(trap.fired, os.O_CREAT | os.O_EXCL))
-    except FileExistsError:
-        return do()
-    is_suicide = trap.who == "worker" or is_driver
-    if is_suicide and trap.where == "half" and half is not None:
-        half()
-    elif trap.where == "after":
-        result = do()
-        os.kill(os.getpid() if is_suicide else trap.driver, signal.SIGKILL)
-        return result  # a worker that has killed its driver goes on for as long as it lives
-    os.kill(os.getpid() if is_suicide else trap.driver, signal.SIGKILL)
-    return do()
-
-
-def phase_of(kind: str, path: str) -> str:
-    """To which phase a call belongs."""
-    name = os.path.basename(path)
-    if "plan.json" in name or name == ".conversion":
-        return "plan"
-    if any(part in path for part in ("moves.json", "generations", "dataset.json")):
-        return "generation"
-    return {"fsync": "fsync", "rename": "rename", "link": "rename"}.get(kind, "seal")
-
-
-def perform(kind: str, path: str, function: Callable[..., Any], *given: Any, **named: Any) -> Any:
-    """Stand before the door."""
-    half = None
-    if kind == "write":
-
-        def half() -> object:
-            return function(bytes(given[0])[: len(given[0]) // 2])
-
-    return step(
-        phase_of(kind, path), lambda: real_perform(kind, path, function, *given, **named), half
-    )
-
-
-def drive(source: str, out: str, what: str) -> None:
-    """Convert in two workers. The program of the processes that are killed."""
-    global trap
-    if trap is not None:
-        trap.driver = os.getpid()
-        os.environ[TRAP] = json.dumps(dataclasses.asdict(trap))  # for the workers
-    small_units()
-    shardio.convert(source, out, workers=2, append=what == "append", **OPTIONS)
-
-
-def small_units() -> None:
-    """Cut a few bytes into several units."""
-    plan.MIN_UNIT_BYTES, plan.MIN_INPUT_BYTES = 30, 0  # type: ignore[misc]
-
-
-trap: Trap | None = None
-real_perform = disk.perform
-if os.environ.get(TRAP):
-    trap = Trap(**json.loads(os.environ[TRAP]))
-    disk.perform = perform  # type: ignore[assignment]  # less exactly typed
-
-
-# In the process that kills.
 
 
 class Stage:
@@ -175,9 +57,9 @@ class Stage:
         meta = folder / "site" / "victim-1.0.dist-info"
         meta.mkdir(parents=True)
         (meta / "METADATA").write_text("Metadata-Version: 2.1\nName: victim\nVersion: 1.0\n")
-        point = "[shardio.converters]\nvictim = kill_conversion:Victim\n"
+        point = "[shardio.converters]\nvictim = dev.conversion_victim:Victim\n"
         (meta / "entry_points.txt").write_text(point)
-        sys.path[:0] = [str(folder / "site"), str(Path(__file__).parent)]
+        sys.path.insert(0, str(folder / "site"))
         small_units()
         self._write_source(range(7))
         self._convert(folder / "old")
@@ -226,11 +108,11 @@ class Stage:
     def _start(
         self, what: str, out: Path, mark: str, wanted: Trap | None
     ) -> subprocess.Popen[bytes]:
-        paths = [ROOT, ROOT / "converters", Path(__file__).parent, self.folder / "site"]
+        paths = [ROOT, ROOT / "converters", ROOT / "tools", self.folder / "site"]
         environment = {**os.environ, MARK: mark, "PYTHONPATH": ":".join(map(str, paths))}
         if wanted is not None:
             environment[TRAP] = json.dumps(dataclasses.asdict(wanted))
-        program = "import sys, kill_conversion as k; k.drive(*sys.argv[1:])"
+        program = "import sys; from dev import conversion_victim as v; v.drive(*sys.argv[1:])"
         command = [sys.executable, "-c", program, str(self.folder / "source"), str(out), what]
         return subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
 
