@@ -1,4 +1,4 @@
-"""Convert a folder of videos, of pictures, of sound, of arrays or of tables into a dataset.
+"""Convert a folder of videos, pictures, sound, arrays, tables or datasets of others into a dataset.
 
 Every file below SRC is looked at and accounted for. The name of the folder that holds a file is its
 class. Exit code 1 means that some files are broken, or have changed since they were converted; they
