@@ -62,6 +62,8 @@ class Course:
                     "sampler and weights decide the order of an epoch, and so does a mixture: pass "
                     "weights to shardio.mix, or load the sources one by one"
                 )
+        packed = dataset.packed
+        self._tokens = packed.n_tokens if packed is not None and packed.is_padded else None
         self.window: Window | None = None
         """Of epochs that begin now."""
         if choice.is_in_blocks:
@@ -109,19 +111,19 @@ class Course:
     def beginning(self, epoch: int) -> Progress:
         """The first position of an epoch that begins now."""
         sizes = None if self.blend is None else self.blend.sizes
-        return Progress(epoch, 0, self.n_positions(epoch), self.window, sizes)
+        return Progress(epoch, 0, self.n_positions(epoch), self.window, sizes, self._tokens)
 
     def plan(self, began: Progress, division: Division) -> Plan:
         """The plan of a pass over the positions of an epoch that `division` deals out."""
-        epoch, window = began.epoch, began.window
+        epoch, window, tokens = began.epoch, began.window, began.tokens
         if self.blend is not None:
             blend = self.blend if began.sizes is None else replace(self.blend, sizes=began.sizes)
-            return Plan(epoch, division, window, blend=blend)
+            return Plan(epoch, division, window, blend=blend, tokens=tokens)
         if self._sums is not None:
-            return Plan(epoch, division, sums=self._sums)
+            return Plan(epoch, division, sums=self._sums, tokens=tokens)
         if self.repeats:
-            return Plan(epoch, division, listed=self._table(epoch).numbers)
-        return Plan(epoch, division, window)
+            return Plan(epoch, division, listed=self._table(epoch).numbers, tokens=tokens)
+        return Plan(epoch, division, window, tokens=tokens)
 
     def identity(self, epoch: int) -> dict[str, Any]:
         """What the positions of an epoch depend on, beside the dataset; None where not at all.

@@ -295,7 +295,7 @@ class ShardLoader(Closing):
         if iteration is None or iteration.is_exhausted:
             return self._start()
         plan, position = iteration.plan, iteration.plan.division.position(iteration.n_handed_over)
-        return Progress(plan.epoch, position, plan.division.n, plan.window, plan.sizes)
+        return Progress(plan.epoch, position, plan.division.n, plan.window, plan.sizes, plan.tokens)
 
     def state_dict(self) -> dict[str, Any]:
         """What `load_state_dict` needs to go on behind the batch that the loop has now.

@@ -208,13 +208,13 @@ class Mixture(ShardDataset):
                     f"{source} is to be mixed, and none of its videos has a clip: leave it out"
                 )
 
-    def pack(self, pack: Pack, ends: Rows) -> None:
+    def pack(self, pack: Pack, ends: Rows, firsts: Rows | None = None) -> None:
         """Have it show windows of the documents that its sources show, each of one source.
 
         Raises:
             InvalidArgument: a source has none.
         """
-        self._packed = Packed(pack, ends, [source.n_shown for source in self.sources])
+        self._packed = Packed(pack, ends, [source.n_shown for source in self.sources], firsts)
         self._ends = np.cumsum(self._packed.n_windows)
         for source, n in zip(self.sources, self._packed.n_windows, strict=True):
             if not n:

@@ -8,6 +8,7 @@ from typing import Any, Final, NamedTuple
 from shardio.dataset import ShardDataset
 from shardio.errors import InvalidArgument
 from shardio.mixture import Mixture
+from shardio.packing import Packed
 from shardio.windows import Window
 
 _VERSION: Final = 1
@@ -19,7 +20,8 @@ class Progress(NamedTuple):
     """The epoch, how many of its positions are consumed, and how many it has.
 
     `window` is what it is shuffled by, if it is shuffled in blocks; `sizes` are those that the
-    sources of a mixture had when it began.
+    sources of a mixture had when it began, and `tokens` how many tokens the stream of each source
+    had, where the last ones are padded to a window.
     """
 
     epoch: int
@@ -27,6 +29,7 @@ class Progress(NamedTuple):
     n_samples: int
     window: Window | None = None
     sizes: tuple[int, ...] | None = None
+    tokens: tuple[int, ...] | None = None
 
 
 def state_of(progress: Progress, dataset: ShardDataset, order: Mapping[str, Any]) -> dict[str, Any]:
@@ -43,6 +46,7 @@ def state_of(progress: Progress, dataset: ShardDataset, order: Mapping[str, Any]
         **_identity(dataset, order),
         "window": None if progress.window is None else list(progress.window),
         "sizes": None if progress.sizes is None else list(progress.sizes),
+        "tokens": None if progress.tokens is None else list(progress.tokens),
     }
     return {name: value for name, value in state.items() if value is not None}
 
@@ -85,7 +89,11 @@ def progress_of(
             f"load_state_dict: the state is at position {position} of {n_samples} samples, "
             f"and {dataset.path} has {most}"
         )
-    return Progress(epoch, position, n_samples, window, sizes)
+    tokens = None
+    if dataset.packed is not None and dataset.packed.is_padded:
+        had = (n_samples,) if sizes is None else sizes
+        tokens = _tokens(state, dataset, dataset.packed, None if "rows" in order else had)
+    return Progress(epoch, position, n_samples, window, sizes, tokens)
 
 
 def _sizes(state: Mapping[str, Any], mixture: Mixture) -> tuple[int, ...]:
@@ -97,6 +105,21 @@ def _sizes(state: Mapping[str, Any], mixture: Mixture) -> tuple[int, ...]:
     raise InvalidArgument(
         f"load_state_dict: the state's sizes must be at most those of the sources of "
         f"{mixture.path}, {list(now)}; found {found!r}"
+    )
+
+
+def _tokens(
+    state: Mapping[str, Any], dataset: ShardDataset, packed: Packed, had: tuple[int, ...] | None
+) -> tuple[int, ...]:
+    """How many tokens each source had when the state's epoch began; `had` is how many windows."""
+    found, now = state.get("tokens"), packed.n_tokens
+    if isinstance(found, list | tuple) and len(found) == len(now):
+        if all(type(n) is int and 0 <= n <= m for n, m in zip(found, now, strict=True)):
+            if had is None or had == tuple(packed.count(found).tolist()):
+                return tuple(found)
+    raise InvalidArgument(
+        f"load_state_dict: the state's tokens must be those that its windows are made of, at most "
+        f"the {list(now)} of {dataset.path}; found {found!r}"
     )
 
 

@@ -87,9 +87,9 @@ class Shown:
         """Have it show clips of the videos in the rows that it shows."""
         self._clips = clips
 
-    def pack(self, pack: Pack, ends: Rows) -> None:
-        """Have it show windows of the documents in the rows that it shows; `ends` as in Packed."""
-        self._packed = Packed(pack, ends)
+    def pack(self, pack: Pack, ends: Rows, firsts: Rows | None = None) -> None:
+        """Have it show windows of the documents in the rows that it shows; see Packed."""
+        self._packed = Packed(pack, ends, firsts=firsts)
 
     def rows(self, positions: Rows) -> Rows:
         """The rows of all shards that the samples at `positions` are, or are cut out of.
@@ -97,7 +97,7 @@ class Shown:
         Of a window it is the one that it begins in.
         """
         if self._packed is not None:
-            positions = self._packed.first_documents(positions)
+            positions = self._packed.firsts[positions]
         elif self._clips is not None:
             positions = self._clips.videos(positions)
         return self.shown_rows(positions)

@@ -23,7 +23,7 @@ from shardio.dataset import ShardDataset
 from shardio.errors import ChecksumMismatch, ShardCorrupt, TransformError
 from shardio.format.layout import Kind
 from shardio.manifest import load, publish_next
-from shardio.packing import Pack, Packed, Parts
+from shardio.packing import Pack, Packed
 from shardio.reader import ShardReader
 from shardio.surgery import split
 from shardio.units import Rows
@@ -105,13 +105,16 @@ PACKS = st.builds(
 )
 
 
+def ends_of(lengths: list[int], pack: Pack) -> Rows:
+    return np.cumsum([n + (pack.eot is not None) for n in lengths], dtype=np.int64)
+
+
 class _Memory:
     """As much of a dataset as a gather of windows asks for, with documents in memory."""
 
     def __init__(self, documents: list[Document], pack: Pack, sources: list[int]) -> None:
-        lengths = [len(each) + (pack.eot is not None) for each in documents]
         self.schema, self.access = SCHEMA, "pread"
-        self.packed = Packed(pack, np.cumsum(lengths, dtype=np.int64), sources)
+        self.packed = Packed(pack, ends_of([len(each) for each in documents], pack), sources)
         self.documents = documents
 
 
@@ -119,9 +122,40 @@ class _FromMemory(PackedTokens):
     def _shards(self, documents: Rows) -> Rows:
         return np.zeros_like(documents)
 
-    def _records(self, parts: Parts, shards: Rows) -> tuple[list[bytes | memoryview], Rows]:
+    def _read(self, documents: Rows) -> list[bytes | memoryview]:
         found = self._dataset.documents  # type: ignore[attr-defined]
-        return [found[k].tobytes() for k in parts.documents], np.zeros_like(shards)
+        return [found[k].tobytes() for k in documents]
+
+
+@given(
+    sources=st.lists(
+        st.tuples(
+            st.lists(st.integers(0, 20), min_size=1, max_size=8),
+            st.lists(st.integers(0, 20), max_size=4),
+        ),
+        min_size=1,
+        max_size=3,
+    ),
+    pack=PACKS.map(lambda pack: dataclasses.replace(pack, rest="pad")),
+)
+@settings(max_examples=100)
+def test_what_is_appended_to_a_stream_is_in_no_window_that_it_had(
+    sources: list[tuple[list[int], list[int]]], pack: Pack
+) -> None:
+    old, new = [first for first, _ in sources], [first + more for first, more in sources]
+    before, after = (
+        Packed(pack, ends_of([n for each in lengths for n in each], pack), [*map(len, lengths)])
+        for lengths in (old, new)
+    )
+    starts = [0, *np.cumsum(before.n_windows).tolist()], [0, *np.cumsum(after.n_windows).tolist()]
+    shift = 0
+    for source, (_, more) in enumerate(sources):
+        numbers = np.arange(before.n_windows[source])
+        expected = before.parts(numbers + starts[0][source])
+        found = after.parts(numbers + starts[1][source], before.n_tokens)
+        expected = expected._replace(documents=expected.documents + shift)
+        assert [each.tolist() for each in found] == [each.tolist() for each in expected]
+        shift += len(more)
 
 
 @given(
@@ -269,25 +303,71 @@ def _append(folder: Path, documents: list[Document]) -> None:
     publish_next(folder, old, shards=(*old.shards, dataclasses.replace(new, name="more.shard")))
 
 
+@WORKERS
 def test_an_epoch_ends_with_the_windows_that_it_began_with_when_documents_are_appended(
-    tmp_path: Path,
+    tmp_path: Path, num_workers: int
 ) -> None:
     folder = tmp_path / "set"
     write(folder, DOCUMENTS)
     before = naive_windows(DOCUMENTS, EVERYTHING)
-    with loader(folder) as made:
+    assert not before[-1]["tokens_mask"].all()  # it is padded
+    with loader(folder, num_workers=num_workers) as made:
         next(iter(made))
-        state = made.state_dict()
+        state = json.loads(json.dumps(made.state_dict()))
     more = documents_of([9, 30], seed=1)
     _append(folder, more)
     after = naive_windows([*DOCUMENTS, *more], EVERYTHING)
-    with loader(folder) as made:
+    with loader(folder, num_workers=num_workers) as made:
+        made.load_state_dict(state)
+        batches = iter(made)
+        next(batches)
+        assert made.state_dict()["tokens"] == state["tokens"]
         made.load_state_dict(state)
         found = windows_in(made)
         assert [number for number, _ in found] == list(range(4, len(before)))
-        # The last one, which was padded, has appended tokens in the place of its padding.
-        assert [plain(window) for _, window in found] == list(map(plain, after[4 : len(before)]))
+        assert [plain(window) for _, window in found] == list(map(plain, before[4:]))
         check(windows_in(made), after)
+        for wrong in (None, [10**6], [1], [3, 3], [-1], "5"):
+            with pytest.raises(InvalidArgument, match="the state's tokens must be"):
+                made.load_state_dict({**state, "tokens": wrong})
+
+
+def test_sources_that_grew_end_an_epoch_of_their_mixture_as_it_began(tmp_path: Path) -> None:
+    folders = [tmp_path / name for name in ("one", "two")]
+    streams = [documents_of([5, 17, 3]), documents_of([9, 4, 6], seed=2)]
+    for folder, documents in zip(folders, streams, strict=True):
+        write(folder, documents)
+    options: dict[str, Any] = {"shuffle": True, "batch_size": 1}
+
+    def mixed_loader() -> ShardLoader:
+        sizes = [len(naive_windows(each, EVERYTHING)) for each in streams]
+        with mix([*map(str, folders)], weights=sizes) as mixture:
+            return loader(mixture, **options)
+
+    with mixed_loader() as made:
+        batches = iter(made)
+        next(batches)
+        state = made.state_dict()
+        expected = [plain(window) for _, window in windows_in(batches)]
+    _append(folders[0], documents_of([2, 1], seed=3))
+    with mixed_loader() as made:
+        made.load_state_dict(state)
+        assert [plain(window) for _, window in windows_in(made)] == expected
+
+
+def test_weighted_windows_are_resumed_as_they_were(tmp_path: Path) -> None:
+    folder = tmp_path / "set"
+    write(folder, documents_of([9, 4]))  # 13 tokens, two windows of 8
+    options: dict[str, Any] = {"weights": [1, 1], "n_draws": 9, "batch_size": 1}
+    with loader(folder, Pack(8), **options) as made:
+        batches = iter(made)
+        next(batches)
+        state = made.state_dict()
+        expected = [bits(each) for each in batches]
+    _append(folder, documents_of([2], seed=1))  # no window more
+    with loader(folder, Pack(8), **options) as made:
+        made.load_state_dict(state)
+        assert [bits(each) for each in made] == expected
 
 
 @WORKERS

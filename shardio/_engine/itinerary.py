@@ -40,14 +40,20 @@ class Stretch:
     `first` is the first of the steps, `last` comes behind all of them; `numbers` are the numbers of
     their `n` samples, `rows` their rows of all shards, `shards` the numbers of their shards,
     `origins` their lines of a block's origin table, (n, 3), claimed for no field yet. `keys` are
-    what random numbers of them are drawn by.
+    what random numbers of them are drawn by, `tokens` what the plan says of them.
     """
 
     def __init__(
-        self, dataset: ShardDataset, first: int, last: int, numbers: Rows, keys: Keys
+        self,
+        dataset: ShardDataset,
+        first: int,
+        last: int,
+        numbers: Rows,
+        keys: Keys,
+        tokens: tuple[int, ...] | None = None,
     ) -> None:
         self._dataset, self._keys = dataset, keys
-        self.first, self.last, self.numbers = first, last, numbers
+        self.first, self.last, self.numbers, self.tokens = first, last, numbers, tokens
         rows = dataset.rows(numbers)
         self.n, self.rows, self.shards = len(rows), rows, dataset.locate(rows)
         self.origins: npt.NDArray[np.int64] = np.empty((len(rows), 3), np.int64)
@@ -162,7 +168,7 @@ class Itinerary:
         """A stretch of its own with the samples at some positions of a pass."""
         order = self._order if plan is self._plan else self._order_of(plan)
         keys = Keys(self._seed, plan.epoch, positions)
-        return Stretch(self._dataset, 0, 1, order.at(positions), keys)
+        return Stretch(self._dataset, 0, 1, order.at(positions), keys, plan.tokens)
 
     def first(self, number: int) -> Stretch:
         """A stretch with one sample of the view, as it comes first in a first epoch."""
@@ -185,4 +191,4 @@ class Itinerary:
         last = min(division.last_step, begin + n_steps)
         positions = division.positions(first, last, every)
         keys = Keys(self._seed, plan.epoch, positions)
-        return Stretch(self._dataset, first, last, self._order.at(positions), keys)
+        return Stretch(self._dataset, first, last, self._order.at(positions), keys, plan.tokens)

@@ -6,7 +6,7 @@ documents that lie raw in a map, and are checked already, the part alone is touc
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -23,17 +23,39 @@ Tokens = npt.NDArray[Any]
 Record = bytes | memoryview
 
 _PARTS_AHEAD: Final = 8192
-"""About so many parts are worked out at a time: it takes 50 µs whatever their number."""
+"""About so many parts are worked out at a time: it takes 100 µs whatever their number."""
 
 
 class _Ahead(NamedTuple):
-    """What `numbers[first:last]` are made of, and the shard of each part."""
+    """What `numbers[first:last]` are made of.
+
+    `bounds` says where the parts of each window begin, `shards` which one each part lies in;
+    `pieces` are the parts themselves where they can be had already, and `tails` what comes behind
+    each, None where nothing does at all. `is_short` says whether any window has padding.
+    """
 
     numbers: Rows
     first: int
     last: int
     parts: Parts
+    bounds: list[int]
     shards: Rows
+    pieces: _Pieces | None
+    tails: list[bytes] | None
+    is_short: bool
+
+
+class _Pieces(NamedTuple):
+    """What holds each part, and from where to where in there it lies."""
+
+    records: list[Record]
+    starts: list[int]
+    stops: list[int]
+
+    def of(self, within: slice) -> list[Record]:
+        """Some of the parts."""
+        places = self.records[within], self.starts[within], self.stops[within]
+        return [record[i:j] for record, i, j in zip(*places, strict=True)]
 
 
 class PackedTokens:
@@ -61,34 +83,47 @@ class PackedTokens:
         self._maps.clear()
         self._places, self._ahead = np.zeros(0, np.int64), None
 
-    def fill(self, outs: Mapping[str, Tokens], numbers: Rows, chosen: slice = slice(None)) -> None:
+    def fill(
+        self,
+        outs: Mapping[str, Tokens],
+        numbers: Rows,
+        chosen: slice = slice(None),
+        n_tokens: tuple[int, ...] | None = None,
+    ) -> None:
         """Write some windows.
 
         Args:
             outs: every field that a window has, C-contiguous, (windows, length).
             numbers: windows; not changed as long as this object is there.
             chosen: which of them are written. Those behind may be worked out already.
+            n_tokens: as in `Packed.parts`; always the same for the same `numbers`.
 
         Raises:
             ShardCorrupt: naming the sample.
         """
         pack, name = self._pack, self.name
         first, last, _ = chosen.indices(len(numbers))
-        parts, shards = self._parts(numbers, first, last)
-        content = b"".join(self._pieces(parts, shards))
+        ahead = self._look_ahead(numbers, first, last, n_tokens)
+        first, last = first - ahead.first, last - ahead.first
+        within = slice(ahead.bounds[first], ahead.bounds[last])
+        content = b"".join(self._pieces(ahead, within))
         stream = np.frombuffer(content, outs[name].dtype).reshape(-1, pack.reach)
         outs[name][...] = stream[:, : pack.length]
         if pack.targets:
             outs[f"{name}_targets"][...] = stream[:, 1:]
         if pack.apart:
+            parts = ahead.parts.of_windows(first, last, within)
             _number(outs[f"{name}_segments"], outs[f"{name}_positions"], parts)
         if pack.has_mask:
-            self._mask(outs[f"{name}_mask"], parts)
+            outs[f"{name}_mask"].fill(True)
+            if ahead.is_short or (pack.targets and pack.apart):
+                parts = ahead.parts.of_windows(first, last, within)
+                self._mask(outs[f"{name}_mask"], parts)
 
-    def of_sample(self, number: int) -> dict[str, Tokens]:
+    def of_sample(self, number: int, n_tokens: tuple[int, ...] | None = None) -> dict[str, Tokens]:
         """The fields of one window, in new memory."""
         outs = {n: np.empty((1, self._pack.length), f.numpy) for n, f in self._made.items()}
-        self.fill(outs, np.array([number]))
+        self.fill(outs, np.array([number]), n_tokens=n_tokens)
         return {name: out[0] for name, out in outs.items()}
 
     @property
@@ -100,74 +135,80 @@ class PackedTokens:
             raise AssertionError("a recipe that packs is for a dataset that shows windows")
         return packed
 
-    def _parts(self, numbers: Rows, first: int, last: int) -> tuple[Parts, Rows]:
-        """What `numbers[first:last]` are made of, and the shard of each part."""
+    def _look_ahead(
+        self, numbers: Rows, first: int, last: int, n_tokens: tuple[int, ...] | None
+    ) -> _Ahead:
+        """What `numbers[first:last]` are made of, and some of those behind."""
         ahead = self._ahead
         if (
-            ahead is None
-            or ahead.numbers is not numbers
-            or not ahead.first <= first <= last <= ahead.last
+            ahead is not None
+            and ahead.numbers is numbers
+            and ahead.first <= first <= last <= ahead.last
         ):
-            ahead = self._ahead = self._look_ahead(numbers, first, last)
-        parts, within = ahead.parts.of_windows(first - ahead.first, last - ahead.first)
-        return parts, ahead.shards[within]
-
-    def _look_ahead(self, numbers: Rows, first: int, last: int) -> _Ahead:
+            return ahead
         packed = self._packed
         n_ahead = _PARTS_AHEAD * len(packed) // (len(packed) + len(packed.ends))
         last = max(last, min(first + n_ahead, len(numbers)))
-        parts = packed.parts(numbers[first:last])
-        return _Ahead(numbers, first, last, parts, self._shards(parts.documents))
+        parts = packed.parts(numbers[first:last], n_tokens)
+        bounds = np.searchsorted(parts.windows, np.arange(last - first + 1)).tolist()
+        shards = self._shards(parts.documents)
+        pieces = None
+        if self._is_raw and self._has(parts.documents):
+            pieces = self._records(parts, shards)
+        is_short = bool((parts.n_tokens < self._pack.reach).any())
+        tails = self._tails(parts) if is_short or self._pack.eot is not None else None
+        self._ahead = _Ahead(numbers, first, last, parts, bounds, shards, pieces, tails, is_short)
+        return self._ahead
 
     def _shards(self, documents: Rows) -> Rows:
         return self._dataset.locate(self._dataset.shown_rows(documents))
 
-    def _pieces(self, parts: Parts, shards: Rows) -> list[Record]:
+    def _pieces(self, ahead: _Ahead, within: slice) -> list[Record]:
         """The bytes that some windows have together, eot and padding included."""
-        itemsize, counts = self._field.numpy.itemsize, parts.counts
-        if self._pack.eot is not None:
-            counts = counts - parts.is_last
-        records, firsts = self._records(parts, shards)
-        firsts = firsts + parts.firsts * itemsize
-        bounds = firsts.tolist(), (firsts + counts * itemsize).tolist()
-        pieces = [record[i:j] for record, i, j in zip(records, *bounds, strict=True)]
-        tails = self._tails(parts)
-        if tails is None:
+        if ahead.pieces is not None:
+            pieces = ahead.pieces.of(within)
+        else:
+            pieces = self._records(ahead.parts.some(within), ahead.shards[within]).of(slice(None))
+        if ahead.tails is None:
             return pieces
         both: list[Record] = [b""] * (2 * len(pieces))
-        both[::2], both[1::2] = pieces, tails
+        both[::2], both[1::2] = pieces, ahead.tails[within]
         return both
 
-    def _tails(self, parts: Parts) -> list[bytes] | None:
-        """What comes behind each part: eot, padding, or nothing; None where nothing does at all."""
+    def _tails(self, parts: Parts) -> list[bytes]:
+        """What comes behind each part: eot, padding, or nothing."""
         pack, dtype = self._pack, self._field.numpy
         missing = pack.reach - parts.n_tokens
-        is_short = bool(missing.any())
-        if pack.eot is None and not is_short:
-            return None
         either = b"", b"" if pack.eot is None else np.array(pack.eot, dtype).tobytes()
         tails = [either[is_last] for is_last in parts.is_last.tolist()]
-        if is_short:
-            pad = np.array(pack.pad, dtype).tobytes()
-            lasts = np.searchsorted(parts.windows, np.arange(len(missing)), "right") - 1
-            for i in np.flatnonzero(missing).tolist():
-                tails[lasts[i]] += int(missing[i]) * pad
+        pad = np.array(pack.pad, dtype).tobytes()
+        lasts = np.searchsorted(parts.windows, np.arange(len(missing)), "right") - 1
+        for i in np.flatnonzero(missing).tolist():
+            tails[lasts[i]] += int(missing[i]) * pad
         return tails
 
-    def _records(self, parts: Parts, shards: Rows) -> tuple[Iterable[Record], Rows]:
-        """What holds each part's document, checked, and with which byte the document begins."""
-        documents = parts.documents
-        if not self._is_raw:
-            read, which = np.unique(documents, return_inverse=True)
-            records = [memoryview(record) for record in self._read(read)]
-            return map(records.__getitem__, which.tolist()), np.zeros(len(which), np.int64)
+    def _has(self, documents: Rows) -> bool:
+        """Whether all of these raw documents are checked already."""
         if not len(self._places):
             self._places = np.zeros(len(self._packed.ends), np.int64)
-        places = self._places.take(documents)
-        if not places.all():
-            self._read(distinct(documents[places == 0]))
-            places = self._places.take(documents)
-        return map(self._maps.__getitem__, shards.tolist()), places
+        return bool(self._places.take(documents).all())
+
+    def _records(self, parts: Parts, shards: Rows) -> _Pieces:
+        """What holds each part, checked, and where in there it lies."""
+        itemsize, documents, counts = self._field.numpy.itemsize, parts.documents, parts.counts
+        if self._pack.eot is not None:
+            counts = counts - parts.is_last
+        if self._is_raw:
+            if not self._has(documents):
+                self._read(distinct(documents[self._places.take(documents) == 0]))
+            starts = self._places.take(documents) + parts.firsts * itemsize
+            records: list[Record] = list(map(self._maps.__getitem__, shards.tolist()))
+        else:
+            read, which = np.unique(documents, return_inverse=True)
+            found = [memoryview(record) for record in self._read(read)]
+            starts = parts.firsts * itemsize
+            records = list(map(found.__getitem__, which.tolist()))
+        return _Pieces(records, starts.tolist(), (starts + counts * itemsize).tolist())
 
     def _read(self, documents: Rows) -> list[Record]:
         """Whole documents, verified."""
@@ -218,9 +259,8 @@ class PackedTokens:
             raise records.placed(error, name, int(local[i]), place)
 
     def _mask(self, out: npt.NDArray[np.bool_], parts: Parts) -> None:
-        """Where tokens count: not in padding, nor where the target is of another document."""
+        """Make False where tokens do not count: padding, and targets of another document."""
         pack = self._pack
-        out.fill(True)
         n_tokens = parts.n_tokens - pack.targets
         for short in np.flatnonzero(n_tokens < pack.length).tolist():
             out[short, n_tokens[short] :] = False

@@ -150,7 +150,8 @@ class Plan:
 
     How its samples are chosen: `listed`, by a table of all; `sums`, by weighted draws; `window`,
     shuffled inside of windows; with none of these, as the recipe says. With `blend` they are those
-    of several sources, each of which is shuffled so.
+    of several sources, each of which is shuffled so. `tokens` is how many tokens each source has,
+    where the last ones are padded to a window.
     """
 
     epoch: int
@@ -159,6 +160,7 @@ class Plan:
     listed: SharedArray | None = None
     sums: SharedArray | None = None
     blend: Blend | None = None
+    tokens: tuple[int, ...] | None = None
 
     @property
     def sizes(self) -> tuple[int, ...] | None:
@@ -173,16 +175,16 @@ class Plan:
         if self.sums is not None:
             tables["sums"] = self.sums
         shapes = {name: (each.array.dtype.str, len(each.array)) for name, each in tables.items()}
-        content = self.epoch, self.division, self.window, self.blend, shapes
+        content = self.epoch, self.division, self.window, self.blend, self.tokens, shapes
         return pickle.dumps(content), [each.fd for each in tables.values()]
 
     @classmethod
     def unpack(cls, message: bytes, fds: Sequence[int]) -> Self:
         """What `pack` gave; takes the descriptors over."""
         # From our own parent, never from data.
-        epoch, division, window, blend, shapes = pickle.loads(message)
+        epoch, division, window, blend, tokens, shapes = pickle.loads(message)
         tables = {
             name: SharedArray.received(fd, *shape)
             for (name, shape), fd in zip(shapes.items(), fds, strict=True)
         }
-        return cls(epoch, division, window, blend=blend, **tables)
+        return cls(epoch, division, window, blend=blend, tokens=tokens, **tables)

@@ -1,7 +1,7 @@
 """What main's dataset shows, for workers to show the same: long tables, one copy for all.
 
 The rows of a selection; of clips, how many frames the video in each of the rows has, and which
-events; of windows, where the documents in the rows end.
+events; of windows, where the documents in the rows end, and which one each begins in.
 """
 
 from __future__ import annotations
@@ -38,8 +38,9 @@ def shared_tables(dataset: ShardDataset) -> tuple[SharedArray, ...]:
             tables += [shared, events]
     if dataset.packed is not None:
         ends = SharedArray.of(dataset.packed.ends, "where each document ends")
-        dataset.packed.ends = ends.array
-        tables.append(ends)
+        firsts = SharedArray.of(dataset.packed.firsts, "which document each window begins in")
+        dataset.packed.ends, dataset.packed.firsts = ends.array, firsts.array
+        tables += [ends, firsts]
     return tuple(tables)
 
 
@@ -47,8 +48,9 @@ def show_as_told(dataset: ShardDataset, recipe: Recipe, fds: Sequence[int]) -> N
     """Have a worker's dataset show what main's does; takes over the descriptors of its tables."""
     left = list(fds)
     if recipe.packing is not None:
+        firsts = SharedArray.received(left.pop(), "<i8", recipe.n_samples)
         ends = SharedArray.received(left.pop(), "<i8", recipe.packing.n_documents)
-        dataset.pack(recipe.packing.pack, ends.array)
+        dataset.pack(recipe.packing.pack, ends.array, firsts.array)
     if recipe.cut is not None:
         events = None
         if recipe.cut.events is not None:

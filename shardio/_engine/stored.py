@@ -99,7 +99,7 @@ class StoredValues:
         if self._packed is not None:
             states[:] = self._claims[self._packed.name]
             outs = {s.name: layout.fixed_rows(memory.bytes, s, len(rows)) for s in layout.fixed}
-            self._packed.fill(outs, stretch.numbers, part)
+            self._packed.fill(outs, stretch.numbers, part, stretch.tokens)
             return 0
         present = {}
         for presence in layout.presence:

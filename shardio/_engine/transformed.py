@@ -145,7 +145,7 @@ class TransformedValues:
             sample[self._clips.name] = self._clips.of_sample(shard, local, start, place)
             sample |= self._clips.times_of_sample(shard, local, start)
         if self._packed is not None:
-            sample |= self._packed.of_sample(int(stretch.origins[k, 0]))
+            sample |= self._packed.of_sample(int(stretch.origins[k, 0]), stretch.tokens)
         if self._sounds is not None:
             (start,) = self._sounds.starts(stretch, slice(k, k + 1))
             sample |= self._sounds.fields_of(shard, local, start)
