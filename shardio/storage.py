@@ -311,6 +311,29 @@ def rename_new(source: str, target: str) -> None:
     disk.perform("rename", target, _rename_new, source, target)
 
 
+def exchange(one: str, other: str) -> bool:
+    """Swap what has two names, in one step: at no moment is either of them missing.
+
+    False where the kernel or the file system cannot; nothing has changed then.
+
+    Raises:
+        OSError: the system refuses for another reason.
+    """
+    return disk.perform("rename", other, _exchange, one, other)
+
+
+def _exchange(one: str, other: str) -> bool:
+    if _RENAME is None:
+        return False
+    here, swap = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
+    if _RENAME(here, os.fsencode(one), here, os.fsencode(other), swap) == 0:
+        return True
+    code = ctypes.get_errno()
+    if code in (errno.EINVAL, errno.ENOSYS):
+        return False
+    raise OSError(code, os.strerror(code), other)
+
+
 def _rename_new(source: str, target: str) -> None:
     if _RENAME is not None:
         here, no_replace = -100, 1  # AT_FDCWD, RENAME_NOREPLACE

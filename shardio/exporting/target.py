@@ -12,11 +12,12 @@ from typing import Final, Self
 from shardio.disk import make_folder, remove_tree, rename
 from shardio.errors import DatasetExists, InvalidArgument
 from shardio.manifest import holds_dataset
-from shardio.storage import sync_folder
+from shardio.storage import exchange, sync_folder
 from shardio.surgery.staging import make_staging, sweep
 
 ABOUT: Final = "_export.json"
 """What an export says of itself; readers of Parquet pass over names that begin so."""
+_TAKEN: Final = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR)
 
 
 class Target:
@@ -31,6 +32,8 @@ class Target:
     def __init__(self, out: str | os.PathLike[str], source: str, *, overwrite: bool) -> None:
         self.out = Path(os.path.abspath(out))
         self._overwrite = overwrite
+        # What gives way has this name for a moment, where a file system cannot swap two.
+        self._aside = self.out.with_name(f".{self.out.name}.replaced")
         for folder in (self.out, *self.out.parents):
             if holds_dataset(folder):
                 raise InvalidArgument(
@@ -57,9 +60,18 @@ class Target:
     def __enter__(self) -> Self:
         make_folder(self.out.parent)
         sweep(self.out.parent)
+        if (self._aside / ABOUT).exists() and not os.path.lexists(self.out):
+            rename(self._aside, self.out)  # an export was killed before the new one had the name
+            self._refuse_others()
         self._staging, self._fd = make_staging(self.out.parent)
         self.folder = self._staging / "new"
-        make_folder(self.folder)
+        try:
+            if (self._aside / ABOUT).exists():  # it was killed when the new one had the name
+                rename(self._aside, self._staging / "older")
+            make_folder(self.folder)
+        except BaseException as error:
+            self.__exit__(type(error), error, None)
+            raise
         return self
 
     def publish(self) -> None:
@@ -69,16 +81,28 @@ class Target:
             DatasetExists: somebody else has put something there meanwhile.
         """
         sync_folder(str(self.folder))
-        if self._overwrite and self.out.is_dir() and os.listdir(self.out):
+        is_replaced = self._overwrite and self.out.is_dir() and bool(os.listdir(self.out))
+        if is_replaced:
             self._refuse_others()
-            rename(self.out, self._staging / "old")
+        if not (is_replaced and exchange(str(self.folder), str(self.out))):
+            self._rename(is_replaced=is_replaced)
+        sync_folder(str(self.out.parent))
+
+    def _rename(self, *, is_replaced: bool) -> None:
+        """Give the folder its name; what `is_replaced` has another one until then."""
+        if is_replaced:
+            rename(self.out, self._aside)
         try:
             rename(self.folder, self.out)
-        except OSError as error:
-            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+        except BaseException as error:
+            if is_replaced:
+                with contextlib.suppress(OSError):  # what went wrong first is to be told
+                    rename(self._aside, self.out)
+            if not isinstance(error, OSError) or error.errno not in _TAKEN:
                 raise
             raise DatasetExists(f"{self.out}: somebody has written there meanwhile") from error
-        sync_folder(str(self.out.parent))
+        if (self._aside / ABOUT).exists():
+            rename(self._aside, self._staging / "old")
 
     def __exit__(
         self,

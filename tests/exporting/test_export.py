@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import os
 from pathlib import Path
@@ -11,7 +13,17 @@ import numpy as np
 import pytest
 
 import shardio
-from shardio import Array, Bytes, InvalidArgument, Json, List, Schema, ShardCorrupt, Text
+from shardio import (
+    Array,
+    Bytes,
+    InvalidArgument,
+    Json,
+    List,
+    Schema,
+    ShardCorrupt,
+    Text,
+    storage,
+)
 from shardio.errors import DatasetExists, EnvironmentUnsuitable
 from shardio.exporting import driver, export
 from shardio.exporting.naming import distinct_names, safe_part, safe_path
@@ -19,6 +31,7 @@ from shardio.exporting.target import Target
 from shardio.format.layout import Kind
 from shardio.surgery import split
 from shardio_tools import cli
+from tests.faults.failing import FailingDisk
 from tests.surgery.datasets import LABELS, flip, labelled, place, shard_of, tree, write
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
@@ -189,6 +202,37 @@ def test_an_export_that_is_killed_leaves_nothing_under_its_name(
     assert os.waitpid(pid, 0)[1] == 9
     assert not (tmp_path / "out").exists() and len(left(tmp_path)) == 2
     export(dataset, tmp_path / "out", "npy")
+    assert left(tmp_path) == ["d", "out"]
+
+
+@pytest.mark.parametrize("way", ["swapped", "renamed"])
+@pytest.mark.parametrize("then", ["goes on", "is gone"])
+def test_an_export_that_is_replaced_is_there_whenever_the_disk_fails(
+    way: str, then: str, dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if way == "renamed":
+        monkeypatch.setattr(storage, "_RENAME", None)
+    out = tmp_path / "out"
+    export(dataset, out, "npy", fields=["source"])
+    old, n_calls = tree(out), 0
+    while True:
+        failing = FailingDisk(errno.EIO, n_calls, for_good=then == "is gone")
+        with monkeypatch.context() as patch:
+            failing.install(patch)
+            with contextlib.suppress(OSError):
+                export(dataset, out, "npy", fields=["label"], overwrite=True)
+        if failing.refused is None:
+            break
+        if not out.exists():  # nothing could be put back
+            assert (way, then) == ("renamed", "is gone")
+            assert tree(tmp_path / ".out.replaced") == old
+            with pytest.raises(DatasetExists, match="--overwrite"):
+                export(dataset, out, "npy")
+        if tree(out) != old:  # the new one is whole; what failed is to make that last, or to tidy
+            assert "label.npy" in left(out)
+            export(dataset, out, "npy", fields=["source"], overwrite=True)
+        n_calls += 1
+    assert n_calls > 10
     assert left(tmp_path) == ["d", "out"]
 
 
