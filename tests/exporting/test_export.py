@@ -22,6 +22,7 @@ from shardio import (
     Schema,
     ShardCorrupt,
     Text,
+    disk,
     storage,
 )
 from shardio.errors import DatasetExists, EnvironmentUnsuitable
@@ -313,3 +314,34 @@ def test_the_command_says_what_it_wrote_and_what_it_left_out(
     assert (report["n_samples"], report["skipped"][0]["sample"]) == (11, 4)
     assert cli.main(["export", str(dataset), *more, "--on-error", "skip", "--quiet"]) == 1
     assert "sample 4" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [(KeyboardInterrupt(), 130, "interrupted"), (OSError(errno.ENOSPC, "no room"), 3, "no room")],
+)
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_command_that_is_interrupted_or_out_of_room_leaves_nothing(
+    format: str,
+    error: BaseException,
+    code: int,
+    said: str,
+    dataset: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: Capture,
+) -> None:
+    real, n_writes = disk.perform, 0
+
+    def perform(call: str, path: str, act: Any, *given: Any, **named: Any) -> Any:
+        nonlocal n_writes
+        n_writes += call == "write"
+        if call == "write" and n_writes == 1:
+            raise error
+        return real(call, path, act, *given, **named)
+
+    monkeypatch.setattr(disk, "perform", perform)
+    out = str(tmp_path / "out")
+    assert cli.main(["export", str(dataset), out, "--format", format, "--quiet"]) == code
+    assert said in capsys.readouterr().err
+    assert left(tmp_path) == ["d"]
