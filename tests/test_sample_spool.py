@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -63,3 +65,27 @@ def test_samples_of_different_fields_may_wait_together(
         for sample in given:
             spool.append(sample)
         assert list(spool) == given
+
+
+@pytest.mark.parametrize(
+    "sample",
+    [
+        {"x": np.float64(1), "y": np.int8(1)},
+        {"x": [1.5, {"y": 2.5}, None]},
+        {"x": np.zeros(2, np.uint8), "y": np.zeros((9, 2))[1:]},
+    ],
+    ids=["numbers", "nested", "arrays"],
+)
+def test_what_waits_in_memory_counts_as_what_it_takes_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sample: dict[str, Any]
+) -> None:
+    monkeypatch.setattr(spool_module, "SPOOL_BYTES", 1 << 17)
+    with Spool(str(tmp_path)) as spool:
+        tracemalloc.start()
+        try:
+            for _ in range(4_000):
+                spool.append(copy.deepcopy(sample))
+            _, most = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+    assert most < 3 << 17

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Iterator, Mapping, Sequence
+from sys import getsizeof
 from typing import IO, Any, Final
 
 import numpy as np
@@ -15,6 +16,8 @@ SPOOL_BYTES: Final = 64 << 20
 """Samples of one input that wait in memory for its end; more go to an unlinked file."""
 _PARTS: Final = 64
 """How many pickles become of what waits in memory: one of them is in memory when it is read."""
+_PLAIN: Final = frozenset({*np.sctypeDict.values(), bool, bytes, float, int, str, type(None)})
+"""Types of values that hold no others: most are one of these, and looked for first."""
 
 Sample = Mapping[str, Any]
 
@@ -44,7 +47,7 @@ class Spool:
     def append(self, sample: Sample) -> None:
         """Add a sample; it must not change afterwards."""
         self._waiting.append(sample)
-        self._waiting_bytes += sum(map(_size, sample.values()))
+        self._waiting_bytes += getsizeof(sample) + sum(map(_size, sample.values()))
         self.n_samples += 1
         if self._waiting_bytes >= SPOOL_BYTES:
             self._put_away()
@@ -106,15 +109,15 @@ def _together(values: list[Any]) -> Any:
 
 
 def _size(value: object) -> int:
-    kind = type(value)
-    if kind is str or kind is bytes:
-        return len(value)  # type: ignore[arg-type]
-    if isinstance(value, np.ndarray):
-        return value.nbytes
+    """About what a value takes in memory: a number of NumPy's 32 bytes, where 8 are the number."""
+    if type(value) in _PLAIN:
+        return getsizeof(value)
+    if isinstance(value, np.ndarray) and value.base is not None:
+        return getsizeof(value) + value.nbytes
     if isinstance(value, list | tuple):
-        return 8 + sum(map(_size, value))
+        return getsizeof(value) + sum(map(_size, value))
     if isinstance(value, dict):
-        return 8 + sum(map(_size, value.values()))
+        return getsizeof(value) + sum(map(_size, value)) + sum(map(_size, value.values()))
     if isinstance(value, EncodedStream):
         return len(value.data) + value.packets.nbytes
-    return len(value) if isinstance(value, bytes | str) else 8
+    return getsizeof(value)
