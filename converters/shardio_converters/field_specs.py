@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Final
 
@@ -72,7 +72,7 @@ def make_field(name: str, spec: Any) -> Field:
     try:
         if found is None:
             raise InvalidArgument(
-                f"a dtype, or one of {', '.join(_NAMED)}, then [dimensions], then ?"
+                f"expected a dtype, or one of {', '.join(_NAMED)}, then [dimensions], then ?"
             )
         kind, dims, mark = found.groups()
         if kind in _NAMED:
@@ -82,7 +82,16 @@ def make_field(name: str, spec: Any) -> Field:
         shape = tuple(None if n.strip() == "*" else int(n) for n in (dims or "").split(",") if n)
         return Array(kind, shape, optional=bool(mark))
     except ShardioError as error:
-        raise InvalidArgument(f"field {name!r}: found {spec!r}; expected {error}") from error
+        raise InvalidArgument(f"field {name!r}: found {spec!r}; {error}") from error
+
+
+def go_together(names: Iterable[str]) -> bool:
+    """Whether one sample can have fields of these names: not `x` beside `x.y`."""
+    try:
+        Schema({name: Json() for name in names})
+    except ShardioError:
+        return False
+    return True
 
 
 def make_schema(fields: Any) -> Schema:

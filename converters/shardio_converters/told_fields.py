@@ -62,6 +62,10 @@ class ToldFields:
         """All that a sample has, in the order that a dataset has it in."""
         return {**fields, **self.beside()}
 
+    def class_names(self) -> Sequence[str] | None:
+        """Give nothing where labels are the files' own: then folders are no classes."""
+        return None if "label" in self.beside() else ()
+
     def libraries(self) -> Mapping[str, str]:
         """Give the versions of what looks into pictures, videos and sound, where fields are."""
         found = [*schema_of(self.fields).values()] if self.fields else []

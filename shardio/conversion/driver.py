@@ -105,7 +105,10 @@ def convert(
         listing = relabel(listing, read_labels(os.fspath(labels)), os.fspath(labels))
     if (classes := classes_of(job.source)) is not None:
         if labels is not None:
-            raise InvalidArgument("labels: the files have a field `label` of their own")
+            raise InvalidArgument(
+                f"labels: the samples of {job.source.kind!r} have labels of their own here, or are "
+                "of no class: leave it out"
+            )
         listing = with_own_classes(listing, classes)
     convert_all = append_files if append else convert_files
     return convert_all(listing, staging, job, request)

@@ -326,7 +326,7 @@ def test_options_that_cannot_be_are_refused(root: Path, tmp_path: Path) -> None:
         ({"rows": 1}, "rows is 1"),
         ({"fields": {}}, "expected names, each with what it is"),
         ({"fields": {"x": "json"}}, "field 'x': found 'json'; expected an array, or text"),
-        ({"fields": {"x": "float31"}}, "field 'x': found 'float31'; expected unknown dtype"),
+        ({"fields": {"x": "float31"}}, "field 'x': found 'float31'; unknown dtype"),
         ({"fields": {"x": "int8[0]"}}, "field 'x'"),
         ({"fields": {"x": 3}}, "field 'x': found 3"),
         ({"fields": {"x": "text[3]"}}, "text has no dimensions"),

@@ -263,7 +263,7 @@ def test_parquet_of_hugging_face_has_its_pictures_and_classes(tmp_path: Path) ->
         assert dataset.schema["image"] == Image()
         assert dataset.schema["matrix"] == Array("float32", (2, 3))
         assert [plain(one["label"]) for one in dataset] == [0, 1, 1, 0]
-    with pytest.raises(InvalidArgument, match="field `label` of their own"):
+    with pytest.raises(InvalidArgument, match="have labels of their own"):
         (tmp_path / "labels.csv").write_text("path,label\nplain.parquet,a\n")
         labels = tmp_path / "labels.csv"
         convert(MADE / "plain.parquet", tmp_path / "two", labels=labels)

@@ -434,3 +434,22 @@ def test_a_result_that_cannot_be_measured_is_a_result(
     said = capsys.readouterr()
     assert "the result is not measured: the source is gone" in said.err
     assert "KiB from" in said.out and said.out.splitlines()[-1].startswith("converted 2 of 3 files")
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ('{"a": "int64", "a": "text"}', "'a' is there 2 times"),
+        ('{"a": "int64"', "not JSON: "),
+        ('{"a": "int63"}', "field 'a': found 'int63'; unknown dtype"),
+    ],
+)
+def test_a_file_of_a_schema_that_is_none_says_why(
+    content: str, reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "t.csv").write_text("a\n1\n")
+    (tmp_path / "schema.json").write_text(content)
+    options = ["--schema", str(tmp_path / "schema.json"), "--workers=0"]
+    assert cli.main(["convert", str(tmp_path / "t.csv"), str(tmp_path / "out"), *options]) == 2
+    assert reason in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()

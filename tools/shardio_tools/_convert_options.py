@@ -93,7 +93,7 @@ def _add_stores(group: argparse._ArgumentGroup) -> None:
         "--check",
         action="store_true",
         default=None,
-        help="of packets: decode every frame once, to find damage",
+        help="of packets, and of LeRobot: decode every frame once, to find damage",
     )
     add(
         "--audio",
@@ -113,15 +113,16 @@ def _add_arrays(group: argparse._ArgumentGroup) -> None:
     add(
         "--rows",
         action=argparse.BooleanOptionalAction,
-        help="each row of a file is a sample; with --no-rows each file is "
-        "(default: rows of a single file)",
+        help="of arrays, HDF5 and Zarr: each row of a file is a sample; with --no-rows each file "
+        "is (default: rows of a single file; of HDF5 and Zarr also of several)",
     )
     add(
         "--column",
         action="append",
         dest="columns",
         metavar="NAME",
-        help="of tables: take this column, and others that are named so (default: all)",
+        help="of Arrow's tables and LeRobot: take this column or feature, and others that are "
+        "named so (default: all)",
     )
     add(
         "--records",
@@ -138,7 +139,8 @@ def _add_arrays(group: argparse._ArgumentGroup) -> None:
         dest="references",
         metavar="COLUMN",
         action="append",
-        help="of tables: a column that names files, which are stored in place of their names",
+        help="of CSV and JSON Lines: a column that names files, which are stored in place of their "
+        "names",
     )
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import shardio
@@ -55,10 +55,19 @@ NOT_OF_KIND: Final = {
 
 
 def _read_fields(path: str) -> Any:
-    """What a file of JSON says."""
+    """What a file of JSON says; a field that is there twice is refused."""
+
+    def named_once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+        counts = Counter(name for name, _ in pairs)
+        if twice := [name for name, n in counts.items() if n > 1]:
+            raise shardio.InvalidArgument(f"{path}: {twice[0]!r} is there {counts[twice[0]]} times")
+        return dict(pairs)
+
     try:
         with open(path, encoding="utf-8-sig") as file:
-            return json.load(file)
+            return json.load(file, object_pairs_hook=named_once)
+    except shardio.InvalidArgument:  # which is a ValueError
+        raise
     except (ValueError, RecursionError) as error:
         raise shardio.InvalidArgument(f"{path}: not JSON: {error}") from error
 

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from shardio import Array, Input, InvalidArgument, MediaError, Outcome, Text
 from shardio_converters.arrays.stored_array import TEXT
-from shardio_converters.field_specs import Field, fits, schema_of, spec_of
+from shardio_converters.field_specs import Field, fits, go_together, schema_of, spec_of
 from shardio_converters.told_fields import Looks, ToldFields
 
 _MAX_DIMS: Final = 16
@@ -188,6 +188,8 @@ class _Merged:
             (dtype, shape), (was, known) = new[name], self._fields[name]
             if dtype != was or len(shape) != len(known):
                 return
+        if not go_together(self._fields | new):
+            return
         self.n_files += 1
         self._counts.update(new.keys())
         for name, (dtype, shape) in new.items():

@@ -13,7 +13,7 @@ from shardio import Array, Json, List, MediaError
 from shardio_converters.arrow.files import ArrowTable, ParquetTable
 from shardio_converters.arrow.types import UNKNOWN, Column, check_json, dims_of, is_list, is_struct
 from shardio_converters.arrow.values import array_at, has_nulls_inside
-from shardio_converters.field_specs import Field
+from shardio_converters.field_specs import Field, go_together
 
 
 @dataclass
@@ -70,6 +70,8 @@ class MergedFields:
             same = (was.word, was.unit, was.classes) == (column.word, column.unit, column.classes)
             if not same and UNKNOWN not in (was.word, column.word):
                 return
+        if not go_together({*known, *(column.name for column in columns)}):
+            return
         self.n_files += 1
         for column in columns:
             self._counts[column.name] += 1

@@ -12,7 +12,7 @@ import numpy as np
 
 from shardio import Array, Bytes, Image, Json, List, MediaError, Schema, Text
 from shardio.media import probe
-from shardio_converters.field_specs import spec_of
+from shardio_converters.field_specs import go_together, spec_of
 from shardio_converters.records.examples import Values
 
 STRINGS: Final = "list[uint8[*]]"
@@ -63,6 +63,10 @@ class FoundFeatures:
         """
         for name in others._seen.keys() & self._seen.keys():
             _compare(name, self._seen[name].dtype, others._seen[name].dtype)
+        if self._seen and go_together(map(text_of, self._seen)):
+            names = sorted(map(text_of, {*self._seen, *others._seen}))
+            if not go_together(names):
+                raise MediaError(f"features {', '.join(names)}: no sample can have them all")
         self.n_records += others.n_records
         for name, other in others._seen.items():
             seen = self._seen.setdefault(name, _Seen(other.dtype, other.n_values, 0))

@@ -67,7 +67,8 @@ class Mds(ToldFields):
 
     def in_order(self, fields: Mapping[str, str]) -> dict[str, str]:
         """All that a sample has: `label` and `source` come first, also where they are columns."""
-        return {**self.about(), **fields}
+        there = {*fields, *self.beside()}
+        return {**{name: word for name, word in self.about().items() if name in there}, **fields}
 
     def samples(self, source: Input) -> Generator[Mapping[str, Any], None, Outcome]:
         """Yield the samples of a shard."""

@@ -27,6 +27,8 @@ def find_fields(inputs: Sequence[Input], references: Sequence[str]) -> dict[str,
             continue
         with looks.at(one):
             columns, names = _look_at(one, references)
+            if columns.names:
+                check_names([*found.names, *columns.names])
             n_files += bool(columns.names)
             found.merge(columns)
             for name in references:

@@ -1,0 +1,153 @@
+"""What holds for converters of all kinds alike."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from shutil import copytree
+from typing import Any
+
+import numpy as np
+import pytest
+
+import shardio
+from shardio import InvalidArgument
+from tests.converters.kinds import WRITERS
+from tests.converters.test_lerobot import MADE as MADE_BY_LEROBOT
+from tests.lines import contents
+
+pytestmark = pytest.mark.usefixtures("quick_disk")
+
+
+def write(folder: Path, suffix: str, n: int, columns: list[str], n_rows: int = 4) -> None:
+    """One of several files of a kind."""
+    folder.mkdir(parents=True, exist_ok=True)
+    values = {name: [10 * n + i for i in range(n_rows)] for name in columns}
+    WRITERS[suffix](folder / f"{n}.{suffix}", values)
+
+
+def convert(src: Path, out: Path, **options: Any) -> shardio.ConversionReport:
+    return shardio.convert(src, out, **{"workers": 0, **options})
+
+
+# --- label and source ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("suffix", [suffix for suffix in WRITERS if suffix != "tar"])
+def test_names_below_label_and_source_take_their_place(suffix: str, tmp_path: Path) -> None:
+    options = {"rows": True} if suffix in ("npz", "safetensors") else {}
+    for n, folder in enumerate("ab"):
+        write(tmp_path / "in" / folder, suffix, n, ["label.x", "source.y", "z"])
+    report = convert(tmp_path / "in", tmp_path / "out", **options)
+    assert not report.broken and report.n_samples == 8
+    with shardio.open(tmp_path / "out") as dataset:
+        assert {*dataset.schema} - {"row"} == {"label.x", "source.y", "z"}
+        assert [sample["label.x"] for sample in dataset] == [0, 1, 2, 3, 10, 11, 12, 13]
+
+
+@pytest.mark.parametrize("suffix", [suffix for suffix in WRITERS if suffix != "tar"])
+def test_where_labels_are_the_files_own_folders_are_no_classes(suffix: str, tmp_path: Path) -> None:
+    for n, folder in enumerate("ab"):
+        write(tmp_path / "in" / folder, suffix, n, ["label"], n_rows=1)
+    report = convert(tmp_path / "in", tmp_path / "out")
+    assert not report.broken
+    with shardio.open(tmp_path / "out") as dataset:
+        assert np.ravel([sample["label"] for sample in dataset]).tolist() == [0, 10]
+        assert dataset.classes == ()
+    (tmp_path / "labels.csv").write_text("path,label\n")
+    with pytest.raises(InvalidArgument, match=r"have labels of their own .* leave it out"):
+        convert(tmp_path / "in", tmp_path / "no", labels=tmp_path / "labels.csv")
+
+
+@pytest.mark.parametrize("suffix", WRITERS)
+def test_a_file_whose_names_no_sample_can_have_beside_those_of_earlier_files_is_broken(
+    suffix: str, tmp_path: Path
+) -> None:
+    write(tmp_path / "in", suffix, 0, ["x"])
+    write(tmp_path / "in", suffix, 1, ["x.cls.y" if suffix == "tar" else "x.y"])
+    report = convert(tmp_path / "in", tmp_path / "out")
+    (one,) = report.broken
+    assert one.name.startswith(f"1.{suffix}") and "x." in one.reason
+    assert report.counts["converted"] == 1
+
+
+# --- killed ----------------------------------------------------------------------------------
+
+KILLED = """
+import json, os, signal, sys
+import shardio
+from shardio.conversion import plan, unit
+
+plan.MIN_UNIT_BYTES, plan.MIN_INPUT_BYTES = 1, 0
+os.fsync, write_record = lambda fd: None, unit.write_record
+finished = []
+
+
+def killed_at_the_second(folder, done, end):
+    if end.shards and finished:
+        os.kill(os.getpid(), signal.SIGKILL)
+    finished.extend(end.shards)
+    write_record(folder, done, end)
+
+
+unit.write_record = killed_at_the_second
+for src, out, options in json.loads(sys.argv[1]):
+    if (pid := os.fork()) == 0:
+        shardio.convert(src, out, workers=0, **options)
+        os._exit(0)
+    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+"""
+"""Kills each conversion when the shard of its second unit is sealed and not yet recorded."""
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "tokens": {"kind": "tokens", "dtype": "uint16", "length": 10},
+    **{suffix: {} for suffix in WRITERS},
+    "lerobot": {},
+}
+
+
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of each kind, with a source `in`, and a conversion that was killed, `out`."""
+    root = tmp_path_factory.mktemp("killed")
+    for kind in OPTIONS:
+        for n in range(3):
+            place = root / kind / "in"
+            if kind == "lerobot":
+                copytree(MADE_BY_LEROBOT / "arm", place / f"{n}")
+            elif kind == "tokens":
+                place.mkdir(parents=True, exist_ok=True)
+                np.arange(90, dtype="uint16").tofile(place / f"{n}.bin")
+            else:
+                write(place, kind, n, ["x", "y.z"], n_rows=9)
+    asked = [(f"{root}/{kind}/in", f"{root}/{kind}/out", OPTIONS[kind]) for kind in OPTIONS]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    told = subprocess.run(
+        [sys.executable, "-c", KILLED, json.dumps(asked)],
+        env=environment,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    ).stdout
+    assert told.split() == [str(-signal.SIGKILL)] * len(OPTIONS)
+    return root
+
+
+@pytest.mark.parametrize("kind", OPTIONS)
+def test_a_killed_conversion_that_is_resumed_gives_the_same_bytes(
+    kind: str, killed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shardio.conversion.plan.MIN_UNIT_BYTES", 1)
+    monkeypatch.setattr("shardio.conversion.plan.MIN_INPUT_BYTES", 0)
+    src, out = killed / kind / "in", killed / kind / "out"
+    records = [*(out / ".conversion").glob("*/unit.json")]
+    kept = {shard.stat().st_ino for one in records for shard in one.parent.glob("*.shard")}
+    report = convert(src, out, resume=True, **OPTIONS[kind])
+    assert report.counts["converted"] == 3
+    assert len(kept) == 1 and kept < {path.stat().st_ino for path in out.glob("*.shard")}
+    convert(src, tmp_path / "whole", **OPTIONS[kind])
+    assert contents(out) == contents(tmp_path / "whole")
