@@ -111,7 +111,7 @@ class Coroutines(Hands):
         """Have an async generator give results, waiting for room."""
         start_ns = now_ns()
         async for value in results:
-            if not self._line.give(job, value, now_ns() - start_ns):
+            if not self._line.give(job, (value,), now_ns() - start_ns):
                 # `_begin` finds it here: both run in this thread, one after the other.
                 room = self._suspended[job] = asyncio.Event()
                 await room.wait()

@@ -8,11 +8,11 @@ from concurrent.futures import Executor, Future
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from shardio._engine.failures import pack_failure, unpack_failure
 from shardio._engine.flow import Flow
 from shardio._engine.hands import Hands, Threads
 from shardio._engine.late import said
 from shardio._engine.lenience import Lenience
+from shardio._engine.portions import Broken, Portions
 from shardio._engine.schedule import DEPTH
 from shardio._engine.stage import Job, Stage
 from shardio._engine.user_calls import UserCall, checked
@@ -24,20 +24,6 @@ if TYPE_CHECKING:
 
 _PATIENCE_S: Final = 5.0
 """Workers have a second to say what they do, and the thread has to come to ask them."""
-
-
-class Broken:
-    """What a generator gave, and what it raised then, which travels as failures do."""
-
-    def __init__(self, found: list[Any], error: BaseException, name: str) -> None:
-        self.found, self.error, self._name = found, error, name
-
-    def __reduce__(self) -> Any:
-        return _broken, (self.found, pack_failure(self.error, self._name), self._name)
-
-
-def _broken(found: list[Any], failure: bytes, name: str) -> Broken:
-    return Broken(found, unpack_failure(failure, "a worker"), name)
 
 
 def most_under_way(n_workers: int) -> int:
@@ -97,7 +83,7 @@ class Processes(Hands):
         stage = self._stage
         try:
             with Flow(
-                _in_one(stage.call, stage.name),
+                _in_portions(stage.call, stage.name),
                 self._n_workers,
                 most_items=stage.concurrency,
                 in_order=False,  # the stage keeps what order there is
@@ -122,9 +108,8 @@ class Processes(Hands):
             self._put_all(flow)
             found = flow.take()
             if found is not None:
-                number, value = found
-                self._finish(self._jobs.pop(number), value, flow.stats.calling_s)
-                del found, value  # it holds a block
+                self._hand_on(flow, *found)
+                del found  # it holds a block
             elif not self._stage.has_work:
                 flow.wait()
 
@@ -136,13 +121,22 @@ class Processes(Hands):
                 jobs.append(job)
                 self._line.settle_before(self._stage)
         for job in jobs:
+            if job.results is not None:
+                flow.go_on(job.results)
+                continue
             try:
-                self._jobs[flow.put(job.item)] = job
+                job.results = flow.put(job.item)  # by which its generator is asked for more
+                self._jobs[job.results] = job
             except Exception as error:  # noqa: BLE001 - the item cannot be pickled
                 self._line.fail(job, error, 0)
 
-    def _finish(self, job: Job, value: Any, calling_s: float) -> None:
-        _conclude(self._line, job, value, int(calling_s * 1e9) - self._stage.busy_ns)
+    def _hand_on(self, flow: Flow, number: int, value: Any) -> None:
+        job = self._jobs[number]
+        busy_ns = int(flow.stats.calling_s * 1e9) - self._stage.busy_ns
+        if not flow.has_more(number):
+            _conclude(self._line, self._jobs.pop(number), value, busy_ns)
+        elif self._line.give(job, value, busy_ns):
+            flow.go_on(number)
 
     def _fail(self, number: int, error: BaseException) -> None:
         self._line.fail(self._jobs.pop(number), error, 0)
@@ -218,6 +212,11 @@ def _in_one(call: UserCall, name: str) -> Callable[[Any], Any]:
     return partial(_all_of if call.yields_many else _one_of, call.function, name)
 
 
+def _in_portions(call: UserCall, name: str) -> Callable[[Any], Any]:
+    """The same, but for a generator its `Portions`."""
+    return partial(_portions_of if call.yields_many else _one_of, call.function, name)
+
+
 def _one_of(function: Callable[[Any], Any], name: str, item: Any) -> Any:
     return checked(function(item))
 
@@ -229,3 +228,7 @@ def _all_of(function: Callable[[Any], Any], name: str, item: Any) -> list[Any] |
     except BaseException as error:  # noqa: BLE001 - of the user's function, whatever it is
         return Broken(found, error, name)
     return found
+
+
+def _portions_of(function: Callable[[Any], Any], name: str, item: Any) -> Portions:
+    return Portions(iter(function(item)), name)

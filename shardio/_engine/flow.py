@@ -12,51 +12,34 @@ nothing is. There is no thread in main.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
-import numpy as np
-
-from shardio._engine.blocks import Block, Bytes
+from shardio._engine.blocks import Block
 from shardio._engine.calling import ANSWER, Outcome, Say, call_for_main, pack_call
 from shardio._engine.cargo import pickled
 from shardio._engine.crew import Crew, Died, Failed, Message
-from shardio._engine.failures import text_of, unpack_failure
-from shardio._engine.lenience import Lenience, shortened
+from shardio._engine.failures import unpack_failure
+from shardio._engine.lenience import Lenience
 from shardio._engine.linux import Finalizer, files_explained
 from shardio._engine.memory import default_budget
 from shardio._engine.overdue import at_work
 from shardio._engine.parcels import packed, unpacked
 from shardio._engine.schedule import DEPTH, ENDLESS, Schedule
 from shardio._engine.start import Start
+from shardio._engine.under_way import Call
 from shardio._engine.value_blocks import ValueBlocks
-from shardio._engine.values import read_value
 from shardio._engine.whereabouts import Whereabouts
 from shardio._engine.wire import DESCRIPTOR_BYTES, QUICK_NS
 from shardio.closing import Closing
 from shardio.errors import BatchOverdue, EnvironmentUnsuitable, TransformError, WorkerDied
 from shardio.item_stats import ItemStats
 
-_NOTHING: Final[Bytes] = np.zeros(0, np.uint8)
 _MOST_DEATHS: Final = 2
 """An item of which so many workers have died is given up."""
 _PRELOAD: Final = ("numpy.random", "shardio._engine.calling")
-
-
-class _Call:
-    """An item that was put and not taken."""
-
-    __slots__ = ("block", "error", "item", "memory", "n_bytes", "n_deaths", "request")
-
-    def __init__(self, item: Any, request: bytes) -> None:
-        self.item, self.request = item, request
-        self.block: Block | None = None
-        self.n_bytes, self.n_deaths = 0, 0
-        self.memory: bytearray | None = None
-        """The value, where it came with the answer."""
-        self.error: BaseException | None = None
-        """Why it is to be skipped."""
 
 
 class Flow(Closing):
@@ -66,7 +49,8 @@ class Flow(Closing):
     closed then. The arrays of values that were taken stay valid for as long as they are held.
 
     Args:
-        function: of one item; travels by cloudpickle, once.
+        function: of one item; travels by cloudpickle, once. Where it returns `Portions`, each is a
+            value by itself, which comes as it is ready; `has_more` and `go_on` are for those.
         n_workers: how many processes, at least 1.
         most_items: how many may have been put and not taken; by default two for each worker and
             two more.
@@ -100,7 +84,9 @@ class Flow(Closing):
         self.lenience = Lenience(max_skips)
         """Which items were left out; whoever has the flow may add what failed elsewhere."""
         self._schedule = Schedule(0, ENDLESS, n_workers)
-        self._calls: dict[int, _Call] = {}
+        self._calls: dict[int, Call] = {}
+        self._parts: deque[Call] = deque()
+        self._resumed: deque[tuple[int, int]] = deque()  # worker and step, to go on with
         self.n_put = self._n_skipped = self._n_bytes = self._calling_ns = 0
         self._n_restarts = self._deaths_in_a_row = 0
         self._last_words: dict[int, str] = {}
@@ -158,8 +144,8 @@ class Flow(Closing):
         if not self.has_room:
             raise AssertionError("there is no room for another item")
         packed_request = pickled(request, "let the function make those of something simpler")
-        call = _Call(request if item is None else item, packed_request)
-        self._calls[self.n_put] = call
+        named = request if item is None else item
+        self._calls[self.n_put] = Call(self.n_put, named, packed_request)
         self.n_put += 1
         # A block of the schedule stands for an item here; the memory comes when it is given out.
         self._schedule.free(0)
@@ -183,13 +169,29 @@ class Flow(Closing):
             MemoryShort: there is no memory for the value.
         """
         self._give_out()
+        if self._parts:
+            part = self._parts.popleft()
+            return part.step, part.value(self._blocks, self._is_called, is_last=False)
         while (step := self._delivered()) is not None:
             call = self._calls.pop(step)
             if call.error is None:
-                return step, self._value(step, call)
+                is_last = self._schedule.is_given_out
+                return step, call.value(self._blocks, self._is_called, is_last=is_last)
             self._n_skipped += 1
             self.lenience.skip(step, call.item, call.error)
         return None
+
+    def has_more(self, step: int) -> bool:
+        """Whether there will be another value of an item of which one was taken."""
+        return step in self._calls
+
+    def go_on(self, step: int) -> None:
+        """Have the next value of such an item made, of which the latest was taken."""
+        call = self._calls[step]
+        call.is_suspended = False
+        if call.worker is not None:  # else it goes to the next that has room
+            self._resumed.append((call.worker, step))
+            self._give_out()
 
     def _delivered(self) -> int | None:
         schedule = self._schedule
@@ -226,41 +228,50 @@ class Flow(Closing):
         """The error for a value that did not come in time, with what every worker is doing."""
         which = f"item {self._schedule.next_step}" if self._in_order else "any item"
         first = f"{which} of {self._is_called} did not come within {timeout_s:g} s"
-        return BatchOverdue("\n".join([first, *self.at_work(self._named)]))
+        return BatchOverdue("\n".join([first, *self.at_work(lambda step: self._calls[step].named)]))
 
     def at_work(self, named: Callable[[int], str]) -> list[str]:
         """What every worker is doing, where it is in the code; `named` says what a number is."""
         stacks = self._crew.stacks(self._whereabouts.stacks)
         workers = list(zip(self._crew.names(), stacks, strict=True))
-        return at_work(workers, lambda w: [named(i) for i in self._schedule.tasks_of(w)])
+        return at_work(workers, lambda w: [named(i) for i in self._begun_by(w)])
 
-    def _named(self, step: int) -> str:
-        return f"item {step} ({shortened(self._calls[step].item)})"
+    def _begun_by(self, worker: int) -> list[int]:
+        tasks = self._schedule.tasks_of(worker)
+        return [step for step in tasks if not self._calls[step].is_suspended]
 
     def _give_out(self) -> None:
         """Give workers that have room the items that wait, as far as there are blocks."""
         schedule = self._schedule
-        while schedule.n_wanted and not schedule.wants_block:
+        while self._resumed or (schedule.n_wanted and not schedule.wants_block):
             block = self._blocks.take()
             if block is None:
                 return
-            worker, step, _ = schedule.assign()
+            if self._resumed:
+                worker, step = self._resumed.popleft()
+            else:
+                worker, step, _ = schedule.assign()
             call = self._calls[step]
-            call.block = block
-            if worker not in block.known_to:
-                self._crew.send(worker, pack_call(Say.BLOCK, block.number), [block.fd])
-                block.known_to.add(worker)
-            with packed(pack_call(Say.CALL, block.number, step) + call.request) as parcel:
-                self._crew.send(worker, *parcel)
+            call.worker, call.block = worker, block
+            if call.is_suspended:  # the worker that had it is dead, and no more is asked for
+                call.give_back(self._blocks)
+            else:
+                self._send(worker, step, call, block)
 
-    def _give_back(self, call: _Call) -> None:
-        """The block of an item is not needed any more."""
-        if call.block is not None:
-            self._blocks.give_back(call.block)
-            call.block = None
+    def _send(self, worker: int, step: int, call: Call, block: Block) -> None:
+        if worker not in block.known_to:
+            self._crew.send(worker, pack_call(Say.BLOCK, block.number), [block.fd])
+            block.known_to.add(worker)
+        if call.is_begun:
+            self._crew.send(worker, pack_call(Say.GO_ON, block.number, step))
+            return
+        call.is_begun = True
+        head = pack_call(Say.CALL, block.number, step, call.n_given)
+        with packed(head + call.request) as parcel:
+            self._crew.send(worker, *parcel)
 
     def _take_answer(self, worker: int, answer: bytes) -> None:
-        outcome, _, _, step, n_bytes, taken_ns = ANSWER.unpack_from(answer)
+        outcome, n_results, _, step, n_bytes, taken_ns = ANSWER.unpack_from(answer)
         if outcome == Outcome.FORKED:
             raise TransformError(
                 f"{self._is_called} came back twice for item {step}: from worker {worker}, and "
@@ -269,43 +280,29 @@ class Flow(Closing):
         call = self._calls[step]
         self._calling_ns += taken_ns
         if outcome == Outcome.FAILED:
-            where = f"worker {worker}, {self._named(step)}"
+            where = f"worker {worker}, {call.named}"
             self._fail(worker, step, unpack_failure(memoryview(answer)[DESCRIPTOR_BYTES:], where))
             return
         if outcome == Outcome.INLINE:
-            self._give_back(call)
+            call.give_back(self._blocks)
             call.memory = bytearray(memoryview(answer)[DESCRIPTOR_BYTES:])
         elif call.block is not None:
             self._blocks.see(call.block, n_bytes)
             call.n_bytes = n_bytes
             self._n_bytes += n_bytes
+        if n_results:
+            self._parts.append(call.split(n_results))
+            return
         self._schedule.done(worker, step, is_quick=taken_ns < QUICK_NS)
 
     def _fail(self, worker: int, step: int, error: BaseException) -> None:
         call = self._calls[step]
-        self._give_back(call)
+        call.give_back(self._blocks)
         if self.lenience.forgives(error):
             call.error = error
             self._schedule.done(worker, step)
         else:
             self._schedule.failed(worker, step, error)
-
-    def _value(self, step: int, call: _Call) -> Any:
-        """What the function has returned; its arrays keep the block while they are held."""
-        memory = _NOTHING
-        if call.memory is not None:
-            memory = np.frombuffer(call.memory, np.uint8)
-        elif call.block is not None:
-            block, call.block = call.block, None
-            is_last = self._schedule.is_given_out
-            memory = self._blocks.hand_over(block, call.n_bytes, is_last=is_last)
-        try:
-            return read_value(memory)
-        except Exception as error:
-            raise TransformError(
-                f"what {self._is_called} returned for item {step} ({shortened(call.item)}) cannot "
-                f"be unpickled in this process: {type(error).__name__}: {text_of(error)}"
-            ) from error
 
     def _bury(self, died: Died) -> None:
         """Replace a dead worker; what it had not answered is done by others, or given up."""
@@ -317,13 +314,16 @@ class Flow(Closing):
         if self._deaths_in_a_row > 2 * self._n_workers + _MOST_DEATHS:
             raise EnvironmentUnsuitable(f"workers die before they answer anything: {how}")
         tasks = self._schedule.tasks_of(worker)
-        if step is not None and step in tasks:
+        if step is not None and step in tasks and not self._calls[step].is_suspended:
             self._calls[step].n_deaths += 1
             if self._calls[step].n_deaths == _MOST_DEATHS:
                 self._fail(worker, step, self._died(step, how))
                 del tasks[step]
         for each in tasks:
-            self._give_back(self._calls[each])
+            call = self._calls[each]
+            call.give_back(self._blocks)
+            call.lose()
+        self._resumed = deque(each for each in self._resumed if each[0] != worker)
         self._schedule.lost(worker)
         self._blocks.forget(worker)
         self._n_restarts += 1
@@ -332,8 +332,8 @@ class Flow(Closing):
 
     def _died(self, step: int, how: str) -> WorkerDied:
         return WorkerDied(
-            f"{_MOST_DEATHS} workers have died of {self._named(step)} in {self._is_called}; the "
-            f"last: {how}"
+            f"{_MOST_DEATHS} workers have died of {self._calls[step].named} in {self._is_called}; "
+            f"the last: {how}"
         )
 
     def close(self) -> None:

@@ -133,7 +133,7 @@ class Threads(Hands):
             except StopIteration:
                 self._line.end(job, now_ns() - start_ns)
                 return
-            if not self._line.give(job, value, now_ns() - start_ns):
+            if not self._line.give(job, (value,), now_ns() - start_ns):
                 return
             start_ns = now_ns()
             del value

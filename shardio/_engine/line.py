@@ -198,17 +198,18 @@ class Line(Closing):
 
     # --- the side of who works --------------------------------------------------------------
 
-    def give(self, job: Job, value: Any, busy_ns: int) -> bool:
-        """A job has given a result and is to give more; False if it is to wait with that."""
+    def give(self, job: Job, values: Iterable[Any], busy_ns: int) -> bool:
+        """A job has given results and is to give more; False if it is to wait with that."""
         stage = job.stage
         with self.lock:
             if self.is_closed:
                 return False
             stage.busy_ns += busy_ns
-            if stage is self._source:
-                self._supply(job, value)
-            else:
-                stage.give(job, value)
+            for value in values:
+                if stage is self._source:
+                    self._supply(job, value)
+                else:
+                    stage.give(job, value)
             self._settle(self._places[stage])
             return stage.may_go_on(job)
 

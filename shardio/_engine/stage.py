@@ -53,7 +53,7 @@ class Job:
     origin: Origin
     item: Any
     results: Any = None
-    """The generator that is at work, if it is one."""
+    """The generator that is at work, if it is one, or by what it is known elsewhere."""
     n_given: int = 0
     began_ns: int = 0
     thread_id: int = 0

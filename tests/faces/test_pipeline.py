@@ -99,6 +99,25 @@ def test_an_async_source_without_end_is_left_at_once() -> None:
 def test_lists_are_gathered_and_taken_apart() -> None:
     pipeline = Pipeline(range(10)).aggregate(3).pipe(sorted).disaggregate().aggregate(4).sink(2)
     assert list(pipeline) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+    assert list(Pipeline(range(5)).aggregate(2, drop_last=True)) == [[0, 1], [2, 3]]
+
+
+@pytest.mark.parametrize("kind", [DataLoader, Pipeline])
+def test_results_come_as_they_are_ready_unless_an_order_is_asked_for(kind: Any) -> None:
+    let_go = threading.Event()
+
+    def first_one_waits(item: int) -> int:
+        if item == 0:
+            let_go.wait(PATIENCE_S)
+        return item
+
+    loader: Any = Pipeline(range(3)).pipe(first_one_waits, concurrency=2)
+    if kind is DataLoader:
+        loader = DataLoader(range(3), preprocessor=first_one_waits, num_threads=2)
+    iterator = iter(loader)
+    assert next(iterator) == 1
+    let_go.set()
+    assert sorted(iterator) == [0, 2]
 
 
 def test_none_drops_an_item_and_is_counted() -> None:
@@ -128,6 +147,45 @@ def test_what_the_source_raises_comes_behind_what_it_has_given() -> None:
             found.append(item)
     assert sorted(found) == [1, 2, 3, 4, 5]
     assert caught.value.__notes__ == ["in source, item 5"]
+
+
+def test_what_the_source_raises_is_not_skipped() -> None:
+    def source() -> Iterator[int]:
+        yield 0
+        raise OSError("gone")
+
+    iterator = iter(Pipeline(source(), on_error="skip", max_skips=9))
+    assert next(iterator) == 0
+    with pytest.raises(OSError, match="gone"):
+        next(iterator)
+
+
+@pytest.mark.parametrize("argument", ["aggregator", "transfer_fn"])
+def test_a_list_of_which_a_later_function_fails_is_skipped_whole(argument: str) -> None:
+    def fail(items: list[int]) -> int:
+        return sum(items) // (items[0] - 2)
+
+    options: dict[str, Any] = {argument: fail, "on_error": "skip", "max_skips": 1}
+    loader = DataLoader(range(6), batch_size=2, output_order="input", **options)
+    assert list(loader) == [-1, 4]
+    assert [(s.index, s.item, s.error) for s in loader.stats().skipped] == [
+        (3, "[2, 3]", "ZeroDivisionError")
+    ]
+
+
+def test_batches_keep_the_order_of_input_whichever_is_aggregated_first() -> None:
+    second_is_done = threading.Event()
+
+    def aggregate(items: list[int]) -> list[int]:
+        if items[0] == 0:
+            second_is_done.wait(PATIENCE_S)
+        second_is_done.set()
+        return items
+
+    loader = DataLoader(
+        range(6), batch_size=2, aggregator=aggregate, num_threads=2, output_order="input"
+    )
+    assert list(loader) == [[0, 1], [2, 3], [4, 5]]
 
 
 def test_a_coroutine_that_nobody_would_await_is_an_error() -> None:
@@ -207,7 +265,8 @@ def test_preprocessor_and_aggregator_have_so_many_threads_together() -> None:
 
 
 @pytest.mark.parametrize("buffer_size", [1, 40])
-def test_so_many_results_wait_for_the_loop_and_no_more(buffer_size: int) -> None:
+@pytest.mark.parametrize("kind", [DataLoader, Pipeline])
+def test_so_many_results_wait_for_the_loop_and_no_more(kind: Any, buffer_size: int) -> None:
     n_made, is_full = 0, threading.Event()
 
     def transfer(item: int) -> int:
@@ -217,7 +276,9 @@ def test_so_many_results_wait_for_the_loop_and_no_more(buffer_size: int) -> None
             is_full.set()
         return item
 
-    loader = DataLoader(range(100), transfer_fn=transfer, buffer_size=buffer_size)
+    loader: Any = Pipeline(range(100)).pipe(transfer).sink(buffer_size)
+    if kind is DataLoader:
+        loader = DataLoader(range(100), transfer_fn=transfer, buffer_size=buffer_size)
     for n_got, _ in enumerate(loader, 1):
         assert is_full.wait(PATIENCE_S)
         assert n_made <= n_got + buffer_size + 2  # one is out, one is being made
@@ -243,9 +304,17 @@ def _array(item: int) -> tuple[np.ndarray[Any, Any], int]:
     return np.full((200, 200), item), os.getpid()
 
 
-def test_arrays_of_processes_come_in_the_order_of_input() -> None:
+def test_arrays_of_processes_come_in_the_order_of_input(tmp_path: Path) -> None:
+    def meet(item: int) -> tuple[np.ndarray[Any, Any], int]:
+        (tmp_path / str(item)).touch()
+        end_s = time.monotonic() + PATIENCE_S
+        while item < 2 and not (tmp_path / str(1 - item)).exists():  # both workers are needed
+            assert time.monotonic() < end_s
+            time.sleep(0.001)
+        return _array(item)
+
     loader = DataLoader(
-        range(12), preprocessor=_array, num_threads=2, executor="process", output_order="input"
+        range(12), preprocessor=meet, num_threads=2, executor="process", output_order="input"
     )
     found = list(loader)
     assert [int(array[0, 0]) for array, _ in found] == list(range(12))
@@ -279,6 +348,53 @@ def test_arrays_of_processes_lie_in_the_shared_memory_that_workers_wrote() -> No
 def test_a_generator_in_a_process_gives_all_its_results() -> None:
     pipeline = Pipeline(range(4)).pipe(_twice, executor="process", order="input")
     assert list(pipeline) == [(item, i) for item in range(4) for i in range(2)]
+
+
+def test_a_generator_without_end_in_a_process_is_not_run_ahead_of_the_loop(tmp_path: Path) -> None:
+    def count_up(item: int) -> Iterator[int]:
+        with (tmp_path / str(item)).open("ab", 0) as given:
+            for number in itertools.count():
+                given.write(b".")
+                yield number
+
+    pipeline = Pipeline(range(3)).pipe(count_up, executor="process", order="input").sink(1)
+    assert list(itertools.islice(pipeline, 1000)) == list(range(1000))
+    n_given = {path.name: path.stat().st_size for path in tmp_path.iterdir()}
+    assert n_given.pop("0") < 1000 + 300
+    assert all(n < 300 for n in n_given.values())
+
+
+@pytest.mark.parametrize("order", ["input", "completion"])
+def test_the_results_of_long_generators_in_processes_all_come(order: Any) -> None:
+    def many(item: int) -> Iterator[tuple[int, Any]]:
+        for i in range(40 * item):
+            yield item, np.full(5000 if i % 9 == 5 else 2, i)
+
+    pipeline = Pipeline(range(8)).pipe(many, concurrency=2, executor="process", order=order)
+    found = [(item, int(array[-1])) for item, array in pipeline]
+    assert (found if order == "input" else sorted(found)) == [
+        (item, i) for item in range(8) for i in range(40 * item)
+    ]
+
+
+@pytest.mark.parametrize("at", ["at work", "suspended"])
+def test_a_generator_whose_worker_is_killed_goes_on_in_another(tmp_path: Path, at: str) -> None:
+    def count_up(item: int) -> Iterator[tuple[int, int]]:
+        for i in range(500):
+            if at == "at work" and i == 300 and item == 2 and not (tmp_path / "killed").exists():
+                (tmp_path / "killed").touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+            yield item * 500 + i, os.getpid()
+
+    found, pids = [], set()
+    pipeline = Pipeline(range(4)).pipe(count_up, concurrency=2, executor="process", order="input")
+    for number, pid in pipeline.sink(1):
+        found.append(number)
+        pids.add(pid)
+        if at == "suspended" and len(found) in (10, 700):  # with those of later items
+            os.kill(pid, signal.SIGKILL)
+    assert found == list(range(2000))
+    assert len(pids) > 2
 
 
 def _breaks_at_one(item: int) -> Iterator[tuple[int, int]]:
@@ -787,7 +903,8 @@ def test_the_figures_of_a_pass_count_what_went_through_each_stage() -> None:
 def test_a_map_iterator_gives_values_in_the_order_of_its_sampler() -> None:
     values = {"a": 1, "b": 2, "c": 3}
     assert list(MapIterator(values)) == [1, 2, 3]
-    assert list(MapIterator(values, ["c", "a"])) == [3, 1]
+    backwards = MapIterator(values, ["c", "a"])
+    assert list(backwards) == list(backwards) == [3, 1]
     assert len(MapIterator(values, ["c", "a"])) == 2
     assert list(MapIterator([5, 6, 7])) == [5, 6, 7]
     assert list(DataLoader(MapIterator(values, "cab"), preprocessor=_plus_one, num_threads=1)) == [
