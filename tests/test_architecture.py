@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -338,6 +339,7 @@ def test_what_a_worker_process_loads_never_reaches_multiprocessing_or_tinygrad(e
 
 FACES = (
     "shardio.items",
+    "shardio.loader",
     "shardio.loading",
     "shardio.multi",
     "shardio.passing",
@@ -345,6 +347,9 @@ FACES = (
     "shardio.sources",
 )
 OF_THE_ENGINE = {
+    "_posixsubprocess",
+    "_queue",
+    "_socket",
     "_thread",
     "asyncio",
     "concurrent",
@@ -358,14 +363,44 @@ OF_THE_ENGINE = {
     "threading",
     "zmq",
 }
+STARTS_PROCESSES = re.compile(r"fork|forkpty|popen|posix_spawnp?|spawn[lv]p?e?|system")
 
 
-@pytest.mark.parametrize("face", [face for face in FACES if face in MODULES])
+def _machinery(tree: ast.Module) -> set[str]:
+    """Name what a module has of queues, threads, processes, sockets and locks."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            packages = {name.partition(".")[0] for name in _imported(node)}
+            names = {alias.name for alias in node.names}  # also through another module
+            found |= (packages | names) & OF_THE_ENGINE
+            if packages == {"os"}:
+                found |= {name for name in names if STARTS_PROCESSES.fullmatch(name)}
+        elif isinstance(node, ast.Attribute) and ast.unparse(node.value) == "os":
+            found |= {node.attr} if STARTS_PROCESSES.fullmatch(node.attr) else set()
+    return found
+
+
+@pytest.mark.parametrize("face", FACES)
 def test_a_face_has_no_queue_and_no_thread_process_socket_or_lock_of_its_own(face: str) -> None:
-    imported = {name.partition(".")[0] for name in _imports(MODULES[face])}
-    assert imported & OF_THE_ENGINE == set()
-    calls = (ast.unparse(node) for node in _nodes(_tree(MODULES[face])))
-    assert not any(call in {"os.fork", "os.posix_spawn"} for call in calls)
+    assert _machinery(_tree(MODULES[face])) == set()
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("import threading", {"threading"}),
+        ("from queue import SimpleQueue", {"queue"}),
+        ("def f():\n    import multiprocessing.managers", {"multiprocessing"}),
+        ("from shardio._engine.line import threading", {"threading"}),
+        ("import os\nos.fork()", {"fork"}),
+        ("from os import posix_spawn as begin", {"posix_spawn"}),
+        ("import os\nos.getpid()", set()),
+        ("from shardio._engine.flow import Flow", set()),
+    ],
+)
+def test_what_a_face_has_of_its_own_is_found(text: str, found: set[str]) -> None:
+    assert _machinery(ast.parse(text)) == found
 
 
 def test_library_code_never_prints() -> None:

@@ -151,6 +151,19 @@ def test_samples_of_any_kind_arrive_as_they_were() -> None:
     assert array.tolist() == [0, 1, 2]
 
 
+def test_a_worker_goes_no_further_ahead_than_the_budget_allows(tmp_path: Path) -> None:
+    class Noted:
+        def __iter__(self) -> Iterator[Any]:
+            with (tmp_path / "made").open("ab", 0) as made:
+                for _ in range(150):
+                    made.write(b".")
+                    yield np.zeros(20_000, np.uint8)
+
+    samples = MultiLoader(Noted(), 1, memory_bytes=100_000)
+    for n_taken, _ in enumerate(samples):
+        assert (tmp_path / "made").stat().st_size < n_taken + 20
+
+
 def test_one_sample_may_be_larger_than_the_budget() -> None:
     samples = list(MultiLoader(OneArray(5, 200_000), 2, memory_bytes=1000))
     assert [s["number"] for s in samples].count(4) == 2

@@ -6,11 +6,15 @@ same thing `video_loader`. In the imports nothing changes but the module.
 
 from __future__ import annotations
 
+import inspect
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from shardio.items import Loader, SharedMemoryShim, load, load_with_workers
 
 PREAMBLE = """
 import typing
@@ -90,6 +94,36 @@ for n, (x, y) in enumerate(seen):
     assert (x.numpy() == n).all() and y.numpy().tolist() == [n], (n, x.numpy(), y.numpy())
 assert len(seen) == 3, len(seen)
 """
+
+
+NO_DEFAULT = inspect.Parameter.empty
+DOCUMENTED: dict[Any, list[tuple[str, Any]]] = {
+    Loader.make_request: [("self", NO_DEFAULT), ("item", NO_DEFAULT)],
+    Loader.load: [("self", NO_DEFAULT), ("request", NO_DEFAULT)],
+    Loader.post_process: [("self", NO_DEFAULT), ("response", NO_DEFAULT)],
+    Loader.shutdown: [("self", NO_DEFAULT)],
+    load: [("loader", NO_DEFAULT), ("items", NO_DEFAULT)],
+    load_with_workers: [
+        ("loader", NO_DEFAULT),
+        ("items", NO_DEFAULT),
+        ("num_worker", None),
+        ("shared_memory_enabled", False),
+        ("memory_pool_block_count", None),
+    ],
+    SharedMemoryShim: [
+        ("loader", NO_DEFAULT),
+        ("smm", NO_DEFAULT),
+        ("memory_pool_block_count", NO_DEFAULT),
+    ],
+}
+
+
+@pytest.mark.parametrize("callable_", DOCUMENTED, ids=lambda each: each.__qualname__)
+def test_its_parameters_are_those_of_the_page_and_of_0_1_5(callable_: Any) -> None:
+    found = inspect.signature(callable_).parameters.values()
+    documented = [p for p in found if p.kind is p.POSITIONAL_OR_KEYWORD]
+    assert [(p.name, p.default) for p in documented] == DOCUMENTED[callable_]
+    assert {p.kind for p in found if p not in documented} <= {inspect.Parameter.KEYWORD_ONLY}
 
 
 @pytest.mark.cpu_device

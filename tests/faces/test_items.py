@@ -149,11 +149,14 @@ def test_workers_may_be_forks_of_a_program_with_threads_that_hold_locks() -> Non
 
     thread = threading.Thread(target=hold)
     thread.start()
-    loader = loader_of(lambda item: np.full(50_000, item))  # not pickled, as nothing is
-    with load_with_workers(loader, range(6), 2, start_method="fork") as generator:
-        assert [int(array[0]) for array in generator] == list(range(6))
-    stop.set()
-    thread.join()
+    # Nothing is pickled: `stop` could not be.
+    loader = loader_of(lambda item: np.full(50_000, item + stop.is_set()))
+    try:
+        with load_with_workers(loader, range(6), 2, start_method="fork") as generator:
+            assert [int(array[0]) for array in generator] == list(range(6))
+    finally:
+        stop.set()
+        thread.join()
 
 
 # --- failures in this process ---------------------------------------------------------------
@@ -179,6 +182,31 @@ def test_a_stop_iteration_does_not_end_the_loop_as_if_all_had_come(method: str) 
     functions: dict[str, Any] = {"load": lambda item: item, method: stop}
     with pytest.raises(TransformError, match=f"Made.{method} raised StopIteration"):
         list(load(loader_of(**functions), range(3)))
+
+
+@pytest.mark.parametrize(
+    ("method", "kind"),
+    [
+        ("make_request", KeyboardInterrupt),
+        ("load", KeyboardInterrupt),
+        ("post_process", KeyboardInterrupt),
+        ("make_request", SystemExit),
+        ("post_process", SystemExit),
+        ("make_request", ValueError),
+        ("post_process", ValueError),
+    ],
+)
+def test_what_is_no_failure_of_load_is_raised_as_it_is_also_where_items_are_skipped(
+    method: str, kind: type[BaseException]
+) -> None:
+    def fail(value: int) -> None:
+        raise kind
+
+    functions: dict[str, Any] = {"load": lambda item: item, method: fail}
+    loading = load_with_workers(loader_of(**functions), [1, 2], 0, on_error="skip", max_skips=9)
+    with pytest.raises(kind):
+        next(loading)
+    assert (list(loading), loading.skipped) == ([], ())
 
 
 @pytest.mark.parametrize("failing", ["the source", "make_request", "the request"])
