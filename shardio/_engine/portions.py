@@ -21,6 +21,7 @@ _MOST_NS: Final = 10_000_000
 """A portion ends with the result that makes it so many, so large, or takes so long."""
 _ALONE_BYTES: Final = 16 << 10
 """A result with an array of so many bytes is a portion of its own."""
+_END: Final = object()
 
 
 class Broken:
@@ -68,8 +69,6 @@ class Portions:
         end_ns = now_ns() + _MOST_NS
         try:
             self._gather(found, end_ns)
-        except StopIteration:
-            self.is_over = True
         except BaseException as error:  # noqa: BLE001 - of the user's function, whatever it is
             self.is_over = True
             return Broken(found, error, self._name)
@@ -81,7 +80,10 @@ class Portions:
             return
         n_bytes = 0
         while len(found) < _MOST and n_bytes < _MOST_BYTES and (now_ns() < end_ns or not found):
-            value = next(self._results)
+            value = next(self._results, _END)
+            if value is _END:
+                self.is_over = True
+                return
             if self.n_passed_over:
                 self.n_passed_over -= 1
                 continue

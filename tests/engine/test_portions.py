@@ -14,6 +14,7 @@ import pytest
 from shardio._engine import portions
 from shardio._engine.portions import Broken, Portions
 from shardio._engine.values import pack_value, read_value, write_value
+from shardio.errors import TransformError
 
 
 def _arrived(portion: list[Any] | Broken) -> Any:
@@ -74,20 +75,27 @@ def test_an_array_that_the_generator_uses_again_arrives_as_it_was(n: int) -> Non
     assert found == list(range(20))
 
 
-@pytest.mark.parametrize("bad", ["raised", "no pickle"])
-def test_results_before_a_failure_come_with_it(bad: str) -> None:
+class _Stops:
+    def __reduce__(self) -> Any:
+        raise StopIteration
+
+
+@pytest.mark.parametrize(
+    ("bad", "error"), [(None, KeyError), (threading.Lock, TypeError), (_Stops, TransformError)]
+)
+def test_results_before_a_failure_come_with_it(bad: Any, error: type[Exception]) -> None:
     def fail() -> Iterator[Any]:
         yield from range(3)
-        if bad == "raised":
+        if bad is None:
             raise KeyError("gone")
-        yield threading.Lock()
+        yield bad()
 
     of = Portions(fail(), "it")
     broken = _arrived(of.take())
     assert of.is_over
     assert isinstance(broken, Broken)
     assert broken.found == [0, 1, 2]
-    assert isinstance(broken.error, KeyError if bad == "raised" else TypeError)
+    assert isinstance(broken.error, error)
 
 
 def test_results_that_main_has_already_are_passed_over() -> None:

@@ -135,6 +135,15 @@ def test_a_sample_that_cannot_be_unpickled_is_an_error_that_names_it() -> None:
         list(MultiLoader(Made([0, Half]), 1))
 
 
+def test_a_full_dev_shm_concerns_nobody_as_nothing_lies_there() -> None:
+    class Maps:
+        def __iter__(self) -> Iterator[object]:
+            lines = Path("/proc/self/maps").read_text().splitlines()
+            yield [line for line in lines if "/dev/shm" in line], np.zeros(100_000)
+
+    assert [lying_there for lying_there, _ in MultiLoader(Maps(), 2)] == [[], []]
+
+
 def test_an_empty_dataset_is_an_empty_iteration() -> None:
     assert list(MultiLoader(Given([]), 2)) == []
     assert list(MultiLoader(Shared(1), 3)) == [0]  # two of three have none
