@@ -12,7 +12,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from itertools import count
+from itertools import count, repeat
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 
 from shardio._engine.flow import Flow
+from shardio._engine.portions import Portions
 from shardio._engine.start import Start
 from shardio.errors import (
     EnvironmentUnsuitable,
@@ -372,6 +373,65 @@ def test_a_worker_that_dies_idle_costs_nothing() -> None:
 
 
 # --- waiting, and the end -------------------------------------------------------------------
+
+
+def _taken(flow: Flow) -> tuple[int, Any]:
+    while (found := flow.take()) is None:
+        flow.wait(PATIENCE_S)
+    return found
+
+
+def _bury_one(flow: Flow) -> None:
+    while not flow.stats.n_restarts:
+        flow.wait(PATIENCE_S)
+
+
+def test_a_generator_of_a_dead_worker_is_begun_anew_when_more_is_asked_for(tmp_path: Path) -> None:
+    def count_up(item: int) -> Portions:
+        with (tmp_path / str(item)).open("ab") as begun:
+            begun.write(b".")
+        return Portions(zip(count(), repeat(os.getpid())), "count_up")
+
+    with Flow(count_up, 1) as flow:
+        flow.put(0)
+        _, portion = _taken(flow)
+        os.kill(portion[0][1], signal.SIGKILL)
+        _bury_one(flow)
+        flow.put(1)
+        assert _taken(flow)[0] == 1
+        assert (tmp_path / "0").read_bytes() == b"."
+        assert flow.has_more(0)
+        flow.go_on(0)
+        number, portion = _taken(flow)
+    assert (number, [n for n, _ in portion]) == (0, [*range(64, 128)])
+
+
+def test_a_generator_that_waits_for_memory_when_its_worker_dies_goes_on_once(
+    tmp_path: Path,
+) -> None:
+    def count_up(item: int) -> Portions:
+        (tmp_path / str(item)).touch()
+        while item and not (tmp_path / "go").exists():
+            time.sleep(0.001)
+        return Portions(zip(range(100), repeat(os.getpid())), "count_up")
+
+    with Flow(count_up, 2, memory_bytes=1 << 18, in_order=False) as flow:  # of one block
+        flow.put(0)
+        _, portion = _taken(flow)
+        flow.put(1)
+        while not (tmp_path / "1").exists():
+            flow.wait(0.001)
+        flow.go_on(0)
+        os.kill(portion[0][1], signal.SIGKILL)
+        _bury_one(flow)
+        (tmp_path / "go").touch()
+        found: dict[int, list[int]] = {0: [n for n, _ in portion], 1: []}
+        for _ in range(3):
+            number, portion = _taken(flow)
+            found[number] += [n for n, _ in portion]
+            if flow.has_more(number):
+                flow.go_on(number)
+    assert found == {0: [*range(100)], 1: [*range(100)]}
 
 
 def test_a_nudge_from_another_thread_ends_a_wait() -> None:
