@@ -17,6 +17,11 @@ from shardio._engine.values import pack_value, read_value, write_value
 from shardio.errors import TransformError
 
 
+@pytest.fixture(autouse=True)
+def _no_time_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(portions, "now_ns", lambda: 0)
+
+
 def _arrived(portion: list[Any] | Broken) -> Any:
     """A portion as main has it."""
     packed = pack_value(portion)
