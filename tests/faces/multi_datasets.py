@@ -88,6 +88,18 @@ def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+@dataclass
+class Fatal:
+    """Arrays large enough to be sent one by one, and then the end of the worker."""
+
+    n: int
+
+    def __iter__(self) -> Iterator[np.ndarray[Any, Any]]:
+        for number in range(self.n):
+            yield np.full(50_000, number)
+        die()
+
+
 def leave() -> None:
     os._exit(0)
 

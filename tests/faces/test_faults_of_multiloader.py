@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,6 +22,7 @@ from tests.faces.multi_datasets import (
     Anew,
     Count,
     Endless,
+    Fatal,
     Given,
     Half,
     Made,
@@ -105,6 +108,17 @@ def test_a_worker_that_ends_too_early_is_an_error_after_what_it_had_sent(
     # The other one may not have come to its end; what it has sent, and this one, is there.
     assert max(Counter(arrived).values()) <= 2
     assert sorted(set(arrived)) == list(range(len(set(arrived))))
+
+
+def test_what_a_worker_had_sent_before_it_died_is_handed_over() -> None:
+    loader: Any = iter(MultiLoader(Fatal(4), 1))
+    assert next(loader)[-1] == 0
+    while loader._loss is None:  # the death is seen before the rest is
+        assert select.select([loader._crew], [], [], PATIENCE_S)[0]
+        loader._look()
+    assert [next(loader)[-1] for _ in range(3)] == [1, 2, 3]
+    with pytest.raises(WorkerDied, match="signal 9, after 4 samples of it"):
+        next(loader)
 
 
 def test_a_worker_that_is_killed_while_main_waits_is_noticed() -> None:
