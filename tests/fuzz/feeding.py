@@ -258,7 +258,7 @@ def feed_guided(feeder: Feeder, folder: Path, seed: int, seconds: float, target:
 def import_converters() -> None:
     """Import what converters import when they are first used: by then nothing is instrumented."""
     package = importlib.import_module("shardio_converters")
-    for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
+    for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
         if not module.name.endswith(_NOT_FED):
             with contextlib.suppress(ModuleNotFoundError):  # of an extra that is not installed
                 importlib.import_module(module.name)
