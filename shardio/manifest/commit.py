@@ -267,7 +267,7 @@ def withdraw(folder: str | os.PathLike[str], lineage: str) -> None:
 def _pointed_to(root: Path) -> int:
     """The number of the published generation; 0 if there is none."""
     with contextlib.suppress(DatasetNotFound):
-        return _read_pointer(root)[0]
+        return read_pointer(root)[0]
     return 0
 
 
@@ -280,7 +280,7 @@ def load(folder: str | os.PathLike[str]) -> Generation:
         ShardUnsupported: it was written by a newer version.
     """
     root = Path(folder)
-    number, lineage = _read_pointer(root)
+    number, lineage = read_pointer(root)
     generation = load_generation(root, number)
     if generation.lineage != lineage:
         raise DatasetCorrupt(
@@ -290,8 +290,13 @@ def load(folder: str | os.PathLike[str]) -> Generation:
     return generation
 
 
-def _read_pointer(root: Path) -> tuple[int, object]:
-    """The number and the lineage that `dataset.json` names."""
+def read_pointer(folder: str | os.PathLike[str]) -> tuple[int, object]:
+    """Read the number and the lineage that `dataset.json` names.
+
+    Raises:
+        DatasetNotFound, DatasetCorrupt, ShardUnsupported: as of `load`.
+    """
+    root = Path(folder)
     pointer_path = root / POINTER
     if not root.is_dir():
         raise DatasetNotFound(f"{root}: there is no such folder")

@@ -14,6 +14,7 @@ from shardio.errors import InvalidArgument, SchemaError
 from shardio.format.fields import Field
 from shardio.format.schema import Schema
 from shardio.manifest import Generation, Side, load_generation, whole_schema
+from shardio.surgery.overtaking import tell_overtaken
 from shardio.surgery.rewriting import Rewriting, SurgeryReport
 from shardio.surgery.soundness import Progress, tell_writing
 
@@ -50,7 +51,7 @@ def add_column(
         ShardCorrupt, …: a sample that the function is to have cannot be read.
         DatasetConflict: another writer published meanwhile; nothing is changed.
     """
-    with ShardDataset(folder) as dataset:
+    with tell_overtaken(folder), ShardDataset(folder) as dataset:
         previous = load_generation(folder, dataset.generation)
         schema = _schema_of(dataset, previous, name, field)
         found = _values(dataset, values)

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from shardio.dataset import ShardDataset
 from shardio.reader import ShardReader
 from shardio.surgery.digests import Digests, DigestsOf, mix, stored_digests, value_digests
+from shardio.surgery.overtaking import tell_overtaken
 from shardio.units import Rows
 
 MAX_LISTED: Final = 10_000
@@ -70,6 +71,7 @@ class _Side:
             self._reader = lambda shard, name: reader
             self.schema, counts = reader.schema, [len(reader)]
         else:
+            stack.enter_context(tell_overtaken(path))
             dataset = stack.enter_context(ShardDataset(path))
             self._reader, self.schema = dataset.reader, dataset.schema
             self.classes = dataset.classes
@@ -98,6 +100,7 @@ def diff(a: str | os.PathLike[str], b: str | os.PathLike[str]) -> DiffReport:
     Raises:
         DatasetNotFound, ShardCorrupt, …: one of them cannot be read. Data that needs not be read
             is not checked: see `audit_dataset`.
+        DatasetConflict: another writer has removed shards meanwhile.
     """
     report = DiffReport(os.fspath(a), os.fspath(b))
     with ExitStack() as stack:

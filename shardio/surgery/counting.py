@@ -16,6 +16,7 @@ from shardio.dataset import ShardDataset
 from shardio.format.fields import Array, array_of
 from shardio.manifest import load_generation, publish_next
 from shardio.reader import ShardReader
+from shardio.surgery.overtaking import tell_overtaken
 from shardio.surgery.soundness import Progress, SurgeryProgress
 from shardio.units import Rows
 
@@ -68,7 +69,7 @@ def compute_stats(
         ChecksumMismatch, ShardCorrupt: damage is met; nothing is published.
         DatasetNotFound, DatasetConflict: as in `split`.
     """
-    with ShardDataset(folder, subset=subset) as dataset:
+    with tell_overtaken(folder), ShardDataset(folder, subset=subset) as dataset:
         previous = load_generation(folder, dataset.generation)
         found = _count(dataset, progress)
     kept = dict(previous.stats)

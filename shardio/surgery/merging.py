@@ -12,6 +12,7 @@ from shardio.errors import InvalidArgument
 from shardio.format.fields import Array
 from shardio.format.schema import Schema
 from shardio.manifest import ROWS
+from shardio.surgery.overtaking import tell_overtaken
 from shardio.surgery.rewriting import SHARD_BYTES, Rewriting, SurgeryReport
 from shardio.surgery.soundness import Progress, require_sound, tell_writing
 
@@ -47,10 +48,13 @@ def merge(
         DatasetNotFound: a source is none.
         DatasetCorrupt: a source is damaged; repair it first.
         DatasetExists, DatasetConflict: `out` holds something, or does so meanwhile.
+        DatasetConflict: also where another writer has removed shards of a source meanwhile.
     """
     if not sources:
         raise InvalidArgument("merge needs at least one source")
     with ExitStack() as stack:
+        for path in sources:
+            stack.enter_context(tell_overtaken(path))
         datasets = [stack.enter_context(ShardDataset(path)) for path in sources]
         for dataset in datasets[1:]:
             check_same_fields(datasets[0], dataset)

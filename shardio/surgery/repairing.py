@@ -24,6 +24,7 @@ from shardio.manifest import ROWS
 from shardio.reader import ShardReader
 from shardio.surgery.admission import Part, admit
 from shardio.surgery.mending import mend, unreadable_pages
+from shardio.surgery.overtaking import published_in, refuse_overtaken
 from shardio.surgery.rewriting import SHARD_BYTES, Rewriting
 from shardio.surgery.shard_audit import examine
 from shardio.writer import ShardSummary
@@ -154,9 +155,10 @@ def repair(
         DatasetNotFound, ShardNotFound: there is nothing at `source`.
         DatasetCorrupt: nothing can be told of it, not even the fields.
         DatasetExists: `out` holds something.
+        DatasetConflict: another writer has removed shards of `source` meanwhile.
         OSError: the disk refuses to write; nothing is published.
     """
-    patient = admit(os.fspath(source))
+    before, patient = published_in(source), admit(os.fspath(source))
     sizes = [sum(_size_of(part.path) for part in parts) for parts in patient.shards]
     repairs: list[ShardRepair] = []
     with Rewriting(out, patient.schema, shard_bytes=shard_bytes) as rewriting:
@@ -166,6 +168,8 @@ def repair(
             found = ShardRepair(parts[0].name)
             _save(parts, rewriting, found)
             repairs.append(found)
+            if found.losses:
+                refuse_overtaken(source, before)
         if progress is not None:
             progress(RepairProgress(len(sizes), len(sizes), sum(sizes), sum(sizes)))
         repairs += [

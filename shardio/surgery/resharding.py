@@ -11,6 +11,7 @@ from pathlib import Path
 from shardio.dataset import ShardDataset
 from shardio.errors import DataError
 from shardio.manifest import Generation, load, load_generation
+from shardio.surgery.overtaking import tell_overtaken
 from shardio.surgery.rewriting import (
     SHARD_BYTES,
     Rewriting,
@@ -52,7 +53,7 @@ def reshard(
         DatasetNotFound, DatasetExists, DatasetConflict: as in `merge`.
     """
     check_shard_bytes(shard_bytes)
-    with ShardDataset(source) as dataset:
+    with tell_overtaken(source), ShardDataset(source) as dataset:
         generation = load_generation(source, dataset.generation)
         require_sound(source, workers, progress)
         with Rewriting(out, dataset.schema, shard_bytes=shard_bytes) as rewriting:
@@ -119,7 +120,7 @@ def compact(
         DatasetConflict: another writer published meanwhile; nothing is changed.
     """
     check_shard_bytes(shard_bytes)
-    with ShardDataset(folder) as dataset:
+    with tell_overtaken(folder), ShardDataset(folder) as dataset:
         previous = load_generation(folder, dataset.generation)
         groups = _groups(previous, shard_bytes)
         chosen = [k for group in groups if _is_rewritten(group, previous) for k in group]

@@ -17,6 +17,7 @@ from shardio.errors import InvalidArgument
 from shardio.manifest import load_generation, publish_next
 from shardio.order import key_of
 from shardio.surgery.digests import Digests, exact_digests, mix
+from shardio.surgery.overtaking import tell_overtaken
 from shardio.views import RowRuns
 
 _TOLERANCE: Final = 1e-6
@@ -66,7 +67,7 @@ def split(
     _check_parts(parts)
     if type(seed) is not int or seed < 0:
         raise InvalidArgument(f"seed must be an integer from 0 up; found {seed!r}")
-    with ShardDataset(folder) as dataset:
+    with tell_overtaken(folder), ShardDataset(folder) as dataset:
         if group is not None and group not in dataset.schema:
             known = ", ".join(dataset.schema)
             raise InvalidArgument(f"{dataset.path}: no field {group!r}; there are {known}")
