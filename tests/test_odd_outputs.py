@@ -7,12 +7,14 @@ from pathlib import Path
 
 import pytest
 
+import shardio
 from shardio import Array, InvalidArgument
 from shardio.conversion import files
 from shardio.conversion.staging import Staging
 from shardio.errors import DatasetCorrupt, DatasetExists, DatasetNotFound
 from shardio.sealed import sealed
 from shardio.surgery import add_column, audit_dataset
+from shardio_tools import cli
 from tests.lines import contents, convert, install, texts, write
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
@@ -208,3 +210,25 @@ def test_where_no_folder_can_be_made_it_is_told(
     monkeypatch.setattr("shardio.conversion.staging.LOCK_PATIENCE_S", 0)
     with pytest.raises(FileNotFoundError, match="/proc/none"):  # the kernel's own: no entry is made
         convert(lines, Path("/proc/none/out"))
+
+
+@pytest.mark.parametrize("source", ["files", "samples"])
+@pytest.mark.parametrize("out", ["", "a\0b", "a\ud800b"])
+def test_an_out_that_no_folder_can_be_called_is_refused(
+    lines: Path, monkeypatch: pytest.MonkeyPatch, source: str, out: str
+) -> None:
+    (lines / "cwd").mkdir()
+    monkeypatch.chdir(lines / "cwd")
+    with pytest.raises(InvalidArgument, match=r"out \(OUT\) is (empty|'a.* no name that a folder)"):
+        shardio.convert(lines if source == "files" else [{"x": 1}], out)
+    assert not [*Path().iterdir()]
+
+
+def test_the_command_refuses_an_empty_out(
+    lines: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (lines / "cwd").mkdir()
+    monkeypatch.chdir(lines / "cwd")
+    assert cli.main(["convert", str(lines), ""]) == cli.USAGE
+    assert "expected the name of a folder" in capsys.readouterr().err
+    assert not [*Path().iterdir()]

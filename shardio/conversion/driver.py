@@ -12,7 +12,7 @@ from shardio.conversion.given import Given
 from shardio.conversion.labels import read_labels, relabel, with_own_classes
 from shardio.conversion.plan import list_inputs
 from shardio.conversion.report import ConversionReport, Progress
-from shardio.conversion.request import Request
+from shardio.conversion.request import Request, check_folder_name
 from shardio.conversion.source import classes_of
 from shardio.conversion.staging import Staging
 from shardio.errors import InvalidArgument
@@ -76,8 +76,9 @@ def convert(
         progress: called in this process, at the start and after every input.
 
     Raises:
-        InvalidArgument: `src` does not exist or holds no file, an option is not acceptable, or it
-            is to resume with other options or versions than the interrupted conversion had.
+        InvalidArgument: `src` does not exist or holds no file, `out` is no name of a folder, an
+            option is not acceptable, or it is to resume with other options or versions than the
+            interrupted conversion had.
         DatasetExists: `out` already holds data, or an interrupted conversion.
         DatasetNotFound: there is nothing to append to.
         DatasetConflict: another writer is at work in `out`.
@@ -86,6 +87,7 @@ def convert(
     """
     if shard_bytes < 1:
         raise InvalidArgument(f"shard_bytes is {shard_bytes}; it must be at least 1")
+    check_folder_name(out)
     request = Request(
         kind, options, workers, on_error, keep_partial, progress, shard_bytes, resume, overwrite
     )
