@@ -42,10 +42,11 @@ def convert(
 ) -> ConversionReport:
     """Convert a folder of files, or samples or items of this program, into a dataset at `out`.
 
-    Every file below `src` is looked at and accounted for in the report. A broken file gives no
-    sample (`keep_partial`: those before the break); `on_error="stop"` ends at the first one in
-    order of names, and publishes what comes before it. The bytes of the dataset depend on neither
-    `workers` (0: in this process; default: one per usable CPU) nor the machine's speed.
+    Every file below `src`, or that matches it if it is a pattern (`"shards/train-*.tar"`; what is
+    before the pattern is the folder then), is looked at and accounted for in the report. A broken
+    file gives no sample (`keep_partial`: those before the break); `on_error="stop"` ends at the
+    first one in order of names, and publishes what comes before it. The bytes of the dataset depend
+    on neither `workers` (0: in this process; default: one per usable CPU) nor the machine's speed.
 
     What a conversion has finished stays in `out` when it ends early, however it ends. The next one
     is refused there, unless it is to `resume`: finished units are kept if every byte of them is
@@ -76,9 +77,9 @@ def convert(
         progress: called in this process, at the start and after every input.
 
     Raises:
-        InvalidArgument: `src` does not exist or holds no file, `out` is no name of a folder, an
-            option is not acceptable, or it is to resume with other options or versions than the
-            interrupted conversion had.
+        InvalidArgument: `src` does not exist, holds no file or matches none, `out` is no name of a
+            folder, an option is not acceptable, or it is to resume with other options or versions
+            than the interrupted conversion had.
         DatasetExists: `out` already holds data, or an interrupted conversion.
         DatasetNotFound: there is nothing to append to.
         DatasetConflict: another writer is at work in `out`.

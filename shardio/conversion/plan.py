@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from shardio.conversion.patterns import Pattern, Reached, pattern_of
 from shardio.conversion.source import Input, Item
 from shardio.errors import InvalidArgument
 from shardio.format.checksum import hash_bytes
@@ -61,21 +62,58 @@ class Listing:
         return sum(source.n_bytes for source in self.inputs)
 
 
-def list_inputs(root: str, but: str = "") -> Listing:
-    """List every file of a folder tree; a single file is a list of one.
+def list_inputs(source: str, but: str = "") -> Listing:
+    """List every file of a folder tree, or what matches a pattern; a file is a list of one.
 
-    A class is a folder below `root` that holds files, or nothing at all: not one that only groups
-    other folders. Its name is its path below `root`. Links are followed, but not in a circle. A
-    folder that cannot be listed is itself an input, which says so when it is read.
+    A class is a folder below the source that holds files, or nothing at all: not one that only
+    groups other folders. Its name is its path below the source. Links are followed, but not in a
+    circle. A folder that cannot be listed is itself an input, which says so when it is read.
+
+    A source that is not there and has one of `*?[` in its name is a `Pattern`: of its root, this
+    lists the files that match, and those in folders that match.
 
     Args:
         but: a folder that is left out wherever it lies: the one that is written to.
 
     Raises:
-        InvalidArgument: there is nothing at `root`, or no file in it, or it is a pipe or device, or
-            it is `but`.
-        OSError: `root` itself cannot be listed.
+        InvalidArgument: there is nothing at `source`, or no file in it, or nothing matches, or it
+            is a pipe or device, or it is `but`.
+        OSError: `source` itself, or the root of a pattern, cannot be listed.
     """
+    pattern = pattern_of(source)
+    _check_root(source, pattern)
+    root = os.path.abspath(pattern.root)
+    if not os.path.isdir(root):
+        return Listing((_input(_text(os.path.basename(root)), root, -1),), ())
+    if (written := _identity(but)) is not None and _identity(root) == written:
+        raise InvalidArgument(
+            f"{pattern.root}: is the folder that is written to; choose another one"
+        )
+    files: list[tuple[str, str, str]] = []  # name, path, class
+    folders: set[str] = set()
+    for folder, names, is_class in _walk(root, pattern, written):
+        if folder and is_class:
+            folders.add(folder)
+        for name in names:
+            below = os.path.join(folder, name) if name else folder
+            files.append((_text(below), os.path.join(root, below), _text(folder)))
+    if not files:
+        raise InvalidArgument(
+            f"{source}: matches no file below the folder {pattern.root}"
+            if pattern.parts
+            else f"{source}: holds no file to convert"
+        )
+    classes = tuple(sorted(map(_text, folders)))
+    labels = {"": -1} | {name: label for label, name in enumerate(classes)}
+    inputs = (_input(name, path, labels[folder]) for name, path, folder in sorted(files))
+    return Listing(tuple(inputs), classes)
+
+
+def _check_root(source: str, pattern: Pattern) -> None:
+    """Make sure that there is a file or folder; for a pattern, a folder."""
+    root = pattern.root
+    if pattern.parts and not os.path.isdir(root):
+        raise InvalidArgument(f"{source}: matches no file: there is no folder {root}")
     if not os.path.lexists(root):
         raise InvalidArgument(f"{root}: there is no such file or folder to convert")
     if not (os.path.isdir(root) or os.path.isfile(root)):
@@ -84,25 +122,6 @@ def list_inputs(root: str, but: str = "") -> Listing:
             "a link that leads to no file or folder" if is_link else "neither a file nor a folder"
         )
         raise InvalidArgument(f"{root}: {what}")
-    path = os.path.abspath(root)
-    if not os.path.isdir(root):
-        return Listing((_input(_text(os.path.basename(path)), path, -1),), ())
-    if (written := _identity(but)) is not None and _identity(path) == written:
-        raise InvalidArgument(f"{root}: is the folder that is written to; choose another one")
-    files: list[tuple[str, str, str]] = []  # name, path, class
-    folders: set[str] = set()
-    for folder, names, has_folders in _walk(path, written):
-        if folder and (names or not has_folders):
-            folders.add(folder)
-        for name in names:
-            below = os.path.join(folder, name) if name else folder
-            files.append((_text(below), os.path.join(path, below), _text(folder)))
-    if not files:
-        raise InvalidArgument(f"{root}: holds no file to convert")
-    classes = tuple(sorted(map(_text, folders)))
-    labels = {"": -1} | {name: label for label, name in enumerate(classes)}
-    inputs = (_input(name, path, labels[folder]) for name, path, folder in sorted(files))
-    return Listing(tuple(inputs), classes)
 
 
 def cut(inputs: Sequence[Input]) -> list[Unit]:
@@ -140,14 +159,16 @@ def _power_of_two(n: int) -> int:
 Identity = tuple[int, int]
 
 
-def _walk(root: str, but: Identity | None) -> Iterator[tuple[str, list[str], bool]]:
-    """Yield (folder below root, names of its files, whether it holds folders) of a tree.
+def _walk(
+    root: str, pattern: Pattern, but: Identity | None
+) -> Iterator[tuple[str, list[str], bool]]:
+    """Yield (folder below root, names of its files, whether it is a class) of what is meant.
 
     The one name of a folder that cannot be listed is "": it stands for the folder itself.
     """
-    waiting: list[tuple[str, frozenset[Identity]]] = [("", frozenset())]
+    waiting: list[tuple[str, Reached, frozenset[Identity]]] = [("", pattern.start, frozenset())]
     while waiting:
-        folder, above = waiting.pop()
+        folder, reached, above = waiting.pop()
         here = os.path.join(root, folder)
         identity = _identity(here)
         if identity in above:  # a link to a folder that this one lies in
@@ -158,15 +179,19 @@ def _walk(root: str, but: Identity | None) -> Iterator[tuple[str, list[str], boo
         except OSError:
             if not folder:
                 raise
-            yield folder, [""], False
+            yield folder, [""], True
             continue
         folders = sorted(name for name, is_dir in found if is_dir)
-        files = [name for name, is_dir in found if not is_dir]
+        files = [name for name, is_dir in found if not is_dir and pattern.takes(reached, name)]
         if but is not None:
             folders = [name for name in folders if _identity(os.path.join(here, name)) != but]
-        yield folder, files, len(files) < len(found)
+        yield folder, files, bool(files) or (not found and pattern.is_whole(reached))
         circle = above | {identity} if identity else above
-        waiting += [(os.path.join(folder, name), circle) for name in reversed(folders)]
+        waiting += [
+            (os.path.join(folder, name), below, circle)
+            for name in reversed(folders)
+            if (below := pattern.below(reached, name))
+        ]
 
 
 def _identity(path: str) -> Identity | None:

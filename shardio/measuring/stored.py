@@ -19,6 +19,7 @@ from shardio.conversion import ConversionReport, Input, InputReport, convert
 from shardio.conversion.appending import inherit
 from shardio.conversion.guessing import guess_kind
 from shardio.conversion.parts import join
+from shardio.conversion.patterns import pattern_of
 from shardio.conversion.plan import list_inputs
 from shardio.conversion.source import make_source
 from shardio.dataset import ShardDataset
@@ -196,8 +197,9 @@ def _compared(
     error_of = getattr(make_source(kind or report.kind, options), "error", None)
     if error_of is None:
         return
+    root = pattern_of(src).root
     for one, row in _spread(list(_converted(report)), _MAX_COMPARED):
-        path = os.path.join(src, one.name) if os.path.isdir(src) else src
+        path = os.path.join(root, one.name) if os.path.isdir(root) else root
         found = error_of(Input(one.name, path, one.n_bytes, one.label), dataset[row])
         if found is not None:
             error, n_values = found

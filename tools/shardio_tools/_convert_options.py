@@ -35,7 +35,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "src",
         metavar="SRC",
-        help="a folder of videos, pictures, sound, arrays or datasets of others, or one file",
+        help="a folder of videos, pictures, sound, arrays or datasets of others, one file, or a "
+        "pattern of them, quoted",
     )
     add(
         "out",

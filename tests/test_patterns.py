@@ -1,0 +1,193 @@
+"""A source that is named by a pattern: which files it stands for, and what they are called."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+import shardio
+from shardio import InvalidArgument
+from shardio.conversion.plan import list_inputs
+from shardio.measuring import estimate
+from shardio_tools import cli
+from tests.lines import contents, convert, install, note_reads, outcomes, texts, write
+
+pytestmark = pytest.mark.usefixtures("quick_disk")
+
+TREE = {
+    "train-1.tar": "",
+    "train-2.tar": "",
+    "test-1.tar": "",
+    "notes": "",
+    ".hidden.tar": "",
+    "cat/1.tar": "",
+    "cat/1.txt": "",
+    "cat/deep/2.tar": "",
+    "cow/3.tar": "",
+    ".git/4.tar": "",
+}
+
+
+@pytest.fixture
+def lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    return install(tmp_path, monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("tree")
+    write(root, TREE)
+    (root / "cow" / "empty").mkdir()
+    return root
+
+
+def names(source: Path | str) -> list[str]:
+    return [one.name for one in list_inputs(str(source)).inputs]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "matched"),
+    [
+        ("train-*.tar", "train-1.tar train-2.tar"),
+        ("train-?.tar", "train-1.tar train-2.tar"),
+        ("t*-[!2].tar", "test-1.tar train-1.tar"),
+        ("*.tar", "test-1.tar train-1.tar train-2.tar"),
+        (".*.tar", ".hidden.tar"),
+        ("*/*.tar", "cat/1.tar cow/3.tar"),
+        ("**/*.tar", "cat/1.tar cat/deep/2.tar cow/3.tar test-1.tar train-1.tar train-2.tar"),
+        ("**/**/2.*", "cat/deep/2.tar"),
+        ("c*", "cat/1.tar cat/1.txt cat/deep/2.tar cow/3.tar"),
+        ("[cn]o*", "cow/3.tar notes"),
+        ("[cn]o*/", "cow/3.tar"),
+        ("**/d*p", "cat/deep/2.tar"),
+        ("**/deep/*", "cat/deep/2.tar"),
+        ("**", " ".join(sorted(TREE))),
+        ("c*/**", "cat/1.tar cat/1.txt cat/deep/2.tar cow/3.tar"),
+        (".//c*/./1.txt", "cat/1.txt"),
+    ],
+)
+def test_a_pattern_stands_for_the_files_and_folders_that_match(
+    tree: Path, pattern: str, matched: str
+) -> None:
+    assert names(f"{tree}/{pattern}") == matched.split()
+
+
+def test_what_comes_before_the_pattern_is_the_folder_that_paths_and_classes_are_below(
+    tree: Path,
+) -> None:
+    assert names(tree / "cat" / "*.tar") == ["1.tar"]
+    assert list_inputs(f"{tree}/cat/*.tar").classes == ()
+    listing = list_inputs(f"{tree}/c*/*.tar")
+    assert listing.classes == ("cat", "cow")  # folders that hold what matches
+    assert [one.label for one in listing.inputs] == [0, 1]
+    assert list_inputs(f"{tree}/c*").classes == ("cat", "cat/deep", "cow", "cow/empty")
+
+
+def test_a_pattern_may_begin_in_the_current_folder(
+    tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tree)
+    assert names("train-*") == ["train-1.tar", "train-2.tar"]
+    monkeypatch.chdir(tree / "cat")
+    assert names("../cow/*.tar") == ["3.tar"]
+    assert names("**/2.tar") == ["deep/2.tar"]
+
+
+def test_a_path_that_is_there_is_that_path_whatever_is_in_its_name(tmp_path: Path) -> None:
+    write(tmp_path, {"clip [1].mp4": "", "clip 1.mp4": "", "old [x]/1.mp4": "", "old x/2.mp4": ""})
+    assert names(tmp_path / "clip [1].mp4") == ["clip [1].mp4"]
+    assert names(tmp_path / "clip [[]1].mp4") == ["clip [1].mp4"]
+    assert names(tmp_path / "old [x]" / "*.mp4") == ["1.mp4"]
+    assert names(tmp_path / "ol[d] [x]" / "*.mp4") == ["old x/2.mp4"]
+
+
+def test_only_folders_that_may_hold_a_match_are_looked_into(
+    tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked, scandir = list[str](), os.scandir
+
+    def noted(path: str) -> object:
+        looked.append(path)
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", noted)
+    names(tree / "c[a]t" / "*.tar")
+    assert [os.path.relpath(path, tree) for path in looked] == [".", "cat"]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "reason"),
+    [
+        ("*.mp4", "matches no file below the folder {root}"),
+        ("cow/emp*", "matches no file below the folder {root}/cow"),
+        ("dog/*.tar", "matches no file: there is no folder {root}/dog"),
+        ("notes/*", "matches no file: there is no folder {root}/notes"),
+    ],
+)
+def test_a_pattern_that_nothing_matches_is_refused_with_where_it_was_looked_for(
+    tree: Path, tmp_path: Path, pattern: str, reason: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["convert", f"{tree}/{pattern}", str(tmp_path / "out")]) == cli.USAGE
+    assert f"{tree}/{pattern}: {reason.format(root=tree)}" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_matches_becomes_the_same_dataset_as_a_folder_with_nothing_else(
+    lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = note_reads(monkeypatch)
+    report = convert(lines / "[ac]" / "*.txt", tmp_path / "out")
+    assert outcomes(report) == {
+        "a/1.txt": "converted",
+        "a/2.txt": "too_short",
+        "c/4.txt": "converted",
+    }
+    assert [*outcomes(report)] == read
+    for name in ("b/readme", "b/3.txt", "d/5.txt", "top.txt"):
+        (lines / name).unlink()
+    (lines / "b").rmdir()
+    (lines / "d").rmdir()
+    convert(lines, tmp_path / "whole")
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+
+
+def test_a_dataset_grows_by_what_another_pattern_matches(lines: Path, tmp_path: Path) -> None:
+    out = lines / "out"  # which matches, too, and is left out
+    convert(lines / "[a]" / "*.txt", out)
+    report = convert(lines / "*", out, append=True)
+    assert outcomes(report)["a/1.txt"] == "present"
+    assert texts(out) == "one two three four five six seven".split()
+    assert not any(name.startswith("out") for name in outcomes(report))
+    with pytest.raises(InvalidArgument, match="is the folder that is written to"):
+        convert(out / "*.shard", out, append=True)
+
+
+def test_a_conversion_of_a_pattern_is_resumed_and_replaced(lines: Path, tmp_path: Path) -> None:
+    source, out = lines / "**" / "*.txt", tmp_path / "out"
+    (lines / "c" / "4.txt").write_text("bug")
+    with pytest.raises(KeyError):
+        convert(source, out)
+    (lines / "c" / "4.txt").write_text("four")
+    assert convert(source, out, resume=True).n_samples == 5
+    convert(lines / "[a]", out, overwrite=True)
+    assert texts(out) == ["one", "two"]
+
+
+def test_labels_from_a_file_are_for_what_matches(lines: Path, tmp_path: Path) -> None:
+    (tmp_path / "labels.csv").write_text("path,label\na/1.txt,x\nc/4.txt,y\n")
+    convert(lines / "[abc]" / "*.txt", tmp_path / "out", labels=tmp_path / "labels.csv")
+    with shardio.open(tmp_path / "out") as dataset:
+        assert dataset.classes == ("x", "y")
+        assert [int(sample["label"]) for sample in dataset] == [0, 0, -1, 1, 1, 1]
+
+
+def test_the_command_takes_a_pattern_tells_its_kind_and_measures_what_it_made(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(tmp_path, {"in/1.csv": "x\n1\n2\n", "in/2.csv": "x\n3\n", "in/3.mp4": ""})
+    source, out = f"{tmp_path}/in/*.csv", str(tmp_path / "out")
+    assert cli.main(["convert", source, out, "--workers=0"]) == cli.OK
+    assert "converted 2 of 2 files into 3 samples" in capsys.readouterr().out
+    assert estimate(source, workers=0).n_inputs == 2
