@@ -10,7 +10,14 @@ from shardio.closing import Publishing
 from shardio.disk import make_folder, remove_folder, unlink
 from shardio.errors import DatasetConflict, InvalidArgument, LoaderClosed
 from shardio.format.schema import Schema
-from shardio.manifest import Generation, check_classes, holds_dataset, publish, refuse_existing
+from shardio.manifest import (
+    Generation,
+    check_classes,
+    check_folder_name,
+    holds_dataset,
+    publish,
+    refuse_existing,
+)
 from shardio.writer import ShardSummary, ShardWriter, check_schema
 
 
@@ -40,6 +47,7 @@ class DatasetWriter(Publishing):
     ) -> None:
         if type(shard_bytes) is not int or shard_bytes < 1:
             raise InvalidArgument(f"shard_bytes must be an integer from 1 up; found {shard_bytes}")
+        check_folder_name(path)
         self.path = os.fspath(path)
         self._root = os.path.abspath(path)
         self.schema = check_schema(schema)

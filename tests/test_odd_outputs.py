@@ -12,8 +12,9 @@ from shardio import Array, InvalidArgument
 from shardio.conversion import files
 from shardio.conversion.staging import Staging
 from shardio.errors import DatasetCorrupt, DatasetExists, DatasetNotFound
+from shardio.exporting import export
 from shardio.sealed import sealed
-from shardio.surgery import add_column, audit_dataset
+from shardio.surgery import add_column, audit_dataset, merge, reshard
 from shardio_tools import cli
 from tests.lines import contents, convert, install, texts, write
 
@@ -231,4 +232,24 @@ def test_the_command_refuses_an_empty_out(
     monkeypatch.chdir(lines / "cwd")
     assert cli.main(["convert", str(lines), ""]) == cli.USAGE
     assert "expected the name of a folder" in capsys.readouterr().err
+    assert not [*Path().iterdir()]
+
+
+@pytest.mark.parametrize("how", ["reshard", "merge", "export", "write"])
+def test_in_no_way_is_an_empty_name_the_current_folder(
+    lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    made = tmp_path / "made"
+    convert(lines, made)
+    (lines / "cwd").mkdir()
+    monkeypatch.chdir(lines / "cwd")
+    with pytest.raises(InvalidArgument, match="is empty; expected the name of a folder"):
+        if how == "reshard":
+            reshard(made, "")
+        elif how == "merge":
+            merge("", made)
+        elif how == "export":
+            export(made, "", "npy")
+        else:
+            shardio.DatasetWriter("", shardio.Schema({"x": Array("int64")}))
     assert not [*Path().iterdir()]

@@ -12,11 +12,12 @@ from shardio.conversion.given import Given
 from shardio.conversion.labels import read_labels, relabel, with_own_classes
 from shardio.conversion.plan import list_inputs
 from shardio.conversion.report import ConversionReport, Progress
-from shardio.conversion.request import Request, check_folder_name
+from shardio.conversion.request import Request
 from shardio.conversion.source import classes_of
 from shardio.conversion.staging import Staging
 from shardio.errors import InvalidArgument
 from shardio.format.schema import Schema
+from shardio.manifest import check_folder_name
 
 PathName = str | os.PathLike[str]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -110,22 +109,3 @@ class Request:
             stop_at_broken=self.on_error == "stop",
         )
         return job_in, listing
-
-
-def check_folder_name(out: PathName) -> None:
-    """Make sure that a dataset's folder can be called so.
-
-    Raises:
-        InvalidArgument: the name is empty, or none that a file system takes.
-    """
-    name = os.fspath(out)
-    if not name:
-        raise InvalidArgument(
-            "out (OUT) is empty; expected the name of a folder, as '.' is for the current one"
-        )
-    try:
-        is_name = b"\0" not in os.fsencode(name)
-    except UnicodeEncodeError:  # half a character
-        is_name = False
-    if not is_name:
-        raise InvalidArgument(f"out (OUT) is {name!r}, which is no name that a folder can have")

@@ -11,7 +11,7 @@ from typing import Final, Self
 
 from shardio.disk import make_folder, remove_tree, rename
 from shardio.errors import DatasetExists, InvalidArgument
-from shardio.manifest import holds_dataset
+from shardio.manifest import check_folder_name, holds_dataset
 from shardio.storage import exchange, sync_folder
 from shardio.surgery.staging import make_staging, sweep
 
@@ -30,6 +30,7 @@ class Target:
     """
 
     def __init__(self, out: str | os.PathLike[str], source: str, *, overwrite: bool) -> None:
+        check_folder_name(out)
         self.out = Path(os.path.abspath(out))
         self._overwrite = overwrite
         # What gives way has this name for a moment, where a file system cannot swap two.

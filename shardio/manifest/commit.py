@@ -45,6 +45,25 @@ def holds_dataset(folder: str | os.PathLike[str]) -> bool:
     return (Path(folder) / POINTER).exists()
 
 
+def check_folder_name(name: str | os.PathLike[str]) -> None:
+    """Make sure that a dataset's folder can be called so.
+
+    Raises:
+        InvalidArgument: the name is empty, or none that a file system takes.
+    """
+    text = os.fspath(name)
+    if not text:
+        raise InvalidArgument(
+            "out (OUT) is empty; expected the name of a folder, as '.' is for the current one"
+        )
+    try:
+        is_name = b"\0" not in os.fsencode(text)
+    except UnicodeEncodeError:  # half a character
+        is_name = False
+    if not is_name:
+        raise InvalidArgument(f"out (OUT) is {text!r}, which is no name that a folder can have")
+
+
 def refuse_existing(folder: str | os.PathLike[str], *, but: str = "") -> None:
     """Make sure that a new dataset can be made in `folder`: it is missing or empty.
 

@@ -19,7 +19,15 @@ from typing import Any, Final, Self
 
 from shardio.errors import DatasetConflict, DatasetNotFound, InvalidArgument, ShardioError
 from shardio.format.schema import Schema
-from shardio.manifest import Generation, Side, load, publish, publish_next, refuse_existing
+from shardio.manifest import (
+    Generation,
+    Side,
+    check_folder_name,
+    load,
+    publish,
+    publish_next,
+    refuse_existing,
+)
 from shardio.storage import rename_new, sync_folder
 from shardio.surgery.staging import make_staging, note_name, sweep
 from shardio.writer import ShardSummary, ShardWriter
@@ -92,6 +100,7 @@ class Rewriting:
         previous: Generation | None = None,
     ) -> None:
         check_shard_bytes(shard_bytes)
+        check_folder_name(folder)
         self._folder = folder
         self.root, self.schema = Path(os.path.abspath(folder)), schema
         self._shard_bytes, self._previous = shard_bytes, previous
