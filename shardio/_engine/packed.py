@@ -25,6 +25,9 @@ Record = bytes | memoryview
 _PARTS_AHEAD: Final = 8192
 """About so many parts are worked out at a time: it takes 100 µs whatever their number."""
 
+_MOST_AHEADS: Final = 4
+"""So many `numbers` are gone on with by turns, as by a worker that does steps of others, too."""
+
 
 class _Ahead(NamedTuple):
     """What `numbers[first:last]` are made of.
@@ -76,12 +79,14 @@ class PackedTokens:
         """Of shards with a document that was read."""
         self._places: Rows = np.zeros(0, np.int64)
         """Where each raw document lies in the map of its shard; 0 before it is checked."""
-        self._ahead: _Ahead | None = None
+        self._aheads: dict[int, _Ahead] = {}
+        """By the id of their numbers, which they keep; the latest one last."""
 
     def close(self) -> None:
         """Let go of the shards' maps. Idempotent."""
         self._maps.clear()
-        self._places, self._ahead = np.zeros(0, np.int64), None
+        self._places = np.zeros(0, np.int64)
+        self._aheads.clear()
 
     def fill(
         self,
@@ -139,12 +144,8 @@ class PackedTokens:
         self, numbers: Rows, first: int, last: int, n_tokens: tuple[int, ...] | None
     ) -> _Ahead:
         """What `numbers[first:last]` are made of, and some of those behind."""
-        ahead = self._ahead
-        if (
-            ahead is not None
-            and ahead.numbers is numbers
-            and ahead.first <= first <= last <= ahead.last
-        ):
+        ahead = self._aheads.get(id(numbers))
+        if ahead is not None and ahead.first <= first <= last <= ahead.last:
             return ahead
         packed = self._packed
         n_ahead = _PARTS_AHEAD * len(packed) // (len(packed) + len(packed.ends))
@@ -157,8 +158,12 @@ class PackedTokens:
             pieces = self._records(parts, shards)
         is_short = bool((parts.n_tokens < self._pack.reach).any())
         tails = self._tails(parts) if is_short or self._pack.eot is not None else None
-        self._ahead = _Ahead(numbers, first, last, parts, bounds, shards, pieces, tails, is_short)
-        return self._ahead
+        ahead = _Ahead(numbers, first, last, parts, bounds, shards, pieces, tails, is_short)
+        self._aheads.pop(id(numbers), None)
+        while len(self._aheads) >= _MOST_AHEADS:
+            del self._aheads[next(iter(self._aheads))]
+        self._aheads[id(numbers)] = ahead
+        return ahead
 
     def _shards(self, documents: Rows) -> Rows:
         return self._dataset.locate(self._dataset.shown_rows(documents))

@@ -87,5 +87,12 @@ KINDS: Final = {
     "png": Kind("images", partial(_make_pictures, "png"), _load_picture),
     "flac": Kind("audio", _make_sound, _load_sound),
     "clips": Kind("videos", _make_videos, _load_frames, {"store": "raw", "size": _SIDE}),
-    "packets": Kind("videos", _make_videos, _load_packets, {"store": "packets"}),
+    "packets": Kind(
+        "videos",
+        _make_videos,
+        _load_packets,
+        {"store": "packets"},
+        least=0.45,
+        why="keyframes and times are looked at",
+    ),
 }

@@ -139,15 +139,25 @@ _COLUMNS: Final = {
 KINDS: Final = {
     "csv": Kind("tables", _make_csv, _load_csv),
     "json flat": Kind("tables", partial(_make_jsonl, _flat), _load_jsonl),
-    "json nested": Kind("tables", partial(_make_jsonl, _nested), _load_jsonl),
+    "json nested": Kind(
+        "tables", partial(_make_jsonl, _nested), _load_jsonl, least=0.55, why="fields are named"
+    ),
     "json arrays": Kind("tables", partial(_make_jsonl, _embedding), _load_jsonl),
-    "json in json": Kind("tables", partial(_make_jsonl, _talk), _load_jsonl),
+    "json in json": Kind(
+        "tables", partial(_make_jsonl, _talk), _load_jsonl, least=0.35, why="JSON is written again"
+    ),
     **{
         f"parquet {name}": Kind("arrow", partial(_make_parquet, columns), _load_parquet)
         for name, columns in _COLUMNS.items()
     },
     **{
-        f"arrow {name}": Kind("arrow", partial(_make_stream, columns), _load_stream)
+        f"arrow {name}": Kind(
+            "arrow",
+            partial(_make_stream, columns),
+            _load_stream,
+            least=0.35 if name in {"texts", "records"} else 0.7,
+            why="batches are validated" if name in {"texts", "records"} else "",
+        )
         for name, columns in _COLUMNS.items()
     },
 }
