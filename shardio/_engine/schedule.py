@@ -218,10 +218,14 @@ class Schedule:
     def deliver_any(self) -> tuple[int, int] | None:
         """A step that is ready, and its block: the one that was done first; not beside `deliver`.
 
+        There is none any more once the pass is over, whatever else is answered then.
+
         Raises:
             BaseException: what `failed` was given for a step, once nothing is ready; the pass is
                 then over.
         """
+        if self.is_over:
+            return None
         for step in self._ready:
             block = self._ready.pop(step)
             self.next_step += 1
