@@ -330,7 +330,8 @@ def test_units_cover_the_inputs_in_order_and_end_as_soon_as_they_are_full(sizes:
     assert [source for part in units for source in part.inputs] == inputs
     assert [part.number for part in units] == list(range(len(units)))
     assert [part.first for part in units] == [inputs.index(part.inputs[0]) for part in units]
-    aim = min(max(sum(sizes) / N_UNITS, MIN_UNIT_BYTES), MAX_UNIT_BYTES)
+    total = sum(max(size, MIN_INPUT_BYTES) for size in sizes)
+    aim = min(max(total / N_UNITS, MIN_UNIT_BYTES), MAX_UNIT_BYTES)
     full = 2 ** math.floor(math.log2(aim))
     for part in units[:-1]:
         part_sizes = [max(source.n_bytes, MIN_INPUT_BYTES) for source in part.inputs]

@@ -15,7 +15,10 @@ import pytest
 
 import shardio
 from shardio import Input, Outcome
-from shardio.conversion.plan import cut, list_inputs
+from shardio.conversion.events import InputDone
+from shardio.conversion.ledger import Ledger
+from shardio.conversion.plan import Listing, cut, list_inputs
+from shardio.conversion.report import Progress
 from shardio_tools import cli
 from tests.lines import Lines, convert, install, outcomes, texts, write
 from tests.media_made import scene, write_video
@@ -205,6 +208,24 @@ def test_many_tiny_inputs_are_many_units(tmp_path: Path) -> None:
     units = cut(inputs)
     assert len(units) > 64
     assert [source for part in units for source in part.inputs] == inputs
+
+
+def test_what_a_report_of_progress_costs_does_not_grow_with_the_inputs() -> None:
+    sums = []
+
+    class Counted(Listing):
+        @property
+        def n_bytes(self) -> int:
+            sums.append(sum(one.n_bytes for one in self.inputs))
+            return sums[-1]
+
+    inputs = tuple(Input(f"{n}", "", 3, -1) for n in range(50))
+    told: list[Progress] = []
+    ledger = Ledger(Counted(inputs, ()), cut(inputs), told.append)
+    for position in range(50):
+        ledger.take(InputDone(0, position, Outcome("converted"), 1, 3))
+    assert [(each.n_bytes_done, each.n_bytes) for each in told][-1] == (150, 150)
+    assert (len(told), sums) == (50, [150])
 
 
 def test_a_thousand_tiny_inputs_are_all_accounted_for(

@@ -30,6 +30,7 @@ class Ledger:
         self._running: set[int] = set()
         self._done: dict[int, InputDone] = {}
         self._shards: dict[int, tuple[ShardSummary, ...]] = {}
+        self._n_bytes = listing.n_bytes  # of all inputs: summed once, it is told after each
         self._n_bytes_done = self._n_samples = self._n_broken = 0
         self.stopped_at: int | None = None
 
@@ -120,7 +121,7 @@ class Ledger:
                 n_inputs_done=len(self._done),
                 n_inputs=len(self._listing.inputs),
                 n_bytes_done=self._n_bytes_done,
-                n_bytes=self._listing.n_bytes,
+                n_bytes=self._n_bytes,
                 n_samples=self._n_samples,
                 n_broken=self._n_broken,
                 name=name,

@@ -58,7 +58,7 @@ class Listing:
 
     @property
     def n_bytes(self) -> int:
-        """Bytes of all inputs."""
+        """Bytes of all inputs; they are summed at each call."""
         return sum(source.n_bytes for source in self.inputs)
 
 
@@ -125,7 +125,7 @@ def _check_root(source: str, pattern: Pattern) -> None:
 
 
 def cut(inputs: Sequence[Input]) -> list[Unit]:
-    """Cut inputs into units of about equal source bytes; items, whose bytes say nothing, evenly."""
+    """Cut inputs into units of about equal cost; items, whose bytes say nothing, evenly."""
     if inputs and isinstance(inputs[0], Item):
         n_items = min(max(_power_of_two(len(inputs) // N_UNITS), 1), MAX_UNIT_ITEMS)
         starts = range(0, len(inputs), n_items)
@@ -139,7 +139,7 @@ def cut(inputs: Sequence[Input]) -> list[Unit]:
     n_bytes = 0
     for position, source in enumerate(inputs):
         run.append(source)
-        n_bytes += max(_weight(source), MIN_INPUT_BYTES) if not source.part_of else 0
+        n_bytes += _weight(source)
         if n_bytes >= unit_bytes or position + 1 == len(inputs):
             units.append(Unit(len(units), position + 1 - len(run), tuple(run)))
             run, n_bytes = [], 0
@@ -147,8 +147,10 @@ def cut(inputs: Sequence[Input]) -> list[Unit]:
 
 
 def _weight(one: Input) -> int:
-    """Bytes that are read for an input; those of a part are read for another."""
-    return 0 if one.part_of else one.n_bytes + sum(part.n_bytes for part in one.parts)
+    """What reading an input costs, in bytes; the bytes of a part are read for another input."""
+    if one.part_of:
+        return 0
+    return max(one.n_bytes + sum(part.n_bytes for part in one.parts), MIN_INPUT_BYTES)
 
 
 def _power_of_two(n: int) -> int:

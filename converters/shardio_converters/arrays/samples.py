@@ -188,7 +188,7 @@ class _Merged:
             (dtype, shape), (was, known) = new[name], self._fields[name]
             if dtype != was or len(shape) != len(known):
                 return
-        if not go_together(self._fields | new):
+        if not new.keys() <= self._fields.keys() and not go_together(self._fields | new):
             return
         self.n_files += 1
         self._counts.update(new.keys())

@@ -70,7 +70,8 @@ class MergedFields:
             same = (was.word, was.unit, was.classes) == (column.word, column.unit, column.classes)
             if not same and UNKNOWN not in (was.word, column.word):
                 return
-        if not go_together({*known, *(column.name for column in columns)}):
+        names = {column.name for column in columns}
+        if not names <= known.keys() and not go_together(known.keys() | names):
             return
         self.n_files += 1
         for column in columns:

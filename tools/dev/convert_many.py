@@ -1,0 +1,134 @@
+"""Converts a folder of very many tiny files, whole and after a kill: convert_many.py [--files N].
+
+The files are arrays of 16 bytes in 100 folders, one in 2,500 empty, which none can be. Every file
+must be converted or listed as broken, each sample must have the numbers of its file, and a
+conversion that was killed in the middle and resumed must give the same shards. Exits with 1 where
+one does not, or where so many files are converted at less than half the rate of a tenth of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+PLACES = [str(ROOT), str(ROOT / "converters"), str(ROOT / "tools")]
+sys.path[:0] = PLACES
+
+import numpy as np  # noqa: E402 - the checkout comes first
+
+import shardio  # noqa: E402
+
+N_FOLDERS = 100
+EMPTY_EVERY = 2500
+ENOUGH = 0.5
+
+
+def main() -> int:
+    """Convert a tenth and all of them; return the exit code."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--files", type=int, default=100_000, help="how many (default 100,000)")
+    n_files: int = parser.parse_args().files
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        few, many = n_files // 10, n_files
+        make(folder / "few", few)
+        make(folder / "many", many)
+        rates = {n: n / seconds_of(folder, what) for n, what in ((few, "few"), (many, "many"))}
+        faults = [*lost(folder / "few-out", few), *lost(folder / "many-out", many)]
+        n_left = kill_and_resume(folder)
+        if shards(folder / "many-out") != shards(folder / "killed-out"):
+            faults.append("killed and resumed: other shards than of a conversion left alone")
+    for n, rate in rates.items():
+        print(f"{n:>9,} files: {rate:,.0f} a second")
+    print(f"killed with {n_left:,} units finished, and resumed")
+    ratio = rates[many] / rates[few]
+    print(f"{ratio:.2f} of the rate of a tenth (at least {ENOUGH}); {len(faults)} faults")
+    print("".join(f"  {fault}\n" for fault in faults), end="")
+    return int(bool(faults) or ratio < ENOUGH)
+
+
+def make(folder: Path, n_files: int) -> None:
+    """Write the files."""
+    for n in range(N_FOLDERS):
+        (folder / f"c{n:02d}").mkdir(parents=True)
+    for n in range(n_files):
+        path = folder / f"c{n % N_FOLDERS:02d}" / f"{n:07d}.npy"
+        if n % EMPTY_EVERY == EMPTY_EVERY - 1:
+            path.touch()
+        else:
+            np.save(path, numbers(n))
+
+
+def numbers(n: int) -> np.ndarray:
+    """What the n-th file holds."""
+    return np.array([n, 3 * n, -n, 1], np.int32)
+
+
+def command(folder: Path, *arguments: str) -> subprocess.Popen[bytes]:
+    """Begin a conversion, as a user would."""
+    line = [sys.executable, "-m", "shardio", "convert", *arguments, "--quiet"]
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(PLACES)}
+    return subprocess.Popen(line, cwd=folder, env=env, stderr=subprocess.DEVNULL)
+
+
+def seconds_of(folder: Path, what: str) -> float:
+    """Convert all of a folder; how long that took."""
+    began = time.perf_counter()
+    command(folder, what, f"{what}-out").wait()
+    return time.perf_counter() - began
+
+
+def lost(out: Path, n_files: int) -> list[str]:
+    """What a dataset lacks, or has wrong."""
+    faults = []
+    n_empty = n_files // EMPTY_EVERY
+    with shardio.open(out) as dataset:
+        names = set()
+        outcomes = [entry["outcome"] for entry in dataset.inputs]
+        for sample in dataset:
+            names.add(sample["source"])
+            n = int(Path(sample["source"]).stem)
+            if not np.array_equal(sample["array"], numbers(n)):
+                faults.append(f"{out.name}: {sample['source']} holds {sample['array']}")
+    found = len(names), outcomes.count("converted"), outcomes.count("broken")
+    expected = n_files - n_empty, n_files - n_empty, n_empty
+    if found != expected:
+        faults.append(f"{out.name}: samples, converted, broken: found {found}, expected {expected}")
+    return faults
+
+
+def kill_and_resume(folder: Path) -> int:
+    """Kill a conversion once units are finished, and resume it; how many units that were."""
+    out = folder / "killed-out"
+    process = command(folder, "many", out.name)
+    while process.poll() is None and n_finished(out) < 10:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    n_left = n_finished(out)
+    command(folder, "many", out.name, "--resume").wait()
+    return n_left
+
+
+def n_finished(out: Path) -> int:
+    """How many units are done."""
+    return len(list(out.glob(".conversion/*/unit.json")))
+
+
+def shards(out: Path) -> dict[str, str]:
+    """Every shard's name and digest."""
+    return {
+        path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in out.glob("*.shard")
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())
