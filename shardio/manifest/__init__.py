@@ -1,27 +1,30 @@
 """dataset.json and its generations: the only commit point of a dataset.
 
 `generation` is what a generation says and how it is written down, `listing` the shards in it,
-`commit` how one is published and read. Nothing that is published is ever modified.
+`commit` how one is published and read, `folder` what the folder may be. Nothing that is published
+is ever modified.
 """
 
 from shardio.manifest.commit import (
     GENERATIONS,
-    POINTER,
     check_classes,
-    check_folder_name,
-    holds_dataset,
     load,
     load_generation,
     publish,
     publish_next,
     read_pointer,
-    refuse_existing,
-    refuse_links_outside,
     remove_halves,
     settle,
     withdraw,
 )
 from shardio.manifest.default_view import ROWS
+from shardio.manifest.folder import (
+    POINTER,
+    check_folder_name,
+    holds_dataset,
+    refuse_existing,
+    refuse_links_outside,
+)
 from shardio.manifest.generation import Generation, lineage_of
 from shardio.manifest.listing import Side, whole_schema
 

@@ -20,70 +20,23 @@ from shardio.disk import make_folder, remove_folder, unlink
 from shardio.errors import (
     DatasetConflict,
     DatasetCorrupt,
-    DatasetExists,
     DatasetNotFound,
     InvalidArgument,
     ShardUnsupported,
 )
 from shardio.format.schema import Schema
 from shardio.manifest.default_view import ROWS, is_known, why_wrong
+from shardio.manifest.folder import POINTER, holds_dataset, refuse_links_outside
 from shardio.manifest.generation import Generation, describe, lineage_of, parse
 from shardio.sealed import read_sealed, sealed, write_sealed
 from shardio.version import __version__
 from shardio.views import RowRuns
 from shardio.writer import ShardSummary
 
-POINTER: Final = "dataset.json"
 GENERATIONS: Final = "generations"
 _FORMAT: Final = "shardio dataset"
 _VERSION: Final = 1
 _MAX_NUMBER: Final = 999_999
-
-
-def holds_dataset(folder: str | os.PathLike[str]) -> bool:
-    """Whether a dataset is published in `folder`."""
-    return (Path(folder) / POINTER).exists()
-
-
-def check_folder_name(name: str | os.PathLike[str]) -> None:
-    """Make sure that a dataset's folder can be called so.
-
-    Raises:
-        InvalidArgument: the name is empty, or none that a file system takes.
-    """
-    text = os.fspath(name)
-    if not text:
-        raise InvalidArgument(
-            "out (OUT) is empty; expected the name of a folder, as '.' is for the current one"
-        )
-    try:
-        is_name = b"\0" not in os.fsencode(text)
-    except UnicodeEncodeError:  # half a character
-        is_name = False
-    if not is_name:
-        raise InvalidArgument(f"out (OUT) is {text!r}, which is no name that a folder can have")
-
-
-def refuse_existing(folder: str | os.PathLike[str], *, but: str = "") -> None:
-    """Make sure that a new dataset can be made in `folder`: it is missing or empty.
-
-    Args:
-        but: the name of an entry that may be there.
-
-    Raises:
-        DatasetExists: it is a file, or holds anything.
-    """
-    path = Path(folder)
-    if path.is_dir():
-        if holds_dataset(path):
-            raise DatasetExists(f"{path}: already holds a dataset; choose another folder")
-        if found := sorted({*os.listdir(path)} - {but}):
-            raise DatasetExists(
-                f"{path}: already holds data ({found[0]}, {len(found)} entries in all); "
-                "choose another folder"
-            )
-    elif os.path.lexists(path):
-        raise DatasetExists(f"{path}: is a file; a dataset is a folder")
 
 
 def check_classes(classes: Sequence[str]) -> tuple[str, ...]:
@@ -355,19 +308,3 @@ def load_generation(folder: str | os.PathLike[str], number: int) -> Generation:
     if generation.number != number:
         raise DatasetCorrupt(f"{place}: says that it is generation {generation.number}")
     return generation
-
-
-def refuse_links_outside(root: str | Path, *paths: str | Path) -> None:
-    """Make sure that nothing of the dataset in `root` is a link to somewhere outside of it.
-
-    A dataset is one folder: what is copied, verified or deleted with it is what is read.
-
-    Raises:
-        DatasetCorrupt: naming the link and where it leads.
-    """
-    for path in paths:
-        if not os.path.islink(path):
-            continue
-        target, inside = os.path.realpath(path), os.path.realpath(root)
-        if os.path.commonpath([target, inside]) != inside:
-            raise DatasetCorrupt(f"{path}: a link that leads out of the dataset, to {target}")
