@@ -17,6 +17,7 @@ from shardio.errors import EnvironmentUnsuitable, InvalidArgument
 from shardio.exporting.asked import Asked, Format
 from shardio.exporting.reading import Samples, Skipped
 from shardio.exporting.target import ABOUT, Target
+from shardio.surgery.overtaking import tell_overtaken
 from shardio.version import __version__
 
 FORMATS: Final = {
@@ -90,6 +91,7 @@ def export(
         InvalidArgument: an option is not acceptable, or the format cannot hold a field.
         DatasetExists: there is something in `out`.
         ShardCorrupt, …: a sample is damaged; nothing is left of the export.
+        DatasetConflict: another writer has removed shards of the generation that is exported.
         EnvironmentUnsuitable: a package is missing.
     """
     if format not in FORMATS or on_error not in ("stop", "skip"):
@@ -104,7 +106,7 @@ def export(
         target = Target(out, source.path, overwrite=overwrite)
         writer = _made(format, asked)
         samples = Samples(source, asked.fields, writer.prepare, skips=on_error == "skip")
-        with target:
+        with target, tell_overtaken(source.path, source.generation):
             n_samples = _written(samples, writer, target.folder, progress)
             about = {"format": format, "samples": n_samples, **_origin(source, samples)}
             _write_json(target.folder / ABOUT, about)

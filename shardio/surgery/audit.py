@@ -31,6 +31,7 @@ from shardio.storage import open_content
 from shardio.surgery.auditors import AuditProgress, examine_all
 from shardio.surgery.content import access_once
 from shardio.surgery.finding import Finding, Findings
+from shardio.surgery.overtaking import refuse_overtaken
 from shardio.surgery.shard_audit import Examined, examine
 
 _GENERATION_NAME: Final = re.compile(r"[0-9]{6}\.json")
@@ -113,6 +114,8 @@ def audit_dataset(
     Raises:
         DatasetNotFound: there is no dataset in `folder`.
         InvalidArgument: workers is negative, or `access` is none of the three.
+        DatasetConflict: meanwhile another writer has removed shards of the generation, which are
+            no damage: audit the one that is published now.
         WorkerDied: a worker was killed, other than by bytes that cannot be read.
     """
     _check_workers(workers)
@@ -134,6 +137,8 @@ def audit_dataset(
     if published is not None:
         findings += _disagreements(root, published, examined)
         findings += _departure(root)
+        if findings or any(found.findings for found in examined.values()):
+            refuse_overtaken(root, published.number)
     return AuditReport(
         path=os.fspath(folder),
         generation=published.number if published else None,

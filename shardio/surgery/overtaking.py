@@ -1,4 +1,4 @@
-"""A surgery that another writer overtakes: what is gone for that reason is no damage."""
+"""Work on a dataset that another writer overtakes: what is gone for that reason is no damage."""
 
 from __future__ import annotations
 
@@ -14,13 +14,16 @@ PathName = str | os.PathLike[str]
 
 
 @contextlib.contextmanager
-def tell_overtaken(folder: PathName) -> Iterator[None]:
+def tell_overtaken(folder: PathName, before: int | None = None) -> Iterator[None]:
     """Work on a dataset; an error because another writer has removed what is read says just that.
+
+    Args:
+        before: the generation that is read; by default the one that is published now.
 
     Raises:
         DatasetConflict: from an error of the block, as `refuse_overtaken` does.
     """
-    before = published_in(folder)
+    before = published_in(folder) if before is None else before
     try:
         yield
     except (DataError, FileNotFoundError) as error:

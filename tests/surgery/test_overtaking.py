@@ -11,11 +11,13 @@ import pytest
 from shardio import Text
 from shardio.dataset import ShardDataset
 from shardio.errors import DataError, DatasetConflict, DatasetCorrupt, ShardNotFound
+from shardio.exporting import export
 from shardio.format.layout import Kind
 from shardio.manifest import load, publish_next
 from shardio.surgery import (
     RepairProgress,
     add_column,
+    audit_dataset,
     compact,
     compute_stats,
     diff,
@@ -34,6 +36,7 @@ SURGERIES: dict[str, Callable[[Path, Path], Any]] = {
     ),
     "compact": lambda source, _: compact(source, workers=0),
     "diff": lambda source, _: diff(source, source),
+    "export": lambda source, out: export(source, out, "files"),
     "merge": lambda source, out: merge(out, source, source, workers=0),
     "reshard": lambda source, out: reshard(source, out, workers=0),
     "split": lambda source, _: split(source, {"a": 0.5, "b": 0.5}, group="source"),
@@ -111,3 +114,22 @@ def test_a_repair_does_not_give_up_samples_that_another_writer_has_moved(
         repair(source, tmp_path / "out", progress=told)
     assert not (tmp_path / "out").exists()
     assert repair(source, tmp_path / "out").is_whole
+
+
+def test_an_audit_does_not_call_shards_missing_that_another_writer_removed(source: Path) -> None:
+    is_done = False
+
+    def told(_: object) -> None:
+        nonlocal is_done
+        if not is_done:
+            is_done = True
+            clean_up(source)
+
+    with pytest.raises(DatasetConflict, match="removed shards"):
+        audit_dataset(source, workers=0, progress=told)
+    assert not audit_dataset(source, workers=0).findings
+
+
+def test_an_audit_tells_damage_though_another_writer_has_published(source: Path) -> None:
+    flip(shard_of(source, 1), place(shard_of(source, 1), Kind.COLUMN, "label")[0])
+    assert audit_dataset(source, workers=0, progress=lambda _: count(source)).findings
