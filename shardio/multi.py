@@ -31,7 +31,8 @@ class MultiLoader(Closing):
 
     Each worker iterates the whole dataset from its beginning, so that n workers give every sample n
     times, unless the dataset leaves out what is the others' (see `worker_info`). The samples of one
-    worker come in its order. Larger arrays arrive without a copy, in memory that is the caller's.
+    worker come in its order. Larger arrays arrive without a copy, in memory that stays the caller's
+    for as long as anything refers to it.
 
     Every iteration starts workers anew, and ends those of the one before. Workers end with their
     iteration: when it is over, has failed, is let go of, at `kill()`, or with this process.
@@ -44,7 +45,8 @@ class MultiLoader(Closing):
         nokill: let earlier iterations go on when another one begins.
         prefix: how the path of the folder for the socket begins, which only this user can enter,
             and which is there while workers connect.
-        memory_bytes: how much all workers together may have sent that has not been handed over.
+        memory_bytes: how much all workers together may have sent that has not been handed over,
+            and how large their blocks for large arrays may be together.
         timeout_s: how long to wait for a sample before it is an error that says what every worker
             is doing; None for ever.
         start_method: how workers come to be, as for `ShardLoader`: "zygote", "spawn", "forkserver"

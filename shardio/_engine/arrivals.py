@@ -57,7 +57,11 @@ class Arrivals:
             )
 
     def take_in(self, worker: int, message: Sequence[Any], n_samples: int) -> None:
-        """Have the samples of a message at hand; none of another may be."""
+        """Have the samples of a message at hand; none of another may be.
+
+        Args:
+            message: one frame, and the memory of each larger array of the last sample.
+        """
         self._at_hand.extend(unpack_samples(message, n_samples))
         self.sender = worker
         self._last_was_skipped[worker] = False

@@ -192,6 +192,11 @@ class BlockPool:
         """Whether there is a block that nobody uses."""
         return bool(self._idle)
 
+    @property
+    def n_idle(self) -> int:
+        """How many blocks nobody uses."""
+        return len(self._idle)
+
     def take_idle(self) -> int | None:
         """A block that nobody uses, or None."""
         return self._idle.pop() if self._idle else None

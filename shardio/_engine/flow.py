@@ -91,7 +91,7 @@ class Flow(Closing):
         self._n_restarts = self._deaths_in_a_row = 0
         self._last_words: dict[int, str] = {}
         self._has_ended = False
-        self._blocks = ValueBlocks(n_workers, budget)
+        self._blocks = ValueBlocks(n_workers + 1, budget)
         self._whereabouts = Whereabouts()
         target = partial(call_for_main, function, budget, is_called)
         try:

@@ -7,6 +7,7 @@
   D     hide: the folder is gone ◀─────────── HELLO ───
   E     next ◀═════════ SAMPLES: pickles, arrays ══════ iterates
   F     credit: so many bytes handed over ─────────────▶ goes on sending
+        blocks, for larger samples (supply.py) ────────▶ fills them, asks for more
   G     the count is checked ◀═════════════════ END ═══
   H     goodbye ───────────────────────────────────────▶ ends
 
@@ -30,10 +31,11 @@ from shardio._engine.crew import Crew, Died, Failed
 from shardio._engine.inbox import Inbox
 from shardio._engine.lenience import Lenience
 from shardio._engine.linux import Finalizer, interrupts_held, this_process
-from shardio._engine.mail import Kind, rest_of, unpack_head
-from shardio._engine.outbox import CREDIT, GOODBYE, send_all
+from shardio._engine.mail import Kind, rest_of, unpack_head, unpack_place
+from shardio._engine.outbox import WANT, WORD, Word, send_all
 from shardio._engine.overdue import overdue, stack_files
 from shardio._engine.start import Start
+from shardio._engine.supply import Supply
 from shardio._engine.wire import unpack_error
 from shardio.callers import level_of_caller
 from shardio.closing import Closing
@@ -90,13 +92,15 @@ class Gathering(Closing):
             raise
         self._boxes: list[Inbox] = []
         self._lock = threading.RLock()  # sockets of ZeroMQ are for one thread at a time
-        self._finalizer = Finalizer(
-            self, _let_go, self._pid, self._crew, self._boxes, self._stacks, self._lock
-        )
+        self._supply = Supply(n_workers, most_bytes)
+        held = self._crew, self._boxes, self._supply, self._stacks
+        self._finalizer = Finalizer(self, _let_go, self._pid, *held, self._lock)
         self._waiting = set(range(n_workers))
         """Whose READY, and then whose HELLO, has not come."""
         self._going = set(range(n_workers))
         """Who has not come to the end."""
+        self._deaf = set[int]()
+        """Who has died after its end had been sent."""
         self._arrivals = Arrivals(n_workers, lenience)
         self._last_words: dict[int, str] = {}
         self._saved: deque[list[Any]] = deque()
@@ -175,6 +179,10 @@ class Gathering(Closing):
         self._arrivals.check(worker, number)
         if kind == Kind.SAMPLES:
             self._arrivals.take_in(worker, message, n_samples)
+        elif kind == Kind.IN_BLOCK:
+            arrays = self._supply.hand_over(worker, *unpack_place(message))
+            self._arrivals.take_in(worker, [message[0], *arrays], n_samples)
+            self._lend()
         elif kind == Kind.HELLO:
             self._waiting.discard(worker)
             if not self._waiting:
@@ -198,8 +206,13 @@ class Gathering(Closing):
         """Tell a worker how much of what it has sent is handed over."""
         n_owed = self._arrivals.n_owed
         owed, n_owed[worker] = n_owed[worker], 0
-        if owed and worker in self._going and self._loss is None:
-            self._crew.send(worker, CREDIT.pack(owed))
+        if owed and worker in self._going:
+            self._tell(Word.CREDIT, worker, owed)
+
+    def _lend(self) -> None:
+        """Give workers the blocks that they have asked for, as far as there are any."""
+        if self._loss is None:
+            self._supply.give(functools.partial(self._tell, Word.BLOCK))
 
     def _part_with(self, worker: int) -> None:
         """A worker has come to its end, and all of it has arrived."""
@@ -216,8 +229,12 @@ class Gathering(Closing):
                 stacklevel=level_of_caller(),
             )
         self._going.discard(worker)
-        if self._loss is None:
-            self._crew.send(worker, GOODBYE)
+        self._supply.part_with(worker)
+        self._tell(Word.GOODBYE, worker)
+
+    def _tell(self, word: Word, worker: int, number: int = 0, fds: Sequence[int] = ()) -> None:
+        if self._loss is None and worker not in self._deaf:
+            self._crew.send(worker, WORD.pack(word, number), fds)
 
     def _wait(self, end_s: float | None) -> None:
         """Wait until there may be something new."""
@@ -245,10 +262,13 @@ class Gathering(Closing):
             elif isinstance(event, Died):
                 if event.worker in self._going:
                     self._mourn(event)
+            elif event.data == WANT:
+                self._supply.ask(event.worker)
             else:
                 self._waiting.discard(event.worker)
                 if not self._waiting:
                     self._invite()
+        self._lend()
 
     def _invite(self) -> None:
         """Now that all workers are there, tell them where to send to."""
@@ -274,6 +294,7 @@ class Gathering(Closing):
         heads = [unpack_head(message[0]) for message in self._saved]
         heads = [head for head in heads if head[1] == died.worker]
         if any(kind in {Kind.END, Kind.FAILED} for kind, *_ in heads):
+            self._deaf.add(died.worker)
             return
         n_samples = self._arrivals.n_known(died.worker) + sum(head[3] for head in heads)
         said = f":\n\n{text}" if (text := self._last_words.get(died.worker)) else ""
@@ -292,7 +313,12 @@ class Gathering(Closing):
 
 
 def _let_go(
-    owner_pid: int, crew: Crew, boxes: list[Inbox], stacks: list[int], lock: threading.RLock
+    owner_pid: int,
+    crew: Crew,
+    boxes: list[Inbox],
+    supply: Supply,
+    stacks: list[int],
+    lock: threading.RLock,
 ) -> None:
     """End everything that an iteration holds, workers first; in a fork of its owner nothing."""
     if os.getpid() != owner_pid:
@@ -301,6 +327,7 @@ def _let_go(
     with lock:
         for box in boxes:
             box.close()
+        supply.close()
     _close_files(stacks)
 
 

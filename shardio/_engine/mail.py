@@ -7,7 +7,10 @@ The first frame of a message is
     sizes    of the pickles   uint64 each
 
 and each frame behind it is the memory of one array of the last sample, as the worker has it:
-nothing copies it but the kernel, on its way through the socket.
+nothing copies it but the kernel, on its way through the socket, which does so twice. Where there is
+much of it, it lies in a block instead (see `supply.py`), and one frame says where:
+
+    place    number of the block, sizes of the arrays   uint64 each
 """
 
 from __future__ import annotations
@@ -20,6 +23,8 @@ from enum import IntEnum
 from types import ModuleType
 from typing import Any, Final
 
+import numpy as np
+
 from shardio._engine.pickles import pickle_apart
 from shardio.errors import EnvironmentUnsuitable
 
@@ -30,6 +35,9 @@ LEAST_APART_BYTES: Final = 16 << 10
 """Arrays from so many bytes up travel in frames of their own, which ZeroMQ receives each into
 memory of its own. It has a buffer of 8 KiB, of which shorter ones would be pieces, at any place."""
 
+LEAST_IN_BLOCK_BYTES: Final = 128 << 10
+"""Arrays of a sample, together, that travel in a block: it takes a message there and one back."""
+
 _OVERHEAD_BYTES: Final = 256
 """What a sample is counted for beyond its bytes: a small one is mostly that."""
 
@@ -39,6 +47,7 @@ class Kind(IntEnum):
 
     HELLO = 1  # the worker is connected
     SAMPLES = 2
+    IN_BLOCK = 6  # samples, of which the last one's larger arrays are in a block
     SKIPPED = 3  # in the place of a sample an exception follows, as of `wire.pack_error`
     FAILED = 4  # such an exception ended the worker's iteration
     END = 5  # there is no more: the number is that of all samples of this worker
@@ -63,8 +72,8 @@ class Sheaf:
         self._sizes: list[int] = []
         self.apart: list[pickle.PickleBuffer] = []
         """The larger arrays of the last sample, which have to stay as they are until it is sent."""
-        self.n_bytes = 0
-        """What the samples count for."""
+        self.n_bytes = self.n_apart_bytes = 0
+        """What the samples count for, and the larger arrays of the last one alone."""
 
     def __len__(self) -> int:
         """How many samples there are."""
@@ -85,14 +94,30 @@ class Sheaf:
             raise
         size = self._file.tell() - start
         self._sizes.append(size)
-        self.n_bytes += _OVERHEAD_BYTES + size + sum(buffer.raw().nbytes for buffer in self.apart)
+        self.n_apart_bytes = sum(buffer.raw().nbytes for buffer in self.apart)
+        self.n_bytes += _OVERHEAD_BYTES + size + self.n_apart_bytes
 
-    def frames(self, first: int) -> list[Any]:
-        """All of it as a message; `first` is the number of its first sample."""
+    def frames(self, first: int, place: tuple[int, list[int]] | None = None) -> list[Any]:
+        """All of it as a message.
+
+        Args:
+            first: the number of its first sample.
+            place: the block in which the larger arrays of the last one lie, and their sizes.
+        """
         self._file.write(struct.pack(f"<{len(self)}Q", *self._sizes))
         self._file.seek(0)
-        self._file.write(pack_head(Kind.SAMPLES, self._worker, first, len(self)))
-        return [self._file.getvalue(), *self.apart]
+        kind = Kind.SAMPLES if place is None else Kind.IN_BLOCK
+        self._file.write(pack_head(kind, self._worker, first, len(self)))
+        if place is None:
+            return [self._file.getvalue(), *self.apart]
+        number, sizes = place
+        return [self._file.getvalue(), struct.pack(f"<{1 + len(sizes)}Q", number, *sizes)]
+
+
+def unpack_place(message: Sequence[Any]) -> tuple[int, list[int]]:
+    """The block in which the larger arrays of a message's last sample lie, and their sizes."""
+    number, *sizes = np.frombuffer(message[1], "<u8").tolist()
+    return number, sizes
 
 
 def unpack_samples(message: Sequence[Any], n_samples: int) -> list[tuple[memoryview, list[Any]]]:

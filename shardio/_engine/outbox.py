@@ -13,13 +13,15 @@ import time
 import traceback
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from enum import IntEnum
 from typing import Any, Final, NamedTuple
 
 from shardio._engine.channel import Channel
 from shardio._engine.failures import add_note, as_failure, text_of
 from shardio._engine.linux import keep_freed_memory, this_process, yield_to_main
-from shardio._engine.mail import Kind, Sheaf, pack_head, zeromq
+from shardio._engine.mail import LEAST_IN_BLOCK_BYTES, Kind, Sheaf, pack_head, zeromq
 from shardio._engine.overdue import answer_with_stacks
+from shardio._engine.supply import Stock
 from shardio._engine.wire import pack_error
 from shardio.closing import Closing
 from shardio.errors import TransformError
@@ -27,17 +29,25 @@ from shardio.errors import TransformError
 READY: Final = b"+"
 """A worker has loaded the dataset, and awaits the address of main's socket."""
 
-GOODBYE: Final = b"."
-"""Main has all that a worker has sent."""
+WANT: Final = b"?"
+"""A worker has a large sample, and no block for it."""
 
-CREDIT: Final = struct.Struct("<Q")
-"""So many bytes more have been handed over."""
+WORD: Final = struct.Struct("<QQ")
+"""What main says to a worker that sends: a `Word`, and a number."""
 
 _SOON_S: Final = 0.0005
 """So long a sample may wait for others, which then travel in the same message."""
 _MOST_TOGETHER_BYTES: Final = 64 << 10
 """Of samples in one message, or a part of what may be under way: so much comes back at a time."""
 _PARTS: Final = 16
+
+
+class Word(IntEnum):
+    """What main says."""
+
+    CREDIT = 1  # so many bytes more have been handed over
+    BLOCK = 2  # the block of this number may be filled; the first time its descriptor comes along
+    GOODBYE = 3  # main has all that the worker has sent
 
 
 class WorkerInfo(NamedTuple):
@@ -112,6 +122,7 @@ class _Outbox(Closing):
         self._most_together = min(_MOST_TOGETHER_BYTES, most_bytes // _PARTS)
         self._lock = threading.Lock()
         self._sheaf = Sheaf(channel.index)
+        self._stock = Stock()
         self._n_under_way = 0
         self._n_sent = 0
         self._sent_s = -math.inf
@@ -152,7 +163,7 @@ class _Outbox(Closing):
 
     def await_goodbye(self) -> None:
         """Wait until main has all of it: what ends before may take some along."""
-        while self._channel.recv() not in (GOODBYE, None):
+        while self._hear() != Word.GOODBYE:
             pass
 
     def _say(self, kind: Kind, rest: bytes = b"") -> None:
@@ -199,11 +210,17 @@ class _Outbox(Closing):
             return
         n_bytes = sheaf.n_bytes
         while 0 < self._n_under_way > self._most_bytes - n_bytes:  # one alone may be of any size
-            self._take_credit()
-        frames = sheaf.frames(self._n_sent)
+            self._hear()
+        place = None
+        if sheaf.n_apart_bytes >= LEAST_IN_BLOCK_BYTES:
+            self._await_block()
+            place = self._stock.fill(sheaf.apart)
+        frames = sheaf.frames(self._n_sent, place)
         self._n_under_way += n_bytes
         if len(frames) == 1:
             self._socket.send(frames[0], copy=False)
+        elif place is not None:
+            self._socket.send_multipart(frames)
         else:  # what is not waited for, the dataset might meanwhile write something else into
             self._socket.send_multipart(frames, copy=False, track=True).wait()
         self._n_sent += len(sheaf)
@@ -237,11 +254,25 @@ class _Outbox(Closing):
             self._is_over = True
         self._are_waiting.set()
 
-    def _take_credit(self) -> None:
-        credit = self._channel.recv()
-        if credit is None:
+    def _await_block(self) -> None:
+        """Wait until there is a block to be filled."""
+        if not self._stock:
+            self._channel.send(WANT)
+            while not self._stock:
+                self._hear()
+
+    def _hear(self) -> Word:
+        """Wait for a word of main, and act upon it."""
+        received = self._channel.recv_fds()
+        if received is None:
             raise _MainHasGone
-        self._n_under_way -= CREDIT.unpack(credit)[0]
+        message, fds = received
+        word, number = WORD.unpack(message)
+        if word == Word.CREDIT:
+            self._n_under_way -= number
+        elif word == Word.BLOCK:
+            self._stock.add(number, fds)
+        return Word(word)
 
     def _as_failure(self, error: BaseException) -> Exception:
         """What main is to raise: the exception itself, unless it would end more than a loop."""

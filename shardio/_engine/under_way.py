@@ -91,7 +91,7 @@ class Call:
             memory = np.frombuffer(self.memory, np.uint8)
         elif self.block is not None:
             block, self.block = self.block, None
-            memory = blocks.hand_over(block, self.n_bytes, is_last=is_last)
+            memory = blocks.hand_over(block, self.n_bytes, is_spare=is_last)
         try:
             return read_value(memory)
         except Exception as error:

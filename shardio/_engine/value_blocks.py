@@ -1,4 +1,4 @@
-"""The blocks that values of a flow arrive in: how many there are, how large, and who has them."""
+"""The blocks that values of workers arrive in: how many there are, how large, and who has them."""
 
 from __future__ import annotations
 
@@ -24,12 +24,13 @@ class ValueBlocks(Closing):
     handed over.
 
     Args:
-        n_workers: who fill them.
+        n_enough: if more are under way, workers have enough whatever is leased; None where that is
+            not to be told from their number.
         memory_bytes: budget of all blocks.
     """
 
-    def __init__(self, n_workers: int, memory_bytes: int) -> None:
-        self._n_workers, self._budget = n_workers, memory_bytes
+    def __init__(self, n_enough: int | None, memory_bytes: int) -> None:
+        self._n_enough, self._budget = n_enough, memory_bytes
         self._pool = BlockPool(min(_FIRST_BYTES, memory_bytes), memory_bytes)
         self._n_under_way = 0
         self._is_closed = False
@@ -41,27 +42,36 @@ class ValueBlocks(Closing):
         return self._pool.n_copies
 
     @property
+    def n_leased(self) -> int:
+        """How many are held by what was handed over."""
+        self._pool.take_back_returned(None)
+        return len(self._pool) - self._pool.n_idle - self._n_under_way
+
+    @property
     def _most(self) -> int:
         """How many may be under way, if all values are as large as the largest of late."""
         return max(1, self._budget // self._pool.block_bytes)
 
-    def take(self) -> Block | None:
+    def take(self, *, is_needed: bool = False) -> Block | None:
         """A block for a value, or None while those under way are as many as memory allows.
 
         None once closed, too: a block that were made then would never be let go of.
+
+        Args:
+            is_needed: make one beyond that rather than none: nothing else would come to an end.
 
         Raises:
             MemoryShort: there is no memory for a single one.
         """
         pool = self._pool
         pool.take_back_returned(None)
-        if self._is_closed or self._n_under_way >= self._most:
+        if self._is_closed or (self._n_under_way >= self._most and not is_needed):
             return None
         number = pool.take_idle()
         if number is None:
             number = pool.make()
         if number is None:
-            if self._n_under_way:
+            if self._n_under_way and not is_needed:
                 return None
             number = pool.make_extra()  # nothing would come back that could be waited for
         self._n_under_way += 1
@@ -78,17 +88,18 @@ class ValueBlocks(Closing):
         self._pool.give_back(block.number)
         self._n_under_way -= 1
 
-    def hand_over(self, block: Block, n_bytes: int, *, is_last: bool) -> Bytes:
+    def hand_over(self, block: Block, n_bytes: int, *, is_spare: bool) -> Bytes:
         """The first bytes of a block for as long as they are held, or of a copy.
 
-        It is copied where workers would have too few blocks left, unless it is one of the last.
+        It is copied where workers would have too few blocks left, unless it is known to be spare.
 
         Raises:
             MemoryShort: there is no memory for the copy.
         """
         pool = self._pool
-        enough = min(self._n_workers + 1, self._most)
-        if is_last or self._n_under_way > enough or pool.has_room:
+        if self._n_enough is not None and self._n_under_way > min(self._n_enough, self._most):
+            is_spare = True
+        if is_spare or pool.has_room:
             self._n_under_way -= 1
             return pool.lease(block.number)[:n_bytes]
         memory = pool.copy(block.number, n_bytes)

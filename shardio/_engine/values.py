@@ -13,6 +13,7 @@ from __future__ import annotations
 import io
 import pickle
 import struct
+from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -55,7 +56,12 @@ def write_value(packed: Packed, memory: Bytes) -> None:
     target = memory.data
     target[: len(head)] = head
     target[len(head) : len(head) + len(skeleton)] = skeleton
-    for start, buffer in zip(_places(sizes, len(skeleton)), buffers, strict=False):
+    write_buffers(buffers, memory, _places(sizes, len(skeleton)))
+
+
+def write_buffers(buffers: Sequence[memoryview], memory: Bytes, starts: Sequence[int]) -> None:
+    """Copy what lies in each buffer to its place in memory; `starts` are those of `place`."""
+    for start, buffer in zip(starts, buffers, strict=False):
         if buffer.nbytes:
             memory[start : start + buffer.nbytes] = np.frombuffer(buffer, np.uint8)
 
@@ -65,15 +71,22 @@ def read_value(memory: Bytes) -> Any:
     n_buffers, n_skeleton = _HEAD.unpack_from(memory.data)
     n_head = _HEAD.size + 8 * n_buffers
     sizes = np.frombuffer(memory[_HEAD.size : n_head], "<u8").tolist() if n_buffers else []
-    starts = _places(sizes, n_skeleton)
-    buffers = [memory[start : start + n] for start, n in zip(starts, sizes, strict=False)]
+    buffers = read_buffers(sizes, memory, _places(sizes, n_skeleton))
     # From our own worker, never from data.
     return pickle.loads(memory[n_head : n_head + n_skeleton].data, buffers=buffers)
 
 
-def _places(sizes: list[int], n_skeleton: int) -> list[int]:
-    """Where each buffer begins, and at last where all of it ends."""
-    end = _HEAD.size + 8 * len(sizes) + n_skeleton
+def read_buffers(sizes: Sequence[int], memory: Bytes, starts: Sequence[int]) -> list[Bytes]:
+    """What lies at each place in memory: views of it."""
+    return [memory[start : start + n] for start, n in zip(starts, sizes, strict=False)]
+
+
+def _places(sizes: Sequence[int], n_skeleton: int) -> list[int]:
+    return place(sizes, _HEAD.size + 8 * len(sizes) + n_skeleton)
+
+
+def place(sizes: Sequence[int], end: int = 0) -> list[int]:
+    """Where buffers behind the first `end` bytes begin, and at last where all of it ends."""
     places = []
     for n_bytes in sizes:
         start = -(-end // _ALIGNMENT) * _ALIGNMENT

@@ -16,7 +16,7 @@ from shardio._engine.channel import Channel
 from shardio._engine.gathering import Gathering
 from shardio._engine.lenience import Lenience
 from shardio._engine.mail import Kind, Sheaf, pack_head, unpack_head, unpack_sample, unpack_samples
-from shardio._engine.outbox import CREDIT, GOODBYE, _MainHasGone, _Outbox
+from shardio._engine.outbox import WORD, Word, _MainHasGone, _Outbox
 from shardio.errors import WorkerDied
 
 
@@ -52,7 +52,7 @@ def test_a_worker_sends_as_much_as_there_is_room_for(ends: tuple[socket.socket, 
 def test_what_main_has_handed_over_makes_room(ends: tuple[socket.socket, Channel]) -> None:
     main, channel = ends
     for _ in range(3):
-        main.send(CREDIT.pack(2 * _size("x")))
+        main.send(WORD.pack(Word.CREDIT, 2 * _size("x")))
     main.shutdown(socket.SHUT_WR)
     sent = Sent()
     with pytest.raises(_MainHasGone):
@@ -64,7 +64,7 @@ def test_a_worker_says_how_many_samples_it_sent_and_stays_until_main_has_them(
     ends: tuple[socket.socket, Channel],
 ) -> None:
     main, channel = ends
-    for message in (CREDIT.pack(1), GOODBYE, b"more"):
+    for message in (WORD.pack(Word.CREDIT, 1), WORD.pack(Word.GOODBYE, 0), b"more"):
         main.send(message)
     sent = Sent()
     outbox = _Outbox(sent, channel, 1000)

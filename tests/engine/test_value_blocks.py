@@ -15,7 +15,7 @@ MIB = 1 << 20
 
 @pytest.fixture
 def blocks() -> Iterator[ValueBlocks]:
-    with ValueBlocks(2, 8 * MIB) as made:
+    with ValueBlocks(3, 8 * MIB) as made:
         yield made
 
 
@@ -40,7 +40,7 @@ def n_that_can_be_taken(blocks: ValueBlocks) -> int:
 
 def test_as_many_values_are_under_way_as_memory_has_room_for() -> None:
     for size, expected in ((MIB // 4, 32), (MIB, 8), (3 * MIB, 2), (8 * MIB, 1)):
-        with ValueBlocks(2, 8 * MIB) as blocks:
+        with ValueBlocks(3, 8 * MIB) as blocks:
             blocks.give_back(filled(blocks, size))
             assert n_that_can_be_taken(blocks) == expected
 
@@ -54,7 +54,7 @@ def test_a_single_value_far_larger_than_others_is_forgotten(blocks: ValueBlocks)
 
 
 def test_what_is_handed_over_keeps_its_block_and_then_gives_it_back(blocks: ValueBlocks) -> None:
-    value = blocks.hand_over(filled(blocks, MIB), MIB, is_last=False)
+    value = blocks.hand_over(filled(blocks, MIB), MIB, is_spare=False)
     assert (len(value), int(value.min())) == (MIB, 7)
     place = value.ctypes.data
     block = blocks.take()
@@ -67,10 +67,10 @@ def test_what_is_handed_over_keeps_its_block_and_then_gives_it_back(blocks: Valu
 
 
 def test_the_last_blocks_are_handed_over_and_never_copied() -> None:
-    with ValueBlocks(2, MIB) as blocks:
+    with ValueBlocks(3, MIB) as blocks:
         held = []
         with pytest.warns(RuntimeWarning, match="values are copied"):
-            held.append(blocks.hand_over(filled(blocks, MIB), MIB, is_last=False))
-        held.append(blocks.hand_over(filled(blocks, MIB), MIB, is_last=True))
+            held.append(blocks.hand_over(filled(blocks, MIB), MIB, is_spare=False))
+        held.append(blocks.hand_over(filled(blocks, MIB), MIB, is_spare=True))
         assert blocks.n_copies == 1
     assert all(np.all(value == 7) for value in held)

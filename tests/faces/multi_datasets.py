@@ -90,13 +90,13 @@ def die() -> None:
 
 @dataclass
 class Fatal:
-    """Arrays large enough to be sent one by one, and then the end of the worker."""
+    """Arrays that are in the kernel before the next is made, and then the end of the worker."""
 
     n: int
 
     def __iter__(self) -> Iterator[np.ndarray[Any, Any]]:
         for number in range(self.n):
-            yield np.full(50_000, number)
+            yield np.full(50_000, number, np.uint8)
         die()
 
 

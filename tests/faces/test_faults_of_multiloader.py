@@ -15,7 +15,9 @@ import numpy as np
 import pytest
 
 from shardio import MultiLoader, WorkerDied
+from shardio._engine.blocks import Block, Bytes
 from shardio._engine.inbox import Inbox
+from shardio._engine.value_blocks import ValueBlocks
 from shardio.errors import TransformError
 from tests.faces.multi_datasets import (
     NEEDS_ZEROMQ,
@@ -202,7 +204,9 @@ print(len(os.listdir(os.path.dirname(sys.argv[1]))), flush=True)
 for sample in samples: pass
 """
 NEVER_HIDES = """
+from shardio._engine.blocks import Block, Bytes
 from shardio._engine.inbox import Inbox
+from shardio._engine.value_blocks import ValueBlocks
 from shardio._engine.crew import Crew
 Inbox.hide = lambda inbox: None
 entrust = Crew.entrust
@@ -242,9 +246,7 @@ def test_the_socket_lies_in_a_folder_that_nobody_else_may_enter(tmp_path: Path) 
 # --- it pickles and copies everything --------------------------------------------------------
 
 
-def test_larger_arrays_lie_in_the_memory_that_they_arrived_in(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_arrays_lie_in_the_memory_that_they_arrived_in(monkeypatch: pytest.MonkeyPatch) -> None:
     messages = []
     take = Inbox.take
 
@@ -253,16 +255,44 @@ def test_larger_arrays_lie_in_the_memory_that_they_arrived_in(
         return messages[-1]
 
     monkeypatch.setattr(Inbox, "take", note)
-    wide = np.arange(60_000, dtype=np.int32).reshape(300, 200)
-    parts = [wide, wide.T, wide[::2, ::2], np.asfortranarray(wide), wide[:1]]
+    wide = np.arange(6_000, dtype=np.int32).reshape(60, 100)
+    parts = [wide, wide.T, np.asfortranarray(wide), wide[::2, ::2]]
     (sample,) = MultiLoader(Given([{"parts": parts}]), 1)
     (frames,) = (m for m in messages if m is not None and len(m) > 1)
     places = [np.frombuffer(frame, np.uint8).ctypes.data for frame in frames[1:]]
-    assert [part.ctypes.data for part in sample["parts"][:4]] == places
-    assert len(frames[0]) < 4096  # the pickle has none of them but the small one
+    assert [part.ctypes.data for part in sample["parts"][:3]] == places
+    assert len(frames[0]) < 8192  # the pickle has none of them but the small one
     for part, found in zip(parts, sample["parts"], strict=True):
         assert np.array_equal(part, found)
         assert found.flags.writeable
+
+
+def test_larger_arrays_lie_in_the_block_that_the_worker_wrote_them_to(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    blocks = []
+    hand_over = ValueBlocks.hand_over
+
+    def note(self: ValueBlocks, block: Block, n_bytes: int, *, is_spare: bool) -> Bytes:
+        blocks.append(hand_over(self, block, n_bytes, is_spare=is_spare))
+        return blocks[-1]
+
+    monkeypatch.setattr(ValueBlocks, "hand_over", note)
+    wide = np.arange(60_000, dtype=np.int32).reshape(300, 200)
+    parts = [wide, wide.T, wide[::2, ::2], np.asfortranarray(wide), wide[:1]]
+    (sample,) = MultiLoader(Given([{"parts": parts}]), 1)
+    (block,) = blocks
+    assert all(np.shares_memory(part, block) for part in sample["parts"][:4])
+    for part, found in zip(parts, sample["parts"], strict=True):
+        assert np.array_equal(part, found)
+        assert found.flags.writeable
+
+
+def test_large_samples_that_are_all_held_stay_as_they_are_whatever_memory_is_allowed() -> None:
+    with pytest.warns(RuntimeWarning, match="values are copied"):
+        held = list(MultiLoader(OneArray(30, 300_000), 2, memory_bytes=1_000_000))
+    assert sorted(sample["number"] for sample in held) == sorted([*range(30)] * 2)
+    assert all((sample["pixels"] == sample["number"]).all() for sample in held)
 
 
 def test_an_array_that_the_dataset_uses_again_arrives_as_it_was() -> None:

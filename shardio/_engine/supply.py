@@ -1,0 +1,119 @@
+"""The blocks that large samples of a dataset arrive in: who has which, on both sides.
+
+A worker that has none for a sample asks; from then on main sees to it that it has a few, as far as
+memory allows. A block is the worker's until what it wrote there is handed over, and then that of
+whoever holds the arrays; when the last is let go of, any worker may get it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from shardio._engine.blocks import Block, BlockMap, Bytes
+from shardio._engine.memory import require
+from shardio._engine.value_blocks import ValueBlocks
+from shardio._engine.values import place, read_buffers, write_buffers
+from shardio.closing import Closing
+
+_FEW: Final = 4
+"""Blocks of a worker: one is written to, the others are on their way."""
+_HELD: Final = 2
+"""Samples that any loop holds for a moment, this one and the next: they are not copied."""
+
+
+class Supply(Closing):
+    """Owns all blocks, and says which worker has which; main's side.
+
+    Args:
+        n_workers: who fill them.
+        memory_bytes: budget of all blocks.
+    """
+
+    def __init__(self, n_workers: int, memory_bytes: int) -> None:
+        self._blocks = ValueBlocks(None, memory_bytes)
+        self._of_worker: list[dict[int, Block]] = [{} for _ in range(n_workers)]
+        self._have_asked = set[int]()
+
+    def ask(self, worker: int) -> None:
+        """A worker has a large sample, and no block."""
+        self._have_asked.add(worker)
+
+    def give(self, send: Callable[[int, int, Sequence[int]], object]) -> None:
+        """Send blocks to those who have asked and have fewer than they should.
+
+        Args:
+            send: a worker, a block's number, and its descriptor if that is news to the worker.
+
+        Raises:
+            MemoryShort: there is no memory for a single one.
+        """
+        for worker in self._have_asked:
+            own = self._of_worker[worker]
+            # Each has one, whatever memory allows: the others' may lie idle for long.
+            while len(own) < _FEW and (block := self._blocks.take(is_needed=not own)) is not None:
+                own[block.number] = block
+                send(worker, block.number, [] if worker in block.known_to else [block.fd])
+                block.known_to.add(worker)
+
+    def hand_over(self, worker: int, number: int, sizes: Sequence[int]) -> list[Bytes]:
+        """What a worker has written to a block of its: views, which keep the block, or a copy.
+
+        It is copied where the loop holds more than memory allows, and this is the worker's last.
+
+        Raises:
+            MemoryShort: there is no memory for the copy.
+        """
+        block = self._of_worker[worker].pop(number)
+        *starts, n_bytes = place(sizes)
+        self._blocks.see(block, n_bytes)
+        is_spare = bool(self._of_worker[worker]) or self._blocks.n_leased < _HELD
+        memory = self._blocks.hand_over(block, n_bytes, is_spare=is_spare)
+        return read_buffers(sizes, memory, starts)
+
+    def part_with(self, worker: int) -> None:
+        """A worker needs none any more."""
+        self._have_asked.discard(worker)
+        for block in self._of_worker[worker].values():
+            self._blocks.give_back(block)
+        self._of_worker[worker].clear()
+
+    def close(self) -> None:
+        """Let go of all blocks; what was handed over stays valid."""
+        self._have_asked.clear()
+        self._blocks.close()
+
+
+class Stock:
+    """The blocks that a worker has, and has not filled; the worker's side."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, BlockMap] = {}
+        self._idle: list[int] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._idle)
+
+    def add(self, number: int, fds: Sequence[int]) -> None:
+        """Main has sent a block, with its descriptor the first time."""
+        if fds:
+            self._known[number] = BlockMap(fds[0])
+        self._idle.append(number)
+
+    def fill(self, buffers: Sequence[Any]) -> tuple[int, list[int]]:
+        """Copy what lies in buffers into a block; its number, and the sizes of the buffers.
+
+        Raises:
+            MemoryShort: there is no memory for it; the block stays in the stock.
+        """
+        block = self._known[self._idle[-1]]
+        parts = [buffer.raw() for buffer in buffers]
+        sizes = [part.nbytes for part in parts]
+        *starts, n_bytes = place(sizes)
+        block.see_growth()  # of another worker
+        if n_bytes > len(block.bytes):
+            what, way_out = "the arrays of a sample", "let the dataset give smaller samples"
+            require(n_bytes - len(block.bytes), what, way_out)
+            block.grow(n_bytes)
+        write_buffers(parts, block.bytes, starts)
+        return self._idle.pop(), sizes

@@ -1,0 +1,144 @@
+"""Which worker has which blocks, for the large samples of the dataset that it iterates."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import pytest
+
+from shardio._engine.blocks import Bytes
+from shardio._engine.supply import Stock, Supply
+
+MIB = 1 << 20
+
+
+class Side:
+    """Main's side, and workers that are not processes."""
+
+    def __init__(self, n_workers: int, memory_bytes: int) -> None:
+        self.supply = Supply(n_workers, memory_bytes)
+        self.stocks = [Stock() for _ in range(n_workers)]
+        self.sent: list[tuple[int, int, bool]] = []
+        """To whom, which block, and whether its descriptor went along."""
+
+    def send(self, worker: int, number: int, fds: Sequence[int]) -> None:
+        self.sent.append((worker, number, bool(fds)))
+        self.stocks[worker].add(number, [os.dup(fd) for fd in fds])
+
+    def ask(self, worker: int) -> None:
+        self.supply.ask(worker)
+        self.supply.give(self.send)
+
+    def arrive(self, worker: int, *arrays: Bytes) -> list[Bytes]:
+        """What a worker sends arrives."""
+        buffers = [pickle.PickleBuffer(array.data) for array in arrays]
+        number, sizes = self.stocks[worker].fill(buffers)
+        found = self.supply.hand_over(worker, number, sizes)
+        self.supply.give(self.send)
+        return found
+
+    def n_of(self, worker: int) -> int:
+        """How many blocks a worker can fill one after the other."""
+        return len(self.stocks[worker]._idle)
+
+
+@pytest.fixture
+def side() -> Iterator[Side]:
+    made = Side(2, 64 * MIB)
+    with made.supply:
+        yield made
+
+
+def of(value: int, n_bytes: int = MIB) -> Bytes:
+    return np.full(n_bytes, value, np.uint8)
+
+
+def test_who_has_not_asked_has_no_block_and_who_has_keeps_as_many(side: Side) -> None:
+    side.ask(1)
+    n = side.n_of(1)
+    assert n > 1
+    assert (side.n_of(0), bool(side.stocks[0])) == (0, False)
+    for value in range(20):
+        assert np.array_equal(side.arrive(1, of(value))[0], of(value))
+        assert side.n_of(1) == n
+
+
+def test_arrays_arrive_as_they_are_each_where_64_bytes_begin(side: Side) -> None:
+    side.ask(0)
+    arrays = [of(1, 100), of(2, 0), of(3, 300_001), of(4, 7)]
+    found = side.arrive(0, *arrays)
+    assert all(np.array_equal(a, b) for a, b in zip(arrays, found, strict=True))
+    assert all(part.ctypes.data % 64 == 0 for part in found if len(part))
+    assert all(part.flags.writeable for part in found)
+
+
+def test_what_is_held_stays_and_its_block_goes_to_whoever_needs_one_when_it_is_let_go(
+    side: Side,
+) -> None:
+    side.ask(0)
+    held = [side.arrive(0, of(value))[0] for value in range(3)]
+    side.ask(1)
+    for value in range(10, 30):
+        side.arrive(1, of(value))
+    assert [int(part[0]) for part in held] == [0, 1, 2]
+    assert all((part == part[0]).all() for part in held)
+    known = {number for _, number, _ in side.sent}
+    held.clear()
+    for worker in (0, 1):
+        for value in range(10):
+            side.arrive(worker, of(value))
+    assert {number for _, number, _ in side.sent} == known  # no other was made
+
+
+def test_a_descriptor_goes_to_a_worker_once(side: Side) -> None:
+    for worker in (0, 1):
+        side.ask(worker)
+        for value in range(10):
+            side.arrive(worker, of(value))
+    with_it = [(worker, number) for worker, number, is_first in side.sent if is_first]
+    assert len(set(with_it)) == len(with_it)
+    assert {(worker, number) for worker, number, _ in side.sent} == set(with_it)
+
+
+def test_each_worker_has_a_block_whatever_the_others_keep_and_memory_allows() -> None:
+    side = Side(3, MIB // 4)
+    with side.supply:
+        for worker in range(3):
+            side.ask(worker)
+        assert [side.n_of(worker) for worker in range(3)] == [1, 1, 1]
+
+
+def test_values_are_copied_where_a_worker_would_have_no_block_left() -> None:
+    side = Side(2, MIB // 4)
+    with side.supply:
+        side.ask(0)
+        side.ask(1)
+        with pytest.warns(RuntimeWarning, match="values are copied"):
+            held = [side.arrive(n % 2, of(n))[0] for n in range(50)]
+        assert len({number for _, number, _ in side.sent}) <= 4  # blocks take descriptors
+    assert all(np.array_equal(part, of(n)) for n, part in enumerate(held))
+
+
+def test_a_loop_that_holds_one_sample_at_a_time_has_none_copied_whatever_memory_allows() -> None:
+    side = Side(2, MIB // 4)
+    with side.supply:
+        side.ask(0)
+        side.ask(1)
+        held = side.arrive(0, of(0))
+        for n in range(1, 20):
+            held = side.arrive(n % 2, of(n))  # the one before is held until this one is there
+            assert np.array_equal(held[0], of(n))
+        assert side.supply._blocks.n_copies == 0
+
+
+def test_the_blocks_of_a_worker_that_is_done_go_to_others(side: Side) -> None:
+    side.ask(0)
+    side.supply.part_with(0)
+    side.supply.give(side.send)
+    side.ask(1)
+    assert {number for worker, number, _ in side.sent if worker == 1} <= {
+        number for worker, number, _ in side.sent if worker == 0
+    }
