@@ -96,7 +96,7 @@ class Fatal:
 
     def __iter__(self) -> Iterator[np.ndarray[Any, Any]]:
         for number in range(self.n):
-            yield np.full(50_000, number, np.uint8)
+            yield np.full(100_000, number, np.uint8)
         die()
 
 
