@@ -263,7 +263,8 @@ class Gathering(Closing):
                 if event.worker in self._going:
                     self._mourn(event)
             elif event.data == WANT:
-                self._supply.ask(event.worker)
+                if event.worker in self._going:  # it may have got one since, and come to its end
+                    self._supply.ask(event.worker)
             else:
                 self._waiting.discard(event.worker)
                 if not self._waiting:

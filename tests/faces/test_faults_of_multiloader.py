@@ -16,7 +16,9 @@ import pytest
 
 from shardio import MultiLoader, WorkerDied
 from shardio._engine.blocks import Block, Bytes
+from shardio._engine.crew import Message
 from shardio._engine.inbox import Inbox
+from shardio._engine.outbox import WANT
 from shardio._engine.value_blocks import ValueBlocks
 from shardio.errors import TransformError
 from tests.faces.multi_datasets import (
@@ -123,6 +125,19 @@ def test_what_a_worker_had_sent_before_it_died_is_handed_over() -> None:
         next(loader)
 
 
+def test_a_worker_that_wanted_a_block_and_has_come_to_its_end_since_is_sent_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    loader: Any = iter(MultiLoader(Count(30, 29, hang, worker=1), 2))
+    while 0 in loader._going:
+        next(loader)
+    late = Message(0, WANT)
+    monkeypatch.setattr(loader._crew, "wait", lambda timeout_s: [late])
+    loader._look()
+    assert not loader._supply._have_asked
+    loader.close()
+
+
 def test_a_worker_that_is_killed_while_main_waits_is_noticed() -> None:
     loader = iter(MultiLoader(Count(5, 2, hang), 1))
     assert [next(loader), next(loader)] == [0, 1]
@@ -205,7 +220,9 @@ for sample in samples: pass
 """
 NEVER_HIDES = """
 from shardio._engine.blocks import Block, Bytes
+from shardio._engine.crew import Message
 from shardio._engine.inbox import Inbox
+from shardio._engine.outbox import WANT
 from shardio._engine.value_blocks import ValueBlocks
 from shardio._engine.crew import Crew
 Inbox.hide = lambda inbox: None
