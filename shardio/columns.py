@@ -27,7 +27,7 @@ class ColumnWriter:
         row_bytes = field.row_bytes or 0
         self.data, self.hashes = Spool(), Spool()
         self._fill = bytes(field.stride - row_bytes)
-        self._absent = bytes(row_bytes if field.optional else 0)
+        self._row_bytes, self._absent = row_bytes, b""
         self._rows_per_unit = rows_per_unit(row_bytes, field.stride)
         self._by_row = row_bytes >= ROW_HASH_MIN
         self._run, self._n_in_run = Hasher(), 0
@@ -39,7 +39,7 @@ class ColumnWriter:
 
         One that has no hash of its own must not change afterwards.
         """
-        row = self._absent if row is None else row
+        row = self._zeros() if row is None else row
         if self._by_row:
             self._put(hash_bytes(row))
             self.data.write(row)
@@ -49,6 +49,12 @@ class ColumnWriter:
         self._rows.append(row)
         if len(self._rows) == self._n_wanted:
             self.flush()
+
+    def _zeros(self) -> bytes:
+        """The row of a missing value; made with the first, as a schema can say any size."""
+        if not self._absent:
+            self._absent = bytes(self._row_bytes)
+        return self._absent
 
     def flush(self) -> None:
         """Have all rows in `data`."""

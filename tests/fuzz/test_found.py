@@ -118,3 +118,14 @@ def test_a_section_of_a_kind_to_come_is_skipped_whatever_field_it_names(
     content[place] ^= 1
     path.write_bytes(content)
     assert [finding.code for finding in audit_shard(path)] == ["checksum"]
+
+
+def test_an_optional_column_takes_no_memory_for_rows_that_only_the_schema_claims(
+    tmp_path: Path,
+) -> None:
+    schema = Schema({"n": Array("int64"), "x": Array("uint8", (1 << 44,), optional=True)})
+    with ShardWriter(tmp_path / "s.shard", schema):
+        pass
+    with ShardReader(tmp_path / "s.shard") as reader:
+        assert len(reader) == 0
+    assert repair(tmp_path / "s.shard", tmp_path / "out").is_whole
