@@ -6,9 +6,9 @@ The first frame of a message is
     pickles  of the samples, one behind the other, without the memory of larger arrays
     sizes    of the pickles   uint64 each
 
-and each frame behind it is the memory of one array of the last sample, as the worker has it:
-nothing copies it but the kernel, on its way through the socket, which does so twice. Where there is
-much of it, it lies in a block instead (see `supply.py`), and one frame says where:
+and each frame behind it is the memory of one array of the last sample, copied three times on its
+way: in the worker, and twice by the kernel. Where there is much of it, it lies in a block instead
+(see `supply.py`), and one frame says where:
 
     place    number of the block, sizes of the arrays   uint64 each
 """

@@ -217,12 +217,8 @@ class _Outbox(Closing):
             place = self._stock.fill(sheaf.apart)
         frames = sheaf.frames(self._n_sent, place)
         self._n_under_way += n_bytes
-        if len(frames) == 1:
-            self._socket.send(frames[0], copy=False)
-        elif place is not None:
-            self._socket.send_multipart(frames)
-        else:  # what is not waited for, the dataset might meanwhile write something else into
-            self._socket.send_multipart(frames, copy=False, track=True).wait()
+        # Copied, as the dataset may meanwhile write something else into its arrays.
+        self._socket.send_multipart(frames)
         self._n_sent += len(sheaf)
         self._sheaf = Sheaf(self._channel.index)
         self._sent_s = time.monotonic()
@@ -257,7 +253,10 @@ class _Outbox(Closing):
     def _await_block(self) -> None:
         """Wait until there is a block to be filled."""
         if not self._stock:
-            self._channel.send(WANT)
+            try:
+                self._channel.send(WANT)
+            except BrokenPipeError:
+                raise _MainHasGone from None
             while not self._stock:
                 self._hear()
 

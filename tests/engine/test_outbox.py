@@ -26,6 +26,9 @@ class Sent(list[Any]):
     def send(self, frame: bytes, **how: object) -> None:
         self.append(unpack_head(frame))
 
+    def send_multipart(self, frames: list[bytes]) -> None:
+        self.send(frames[0])
+
 
 @pytest.fixture
 def ends() -> Iterator[tuple[socket.socket, Channel]]:
@@ -47,6 +50,18 @@ def test_a_worker_sends_as_much_as_there_is_room_for(ends: tuple[socket.socket, 
     with pytest.raises(_MainHasGone):
         _Outbox(sent, channel, 10 * _size("x") + 5).send_samples(["x"] * 20, None)
     assert sent[1:] == [(Kind.SAMPLES, 0, number, 1) for number in range(10)]
+
+
+def test_a_large_sample_waits_for_a_block_until_main_has_gone(
+    ends: tuple[socket.socket, Channel],
+) -> None:
+    main, channel = ends
+    main.shutdown(socket.SHUT_WR)
+    for has_gone in (False, True):
+        if has_gone:
+            main.close()
+        with pytest.raises(_MainHasGone):
+            _Outbox(Sent(), channel, 1 << 20).send_samples([np.zeros(1 << 20)], None)
 
 
 def test_what_main_has_handed_over_makes_room(ends: tuple[socket.socket, Channel]) -> None:

@@ -50,18 +50,18 @@ class Shared:
         return iter(range(first, self.n, step))
 
 
-@dataclass
 class OneArray:
-    """Arrays that are one and the same, with other content for every sample."""
+    """Arrays that are one and the same memory, with other content for every sample."""
 
-    n: int
-    n_bytes: int
+    def __init__(self, n: int, *n_bytes: int) -> None:
+        self.n, self.n_bytes = n, n_bytes
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        pixels = np.empty(self.n_bytes, np.uint8)
+        arrays = [np.empty(n_bytes, np.uint8) for n_bytes in self.n_bytes]
         for number in range(self.n):
-            pixels[:] = number % 251
-            yield {"number": number, "pixels": pixels}
+            for pixels in arrays:
+                pixels[:] = number % 251
+            yield {"number": number, "pixels": arrays}
 
 
 @dataclass
@@ -86,18 +86,6 @@ class Endless:
 
 def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
-
-
-@dataclass
-class Fatal:
-    """Arrays that are in the kernel before the next is made, and then the end of the worker."""
-
-    n: int
-
-    def __iter__(self) -> Iterator[np.ndarray[Any, Any]]:
-        for number in range(self.n):
-            yield np.full(100_000, number, np.uint8)
-        die()
 
 
 def leave() -> None:
