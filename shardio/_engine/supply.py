@@ -34,6 +34,7 @@ class Supply(Closing):
         self._blocks = ValueBlocks(None, memory_bytes)
         self._of_worker: list[dict[int, Block]] = [{} for _ in range(n_workers)]
         self._have_asked = set[int]()
+        self._n_each = 1  # until it is known how large samples are
 
     def ask(self, worker: int) -> None:
         """A worker has a large sample, and no block."""
@@ -49,12 +50,28 @@ class Supply(Closing):
             MemoryShort: there is no memory for a single one.
         """
         for worker in self._have_asked:
-            own = self._of_worker[worker]
             # Each has one, whatever memory allows: the others' may lie idle for long.
-            while len(own) < _FEW and (block := self._blocks.take(is_needed=not own)) is not None:
-                own[block.number] = block
-                send(worker, block.number, [] if worker in block.known_to else [block.fd])
-                block.known_to.add(worker)
+            if not self._of_worker[worker]:
+                self._give(worker, send, is_needed=True)
+        for worker in self._have_asked:
+            while len(self._of_worker[worker]) < self._n_each and self._give(worker, send):
+                pass
+
+    def _give(
+        self,
+        worker: int,
+        send: Callable[[int, int, Sequence[int]], object],
+        *,
+        is_needed: bool = False,
+    ) -> bool:
+        """Send one block, if there is one."""
+        block = self._blocks.take(is_needed=is_needed)
+        if block is None:
+            return False
+        self._of_worker[worker][block.number] = block
+        send(worker, block.number, [] if worker in block.known_to else [block.fd])
+        block.known_to.add(worker)
+        return True
 
     def hand_over(self, worker: int, number: int, sizes: Sequence[int]) -> list[Bytes]:
         """What a worker has written to a block of its: views, which keep the block, or a copy.
@@ -67,6 +84,7 @@ class Supply(Closing):
         block = self._of_worker[worker].pop(number)
         *starts, n_bytes = place(sizes)
         self._blocks.see(block, n_bytes)
+        self._n_each = _FEW
         is_spare = bool(self._of_worker[worker]) or self._blocks.n_leased < _HELD
         memory = self._blocks.hand_over(block, n_bytes, is_spare=is_spare)
         return read_buffers(sizes, memory, starts)

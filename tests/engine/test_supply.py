@@ -58,6 +58,8 @@ def of(value: int, n_bytes: int = MIB) -> Bytes:
 
 def test_who_has_not_asked_has_no_block_and_who_has_keeps_as_many(side: Side) -> None:
     side.ask(1)
+    assert side.n_of(1) == 1  # nobody knows how large samples are
+    side.arrive(1, of(7))
     n = side.n_of(1)
     assert n > 1
     assert (side.n_of(0), bool(side.stocks[0])) == (0, False)
@@ -111,14 +113,16 @@ def test_each_worker_has_a_block_whatever_the_others_keep_and_memory_allows() ->
         assert [side.n_of(worker) for worker in range(3)] == [1, 1, 1]
 
 
-def test_values_are_copied_where_a_worker_would_have_no_block_left() -> None:
-    side = Side(2, MIB // 4)
+@pytest.mark.parametrize("memory_bytes", [MIB // 4, 3 * MIB, 10 * MIB])
+def test_values_are_copied_where_a_worker_would_have_no_block_left(memory_bytes: int) -> None:
+    side = Side(2, memory_bytes)
     with side.supply:
         side.ask(0)
         side.ask(1)
         with pytest.warns(RuntimeWarning, match="values are copied"):
             held = [side.arrive(n % 2, of(n))[0] for n in range(50)]
-        assert len({number for _, number, _ in side.sent}) <= 4  # blocks take descriptors
+        n_blocks = len({number for _, number, _ in side.sent})
+        assert n_blocks <= memory_bytes // MIB + 4  # they take descriptors
     assert all(np.array_equal(part, of(n)) for n, part in enumerate(held))
 
 
