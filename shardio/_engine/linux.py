@@ -15,6 +15,7 @@ import select
 import signal
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from types import FrameType
@@ -103,9 +104,21 @@ def _send_again(handler: Handler, given: Given) -> None:
     if isinstance(handler, _Held):  # of a caller who will raise it
         handler(*given)
         return
-    # From a thread, which does not run before this one is out of here: that has the interpreter.
     with contextlib.suppress(RuntimeError):  # the interpreter is ending
-        _thread.start_new_thread(_thread.interrupt_main, ())
+        _thread.start_new_thread(_interrupt_once_out, (threading.get_ident(),))
+
+
+def _interrupt_once_out(thread: int) -> None:
+    """Send Ctrl-C to a thread when it is in no finalizer; what it waits for by then, that ends."""
+    while _is_in_finalizer(sys._current_frames().get(thread)):
+        time.sleep(0.001)
+    signal.pthread_kill(thread, signal.SIGINT)
+
+
+def _is_in_finalizer(frame: FrameType | None) -> bool:
+    while frame is not None and frame.f_code is not Finalizer.__call__.__code__:
+        frame = frame.f_back
+    return frame is not None
 
 
 class _Held:

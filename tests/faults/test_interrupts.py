@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import os
 import signal
 import socket
@@ -173,10 +174,18 @@ def test_every_interrupt_that_was_held_back_reaches_the_handler() -> None:
         signal.signal(signal.SIGINT, before)
 
 
-def test_an_interrupt_in_a_finalizer_is_not_lost_and_comes_when_that_is_through() -> None:
-    class Owner:
-        pass
+class _Owner:
+    """Something that ends."""
 
+
+def _be_interrupted() -> None:
+    """Let time pass in which Python calls handlers, as much as a test may wait at most."""
+    end_s = time.monotonic() + PATIENCE_S
+    while time.monotonic() < end_s:
+        time.sleep(0.001)
+
+
+def test_an_interrupt_in_a_finalizer_is_not_lost_and_comes_when_that_is_through() -> None:
     is_through = threading.Event()
 
     def end() -> None:
@@ -184,13 +193,52 @@ def test_an_interrupt_in_a_finalizer_is_not_lost_and_comes_when_that_is_through(
             signal.raise_signal(signal.SIGINT)
         is_through.set()
 
-    owner = Owner()
+    owner = _Owner()
     finalizer = Finalizer(owner, end)
     with pytest.raises(KeyboardInterrupt):
         del owner
-        threading.Event().wait(PATIENCE_S)
+        _be_interrupted()
     assert is_through.is_set()
     assert not finalizer.alive
+
+
+def test_an_interrupt_in_a_finalizer_is_not_lost_where_threads_run_before_that_is_through(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    start = _thread.start_new_thread
+
+    def start_and_let_run(call: Callable[..., object], given: tuple[Any, ...]) -> int:
+        is_running = threading.Event()
+
+        def run() -> None:
+            is_running.set()
+            call(*given)
+
+        number = start(run, ())
+        is_running.wait(PATIENCE_S)
+        time.sleep(0.005)
+        return number
+
+    monkeypatch.setattr(_thread, "start_new_thread", start_and_let_run)
+    owner = _Owner()
+    Finalizer(owner, signal.raise_signal, signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        del owner
+        _be_interrupted()
+
+
+def test_an_interrupt_in_a_finalizer_ends_what_is_waited_for_after_it() -> None:
+    def ends_a_wait() -> bool:
+        owner = _Owner()
+        Finalizer(owner, signal.raise_signal, signal.SIGINT)
+        end_s = time.monotonic() + PATIENCE_S / 3
+        with pytest.raises(KeyboardInterrupt):
+            del owner
+            threading.Event().wait(PATIENCE_S / 3)
+        return time.monotonic() < end_s
+
+    # A signal that comes when Python has looked for one, and does not wait yet, is seen after it.
+    assert any(ends_a_wait() for _ in range(3))
 
 
 def test_an_interrupt_where_a_finalizer_is_called_comes_from_there() -> None:
