@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -22,10 +23,11 @@ import pytest
 import shardio
 from shardio import errors
 from shardio_tools import cli, sample_clips
+from tests.warm import command_line, serving
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-LANGUAGES = {"python": [sys.executable, "-"], "sh": ["bash", "-euo", "pipefail", "-s"]}
+LANGUAGES = {"python": ["python", "-"], "sh": ["bash", "-euo", "pipefail", "-s"]}
 MAKES_DATASET = "shardio convert videos/ out/\n"
 
 # Blocks that are not run: their page, how they begin, and why.
@@ -35,6 +37,9 @@ NOT_RUN = {
 
 # Packages that the extra `dev` does without: blocks that import them run where they are installed.
 NOT_EVERYWHERE = ("torch", "jax", "webdataset")
+
+# What programs begin with. Nothing of shardio: what a block does not import, it is to lack.
+LOADED = ["av", "cloudpickle", "numpy", "rich", "tinygrad", "xxhash", "zstandard"]
 
 # What warns of itself, and of nothing of ours: webdataset leaves tar files to be collected.
 WARNS = {"webdataset": "error,ignore::ResourceWarning"}
@@ -107,22 +112,42 @@ def dataset(videos: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """The environment of someone who installed shardio: `shardio` and `python` are on PATH."""
+def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """The environment of someone who installed shardio: `shardio` and `python` are on PATH.
+
+    Both are forks of processes that have loaded what takes long. tinygrad is without its checks of
+    itself and its search for faster kernels.
+    """
     programs = tmp_path_factory.mktemp("bin")
-    for name, arguments in (("shardio", "-m shardio "), ("python", "")):
-        (programs / name).write_text(f'#!/bin/sh\nexec "{sys.executable}" {arguments}"$@"\n')
-        (programs / name).chmod(0o755)
     places = [str(ROOT), str(ROOT / "converters"), str(ROOT / "tools")]
-    return {
+    made = {
         **os.environ,
         "PATH": os.pathsep.join([str(programs), os.environ["PATH"]]),
         "PYTHONPATH": os.pathsep.join(places),
+        "PYTHONWARNINGS": "error",
+        "NOOPT": "1",
+        "SPEC": "0",
     }
+    python, shardio = programs / "python.socket", programs / "shardio.socket"
+    write_program(programs / "python", command_line(python))
+    write_program(programs / "shardio", [*command_line(shardio), "-m", "shardio"])
+    with serving(python, LOADED, made), serving(shardio, ["shardio_tools.cli"], made):
+        yield made
+
+
+def write_program(path: Path, command: list[str]) -> None:
+    path.write_text(f'#!/bin/sh\nexec {shlex.join(command)} "$@"\n')
+    path.chmod(0o755)
 
 
 def _warnings_for(block: Block) -> str:
     return next((WARNS[name] for name in imported(block) if name in WARNS), "error")
+
+
+def command(block: Block) -> list[str]:
+    """What runs a block: a new interpreter where warnings are to be others than at its start."""
+    is_loaded = block.language != "python" or _warnings_for(block) == "error"
+    return LANGUAGES[block.language] if is_loaded else [sys.executable, "-"]
 
 
 @pytest.mark.parametrize("page", list(cases()))
@@ -135,7 +160,7 @@ def test_every_block_of_a_page_runs(
         shutil.copytree(dataset, tmp_path / "out")
     for block in found:
         done = subprocess.run(
-            LANGUAGES[block.language],
+            command(block),
             input=block.code,
             cwd=tmp_path,
             env={**environment, "PYTHONWARNINGS": _warnings_for(block)},

@@ -78,7 +78,7 @@ def write(
 
 @pytest.mark.cpu_device
 def test_training_on_sample_clips_learns_to_tell_the_motions_apart(clips: Path) -> None:
-    done = run(clips, "--epochs", 4, "--batch-size", 8, "--workers", 2, NOOPT="1")
+    done = run(clips, "--epochs", 3, "--batch-size", 8, "--workers", 2, NOOPT="1")
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert lines[0] == "40 clips, 4 classes (across, around, pulse, updown), CPU"
