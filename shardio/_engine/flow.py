@@ -23,7 +23,7 @@ from shardio._engine.cargo import pickled
 from shardio._engine.crew import Crew, Died, Failed, Message
 from shardio._engine.failures import unpack_failure
 from shardio._engine.lenience import Lenience
-from shardio._engine.linux import Finalizer, files_explained
+from shardio._engine.linux import Finalizer, explain_files, files_explained
 from shardio._engine.memory import default_budget
 from shardio._engine.overdue import at_work
 from shardio._engine.parcels import packed, unpacked
@@ -88,7 +88,7 @@ class Flow(Closing):
         self._parts: deque[Call] = deque()
         self._resumed: deque[tuple[int, int]] = deque()  # worker and step, to go on with
         self.n_put = self._n_skipped = self._n_bytes = self._calling_ns = 0
-        self._n_restarts = self._deaths_in_a_row = 0
+        self._n_restarts = self._idle_deaths = 0
         self._last_words: dict[int, str] = {}
         self._has_ended = False
         self._blocks = ValueBlocks(n_workers + 1, budget)
@@ -212,7 +212,7 @@ class Flow(Closing):
         self._give_out()
         for event in self._crew.wait(timeout_s):
             if isinstance(event, Message):
-                self._deaths_in_a_row = 0
+                self._idle_deaths = 0
                 self._take_answer(event.worker, unpacked(event.data, event.fds))
             elif isinstance(event, Failed):
                 self._last_words[event.worker] = event.text
@@ -244,7 +244,11 @@ class Flow(Closing):
         """Give workers that have room the items that wait, as far as there are blocks."""
         schedule = self._schedule
         while self._resumed or (schedule.n_wanted and not schedule.wants_block):
-            block = self._blocks.take()
+            try:
+                block = self._blocks.take()
+            except OSError as error:
+                explain_files(error)
+                raise
             if block is None:
                 return
             if self._resumed:
@@ -310,9 +314,9 @@ class Flow(Closing):
         how = died.manner
         if text := self._last_words.pop(worker, ""):
             raise TransformError(f"{self._is_called} cannot be had in a worker; {how}:\n\n{text}")
-        self._deaths_in_a_row += 1
-        if self._deaths_in_a_row > 2 * self._n_workers + _MOST_DEATHS:
-            raise EnvironmentUnsuitable(f"workers die before they answer anything: {how}")
+        self._idle_deaths += step is None  # of an item only so many die
+        if self._idle_deaths > 2 * self._n_workers + _MOST_DEATHS:
+            raise EnvironmentUnsuitable(f"workers die before they begin anything: {how}")
         tasks = self._schedule.tasks_of(worker)
         if step is not None and step in tasks and not self._calls[step].is_suspended:
             self._calls[step].n_deaths += 1
@@ -327,7 +331,8 @@ class Flow(Closing):
         self._schedule.lost(worker)
         self._blocks.forget(worker)
         self._n_restarts += 1
-        self._crew.restart(worker)
+        with files_explained():
+            self._crew.restart(worker)
         self._greet(worker)
 
     def _died(self, step: int, how: str) -> WorkerDied:

@@ -303,6 +303,17 @@ def test_where_no_more_files_may_be_open_it_says_so_and_leaves_none() -> None:
         assert n_open() == before
 
 
+def test_where_no_file_may_be_open_for_a_block_it_says_so() -> None:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with Flow(str, 1) as flow:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))
+        try:
+            with pytest.raises(EnvironmentUnsuitable, match="open files"):
+                flow.put(0)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
 def test_an_item_that_cannot_be_pickled_is_refused_in_few_words() -> None:
     nested: list[Any] = []
     for _ in range(100_000):
@@ -359,6 +370,14 @@ def test_what_two_workers_died_of_is_an_error_that_names_it(tmp_path: Path) -> N
 def test_what_two_workers_died_of_may_be_left_out(tmp_path: Path) -> None:
     found = values(dying(tmp_path, 4, 9, "SIGKILL"), range(12), max_skips=1)
     assert found == [i for i in range(12) if i != 4]
+
+
+def test_any_number_of_items_that_workers_die_of_in_a_row_may_be_left_out() -> None:
+    def load(item: int) -> int:
+        return item if item == 5 else os._exit(3)
+
+    with Flow(load, 1, max_skips=5) as flow:
+        assert list(drive(flow, range(6))) == [(5, 5)]
 
 
 def test_a_worker_that_dies_idle_costs_nothing() -> None:
