@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator
-from inspect import GEN_RUNNING, getgeneratorstate
 from typing import Any, Protocol, Self
 
+from shardio._engine.alone import Alone
 from shardio._engine.failures import add_note
 from shardio._engine.flow import Flow
 from shardio._engine.here import Here
@@ -52,6 +52,7 @@ class Loading(Closing, Generator[Any, None, None]):
         self._body: Generator[Any, None, None] | None = None
         self._end: Callable[[], object] | None = None
         self._is_over = self._is_closed = self._is_within = False
+        self._alone = Alone("this pass is for one thread at a time, and waits for an item")
 
     def __enter__(self) -> Self:
         self._begin()
@@ -81,11 +82,13 @@ class Loading(Closing, Generator[Any, None, None]):
             InvalidArgument: it is asked for an item while it waits for one: by another thread, or
                 by its own source.
         """
+        with self._alone:  # it goes on for whoever asked first
+            return self._next()
+
+    def _next(self) -> Any:
         if self._is_over:
             raise StopIteration
         body = self._begin()
-        if getgeneratorstate(body) == GEN_RUNNING:  # it goes on for whoever asked first
-            raise InvalidArgument("this pass is for one thread at a time, and waits for an item")
         try:
             return next(body)
         except BaseException:

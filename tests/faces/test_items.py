@@ -15,7 +15,9 @@ import numpy as np
 import pytest
 
 from shardio import InvalidArgument, Loader, SharedMemoryShim, load, load_with_workers
+from shardio._engine.here import Here
 from shardio.errors import BatchOverdue, LoaderClosed, TooManySkipped, TransformError
+from shardio.loading import Loading
 from tests.faces.loaders import loader_of
 
 pytestmark = pytest.mark.usefixtures("warm_zygote")
@@ -309,6 +311,20 @@ def test_whoever_asks_while_it_waits_is_refused_and_it_goes_on() -> None:
     loading = load_with_workers(SAME, source(), 1)
     assert list(loading) == [0, 1]
     assert len(refused) == 1
+
+
+def test_whoever_asks_while_it_starts_is_refused_and_it_starts_once() -> None:
+    begun: list[Here] = []
+
+    def begin() -> Here:
+        with pytest.raises(InvalidArgument, match="one thread at a time"):
+            next(loading)
+        begun.append(Here(lambda item: item))
+        return begun[-1]
+
+    loading = Loading(begin, SAME, range(3), None)
+    assert list(loading) == [0, 1, 2]
+    assert len(begun) == 1
 
 
 def test_one_that_its_own_source_closes_keeps_no_memory() -> None:
