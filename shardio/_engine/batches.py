@@ -51,6 +51,7 @@ class Batches:
         """Let go of everything of the user's."""
         self.out.clear()
         self._gathered.clear()
+        self.last_words = None
 
     def _put_out(self) -> None:
         gathered, self._gathered = self._gathered, []

@@ -16,6 +16,7 @@ from shardio._engine.portions import Broken, Portions
 from shardio._engine.schedule import DEPTH
 from shardio._engine.stage import Job, Stage
 from shardio._engine.user_calls import UserCall, checked
+from shardio.errors import EnvironmentUnsuitable, MemoryShort
 from shardio.spent import now_ns
 
 if TYPE_CHECKING:
@@ -126,9 +127,12 @@ class Processes(Hands):
                 continue
             try:
                 job.results = flow.put(job.item)  # by which its generator is asked for more
-                self._jobs[job.results] = job
-            except Exception as error:  # noqa: BLE001 - the item cannot be pickled
+            except (EnvironmentUnsuitable, MemoryShort):
+                raise  # it has been put
+            except BaseException as error:  # noqa: BLE001 - the item cannot be pickled
                 self._line.fail(job, error, 0)
+            else:
+                self._jobs[job.results] = job
 
     def _hand_on(self, flow: Flow, number: int, value: Any) -> None:
         job = self._jobs[number]

@@ -26,7 +26,7 @@ def unpack_failure(failure: bytes | memoryview, where: str) -> BaseException:
 
 
 def as_failure(error: BaseException, is_called: str) -> Exception:
-    """The exception itself, or a TransformError for one that would end more than the call.
+    """The exception itself, or a TransformError, caused by it, for one that would end more.
 
     That is `sys.exit`, and what ends loops and generators.
     """
@@ -34,7 +34,9 @@ def as_failure(error: BaseException, is_called: str) -> Exception:
         return error
     text = text_of(error)
     said = f": {text}" if text else ""
-    return TransformError(f"{is_called} raised {type(error).__name__}{said}")
+    failure = TransformError(f"{is_called} raised {type(error).__name__}{said}")
+    failure.__cause__ = error
+    return failure
 
 
 def add_note(error: BaseException, note: str) -> None:

@@ -77,6 +77,7 @@ class Here(Closing):
             return None
         (request, item), number = self._waiting.pop(), self.n_put - 1
         start_ns = now_ns()
+        error: Exception | None = None
         try:
             value = self._function(request)
         except KeyboardInterrupt:  # meant for this process
@@ -85,10 +86,11 @@ class Here(Closing):
             error = as_failure(raised, self._is_called)
             add_note(error, f"in this process, item {number} ({shortened(item)})")
             if not self.lenience.forgives(error):
-                raise error from (None if error is raised else raised)
+                raise error  # noqa: B904  # its cause, if it has one, is what was raised
             self.lenience.skip(number, item, error)
             return None
         finally:
+            error = None  # its traceback leads here
             self._calling_ns += now_ns() - start_ns
         self._n_taken += 1
         return number, value

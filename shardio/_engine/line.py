@@ -70,7 +70,7 @@ class Line(Closing):
         self._places = {stage: place for place, stage in enumerate(self._stages)}
         self._began_ns, self._waited_ns = now_ns(), 0
         self._final_stats: PipelineStats | None = None
-        self._breakdown: BaseException | None = None
+        self._breakdown: Exception | None = None
         self._hands = self._hire(steps)
         with self.lock:
             self._source.put((Origin(-1, -1, None, None), source))
@@ -193,7 +193,7 @@ class Line(Closing):
     def break_down(self, error: BaseException) -> None:
         """Something of this line has failed that never should; the loop is told."""
         with self.lock:
-            self._breakdown = error
+            self._breakdown = as_failure(error, "a thread of the pipeline")
             self._results.ring()
 
     # --- the side of who works --------------------------------------------------------------
@@ -246,8 +246,6 @@ class Line(Closing):
         """A job has raised, when it had given these values and those before."""
         stage = job.stage
         failure = as_failure(error, stage.name)
-        if failure is not error:
-            failure.__cause__ = error
         add_note(failure, f"in {self._place_of(job)}")
         with self.lock:
             if self.is_closed:

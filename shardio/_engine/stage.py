@@ -63,6 +63,13 @@ class Job:
         return f"{self.stage.name}, {self.origin}"
 
 
+class _Failed(Exception):
+    """What a schedule raises for an error: were it raised itself, its traceback would lead here."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+
 @dataclass(slots=True, eq=False)
 class Stage:
     """The state of one stage.
@@ -236,7 +243,7 @@ class Stage:
         self.n_failed += 1
         self._has_failed = True  # nothing behind it will be asked for
         self._leave(job)
-        self._schedule.failed(0, job.step, error)
+        self._schedule.failed(0, job.step, _Failed(error))
         self._collect()
 
     def _leave(self, job: Job) -> None:
@@ -257,8 +264,8 @@ class Stage:
                 schedule.free(ticket)
                 if self._held:
                     self.out.extend(self._held.pop(schedule.next_step, ()))
-        except Exception as error:  # noqa: BLE001 - what `fail` was given
-            self.error = error
+        except _Failed as failed:
+            self.error = failed.error
 
     def surrender(self) -> list[Any]:
         """Give up the generators that are suspended: whoever lets go of them ends them."""
@@ -268,9 +275,11 @@ class Stage:
         return found
 
     def clear(self) -> None:
-        """Let go of everything of the user's."""
+        """Let go of everything of the user's, errors too, since tracebacks hold what they saw."""
         for each in (self.inputs, self.out, self.running, self._suspended, self._held):
             each.clear()
+        self.error = self._end_error = None
+        self._schedule = Schedule(0, 0, 1)
 
     def stats(self, elapsed_ns: int) -> StageStats:
         """Its figures so far."""

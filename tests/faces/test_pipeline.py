@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import itertools
 import os
@@ -481,6 +482,34 @@ def test_what_is_no_exception_is_a_failure_of_its_item_in_a_process(kind: Any) -
     assert (skipped.item, skipped.text) == ("1", f"end raised {kind.__name__}")
 
 
+class _Exiting:
+    """An item that ends whoever pickles it."""
+
+    def __reduce__(self) -> Any:
+        raise SystemExit(5)
+
+
+def test_what_ends_the_pickling_of_an_item_is_a_failure_of_it() -> None:
+    items = [1, _Exiting(), 3]
+    options: Any = {"executor": "process", "num_threads": 1, "output_order": "input"}
+    with pytest.raises(TransformError, match="SystemExit: 5") as caught:
+        list(DataLoader(items, preprocessor=lambda item: item, **options))
+    assert "preprocessor, item 1 (" in caught.value.__notes__[0]
+    options |= {"on_error": "skip", "max_skips": 1}
+    assert list(DataLoader(items, preprocessor=lambda item: item, **options)) == [1, 3]
+
+
+def test_what_a_thread_of_a_pipeline_dies_of_does_not_end_the_program() -> None:
+    class Odd:
+        def __repr__(self) -> str:
+            if threading.current_thread() is threading.main_thread():
+                return "Odd"
+            raise SystemExit(5)
+
+    with pytest.raises(TransformError, match="SystemExit: 5"):
+        list(Pipeline([Odd()]).pipe(lambda item: 1 // 0))
+
+
 def test_a_coroutine_that_a_process_would_not_await_is_an_error() -> None:
     with pytest.raises(TransformError, match="define it with `async def`"):
         list(Pipeline(range(3)).pipe(lambda item: _plus_one_awaited(item), executor="process"))
@@ -655,6 +684,46 @@ def test_nothing_of_the_programs_is_kept_once_it_is_over() -> None:
     items.clear()
     gc.collect()
     assert [ref for ref in refs if ref()] == []
+
+
+class _Seen:
+    """What a function has at hand when it fails."""
+
+
+def _failing(refs: list[weakref.ref[_Seen]]) -> None:
+    seen = _Seen()
+    refs.append(weakref.ref(seen))
+    raise ValueError(id(seen))
+
+
+@pytest.mark.parametrize("where", ["source", "function", "coroutine", "aggregator"])
+def test_nothing_that_an_error_has_seen_is_kept_once_it_was_raised(where: str) -> None:
+    refs: list[weakref.ref[_Seen]] = []
+
+    def source() -> Iterator[int]:
+        yield 0
+        if where == "source":
+            _failing(refs)
+
+    async def await_failure(item: int) -> None:
+        _failing(refs)
+
+    functions: dict[str, dict[str, Any]] = {
+        "source": {},
+        "function": {"preprocessor": lambda item: _failing(refs)},
+        "coroutine": {"preprocessor": await_failure},
+        "aggregator": {"aggregator": lambda batch: _failing(refs), "batch_size": 1},
+    }
+    loader: Any = DataLoader(source(), **functions[where])
+    gc.disable()  # it would find what leads to itself, some time
+    try:
+        with contextlib.suppress(ValueError):
+            list(loader)
+        assert _all_gone()
+        assert [ref() for ref in refs] == [None]
+    finally:
+        gc.enable()
+    assert loader.stats().stages
 
 
 def test_closing_ends_what_is_under_way() -> None:
