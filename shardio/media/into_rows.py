@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,8 @@ __all__ = ["load_clip", "load_image"]
 Pixels = npt.NDArray[np.uint8]
 Fit = Literal["crop", "stretch"]
 _FITS: Final = ("crop", "stretch")
+_MOST_FRAMES: Final = 1 << 31
+"""No video has so many frames."""
 
 
 def load_image(
@@ -47,8 +49,7 @@ def load_image(
     """
     if fit not in _FITS:
         raise InvalidArgument(f"fit: expected one of {', '.join(_FITS)}, found {fit!r}")
-    if out.ndim != 3 or out.shape[2] != 3:
-        raise InvalidArgument(f"out: expected a shape of height x width x 3, found {out.shape}")
+    _check_out(out, "height", "width", "3")
     if not isinstance(source, str | os.PathLike):
         return _decoded(source, out, fit, dct)
     with open(source, "rb") as file:
@@ -87,6 +88,9 @@ def load_clip(
         InvalidArgument: it has no such frames, or `out` has another shape.
         FileNotFoundError: there is no such file.
     """
+    _check_out(out, "frames", "height", "width", "3")
+    _check_n_frames("start", start)
+    _check_n_frames("step", step)
     frames = start + step * np.arange(len(out))
     data = source if isinstance(source, bytes) else os.fspath(source)
 
@@ -96,6 +100,21 @@ def load_clip(
         return out
 
     return decode() if isinstance(data, bytes) else _naming(data, decode)
+
+
+def _check_out(out: Any, *axes: str) -> None:
+    """Refuse what has not the shape of pixels along these axes."""
+    shape: tuple[int, ...] | None = getattr(out, "shape", None)
+    if shape is None or len(shape) != len(axes) or shape[-1] != 3 or 0 in shape[-3:]:
+        found = type(out).__name__ if shape is None else shape
+        raise InvalidArgument(f"out: expected pixels of {' x '.join(axes)}, found {found}")
+
+
+def _check_n_frames(name: str, value: Any) -> None:
+    if not isinstance(value, int | np.integer) or abs(int(value)) > _MOST_FRAMES:
+        raise InvalidArgument(
+            f"{name}: expected an integer of at most {_MOST_FRAMES} frames, found {value!r}"
+        )
 
 
 def _naming(path: str | os.PathLike[str], decode: Callable[[], Pixels]) -> Pixels:

@@ -67,6 +67,8 @@ def test_a_path_does_as_well_and_is_named_by_errors(tmp_path: Path) -> None:
     ("out", "options", "found"),
     [
         (_row(6, 6), {}, "height x width x 3"),
+        (_row(0, 6, 3), {}, r"height x width x 3, found \(0, 6, 3\)"),
+        ([6, 6, 3], {}, "height x width x 3, found list"),
         (_row(6, 6, 3), {"fit": "fill"}, "expected one of crop, stretch"),
         (_row(6, 6, 3)[:, ::2], {}, "C-contiguous"),
     ],
@@ -88,6 +90,18 @@ def test_frames_of_a_video_fill_a_row(video: Path) -> None:
 def test_frames_that_a_video_does_not_have_are_refused(video: Path) -> None:
     with pytest.raises(InvalidArgument, match="frame"):
         load_clip(video, _row(4, 32, 32, 3), start=10**6)
+
+
+@pytest.mark.parametrize("options", [{"start": 1.5}, {"step": 0.5}, {"start": 10**30}])
+def test_what_is_no_number_of_frames_is_refused(video: Path, options: dict[str, Any]) -> None:
+    with pytest.raises(InvalidArgument, match="expected an integer of at most"):
+        load_clip(video, _row(4, 32, 32, 3), **options)
+
+
+@pytest.mark.parametrize("out", [_row(32, 32, 3), _row(4, 0, 32, 3), None])
+def test_what_cannot_hold_a_clip_is_refused(video: Path, out: Any) -> None:
+    with pytest.raises(InvalidArgument, match="frames x height x width x 3, found"):
+        load_clip(video, out)
 
 
 def test_a_video_that_is_none_is_named(tmp_path: Path) -> None:
