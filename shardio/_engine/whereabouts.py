@@ -31,11 +31,16 @@ class Whereabouts(Closing):
         self._steps = map_steps(self._fds[0])
         return self._fds[0]
 
+    def of(self, worker: int) -> int | None:
+        """The step that a worker is at, or has died at; None if it is at none."""
+        step = int(self._steps[worker]) - 1
+        return None if step < 0 else step
+
     def take_step(self, worker: int) -> int | None:
         """The step that a worker has died at, or None; another in its place is at none."""
-        step = int(self._steps[worker]) - 1
+        step = self.of(worker)
         self._steps[worker] = 0
-        return None if step < 0 else step
+        return step
 
     def close(self) -> None:
         """Let go of the files. Idempotent."""

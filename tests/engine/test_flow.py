@@ -380,6 +380,15 @@ def test_any_number_of_items_that_workers_die_of_in_a_row_may_be_left_out() -> N
         assert list(drive(flow, range(6))) == [(5, 5)]
 
 
+def test_a_worker_that_has_answered_is_at_no_item() -> None:
+    with Flow(str, 1) as flow:
+        list(drive(flow, range(3)))
+        deadline_s = time.monotonic() + PATIENCE_S
+        while (at := flow._whereabouts.of(0)) is not None and time.monotonic() < deadline_s:
+            time.sleep(0.001)
+        assert at is None
+
+
 def test_a_worker_that_dies_idle_costs_nothing() -> None:
     with Flow(lambda item: os.getpid(), 1) as flow:
         found = drive(flow, count())

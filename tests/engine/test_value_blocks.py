@@ -45,6 +45,13 @@ def test_as_many_values_are_under_way_as_memory_has_room_for() -> None:
             assert n_that_can_be_taken(blocks) == expected
 
 
+def test_small_blocks_that_lie_idle_are_no_room_for_large_values(blocks: ValueBlocks) -> None:
+    for each in [filled(blocks, MIB // 4) for _ in range(16)]:
+        blocks.give_back(each)
+    blocks.give_back(filled(blocks, 3 * MIB))
+    assert n_that_can_be_taken(blocks) == 2
+
+
 def test_a_single_value_far_larger_than_others_is_forgotten(blocks: ValueBlocks) -> None:
     blocks.give_back(filled(blocks, 6 * MIB))
     assert n_that_can_be_taken(blocks) == 1
