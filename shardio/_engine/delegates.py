@@ -185,6 +185,8 @@ class Executing(Threads):
             self._line.fail(job, error, 0)
             return
         self._futures.add(future)
+        if self._line.is_closed:  # and `close` may have been through with those before
+            future.cancel()
         future.add_done_callback(partial(self._take, job))
 
     def _take(self, job: Job, future: Future[Any]) -> None:

@@ -156,6 +156,7 @@ def test_a_timeout_does_not_wait_for_what_is_running_and_says_what_that_is(stuck
     assert found == [0]
     assert "preprocessor, item 1 (1), for" in str(caught.value)
     assert "in __call__" in str(caught.value)
+    assert "source, item" not in str(caught.value)  # which is suspended
 
 
 def test_ctrl_c_does_not_wait_for_what_is_running(stuck: Stuck) -> None:

@@ -585,6 +585,25 @@ def test_an_executor_of_the_program_does_the_work_and_is_not_ended() -> None:
         list(pipeline)
 
 
+def test_calls_that_an_executor_has_not_begun_are_not_made_once_a_loader_is_closed() -> None:
+    began, may_end, called = threading.Event(), threading.Event(), list[int]()
+
+    def wait(item: int) -> None:
+        called.append(item)
+        began.set()
+        may_end.wait(PATIENCE_S)
+
+    with ThreadPoolExecutor(1) as executor:
+        options: dict[str, Any] = {"num_threads": 4, "executor": executor}
+        with DataLoader(range(9), preprocessor=wait, **options) as loader:
+            iterator = iter(loader)
+            assert began.wait(PATIENCE_S)
+        may_end.set()
+    assert called == [0]
+    with pytest.raises(LoaderClosed):
+        next(iterator)
+
+
 @pytest.mark.parametrize("executor", ["process", ThreadPoolExecutor(1)])
 def test_async_functions_run_in_the_event_loop_only(executor: Any) -> None:
     with pytest.raises(InvalidArgument, match="runs in an event loop"):
@@ -658,6 +677,24 @@ def test_what_a_generator_does_at_its_end_does_not_hold_up_break(where: str) -> 
     assert _all_gone()
     name = f"shardio {'source' if where == 'source' else 'endless'}"
     assert ended_by == [(name, True)]
+
+
+@pytest.mark.parametrize("where", ["source", "function"])
+def test_an_async_generator_comes_to_its_end_when_its_iteration_is_left(where: str) -> None:
+    has_ended = threading.Event()
+
+    async def endless(item: int = 0) -> AsyncIterator[int]:
+        try:
+            while True:
+                yield item
+        finally:
+            await asyncio.sleep(0)
+            has_ended.set()
+
+    pipeline = Pipeline(endless()) if where == "source" else Pipeline(range(3)).pipe(endless)
+    for _ in pipeline.sink(1):
+        break
+    assert has_ended.wait(PATIENCE_S)
 
 
 def test_an_iterator_in_a_cycle_is_ended_by_the_collector() -> None:
