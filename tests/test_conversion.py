@@ -149,12 +149,13 @@ def test_on_error_skip_goes_on_after_it(lines: Path, tmp_path: Path) -> None:
     assert not report.stopped and "not_reached" not in report.counts
 
 
-def test_inputs_that_give_no_sample_at_all_make_an_empty_dataset(
-    lines: Path, tmp_path: Path
+@pytest.mark.parametrize(("content", "outcome"), [("", "too_short"), ("!", "broken")])
+def test_inputs_of_the_kind_that_give_no_sample_at_all_make_an_empty_dataset(
+    lines: Path, tmp_path: Path, content: str, outcome: str
 ) -> None:
-    (tmp_path / "none").mkdir()
-    (tmp_path / "none" / "readme").write_text("nothing here")
+    write(tmp_path / "none", {"readme": "hello", "1.txt": content})
     report = convert(tmp_path / "none", tmp_path / "out")
+    assert report.counts == {"not_video": 1, outcome: 1}
     assert report.n_samples == len(shardio.open(tmp_path / "out")) == 0
 
 

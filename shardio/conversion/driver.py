@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 from shardio.conversion.appending import load_base
@@ -78,9 +79,9 @@ def convert(
         progress: called in this process, at the start and after every input.
 
     Raises:
-        InvalidArgument: `src` does not exist, holds no file or matches none, `out` is no name of a
-            folder, an option is not acceptable, or it is to resume with other options or versions
-            than the interrupted conversion had.
+        InvalidArgument: `src` does not exist, holds no file, or none of the kind, or matches none,
+            `out` is no name of a folder, an option is not acceptable, or it is to resume with other
+            options or versions than the interrupted conversion had.
         DatasetExists: `out` already holds data, or an interrupted conversion.
         DatasetNotFound: there is nothing to append to.
         DatasetConflict: another writer is at work in `out`.
@@ -98,6 +99,7 @@ def convert(
         return given.convert(os.fspath(out), request, append=append, labels=labels is not None)
     if names is not None:
         raise InvalidArgument("names: only for samples that are tuples, not for files")
+    request = replace(request, source=os.fspath(src))
     request.check(schema, append=append)
     base = load_base(out) if append else None
     staging = Staging(os.fspath(out), resume=resume, overwrite=overwrite, appends=append)

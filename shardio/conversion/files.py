@@ -18,6 +18,7 @@ from shardio.conversion.appending import (
     sift,
 )
 from shardio.conversion.crew import run_crew
+from shardio.conversion.finding import NothingFound, refuse_nothing
 from shardio.conversion.journal import settings_of
 from shardio.conversion.ledger import Ledger
 from shardio.conversion.plan import Listing, Unit, cut
@@ -48,6 +49,7 @@ def convert_files(
         else:
             _run(units, job, request.n_workers, ledger, staging)
             reports = ledger.reports()
+            _refuse_nothing(reports, job, request, staging)
             found = _publish(job, ledger, reports, staging, converter)
         staging.finish()
     return ConversionReport(
@@ -78,6 +80,7 @@ def append_files(
         ledger = Ledger(additions.listing, units, request.progress)
         staging.begin(settings_of(converter, job.source.libraries()), [unit.key for unit in units])
         _run(units, job, request.n_workers, ledger, staging)
+        _refuse_nothing([*ledger.reports(), *additions.others], job, request, staging)
         found = _publish_next(base, job, ledger, staging)
         staging.finish()
     shards = ledger.shards()
@@ -107,6 +110,23 @@ def _run(units: Sequence[Unit], job: Job, n_workers: int, ledger: Ledger, stagin
         return
     while (number := ledger.next_unit()) is not None:
         convert_unit(units[number], job, ledger.take)
+
+
+def _refuse_nothing(
+    reports: Sequence[InputReport], job: Job, request: Request, staging: Staging
+) -> None:
+    """Make sure that a file is of the kind; else there is nothing that may be gone on with."""
+    try:
+        refuse_nothing(
+            request.source,
+            job.source.kind,
+            reports,
+            is_told=request.kind is not None,
+            appends=staging.appends,
+        )
+    except NothingFound:
+        staging.forget_units()
+        raise
 
 
 def _publish(

@@ -28,6 +28,14 @@ OTHERS: Final[dict[str, tuple[str, ...]]] = {
 }
 """Kinds that are none of media, with the suffixes of their files; the first that fits is meant."""
 LEROBOT: Final = "lerobot"
+PROMISES: Final[dict[str, tuple[str, ...]]] = {
+    VIDEOS: (".mp4", ".mkv", ".webm", ".mov"),
+    AUDIO: (".wav", ".flac", ".mp3", ".ogg"),
+    IMAGES: (".jpg", ".png", ".webp", ".tif"),
+    LEROBOT: ("meta/info.json",),
+    **OTHERS,
+}
+"""What is in names that promise a kind, of media the most frequent ones."""
 _SHARD: Final = re.compile(r"-\d+-of-\d+")
 """Which of several files one is, in its name."""
 _LEROBOT: Final = (re.compile(r"(?:.*/)?meta/info\.json"), re.compile(r"(?:.*/)?data/.+\.parquet"))
@@ -35,13 +43,18 @@ _LEROBOT: Final = (re.compile(r"(?:.*/)?meta/info\.json"), re.compile(r"(?:.*/)?
 
 
 def guess_kind(inputs: Iterable[Input]) -> str:
-    """The converter for these files: that of sound, or of pictures, where there is no video.
+    """The converter for these files: that of videos, where names say nothing."""
+    return told_kind(one.name for one in inputs) or VIDEOS
+
+
+def told_kind(of_files: Iterable[str]) -> str | None:
+    """What the names of files promise: sound, or pictures, where there is no video.
 
     A data set of LeRobot's is one whatever else is there. Sound comes first: pictures beside it are
     covers. A GIF counts as neither picture nor video. All others come last: beside media they are
-    about them.
+    about them. None: no name promises anything.
     """
-    names = [one.name for one in inputs]
+    names = list(of_files)
     if all(any(map(known.fullmatch, names)) for known in _LEROBOT):
         return LEROBOT
     is_image = any(has_image_suffix(name) and not has_media_suffix(name) for name in names)
@@ -55,7 +68,7 @@ def guess_kind(inputs: Iterable[Input]) -> str:
         return VIDEOS
     ends = [_SHARD.sub("", name).lower() for name in names]
     found = (kind for kind, known in OTHERS.items() if any(end.endswith(known) for end in ends))
-    return next(found, VIDEOS)
+    return next(found, None)
 
 
 def _is_video(name: str) -> bool:

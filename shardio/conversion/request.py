@@ -24,7 +24,7 @@ ON_ERROR: Final = ("skip", "stop")
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """The options of a conversion, as they are given."""
+    """The options of a conversion, as they are given; `source` is the name of what is read."""
 
     kind: str | None
     options: Mapping[str, Any]
@@ -35,6 +35,7 @@ class Request:
     shard_bytes: int
     resume: bool
     overwrite: bool
+    source: str = ""
 
     @property
     def n_workers(self) -> int:

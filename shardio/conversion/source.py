@@ -231,17 +231,24 @@ def view_of(source: Source) -> Mapping[str, Any]:
     return view()
 
 
-def _entry(kind: str) -> EntryPoint:
-    """Give the entry point of a kind, of a converter of others before one of ours.
+def known_kinds() -> list[str]:
+    """The kinds of all converters that are installed, sorted."""
+    return sorted(_entries())
+
+
+def _entries() -> dict[str, EntryPoint]:
+    """Give the entry points by kind, of a converter of others before one of ours.
 
     Ours are not taken from the installation: that of a checkout may be older than the checkout.
     """
     ours = {name: EntryPoint(name, place, GROUP) for name, place in _OURS.items()}
     packages = {_package_of(entry) for entry in ours.values()}
     installed = {entry.name: entry for entry in entry_points(group=GROUP)}
-    known = ours | {
-        n: entry for n, entry in installed.items() if _package_of(entry) not in packages
-    }
+    return ours | {n: entry for n, entry in installed.items() if _package_of(entry) not in packages}
+
+
+def _entry(kind: str) -> EntryPoint:
+    known = _entries()
     if kind not in known:
         raise InvalidArgument(
             f"{kind!r}: there is no such converter; there are {', '.join(sorted(known))}"

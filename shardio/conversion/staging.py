@@ -244,6 +244,10 @@ class Staging:
         replace = self._plan is not None and self._plan.replaces
         self._moves.do(shards, lineage, number, replace=replace)
 
+    def forget_units(self) -> None:
+        """Remove what units have left: none of it is of use."""
+        self._clear(but={PLAN})
+
     def finish(self) -> None:
         """Say that the dataset is published: nothing is kept here."""
         sync_folder(str(self.out))

@@ -17,13 +17,14 @@ import numpy as np
 
 from shardio.conversion import ConversionReport, Input, InputReport, convert
 from shardio.conversion.appending import inherit
+from shardio.conversion.finding import NothingFound
 from shardio.conversion.guessing import guess_kind
 from shardio.conversion.parts import join
 from shardio.conversion.patterns import pattern_of
 from shardio.conversion.plan import list_inputs
 from shardio.conversion.source import make_source
 from shardio.dataset import ShardDataset
-from shardio.errors import MediaError
+from shardio.errors import InvalidArgument, MediaError
 from shardio.format.fields import Audio, Image, Video
 from shardio.format.streams import EncodedStream
 from shardio.manifest import load
@@ -110,7 +111,14 @@ def estimate(
             place.symlink_to(os.path.abspath(one.path))
         source = os.path.join(folder, "in")
         out = os.path.join(folder, "out")
-        sample = convert(source, out, kind=kind, workers=workers, **options)
+        try:
+            sample = convert(source, out, kind=kind, workers=workers, **options)
+        except NothingFound as error:
+            raise InvalidArgument(
+                f"{os.fspath(src)}: none of {len(chosen)} files tried, of {len(listing.inputs)}, "
+                f"is of the kind {kind!r}: what all come to cannot be told; convert them, or give "
+                "another kind (--kind)"
+            ) from error
         stored = measure_stored(sample, source)
     share = listing.n_bytes / max(1, sum(one.n_bytes for one in chosen.values()))
     return Estimate(

@@ -359,9 +359,11 @@ def test_an_estimate_is_of_what_all_names_say_and_not_those_that_are_tried(
     for n in range(20):
         (tmp_path / "in" / f"{n:02}.jpg").write_bytes(b"")
     write_video(tmp_path / "in" / "00.mp4", scene(4))
-    found = estimate(tmp_path / "in", n_inputs=2, workers=0, frames=4, size=16)
-    assert found.sample.kind == "videos"
-    assert {Path(one.name).suffix for one in found.sample.inputs} == {".jpg"}
+    said = "none of 2 files tried, of 21, is of the kind 'videos'"
+    with pytest.raises(shardio.InvalidArgument, match=f"{tmp_path}/in: {said}"):
+        estimate(tmp_path / "in", n_inputs=2, workers=0, frames=4, size=16)
+    found = estimate(tmp_path / "in", n_inputs=21, workers=0, frames=4, size=16)
+    assert found.sample.counts == {"converted": 1, "not_video": 20}
 
 
 def test_what_is_appended_to_a_dataset_of_another_store_is_refused_by_what_differs(

@@ -1,0 +1,99 @@
+"""A source with nothing of the kind is refused: it says what is there; nothing is written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import shardio
+from shardio import InvalidArgument
+from shardio_tools import cli
+from tests.lines import contents, convert, install, texts, write
+
+pytestmark = pytest.mark.usefixtures("quick_disk")
+
+NOTES = {"a.txt": "a", "b/c.txt": "c", "b/d.MD": "d", "b/e": "e"}
+
+
+@pytest.fixture
+def lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    return install(tmp_path, monkeypatch)
+
+
+@pytest.fixture
+def notes(tmp_path: Path) -> Path:
+    write(tmp_path / "notes", NOTES)
+    return tmp_path / "notes"
+
+
+@pytest.mark.parametrize("options", [[], ["--frames=8"], ["--workers=2"]])
+def test_where_no_name_promises_a_kind_the_error_says_what_is_there_and_which_kinds_there_are(
+    notes: Path, tmp_path: Path, options: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["convert", str(notes), str(tmp_path / "out"), "--quiet", *options]) == 2
+    error, kinds = capsys.readouterr().err.splitlines()
+    assert error == (
+        f"shardio: {notes}: holds no file whose name says of which kind it is, and no video: "
+        "4 files, .txt (2), .md (1), no suffix (1); give its kind (--kind KIND, or kind=)"
+    )
+    assert "videos (.mp4, .mkv, .webm, …)" in kinds and "tables (.csv, .jsonl, .ndjson" in kinds
+    assert kinds.endswith("kinds that only --kind says: tokens")
+    assert not (tmp_path / "out").exists()
+
+
+def test_where_a_kind_is_given_and_nothing_is_of_it_the_error_names_the_one_that_names_promise(
+    notes: Path, tmp_path: Path
+) -> None:
+    (notes / "table.csv").write_text("x\n1\n")
+    said = (
+        "holds nothing of the kind 'images': 5 files, .txt (2), .csv (1), .md (1), no suffix (1); "
+        "a.txt: not a picture; the names promise 'tables' (--kind tables, or kind='tables')"
+    )
+    with pytest.raises(InvalidArgument) as caught:
+        shardio.convert(notes, tmp_path / "out", kind="images", workers=0)
+    assert str(caught.value) == f"{notes}: {said}"
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_single_file_of_no_kind_and_a_name_that_promises_too_much_are_refused(
+    notes: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(InvalidArgument, match=r"a\.txt: holds no file .* 1 file, \.txt \(1\);"):
+        shardio.convert(notes / "a.txt", tmp_path / "out", workers=0)
+    (notes / "a.jpg").symlink_to("nowhere")  # broken: of the kind
+    assert shardio.convert(notes, tmp_path / "out", workers=0).counts["broken"] == 1
+
+
+def test_many_kinds_of_names_are_counted_and_converters_of_others_are_among_the_kinds(
+    lines: Path, tmp_path: Path
+) -> None:
+    write(tmp_path / "none", {f"{n}.{n % 6}": "" for n in range(13)})
+    with pytest.raises(InvalidArgument) as caught:
+        convert(tmp_path / "none", tmp_path / "out")
+    found = "13 files, .0 (3), .1 (2), .2 (2), .3 (2), others (4); give its kind"
+    assert f"nothing of the kind 'lines': {found}" in str(caught.value)
+    (kinds,) = caught.value.__notes__
+    assert kinds.endswith("kinds that only --kind says: lines, tokens")
+
+
+def test_an_append_needs_a_file_of_the_kind_and_none_that_is_new(
+    lines: Path, tmp_path: Path
+) -> None:
+    write(tmp_path / "none", {"readme": "hello"})
+    convert(lines, tmp_path / "out")
+    before = contents(tmp_path / "out")
+    with pytest.raises(InvalidArgument, match="files of the kind that the dataset has"):
+        shardio.convert(tmp_path / "none", tmp_path / "out", append=True, workers=0)
+    assert shardio.convert(lines, tmp_path / "out", append=True, workers=0).generation == 1
+    assert contents(tmp_path / "out") == before
+
+
+def test_a_dataset_does_not_give_way_to_nothing(lines: Path, tmp_path: Path) -> None:
+    write(tmp_path / "none", {"readme": "hello"})
+    convert(lines, tmp_path / "out")
+    before = contents(tmp_path / "out")
+    with pytest.raises(InvalidArgument, match="nothing of the kind 'lines'"):
+        convert(tmp_path / "none", tmp_path / "out", overwrite=True)
+    assert contents(tmp_path / "out") == before
+    assert len(texts(tmp_path / "out")) == 7
