@@ -34,12 +34,16 @@ _NEEDED: Final = {"parquet": ("pyarrow", "arrow")}
 
 @dataclass(frozen=True, slots=True)
 class ExportProgress:
-    """How far an export is; bytes are those of the dataset."""
+    """How far an export is; bytes are those of the dataset.
+
+    `is_syncing`: all samples are written, and the disk is waited for.
+    """
 
     n_samples_done: int
     n_samples: int
     n_bytes_done: int
     n_bytes: int
+    is_syncing: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +89,7 @@ def export(
         shard_bytes: about how much goes into one tar, or one file of Parquet.
         on_error: "stop" at the first damaged sample, or "skip" it.
         overwrite: an export in `out` gives way once the new one is done.
-        progress: called now and then.
+        progress: called now and then, and before the disk is waited for at the end.
 
     Raises:
         InvalidArgument: an option is not acceptable, or the format cannot hold a field.
@@ -186,6 +190,8 @@ def _written(
             if progress is not None:
                 n_done = n_samples + len(samples.skipped)
                 progress(ExportProgress(n_done, n_all, n_bytes * n_done // n_all, n_bytes))
+        if progress is not None:
+            progress(ExportProgress(n_all, n_all, n_bytes, n_bytes, is_syncing=True))
         writer.end()
     finally:
         writer.close()

@@ -66,6 +66,18 @@ def test_a_damaged_sample_ends_an_export_of_which_nothing_is_left(
 
 
 @pytest.mark.parametrize("format", FORMATS)
+def test_the_disk_is_waited_for_once_all_samples_are_written(
+    format: str, dataset: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    states: list[driver.ExportProgress] = []
+    export(dataset, tmp_path / "out", format, progress=states.append)
+    assert [state.is_syncing for state in states] == [False] * (len(states) - 1) + [True]
+    assert states[-1].n_samples_done == states[-1].n_samples == 12
+    assert cli.main(["export", str(dataset), str(tmp_path / "two"), f"--format={format}"]) == 0
+    assert capsys.readouterr().err.splitlines()[-1] == "exporting: writing to the disk"
+
+
+@pytest.mark.parametrize("format", FORMATS)
 def test_damaged_samples_can_be_left_out_and_are_listed(
     format: str, dataset: Path, tmp_path: Path
 ) -> None:

@@ -218,6 +218,14 @@ class ProgressLine:
                 line = f"{self._title}: {done}, {note}"
                 show_line(line, sys.stderr)
 
+    def wait(self, note: str) -> None:
+        """Say what is waited for, now that no number moves any more."""
+        if self._bar is not None:
+            (task,) = self._bar.task_ids
+            self._bar.update(task, note=note)
+        elif not self._is_silent:
+            show_line(f"{self._title}: {note}", sys.stderr)
+
 
 def _bar() -> Progress:
     from rich.console import Console

@@ -57,6 +57,9 @@ def run(options: argparse.Namespace) -> int:
     with ProgressLine("exporting", is_silent=options.quiet or options.json) as line:
 
         def show(state: ExportProgress) -> None:
+            if state.is_syncing:
+                line.wait("writing to the disk")
+                return
             note = f"{state.n_samples_done:,} of {counted(state.n_samples, 'sample')}"
             line.show(state.n_bytes_done, state.n_bytes, note)
 
