@@ -187,7 +187,7 @@ def test_what_no_dataset_can_hold_is_refused_with_the_reason(root: Path, tmp_pat
         "short.npy": (whole[:-3], "expected 64 bytes, found 61"),
         "long.npy": (whole + b"x", "expected 64 bytes, found 65"),
         "two.npy": (whole + whole, "expected 64 bytes, found 256"),
-        "other.npy": (npy(np.arange(8.0)), "expected int64[8], found float64[8]"),
+        "other.npy": (npy(np.zeros(8, bool)), "expected int64[8], found bool[8]"),
         "more dims.npy": (npy(np.arange(8).reshape(2, 4)), "expected int64[8], found int64[2,4]"),
         "huge.npy": (
             whole.replace(b"(8,), }      ", b"(8000000000,),}"),

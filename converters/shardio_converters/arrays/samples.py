@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -17,6 +17,7 @@ from shardio import Array, Input, InvalidArgument, MediaError, Outcome, Text
 from shardio_converters.arrays.stored_array import TEXT
 from shardio_converters.field_specs import Field, fits, go_together, schema_of, spec_of
 from shardio_converters.told_fields import Looks, ToldFields
+from shardio_converters.widening import widened, wider
 
 _MAX_DIMS: Final = 16
 
@@ -138,13 +139,18 @@ class ArraySamples(ToldFields, ABC):
 
     def _samples(self, arrays: Sequence[NamedArray]) -> Iterator[dict[str, Any]]:
         if not self.rows:
-            yield {each.name: _value(each, each.whole()) for each in arrays}
+            yield {each.name: self._made(each)(each.whole()) for each in arrays}
             return
         names = [each.name for each in arrays]
-        for values in zip(
-            *(map(partial(_value, each), each.rows()) for each in arrays), strict=True
-        ):
+        for values in zip(*(map(self._made(each), each.rows()) for each in arrays), strict=True):
             yield dict(zip(names, values, strict=True))
+
+    def _made(self, array: NamedArray) -> Callable[[npt.NDArray[Any]], Any]:
+        """What makes values of a field of what is read of an array."""
+        field = self.schema()[array.name]
+        if isinstance(field, Array) and field.dtype != array.dtype:
+            return partial(_widened, array, field.dtype)
+        return partial(_value, array)
 
     def _refuse_others(self, arrays: Sequence[NamedArray]) -> None:
         """Make sure that the arrays of a file are what the dataset has.
@@ -159,7 +165,7 @@ class ArraySamples(ToldFields, ABC):
                 raise MediaError(f"array {name!r}: found {found}, expected no such array")
             field = schema[name]
             known = (field.dtype, field.shape) if isinstance(field, Array) else (TEXT, ())
-            if dtype != known[0] or not fits(shape, known[1]):
+            if wider(dtype, known[0]) != known[0] or not fits(shape, known[1]):
                 raise MediaError(f"array {name!r}: expected {spec_of(*known)}, found {found}")
         there = {each.name for each in arrays}
         for name in self.fields or ():
@@ -168,7 +174,10 @@ class ArraySamples(ToldFields, ABC):
 
 
 class _Merged:
-    """The fields of several files; the first one that has an array says what it is."""
+    """The fields of several files; the first one that has an array says what it is.
+
+    Numbers of other dtypes make it wider.
+    """
 
     def __init__(self, rows: bool) -> None:  # noqa: FBT001
         self.reason = ""  # why the first file that has no part in the fields has none
@@ -186,16 +195,17 @@ class _Merged:
             return
         for name in new.keys() & self._fields.keys():
             (dtype, shape), (was, known) = new[name], self._fields[name]
-            if dtype != was or len(shape) != len(known):
+            if wider(dtype, was) is None or len(shape) != len(known):
                 return
         if not new.keys() <= self._fields.keys() and not go_together(self._fields | new):
             return
         self.n_files += 1
         self._counts.update(new.keys())
         for name, (dtype, shape) in new.items():
-            known = self._fields[name][1] if name in self._fields else shape
+            was, known = self._fields.get(name, (dtype, shape))
             dims = zip(shape, known, strict=True)
-            self._fields[name] = dtype, tuple(n if n == was and n else None for n, was in dims)
+            shape = tuple(n if n == so_far and n else None for n, so_far in dims)
+            self._fields[name] = wider(dtype, was) or was, shape
 
     def as_specs(self) -> dict[str, str]:
         """The fields in a word each; what some files lack is optional."""
@@ -241,6 +251,14 @@ def _n_rows(arrays: Sequence[NamedArray]) -> int | None:
     """How many rows arrays have; None where they do not agree, or have none."""
     lengths = {each.shape[0] if each.shape else None for each in arrays}
     return lengths.pop() if len(lengths) == 1 else None
+
+
+def _widened(array: NamedArray, dtype: str, value: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Numbers in the dtype of their field, where that is another than theirs."""
+    try:
+        return np.asarray(widened(np.asarray(value), dtype), order="C")
+    except MediaError as error:
+        raise MediaError(f"array {array.name!r}: {error}") from error
 
 
 def _value(array: NamedArray, value: npt.NDArray[Any]) -> Any:

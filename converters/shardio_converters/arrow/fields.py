@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -14,6 +14,7 @@ from shardio_converters.arrow.files import ArrowTable, ParquetTable
 from shardio_converters.arrow.types import UNKNOWN, Column, check_json, dims_of, is_list, is_struct
 from shardio_converters.arrow.values import array_at, has_nulls_inside
 from shardio_converters.field_specs import Field, go_together
+from shardio_converters.widening import wider, wider_word
 
 
 @dataclass
@@ -54,7 +55,10 @@ def _lacks_files(array: pa.Array) -> bool:
 
 
 class MergedFields:
-    """The fields of several files; the first one that has a column says what it is."""
+    """The fields of several files; the first one that has a column says what it is.
+
+    Numbers of other dtypes make it wider.
+    """
 
     def __init__(self) -> None:
         self._columns: dict[str, Column] = {}
@@ -67,8 +71,10 @@ class MergedFields:
         known = self._columns
         for column in columns:
             was = known.get(column.name, column)
-            same = (was.word, was.unit, was.classes) == (column.word, column.unit, column.classes)
-            if not same and UNKNOWN not in (was.word, column.word):
+            if UNKNOWN in (was.word, column.word):
+                continue
+            same = (was.unit, was.classes) == (column.unit, column.classes)
+            if not same or wider_word(was.word, column.word) is None:
                 return
         names = {column.name for column in columns}
         if not names <= known.keys() and not go_together(known.keys() | names):
@@ -76,8 +82,11 @@ class MergedFields:
         self.n_files += 1
         for column in columns:
             self._counts[column.name] += 1
-            if known.setdefault(column.name, column).word == UNKNOWN:
+            was = known.setdefault(column.name, column)
+            if was.word == UNKNOWN:
                 known[column.name] = column
+            elif word := wider_word(was.word, column.word):
+                known[column.name] = replace(was, word=word)
             if column.word == UNKNOWN:
                 self._nulls.missing.add(column.name)
         self._nulls.missing |= nulls.missing
@@ -123,7 +132,7 @@ def refuse_other_type(column: Column, known: Field, spec: str) -> None:
     wanted = (
         (None, *known.element.shape) if isinstance(known, List) else getattr(known, "shape", ())
     )
-    is_same = isinstance(array, Array) and array.dtype == _dtype_of(column.word)
+    is_same = isinstance(array, Array) and array.dtype == _stored_as(column, array.dtype)
     is_fitting = len(dims) == len(wanted) and all(
         want in (None, n) or n is None for n, want in zip(dims, wanted, strict=True)
     )
@@ -131,8 +140,10 @@ def refuse_other_type(column: Column, known: Field, spec: str) -> None:
         raise MediaError(f"column {column.name!r}: expected {spec}, found {column.word}")
 
 
-def _dtype_of(word: str) -> str:
-    return word.removeprefix("list[").partition("[")[0].rstrip("]")
+def _stored_as(column: Column, dtype: str) -> str | None:
+    """The dtype that a column's numbers have beside those of another; times stay as they are."""
+    own = column.word.removeprefix("list[").partition("[")[0].rstrip("]")
+    return own if column.unit else wider(own, dtype)
 
 
 def refuse_other_meaning(column: Column, units: Mapping[str, str], classes: Sequence[str]) -> None:

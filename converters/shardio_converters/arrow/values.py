@@ -17,6 +17,7 @@ from shardio.media import demux, probe
 from shardio_converters.arrow.types import Column, is_list, is_struct, is_text
 from shardio_converters.field_specs import Field, fits
 from shardio_converters.json_values import read_json
+from shardio_converters.widening import widened
 
 _MEDIA: Final = (Image, Audio, Video)
 
@@ -45,7 +46,7 @@ def values_of(batch: pa.RecordBatch, column: Column, field: Field, first_row: in
             if has_nulls_inside(array):
                 raise MediaError("a null in a list; expected numbers alone")
             if isinstance(field, List):
-                found = _lists(array, field.element.shape)
+                found = _lists(array, field.element)
             else:
                 found = _arrays(array, column, field)
             if array.null_count:
@@ -97,7 +98,7 @@ def _unpacked(array: pa.Array) -> pa.Array:
 
 def _arrays(array: pa.Array, column: Column, field: Array) -> Sequence[Any]:
     """An array of each row, of the field's shape."""
-    found = _blocks(array)
+    found = _blocks(array, field.dtype)
     if hasattr(column.type, "shape"):  # a tensor lies flat
         found = np.reshape(found, (len(array), *column.type.shape))
     dims = field.shape
@@ -120,13 +121,13 @@ def _shaped(one: npt.NDArray[Any], dims: Sequence[int | None]) -> npt.NDArray[An
     return one
 
 
-def _blocks(array: pa.Array) -> npt.NDArray[Any] | list[npt.NDArray[Any]]:
+def _blocks(array: pa.Array, dtype: str) -> npt.NDArray[Any] | list[npt.NDArray[Any]]:
     """An array of each row: in one block where all have one shape."""
     array = _unpacked(array)
     if not is_list(array.type):
-        return _numbers(array)
+        return _numbers(array, dtype)
     offsets, values = _split(array)
-    inner = _blocks(values)
+    inner = _blocks(values, dtype)
     lengths = np.diff(offsets)
     if isinstance(inner, np.ndarray):
         if len(lengths) and (lengths == lengths[0]).all():
@@ -146,12 +147,12 @@ def _stacked(arrays: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
     return np.stack(arrays)
 
 
-def _lists(array: pa.Array, dims: Sequence[int | None]) -> list[list[npt.NDArray[Any]]]:
+def _lists(array: pa.Array, element: Array) -> list[list[npt.NDArray[Any]]]:
     """A list of arrays of each row, each of the shape that the field's have."""
     offsets, values = _split(array)
-    inner = _blocks(values)
-    if [*dims] != [None]:  # which all have
-        inner = [_shaped(one, dims) for one in inner]
+    inner = _blocks(values, element.dtype)
+    if [*element.shape] != [None]:  # which all have
+        inner = [_shaped(one, element.shape) for one in inner]
     return [list(inner[start:end]) for start, end in pairwise(offsets.tolist())]
 
 
@@ -163,8 +164,8 @@ def _split(array: pa.Array) -> tuple[npt.NDArray[np.int64], pa.Array]:
     return offsets, array.flatten()
 
 
-def _numbers(array: pa.Array) -> npt.NDArray[Any]:
-    """Numbers as they are stored, of times too; anything where there is none.
+def _numbers(array: pa.Array, wanted: str) -> npt.NDArray[Any]:
+    """Numbers in the dtype of the field, of times too; anything where there is none.
 
     They are copied: what follows from a file is not to change with it.
     """
@@ -173,10 +174,13 @@ def _numbers(array: pa.Array) -> npt.NDArray[Any]:
     dtype = np.dtype(f"int{array.type.bit_width}")
     if not pa.types.is_temporal(array.type):
         dtype = np.dtype(array.type.to_pandas_dtype())
+    if dtype != wanted and array.null_count:
+        array = array.fill_null(0)  # anything may lie there
     data = array.buffers()[1]
     if data is None or not len(array):
-        return np.zeros(len(array), dtype)
-    return np.frombuffer(data, dtype, len(array), array.offset * dtype.itemsize).copy()
+        return np.zeros(len(array), wanted)
+    found = np.frombuffer(data, dtype, len(array), array.offset * dtype.itemsize)
+    return found.copy() if dtype == wanted else widened(found, wanted)
 
 
 def _parsed(array: pa.Array) -> list[Any]:

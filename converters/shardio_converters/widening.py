@@ -1,0 +1,63 @@
+"""Numbers of several dtypes in one field: the dtype that has them all, and no value is changed."""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from shardio import MediaError
+from shardio_converters.field_specs import DTYPES
+
+_NUMBERS: Final = frozenset(DTYPES) - {"bool"}
+_WORD: Final = re.compile(r"(list\[)?(\w+)(.*)")
+
+
+@lru_cache(maxsize=256)
+def wider(one: str, other: str) -> str | None:
+    """The dtype that numbers of both are stored in; None where they stay apart.
+
+    As NumPy has it, but for whole numbers, which no two dtypes make floats of. Whole numbers beside
+    floats are floats: `widened` refuses those that would become others.
+    """
+    if one == other:
+        return one
+    if not {one, other} <= _NUMBERS:
+        return None
+    found = np.promote_types(one, other)
+    is_whole = np.dtype(one).kind in "iu" and np.dtype(other).kind in "iu"
+    return None if is_whole and found.kind == "f" else found.name
+
+
+def wider_word(one: str, other: str) -> str | None:
+    """The word of a field that has what two words stand for: they differ in dtypes alone."""
+    if one == other:
+        return one
+    (a_list, dtype, a_shape), (b_list, other_dtype, b_shape) = map(_parts, (one, other))
+    found = wider(dtype, other_dtype) if (a_list, a_shape) == (b_list, b_shape) else None
+    return None if found is None else f"{a_list}{found}{a_shape}"
+
+
+def _parts(word: str) -> tuple[str, str, str]:
+    found = _WORD.fullmatch(word)
+    return (found[1] or "", found[2], found[3]) if found else ("", word, "")
+
+
+def widened(values: npt.NDArray[Any], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+    """The same numbers in a dtype that `wider` gave.
+
+    Raises:
+        MediaError: a whole number is too large to be that float exactly.
+    """
+    wanted = np.dtype(dtype)
+    if values.dtype == wanted:
+        return values
+    if values.size and values.dtype.kind in "iu" and wanted.kind == "f":
+        exact = 1 << (np.finfo(wanted).nmant + 1)
+        most = max(int(values.max()), -int(values.min()))
+        if most > exact:
+            raise MediaError(f"expected whole numbers up to {exact} as {wanted}, found {most}")
+    return values.astype(wanted)

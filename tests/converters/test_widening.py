@@ -1,0 +1,211 @@
+"""Numbers of several dtypes in one field: all are the numbers that they were, or refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import shardio
+from shardio import Array, List, MediaError, convert
+from shardio_converters.field_specs import DTYPES
+from shardio_converters.widening import widened, wider, wider_word
+
+pytestmark = pytest.mark.usefixtures("quick_disk")
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "both"),
+    [
+        ("int32", "int64", "int64"),
+        ("int64", "float64", "float64"),
+        ("int64", "float32", "float64"),
+        ("int8", "float16", "float16"),
+        ("float32", "float16", "float32"),
+        ("uint8", "int8", "int16"),
+        ("uint64", "float32", "float64"),
+        ("uint64", "int8", None),
+        ("bool", "int8", None),
+        ("bfloat16", "float32", None),
+        ("text", "int8", None),
+    ],
+)
+def test_two_dtypes_have_one_in_either_order(one: str, other: str, both: str | None) -> None:
+    assert wider(one, other) == wider(other, one) == both
+
+
+@pytest.mark.parametrize("one", DTYPES)
+def test_no_number_is_another_in_a_wider_dtype(one: str) -> None:
+    for other in DTYPES:
+        if not (both := wider(one, other)):
+            continue
+        dtype = np.dtype(one)
+        ends: Any = [0, 1]
+        if dtype.kind in "iuf":
+            limits: Any = np.iinfo(dtype) if dtype.kind in "iu" else np.finfo(dtype)
+            ends += [limits.min, limits.max]
+        values = np.array(ends, dtype)
+        try:
+            found = widened(values, both)
+        except MediaError:
+            assert dtype.itemsize == 8 and dtype.kind in "iu" and both == "float64"
+            continue
+        assert found.dtype == both
+        assert found.tolist() == values.tolist()  # Python compares numbers exactly
+
+
+def test_words_are_put_together_where_they_differ_in_dtypes_alone() -> None:
+    assert wider_word("list[int8[*]]", "list[float64[*]]") == "list[float64[*]]"
+    assert wider_word("int32[*,3]", "int64[*,3]") == "int64[*,3]"
+    assert wider_word("int32[3]", "int64[*]") is None
+    assert wider_word("list[int8[*]]", "int8[*]") is None
+    assert wider_word("text", "json") is None
+
+
+def read(out: Path) -> list[dict[str, Any]]:
+    with shardio.open(out) as dataset:
+        return [dict(sample) for sample in dataset]
+
+
+COLUMNS: dict[str, list[Any]] = {
+    "x": [pa.array([1, None, 1 << 53]), pa.array([1.5, None]), pa.array([7], "uint8")],
+    "y": [pa.array([1, 2, 3], "int16"), pa.array([1 << 40, -1]), pa.array([7], "uint8")],
+    "v": [pa.array([[1, 2], None, []]), pa.array([[0.5], [2.5, 3]]), pa.array([[-1]])],
+    "w": [pa.array([[[1], []]] * 3), pa.array([[[0.5]], []]), pa.array([[[2, 3], [4]]])],
+}
+"""What each of three files has of each column."""
+
+
+def write_arrow(table: pa.Table, path: Path) -> None:
+    with pa.ipc.new_file(path, table.schema) as file:
+        file.write_table(table)
+
+
+@pytest.mark.parametrize(("suffix", "write"), [("parquet", pq.write_table), ("arrow", write_arrow)])
+def test_columns_of_tables_have_the_values_that_pyarrow_reads_of_all_of_them(
+    suffix: str, write: Callable[[pa.Table, Path], None], tmp_path: Path
+) -> None:
+    tables = [pa.table({name: arrays[n] for name, arrays in COLUMNS.items()}) for n in range(3)]
+    (tmp_path / "in").mkdir()
+    for n, table in enumerate(tables):
+        write(table, tmp_path / "in" / f"{n}.{suffix}")
+    report = convert(tmp_path / "in", tmp_path / "out", workers=0)
+    assert report.counts == {"converted": 3}
+    expected = pa.concat_tables(tables, promote_options="permissive")
+    with shardio.open(tmp_path / "out") as dataset:
+        schema = dict(dataset.schema)
+        for name, field in (
+            ("x", Array("float64", optional=True)),
+            ("y", Array("int64")),
+            ("v", Array("float64", (None,), optional=True)),
+            ("w", List(Array("float64", (None,)))),
+        ):
+            assert schema[name] == field, name
+        for name in COLUMNS:
+            values = [plain(sample[name]) for sample in dataset]
+            assert values == expected[name].to_pylist(), name
+
+
+def plain(value: Any) -> Any:
+    if isinstance(value, list):
+        return [plain(each) for each in value]
+    return value.tolist() if isinstance(value, np.ndarray | np.generic) else value
+
+
+def test_what_lies_where_a_value_is_null_is_no_number_that_is_too_large(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    mask = pa.py_buffer(b"\x01")  # the second one is null
+    numbers = pa.Array.from_buffers(
+        pa.int64(), 2, [mask, pa.py_buffer(np.array([5, 1 << 60]).tobytes())]
+    )
+    write_arrow(pa.table({"x": numbers}), tmp_path / "in" / "0.arrow")
+    write_arrow(pa.table({"x": [0.5]}), tmp_path / "in" / "1.arrow")
+    convert(tmp_path / "in", tmp_path / "out", workers=0)
+    assert [plain(one["x"]) for one in read(tmp_path / "out")] == [5, None, 0.5]
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "npy"])
+def test_a_whole_number_that_no_float_is_breaks_its_file(suffix: str, tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    for n, value in enumerate(([1 << 53], [0.5], [(1 << 53) + 1])):
+        path = tmp_path / "in" / f"{n}.{suffix}"
+        if suffix == "npy":
+            np.save(path, np.array(value))
+        else:
+            pq.write_table(pa.table({"x": value}), path)
+    report = convert(tmp_path / "in", tmp_path / "out", workers=0)
+    assert report.counts == {"converted": 2, "broken": 1}
+    (broken,) = report.broken
+    assert broken.name == f"2.{suffix}"
+    said = "expected whole numbers up to 9007199254740992 as float64, found 9007199254740993"
+    assert said in broken.reason
+
+
+def write_npz(path: Path, arrays: Mapping[str, Any]) -> None:
+    np.savez(path, **arrays)
+
+
+def write_h5(path: Path, arrays: Mapping[str, Any]) -> None:
+    with h5py.File(path, "w") as file:
+        for name, array in arrays.items():
+            file[name] = array
+
+
+@pytest.mark.parametrize(("suffix", "write"), [("npz", write_npz), ("h5", write_h5)])
+@pytest.mark.parametrize("rows", [True, False])
+def test_arrays_of_several_files_have_the_numbers_of_each(
+    suffix: str, write: Callable[[Path, Mapping[str, Any]], None], tmp_path: Path, *, rows: bool
+) -> None:
+    (tmp_path / "in").mkdir()
+    files: list[dict[str, Any]] = [
+        {"x": np.arange(6).reshape(2, 3), "y": np.arange(2, dtype="uint8")},
+        {"x": np.arange(6).reshape(2, 3) / 4, "y": np.arange(2, dtype="int16") - 9},
+        {"x": np.asfortranarray(np.ones((2, 3), "float32")), "y": np.ones(2, "int8")},
+    ]
+    for n, arrays in enumerate(files):
+        write(tmp_path / "in" / f"{n}.{suffix}", arrays)
+    report = convert(tmp_path / "in", tmp_path / "out", workers=0, rows=rows)
+    assert report.counts == {"converted": 3}
+    for name, dtype in (("x", "float64"), ("y", "int16")):
+        found = np.stack([sample[name] for sample in read(tmp_path / "out")])
+        together = np.concatenate if rows else np.stack
+        expected = together([arrays[name] for arrays in files])
+        assert found.dtype == dtype
+        assert np.array_equal(found, expected)
+
+
+def test_csv_and_json_lines_have_the_numbers_that_pandas_reads_of_all(tmp_path: Path) -> None:
+    for suffix, texts in {
+        "csv": ("x,y\n1,5\n,6\n", "x,y\n2.5,7\n"),
+        "jsonl": ('{"x": 1, "y": 5}\n{"x": null, "y": 6}\n', '{"x": 2.5, "y": 7}\n'),
+    }.items():
+        root = tmp_path / suffix
+        root.mkdir()
+        for n, text in enumerate(texts):
+            (root / f"{n}.{suffix}").write_text(text)
+        reader: Any = pd.read_csv if suffix == "csv" else (lambda p: pd.read_json(p, lines=True))
+        expected = pd.concat([reader(path) for path in sorted(root.iterdir())])
+        convert(root, tmp_path / f"out {suffix}", workers=0)
+        samples = read(tmp_path / f"out {suffix}")
+        found = pd.DataFrame({name: [plain(one[name]) for one in samples] for name in "xy"})
+        pd.testing.assert_frame_equal(found, expected.reset_index(drop=True))
+
+
+def test_an_append_takes_numbers_that_fit_and_makes_no_field_wider(tmp_path: Path) -> None:
+    root = tmp_path / "in"
+    root.mkdir()
+    pq.write_table(pa.table({"x": [1, 2]}), root / "0.parquet")
+    convert(root, tmp_path / "out", workers=0)
+    pq.write_table(pa.table({"x": pa.array([3], "int32")}), root / "1.parquet")
+    pq.write_table(pa.table({"x": [0.5]}), root / "2.parquet")
+    report = convert(root, tmp_path / "out", workers=0, append=True)
+    assert report.counts == {"present": 1, "converted": 1, "broken": 1}
+    assert report.broken[0].reason.endswith("column 'x': expected int64, found float64")
+    assert [plain(one["x"]) for one in read(tmp_path / "out")] == [1, 2, 3]
