@@ -6,13 +6,16 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
 from shardio import Audio, Image, Input, InvalidArgument, MediaError, Schema, Video
 from shardio.media import library_versions
 from shardio_converters.field_specs import Field, make_schema, schema_of
+
+STEP_S: Final = 120.0
+"""What a library in C may take over a step; damaged HDF5 can have its library go in circles."""
 
 
 class ToldFields:

@@ -23,7 +23,9 @@ from shardio._engine.pieces import Pieces, send_whole
 from shardio.conversion.events import InputBegun, InputDone, UnitDone
 from shardio.conversion.journal import forget_record
 from shardio.conversion.ledger import Ledger
+from shardio.conversion.patience import ENDS, limit_s
 from shardio.conversion.plan import Unit
+from shardio.conversion.source import Input
 from shardio.conversion.unit import Job, convert_unit
 from shardio.disk import create, unlink
 from shardio.errors import ShardioError, WorkerDied
@@ -109,10 +111,19 @@ class _Run:
                     f"{MAX_DEATHS} workers ended with {_how(event)}{self._over(event)}"
                 )
             unit = self._units[number]
-            reason = f"{MAX_DEATHS} processes that read it ended with {_how(event)}"
+            reason = self._reason(event, unit.inputs[position - unit.first])
             self._units[number] = replace(unit, lost=(*unit.lost, (position, reason)))
         self._crew.restart(event.worker)
         self._send(event.worker, number)
+
+    def _reason(self, event: Died, source: Input) -> str:
+        """Why an input is lost."""
+        if event.signal == ENDS and self._job.step_s is not None:
+            seconds = limit_s(self._job.step_s, source)
+            return (
+                f"damaged: its library comes to no end over it, in {seconds:.0f} s of a processor"
+            )
+        return f"{MAX_DEATHS} processes that read it ended with {_how(event)}"
 
     def _over(self, event: Failed | Died) -> str:
         """Say over what a worker ended."""

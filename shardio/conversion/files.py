@@ -21,6 +21,7 @@ from shardio.conversion.crew import run_crew
 from shardio.conversion.finding import NothingFound, refuse_nothing
 from shardio.conversion.journal import settings_of
 from shardio.conversion.ledger import Ledger
+from shardio.conversion.patience import step_s_of
 from shardio.conversion.plan import Listing, Unit, cut
 from shardio.conversion.report import ConversionReport, InputReport
 from shardio.conversion.request import Request
@@ -106,7 +107,8 @@ def append_files(
 def _run(units: Sequence[Unit], job: Job, n_workers: int, ledger: Ledger, staging: Staging) -> None:
     ledger.tell_start()
     if n_workers and units:
-        run_crew(units, job, min(n_workers, len(units)), ledger, staging.lock_fd)
+        patient = replace(job, step_s=step_s_of(job.source))
+        run_crew(units, patient, min(n_workers, len(units)), ledger, staging.lock_fd)
         return
     while (number := ledger.next_unit()) is not None:
         convert_unit(units[number], job, ledger.take)

@@ -130,6 +130,10 @@ class Source(Protocol):
     A method `class_names()` may give the names of the classes where the numbers in `label` are the
     inputs' own: an empty sequence where they have no names. None: those of the folders.
 
+    An attribute `step_s` may say how many seconds of a processor each step of `samples` may take,
+    beside one for each MiB of the input. A worker that takes more is ended, twice, and the input is
+    broken: for libraries that come to no end over damage. In this process (`workers=0`) none is.
+
     A method `view()` may say what the samples of a loader are by default, as a generation has it;
     without one they are the rows.
     """

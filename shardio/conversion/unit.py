@@ -14,6 +14,7 @@ from typing import Any, Final
 from shardio.conversion.events import InputBegun, InputDone, UnitDone, UnitEvent
 from shardio.conversion.inputs import State, content_of, states_of
 from shardio.conversion.journal import read_record, write_record
+from shardio.conversion.patience import limit_s, limited
 from shardio.conversion.plan import Unit
 from shardio.conversion.source import OUTCOMES, Input, Outcome, Source
 from shardio.conversion.spool import Spool
@@ -32,13 +33,17 @@ _OF_THE_MACHINE: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What all units of a conversion have in common; travels to the workers once."""
+    """What all units of a conversion have in common; travels to the workers once.
+
+    `step_s` is how long the source may take over a step, where a worker may be ended for it.
+    """
 
     source: Source
     folder: str
     shard_bytes: int
     keep_partial: bool
     stop_at_broken: bool
+    step_s: float | None = None
 
 
 def convert_unit(unit: Unit, job: Job, tell: Callable[[UnitEvent], None]) -> None:
@@ -125,8 +130,11 @@ def _without_paths(reason: str, source: Input) -> str:
 
 def _convert_input(source: Input, job: Job, spool: Spool) -> Outcome:
     """Have the converter read an input; its samples are in the spool then."""
+    samples = job.source.samples(source)
+    if job.step_s is not None:
+        samples = limited(samples, limit_s(job.step_s, source))
     try:
-        outcome = _drain(job.source.samples(source), source, spool)
+        outcome = _drain(samples, source, spool)
     except MediaError as error:
         return Outcome("broken", str(error).removeprefix(f"{source.path}: "))
     if isinstance(outcome, Outcome) and outcome.kind in OUTCOMES:

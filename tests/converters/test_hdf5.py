@@ -12,6 +12,7 @@ import pytest
 import shardio
 from shardio import Array, Text
 from shardio_converters.arrays.blocks import BlockArray
+from shardio_converters.arrays.hdf5 import Hdf5
 from shardio_tools.cli import main
 
 h5py = pytest.importorskip("h5py", reason="h5py is not installed")
@@ -258,6 +259,22 @@ def test_every_chunk_is_read_once() -> None:
     huge = BlockArray("x", "int64", (100,), note, 100 << 20, 50)
     assert list(huge.rows()) == list(range(100))
     assert read[0] == slice(0, 2)
+
+
+def test_a_file_over_which_the_library_comes_to_no_end_is_broken(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, warm_zygote: None
+) -> None:
+    monkeypatch.setattr(Hdf5, "step_s", 0.2)
+    for name in ("a/1.h5", "b/2.h5"):
+        with h5py.File(root / name, "w") as file:
+            file["t"] = [f"text {n}" for n in range(9)]
+    content = bytearray((root / "b" / "2.h5").read_bytes())
+    place = content.index(b"text 4")
+    content[place - 16 : place] = bytes(16)  # how large it is, among others
+    (root / "b" / "2.h5").write_bytes(content)
+    report = shardio.convert(root, tmp_path / "out", workers=1)
+    assert report.counts == {"converted": 1, "broken": 1}
+    assert only_reason(report).startswith("damaged: its library comes to no end over it, in 0 s")
 
 
 def test_an_append_takes_what_the_dataset_has(root: Path, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from shardio import Input
 from shardio_converters.arrays.blocks import BlockArray
 from shardio_converters.arrays.hdf5_files import open_datasets
 from shardio_converters.arrays.samples import ArraySamples
+from shardio_converters.told_fields import STEP_S
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +31,7 @@ class Hdf5(ArraySamples):
     version: ClassVar[str] = "1"
     what: ClassVar[str] = "HDF5"
     rows_of_many: ClassVar[bool] = True
+    step_s: ClassVar[float] = STEP_S
 
     def open(self, source: Input, files: ExitStack) -> Sequence[BlockArray] | None:
         """The datasets of a file; None where it is of another kind."""

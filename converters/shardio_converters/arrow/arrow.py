@@ -27,7 +27,7 @@ from shardio_converters.arrow.types import Column, columns_of
 from shardio_converters.arrow.values import values_of
 from shardio_converters.field_specs import Field
 from shardio_converters.row_samples import row_samples
-from shardio_converters.told_fields import Looks, ToldFields
+from shardio_converters.told_fields import STEP_S, Looks, ToldFields
 
 _DESCRIBE: Final = (STATE, "dataset_info.json", "dataset_dict.json")
 """What Hugging Face's `datasets` saves beside the tables."""
@@ -51,6 +51,7 @@ class Arrow(ToldFields):
 
     kind: ClassVar[str] = "arrow"
     version: ClassVar[str] = "1"
+    step_s: ClassVar[float] = STEP_S
 
     columns: Sequence[str] | None = None
     fields: Mapping[str, str] | None = None

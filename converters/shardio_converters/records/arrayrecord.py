@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Final
 
 from shardio import Input, MediaError
 from shardio_converters.records.record_source import Records
+from shardio_converters.told_fields import STEP_S
 
 _NAME: Final = re.compile(r"\.array_?record(-\d+-of-\d+)?$", re.IGNORECASE)
 _SIGNATURE: Final = bytes.fromhex("83af70d10d884a3f")
@@ -24,6 +25,7 @@ class ArrayRecords(Records):
 
     kind: ClassVar[str] = "arrayrecord"
     what: ClassVar[str] = "ArrayRecord file"
+    step_s: ClassVar[float] = STEP_S
 
     def libraries(self) -> Mapping[str, str]:
         """Give the version of what reads the records."""

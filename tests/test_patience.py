@@ -1,0 +1,51 @@
+"""A step of a converter that comes to no end costs its input, not the conversion."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Generator
+from typing import Any
+
+import pytest
+
+from shardio import Input
+from shardio.conversion.patience import limit_s, limited
+
+
+def left_s() -> float:
+    return signal.getitimer(signal.ITIMER_PROF)[0]
+
+
+def samples(n: int) -> Generator[dict[str, Any], None, str]:
+    for number in range(n):
+        assert left_s() > 1000
+        yield {"n": number}
+    return "done"
+
+
+def test_samples_and_what_is_returned_stay_as_they_are_and_time_is_given_to_each_step() -> None:
+    made = limited(samples(3), 2000)
+    found = []
+    while True:
+        try:
+            found.append(next(made))
+        except StopIteration as end:
+            assert end.value == "done"
+            break
+        assert left_s() > 1000
+    assert found == [{"n": 0}, {"n": 1}, {"n": 2}]
+    assert left_s() == 0
+
+
+@pytest.mark.parametrize("n_steps", [0, 1])
+def test_nothing_ends_a_process_that_is_done_with_the_samples(n_steps: int) -> None:
+    made = limited(samples(2), 2000)
+    for _ in range(n_steps):
+        next(made)
+    made.close()
+    assert left_s() == 0
+
+
+def test_large_inputs_have_more_time() -> None:
+    part = Input("b", "b", 3 << 20, -1)
+    assert limit_s(60, Input("a", "a", 5 << 20, -1, parts=(part,))) == 68
