@@ -26,6 +26,28 @@ def _make_episodes(place: Path) -> None:
     made.finalize()
 
 
+def _make_cameras(place: Path) -> None:
+    from lerobot.datasets.lerobot_dataset import LeRobotDataset
+
+    camera = {"dtype": "video", "shape": (96, 128, 3), "names": ["height", "width", "channels"]}
+    features = {
+        "observation.state": {"dtype": "float32", "shape": (14,), "names": None},
+        **{f"observation.images.{name}": camera for name in ("front", "wrist")},
+    }
+    made = LeRobotDataset.create("made/episodes", 30, features, root=place / "set")
+    rng = np.random.default_rng(0)
+    for _ in range(2):
+        small = rng.integers(0, 255, (12, 16, 3), "uint8")
+        for number in range(40):
+            picture = np.roll(small.repeat(8, 0).repeat(8, 1), number, 1)
+            made.add_frame(
+                {name: picture for name in features if "images" in name}
+                | {"observation.state": np.zeros(14, "float32"), "task": "x"}
+            )
+        made.save_episode()
+    made.finalize()
+
+
 def _load_episodes(path: str) -> Iterator[Any]:
     if not path.endswith("info.json"):
         return
@@ -34,4 +56,17 @@ def _load_episodes(path: str) -> Iterator[Any]:
     yield from LeRobotDataset("made/episodes", root=Path(path).parents[1]).hf_dataset
 
 
-KINDS: Final = {"lerobot": Kind("lerobot", _make_episodes, _load_episodes)}
+def _load_cameras(path: str) -> Iterator[Any]:
+    if not path.endswith("info.json"):
+        return
+    from lerobot.datasets.lerobot_dataset import LeRobotDataset
+
+    dataset = LeRobotDataset("made/episodes", root=Path(path).parents[1], video_backend="pyav")
+    yield from (dataset[number] for number in range(len(dataset)))
+
+
+KINDS: Final = {
+    "lerobot": Kind("lerobot", _make_episodes, _load_episodes),
+    "lerobot videos": Kind("lerobot", _make_cameras, _load_cameras),
+    "lerobot checked": Kind("lerobot", _make_cameras, _load_cameras, {"check": True}),
+}
