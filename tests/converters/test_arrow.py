@@ -396,6 +396,32 @@ def test_columns_that_some_files_lack_are_optional(tmp_path: Path) -> None:
     assert reasons(report) == {"a/4.parquet": "column 'x', row 1: found null, expected a value"}
 
 
+def test_what_is_empty_or_null_in_one_file_is_what_others_have(tmp_path: Path) -> None:
+    root = tmp_path / "in"
+    for name, table in {
+        "a": pa.table({}),
+        "b": pa.table({"x": pa.array([], "int32"), "v": pa.array([], pa.list_(pa.int8()))}),
+        "c": pa.table({"x": pa.array([None]), "v": [None], "s": [None]}),
+        "d": pa.table(
+            {"x": [7], "v": pa.array([[1]], pa.list_(pa.int8())), "s": [{"\u03bb": "\xe9"}]}
+        ),
+        "e": pa.table({"x": pa.array([None]), "s": [None]}),
+    }.items():
+        (root / name).mkdir(parents=True)
+        write_parquet(table, root / name / "t.parquet")
+    report = convert(root, tmp_path / "out")
+    assert report.counts == {"too_short": 2, "converted": 3}
+    with shardio.open(tmp_path / "out") as dataset:
+        assert dataset.schema["x"] == Array("int64", optional=True)
+        assert dataset.schema["s.\u03bb"] == Text(optional=True)
+        null, full, last = dataset
+        for one in (null, last):
+            assert (one["x"], one["v"], one["s.\u03bb"]) == (None, None, None)
+        assert (full["x"], full["v"].tolist(), full["s.\u03bb"]) == (7, [1], "\xe9")
+    with pytest.raises(InvalidArgument, match="Feather that can be read and has columns"):
+        convert(root / "a", tmp_path / "none")
+
+
 def test_damaged_files_are_listed(tmp_path: Path) -> None:
     root = tmp_path / "in"
     root.mkdir()
@@ -441,7 +467,7 @@ def test_text_that_is_none_is_named(tmp_path: Path) -> None:
 def test_options_that_cannot_be_are_refused(tmp_path: Path) -> None:
     write_stream(pa.table({"x": pa.array([{}], pa.struct([]))}), tmp_path / "x.arrow")
     refused: list[tuple[dict[str, Any], str]] = [
-        ({}, "no Parquet, Arrow or Feather that can be read, so fields cannot be told"),
+        ({}, "no Parquet, Arrow or Feather that can be read and has columns, so fields cannot"),
         ({}, "files looked at: 1; x.arrow: column 'x': a struct without fields"),
         ({"columns": []}, "columns is []; expected names of columns"),
         ({"columns": "x"}, "columns is 'x'"),

@@ -12,6 +12,7 @@ from shardio import Input, InvalidArgument, MediaError, Outcome
 from shardio_converters.arrow.fields import (
     MergedFields,
     Nulls,
+    is_null_record,
     nulls_of,
     refuse_other_meaning,
     refuse_other_type,
@@ -78,8 +79,8 @@ class Arrow(ToldFields):
             with looks.at(one), open_table(one.path, one.name) as table:
                 columns = columns_of(table.schema, self.columns, self.fields)
                 found.add(columns, nulls_of(table, columns) if self.fields is None else Nulls())
-        if not found.n_files and self.fields is None:
-            raise looks.none_of("Parquet, Arrow or Feather that can be read")
+        if not found.as_specs() and self.fields is None:
+            raise looks.none_of("Parquet, Arrow or Feather that can be read and has columns")
         return replace(
             self,
             fields=self.fields or found.as_specs(),
@@ -108,7 +109,11 @@ class Arrow(ToldFields):
         about = self.values_beside(source)
         n_samples = 0
         with open_table(source.path, source.name) as table:
-            columns = columns_of(table.schema, self.columns, self.fields)
+            columns = [
+                one
+                for one in columns_of(table.schema, self.columns, self.fields)
+                if not is_null_record(one, self.fields or ())
+            ]
             fields = self._fields_of(columns)
             about |= dict.fromkeys((self.fields or {}).keys() - fields.keys())
             for batch in table.batches(self.columns):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
@@ -69,6 +69,9 @@ class MergedFields:
     def add(self, columns: Sequence[Column], nulls: Nulls) -> None:
         """Take the columns of a file in; one that differs from those before it is left out."""
         known = self._columns
+        columns = [one for one in columns if not is_null_record(one, known)]
+        new = {column.name for column in columns}
+        known = {name: one for name, one in known.items() if not is_null_record(one, new)}
         for column in columns:
             was = known.get(column.name, column)
             if UNKNOWN in (was.word, column.word):
@@ -76,9 +79,9 @@ class MergedFields:
             same = (was.unit, was.classes) == (column.unit, column.classes)
             if not same or wider_word(was.word, column.word) is None:
                 return
-        names = {column.name for column in columns}
-        if not names <= known.keys() and not go_together(known.keys() | names):
+        if not new <= known.keys() and not go_together(known.keys() | new):
             return
+        self._columns = known
         self.n_files += 1
         for column in columns:
             self._counts[column.name] += 1
@@ -111,6 +114,11 @@ class MergedFields:
     def classes(self) -> list[str]:
         """What the numbers of a column `label` stand for."""
         return [*self._columns["label"].classes] if "label" in self._columns else []
+
+
+def is_null_record(column: Column, names: Iterable[str]) -> bool:
+    """Whether a column of nothing but nulls is a nested record, by the names of fields."""
+    return column.word == UNKNOWN and any(name.startswith(f"{column.name}.") for name in names)
 
 
 def refuse_other_type(column: Column, known: Field, spec: str) -> None:
