@@ -1,4 +1,7 @@
-"""Episodes of robots, as LeRobot loads them."""
+"""Episodes of robots, as LeRobot loads them.
+
+lerobot 0.4 asks for PyAV below 16, with which shardio does not work; both do with PyAV 18.
+"""
 
 from __future__ import annotations
 

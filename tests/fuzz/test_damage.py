@@ -1,0 +1,57 @@
+"""A slice of damaged inputs that C libraries parse, and that what compares them would notice."""
+
+from __future__ import annotations
+
+import importlib.util
+import random
+import sys
+from collections import Counter
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def tool() -> ModuleType:
+    """tools/dev/damage_inputs.py, which is no module of a package."""
+    place = ROOT / "tools" / "dev" / "damage_inputs.py"
+    spec = importlib.util.spec_from_file_location("damage_inputs", place)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "h5"])
+def test_damaged_files_are_broken_or_have_the_values_that_the_library_reads(
+    suffix: str, tool: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tool, "N_TOGETHER", 13)
+    tally: Counter[str] = Counter()
+    assert tool.try_files(suffix, random.Random(3), tmp_path, tally) == []
+    assert tally[f"{suffix}: sound, converted"] == 2
+    assert tally[f"{suffix}: damaged, broken"] > 2
+
+
+def test_values_that_differ_are_noticed_and_those_of_a_wider_field_do_not_differ(
+    tool: ModuleType,
+) -> None:
+    same = tool.same
+    assert same({"x": 1.0, "s.a": [1, 2], "gone": None}, {"x": 1, "s.a": [1.0, 2.0]})
+    assert not same({"x": 1.5}, {"x": 1})
+    assert not same({"x": 1}, {"x": 1, "y": 2})
+    assert not same({"x": b"a"}, {"x": b"b"})
+
+
+def test_damage_changes_a_file_and_is_the_same_again_with_the_same_numbers(
+    tool: ModuleType,
+) -> None:
+    damaged = tool.damaged
+    content = bytes(range(256)) * 8
+    made = [damaged(content, random.Random(n)) for n in range(50)]
+    assert made == [damaged(content, random.Random(n)) for n in range(50)]
+    assert sum(one != content for one in made) > 45
