@@ -193,7 +193,8 @@ def _refusing(flag: Path) -> Callable[[dict[str, Any]], dict[str, Any]]:
 
 def test_a_failure_waits_for_its_batch_in_the_next_epoch(folder: str, tmp_path: Path) -> None:
     flag = tmp_path / "flag"
-    with _loader(folder, transform=_refusing(flag)) as loader:
+    # So few blocks that nothing of the next epoch can be filled before the flag is there.
+    with _loader(folder, transform=_refusing(flag), prefetch=0) as loader:
         for batch in loader:
             if batch.step == 4:
                 flag.touch()
@@ -206,7 +207,7 @@ def test_a_failure_waits_for_its_batch_in_the_next_epoch(folder: str, tmp_path: 
 
 def test_what_failed_of_an_epoch_that_never_comes_is_not_said(folder: str, tmp_path: Path) -> None:
     flag = tmp_path / "flag"
-    skips: dict[str, Any] = {"on_error": "skip", "max_skips": 1}
+    skips: dict[str, Any] = {"on_error": "skip", "max_skips": 1, "prefetch": 0}
     with _loader(folder, transform=_refusing(flag), **skips) as loader:
         middle: dict[str, Any] = {}
         for batch in loader:
