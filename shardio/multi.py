@@ -11,7 +11,7 @@ from typing import Any, Final, get_args
 
 from shardio._engine.gathering import Gathering
 from shardio._engine.inbox import check_prefix
-from shardio._engine.lenience import Lenience
+from shardio._engine.lenience import Lenience, shortened
 from shardio._engine.mail import zeromq
 from shardio._engine.outbox import WorkerInfo, worker_info
 from shardio._engine.start import Start
@@ -79,7 +79,9 @@ class MultiLoader(Closing):
     ) -> None:
         zeromq()
         if not hasattr(type(dataset), "__iter__") and not hasattr(type(dataset), "__getitem__"):
-            raise InvalidArgument(f"dataset must be something to iterate; found {dataset!r}")
+            raise InvalidArgument(
+                f"dataset must be something to iterate; found {shortened(dataset)}"
+            )
         self.dataset = dataset
         self.workers = count("workers", workers, 1, _MOST_WORKERS)
         self.verbose, self.nokill = bool(verbose), bool(nokill)

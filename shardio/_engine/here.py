@@ -100,7 +100,8 @@ class Here(Closing):
 
     def overdue(self, timeout_s: float) -> BatchOverdue:
         """The error for a value that did not come in time."""
-        return BatchOverdue(f"item {self.n_put} of {self._is_called} took over {timeout_s:g} s")
+        slow = self.n_put - 1
+        return BatchOverdue(f"item {slow} of {self._is_called} took over {timeout_s:g} s")
 
     def close(self) -> None:
         """Let go of what was put."""

@@ -45,8 +45,9 @@ class Lenience:
         """
         found = SkippedItem(index, shortened(item), type(error).__name__, text_of(error))
         self.skipped.append(found)
-        if self.most is not None and len(self.skipped) > self.most:
+        n_skipped = len(self.skipped)
+        if self.most is not None and n_skipped > self.most:
             raise TooManySkipped(
-                f"{len(self.skipped)} items failed; max_skips allows {self.most}; the last is "
-                f"item {index} ({found.item}): {found.error}: {found.text}"
+                f"{n_skipped} item{'s' * (n_skipped > 1)} failed; max_skips allows {self.most}; "
+                f"the last is item {index} ({found.item}): {found.error}: {found.text}"
             ) from error
