@@ -47,6 +47,8 @@ _LOOK_EVERY_S: Final = 0.1
 _QUIET_S: Final = 0.05
 _MOST_S: Final = 1.0
 """What a dead worker has sent has arrived when nothing more does for so long; waited at most."""
+_LONG_S: Final = 0.01
+"""A wait for a sample that is worth memory to be shorter the next time."""
 _CREDITS: Final = 16
 """Into so many pieces at most a worker's budget comes back, unless main has to wait."""
 
@@ -248,10 +250,13 @@ class Gathering(Closing):
                     poll.register(box, select.POLLIN)
             except ValueError:  # another thread has closed it
                 raise _closed() from None
-        left_s = None if end_s is None else max(0.0, end_s - time.monotonic())
+        now_s = time.monotonic()
+        left_s = None if end_s is None else max(0.0, end_s - now_s)
         if not poll.poll(None if left_s is None else left_s * 1000):
             raise self._overdue()
         with self._lock:
+            if time.monotonic() - now_s > _LONG_S:
+                self._supply.see_wait()
             self._look()
 
     def _look(self) -> None:

@@ -17,7 +17,7 @@ from shardio._engine.values import place, read_buffers, write_buffers
 from shardio.closing import Closing
 
 _FEW: Final = 4
-"""Blocks of a worker: one is written to, the others are on their way."""
+"""Blocks of a worker, at first: one is written to, the others are on their way."""
 _HELD: Final = 2
 """Samples that any loop holds for a moment, this one and the next: they are not copied."""
 
@@ -33,12 +33,26 @@ class Supply(Closing):
     def __init__(self, n_workers: int, memory_bytes: int) -> None:
         self._blocks = ValueBlocks(None, memory_bytes)
         self._of_worker: list[dict[int, Block]] = [{} for _ in range(n_workers)]
-        self._have_asked = set[int]()
-        self._n_each = 1  # until it is known how large samples are
+        self._n_each: dict[int, int] = {}
+        """How many each worker that has asked should have."""
+        self._were_held_up = set[int]()
+        """Who has asked since the loop last had to wait for long."""
+        self._are_known = False  # how large samples are
 
     def ask(self, worker: int) -> None:
         """A worker has a large sample, and no block."""
-        self._have_asked.add(worker)
+        self._n_each.setdefault(worker, _FEW)
+        self._were_held_up.add(worker)
+
+    def see_wait(self) -> None:
+        """The loop had to wait for long: who was held up before should have more blocks.
+
+        Few are faster where that does not happen, as they stay in the cache. A dataset that gives
+        many samples at once and then none for a while gets ahead so.
+        """
+        for worker in self._were_held_up:
+            self._n_each[worker] *= 2
+        self._were_held_up.clear()
 
     def give(self, send: Callable[[int, int, Sequence[int]], object]) -> None:
         """Send blocks to those who have asked and have fewer than they should.
@@ -49,12 +63,12 @@ class Supply(Closing):
         Raises:
             MemoryShort: there is no memory for a single one.
         """
-        for worker in self._have_asked:
+        for worker in self._n_each:
             # Each has one, whatever memory allows: the others' may lie idle for long.
             if not self._of_worker[worker]:
                 self._give(worker, send, is_needed=True)
-        for worker in self._have_asked:
-            while len(self._of_worker[worker]) < self._n_each and self._give(worker, send):
+        for worker, n in self._n_each.items() if self._are_known else ():
+            while len(self._of_worker[worker]) < n and self._give(worker, send):
                 pass
 
     def _give(
@@ -84,21 +98,23 @@ class Supply(Closing):
         block = self._of_worker[worker].pop(number)
         *starts, n_bytes = place(sizes)
         self._blocks.see(block, n_bytes)
-        self._n_each = _FEW
+        self._are_known = True
         is_spare = bool(self._of_worker[worker]) or self._blocks.n_leased < _HELD
         memory = self._blocks.hand_over(block, n_bytes, is_spare=is_spare)
         return read_buffers(sizes, memory, starts)
 
     def part_with(self, worker: int) -> None:
         """A worker needs none any more."""
-        self._have_asked.discard(worker)
+        self._n_each.pop(worker, None)
+        self._were_held_up.discard(worker)
         for block in self._of_worker[worker].values():
             self._blocks.give_back(block)
         self._of_worker[worker].clear()
 
     def close(self) -> None:
         """Let go of all blocks; what was handed over stays valid."""
-        self._have_asked.clear()
+        self._n_each.clear()
+        self._were_held_up.clear()
         self._blocks.close()
 
 

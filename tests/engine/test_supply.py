@@ -146,3 +146,19 @@ def test_the_blocks_of_a_worker_that_is_done_go_to_others(side: Side) -> None:
     assert {number for worker, number, _ in side.sent if worker == 1} <= {
         number for worker, number, _ in side.sent if worker == 0
     }
+
+
+def test_who_was_held_up_before_the_loop_had_to_wait_gets_more_as_far_as_memory_allows() -> None:
+    side = Side(2, 20 * MIB)
+    with side.supply:
+        for worker in (0, 1):
+            side.ask(worker)
+            side.arrive(worker, of(7))
+        n = side.n_of(0)
+        side.supply.see_wait()
+        side.ask(1)
+        assert (side.n_of(0), side.n_of(1)) == (2 * n, 2 * n)  # both had asked
+        side.supply.see_wait()
+        side.supply.see_wait()  # nobody has asked since the one before
+        side.supply.give(side.send)
+        assert (side.n_of(0), side.n_of(1)) == (2 * n, 20 - 2 * n)
