@@ -68,7 +68,7 @@ class Sheaf:
     def __init__(self, worker: int) -> None:
         self._worker = worker
         self._file = io.BytesIO(bytes(_HEAD.size))
-        self._file.seek(_HEAD.size)
+        self._end = _HEAD.size
         self._sizes: list[int] = []
         self.apart: list[pickle.PickleBuffer] = []
         """The larger arrays of the last sample, which have to stay as they are until it is sent."""
@@ -84,18 +84,25 @@ class Sheaf:
 
         Raises whatever the sample's own parts raise when they are pickled.
         """
-        start = self._file.tell()
+        self._file.seek(self._end)
         try:
             pickle_apart(sample, self._file, self.apart, LEAST_APART_BYTES)
         except BaseException:  # the others are as they were
-            self._file.seek(start)
-            self._file.truncate()
             self.apart.clear()
             raise
-        size = self._file.tell() - start
+        size = self._file.tell() - self._end
+        self._end += size
         self._sizes.append(size)
         self.n_apart_bytes = sum(buffer.raw().nbytes for buffer in self.apart)
         self.n_bytes += _OVERHEAD_BYTES + size + self.n_apart_bytes
+
+    def take_back(self) -> None:
+        """Take the last sample out again; the others are as they were."""
+        size = self._sizes.pop()
+        self._end -= size
+        self.n_bytes -= _OVERHEAD_BYTES + size + self.n_apart_bytes
+        self.n_apart_bytes = 0
+        self.apart.clear()
 
     def frames(self, first: int, place: tuple[int, list[int]] | None = None) -> list[Any]:
         """All of it as a message.
@@ -104,7 +111,9 @@ class Sheaf:
             first: the number of its first sample.
             place: the block in which the larger arrays of the last one lie, and their sizes.
         """
+        self._file.seek(self._end)
         self._file.write(struct.pack(f"<{len(self)}Q", *self._sizes))
+        self._file.truncate()  # what could not be pickled, or was taken back
         self._file.seek(0)
         kind = Kind.SAMPLES if place is None else Kind.IN_BLOCK
         self._file.write(pack_head(kind, self._worker, first, len(self)))

@@ -24,7 +24,7 @@ from shardio._engine.overdue import answer_with_stacks
 from shardio._engine.supply import Stock
 from shardio._engine.wire import pack_error
 from shardio.closing import Closing
-from shardio.errors import TransformError
+from shardio.errors import EnvironmentUnsuitable, TransformError
 
 READY: Final = b"+"
 """A worker has loaded the dataset, and awaits the address of main's socket."""
@@ -198,7 +198,11 @@ class _Outbox(Closing):
                 ) from error
             is_large = self._sheaf.apart or self._sheaf.n_bytes >= self._most_together
             if is_large or time.monotonic() - self._sent_s >= _SOON_S:
-                self._flush()
+                try:
+                    self._flush()
+                except BaseException:  # the others are sent, with what is said of this one
+                    self._sheaf.take_back()
+                    raise
         if self._sheaf:
             self._send_soon()
         return True
@@ -215,10 +219,9 @@ class _Outbox(Closing):
         if sheaf.n_apart_bytes >= LEAST_IN_BLOCK_BYTES:
             self._await_block()
             place = self._stock.fill(sheaf.apart)
-        frames = sheaf.frames(self._n_sent, place)
-        self._n_under_way += n_bytes
         # Copied, as the dataset may meanwhile write something else into its arrays.
-        self._socket.send_multipart(frames)
+        self._socket.send_multipart(sheaf.frames(self._n_sent, place))
+        self._n_under_way += n_bytes
         self._n_sent += len(sheaf)
         self._sheaf = Sheaf(self._channel.index)
         self._sent_s = time.monotonic()
@@ -255,14 +258,18 @@ class _Outbox(Closing):
         if not self._stock:
             try:
                 self._channel.send(WANT)
-            except BrokenPipeError:
+            except (BrokenPipeError, ConnectionResetError):
                 raise _MainHasGone from None
             while not self._stock:
                 self._hear()
 
     def _hear(self) -> Word:
         """Wait for a word of main, and act upon it."""
-        received = self._channel.recv_fds()
+        try:
+            received = self._channel.recv_fds()
+        except EnvironmentUnsuitable as error:
+            self._stock.lose(error)
+            return Word.BLOCK
         if received is None:
             raise _MainHasGone
         message, fds = received

@@ -15,6 +15,7 @@ from shardio._engine.memory import require
 from shardio._engine.value_blocks import ValueBlocks
 from shardio._engine.values import place, read_buffers, write_buffers
 from shardio.closing import Closing
+from shardio.errors import EnvironmentUnsuitable
 
 _FEW: Final = 4
 """Blocks of a worker, at first: one is written to, the others are on their way."""
@@ -122,25 +123,38 @@ class Stock:
     """The blocks that a worker has, and has not filled; the worker's side."""
 
     def __init__(self) -> None:
-        self._known: dict[int, BlockMap] = {}
+        self._fds: dict[int, int] = {}
+        self._maps: dict[int, BlockMap] = {}
         self._idle: list[int] = []
+        self._loss: EnvironmentUnsuitable | None = None
 
     def __bool__(self) -> bool:
-        return bool(self._idle)
+        """Whether `fill` need not wait, be it only to say why it cannot."""
+        return bool(self._idle) or self._loss is not None
 
     def add(self, number: int, fds: Sequence[int]) -> None:
         """Main has sent a block, with its descriptor the first time."""
         if fds:
-            self._known[number] = BlockMap(fds[0])
+            self._fds[number] = fds[0]
         self._idle.append(number)
+
+    def lose(self, error: EnvironmentUnsuitable) -> None:
+        """The descriptor of a block has not come through: main, which sent it, sends no other."""
+        self._loss = error
 
     def fill(self, buffers: Sequence[Any]) -> tuple[int, list[int]]:
         """Copy what lies in buffers into a block; its number, and the sizes of the buffers.
 
         Raises:
             MemoryShort: there is no memory for it; the block stays in the stock.
+            EnvironmentUnsuitable: there is none left, as one was lost.
         """
-        block = self._known[self._idle[-1]]
+        if self._loss is not None and not self._idle:
+            raise self._loss
+        number = self._idle[-1]
+        if number not in self._maps:  # not before: here it is told of a sample that it fails
+            self._maps[number] = BlockMap(self._fds[number])
+        block = self._maps[number]
         parts = [buffer.raw() for buffer in buffers]
         sizes = [part.nbytes for part in parts]
         *starts, n_bytes = place(sizes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import os
 import socket
 import threading
 from collections.abc import Iterator
@@ -12,12 +13,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from shardio._engine import channel as channel_module
+from shardio._engine import supply
+from shardio._engine.blocks import reserve_memory_file
 from shardio._engine.channel import Channel
 from shardio._engine.gathering import Gathering
 from shardio._engine.lenience import Lenience
 from shardio._engine.mail import Kind, Sheaf, pack_head, unpack_head, unpack_sample, unpack_samples
 from shardio._engine.outbox import WORD, Word, _MainHasGone, _Outbox
-from shardio.errors import WorkerDied
+from shardio.errors import EnvironmentUnsuitable, MemoryShort, WorkerDied
 
 
 class Sent(list[Any]):
@@ -62,6 +66,45 @@ def test_a_large_sample_waits_for_a_block_until_main_has_gone(
             main.close()
         with pytest.raises(_MainHasGone):
             _Outbox(Sent(), channel, 1 << 20).send_samples([np.zeros(1 << 20)], None)
+
+
+def test_a_sample_for_whose_arrays_there_is_no_memory_fails_alone(
+    ends: tuple[socket.socket, Channel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    main, channel = ends
+    block = reserve_memory_file(4096, "a block")
+    socket.send_fds(main, [WORD.pack(Word.BLOCK, 0)], [block])
+    os.close(block)
+    main.shutdown(socket.SHUT_WR)
+
+    def refuse(n_bytes: int, what: str, way_out: str) -> None:
+        raise MemoryShort(what)
+
+    monkeypatch.setattr(supply, "require", refuse)
+    sent = Sent()
+    samples = ["a", "b", np.zeros(1 << 20), "c"]
+    with _Outbox(sent, channel, 1 << 30) as outbox:
+        outbox.send_samples(samples, 9)
+    numbers = [(number, n) for kind, _, number, n in sent if kind == Kind.SAMPLES]
+    assert [first + i for first, n in numbers for i in range(n)] == [0, 1, 3]
+    assert [head[2] for head in sent if head[0] == Kind.SKIPPED] == [2]
+    assert sent[-1] == (Kind.END, 0, 4, 0)
+
+
+def test_a_block_whose_descriptor_is_lost_is_an_error_and_not_waited_for(
+    ends: tuple[socket.socket, Channel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    main, channel = ends
+    monkeypatch.setattr(channel_module, "unpack_fds", lambda *received: lose())
+    socket.send_fds(main, [WORD.pack(Word.BLOCK, 0)], [main.fileno()])
+    main.shutdown(socket.SHUT_WR)
+    sent = Sent()
+    _Outbox(sent, channel, 1 << 30).send_samples(["a", np.zeros(1 << 20)], None)
+    assert sent[-2:] == [(Kind.SAMPLES, 0, 0, 1), (Kind.FAILED, 0, 1, 0)]
+
+
+def lose() -> tuple[int, ...]:
+    raise EnvironmentUnsuitable("file descriptors were lost")
 
 
 def test_what_main_has_handed_over_makes_room(ends: tuple[socket.socket, Channel]) -> None:
@@ -153,6 +196,16 @@ def test_a_sheaf_gives_its_samples_as_they_were_when_they_came() -> None:
     *small, large = (unpack_sample(*each) for each in unpack_samples([first, frame], 4))
     assert [(s["number"], s["array"].tolist()) for s in small] == [(i, [i] * 3) for i in range(3)]
     assert np.array_equal(large, np.arange(1 << 18, dtype=np.uint8))
+
+
+def test_a_sheaf_is_as_it_was_when_its_last_sample_is_taken_back() -> None:
+    sheaf = Sheaf(0)
+    sheaf.add("x")
+    (before, n_bytes) = sheaf.frames(0), sheaf.n_bytes
+    sheaf.add(np.zeros(1 << 20))
+    assert len(sheaf.frames(0)) == 2
+    sheaf.take_back()
+    assert (sheaf.frames(0), sheaf.n_bytes, len(sheaf)) == (before, n_bytes, 1)
 
 
 def test_a_class_that_only_cloudpickle_knows_has_its_arrays_apart() -> None:
