@@ -267,6 +267,8 @@ class Gathering(Closing):
             elif isinstance(event, Died):
                 if event.worker in self._going:
                     self._mourn(event)
+                    if self._loss is not None:
+                        return  # nobody is left to be told anything
             elif event.data == WANT:
                 if event.worker in self._going:  # it may have got one since, and come to its end
                     self._supply.ask(event.worker)
@@ -278,7 +280,7 @@ class Gathering(Closing):
 
     def _invite(self) -> None:
         """Now that all workers are there, tell them where to send to."""
-        box = Inbox(self._prefix)
+        box = Inbox(self._prefix, len(self._crew))
         self._boxes.append(box)
         self._crew.entrust(os.path.dirname(box.path))
         self._say(box.address)

@@ -6,13 +6,14 @@ import os
 import tempfile
 import weakref
 from collections import deque
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from shardio._engine.linux import interrupts_held
+from shardio._engine.linux import files_explained, interrupts_held
 from shardio._engine.mail import zeromq
 from shardio.closing import Closing
 from shardio.disk import remove_tree
@@ -22,6 +23,9 @@ _NAME: Final = "samples"
 _RANDOM_LETTERS: Final = 8  # of `tempfile.mkdtemp`
 _MOST_BYTES: Final = 107
 """Of the path of a socket: the kernel has no room for more."""
+
+_OWN_FILES: Final = 16
+"""More than a context and a socket take, without those who are connected."""
 
 
 def check_prefix(prefix: Any) -> str:
@@ -50,10 +54,15 @@ class Inbox(Closing):
 
     Args:
         prefix: of the folder, as `check_prefix` gives it.
+        n_senders: how many will connect.
+
+    Raises:
+        EnvironmentUnsuitable: too few files may be open for that.
     """
 
-    def __init__(self, prefix: str) -> None:
+    def __init__(self, prefix: str, n_senders: int) -> None:
         self._zmq = zeromq()
+        _check_files(_OWN_FILES + n_senders)
         self._frames = _Frames()
         parent, name = os.path.split(prefix)
         self._folder: Path | None = Path(tempfile.mkdtemp(prefix=name, dir=parent))
@@ -107,6 +116,13 @@ class Inbox(Closing):
         self._context.term()
         self.hide()
         self._frames.close()
+
+
+def _check_files(n_files: int) -> None:
+    """Raise unless so many files can be opened: ZeroMQ ends the program where it finds none."""
+    with interrupts_held(), files_explained(), ExitStack() as opened:
+        for _ in range(n_files):
+            opened.callback(os.close, os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
 
 
 class _Frames(Closing):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import select
 import signal
 import threading
@@ -16,12 +17,12 @@ import pytest
 
 from shardio import MultiLoader, WorkerDied
 from shardio._engine.blocks import Block, Bytes
-from shardio._engine.crew import Message
+from shardio._engine.crew import Died, Message
 from shardio._engine.inbox import Inbox
 from shardio._engine.mail import unpack_head
-from shardio._engine.outbox import WANT
+from shardio._engine.outbox import READY, WANT
 from shardio._engine.value_blocks import ValueBlocks
-from shardio.errors import TransformError
+from shardio.errors import EnvironmentUnsuitable, TransformError
 from tests.faces.multi_datasets import (
     NEEDS_ZEROMQ,
     Anew,
@@ -150,6 +151,32 @@ def test_a_worker_that_wanted_a_block_and_has_come_to_its_end_since_is_sent_none
     loader.close()
 
 
+def test_a_death_while_the_others_get_ready_is_told_as_such(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    loader: Any = iter(MultiLoader(Endless(), 2))
+    death = Died(1, 7, 9, None)
+    events = [Message(1, READY), death, Message(0, READY)]
+    monkeypatch.setattr(loader._crew, "wait", lambda timeout_s: events)
+    with pytest.raises(WorkerDied, match="signal 9, after 0 samples of it"):
+        next(loader)
+
+
+def test_too_few_files_for_the_workers_are_an_error_and_do_not_end_the_program(
+    tmp_path: Path,
+) -> None:
+    n_before = len(os.listdir("/proc/self/fd"))
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (n_before + 40, hard))
+    try:
+        with pytest.raises(EnvironmentUnsuitable, match="ulimit -n"):
+            Inbox(str(tmp_path / "multi-"), 60)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert len(os.listdir("/proc/self/fd")) == n_before
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_worker_that_is_killed_while_main_waits_is_noticed() -> None:
     loader = iter(MultiLoader(Count(5, 2, hang), 1))
     assert [next(loader), next(loader)] == [0, 1]
@@ -231,13 +258,8 @@ print(len(os.listdir(os.path.dirname(sys.argv[1]))), flush=True)
 for sample in samples: pass
 """
 NEVER_HIDES = """
-from shardio._engine.blocks import Block, Bytes
-from shardio._engine.crew import Message
-from shardio._engine.inbox import Inbox
-from shardio._engine.mail import unpack_head
-from shardio._engine.outbox import WANT
-from shardio._engine.value_blocks import ValueBlocks
 from shardio._engine.crew import Crew
+from shardio._engine.inbox import Inbox
 Inbox.hide = lambda inbox: None
 entrust = Crew.entrust
 Crew.entrust = lambda crew, folder: folder and entrust(crew, folder)
@@ -264,7 +286,7 @@ def test_no_socket_stays_after_an_iteration(tmp_path: Path) -> None:
 
 
 def test_the_socket_lies_in_a_folder_that_nobody_else_may_enter(tmp_path: Path) -> None:
-    with Inbox(str(tmp_path / "multi-")) as inbox:
+    with Inbox(str(tmp_path / "multi-"), 1) as inbox:
         folder = Path(inbox.path).parent
         assert folder.parent == tmp_path
         assert folder.name.startswith("multi-")
