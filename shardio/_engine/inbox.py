@@ -107,7 +107,8 @@ class Inbox(Closing):
     def hide(self) -> None:
         """Remove the folder: whoever is connected stays so, and nobody else can be."""
         if self._folder is not None:
-            remove_tree(self._folder)
+            with files_explained():
+                remove_tree(self._folder)
             self._folder = None
 
     def close(self) -> None:
