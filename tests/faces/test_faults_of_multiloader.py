@@ -147,7 +147,7 @@ def test_a_worker_that_wanted_a_block_and_has_come_to_its_end_since_is_sent_none
     late = Message(0, WANT)
     monkeypatch.setattr(loader._crew, "wait", lambda timeout_s: [late])
     loader._look()
-    assert not loader._supply._have_asked
+    assert not loader._supply._n_each
     loader.close()
 
 
