@@ -144,6 +144,25 @@ def bits(file: Any) -> None:
     h5py.h5d.create(file.id, b"x", h5py.h5t.STD_B8LE, h5py.h5s.create_simple((3,)))
 
 
+def three_bytes(file: Any) -> None:
+    whole = h5py.h5t.STD_I32LE.copy()
+    whole.set_precision(24)
+    whole.set_size(3)
+    h5py.h5d.create(file.id, b"x", whole, h5py.h5s.create_simple((3,)))
+
+
+def times(file: Any) -> None:
+    h5py.h5d.create(file.id, b"x", h5py.h5t.UNIX_D32LE, h5py.h5s.create_simple((3,)))
+
+
+def no_text_as_name(file: Any) -> None:
+    h5py.h5d.create(file.create_group("g").id, b"\xff", h5py.h5t.STD_I8LE, h5py.h5s.create(0))
+
+
+def big_endian_lists(file: Any) -> None:
+    file.create_dataset("x", (3,), h5py.vlen_dtype(">i2"))[0] = [1, 258]
+
+
 def external_link(file: Any) -> None:
     file["g/x"] = h5py.ExternalLink("other.h5", "/x")
 
@@ -187,6 +206,10 @@ def missing_filter(file: Any) -> None:
         (complexes, "complex: store real and imaginary part"),
         (null, "has no value, not even a shape"),
         (bits, "dataset 'x': found uint8: expected"),
+        (three_bytes, "dataset 'x': found a type that NumPy has not: "),
+        (times, "dataset 'x': found a type that NumPy has not: "),
+        (no_text_as_name, "b'\\xff' in group 'g': names must be text in UTF-8"),
+        (big_endian_lists, "found int16 of variable length in big-endian, which h5py reads"),
         (external_link, "g/x: a link to another file, which is not followed"),
         (external_storage, "dataset 'x': lies in other files, which are not opened"),
         (virtual, "dataset 'x': lies in other files, which are not opened"),

@@ -133,6 +133,32 @@ def test_what_an_index_says_must_be_there(root: Path, tmp_path: Path) -> None:
     assert reasons["a.mds"].endswith("expected hashes by the names of algorithms, found 'sha1'")
 
 
+def test_an_index_of_merged_ones_names_shards_below_it(root: Path, tmp_path: Path) -> None:
+    content = shard([{"x": b"one"}], {"x": "str"})
+    merged = {"version": 2, "shards": list[Any]()}
+    for part in ("0", "1"):
+        (root / part).mkdir()
+        (root / part / "shard.mds").write_bytes(content)
+        own = index(shard=content)
+        (root / part / "index.json").write_text(own)
+        merged["shards"] += json.loads(own.replace("shard.mds", f"{part}/shard.mds"))["shards"]
+    (root / "index.json").write_text(json.dumps(merged))
+    report = convert(root, tmp_path / "out")
+    assert report.counts == {"converted": 2, "part": 3} and report.n_samples == 2
+    (root / "0" / "index.json").write_text(index(**{"../1/shard": content}))
+    (one,) = (one for one in convert(root, tmp_path / "other").broken if "index" in one.name)
+    assert one.reason == "expected '../1/shard.mds' beside it, found neither"
+
+
+def test_json_is_read_as_the_library_reads_it(root: Path, tmp_path: Path) -> None:
+    (root / "a.mds").write_bytes(shard([{"x": b'{"a": 1, "a": [null]}'}], {"x": "json"}))
+    (root / "b.mds").write_bytes(shard([{"x": b"NaN"}], {"x": "json"}))
+    (one,) = convert(root, tmp_path / "out").broken
+    assert one.reason == "sample 0, column 'x': not JSON: NaN is no number of JSON"
+    with shardio.open(tmp_path / "out") as dataset:
+        assert dataset[0]["x"] == {"a": [None]}
+
+
 GOOD = shard([{"x": b"one"}, {"x": b"two"}], {"x": "str"})
 BAD = {
     "pickle": (shard([{"x": b"N."}], {"x": "pkl"}), "'pkl': a pickle, which can run any code"),

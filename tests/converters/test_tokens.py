@@ -111,6 +111,7 @@ def test_options_that_cannot_be_are_refused(tmp_path: Path) -> None:
         ({}, "no .bin file says how its tokens are stored: give dtype, one of uint8"),
         ({"dtype": "float32"}, "dtype is 'float32'; it must be one of"),
         ({"dtype": "uint16", "eot": -1}, "eot is -1"),
+        ({"dtype": "uint16", "eot": 65_536}, "eot is 65536: no token of uint16 is"),
         ({"dtype": "uint16", "length": 0}, "length is 0"),
         ({"dtype": "uint16", "length": 8, "eot": 1}, "eot and length: a sample is a document"),
     ]

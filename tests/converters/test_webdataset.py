@@ -251,6 +251,8 @@ BAD = {
     "npz": (tar({"1.npz": b"", "1.txt": b""}), "several arrays: save each as .npy"),
     "not UTF-8": (tar({"1.txt": b"\xff"}), "member '1.txt': not UTF-8"),
     "name": (header(name=b"\xff.txt"), "the name of a member is not UTF-8"),
+    "number": (tar({"1.txt": b"1", "1.cls": b"1.5"}), "'1.cls': expected a whole number of 64"),
+    "picture": (tar({"1.txt": b"1", "1.jpg": b"no JPEG"}), "'1.jpg': not a picture in a known"),
     "field": (tar({"1..txt": b"", "1.txt": b""}), "member '1..txt': expected one of txt"),
     "huge": (
         header(size=b"77777777777\0"),

@@ -68,7 +68,7 @@ def _walk(h5py: Any, file: Any) -> Iterator[tuple[str, Any]]:
     """Yield every dataset once, with its path, sorted; soft links are other names of some.
 
     Raises:
-        MediaError: a link leads to another file, or there is what is neither group nor dataset.
+        MediaError: a link leads to another file, or a name is no text.
     """
     seen: set[int] = set()
     waiting: list[tuple[str, Any]] = [("", file)]
@@ -84,7 +84,10 @@ def _walk(h5py: Any, file: Any) -> Iterator[tuple[str, Any]]:
         if not isinstance(one, h5py.Group):
             continue  # a named datatype, which holds no data
         below = []
-        for name in sorted(one):
+        names = list(one)
+        if unnamed := [name for name in names if not isinstance(name, str)]:
+            raise MediaError(f"{unnamed[0]!r} in group {path!r}: names must be text in UTF-8")
+        for name in sorted(names):
             where = f"{path}/{name}" if path else name
             kind = one.id.links.get_info(name.encode()).type
             if kind == h5py.h5l.TYPE_HARD:
@@ -128,11 +131,19 @@ def _open(h5py: Any, dataset: Any, path: str, place: str) -> BlockArray:
 
 
 def _kind_of(h5py: Any, dataset: Any, path: str) -> _Kind:
-    dtype = dataset.dtype
+    try:
+        dtype = dataset.dtype
+    except TypeError as error:  # such as times, and whole numbers of 3 bytes
+        raise MediaError(f"dataset {path!r}: found a type that NumPy has not: {error}") from error
     if h5py.check_string_dtype(dtype) is not None:
         return _Kind(TEXT)
     element = h5py.check_vlen_dtype(dtype)
     if element is not None and element.name in DTYPES and element.kind != "O":
+        if element != element.newbyteorder("<"):
+            raise MediaError(
+                f"dataset {path!r}: found {element.name} of variable length in big-endian, which "
+                "h5py reads with their bytes swapped; expected little-endian"
+            )
         return _Kind(element.name, is_ragged=True)
     if dtype.name in DTYPES and isinstance(dataset.id.get_type(), _numbers(h5py)):
         return _Kind(dtype.name)

@@ -61,23 +61,30 @@ def open_shard(
 
 
 def check_index(path: str) -> int:
-    """Make sure that all shards that an index names are beside it; how many these are.
+    """Make sure that all shards that an index names are beside it, or below; how many these are.
 
     Raises:
         MediaError: one is missing, or is in a compression that is not read.
     """
     shards = _read_index(path)
-    there = set(os.listdir(os.path.dirname(path)))
+    folder = os.path.dirname(path)
     for entry in shards:
         names = [one["basename"] for one in (entry["raw_data"], entry.get("zip_data")) if one]
-        if there.isdisjoint(names):
+        there = [name for name in names if _is_below(folder, name)]
+        if not there:
             raise MediaError(f"expected {' or '.join(map(repr, names))} beside it, found neither")
-        if entry["raw_data"]["basename"] not in there and names[-1].endswith(_COMPRESSED):
+        if names[0] not in there and names[-1].endswith(_COMPRESSED):
             raise MediaError(
                 f"{names[-1]!r}: expected .mds or .mds.zstd: decompress it, or let "
                 "StreamingDataset do so, with a folder of its own as local"
             )
     return len(shards)
+
+
+def _is_below(folder: str, name: str) -> bool:
+    """Whether a file is there: an index of merged ones names those of the folders below its own."""
+    leads_out = name.startswith("/") or ".." in name.split("/")
+    return not leads_out and os.path.isfile(os.path.join(folder, name))
 
 
 def _read_index(path: str) -> list[dict[str, Any]]:

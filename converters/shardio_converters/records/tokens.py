@@ -53,6 +53,8 @@ class TokenFiles:
             raise InvalidArgument(f"dtype is {self.dtype!r}; it must be one of {', '.join(DTYPES)}")
         if self.eot is not None and (type(self.eot) is not int or self.eot < 0):
             raise InvalidArgument(f"eot is {self.eot!r}; it must be a token, a whole number from 0")
+        if self.eot is not None and self.dtype and self.eot > np.iinfo(self.dtype).max:
+            raise InvalidArgument(f"eot is {self.eot}: no token of {self.dtype} is")
         if self.eot is not None and self.length is not None:
             raise InvalidArgument("eot and length: a sample is a document, or so many tokens")
         if self.length is not None and (
