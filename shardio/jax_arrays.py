@@ -68,6 +68,8 @@ def _find(jax: Any, name: str) -> Any:
     """The device that a platform's name, and a number behind a colon, say."""
     platform, _, number = name.partition(":")
     try:
+        if number.startswith("-"):  # which would count from the last one
+            raise ValueError("numbers are from 0 up")
         return jax.devices(platform)[int(number or 0)]
     except (IndexError, RuntimeError, ValueError) as error:
         known = ", ".join(map(str, jax.devices()))

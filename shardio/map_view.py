@@ -6,6 +6,7 @@ those who must keep their DataLoader; a ShardLoader copies less.
 
 from __future__ import annotations
 
+import operator
 import os
 import pickle
 import random
@@ -50,7 +51,7 @@ class MapView(Closing):
     Raises:
         InvalidArgument: an option is not acceptable, or is none of these.
         DatasetNotFound, …: from opening the dataset.
-        IndexError: (later) there is no such sample.
+        IndexError, TypeError: (later) there is no such sample; a number is no integer.
     """
 
     def __init__(self, dataset: str | os.PathLike[str] | ShardDataset, **options: Any) -> None:
@@ -95,7 +96,7 @@ class MapView(Closing):
 
     def __getitems__(self, indices: Iterable[int]) -> list[dict[str, Any]]:
         """The samples of these numbers, in this order: read, decoded and transformed together."""
-        numbers = [int(index) for index in indices]
+        numbers = [operator.index(index) for index in indices]
         for number in numbers:
             if not -self._n <= number < self._n:
                 raise IndexError(f"sample {number} of {self._n}")

@@ -95,7 +95,7 @@ def test_a_step_that_is_given_its_input_away_does_not_write_to_it() -> None:
     assert array.tolist() == [0.0] * 8
 
 
-@pytest.mark.parametrize("name", ["nothing", "cpu:99", "cpu:x"])
+@pytest.mark.parametrize("name", ["nothing", "cpu:99", "cpu:-1", "cpu:x"])
 def test_a_device_that_jax_does_not_have_is_an_error(name: str) -> None:
     with pytest.raises(InvalidArgument, match=f"JAX has no device '{name}' here .*; found "):
         JaxMaker(name)

@@ -49,6 +49,14 @@ def test_samples_are_what_a_loader_gives(folder: Path) -> None:
             assert np.array_equal(sample["image"], batch["image"][0])
 
 
+def test_what_is_no_integer_is_no_number_of_a_sample(folder: Path) -> None:
+    with MapView(folder, fields=["x"]) as view:
+        for index in (1.7, "1", slice(0, 2), None):
+            with pytest.raises(TypeError, match="cannot be interpreted as an integer"):
+                view[index]  # type: ignore[index]
+        assert view[np.uint8(3)]["x"].tolist() == [3, 3, 3]
+
+
 def test_several_samples_come_in_the_order_asked_for(folder: Path) -> None:
     with MapView(folder, fields=["x"]) as view:
         for asked in ([3, 1], [7, 7, -1, 0], [5], [], list(range(10))):

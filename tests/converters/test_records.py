@@ -337,6 +337,23 @@ def test_records_of_another_kind_are_kept_as_they_are(root: Path, tmp_path: Path
         assert report.n_samples == 5 and read_example(dataset[3]["record"])[b"label"] == [1]
 
 
+def test_examples_without_a_value_leave_it_to_others_what_records_are(
+    root: Path, tmp_path: Path
+) -> None:
+    empty = [b"", part(1, b""), example(x=b"")]
+    (root / "a" / "good.tfrecord").write_bytes(framed([*empty, example(x=ints(1, 2))]))
+    convert(root, tmp_path / "examples")
+    with shardio.open(tmp_path / "examples") as dataset:
+        assert [sample["x"] is None for sample in dataset] == [True] * 3 + [False]
+    (root / "a" / "good.tfrecord").write_bytes(framed([*empty, b"anything"]))
+    convert(root, tmp_path / "bytes")
+    with shardio.open(tmp_path / "bytes") as dataset:
+        assert [sample["record"] for sample in dataset] == [*empty, b"anything"]
+    (root / "a" / "good.tfrecord").write_bytes(framed(empty))
+    with pytest.raises(InvalidArgument, match="are no fields: the 3 records have none; records='b"):
+        convert(root, tmp_path / "none")
+
+
 def test_an_append_takes_the_fields_that_the_dataset_has(root: Path, tmp_path: Path) -> None:
     convert(root, tmp_path / "out")
     (root / "b" / "more.tfrecord").write_bytes(framed([example(x=ints(9))]))

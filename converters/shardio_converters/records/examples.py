@@ -46,11 +46,15 @@ def read_example(record: bytes) -> dict[bytes, Values]:
     return found
 
 
-def is_example(record: bytes) -> bool:
-    """Whether a record is a tf.train.Example beyond doubt: one with a feature and nothing else."""
+def is_example(record: bytes) -> bool | None:
+    """Whether a record is a tf.train.Example: one with a feature and nothing else is, beyond doubt.
+
+    None of one that would be an Example in which nothing has a value: others are to say it.
+    """
     try:
-        fields = _fields(record, 0, len(record))
-        return all(field[:2] == (1, _LENGTH) for field in fields) and bool(read_example(record))
+        if any(field[:2] != (1, _LENGTH) for field in _fields(record, 0, len(record))):
+            return False
+        return bool(read_example(record)) or None
     except (MediaError, IndexError, ValueError):
         return False
 

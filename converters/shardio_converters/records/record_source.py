@@ -90,20 +90,25 @@ class Records(ToldFields, ABC):
         if not found.n_records:
             raise looks.none_of(f"{self.what} that can be read and holds a record")
         try:
-            return replace(self, records="example", fields=found.as_specs())
+            specs = found.as_specs()
+            if not specs:
+                raise InvalidArgument(f"the {found.n_records:,} records have none")
+            return replace(self, records="example", fields=specs)
         except (InvalidArgument, MediaError) as error:
             raise InvalidArgument(
                 f"features are no fields: {error}; records='bytes' keeps records as they are"
             ) from error
 
     def _first_of(self, source: Input) -> str | None:
-        """What records are, by the first one of a file that is not empty."""
+        """What records are, by the first one of a file that says it."""
         records = self.read(source)
         if records is None:
             return None
         with closing(records):
-            first = next(filter(None, records), None)
-        return None if first is None else RECORDS[not is_example(first)]
+            for record in records:
+                if (found := is_example(record)) is not None:
+                    return RECORDS[not found]
+        return None
 
     def _add_all(self, source: Input, found: FoundFeatures) -> None:
         records = self.read(source)
