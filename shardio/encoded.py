@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import Any
 
 from shardio.errors import MediaError
-from shardio.format.fields import Field, Image, Video
+from shardio.format.fields import Audio, Field, Image, Video
 from shardio.format.images import EncodedImage
 from shardio.format.streams import EncodedStream
 
@@ -22,7 +22,8 @@ def as_encoded(name: str, field: Field, value: Any) -> Any:
     """
     if isinstance(value, EncodedImage | EncodedStream):
         return value
-    if not isinstance(value, bytes | bytearray | memoryview):
+    is_file = isinstance(value, bytes | bytearray | memoryview)
+    if not is_file or not isinstance(field, Audio | Image | Video):
         return value
     try:
         return _encoded(field, bytes(value))

@@ -14,7 +14,17 @@ import numpy as np
 import pytest
 
 import shardio
-from shardio import Array, Image, InvalidArgument, Schema, Text, WorkerDied
+from shardio import (
+    Array,
+    Bytes,
+    Image,
+    InvalidArgument,
+    Json,
+    List,
+    Schema,
+    Text,
+    WorkerDied,
+)
 from shardio.conversion import indexed
 from shardio.errors import SchemaError
 from shardio.media import decode_image
@@ -64,6 +74,27 @@ def test_a_function_may_give_one_sample_or_none(tmp_path: Path) -> None:
     report = shardio.convert(["b", "a", "c"], tmp_path / "1", samples=make, workers=0)
     assert column(tmp_path / "1", "x") == [1, 3]
     assert [one.outcome for one in report.inputs] == ["too_short", "converted", "converted"]
+
+
+def test_a_sample_may_have_bytes_text_json_and_lists(tmp_path: Path) -> None:
+    known = {"raw": b"no media", "text": "\u00fc", "json": {"a": [None, "b"]}, "none": b""}
+    fields = {"raw": Bytes(), "text": Text(), "json": Json(), "none": Bytes()}
+    schema = Schema({**fields, "list": List(Array("uint8", (None,)))})
+    for name, given in (("inferred", None), ("given", schema)):
+        sample = known if given is None else {**known, "list": []}
+        report = shardio.convert(
+            [0], tmp_path / name, samples={0: sample}.get, workers=0, schema=given
+        )
+        assert report.counts == {"converted": 1}
+        with shardio.open(tmp_path / name) as dataset:
+            assert dict(dataset[0]) == sample
+
+
+@pytest.mark.parametrize("source", [3, numbers, {"a": [1, 2]}])
+def test_what_gives_no_samples_is_refused(source: Any, tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgument, match="found a .*; expected a folder, an iterable of"):
+        shardio.convert(source, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def test_what_a_function_raises_breaks_its_item_alone_and_says_where(tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ def test_what_is_no_integer_is_no_number_of_a_sample(folder: Path) -> None:
         for index in (1.7, "1", slice(0, 2), None):
             with pytest.raises(TypeError, match="cannot be interpreted as an integer"):
                 view[index]  # type: ignore[index]
-        assert view[np.uint8(3)]["x"].tolist() == [3, 3, 3]
+        assert view.__getitems__(np.arange(3, 4, dtype=np.uint8))[0]["x"].tolist() == [3, 3, 3]
 
 
 def test_several_samples_come_in_the_order_asked_for(folder: Path) -> None:

@@ -35,6 +35,7 @@ class Given:
             InvalidArgument: it is nothing that samples come from, or an option is not for it.
         """
         self._check()
+        self._check_source()
         if self.samples is None and (
             is_frame(self.src) or not is_indexed(self.src, request.workers)
         ):
@@ -68,6 +69,16 @@ class Given:
                 f"{self.src!r}: with samples=, expected an iterable of items, as "
                 "sorted(folder.iterdir()); found one string"
             )
+
+    def _check_source(self) -> None:
+        kind = type(self.src)
+        is_iterable = hasattr(kind, "__iter__") or hasattr(kind, "__getitem__")
+        if is_iterable and (self.samples is not None or not isinstance(self.src, Mapping)):
+            return
+        raise InvalidArgument(
+            f"found a {kind.__name__}; expected a folder, an iterable of samples, each a dict, a "
+            "data set, a data frame, or items with samples=, a function that makes samples of one"
+        )
 
     def _items(self) -> tuple[Iterable[Any], Callable[[Any], Any], str]:
         """The items, what makes samples of one, and its name."""
