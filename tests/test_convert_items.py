@@ -174,6 +174,9 @@ def test_items_have_names_of_their_own(tmp_path: Path) -> None:
     assert names[7].startswith("x" * 200 + "… ") and names[8].startswith("Odd ")
     assert names[9] == "\\ud800"
     assert report.n_samples == len(items)
+    items = ["a", "a", "a (2)", "a"]
+    report = shardio.convert(items, tmp_path / "alike", samples=lambda _: {"x": 1}, workers=0)
+    assert [one.name for one in report.inputs] == ["a", "a (2)", "a (2) (2)", "a (3)"]
 
 
 def test_fields_are_those_of_the_first_sample_or_given(tmp_path: Path) -> None:

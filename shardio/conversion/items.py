@@ -43,15 +43,19 @@ def list_items(items: Iterable[Any]) -> Listing:
         packed = pickled(item, "give what it is made of, and make it in the function")
         content = _as_json(item) or packed
         number = hash_bytes(content)
-        name = _name_of(item, content, number)
-        seen[name] += 1
-        name += f" ({seen[name]})" * (seen[name] > 1)
+        name = _distinct(_name_of(item, content, number), seen)
         found.append(
             Item(name, name, len(content), -1, (number, 0), hash=f"{number:016x}", packed=packed)
         )
     if not found:
         raise InvalidArgument("there is no item to make samples of")
     return Listing(tuple(found), ())
+
+
+def _distinct(name: str, seen: Counter[str]) -> str:
+    """A name that no item before has; behind one that was there stands how often."""
+    seen[name] += 1
+    return name if seen[name] == 1 else _distinct(f"{name} ({seen[name]})", seen)
 
 
 def _as_json(item: Any) -> bytes:

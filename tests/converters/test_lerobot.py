@@ -179,6 +179,16 @@ def test_some_features_are_enough(arm: Path, tmp_path: Path) -> None:
         convert(arm, tmp_path / "no", columns=["arms"])
 
 
+def test_a_feature_named_as_ours_takes_its_place(arm: Path, tmp_path: Path) -> None:
+    features = json.loads((arm / "meta" / "info.json").read_text())["features"]
+    change_info(arm, features={**features, "label": {"dtype": "int64", "shape": [1]}})
+    numbers = pa.array(range(28))
+    change_table(arm / DATA, lambda table: table.append_column("label", numbers))
+    convert(arm, tmp_path / "out", columns=["label"])
+    with shardio.open(tmp_path / "out") as dataset:
+        assert [n for sample in dataset for n in sample["label"].tolist()] == [*range(28)]
+
+
 def test_an_append_takes_new_files_and_refuses_other_features(arm: Path, tmp_path: Path) -> None:
     convert(arm, tmp_path / "out")
     change_info(arm, total_tasks=3)
@@ -294,9 +304,24 @@ def change_dtype(arm: Path) -> None:
     )
 
 
+def lack_values(arm: Path) -> None:
+    rewards = pa.array([None, *range(27)], pa.float32())
+    change_table(arm / DATA, lambda table: table.set_column(3, "next.reward", rewards))
+
+
+def change_shape(arm: Path) -> None:
+    rows = pa.array([[1, 2]] * 27 + [[1]], pa.list_(pa.float32()))
+    change_table(
+        arm / DATA,
+        lambda table: table.set_column(table.schema.get_field_index("action"), "action", rows),
+    )
+
+
 @pytest.mark.parametrize(
     ("harm", "reason"),
     [
+        (lack_values, "column 'next.reward', row 0: found null, expected a value"),
+        (change_shape, "column 'action', rows 19 to 27: expected shape [2], found [1]"),
         (cut_video, f"{VIDEO}: "),
         (cut_data, "damaged"),
         (add_column, "column 'more': expected no such column, which is no feature"),
