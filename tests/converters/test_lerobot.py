@@ -365,6 +365,12 @@ def test_what_a_description_says_is_checked(
     assert not any(name.startswith("fine") for name in found)
 
 
+def test_a_data_set_without_an_episode_says_so(arm: Path, tmp_path: Path) -> None:
+    change_table(arm / EPISODES, lambda table: table.slice(0, 0))
+    with pytest.raises(InvalidArgument, match="meta/episodes: the tables have no episode"):
+        convert(arm, tmp_path / "out")
+
+
 def test_pictures_in_rows_say_the_way_out(arm: Path, tmp_path: Path) -> None:
     features = json.loads((arm / "meta" / "info.json").read_text())["features"]
     features["look"] = {"dtype": "image", "shape": [2, 2, 3], "names": None}

@@ -224,6 +224,10 @@ def test_a_schema_and_an_append_hold_shards_to_the_fields(root: Path, tmp_path: 
         convert(root, tmp_path / "other", fields={"x": "video"})
     shutil.rmtree(root)
     root.mkdir()
+    (root / "bare.mds").write_bytes(shard([{}], {}))
+    with pytest.raises(InvalidArgument, match="fields cannot be told; .*; samples have no fields"):
+        convert(root, tmp_path / "other")
+    (root / "bare.mds").unlink()
     (root / "notes.txt").write_text("")
     with pytest.raises(InvalidArgument, match="no MDS shard with samples"):
         convert(root, tmp_path / "other")

@@ -79,9 +79,10 @@ def tell_fields(
     for one in looks.files():
         with looks.at(one):
             found.merge(fields_of(one))
-    if not found.n_samples:
-        raise looks.none_of(what)
-    return found.as_specs()
+    specs = found.as_specs()
+    if not specs:
+        raise looks.none_of(what, "; samples have no fields" if found.n_samples else "")
+    return specs
 
 
 def _check_names(names: Iterable[str]) -> None:

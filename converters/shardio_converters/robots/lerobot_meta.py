@@ -92,6 +92,8 @@ def read_episode_tables(root: str, cameras: Sequence[str]) -> tuple[list[str], C
     with naming(_EPISODES):
         if not names:
             raise MediaError("no table of episodes")
+        if not found[wanted[0]]:
+            raise MediaError("the tables have no episode")
         columns = {key: np.concatenate(parts) for key, parts in found.items()}
         _check(columns)
     return names, columns
