@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardio._engine.large_pages import map_whole, take_large_pages
-from shardio._engine.linux import interrupts_held
+from shardio._engine.linux import files_explained, interrupts_held
 from shardio._engine.memory import available_bytes, require
 from shardio.collate import BlockViews
 from shardio.errors import MemoryShort
@@ -221,8 +221,9 @@ class BlockPool:
 
         Raises:
             MemoryShort: there is no memory for it.
+            EnvironmentUnsuitable: too many files are open.
         """
-        with interrupts_held():
+        with interrupts_held(), files_explained():
             block = Block(len(self._blocks), self.block_bytes, self._budget)
             self._blocks.append(block)
         return block.number
