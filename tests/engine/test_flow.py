@@ -292,7 +292,6 @@ def test_where_no_more_files_may_be_open_it_says_so_and_leaves_none() -> None:
 
     with Flow(str, 1):
         pass
-    gc.collect()  # what other tests have left
     before, limits = n_open(), resource.getrlimit(resource.RLIMIT_NOFILE)
     for n_more in range(0, 10, 2):
         resource.setrlimit(resource.RLIMIT_NOFILE, (before - 1 + n_more, limits[1]))

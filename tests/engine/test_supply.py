@@ -11,22 +11,30 @@ import pytest
 
 from shardio._engine.blocks import Bytes
 from shardio._engine.supply import Stock, Supply
+from shardio.closing import Closing
 
 MIB = 1 << 20
 
 
-class Side:
+class Side(Closing):
     """Main's side, and workers that are not processes."""
 
     def __init__(self, n_workers: int, memory_bytes: int) -> None:
         self.supply = Supply(n_workers, memory_bytes)
         self.stocks = [Stock() for _ in range(n_workers)]
+        self._fds: list[int] = []
         self.sent: list[tuple[int, int, bool]] = []
         """To whom, which block, and whether its descriptor went along."""
 
     def send(self, worker: int, number: int, fds: Sequence[int]) -> None:
         self.sent.append((worker, number, bool(fds)))
-        self.stocks[worker].add(number, [os.dup(fd) for fd in fds])
+        self._fds += (copies := [os.dup(fd) for fd in fds])
+        self.stocks[worker].add(number, copies)
+
+    def close(self) -> None:
+        self.supply.close()
+        while self._fds:
+            os.close(self._fds.pop())
 
     def ask(self, worker: int) -> None:
         self.supply.ask(worker)
@@ -47,8 +55,7 @@ class Side:
 
 @pytest.fixture
 def side() -> Iterator[Side]:
-    made = Side(2, 64 * MIB)
-    with made.supply:
+    with Side(2, 64 * MIB) as made:
         yield made
 
 
@@ -106,8 +113,7 @@ def test_a_descriptor_goes_to_a_worker_once(side: Side) -> None:
 
 
 def test_each_worker_has_a_block_whatever_the_others_keep_and_memory_allows() -> None:
-    side = Side(3, MIB // 4)
-    with side.supply:
+    with Side(3, MIB // 4) as side:
         for worker in range(3):
             side.ask(worker)
         assert [side.n_of(worker) for worker in range(3)] == [1, 1, 1]
@@ -115,8 +121,7 @@ def test_each_worker_has_a_block_whatever_the_others_keep_and_memory_allows() ->
 
 @pytest.mark.parametrize("memory_bytes", [MIB // 4, 3 * MIB, 10 * MIB])
 def test_values_are_copied_where_a_worker_would_have_no_block_left(memory_bytes: int) -> None:
-    side = Side(2, memory_bytes)
-    with side.supply:
+    with Side(2, memory_bytes) as side:
         side.ask(0)
         side.ask(1)
         with pytest.warns(RuntimeWarning, match="values are copied"):
@@ -127,8 +132,7 @@ def test_values_are_copied_where_a_worker_would_have_no_block_left(memory_bytes:
 
 
 def test_a_loop_that_holds_one_sample_at_a_time_has_none_copied_whatever_memory_allows() -> None:
-    side = Side(2, MIB // 4)
-    with side.supply:
+    with Side(2, MIB // 4) as side:
         side.ask(0)
         side.ask(1)
         held = side.arrive(0, of(0))
@@ -149,8 +153,7 @@ def test_the_blocks_of_a_worker_that_is_done_go_to_others(side: Side) -> None:
 
 
 def test_who_was_held_up_before_the_loop_had_to_wait_gets_more_as_far_as_memory_allows() -> None:
-    side = Side(2, 20 * MIB)
-    with side.supply:
+    with Side(2, 20 * MIB) as side:
         for worker in (0, 1):
             side.ask(worker)
             side.arrive(worker, of(7))
