@@ -23,7 +23,7 @@ from shardio._engine.cargo import pickled
 from shardio._engine.crew import Crew, Died, Failed, Message
 from shardio._engine.failures import unpack_failure
 from shardio._engine.lenience import Lenience
-from shardio._engine.linux import Finalizer, explain_files, files_explained
+from shardio._engine.linux import Finalizer, files_explained
 from shardio._engine.memory import default_budget
 from shardio._engine.overdue import at_work
 from shardio._engine.parcels import packed, unpacked
@@ -244,11 +244,7 @@ class Flow(Closing):
         """Give workers that have room the items that wait, as far as there are blocks."""
         schedule = self._schedule
         while self._resumed or (schedule.n_wanted and not schedule.wants_block):
-            try:
-                block = self._blocks.take()
-            except OSError as error:
-                explain_files(error)
-                raise
+            block = self._blocks.take()
             if block is None:
                 return
             if self._resumed:
