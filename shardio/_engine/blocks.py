@@ -33,6 +33,8 @@ from shardio.errors import MemoryShort
 _F_ADD_SEALS: Final = 1033
 _F_SEAL_SHRINK: Final = 2
 _MFD_NOEXEC_SEAL: Final = 8
+_STAT_BLOCK: Final = 512
+"""What `st_blocks` counts, whatever the file system's blocks are."""
 _BYTE: Final = np.dtype(np.uint8)
 
 Bytes = npt.NDArray[np.uint8]
@@ -92,9 +94,14 @@ class BlockMap:
     def _map(self) -> None:
         n_bytes = os.fstat(self._fd).st_size
         with _refusals_explained(n_bytes, "the map of a block"):
-            self.map, self.start = map_whole(self._fd, n_bytes)
+            self.map, self.start = map_whole(self._fd, n_bytes, self.backed_bytes())
         self.bytes: Bytes = np.frombuffer(self.map, np.uint8, n_bytes, self.start)
         self.views: BlockViews | None = None
+
+    def backed_bytes(self) -> int:
+        """How many bytes of the file, from its start, have memory: all, but for a trimmed end."""
+        status = os.fstat(self._fd)
+        return min(status.st_size, status.st_blocks * _STAT_BLOCK)
 
     def see_growth(self, n_bytes: int | None = None) -> None:
         """Map again if the file is longer than what is mapped: it must hold n_bytes, or ask it."""
@@ -102,12 +109,12 @@ class BlockMap:
             self._map()
 
     def grow(self, n_bytes: int, better: int = 0) -> None:
-        """Make the file at least n_bytes long, and `better` if that is allowed.
+        """Give at least n_bytes of the file memory, and `better` if that is allowed.
 
         Raises:
             MemoryShort: there is not that much memory, or it is not allowed.
         """
-        size = os.fstat(self._fd).st_size
+        size = self.backed_bytes()
         if n_bytes > size:
             if self._most is not None:
                 if n_bytes > self._most:
@@ -137,8 +144,21 @@ class Block(BlockMap):
             os.close(self.fd)
             raise
         self.use = 0
+        self.n_counted = 0
+        """Bytes that it has among those of its pool."""
         self.known_to: set[int] = set()
         """Workers that have been sent its descriptor."""
+
+    def trim(self, n_bytes: int) -> None:
+        """Give the memory behind the first n_bytes back; `grow` gets it again.
+
+        Of the file's length nothing is taken away: all maps of it stay whole, and read zeros there.
+        """
+        first = -(-n_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
+        n_behind = len(self.bytes) - first
+        if n_behind > 0:
+            with contextlib.suppress(OSError):  # then it is kept, as it was
+                self.map.madvise(mmap.MADV_REMOVE, self.start + first, n_behind)
 
 
 class _Lease(weakref.ref[Any]):
@@ -158,11 +178,15 @@ class BlockPool:
     Args:
         block_bytes: how large a new block is.
         budget: how many bytes all blocks together may have when they are made.
+        is_trimmed: whether a block that is given back beyond the budget keeps no memory; whoever
+            fills it must make it grow.
     """
 
-    def __init__(self, block_bytes: int, budget: int) -> None:
+    def __init__(self, block_bytes: int, budget: int, *, is_trimmed: bool = False) -> None:
         self.block_bytes = block_bytes
-        self._budget = budget
+        self._budget, self._is_trimmed = budget, is_trimmed
+        self.n_bytes = 0
+        """Bytes of memory of all blocks."""
         self._most = max(2, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 8)
         # A block takes two descriptors at most, here and in every worker: its own, and its map's.
         self._blocks: list[Block] = []
@@ -181,11 +205,6 @@ class BlockPool:
 
     def __len__(self) -> int:
         return len(self._blocks)
-
-    @property
-    def n_bytes(self) -> int:
-        """Bytes of all blocks."""
-        return sum(len(block.bytes) for block in self._blocks)
 
     @property
     def has_idle(self) -> bool:
@@ -226,7 +245,27 @@ class BlockPool:
         with interrupts_held(), files_explained():
             block = Block(len(self._blocks), self.block_bytes, self._budget)
             self._blocks.append(block)
+            self._count(block)
         return block.number
+
+    def see_growth(self, number: int, n_bytes: int) -> None:
+        """A worker has written so much to a block, and perhaps made it grow."""
+        block = self._blocks[number]
+        block.see_growth(n_bytes)
+        if n_bytes > block.n_counted:
+            self._count(block)
+
+    def trim(self, number: int, n_bytes: int) -> None:
+        """Where blocks have more memory than the budget, leave a block its first n_bytes."""
+        block = self._blocks[number]
+        if self.n_bytes > self._budget and n_bytes + mmap.PAGESIZE <= block.n_counted:
+            block.trim(n_bytes)
+            self._count(block)
+
+    def _count(self, block: Block) -> None:
+        self.n_bytes -= block.n_counted
+        block.n_counted = block.backed_bytes()
+        self.n_bytes += block.n_counted
 
     @property
     def has_room(self) -> bool:
@@ -243,6 +282,8 @@ class BlockPool:
         if number < 0:
             del self._leases[number]
         else:
+            if self._is_trimmed:
+                self.trim(number, 0)
             self._idle.append(number)
 
     def lease(self, number: int) -> Bytes:
@@ -284,4 +325,5 @@ class BlockPool:
         for block in self._blocks:
             os.close(block.fd)
         self._blocks = []
+        self.n_bytes = 0
         self.kept.clear()

@@ -154,10 +154,9 @@ class _Caller:
                 f"what {self._is_called} returned has {found.n_bytes} bytes; memory_bytes allows "
                 f"{self._most_bytes}: raise it, or return less at a time"
             )
-        if found.n_bytes > len(block.bytes):
+        if (n_lacking := found.n_bytes - block.backed_bytes()) > 0:
             # First, and in words that fit: what is asked for again below is told of batches.
             what = f"the bytes that {self._is_called} returned"
-            way_out = "return less, or load fewer at a time"
-            require(found.n_bytes - len(block.bytes), what, way_out)
+            require(n_lacking, what, "return less, or load fewer at a time")
         block.grow(found.n_bytes)
         write_value(found, block.bytes)

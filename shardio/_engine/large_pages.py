@@ -62,8 +62,8 @@ def take_large_pages(fd: int, n_bytes: int) -> None:
         _Kernel.is_asked = False
 
 
-def map_whole(fd: int, n_bytes: int) -> tuple[mmap.mmap, int]:
-    """Map a memory file with all its pages at once; returns the map and where in it the file is.
+def map_whole(fd: int, n_bytes: int, n_backed: int) -> tuple[mmap.mmap, int]:
+    """Map a memory file, the pages it has at once; returns the map and where in it the file is.
 
     Where there are addresses for the file but not for a large page more, it lies as it comes.
 
@@ -75,7 +75,8 @@ def map_whole(fd: int, n_bytes: int) -> tuple[mmap.mmap, int]:
     except (OSError, MemoryShort):
         memory, first = _map_plain(fd)
     with contextlib.suppress(OSError):  # before 5.14; then pages come one by one
-        memory.madvise(_MADV_POPULATE_WRITE, first, n_bytes)
+        if n_backed:
+            memory.madvise(_MADV_POPULATE_WRITE, first, n_backed)
     return memory, first
 
 

@@ -158,10 +158,9 @@ class Stock:
         parts = [buffer.raw() for buffer in buffers]
         sizes = [part.nbytes for part in parts]
         *starts, n_bytes = place(sizes)
-        block.see_growth()  # of another worker
-        if n_bytes > len(block.bytes):
+        if (n_lacking := n_bytes - block.backed_bytes()) > 0:
             what, way_out = "the arrays of a sample", "let the dataset give smaller samples"
-            require(n_bytes - len(block.bytes), what, way_out)
-            block.grow(n_bytes)
+            require(n_lacking, what, way_out)
+        block.grow(n_bytes)
         write_buffers(parts, block.bytes, starts)
         return self._idle.pop(), sizes

@@ -253,7 +253,7 @@ class Traffic:
             if use != block.use:
                 raise AssertionError(f"block {number}: answer to use {use}, not its last")
             if heap_bytes:
-                block.see_growth(iteration.layout.heap + heap_bytes)
+                self.pool.see_growth(number, iteration.layout.heap + heap_bytes)
             iteration.sizes[step] = n_rows, heap_bytes
             if answer.skips:
                 iteration.skips[step] = answer.skips

@@ -21,7 +21,7 @@ class ValueBlocks(Closing):
     """Owns a pool of blocks that grow with the values; of each one place is known.
 
     A block is idle; or under way, from `take` to `give_back` or `hand_over`; or leased by what was
-    handed over.
+    handed over. It keeps the memory of its largest value while the budget has room for that.
 
     Args:
         n_enough: if more are under way, workers have enough whatever is leased; None where that is
@@ -31,7 +31,8 @@ class ValueBlocks(Closing):
 
     def __init__(self, n_enough: int | None, memory_bytes: int) -> None:
         self._n_enough, self._budget = n_enough, memory_bytes
-        self._pool = BlockPool(min(_FIRST_BYTES, memory_bytes), memory_bytes)
+        first_bytes = min(_FIRST_BYTES, memory_bytes)
+        self._pool = BlockPool(first_bytes, memory_bytes, is_trimmed=True)
         self._n_under_way = 0
         self._is_closed = False
         self._recent: deque[int] = deque([self._pool.block_bytes], _N_RECENT)
@@ -79,7 +80,7 @@ class ValueBlocks(Closing):
 
     def see(self, block: Block, n_bytes: int) -> None:
         """A worker has written so much to a block, and perhaps made it grow."""
-        block.see_growth(n_bytes)
+        self._pool.see_growth(block.number, n_bytes)
         self._recent.append(n_bytes)
         self._pool.block_bytes = -(-max(self._recent) // PAGESIZE) * PAGESIZE
 
@@ -101,6 +102,7 @@ class ValueBlocks(Closing):
             is_spare = True
         if is_spare or pool.has_room:
             self._n_under_way -= 1
+            pool.trim(block.number, n_bytes)
             return pool.lease(block.number)[:n_bytes]
         memory = pool.copy(block.number, n_bytes)
         self.give_back(block)

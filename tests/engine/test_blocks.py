@@ -6,6 +6,7 @@ import mmap
 import os
 import threading
 from collections.abc import Callable
+from contextlib import closing
 from typing import Any, NoReturn
 
 import numpy as np
@@ -171,6 +172,42 @@ def test_growth_asks_for_memory_first(block: Block, monkeypatch: pytest.MonkeyPa
     assert len(block.bytes) == 64 * KIB
 
 
+def n_backed(fd: int) -> int:
+    """How much memory a file takes."""
+    return os.fstat(fd).st_blocks * 512
+
+
+def test_a_trimmed_block_keeps_its_length_and_its_first_bytes_and_takes_no_more(
+    block: Block,
+) -> None:
+    worker = BlockMap(block.fd)
+    worker.bytes[:] = 7
+    block.trim(10 * KIB)
+    assert n_backed(block.fd) == block.backed_bytes() == 12 * KIB
+    assert len(block.bytes) == os.fstat(block.fd).st_size == 64 * KIB
+    assert block.bytes[: 12 * KIB].min() == 7
+    BlockMap(block.fd)
+    assert n_backed(block.fd) == 12 * KIB  # another map takes nothing back
+    assert not worker.bytes[12 * KIB :].any()
+
+
+def test_a_trimmed_block_gets_its_memory_again_before_it_is_written_to(
+    block: Block, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = BlockMap(block.fd)
+    block.trim(0)
+    worker.grow(30 * KIB)
+    assert n_backed(block.fd) == 32 * KIB
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "posix_fallocate", refusing(errno.ENOMEM))
+        with pytest.raises(MemoryShort, match="refused"):
+            worker.grow(64 * KIB)
+    worker.grow(100 * KIB)
+    assert n_backed(block.fd) == len(worker.bytes) == 100 * KIB
+    block.trim(100 * KIB)
+    assert n_backed(block.fd) == 100 * KIB
+
+
 # The pool.
 
 
@@ -199,7 +236,25 @@ def test_no_block_is_made_beyond_the_budget(pool: BlockPool) -> None:
 def test_a_block_that_grew_counts_with_its_size(pool: BlockPool) -> None:
     assert pool.make() == 0
     pool[0].grow(3 * 64 * KIB + 1)
+    pool.see_growth(0, 3 * 64 * KIB + 1)
     assert pool.make() is None
+
+
+def test_blocks_are_trimmed_beyond_the_budget_and_only_there() -> None:
+    with closing(BlockPool(64 * KIB, 256 * KIB, is_trimmed=True)) as pool:
+        pool.make()
+        pool.make()
+        for number in range(2):
+            pool[number].grow(256 * KIB)
+            pool.see_growth(number, 256 * KIB)
+        assert pool.n_bytes == 512 * KIB
+        pool.trim(0, 128 * KIB)
+        assert pool.n_bytes == 384 * KIB
+        pool.give_back(0)
+        assert pool.n_bytes == 256 * KIB
+        pool.trim(1, 64 * KIB)
+        pool.give_back(1)
+        assert pool.n_bytes == 256 * KIB
 
 
 def test_there_is_always_a_first_block() -> None:

@@ -61,7 +61,7 @@ def kernel_collapses(n_bytes: int = LARGE_BYTES) -> bool:
     try:
         os.ftruncate(fd, n_bytes)
         os.posix_fallocate(fd, 0, n_bytes)
-        memory, first = large_pages.map_whole(fd, n_bytes)
+        memory, first = large_pages.map_whole(fd, n_bytes, n_bytes)
         memory.madvise(25, first, n_bytes)
     except OSError:
         return False

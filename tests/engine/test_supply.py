@@ -165,3 +165,19 @@ def test_who_was_held_up_before_the_loop_had_to_wait_gets_more_as_far_as_memory_
         side.supply.see_wait()  # nobody has asked since the one before
         side.supply.give(side.send)
         assert (side.n_of(0), side.n_of(1)) == (2 * n, 20 - 2 * n)
+
+
+@pytest.mark.filterwarnings("ignore:values are copied")  # where large ones come close together
+def test_a_worker_fills_blocks_that_have_lost_their_memory_as_any() -> None:
+    with Side(1, 4 * MIB) as side:
+        side.ask(0)
+        held: list[list[Bytes]] = []
+        for i in range(60):
+            size = 3 * MIB if i % 7 == 3 else MIB // 4
+            held.append(side.arrive(0, of(i, size)))
+            del held[:-12]
+            for at, (value,) in enumerate(held, i + 1 - len(held)):
+                assert value.min() == value.max() == at
+        pool = side.supply._blocks._pool
+        n_held = sum(value.nbytes for (value,) in held)
+        assert pool.n_bytes <= 4 * MIB + 3 * MIB + n_held

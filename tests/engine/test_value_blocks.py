@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import numpy as np
 import pytest
 
-from shardio._engine.blocks import Block
+from shardio._engine.blocks import Block, Bytes
 from shardio._engine.value_blocks import ValueBlocks
 
 MIB = 1 << 20
@@ -81,3 +82,34 @@ def test_the_last_blocks_are_handed_over_and_never_copied() -> None:
         held.append(blocks.hand_over(filled(blocks, MIB), MIB, is_spare=True))
         assert blocks.n_copies == 1
     assert all(np.all(value == 7) for value in held)
+
+
+def n_backed(blocks: ValueBlocks) -> int:
+    """How much memory all blocks take."""
+    pool = blocks._pool
+    return sum(os.fstat(pool[number].fd).st_blocks * 512 for number in range(len(pool)))
+
+
+def test_blocks_of_small_values_do_not_keep_the_memory_of_large_ones(blocks: ValueBlocks) -> None:
+    held: list[Bytes] = []
+    for i in range(200):
+        size = 4 * MIB if i % 20 == 0 else MIB // 16
+        held.append(blocks.hand_over(filled(blocks, size), size, is_spare=True))
+        del held[:-16]
+        leased = sum(value.nbytes for value in held)
+        assert n_backed(blocks) <= 8 * MIB + leased, i
+        assert blocks._pool.n_bytes == n_backed(blocks)
+    assert blocks.n_copies == 0
+
+
+def test_blocks_of_large_values_that_all_come_back_take_as_much_as_the_budget(
+    blocks: ValueBlocks,
+) -> None:
+    for each in [filled(blocks, MIB // 4) for _ in range(16)]:
+        blocks.give_back(each)
+    held = [blocks.hand_over(filled(blocks, 4 * MIB), 4 * MIB, is_spare=True) for _ in range(10)]
+    assert n_backed(blocks) >= 40 * MIB
+    held.clear()
+    assert blocks.n_leased == 0
+    assert n_backed(blocks) <= 8 * MIB
+    blocks.give_back(filled(blocks, 4 * MIB))
