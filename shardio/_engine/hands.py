@@ -46,7 +46,7 @@ class Threads(Hands):
     def __init__(self, line: Line, stages: Sequence[Stage], n_threads: int) -> None:
         self._line, self._stages, self._n_left = line, stages[::-1], n_threads
         self._idle: list[threading.Lock] = []  # the one that has worked last is woken first
-        self._is_rousing = False
+        self._is_rousing = self._is_closed = False
         self._left: list[Any] = []
 
     def rouse(self) -> None:
@@ -67,6 +67,7 @@ class Threads(Hands):
         with self._line.lock:
             # What generators do at their end is for a thread, too: it may take long.
             self._left = [each for stage in self._stages for each in stage.surrender()]
+            self._is_closed = True
             for bell in self._idle:
                 bell.release()
             self._idle.clear()
@@ -81,7 +82,7 @@ class Threads(Hands):
                 job = self._next_job(bell, is_roused=is_roused)
                 if job is not None:
                     self._perform(job)
-                elif self._line.is_closed:
+                elif self._is_closed:
                     self._left = []
                     return
                 else:
@@ -97,9 +98,9 @@ class Threads(Hands):
         with line.lock:
             if is_roused:
                 self._is_rousing = False
-            if line.is_closed:
+            if self._is_closed:
                 return None
-            for stage in self._stages:
+            for stage in self._stages if not line.is_closed else ():  # and soon these are
                 job = stage.begin()
                 if job is not None:
                     line.settle_before(stage)
@@ -134,6 +135,8 @@ class Threads(Hands):
                 self._line.end(job, now_ns() - start_ns)
                 return
             if not self._line.give(job, (value,), now_ns() - start_ns):
+                if self._line.is_closed:
+                    job.results = None  # it ends here, and not with whoever clears the line
                 return
             start_ns = now_ns()
             del value

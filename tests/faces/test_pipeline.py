@@ -25,6 +25,9 @@ import pytest
 
 from shardio import DataLoader, InvalidArgument, MapIterator, Pipeline, WorkerDied
 from shardio._engine import delegates, overdue
+from shardio._engine.hands import Threads
+from shardio._engine.line import Line
+from shardio._engine.stage import Job
 from shardio.errors import BatchOverdue, LoaderClosed, TransformError
 from tests.loading import PATIENCE_S
 
@@ -677,6 +680,40 @@ def test_what_a_generator_does_at_its_end_does_not_hold_up_break(where: str) -> 
     assert _all_gone()
     name = f"shardio {'source' if where == 'source' else 'endless'}"
     assert ended_by == [(name, True)]
+
+
+def test_a_generator_that_gives_a_result_while_the_iteration_is_left_ends_in_its_thread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    may_go_on, has_given, ended_by = threading.Event(), threading.Event(), list[str]()
+
+    def two(item: int) -> Iterator[int]:
+        try:
+            yield item
+            may_go_on.wait(PATIENCE_S)
+            yield item
+        finally:
+            ended_by.append(threading.current_thread().name)
+
+    def give_in_between(threads: Threads) -> None:
+        if threads._stages[0].name == "two":  # the line is closed now, its threads are not
+            may_go_on.set()
+            assert has_given.wait(PATIENCE_S)
+        close(threads)
+
+    def give(line: Line, job: Job, values: Any, busy_ns: int) -> bool:
+        found = plain_give(line, job, values, busy_ns)
+        if may_go_on.is_set() and not found:
+            has_given.set()
+        return found
+
+    close, plain_give = Threads.close, Line.give
+    monkeypatch.setattr(Threads, "close", give_in_between)
+    monkeypatch.setattr(Line, "give", give)
+    for _ in Pipeline(range(1)).pipe(two).sink(1):
+        break
+    assert _all_gone()
+    assert ended_by == ["shardio two"]
 
 
 @pytest.mark.parametrize("where", ["source", "function"])
