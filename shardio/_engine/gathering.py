@@ -126,7 +126,9 @@ class Gathering(Closing):
             )
         try:
             return self._next()
-        except BaseException:  # Ctrl-C, too
+        except BaseException as error:  # Ctrl-C, too
+            if self._is_over and isinstance(error, LoaderClosed):  # another thread saw the end
+                raise StopIteration from None
             # Of one that was ended from elsewhere that is said every time.
             self._is_over = self._finalizer.alive
             self.close()
@@ -143,37 +145,33 @@ class Gathering(Closing):
         return self._finalizer.alive
 
     def _next(self) -> Any:
-        if self._arrivals.n_at_hand and self._finalizer.alive:
-            sample = self._hand_over()
-            if sample is not SKIPPED:
-                return sample
         end_s = None if self._timeout_s is None else time.monotonic() + self._timeout_s
         while self._going:
             with self._lock:
-                message = self._take()
-                if message is not None:
-                    self._open(message)
-                elif self._loss is not None:
-                    raise self._loss
-            while self._arrivals.n_at_hand:
+                if not self._finalizer.alive:
+                    raise _closed()
+                is_new = bool(self._arrivals.n_at_hand) or self._take()
                 sample = self._hand_over()
-                if sample is not SKIPPED:
-                    return sample
-            if message is None:
+            if sample is not SKIPPED:
+                return sample
+            if not is_new:
                 self._wait(end_s)
         raise StopIteration
 
-    def _take(self) -> list[Any] | None:
-        """The next message; None where there is none."""
-        if not self._finalizer.alive:
-            raise _closed()
+    def _take(self) -> bool:
+        """Act upon the next message; False where there is none."""
         now_s = time.monotonic()
         if now_s > self._look_at_s and self._loss is None:
             self._look_at_s = now_s + _LOOK_EVERY_S
             self._look()
-        if self._saved:
-            return self._saved.popleft()
-        return self._boxes[0].take() if self._boxes else None
+        message = self._saved.popleft() if self._saved else None
+        if message is None and self._boxes:
+            message = self._boxes[0].take()
+        if message is not None:
+            self._open(message)
+        elif self._loss is not None:
+            raise self._loss
+        return message is not None
 
     def _open(self, message: Sequence[Any]) -> None:
         """Act upon a message; its samples are at hand then."""
@@ -198,11 +196,15 @@ class Gathering(Closing):
             self._part_with(worker)
 
     def _hand_over(self) -> Any:
-        """The next of the samples at hand; SKIPPED for one that is."""
-        arrivals = self._arrivals
-        if arrivals.n_at_hand == 1 and arrivals.n_owed[arrivals.sender] >= self._least_credit_bytes:
-            self._pay(arrivals.sender)
-        return arrivals.hand_over()
+        """The next of the samples at hand that is not skipped; SKIPPED where there is none."""
+        arrivals, sample = self._arrivals, SKIPPED
+        with self._lock:
+            while arrivals.n_at_hand and sample is SKIPPED:
+                n_owed = arrivals.n_owed[arrivals.sender]
+                if arrivals.n_at_hand == 1 and n_owed >= self._least_credit_bytes:
+                    self._pay(arrivals.sender)
+                sample = arrivals.hand_over()
+        return sample
 
     def _pay(self, worker: int) -> None:
         """Tell a worker how much of what it has sent is handed over."""

@@ -9,6 +9,7 @@ import signal
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -352,3 +353,12 @@ def test_arrays_that_the_dataset_uses_again_arrive_as_they_were(n_bytes: tuple[i
     for sample in MultiLoader(OneArray(60, *n_bytes), 2):
         for pixels in sample["pixels"]:
             assert (pixels == sample["number"]).all()
+
+
+def test_threads_that_share_an_iteration_have_every_sample_once_and_see_its_end() -> None:
+    with MultiLoader(Shared(2000), 2) as loader:
+        iteration = iter(loader)
+        with ThreadPoolExecutor(4) as threads:
+            shares = [threads.submit(list, iteration) for _ in range(4)]
+            found = [number for share in shares for number in share.result()]
+    assert sorted(found) == list(range(2000))
