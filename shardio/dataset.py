@@ -6,6 +6,7 @@ import functools
 import itertools
 import operator
 import os
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final
 
@@ -16,18 +17,15 @@ from shardio.access.filesystems import Access, choose_access
 from shardio.access.page_cache import will_open
 from shardio.choice import check_takes_one
 from shardio.closing import Closing
-from shardio.errors import DatasetCorrupt, InvalidArgument, LoaderClosed
+from shardio.errors import DatasetCorrupt, InvalidArgument
 from shardio.format.checksum import distinct
 from shardio.format.schema import Schema
 from shardio.gather import ColumnGather
-from shardio.manifest import (
-    Generation,
-    load,
-    load_generation,
-    refuse_links_outside,
-)
+from shardio.manifest import Generation, load, load_generation
 from shardio.manifest.described import Described
 from shardio.reader import ShardReader
+from shardio.shards.opened import OpenFiles, most_open
+from shardio.shards.places import Folder, Place
 from shardio.shown import Shown
 from shardio.units import VERIFY, Rows, Verify
 from shardio.views import RowList, check_mask, check_positions
@@ -70,7 +68,8 @@ class ShardDataset(Shown, Described, Sequence[dict[str, Any]], Closing):
         if verify not in VERIFY:
             raise InvalidArgument(f"verify must be one of {', '.join(VERIFY)}; found {verify!r}")
         self.path = os.fspath(path)
-        self._root = os.path.abspath(path)  # shards are opened later, whatever chdir did meanwhile
+        self._files_in = self._find()
+        self._root = self._files_in.root
         self.access: Access = choose_access(self._root, access)
         """What `access` came to: "mmap" or "pread"."""
         self._generation: Generation = self._load(generation)
@@ -87,11 +86,15 @@ class ShardDataset(Shown, Described, Sequence[dict[str, Any]], Closing):
         # As most datasets are written; a division finds the shard in a tenth of a search's time.
         is_even = counts and len({*counts[:-1]}) <= 1 and counts[-1] <= counts[0]
         self._rows_per_shard = max(1, counts[0]) if is_even else 0
-        self._readers: list[ShardReader | None] = [None] * len(self._files)
+        most = most_open(len(self._files), self._files_in.most_held)
+        self._opened = OpenFiles(len(self._files), self._open, most, self.path)
         self._gathers: dict[str, ColumnGather] = {}
         self._marks: npt.NDArray[np.uint8] | None = None
         self._first_marks: Rows | None = None
-        self._closed = False
+
+    def _find(self) -> Place:
+        """Where its files lie: absolute, as they are opened later, whatever chdir did meanwhile."""
+        return Folder(os.path.abspath(self.path))
 
     def _load(self, number: int | None) -> Generation:
         return load(self.path) if number is None else load_generation(self.path, number)
@@ -155,7 +158,7 @@ class ShardDataset(Shown, Described, Sequence[dict[str, Any]], Closing):
             return self.reader(shard).sample(row, chosen, beware=beware)
         sample, place = dict[str, Any](), self._numbers[shard]
         for first, group in itertools.groupby(chosen, key=lambda n: self._first_files.get(n, 0)):
-            sample |= self._reader(first + place).sample(row, group, beware=beware)
+            sample |= self._opened.reader(first + place).sample(row, group, beware=beware)
         return sample
 
     def samples(self, shard: int) -> Iterator[dict[str, Any]]:
@@ -233,15 +236,7 @@ class ShardDataset(Shown, Described, Sequence[dict[str, Any]], Closing):
             IndexError: there is no such shard.
         """
         first = 0 if name is None else self._first_files.get(name, 0)
-        return self._reader(first + self._numbers[shard])
-
-    def _reader(self, file: int) -> ShardReader:
-        if self._closed:
-            raise LoaderClosed(f"{self.path}: the dataset is closed")
-        reader = self._readers[file]
-        if reader is None:
-            reader = self._readers[file] = self._open(file)
-        return reader
+        return self._opened.reader(first + self._numbers[shard])
 
     def files_of(self, shard: int, name: str | None = None) -> list[tuple[ShardSummary, str]]:
         """The files that the samples of a shard lie in, and where they are; or that of a field."""
@@ -249,12 +244,23 @@ class ShardDataset(Shown, Described, Sequence[dict[str, Any]], Closing):
         if name is not None:
             firsts = [self._first_files.get(name, 0)]
         summaries = [self._files[first + self._numbers[shard]][0] for first in firsts]
-        return [(summary, os.path.join(self._root, summary.name)) for summary in summaries]
+        return [(summary, self._files_in.path_of(summary)) for summary in summaries]
 
     def _open(self, file: int) -> ShardReader:
         summary, schema = self._files[file]
-        path = os.path.join(self._root, summary.name)
-        refuse_links_outside(self._root, path)
+        path = self._files_in.hold(summary)
+        try:
+            reader = self._open_expected(path, summary, schema)
+        except BaseException:
+            self._files_in.release(summary)
+            raise
+        # When the last view that reads the file is gone: also the user's.
+        held = weakref.finalize(reader.content, self._files_in.release, summary)
+        held.atexit = False
+        return reader
+
+    def _open_expected(self, path: str, summary: ShardSummary, schema: Schema) -> ShardReader:
+        """Open a file, which must be the one that the generation names."""
         reader = ShardReader(path, verify=self._verify, access=self.access)
         found = (reader.id, len(reader), reader.header.file_size)
         expected = (summary.id, summary.n_samples, summary.n_bytes)
@@ -275,7 +281,7 @@ class ShardDataset(Shown, Described, Sequence[dict[str, Any]], Closing):
         """
         for shard in distinct(shards).tolist():
             for file in range(shard, len(self._files), len(self.shards)):
-                self._reader(file).check_length()
+                self._opened.reader(file).check_length()
 
     @property
     def n_marks(self) -> int:
@@ -284,8 +290,8 @@ class ShardDataset(Shown, Described, Sequence[dict[str, Any]], Closing):
 
     def _place_marks(self) -> Rows:
         if self._first_marks is None:
-            will_open([os.path.join(self._root, summary.name) for summary, _ in self._files])
-            counts = [self._reader(file).units.n_marks for file in range(len(self._files))]
+            will_open([self._files_in.path_of(summary) for summary, _ in self._files])
+            counts = [self._opened.reader(file).units.n_marks for file in range(len(self._files))]
             self._first_marks = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
         return self._first_marks
 
@@ -293,13 +299,12 @@ class ShardDataset(Shown, Described, Sequence[dict[str, Any]], Closing):
         """Remember what has been checked in `marks`, n_marks bytes; opens every file."""
         first = self._place_marks().tolist()
         for file in range(len(self._files)):
-            self._reader(file).units.marks = marks[first[file] : first[file + 1]]
+            self._opened.reader(file).units.marks = marks[first[file] : first[file + 1]]
         self._marks = marks
 
     def gather(self, name: str) -> ColumnGather:
         """What copies rows of a column of all shards at once; made on first use."""
-        if self._closed:
-            raise LoaderClosed(f"{self.path}: the dataset is closed")
+        self._opened.check_open()
         found = self._gathers.get(name)
         if found is None:
             if self._marks is None:
@@ -308,7 +313,7 @@ class ShardDataset(Shown, Described, Sequence[dict[str, Any]], Closing):
             found = self._gathers[name] = ColumnGather(
                 name,
                 self.schema.columns[name],
-                [self._reader(file) for file in range(first, first + n)],
+                [self._opened.reader(file) for file in range(first, first + n)],
                 self._starts[:-1],
                 self._marks if self._marks is not None else np.zeros(0, np.uint8),
                 self._place_marks()[first : first + n],
@@ -318,14 +323,11 @@ class ShardDataset(Shown, Described, Sequence[dict[str, Any]], Closing):
 
     def close(self) -> None:
         """Let go of all shards. Samples that were handed out stay valid. Idempotent."""
-        self._closed = True
         for gather in self._gathers.values():
             gather.close()
-        for reader in self._readers:
-            if reader is not None:
-                reader.close()
+        self._opened.close()
         self._gathers, self._marks = {}, None
-        self._readers = [None] * len(self._readers)
+        self._files_in.close()
 
 
 def open_dataset(

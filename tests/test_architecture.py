@@ -54,6 +54,7 @@ RANKS = {
     "shardio.writer": 4,  # files stop here
     "shardio.manifest": 5,
     "shardio.gather": 5,
+    "shardio.shards": 5,  # which files a dataset has open
     "shardio.order": 3,
     "shardio.choice": 5,
     "shardio.bundles": 4,

@@ -5,6 +5,7 @@
 is ever modified.
 """
 
+from shardio.access.links import refuse_links_outside
 from shardio.manifest.commit import (
     GENERATIONS,
     check_classes,
@@ -23,7 +24,6 @@ from shardio.manifest.folder import (
     check_folder_name,
     holds_dataset,
     refuse_existing,
-    refuse_links_outside,
 )
 from shardio.manifest.generation import Generation, lineage_of
 from shardio.manifest.listing import Side, whole_schema

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from shardio.access.links import refuse_links_outside
 from shardio.disk import make_folder, remove_folder, unlink
 from shardio.errors import (
     DatasetConflict,
@@ -26,7 +27,7 @@ from shardio.errors import (
 )
 from shardio.format.schema import Schema
 from shardio.manifest.default_view import ROWS, is_known, why_wrong
-from shardio.manifest.folder import POINTER, holds_dataset, refuse_links_outside
+from shardio.manifest.folder import POINTER, holds_dataset
 from shardio.manifest.generation import Generation, describe, lineage_of, parse
 from shardio.sealed import read_sealed, sealed, write_sealed
 from shardio.version import __version__

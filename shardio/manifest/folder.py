@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Final
 
-from shardio.errors import DatasetCorrupt, DatasetExists, InvalidArgument
+from shardio.errors import DatasetExists, InvalidArgument
 
 POINTER: Final = "dataset.json"
 """The file that names the published generation: a folder that has it is a dataset."""
@@ -56,19 +56,3 @@ def refuse_existing(folder: str | os.PathLike[str], *, but: str = "") -> None:
             )
     elif os.path.lexists(path):
         raise DatasetExists(f"{path}: is a file; a dataset is a folder")
-
-
-def refuse_links_outside(root: str | Path, *paths: str | Path) -> None:
-    """Make sure that nothing of the dataset in `root` is a link to somewhere outside of it.
-
-    A dataset is one folder: what is copied, verified or deleted with it is what is read.
-
-    Raises:
-        DatasetCorrupt: naming the link and where it leads.
-    """
-    for path in paths:
-        if not os.path.islink(path):
-            continue
-        target, inside = os.path.realpath(path), os.path.realpath(root)
-        if os.path.commonpath([target, inside]) != inside:
-            raise DatasetCorrupt(f"{path}: a link that leads out of the dataset, to {target}")

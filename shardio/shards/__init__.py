@@ -1,0 +1,1 @@
+"""The files of a dataset: where they lie, and which of them are open."""

@@ -1,0 +1,152 @@
+"""Which files of a dataset are open: each from when it is first needed.
+
+Where a dataset has many, only so many are open at a time; those used longest ago make room. A file
+that makes room is not closed but let go of: whoever still reads it goes on, and its map lasts as
+long as the last view of it.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Final
+
+import numpy as np
+
+from shardio.errors import EnvironmentUnsuitable, LoaderClosed
+from shardio.reader import ShardReader
+from shardio.units import Rows
+
+ALL_FILES: Final = 1024
+"""A dataset of so many files has all of them open at a time."""
+MOST_FILES: Final = 4096
+"""So many are open of one that has more, in each process that reads it."""
+_FEWEST_FILES: Final = 16
+"""As few as that are open where the kernel gives no more maps."""
+_SHARE: Final = 8
+"""One in so many makes room at a time: to find those used longest ago takes a look at all."""
+
+
+def most_open(n_files: int, most_held: int | None = None) -> int | None:
+    """How many files of a dataset may be open at a time; None if all may.
+
+    Args:
+        n_files: how many there are.
+        most_held: how many their place keeps, if that is bounded.
+    """
+    if most_held is not None:
+        return max(1, most_held)
+    return None if n_files <= ALL_FILES else MOST_FILES
+
+
+class OpenFiles:
+    """The readers of a dataset's files, by number. Owns them until `close`. For one thread.
+
+    Args:
+        n_files: how many there are.
+        open_file: opens one, given its number; a method of their owner, whom this does not keep.
+        most: how many may be open at a time; None for all.
+        path: of the dataset, for messages.
+    """
+
+    def __init__(
+        self, n_files: int, open_file: Callable[[int], ShardReader], most: int | None, path: str
+    ) -> None:
+        self._readers: dict[int, ShardReader] = {}
+        self._open_file = weakref.WeakMethod(open_file)
+        self._path, self._is_closed = path, False
+        self.most = most
+        """How many may be open at a time, which may become fewer; None for all."""
+        self._used: Rows = np.zeros(0 if most is None else n_files, np.int64)
+        """When each was last used, as numbers of `_turn`."""
+        self._turn = 0
+        self._told: list[weakref.WeakMethod[Callable[[int], None]]] = []
+
+    def __len__(self) -> int:
+        return len(self._readers)
+
+    def reader(self, file: int) -> ShardReader:
+        """The reader of a file, opened if need be.
+
+        Raises:
+            LoaderClosed: all are closed.
+            ShardNotFound, ShardCorrupt, …: from opening it.
+        """
+        reader = self._readers.get(file)
+        if reader is None:
+            reader = self._open(file)
+        elif self.most is not None:
+            self._used[file] = self._turn
+        return reader
+
+    def known(self, file: int) -> ShardReader | None:
+        """The reader of a file if it is open."""
+        return self._readers.get(file)
+
+    def every(self) -> list[ShardReader]:
+        """The readers of those that are open."""
+        return list(self._readers.values())
+
+    def tell(self, method: Callable[[int], None]) -> None:
+        """Have a method, whose object this does not keep, called before a file makes room."""
+        self._told.append(weakref.WeakMethod(method))
+
+    def use(self, files: Rows) -> None:
+        """Have these files make room after all that were used before, where files make room."""
+        self._turn += 1
+        self._used[files] = self._turn
+
+    def _open(self, file: int) -> ShardReader:
+        self.check_open()
+        if self.most is not None:
+            if len(self._readers) >= self.most:
+                self._make_room(max(1, self.most // _SHARE) + len(self._readers) - self.most)
+            self._turn += 1
+            self._used[file] = self._turn
+        reader = self._readers[file] = self._open_anyhow(file)
+        return reader
+
+    def _open_anyhow(self, file: int) -> ShardReader:
+        """Open a file, if need be with fewer others beside it."""
+        while True:
+            try:
+                open_file = self._open_file()
+                if open_file is None:
+                    raise AssertionError("the owner of the files opens them")
+                return open_file(file)
+            except EnvironmentUnsuitable:  # no more maps
+                if not self.halve():
+                    raise
+
+    def check_open(self) -> None:
+        """Make sure that files may be opened.
+
+        Raises:
+            LoaderClosed: all are closed.
+        """
+        if self._is_closed:
+            raise LoaderClosed(f"{self._path}: the dataset is closed")
+
+    def halve(self) -> bool:
+        """From now on have half as many open at a time; False where they are few, or all may be."""
+        if self.most is None or self.most <= _FEWEST_FILES:
+            return False
+        self.most = max(_FEWEST_FILES, self.most // 2)
+        self._make_room(len(self._readers) - self.most)
+        return True
+
+    def _make_room(self, n: int) -> None:
+        """Let go of the n files that were used longest ago."""
+        files = np.fromiter(self._readers, np.int64)
+        for file in files[np.argsort(self._used[files], kind="stable")[: max(0, n)]].tolist():
+            for method in self._told:
+                if (tell := method()) is not None:
+                    tell(file)
+            del self._readers[file]
+
+    def close(self) -> None:
+        """Close all; what was handed out of them stays valid. Idempotent."""
+        self._is_closed = True
+        for reader in self._readers.values():
+            reader.close()
+        self._readers.clear()
