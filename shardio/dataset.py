@@ -6,7 +6,6 @@ import functools
 import itertools
 import operator
 import os
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final
 
@@ -14,28 +13,24 @@ import numpy as np
 import numpy.typing as npt
 
 from shardio.access.filesystems import Access, choose_access
-from shardio.access.page_cache import will_open
 from shardio.choice import check_takes_one
 from shardio.closing import Closing
-from shardio.errors import DatasetCorrupt, InvalidArgument
-from shardio.format.checksum import distinct
+from shardio.errors import InvalidArgument, MemoryShort
 from shardio.format.schema import Schema
 from shardio.gather import ColumnGather
 from shardio.manifest import Generation, load, load_generation
 from shardio.manifest.described import Described
-from shardio.reader import ShardReader
-from shardio.shards.opened import OpenFiles, most_open
+from shardio.shards.filed import Filed
 from shardio.shards.places import Folder, Place
 from shardio.shown import Shown
 from shardio.units import VERIFY, Rows, Verify
 from shardio.views import RowList, check_mask, check_positions
-from shardio.writer import ShardSummary
 
 _AT_ONCE: Final = 8192
 """Rows of a column that are gathered in one call."""
 
 
-class ShardDataset(Shown, Described, Sequence[dict[str, Any]], Closing):
+class ShardDataset(Shown, Described, Filed, Sequence[dict[str, Any]], Closing):
     """All samples of a dataset, by number; owns its shards' maps until `close()`.
 
     Pickled, it is opened anew where it arrives: the same state and samples, of files by their path.
@@ -73,11 +68,7 @@ class ShardDataset(Shown, Described, Sequence[dict[str, Any]], Closing):
         self.access: Access = choose_access(self._root, access)
         """What `access` came to: "mmap" or "pread"."""
         self._generation: Generation = self._load(generation)
-        self._schema, self._files = self._generation.whole_schema, self._generation.files
-        self._numbers = range(len(self.shards))
-        self._first_files = {
-            side.name: k * len(self.shards) for k, side in enumerate(self._generation.sides, 1)
-        }
+        self._schema = self._generation.whole_schema
         self.subset = subset
         self._view = None if subset is None else self._subset_rows(subset)
         self._verify = verify
@@ -86,11 +77,9 @@ class ShardDataset(Shown, Described, Sequence[dict[str, Any]], Closing):
         # As most datasets are written; a division finds the shard in a tenth of a search's time.
         is_even = counts and len({*counts[:-1]}) <= 1 and counts[-1] <= counts[0]
         self._rows_per_shard = max(1, counts[0]) if is_even else 0
-        most = most_open(len(self._files), self._files_in.most_held)
-        self._opened = OpenFiles(len(self._files), self._open, most, self.path)
+        sides = [side.name for side in self._generation.sides]
+        self._begin(self._generation.files, len(self.shards), sides)
         self._gathers: dict[str, ColumnGather] = {}
-        self._marks: npt.NDArray[np.uint8] | None = None
-        self._first_marks: Rows | None = None
 
     def _find(self) -> Place:
         """Where its files lie: absolute, as they are opened later, whatever chdir did meanwhile."""
@@ -226,100 +215,33 @@ class ShardDataset(Shown, Described, Sequence[dict[str, Any]], Closing):
             return rows // self._rows_per_shard
         return np.searchsorted(self._starts, rows, side="right") - 1
 
-    def reader(self, shard: int, name: str | None = None) -> ShardReader:
-        """The reader of one shard, opened if need be; it belongs to the dataset.
-
-        With a `name`, of the file that has this field: the shard, or the one beside it.
-
-        Raises:
-            DatasetCorrupt: the file is another one than the generation names.
-            IndexError: there is no such shard.
-        """
-        first = 0 if name is None else self._first_files.get(name, 0)
-        return self._opened.reader(first + self._numbers[shard])
-
-    def files_of(self, shard: int, name: str | None = None) -> list[tuple[ShardSummary, str]]:
-        """The files that the samples of a shard lie in, and where they are; or that of a field."""
-        firsts = [0, *self._first_files.values()]
-        if name is not None:
-            firsts = [self._first_files.get(name, 0)]
-        summaries = [self._files[first + self._numbers[shard]][0] for first in firsts]
-        return [(summary, self._files_in.path_of(summary)) for summary in summaries]
-
-    def _open(self, file: int) -> ShardReader:
-        summary, schema = self._files[file]
-        path = self._files_in.hold(summary)
-        try:
-            reader = self._open_expected(path, summary, schema)
-        except BaseException:
-            self._files_in.release(summary)
-            raise
-        # When the last view that reads the file is gone: also the user's.
-        held = weakref.finalize(reader.content, self._files_in.release, summary)
-        held.atexit = False
-        return reader
-
-    def _open_expected(self, path: str, summary: ShardSummary, schema: Schema) -> ShardReader:
-        """Open a file, which must be the one that the generation names."""
-        reader = ShardReader(path, verify=self._verify, access=self.access)
-        found = (reader.id, len(reader), reader.header.file_size)
-        expected = (summary.id, summary.n_samples, summary.n_bytes)
-        if found != expected:
-            raise DatasetCorrupt(
-                f"{reader.path}: not the shard that the generation names: expected (id, samples, "
-                f"bytes) {expected}, found {found}"
-            )
-        if reader.schema != schema:
-            raise DatasetCorrupt(f"{reader.path}: its schema is not the dataset's")
-        return reader
-
-    def check_lengths(self, shards: Rows) -> None:
-        """Make sure that none of these shards' files was cut short since it was mapped.
-
-        Raises:
-            ShardChanged: the first that was.
-        """
-        for shard in distinct(shards).tolist():
-            for file in range(shard, len(self._files), len(self.shards)):
-                self._opened.reader(file).check_length()
-
-    @property
-    def n_marks(self) -> int:
-        """How many units all files have together; opens every one."""
-        return int(self._place_marks()[-1])
-
-    def _place_marks(self) -> Rows:
-        if self._first_marks is None:
-            will_open([self._files_in.path_of(summary) for summary, _ in self._files])
-            counts = [self._opened.reader(file).units.n_marks for file in range(len(self._files))]
-            self._first_marks = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
-        return self._first_marks
-
-    def share_marks(self, marks: npt.NDArray[np.uint8]) -> None:
-        """Remember what has been checked in `marks`, n_marks bytes; opens every file."""
-        first = self._place_marks().tolist()
-        for file in range(len(self._files)):
-            self._opened.reader(file).units.marks = marks[first[file] : first[file + 1]]
-        self._marks = marks
-
     def gather(self, name: str) -> ColumnGather:
         """What copies rows of a column of all shards at once; made on first use."""
         self._opened.check_open()
         found = self._gathers.get(name)
-        if found is None:
-            if self._marks is None:
-                self.share_marks(np.zeros(self.n_marks, np.uint8))
-            first, n = self._first_files.get(name, 0), len(self.shards)
-            found = self._gathers[name] = ColumnGather(
-                name,
-                self.schema.columns[name],
-                [self._opened.reader(file) for file in range(first, first + n)],
-                self._starts[:-1],
-                self._marks if self._marks is not None else np.zeros(0, np.uint8),
-                self._place_marks()[first : first + n],
-                self._verify,
-            )
+        while found is None:
+            try:
+                found = self._gathers[name] = self._new_gather(name)
+            except MemoryShort:  # not so many addresses
+                if not self._opened.halve():
+                    raise
         return found
+
+    def _new_gather(self, name: str) -> ColumnGather:
+        first, n = self._first_files.get(name, 0), len(self.shards)
+        marks, first_marks = self._all_marks()
+        return ColumnGather(
+            name,
+            self.schema.columns[name],
+            self._opened,
+            first,
+            is_mapped=self.access == "mmap",
+            starts=self._starts[:-1],
+            counts=np.diff(self._starts),
+            marks=marks,
+            first_marks=first_marks[first : first + n],
+            verify=self._verify,
+        )
 
     def close(self) -> None:
         """Let go of all shards. Samples that were handed out stay valid. Idempotent."""

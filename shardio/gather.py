@@ -4,27 +4,53 @@ Mapped, all shards' parts of a column lie in one address range at one stride, an
 hashes: a batch is one `np.take` straight into its block. Otherwise it is read there (`rows`). What
 was not checked before is hashed: rows of 2 KiB or more afterwards in the block, the very bytes that
 the user gets; runs of smaller rows beforehand, since a run holds rows that the batch does not have.
+
+Where not all files of a dataset may be open at a time, those that a batch needs are opened before
+it is copied, and if it needs too many, it is copied in several parts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from shardio.access.pread import PreadFile
-from shardio.errors import ShardChanged
+from shardio.column_range import ColumnPlace
+from shardio.errors import EnvironmentUnsuitable, ShardChanged
 from shardio.format.checksum import BLOCK_BYTES, distinct, hash_bytes, rows_per_unit
 from shardio.format.fields import Array
 from shardio.format.index import DIMENSION
 from shardio.format.layout import Section
 from shardio.reader import ShardReader
-from shardio.rows import FileRows, MappedRows, read_hashes
+from shardio.rows import FileRows, MappedRows, PooledRows, read_hashes
 from shardio.spent import CHECK, SPENT, now_ns
-from shardio.storage import ColumnPlace
 from shardio.units import Rows
+
+_NOT_YET: Final = -1
+"""The place of marks that is known when the file has been open."""
+
+
+class Files(Protocol):
+    """The open files of a dataset; see `shards.opened.OpenFiles`."""
+
+    @property
+    def most(self) -> int | None:
+        """How many may be open at a time; None for all."""
+
+    def reader(self, file: int) -> ShardReader:
+        """The reader of a file, opened if need be."""
+
+    def use(self, files: Rows) -> None:
+        """Have these files make room after all that were used before."""
+
+    def halve(self) -> bool:
+        """From now on have half as many open at a time; False where they are few, or all may be."""
+
+    def tell(self, method: Callable[[int], None]) -> None:
+        """Have a method called before a file makes room."""
 
 
 class ColumnGather:
@@ -32,8 +58,10 @@ class ColumnGather:
 
     Args:
         name, field: the column.
-        readers: all shards in order; borrowed.
-        starts: the dataset's row number of each shard's first row.
+        files: of the dataset, which it borrows.
+        first: the number of the first file that has the column; those of further shards follow.
+        is_mapped: whether files are mapped; else they are read.
+        starts, counts: the dataset's row number of each shard's first row, and how many it has.
         marks: the units of all shards that are checked, shared; see `units`.
         first_marks: where each shard's own marks begin.
         verify: "off", "first" or "always".
@@ -43,46 +71,104 @@ class ColumnGather:
         self,
         name: str,
         field: Array,
-        readers: Sequence[ShardReader],
+        files: Files,
+        first: int,
+        *,
+        is_mapped: bool,
         starts: Rows,
+        counts: Rows,
         marks: npt.NDArray[np.uint8],
         first_marks: Rows,
         verify: str,
     ) -> None:
-        self._name, self._verify, self._readers, self._starts = name, verify, readers, starts
+        self._name, self._verify, self._files, self._first = name, verify, files, first
+        self._starts, self._counts, self._is_mapped = starts, counts, is_mapped
         self._row_bytes, self._stride = field.row_bytes or 0, field.stride
-        self._marks = marks
-        self._hashes: MappedRows | FileRows | None = None
+        self._marks, self._first_marks = marks, first_marks
         self._slices: list[slice] = []
         self._all_known = verify == "off"
         self._n_known_batches, self._next_look = 0, 32
-        sections = [reader.column_section(name) for reader in readers]
-        self._rows = self._open(self._stride, self._row_bytes, sections)
+        self._rows = self._new_rows(self._stride, self._row_bytes)
         self._rows_per_unit = rows_per_unit(self._row_bytes, self._stride)
         self._by_row = self._rows_per_unit == 1
-        column_marks = np.array([reader.units.column_mark(name) for reader in readers], np.int64)
-        self._mark_shift = first_marks + column_marks
-        self._row_mark_shift = self._mark_shift - starts
+        self._hashes: MappedRows | FileRows | None = None
         if self._by_row and verify != "off":
-            self._open_hashes(first_marks)
+            self._hashes = self._new_rows(DIMENSION.size, DIMENSION.size)
+        self._mark_shift: Rows = np.full(len(counts), _NOT_YET)
+        self._row_mark_shift, self._block_shift = self._mark_shift.copy(), self._mark_shift.copy()
+        self._is_here = np.zeros(len(counts), np.bool_)
+        self._is_partial = files.most is not None
+        """Whether it may have to open files before it copies."""
+        if self._is_partial:
+            files.tell(self._let_go)
+            return
+        for shard in range(len(counts)):
+            self._bring_one(shard)
 
-    def _open(
-        self, stride: int, row_bytes: int, sections: Sequence[Section]
-    ) -> MappedRows | FileRows:
-        """What copies rows that lie in these sections, one of each shard."""
-        pairs = list(zip(self._readers, sections, strict=True))
-        files = [(r.content, s.offset) for r, s in pairs if isinstance(r.content, PreadFile)]
-        if len(files) == len(pairs):
-            return FileRows(stride, files, self._starts)
-        places = [ColumnPlace(r.path, s.offset, s.count, r.file) for r, s in pairs]
-        return MappedRows(stride, row_bytes, places, self._starts)
+    def _new_rows(self, stride: int, row_bytes: int) -> MappedRows | FileRows:
+        """What copies rows of every shard; of none before its file is put there."""
+        if not self._is_mapped:
+            return FileRows(stride, self._starts)
+        if self._files.most is None:
+            return MappedRows(stride, row_bytes, self._starts, self._counts)
+        return PooledRows(stride, row_bytes, self._starts, self._counts, self._files.most)
 
-    def _open_hashes(self, first_marks: Rows) -> None:
-        readers, name = self._readers, self._name
-        sections = [reader.hashes_section(name) for reader in readers]
-        self._hashes = self._open(DIMENSION.size, DIMENSION.size, sections)
-        block_marks = np.array([r.units.hashes_mark(name) for r in readers], np.int64)
-        self._block_shift = first_marks + block_marks
+    def _open(self, shard: int) -> ShardReader:
+        return self._files.reader(self._first + shard)
+
+    def _bring_one(self, shard: int) -> None:
+        """Open the file of a shard, and have its rows at hand."""
+        reader, name = self._open(shard), self._name
+        self._put(self._rows, shard, reader, reader.column_section(name))
+        if self._hashes is not None:
+            self._put(self._hashes, shard, reader, reader.hashes_section(name))
+            self._block_shift[shard] = self._first_marks[shard] + reader.units.hashes_mark(name)
+        self._mark_shift[shard] = self._first_marks[shard] + reader.units.column_mark(name)
+        self._row_mark_shift[shard] = self._mark_shift[shard] - self._starts[shard]
+        self._is_here[shard] = True
+
+    def _put(
+        self, rows: MappedRows | FileRows, shard: int, reader: ShardReader, section: Section
+    ) -> None:
+        if isinstance(rows, FileRows):
+            if isinstance(reader.content, PreadFile):  # as of all files of a dataset, or of none
+                rows.put(shard, reader.content, section.offset)
+            return
+        rows.drop(shard)  # what an attempt may have left that came to no end
+        rows.put(shard, ColumnPlace(reader.path, section.offset, section.count, reader.file))
+
+    def _let_go(self, file: int) -> None:
+        """A file makes room."""
+        shard = file - self._first
+        if 0 <= shard < len(self._counts):
+            self._is_here[shard] = False
+            for rows in (self._rows, self._hashes):
+                if rows is not None:
+                    rows.drop(shard)
+
+    def _bring(self, shards: Rows) -> bool:
+        """Have the rows of these shards at hand; False if that cannot be at a time."""
+        if self._is_here.take(shards).all():
+            self._files.use(shards + self._first)
+            return True
+        wanted = distinct(shards)
+        if len(wanted) > self._most_together:
+            return False
+        self._files.use(wanted + self._first)
+        for shard in wanted[~self._is_here[wanted]].tolist():
+            while True:
+                try:
+                    self._bring_one(shard)
+                    break
+                except EnvironmentUnsuitable:  # no more maps
+                    if not self._files.halve():
+                        raise
+        return bool(self._is_here[wanted].all())
+
+    @property
+    def _most_together(self) -> int:
+        """How many shards are brought at a time: none makes room for another of them."""
+        return max(1, (self._files.most or 1) // 2)
 
     def place(self, rows: Rows, shards: Rows) -> Rows:
         """Where `rows` of the dataset, which lie in `shards`, are; for `gather`."""
@@ -101,6 +187,9 @@ class ColumnGather:
             ChecksumMismatch: naming file, field, sample and offset; out then holds what was read.
             ShardChanged: likewise; mapped rows of a file that was cut short kill instead.
         """
+        if self._is_partial and not self._bring(shards):
+            self._gather_in_parts(rows, shards, out)
+            return
         if not (self._all_known or self._by_row):
             self._check_runs(rows, shards)
         try:
@@ -110,6 +199,16 @@ class ColumnGather:
             raise
         if not self._all_known and self._by_row:
             self._check_rows(rows, shards, out)
+
+    def _gather_in_parts(self, rows: Rows, shards: Rows, out: npt.NDArray[Any]) -> None:
+        """Copy rows of more shards than are brought at a time."""
+        wanted = distinct(shards)
+        numbers = np.searchsorted(wanted, shards) // min(self._most_together, len(wanted) - 1)
+        for number in range(int(numbers.max()) + 1):
+            part = np.flatnonzero(numbers == number)
+            found = np.empty((len(part), self._row_bytes), np.uint8)
+            self.gather(self.place(rows[part], shards[part]), rows[part], shards[part], found)
+            out[part] = found
 
     def _check_rows(self, rows: Rows, shards: Rows, out: npt.NDArray[Any]) -> None:
         """Hash the delivered rows that nobody has hashed before."""
@@ -143,10 +242,12 @@ class ColumnGather:
         if self._n_known_batches < self._next_look:
             return
         self._next_look *= 2
-        counts = [-(-len(reader) // self._rows_per_unit) for reader in self._readers]
-        firsts = self._mark_shift.tolist()
+        if (self._mark_shift == _NOT_YET).any():
+            return
+        n_units = -(-self._counts // self._rows_per_unit)
         self._all_known = all(
-            self._marks[first : first + n].all() for first, n in zip(firsts, counts, strict=True)
+            self._marks[first : first + n].all()
+            for first, n in zip(self._mark_shift.tolist(), n_units.tolist(), strict=True)
         )
 
     def _row_slices(self, places: Rows, n_rows: int) -> list[slice]:
@@ -167,7 +268,7 @@ class ColumnGather:
         found: npt.NDArray[np.uint64],
     ) -> None:
         shard = int(shards[i])
-        reader = self._readers[shard]
+        reader = self._open(shard)
         row = int(rows[i] - self._starts[shard])
         offset = reader.column_section(self._name).offset + row * self._stride
         raise reader.units.mismatch(self._name, row, offset, int(expected[i]), int(found[i]))
@@ -179,7 +280,7 @@ class ColumnGather:
         if self._verify == "first" and self._marks[blocks].all():
             return
         for shard in distinct(shards).tolist():
-            self._readers[shard].units.column_hashes(self._name, local[shards == shard])
+            self._open(shard).units.column_hashes(self._name, local[shards == shard])
 
     def _check_runs(self, rows: Rows, shards: Rows) -> None:
         """Check the runs that hold these rows: they are read whole, from the map."""
@@ -189,7 +290,7 @@ class ColumnGather:
             self._look_whether_all_known()
             return
         for shard in distinct(shards).tolist():
-            self._readers[shard].units.check_column(self._name, local[shards == shard])
+            self._open(shard).units.check_column(self._name, local[shards == shard])
 
     def expect_scattered(self) -> None:
         """Have the kernel read no more than the pages that are touched: others are asked for."""

@@ -282,12 +282,20 @@ class Mixture(ShardDataset):
                 found.append(dataclasses.replace(summary, name=path))
         return tuple(found)
 
-    def _open(self, file: int) -> ShardReader:
+    @property
+    def _most_held(self) -> int | None:
+        bounds = [source._most_held for source in self.sources]
+        return min((bound for bound in bounds if bound is not None), default=None)
+
+    def _open_file(self, file: int) -> ShardReader:
         group, shard = divmod(file, len(self.shards))
         source = int(np.searchsorted(self._shards_before(), shard, side="right")) - 1
         local = shard - int(self._shards_before()[source])
         first = self.sources[source]._first_files.get(self._sided[group - 1], 0) if group else 0
-        return self.sources[source]._open(first + local)
+        return self.sources[source]._open_file(first + local)
+
+    def _most_marks(self, name: str | None = None) -> Rows:
+        return np.concatenate([source._most_marks(name) for source in self.sources])
 
     def _shards_before(self) -> Rows:
         counts = [len(source.shards) for source in self.sources]

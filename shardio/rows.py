@@ -6,14 +6,13 @@ Used by `gather`, for columns and for the hashes of their rows.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
 from shardio.access.pread import PreadFile
-from shardio.storage import ColumnPlace, ColumnRange
+from shardio.column_range import ColumnPlace, ColumnRange
 from shardio.units import Rows
 
 Lines = npt.NDArray[np.uint8]
@@ -31,18 +30,20 @@ _ROWS_AT_ONCE: Final = 512
 class MappedRows:
     """A column of many files in one range of addresses, which it owns until `close`.
 
+    Every shard has a part of the range, into which its file's is put.
+
     Args:
         stride, row_bytes: from one row to the next, and without padding.
-        places: where each file keeps its part.
-        starts: the dataset's row number of each part's first row.
+        starts, counts: the dataset's row number of each shard's first row, and how many it has.
     """
 
-    def __init__(
-        self, stride: int, row_bytes: int, places: Sequence[ColumnPlace], starts: Rows
-    ) -> None:
-        self._range = ColumnRange(stride, places)
+    def __init__(self, stride: int, row_bytes: int, starts: Rows, counts: Rows) -> None:
+        self._have(ColumnRange(stride, counts), stride, row_bytes)
         self._shift = self._range.slots - starts
-        self._row_bytes = row_bytes
+
+    def _have(self, parts: ColumnRange, stride: int, row_bytes: int) -> None:
+        """Copy from this range."""
+        self._range, self._row_bytes = parts, row_bytes
         self._touched, self._n_at_once = None, sys.maxsize
         if row_bytes in _TOUCHED:
             middle = row_bytes // 2
@@ -51,6 +52,18 @@ class MappedRows:
         if stride != row_bytes:
             self._n_at_once = min(self._n_at_once, max(1, _SCRATCH_BYTES // stride))
             self._scratch = np.empty((self._n_at_once, stride), np.uint8)
+
+    def put(self, shard: int, place: ColumnPlace) -> None:
+        """Map what the file of a shard has.
+
+        Raises:
+            ShardNotFound, ShardChanged, EnvironmentUnsuitable: as `ColumnRange.map`.
+        """
+        self._range.map(shard, place)
+
+    def drop(self, shard: int) -> None:
+        """Let go of the file of a shard."""
+        self._range.unmap(shard)
 
     def place(self, rows: Rows, shards: Rows) -> Rows:
         """Where in the address range `rows` of the dataset, which lie in `shards`, are."""
@@ -89,17 +102,66 @@ class MappedRows:
         self._range.close()
 
 
+class PooledRows(MappedRows):
+    """Likewise, where too many files have a column for all to be mapped at a time.
+
+    The range has as many parts as there may be, and a shard has one only for as long as its file is
+    put there: so rows are found when they are copied, not before.
+
+    Args:
+        stride, row_bytes, starts, counts: as above.
+        most: how many shards may have been put at a time.
+    """
+
+    def __init__(self, stride: int, row_bytes: int, starts: Rows, counts: Rows, most: int) -> None:
+        n_parts = min(most, len(counts))
+        largest = int(counts.max(initial=0))
+        self._have(ColumnRange(stride, np.full(n_parts, largest)), stride, row_bytes)
+        self._starts, self._shift = starts, np.zeros(len(counts), np.int64)
+        self._parts: dict[int, int] = {}
+        self._free = list(range(n_parts))
+
+    def put(self, shard: int, place: ColumnPlace) -> None:
+        """Map what the file of a shard has, into any part that is free."""
+        part = self._free[-1]
+        self._range.map(part, place)
+        self._parts[shard] = self._free.pop()
+        self._shift[shard] = self._range.slots[part] - self._starts[shard]
+
+    def drop(self, shard: int) -> None:
+        """Let go of the file of a shard; its part is free for another."""
+        if (part := self._parts.pop(shard, None)) is not None:
+            self._range.unmap(part)
+            self._free.append(part)
+
+    def place(self, rows: Rows, shards: Rows) -> Rows:
+        """Give `rows` as they are: `copy` finds their places itself."""
+        return rows
+
+    def copy(self, slots: Rows, rows: Rows, shards: Rows, out: Lines) -> None:
+        """Copy rows, of shards that are put, into the lines of out, one after the other."""
+        super().copy(rows + self._shift.take(shards), rows, shards, out)
+
+
 class FileRows:
     """A column of many files that are not mapped; borrows them.
 
     Args:
         stride: from one row to the next.
-        places: each file, and where in it the column begins.
-        starts: the dataset's row number of each part's first row.
+        starts: the dataset's row number of each shard's first row.
     """
 
-    def __init__(self, stride: int, places: Sequence[tuple[PreadFile, int]], starts: Rows) -> None:
-        self._stride, self._places, self._starts = stride, places, starts
+    def __init__(self, stride: int, starts: Rows) -> None:
+        self._stride, self._starts = stride, starts
+        self._places: dict[int, tuple[PreadFile, int]] = {}
+
+    def put(self, shard: int, file: PreadFile, offset: int) -> None:
+        """Read a shard's rows from this file, in which the column begins there."""
+        self._places[shard] = file, offset
+
+    def drop(self, shard: int) -> None:
+        """Let go of the file of a shard."""
+        self._places.pop(shard, None)
 
     def place(self, rows: Rows, shards: Rows) -> Rows:
         """Give `rows` as they are: `copy` finds their places itself."""
@@ -128,7 +190,8 @@ class FileRows:
         """Do nothing: nothing is read beyond what is asked for."""
 
     def close(self) -> None:
-        """Do nothing: nothing is its own."""
+        """Let go of all files. Idempotent."""
+        self._places.clear()
 
 
 def read_hashes(hashes: MappedRows | FileRows, rows: Rows, shards: Rows) -> npt.NDArray[np.uint64]:

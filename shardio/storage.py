@@ -1,21 +1,19 @@
 """Where bytes come from and go to: files of this machine, maps of them, and spools.
 
-Used by `reader` (one file, one map), `dataset` (one column of many files, in one reserved address
-range) and `writer` (sections that wait for their place). Nothing above this opens or maps a shard;
-`access/` does where it is not mapped.
+Used by `reader` (one file, one map), `column_range` (one column of many files, in one reserved
+address range) and `writer` (sections that wait for their place). Nothing above these opens or maps
+a shard; `access/` does where it is not mapped.
 """
 
 from __future__ import annotations
 
 import ctypes
 import errno
-import math
 import mmap
 import os
 import resource
 import weakref
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 from typing import IO, Final
 
 import numpy as np
@@ -23,7 +21,7 @@ import numpy.typing as npt
 
 from shardio import disk
 from shardio.access.content import Content
-from shardio.access.files import FileState, open_shard, resized
+from shardio.access.files import FileState, open_shard
 from shardio.access.filesystems import Access, choose_access
 from shardio.access.pread import PreadFile
 from shardio.errors import EnvironmentUnsuitable, MemoryShort, ShardIncomplete
@@ -31,6 +29,8 @@ from shardio.errors import EnvironmentUnsuitable, MemoryShort, ShardIncomplete
 _PROT_NONE: Final = 0
 _MAP_FIXED: Final = 0x10
 _MAP_NORESERVE: Final = 0x4000
+_MOST_MAPS: Final = 65530
+"""What Linux has by default."""
 _COPY_BYTES: Final = 1 << 20
 _FAILED: Final = ctypes.c_void_p(-1).value
 
@@ -77,8 +77,17 @@ def map_known_file(path: str) -> tuple[memoryview, FileState]:
         os.close(fd)
     whole = (ctypes.c_ubyte * n_bytes).from_address(address)
     # Not at exit: other threads may still be reading.
-    weakref.finalize(whole, _munmap, address, n_bytes).atexit = False
+    weakref.finalize(whole, give_back, address, n_bytes).atexit = False
     return memoryview(whole).cast("B").toreadonly(), FileState.of(status)
+
+
+def most_maps() -> int:
+    """How many maps the kernel lets a process have."""
+    try:
+        with open("/proc/sys/vm/max_map_count", "rb") as figure:
+            return int(figure.read())
+    except OSError:
+        return _MOST_MAPS
 
 
 def map_over(address: int, n_bytes: int, fd: int) -> None:
@@ -100,88 +109,49 @@ def forget_pages(view: memoryview) -> None:
 
 def expect_scattered(view: memoryview) -> None:
     """Have the kernel read no more of a mapped file than the pages that are touched."""
-    if isinstance(view.obj, ctypes.Array) and hasattr(mmap, "MADV_RANDOM"):
-        _LIBC.madvise(ctypes.addressof(view.obj), view.nbytes, mmap.MADV_RANDOM)
+    if isinstance(view.obj, ctypes.Array):
+        read_scattered(ctypes.addressof(view.obj), view.nbytes)
 
 
-@dataclass(frozen=True, slots=True)
-class ColumnPlace:
-    """Where one shard keeps a column: n_rows rows of the range's stride from `offset` on.
-
-    The file at `path` must still be the one that `file` was.
-    """
-
-    path: str
-    offset: int
-    n_rows: int
-    file: FileState | None = None
-
-
-class ColumnRange:
-    """Owns one reserved address range into which a column of many files is mapped.
-
-    Each file's part lies a whole number of strides from the first, so that one stride addresses
-    every row of every file and a batch over any number of shards is one gather. The gaps between
-    parts are never read. `slots[i]` is the range's own number of the first row of part i.
-
-    The memory is valid until `close()` (or until the object is collected); no view of it may be
-    handed on beyond that.
+def reserve(n_bytes: int) -> int:
+    """An address from which on n_bytes are this process's, and hold nothing yet.
 
     Raises:
-        ShardNotFound: one of the files is missing.
         MemoryShort: the addresses of this process do not suffice.
-        EnvironmentUnsuitable: memory pages are larger than the 4096 bytes that shards are aligned
-            to, or the kernel's limit on the number of maps is reached.
     """
+    return _mmap(None, n_bytes, _PROT_NONE, _anonymous(), -1, 0, "")
 
-    def __init__(self, stride: int, places: Sequence[ColumnPlace]) -> None:
-        if mmap.PAGESIZE > 4096:
-            raise EnvironmentUnsuitable(
-                f"this kernel has memory pages of {mmap.PAGESIZE} bytes; "
-                "shardio maps columns on 4096-byte boundaries only"
-            )
-        step = math.lcm(stride, mmap.PAGESIZE)
-        starts, place = [], 0
-        for part in places:
-            starts.append(place)
-            place += max(1, -(-part.n_rows * stride // step)) * step
-        self.slots: npt.NDArray[np.int64] = np.array(starts, np.int64) // stride
-        self.n_bytes = max(place, step)
-        self._address = _mmap(None, self.n_bytes, _PROT_NONE, _anonymous(), -1, 0, "")
-        self._close = weakref.finalize(self, _munmap, self._address, self.n_bytes)
-        self._close.atexit = False  # other threads may still be reading
-        for start, part in zip(starts, places, strict=True):
-            self._map_part(self._address + start, part, stride)
-        raw = (ctypes.c_ubyte * self.n_bytes).from_address(self._address)
-        n_slots = self.n_bytes // stride
-        self.rows: npt.NDArray[np.uint8] = np.frombuffer(memoryview(raw), np.uint8)[
-            : n_slots * stride
-        ].reshape(n_slots, stride)
 
-    def _map_part(self, address: int, part: ColumnPlace, stride: int) -> None:
-        if part.n_rows == 0:
-            return
-        fd = open_shard(part.path)
-        try:
-            flags = mmap.MAP_SHARED | _MAP_FIXED
-            n_bytes = part.n_rows * stride
-            now = FileState.of(os.fstat(fd))
-            if part.file is not None:
-                part.file.check(now, part.path)
-            if now.n_bytes < part.offset + n_bytes:  # reading it would kill
-                raise resized(part.path, part.offset + n_bytes, now.n_bytes)
-            _mmap(address, n_bytes, mmap.PROT_READ, flags, fd, part.offset, part.path)
-        finally:
-            os.close(fd)
+def empty(address: int, n_bytes: int) -> None:
+    """Have reserved addresses hold nothing again, whatever was mapped there."""
+    _mmap(address, n_bytes, _PROT_NONE, _anonymous() | _MAP_FIXED, -1, 0, "")
 
-    def expect_scattered(self) -> None:
-        """Have the kernel read no more than the pages that are touched."""
-        if hasattr(mmap, "MADV_RANDOM"):
-            _LIBC.madvise(self._address, self.n_bytes, mmap.MADV_RANDOM)
 
-    def close(self) -> None:
-        """Unmap everything. Idempotent."""
-        self._close()
+def map_part(address: int, n_bytes: int, fd: int, offset: int, path: str) -> None:
+    """Map a part of a file, for reading, at addresses that are reserved.
+
+    Raises:
+        EnvironmentUnsuitable: the kernel's limit on the number of maps is reached.
+        OSError: the system refuses for another reason.
+    """
+    _mmap(address, n_bytes, mmap.PROT_READ, mmap.MAP_SHARED | _MAP_FIXED, fd, offset, path)
+
+
+def give_back(address: int, n_bytes: int) -> None:
+    """Unmap addresses and whatever is there."""
+    _LIBC.munmap(address, n_bytes)
+
+
+def read_scattered(address: int, n_bytes: int) -> None:
+    """Have the kernel read no more of what is mapped there than the pages that are touched."""
+    if hasattr(mmap, "MADV_RANDOM"):
+        _LIBC.madvise(address, n_bytes, mmap.MADV_RANDOM)
+
+
+def zeros(n_bytes: int) -> npt.NDArray[np.uint8]:
+    """So many bytes, which take memory where they are written to alone."""
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
+    return np.frombuffer(mmap.mmap(-1, max(1, n_bytes), flags=flags), np.uint8)[:n_bytes]
 
 
 def _anonymous() -> int:
@@ -239,10 +209,6 @@ def _mapped_bytes() -> int:
             return int(figures.read().split()[0]) * mmap.PAGESIZE
     except OSError:
         return 0
-
-
-def _munmap(address: int, n_bytes: int) -> None:
-    _LIBC.munmap(address, n_bytes)
 
 
 class Spool:

@@ -113,7 +113,7 @@ class _Memory:
     """As much of a dataset as a gather of windows asks for, with documents in memory."""
 
     def __init__(self, documents: list[Document], pack: Pack, sources: list[int]) -> None:
-        self.schema, self.access = SCHEMA, "pread"
+        self.schema, self.access, self.is_partial = SCHEMA, "pread", False
         self.packed = Packed(pack, ends_of([len(each) for each in documents], pack), sources)
         self.documents = documents
 

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardio import storage
+from shardio.column_range import ColumnPlace, ColumnRange
 from shardio.errors import (
     EnvironmentUnsuitable,
     MemoryShort,
@@ -21,7 +22,7 @@ from shardio.errors import (
     ShardIncomplete,
     ShardNotFound,
 )
-from shardio.storage import ColumnPlace, ColumnRange, Spool, map_file, rename_new
+from shardio.storage import Spool, map_file, rename_new
 
 
 def n_maps(path: Path) -> int:
@@ -36,6 +37,14 @@ def column_file(path: Path, n_rows: int, stride: int, first: int) -> ColumnPlace
     return ColumnPlace(str(path), 4096, n_rows)
 
 
+def mapped(stride: int, places: list[ColumnPlace]) -> ColumnRange:
+    """A range with all of these."""
+    column = ColumnRange(stride, [place.n_rows for place in places])
+    for part, place in enumerate(places):
+        column.map(part, place)
+    return column
+
+
 @pytest.mark.parametrize("stride", [1, 3, 8, 48, 128, 4096, 6912, 12288])
 @pytest.mark.parametrize("counts", [[5], [1, 0, 7, 2], [0], [0, 0, 3]])
 def test_one_stride_addresses_every_row_of_every_file(
@@ -45,7 +54,7 @@ def test_one_stride_addresses_every_row_of_every_file(
     for i, n_rows in enumerate(counts):
         places.append(column_file(tmp_path / f"{i}.shard", n_rows, stride, first))
         first += n_rows
-    column = ColumnRange(stride, places)
+    column = mapped(stride, places)
     slots = [
         int(slot) + row
         for slot, n_rows in zip(column.slots, counts, strict=True)
@@ -58,7 +67,7 @@ def test_one_stride_addresses_every_row_of_every_file(
 
 
 def test_a_range_is_unmapped_by_close_which_may_be_repeated(tmp_path: Path) -> None:
-    column = ColumnRange(64, [column_file(tmp_path / "a.shard", 3, 64, 0)])
+    column = mapped(64, [column_file(tmp_path / "a.shard", 3, 64, 0)])
     assert n_maps(tmp_path / "a.shard") == 1
     column.close()
     column.close()
@@ -66,7 +75,7 @@ def test_a_range_is_unmapped_by_close_which_may_be_repeated(tmp_path: Path) -> N
 
 
 def test_a_range_that_is_collected_is_unmapped(tmp_path: Path) -> None:
-    column = ColumnRange(64, [column_file(tmp_path / "a.shard", 3, 64, 0)])
+    column = mapped(64, [column_file(tmp_path / "a.shard", 3, 64, 0)])
     del column
     gc.collect()
     assert n_maps(tmp_path / "a.shard") == 0
@@ -76,14 +85,14 @@ def test_a_range_of_a_missing_file_names_it_and_leaves_no_map(tmp_path: Path) ->
     places = [column_file(tmp_path / "a.shard", 3, 64, 0)]
     places.append(ColumnPlace(str(tmp_path / "gone.shard"), 4096, 2))
     with pytest.raises(ShardNotFound, match=r"gone\.shard: there is no such shard"):
-        ColumnRange(64, places)
+        mapped(64, places)
     gc.collect()
     assert n_maps(tmp_path / "a.shard") == 0
 
 
 def test_a_range_larger_than_the_address_space_is_refused(tmp_path: Path) -> None:
     with pytest.raises(MemoryShort, match="no address range of"):
-        ColumnRange(1 << 40, [ColumnPlace(str(tmp_path / "a.shard"), 4096, 1 << 18)])
+        ColumnRange(1 << 40, [1 << 18])
 
 
 def test_a_file_that_the_limit_of_addresses_does_not_let_in_is_told_with_that_limit(
@@ -180,7 +189,7 @@ def test_a_column_of_a_file_that_became_shorter_is_refused_before_it_is_mapped(
     path = tmp_path / "a.shard"
     path.write_bytes(bytes(4096 + 63))
     with pytest.raises(ShardCorrupt, match="cut short"):
-        ColumnRange(64, [ColumnPlace(str(path), 4096, 1)])
+        mapped(64, [ColumnPlace(str(path), 4096, 1)])
 
 
 @pytest.mark.parametrize("system_can", [True, False])

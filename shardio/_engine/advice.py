@@ -23,7 +23,6 @@ from shardio.access.files import open_shard
 from shardio.access.page_cache import PAGE_BYTES, is_cached, will_need
 from shardio.dataset import ShardDataset
 from shardio.errors import ShardioError
-from shardio.storage import expect_scattered
 from shardio.units import Rows
 
 N_PROBED: Final = 4
@@ -175,10 +174,7 @@ class Advice:
         for name in fields:
             if self._recipe.transform is None and name in dataset.schema.columns:
                 dataset.gather(name).expect_scattered()
-            for shard in range(len(dataset.shards)):
-                content = dataset.reader(shard, name).content
-                if isinstance(content, memoryview):
-                    expect_scattered(content)
+        dataset.expect_scattered()
 
     def _probe(self, extents: Extents, rows: Rows, shards: Rows, starts: Rows) -> None:
         """See whether some rows lie in memory, and tell the cadence."""

@@ -49,6 +49,22 @@ def reserve_memory_file(n_bytes: int, what: str) -> int:
         MemoryShort: there is not that much memory; nothing was reserved.
     """
     require(n_bytes, what)  # before the reservation: over a cgroup's limit that kills, not fails
+    with _new_memory_file(n_bytes) as fd:
+        take_large_pages(fd, n_bytes)
+        with _refusals_explained(n_bytes, what):
+            os.posix_fallocate(fd, 0, n_bytes)
+    return fd
+
+
+def sparse_memory_file(n_bytes: int) -> int:
+    """Likewise, but a page takes memory only when it is touched; if there is none, that kills."""
+    with _new_memory_file(n_bytes) as fd:
+        return fd
+
+
+@contextlib.contextmanager
+def _new_memory_file(n_bytes: int) -> Iterator[int]:
+    """A memory file, which is sealed at the end; or closed, should anything fail before."""
     flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
     try:
         fd = os.memfd_create("shardio", flags | _MFD_NOEXEC_SEAL)
@@ -56,14 +72,11 @@ def reserve_memory_file(n_bytes: int, what: str) -> int:
         fd = os.memfd_create("shardio", flags)
     try:
         os.ftruncate(fd, n_bytes)
-        take_large_pages(fd, n_bytes)
-        with _refusals_explained(n_bytes, what):
-            os.posix_fallocate(fd, 0, n_bytes)
+        yield fd
         fcntl.fcntl(fd, _F_ADD_SEALS, _F_SEAL_SHRINK)
     except BaseException:
         os.close(fd)
         raise
-    return fd
 
 
 @contextlib.contextmanager

@@ -17,7 +17,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from shardio._engine.blocks import BlockPool, reserve_memory_file
+from shardio._engine.blocks import BlockPool
 from shardio._engine.inquiry import Inquiry
 from shardio._engine.iteration import Delivered, Iteration
 from shardio._engine.kept import kept_file
@@ -28,7 +28,7 @@ from shardio._engine.overdue import overdue, stack_files
 from shardio._engine.passes import Passes
 from shardio._engine.recipe import Plan, Recipe, Schemas
 from shardio._engine.schedule import Schedule
-from shardio._engine.shared import SharedArray
+from shardio._engine.shared import SharedArray, marks_file
 from shardio._engine.showing import shared_tables
 from shardio._engine.sizing import block_bytes, n_blocks_wanted
 from shardio._engine.staff import Staff, StartMethod, Workers
@@ -97,8 +97,7 @@ class Engine:
     def open(self, dataset: ShardDataset) -> None:
         """Share the dataset's marks with the workers; from now on the engine owns the dataset."""
         self.dataset = dataset
-        n_marks = max(1, dataset.n_marks)
-        marks_fd = reserve_memory_file(n_marks, "the table of what has been checked")
+        marks_fd = marks_file(dataset.n_marks)
         self._fds = [marks_fd]
         self._fds.append(self._passes.share())
         self._fds.append(self._passes.share_tallies(self._staff.n_workers, self._n_records))

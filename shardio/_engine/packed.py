@@ -75,6 +75,7 @@ class PackedTokens:
         """The fields that a window has."""
         self._is_raw = verify != "always" and self._field.codec == "raw"
         self._is_raw &= not self._field.is_fixed and dataset.access == "mmap"
+        self._is_raw &= not dataset.is_partial  # their maps are kept
         self._maps: dict[int, memoryview] = {}
         """Of shards with a document that was read."""
         self._places: Rows = np.zeros(0, np.int64)

@@ -5,12 +5,26 @@ from __future__ import annotations
 import mmap
 import os
 import weakref
-from typing import Any, Self
+from typing import Any, Final, Self
 
 import numpy as np
 import numpy.typing as npt
 
-from shardio._engine.blocks import reserve_memory_file
+from shardio._engine.blocks import reserve_memory_file, sparse_memory_file
+
+_MOST_RESERVED: Final = 64 << 20
+"""Bytes of marks: of more, pages take memory only once something in them has been checked."""
+
+
+def marks_file(n_marks: int) -> int:
+    """A memory file for the marks of a dataset; the caller owns the descriptor.
+
+    Raises:
+        MemoryShort: there is not that much memory.
+    """
+    if n_marks > _MOST_RESERVED:
+        return sparse_memory_file(n_marks)
+    return reserve_memory_file(max(1, n_marks), "the table of what has been checked")
 
 
 class SharedArray:

@@ -15,6 +15,7 @@ import numpy as np
 
 from shardio.errors import EnvironmentUnsuitable, LoaderClosed
 from shardio.reader import ShardReader
+from shardio.storage import expect_scattered, most_maps
 from shardio.units import Rows
 
 ALL_FILES: Final = 1024
@@ -22,21 +23,28 @@ ALL_FILES: Final = 1024
 MOST_FILES: Final = 4096
 """So many are open of one that has more, in each process that reads it."""
 _FEWEST_FILES: Final = 16
-"""As few as that are open where the kernel gives no more maps."""
+"""So many are open in any case, unless their place keeps fewer."""
 _SHARE: Final = 8
 """One in so many makes room at a time: to find those used longest ago takes a look at all."""
+_MAPS_PER_COLUMN: Final = 4
+"""Its rows and their hashes, and the gap behind each of them."""
 
 
-def most_open(n_files: int, most_held: int | None = None) -> int | None:
+def most_open(n_files: int, n_columns: int, most_held: int | None = None) -> int | None:
     """How many files of a dataset may be open at a time; None if all may.
 
     Args:
         n_files: how many there are.
+        n_columns: how many columns may be mapped besides the whole files: all of it takes no more
+            than half of the maps that the kernel lets a process have.
         most_held: how many their place keeps, if that is bounded.
     """
     if most_held is not None:
         return max(1, most_held)
-    return None if n_files <= ALL_FILES else MOST_FILES
+    if n_files <= ALL_FILES:
+        return None
+    most = most_maps() // 2 // (1 + _MAPS_PER_COLUMN * n_columns)
+    return max(_FEWEST_FILES, min(MOST_FILES, most))
 
 
 class OpenFiles:
@@ -54,7 +62,7 @@ class OpenFiles:
     ) -> None:
         self._readers: dict[int, ShardReader] = {}
         self._open_file = weakref.WeakMethod(open_file)
-        self._path, self._is_closed = path, False
+        self._path, self._is_closed, self._is_scattered = path, False, False
         self.most = most
         """How many may be open at a time, which may become fewer; None for all."""
         self._used: Rows = np.zeros(0 if most is None else n_files, np.int64)
@@ -83,9 +91,15 @@ class OpenFiles:
         """The reader of a file if it is open."""
         return self._readers.get(file)
 
-    def every(self) -> list[ShardReader]:
-        """The readers of those that are open."""
-        return list(self._readers.values())
+    def items(self) -> list[tuple[int, ShardReader]]:
+        """The files that are open, with their readers."""
+        return list(self._readers.items())
+
+    def expect_scattered(self) -> None:
+        """Have the kernel read no more of mapped files than the pages that are touched."""
+        self._is_scattered = True
+        for reader in self._readers.values():
+            _expect_scattered(reader)
 
     def tell(self, method: Callable[[int], None]) -> None:
         """Have a method, whose object this does not keep, called before a file makes room."""
@@ -104,6 +118,8 @@ class OpenFiles:
             self._turn += 1
             self._used[file] = self._turn
         reader = self._readers[file] = self._open_anyhow(file)
+        if self._is_scattered:
+            _expect_scattered(reader)
         return reader
 
     def _open_anyhow(self, file: int) -> ShardReader:
@@ -150,3 +166,8 @@ class OpenFiles:
         for reader in self._readers.values():
             reader.close()
         self._readers.clear()
+
+
+def _expect_scattered(reader: ShardReader) -> None:
+    if isinstance(reader.content, memoryview):
+        expect_scattered(reader.content)

@@ -1,0 +1,183 @@
+"""The files that a dataset is made of: opened when they are needed, and what is checked of them."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from shardio.access.filesystems import Access
+from shardio.access.page_cache import will_open
+from shardio.errors import DatasetCorrupt
+from shardio.format.checksum import distinct
+from shardio.format.schema import Schema
+from shardio.reader import ShardReader
+from shardio.shards.marks import check_marks, most_marks
+from shardio.shards.opened import OpenFiles, most_open
+from shardio.shards.places import Place
+from shardio.storage import zeros
+from shardio.units import Rows, Verify
+from shardio.writer import ShardSummary
+
+Marks = npt.NDArray[np.uint8]
+
+
+class Filed:
+    """The files of a dataset, by number: its shards, then those beside them, side by side.
+
+    A subclass sets what is declared here, then calls `_begin`, and closes `_opened`.
+    """
+
+    path: str
+    access: Access
+    _files_in: Place
+    _verify: Verify
+
+    def _begin(
+        self, files: Sequence[tuple[ShardSummary, Schema]], n_shards: int, sides: Iterable[str]
+    ) -> None:
+        """Be ready to open files; opens none.
+
+        Args:
+            files: all of them, each with its schema.
+            n_shards: how many of them hold whole samples.
+            sides: the fields of those beside them, so many files of each.
+        """
+        self._files, self._n_shards = files, n_shards
+        self._numbers = range(n_shards)
+        self._first_files = {name: k * n_shards for k, name in enumerate(sides, 1)}
+        n_columns = sum(len(schema.columns) for _, schema in files[:: max(1, n_shards)])
+        most = most_open(len(files), n_columns, self._most_held)
+        self._opened = OpenFiles(len(files), self._open, most, self.path)
+        self._marks: Marks | None = None
+        self._first_marks: Rows | None = None
+
+    @property
+    def _most_held(self) -> int | None:
+        """How many files their place keeps at a time, if that is bounded."""
+        return self._files_in.most_held
+
+    def reader(self, shard: int, name: str | None = None) -> ShardReader:
+        """The reader of one shard, opened if need be; it belongs to the dataset.
+
+        With a `name`, of the file that has this field: the shard, or the one beside it.
+
+        Raises:
+            DatasetCorrupt: the file is another one than the generation names.
+            IndexError: there is no such shard.
+        """
+        first = 0 if name is None else self._first_files.get(name, 0)
+        return self._opened.reader(first + self._numbers[shard])
+
+    def files_of(self, shard: int, name: str | None = None) -> list[tuple[ShardSummary, str]]:
+        """The files that the samples of a shard lie in, and where they are; or that of a field."""
+        firsts = [0, *self._first_files.values()]
+        if name is not None:
+            firsts = [self._first_files.get(name, 0)]
+        summaries = [self._files[first + self._numbers[shard]][0] for first in firsts]
+        return [(summary, self._files_in.path_of(summary)) for summary in summaries]
+
+    def _open(self, file: int) -> ShardReader:
+        reader = self._open_file(file)
+        if self.is_partial:
+            self._all_marks()  # what is found out of a file is known when it is opened again
+        self._mark(file, reader)
+        return reader
+
+    def _open_file(self, file: int) -> ShardReader:
+        summary, schema = self._files[file]
+        path = self._files_in.hold(summary)
+        try:
+            reader = self._open_expected(path, summary, schema)
+        except BaseException:
+            self._files_in.release(summary)
+            raise
+        # When the last view that reads the file is gone: also the user's.
+        held = weakref.finalize(reader.content, self._files_in.release, summary)
+        held.atexit = False
+        return reader
+
+    def _open_expected(self, path: str, summary: ShardSummary, schema: Schema) -> ShardReader:
+        """Open a file, which must be the one that the generation names."""
+        reader = ShardReader(path, verify=self._verify, access=self.access)
+        found = (reader.id, len(reader), reader.header.file_size)
+        expected = (summary.id, summary.n_samples, summary.n_bytes)
+        if found != expected:
+            raise DatasetCorrupt(
+                f"{reader.path}: not the shard that the generation names: expected (id, samples, "
+                f"bytes) {expected}, found {found}"
+            )
+        if reader.schema != schema:
+            raise DatasetCorrupt(f"{reader.path}: its schema is not the dataset's")
+        return reader
+
+    def check_lengths(self, shards: Rows) -> None:
+        """Make sure that none of these shards' open files was cut short since it was mapped.
+
+        Raises:
+            ShardChanged: the first that was.
+        """
+        for shard in distinct(shards).tolist():
+            for file in range(shard, len(self._files), self._n_shards):
+                if (reader := self._opened.known(file)) is not None:
+                    reader.check_length()
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether it has too many files for all to be open at a time: see `shards.opened`."""
+        return self._opened.most is not None
+
+    @property
+    def n_marks(self) -> int:
+        """How many units all files have together; opens every one, unless it `is_partial`.
+
+        Then it is how many they have at most.
+        """
+        return int(self._place_marks()[-1])
+
+    def _place_marks(self) -> Rows:
+        if self._first_marks is None:
+            if self.is_partial:
+                names = [None, *self._first_files]
+                counts = np.concatenate([self._most_marks(name) for name in names])
+            else:
+                will_open([self._files_in.path_of(summary) for summary, _ in self._files])
+                files = range(len(self._files))
+                counts = np.array([self._opened.reader(file).units.n_marks for file in files])
+            self._first_marks = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
+        return self._first_marks
+
+    def _most_marks(self, name: str | None = None) -> Rows:
+        """How many units the files have at most that a field, by default a sample, lies in."""
+        first = 0 if name is None else self._first_files.get(name, 0)
+        files = self._files[first : first + self._n_shards]
+        n_samples = np.array([summary.n_samples for summary, _ in files], np.int64)
+        n_bytes = np.array([summary.n_bytes for summary, _ in files], np.int64)
+        return most_marks(files[0][1], n_samples, n_bytes) if files else n_samples
+
+    def share_marks(self, marks: npt.NDArray[np.uint8]) -> None:
+        """Remember what has been checked in `marks`, n_marks bytes; opens files as that does."""
+        self._place_marks()
+        self._marks = marks
+        for file, reader in self._opened.items():
+            self._mark(file, reader)
+
+    def _all_marks(self) -> tuple[Marks, Rows]:
+        """The marks of all files, and where those of each begin; opens files as `n_marks` does."""
+        first = self._place_marks()
+        if self._marks is None:
+            self.share_marks(zeros(self.n_marks))
+        return self._marks if self._marks is not None else zeros(0), first
+
+    def _mark(self, file: int, reader: ShardReader) -> None:
+        """Have a file's units remember what is checked in the table of all."""
+        if self._marks is not None:
+            first, end = self._place_marks()[file : file + 2].tolist()
+            check_marks(reader, end - first)
+            reader.units.marks = self._marks[first : first + reader.units.n_marks]
+
+    def expect_scattered(self) -> None:
+        """Have the kernel read no more of mapped files than the pages that are touched."""
+        self._opened.expect_scattered()
