@@ -7,6 +7,7 @@ import math
 import mmap
 import os
 import weakref
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -53,16 +54,19 @@ class ColumnRange:
             to.
     """
 
-    def __init__(self, stride: int, counts: npt.ArrayLike) -> None:
+    def __init__(self, stride: int, counts: Sequence[int]) -> None:
         if mmap.PAGESIZE > 4096:
             raise EnvironmentUnsuitable(
                 f"this kernel has memory pages of {mmap.PAGESIZE} bytes; "
                 "shardio maps columns on 4096-byte boundaries only"
             )
         step = math.lcm(stride, mmap.PAGESIZE)
-        n_steps = [max(1, -(-n * stride // step)) for n in np.asarray(counts, np.int64).tolist()]
+        n_steps = [max(1, -(-n * stride // step)) for n in counts]
         self.n_bytes = max(1, sum(n_steps)) * step
         """Of addresses."""
+        used = -(-max(counts, default=0) * stride // mmap.PAGESIZE) * mmap.PAGESIZE
+        self.maps_of_each = 1 if used == max(n_steps, default=1) * step else 2
+        """How many maps a part takes: of a file, and of the gap behind it."""
         self._stride, self._is_scattered = stride, False
         self._address = reserve(self.n_bytes)
         self._close = weakref.finalize(self, give_back, self._address, self.n_bytes)

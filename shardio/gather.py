@@ -49,8 +49,8 @@ class Files(Protocol):
     def halve(self) -> bool:
         """From now on have half as many open at a time; False where they are few, or all may be."""
 
-    def tell(self, method: Callable[[int], None]) -> None:
-        """Have a method called before a file makes room."""
+    def tell(self, method: Callable[[int], None], n_maps: int) -> None:
+        """Have a method called before a file makes room; its object has so many maps of each."""
 
 
 class ColumnGather:
@@ -100,7 +100,8 @@ class ColumnGather:
         self._is_partial = files.most is not None
         """Whether it may have to open files before it copies."""
         if self._is_partial:
-            files.tell(self._let_go)
+            n_maps = 0 if self._hashes is None else self._hashes.maps_of_each
+            files.tell(self._let_go, self._rows.maps_of_each + n_maps)
             return
         for shard in range(len(counts)):
             self._bring_one(shard)

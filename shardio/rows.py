@@ -38,11 +38,13 @@ class MappedRows:
     """
 
     def __init__(self, stride: int, row_bytes: int, starts: Rows, counts: Rows) -> None:
-        self._have(ColumnRange(stride, counts), stride, row_bytes)
+        self._have(ColumnRange(stride, counts.tolist()), stride, row_bytes)
         self._shift = self._range.slots - starts
 
     def _have(self, parts: ColumnRange, stride: int, row_bytes: int) -> None:
         """Copy from this range."""
+        self.maps_of_each = parts.maps_of_each
+        """How many maps a shard takes that is put."""
         self._range, self._row_bytes = parts, row_bytes
         self._touched, self._n_at_once = None, sys.maxsize
         if row_bytes in _TOUCHED:
@@ -116,7 +118,7 @@ class PooledRows(MappedRows):
     def __init__(self, stride: int, row_bytes: int, starts: Rows, counts: Rows, most: int) -> None:
         n_parts = min(most, len(counts))
         largest = int(counts.max(initial=0))
-        self._have(ColumnRange(stride, np.full(n_parts, largest)), stride, row_bytes)
+        self._have(ColumnRange(stride, [largest] * n_parts), stride, row_bytes)
         self._starts, self._shift = starts, np.zeros(len(counts), np.int64)
         self._parts: dict[int, int] = {}
         self._free = list(range(n_parts))
@@ -150,6 +152,9 @@ class FileRows:
         stride: from one row to the next.
         starts: the dataset's row number of each shard's first row.
     """
+
+    maps_of_each: Final = 0
+    """How many maps a shard takes that is put."""
 
     def __init__(self, stride: int, starts: Rows) -> None:
         self._stride, self._starts = stride, starts

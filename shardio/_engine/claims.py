@@ -138,8 +138,9 @@ def _suspects(
 def _first_lost(dataset: ShardDataset, shard: int, claims: Claims, n_bytes: int) -> int | None:
     """The first claimed row of a shard that its file has no bytes for, as far as can be told."""
     rows = claims.rows.get(shard, [])
-    if claims.field in dataset.schema.columns:
-        section = dataset.reader(shard, claims.field).column_section(claims.field)
+    reader = dataset.known(shard, claims.field)  # as it is now it does not open
+    if claims.field in dataset.schema.columns and reader is not None:
+        section = reader.column_section(claims.field)
         lost = [row for row in rows if section.offset + (row + 1) * section.stride > n_bytes]
         return min(lost, default=None)
     return min(rows, default=None)  # where a record lies is in the file: not to be touched

@@ -48,8 +48,7 @@ class Filed:
         self._files, self._n_shards = files, n_shards
         self._numbers = range(n_shards)
         self._first_files = {name: k * n_shards for k, name in enumerate(sides, 1)}
-        n_columns = sum(len(schema.columns) for _, schema in files[:: max(1, n_shards)])
-        most = most_open(len(files), n_columns, self._most_held)
+        most = most_open(len(files), self._most_held)
         self._opened = OpenFiles(len(files), self._open, most, self.path)
         self._marks: Marks | None = None
         self._first_marks: Rows | None = None
@@ -70,6 +69,11 @@ class Filed:
         """
         first = 0 if name is None else self._first_files.get(name, 0)
         return self._opened.reader(first + self._numbers[shard])
+
+    def known(self, shard: int, name: str | None = None) -> ShardReader | None:
+        """The same, if it is open."""
+        first = 0 if name is None else self._first_files.get(name, 0)
+        return self._opened.known(first + self._numbers[shard])
 
     def files_of(self, shard: int, name: str | None = None) -> list[tuple[ShardSummary, str]]:
         """The files that the samples of a shard lie in, and where they are; or that of a field."""

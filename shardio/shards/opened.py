@@ -20,31 +20,24 @@ from shardio.units import Rows
 
 ALL_FILES: Final = 1024
 """A dataset of so many files has all of them open at a time."""
-MOST_FILES: Final = 4096
-"""So many are open of one that has more, in each process that reads it."""
+MOST_FILES: Final = 16384
+"""No more are open of one that has more, in each process that reads it: 6.5 KiB of memory each."""
 _FEWEST_FILES: Final = 16
-"""So many are open in any case, unless their place keeps fewer."""
+"""So many may be open in any case, unless their place keeps fewer."""
 _SHARE: Final = 8
 """One in so many makes room at a time: to find those used longest ago takes a look at all."""
-_MAPS_PER_COLUMN: Final = 4
-"""Its rows and their hashes, and the gap behind each of them."""
 
 
-def most_open(n_files: int, n_columns: int, most_held: int | None = None) -> int | None:
+def most_open(n_files: int, most_held: int | None = None) -> int | None:
     """How many files of a dataset may be open at a time; None if all may.
 
     Args:
         n_files: how many there are.
-        n_columns: how many columns may be mapped besides the whole files: all of it takes no more
-            than half of the maps that the kernel lets a process have.
         most_held: how many their place keeps, if that is bounded.
     """
     if most_held is not None:
         return max(1, most_held)
-    if n_files <= ALL_FILES:
-        return None
-    most = most_maps() // 2 // (1 + _MAPS_PER_COLUMN * n_columns)
-    return max(_FEWEST_FILES, min(MOST_FILES, most))
+    return None if n_files <= ALL_FILES else MOST_FILES
 
 
 class OpenFiles:
@@ -65,6 +58,7 @@ class OpenFiles:
         self._path, self._is_closed, self._is_scattered = path, False, False
         self.most = most
         """How many may be open at a time, which may become fewer; None for all."""
+        self._maps_of_each = 1
         self._used: Rows = np.zeros(0 if most is None else n_files, np.int64)
         """When each was last used, as numbers of `_turn`."""
         self._turn = 0
@@ -101,9 +95,18 @@ class OpenFiles:
         for reader in self._readers.values():
             _expect_scattered(reader)
 
-    def tell(self, method: Callable[[int], None]) -> None:
-        """Have a method, whose object this does not keep, called before a file makes room."""
+    def tell(self, method: Callable[[int], None], n_maps: int) -> None:
+        """Have a method, whose object this does not keep, called before a file makes room.
+
+        The object has so many maps of a file. All maps together are no more than three quarters of
+        what the kernel lets a process have: so fewer files may be open.
+        """
         self._told.append(weakref.WeakMethod(method))
+        self._maps_of_each += n_maps
+        most = max(_FEWEST_FILES, most_maps() * 3 // 4 // self._maps_of_each)
+        if n_maps and self.most is not None and self.most > most:
+            self.most = most
+            self._make_room(len(self._readers) - most)
 
     def use(self, files: Rows) -> None:
         """Have these files make room after all that were used before, where files make room."""

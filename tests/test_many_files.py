@@ -1,0 +1,498 @@
+"""Datasets of more files than may be open at a time: read as others are, a few files at once."""
+
+from __future__ import annotations
+
+import errno
+import gc
+import itertools
+import os
+import shutil
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shardio import Array, Clip, ShardLoader, Video, column_range, mix, storage
+from shardio._engine.shared import marks_file
+from shardio.dataset import ShardDataset
+from shardio.errors import (
+    ChecksumMismatch,
+    EnvironmentUnsuitable,
+    MemoryShort,
+    ShardCorrupt,
+    ShardNotFound,
+)
+from shardio.format.schema import Schema
+from shardio.packing import Pack
+from shardio.reader import ShardReader
+from shardio.shards import opened
+from shardio.shards.marks import check_marks, most_marks
+from shardio.shards.places import Folder
+from shardio.surgery import add_column
+from shardio.writer import ShardSummary
+from tests.loading import bits, write_dataset
+from tests.media_made import scene, write_video
+from tests.shards import (
+    EVERY_FIELD,
+    MEDIA_FIELDS,
+    media_sample,
+    same_sample,
+    write_media,
+    write_shard,
+)
+
+pytestmark = pytest.mark.usefixtures("quick_disk")
+
+N_SAMPLES, N_SHARDS, MOST = 48, 24, 6
+COLUMNS = ["frames", "odd", "vector", "label"]
+"""Two with a hash of each row, and two of runs."""
+SCHEMA = Schema(
+    {
+        name: EVERY_FIELD[name]
+        for name in [*COLUMNS, "packed", "points", "blob", "note", "maybe", "parts"]
+    }
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return write_dataset(tmp_path_factory.mktemp("many") / "set", N_SAMPLES, N_SHARDS, SCHEMA)
+
+
+@pytest.fixture
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Six files may be open at a time."""
+    monkeypatch.setattr(opened, "ALL_FILES", MOST)
+    monkeypatch.setattr(opened, "MOST_FILES", MOST)
+    monkeypatch.setattr(opened, "_FEWEST_FILES", 1)
+
+
+def loader(folder: str | ShardDataset, **options: Any) -> ShardLoader:
+    options = {"batch_size": 12, "num_workers": 0, "output": "numpy", "seed": 3, **options}
+    return ShardLoader(folder, **options)
+
+
+def epoch(folder: str, **options: Any) -> list[Any]:
+    with loader(folder, **options) as batches:
+        return [bits(batch) for batch in batches]
+
+
+def files_mapped(folder: str) -> Counter[str]:
+    """How many maps this process has of each file in a folder."""
+    with open("/proc/self/maps") as maps:
+        return Counter(os.path.basename(line.split()[-1]) for line in maps if folder in line)
+
+
+def path_of(folder: str, shard: int) -> str:
+    return os.path.join(folder, f"{shard:06d}-000.shard")
+
+
+@pytest.fixture(scope="module")
+def expected(folder: str) -> dict[Any, list[Any]]:
+    """Epochs of a loader that has all files open."""
+    return {shuffle: epoch(folder, shuffle=shuffle) for shuffle in (False, True)}
+
+
+# Batches.
+
+
+@pytest.mark.usefixtures("few")
+@pytest.mark.parametrize(
+    ("shuffle", "verify", "access"),
+    [
+        (False, "first", "mmap"),
+        (True, "first", "mmap"),
+        (True, "always", "mmap"),
+        (True, "off", "mmap"),
+        (True, "first", "pread"),
+        (True, "always", "pread"),
+    ],
+)
+def test_batches_of_more_shards_than_may_be_open_are_the_same(
+    folder: str, expected: dict[Any, list[Any]], *, shuffle: bool, verify: str, access: str
+) -> None:
+    assert epoch(folder, shuffle=shuffle, verify=verify, access=access) == expected[shuffle]
+
+
+@pytest.mark.usefixtures("few", "warm_zygote")
+@pytest.mark.parametrize("start_method", ["thread", "fork"])
+def test_workers_have_few_files_open_as_well(
+    folder: str, expected: dict[Any, list[Any]], start_method: str
+) -> None:
+    assert epoch(folder, shuffle=True, num_workers=2, start_method=start_method) == expected[True]
+
+
+def identity(sample: dict[str, Any]) -> dict[str, Any]:
+    return {name: sample[name] for name in ("frames", "label", "vector")}
+
+
+@pytest.mark.usefixtures("few")
+def test_samples_for_a_transform_are_the_same(folder: str) -> None:
+    fields = {"fields": ["frames", "label", "vector"], "shuffle": True}
+    assert epoch(folder, transform=identity, **fields) == epoch(folder, **fields)
+
+
+@pytest.mark.parametrize("access", ["mmap", "pread"])
+def test_columns_that_were_added_later_are_the_same(
+    folder: str, tmp_path: Path, request: pytest.FixtureRequest, access: str
+) -> None:
+    copy = str(shutil.copytree(folder, tmp_path / "set"))
+    add_column(copy, "score", Array("float64"), np.arange(N_SAMPLES) * 0.5)
+    options = {"shuffle": True, "access": access, "fields": ["score", "frames", "label"]}
+    found = epoch(copy, **options)
+    request.getfixturevalue("few")
+    assert epoch(copy, **options) == found
+
+
+def test_windows_of_tokens_are_the_same(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    schema = Schema({"tokens": Array("uint16", (None,))})
+    rng = np.random.default_rng(1)
+    samples = [{"tokens": rng.integers(0, 99, n).astype(np.uint16)} for n in range(60)]
+    folder = write_dataset(tmp_path / "set", 60, 20, schema, samples)
+    options: dict[str, Any] = {"pack": Pack(32), "shuffle": True, "batch_size": 4}
+    found = epoch(folder, **options)
+    request.getfixturevalue("few")
+    assert epoch(folder, **options) == found
+
+
+def test_clips_are_the_same(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    schema = Schema({"video": Video(), "label": Array("int64")})
+    file = write_video(tmp_path / "a.mp4", scene(12, 48, 32)).read_bytes()
+    samples = ({"video": file, "label": i} for i in range(12))
+    folder = write_dataset(tmp_path / "set", 12, 12, schema, samples)
+    options: dict[str, Any] = {"clip": Clip(frames=4), "shuffle": True, "batch_size": 5}
+    found = epoch(folder, **options)
+    request.getfixturevalue("few")
+    assert epoch(folder, **options) == found
+
+
+def test_a_mixture_is_the_same(folder: str, request: pytest.FixtureRequest) -> None:
+    def mixed() -> list[Any]:
+        sources = [folder, folder]
+        with mix(sources, weights=[2, 1]) as both, loader(both, shuffle=True) as batches:
+            return [bits(batch) for batch in itertools.islice(batches, 3)]
+
+    found = mixed()
+    request.getfixturevalue("few")
+    assert mixed() == found
+
+
+@pytest.mark.usefixtures("few")
+def test_single_samples_outlive_the_file_that_made_room(folder: str) -> None:
+    with ShardDataset(folder) as dataset, ShardDataset(folder, access="pread") as read:
+        samples = [dataset[i] for i in range(N_SAMPLES)]
+        assert all(same_sample(samples[i], read[i]) for i in range(N_SAMPLES))
+
+
+# What is open.
+
+
+@pytest.mark.usefixtures("few")
+def test_no_file_is_opened_before_it_is_needed(folder: str) -> None:
+    with ShardDataset(folder) as dataset:
+        dataset.share_marks(np.zeros(dataset.n_marks, np.uint8))
+        for name in COLUMNS:
+            dataset.gather(name)
+        assert not files_mapped(folder)
+        assert dataset.known(7) is None
+        dataset.reader(7)
+        assert dataset.known(7) is not None
+        assert files_mapped(folder) == {"000007-000.shard": 1}
+
+
+@pytest.mark.usefixtures("few")
+@pytest.mark.parametrize("batch_size", [3, 12])
+def test_maps_are_of_as_many_files_as_may_be_open_and_closing_leaves_none(
+    folder: str, batch_size: int
+) -> None:
+    with loader(folder, fields=COLUMNS, shuffle=True, batch_size=batch_size) as batches:
+        for _ in batches:
+            mapped = files_mapped(folder)
+            assert len(mapped) <= MOST
+            assert max(mapped.values()) <= 1 + 4 + 2, "the file, four columns, the hashes of two"
+    gc.collect()
+    assert not files_mapped(folder)
+
+
+@pytest.mark.usefixtures("few")
+def test_descriptors_are_of_as_many_files_as_may_be_open(folder: str) -> None:
+    def n_open() -> int:
+        links = (os.path.join("/proc/self/fd", fd) for fd in os.listdir("/proc/self/fd"))
+        return sum(folder in os.readlink(link) for link in links if os.path.islink(link))
+
+    with loader(folder, access="pread", shuffle=True) as batches:
+        for _ in batches:
+            assert n_open() <= MOST
+    gc.collect()
+    assert n_open() == 0
+
+
+@pytest.mark.usefixtures("few")
+def test_files_used_longest_ago_make_room(folder: str) -> None:
+    with ShardDataset(folder) as dataset:
+        for shard in range(MOST):
+            dataset.reader(shard)
+        dataset.reader(0)
+        rows = dataset.starts[1:2]
+        out = np.empty((1, 8), np.uint8)
+        dataset.gather("label").gather(rows, rows, np.array([1]), out)
+        dataset.reader(20)
+        assert [dataset.known(k) is not None for k in (0, 1, 2, 20)] == [True, True, False, True]
+
+
+def test_what_was_checked_stays_known_when_a_file_is_opened_again(
+    folder: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    copy = str(shutil.copytree(folder, tmp_path / "set"))
+    request.getfixturevalue("few")
+    with ShardDataset(copy) as first, ShardDataset(copy, verify="always") as always:
+        offset = first.reader(0).column_section("label").offset
+        for dataset in (first, always):
+            assert dataset[0]["label"] == 0
+            for shard in range(1, 20):
+                dataset.reader(shard)
+            assert dataset.known(0) is None
+        with open(path_of(copy, 0), "r+b") as file:
+            file.seek(offset)
+            file.write(b"\x07")
+        assert first[0]["label"] == 7
+        with pytest.raises(ChecksumMismatch):
+            always[0]
+
+
+@pytest.mark.usefixtures("few")
+def test_every_sample_of_an_epoch_is_marked_as_checked(folder: str) -> None:
+    with ShardDataset(folder) as dataset:
+        marks = np.zeros(dataset.n_marks, np.uint8)
+        dataset.share_marks(marks)
+        for sample in dataset:
+            assert sample
+        assert marks.all()
+
+
+# What is wrong with a file is said when it is needed.
+
+
+@pytest.mark.usefixtures("few")
+@pytest.mark.parametrize("fields", [["label"], ["note"]])
+def test_a_missing_shard_is_named_when_it_is_first_needed(
+    folder: str, tmp_path: Path, fields: list[str]
+) -> None:
+    copy = str(shutil.copytree(folder, tmp_path / "set"))
+    os.unlink(path_of(copy, 15))
+    with loader(copy, fields=fields, batch_size=4) as batches:
+        delivered: list[list[int]] = []
+        with pytest.raises(ShardNotFound, match=r"000015-000\.shard: there is no such shard"):
+            delivered.extend(batch.indices.tolist() for batch in batches)
+    assert len(delivered) == 30 // 4
+
+
+@pytest.mark.usefixtures("few")
+def test_a_damaged_shard_is_named_when_it_is_first_needed(folder: str, tmp_path: Path) -> None:
+    copy = str(shutil.copytree(folder, tmp_path / "set"))
+    os.truncate(path_of(copy, 15), 8192)
+    with loader(copy, batch_size=4) as batches, pytest.raises(ShardCorrupt) as caught:
+        list(batches)
+    assert (caught.value.path, caught.value.code) == (path_of(copy, 15), "file_size")
+
+
+def test_a_shard_with_more_hashes_than_its_bytes_can_need_is_refused(folder: str) -> None:
+    with ShardReader(path_of(folder, 0)) as reader:
+        n = reader.units.n_marks
+        check_marks(reader, n)
+        with pytest.raises(ShardCorrupt, match="more hashes than its bytes can need"):
+            check_marks(reader, n - 1)
+
+
+# Where the system gives less.
+
+
+@pytest.mark.usefixtures("few")
+def test_fewer_files_are_open_where_addresses_do_not_suffice(
+    folder: str, expected: dict[Any, list[Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def reserve(n_bytes: int) -> int:
+        asked.append(n_bytes)
+        if n_bytes > 5 * 27 * 4096:  # of `frames` less than six shards have
+            raise MemoryShort("no addresses")
+        return given(n_bytes)
+
+    given = storage.reserve
+    monkeypatch.setattr(column_range, "reserve", reserve)
+    assert epoch(folder, shuffle=True) == expected[True]
+    assert max(asked) > 5 * 27 * 4096
+
+
+@pytest.mark.usefixtures("few")
+def test_fewer_files_are_open_where_the_kernel_gives_no_more_maps(
+    folder: str, expected: dict[Any, list[Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused = []
+
+    def map_part(address: int, n_bytes: int, fd: int, offset: int, path: str) -> None:
+        if len(files_mapped(folder)) > MOST // 2:
+            refused.append(path)
+            raise EnvironmentUnsuitable("no more maps")
+        given(address, n_bytes, fd, offset, path)
+
+    given = storage.map_part
+    monkeypatch.setattr(column_range, "map_part", map_part)
+    assert epoch(folder, shuffle=True) == expected[True]
+    assert refused
+
+
+@pytest.mark.usefixtures("few")
+def test_columns_take_their_share_of_the_maps_of_a_process(
+    folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(opened, "most_maps", lambda: 28)
+    with loader(folder, fields=COLUMNS, shuffle=True) as batches:
+        for _ in batches:
+            assert sum(files_mapped(folder).values()) <= 21
+
+
+@pytest.mark.usefixtures("few")
+def test_a_file_that_cannot_be_mapped_at_all_says_why(
+    folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise EnvironmentUnsuitable("no more maps")
+
+    monkeypatch.setattr(column_range, "map_part", refuse)
+    with loader(folder) as batches, pytest.raises(EnvironmentUnsuitable, match="no more maps"):
+        list(batches)
+
+
+# Marks.
+
+
+@pytest.mark.parametrize("n", [0, 1, 7, 513])
+def test_the_number_of_marks_is_known_of_a_shard_without_streams(tmp_path: Path, n: int) -> None:
+    schema = Schema({name: EVERY_FIELD[name] for name in ("label", "note", "hint", "points")})
+    samples = (
+        {"label": i, "note": "n", "hint": None, "points": np.zeros((1, 2), np.int16)}
+        for i in range(n)
+    )
+    write_dataset(tmp_path / "set", n, 1, schema, samples)
+    with ShardReader(path_of(str(tmp_path / "set"), 0)) as reader:
+        n_bytes = np.array([reader.header.file_size])
+        found = most_marks(schema, np.array([n]), n_bytes)
+        assert found.tolist() == [reader.units.n_marks]
+
+
+def test_marks_of_every_kind_of_field_are_counted(tmp_path: Path) -> None:
+    with ShardReader(write_shard(tmp_path / "a.shard", 7)) as reader:
+        found = most_marks(EVERY_FIELD, np.array([7]), np.array([reader.header.file_size]))
+        assert found.tolist() == [reader.units.n_marks]
+
+
+@pytest.mark.parametrize("mean_bytes", [40, 40_000])
+def test_there_is_room_for_the_marks_of_streams(tmp_path: Path, mean_bytes: int) -> None:
+    write_media(tmp_path / "a.shard", 9, mean_bytes=mean_bytes)
+    with ShardReader(tmp_path / "a.shard") as reader:
+        n_bytes = np.array([reader.header.file_size])
+        most = int(most_marks(MEDIA_FIELDS, np.array([9]), n_bytes)[0])
+        assert reader.units.n_marks <= most <= reader.units.n_marks + n_bytes[0] // 1024
+
+
+def test_samples_with_streams_are_the_same(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    made = (media_sample(i) for i in range(24))
+    folder = write_dataset(tmp_path / "set", 24, 24, MEDIA_FIELDS, made)
+    with ShardDataset(folder) as every:
+        request.getfixturevalue("few")
+        with ShardDataset(folder) as dataset:
+            assert all(map(same_sample, dataset, every))
+
+
+def test_a_long_table_of_marks_takes_memory_as_it_is_used() -> None:
+    for n_marks, is_reserved in ((1000, True), (1 << 30, False)):
+        fd = marks_file(n_marks)
+        try:
+            assert os.fstat(fd).st_size == n_marks
+            assert bool(os.fstat(fd).st_blocks) is is_reserved
+        finally:
+            os.close(fd)
+
+
+# Places.
+
+
+class _Counting(Folder):
+    """A place that keeps so many files, and counts them."""
+
+    most_held = 3  # type: ignore[assignment,misc]
+
+    def __init__(self, root: str) -> None:
+        super().__init__(root)
+        self.held: Counter[str] = Counter()
+        self.most = 0
+
+    def hold(self, summary: ShardSummary) -> str:
+        self.held[summary.name] += 1
+        self.most = max(self.most, self.held.total())
+        return super().hold(summary)
+
+    def release(self, summary: ShardSummary) -> None:
+        self.held[summary.name] -= 1
+
+
+@pytest.fixture
+def place(monkeypatch: pytest.MonkeyPatch) -> list[_Counting]:
+    made: list[_Counting] = []
+
+    def find(self: ShardDataset) -> _Counting:
+        made.append(_Counting(os.path.abspath(self.path)))
+        return made[-1]
+
+    monkeypatch.setattr(ShardDataset, "_find", find)
+    return made
+
+
+@pytest.mark.parametrize("access", ["mmap", "pread"])
+def test_a_place_is_asked_for_every_file_and_told_when_it_is_let_go_of(
+    folder: str, expected: dict[Any, list[Any]], place: list[_Counting], access: str
+) -> None:
+    assert epoch(folder, shuffle=True, access=access) == expected[True]
+    gc.collect()
+    (used,) = place
+    assert used.most <= used.most_held + 1, "the one that is opened comes before another goes"
+    assert sorted(used.held) == [f"{k:06d}-000.shard" for k in range(N_SHARDS)]
+    assert used.held.total() == 0
+
+
+def test_a_file_is_kept_as_long_as_somebody_reads_it(folder: str, place: list[_Counting]) -> None:
+    with ShardDataset(folder, access="pread") as dataset:
+        reader = dataset.reader(0)
+        for shard in range(1, 9):
+            dataset.reader(shard)
+        assert dataset.known(0) is None
+        assert place[0].held["000000-000.shard"] == 1
+        assert reader[0]["label"] == 0
+        del reader
+        assert place[0].held["000000-000.shard"] == 0
+
+
+def test_a_file_that_cannot_be_opened_is_not_kept(
+    folder: str, tmp_path: Path, place: list[_Counting]
+) -> None:
+    copy = str(shutil.copytree(folder, tmp_path / "set"))
+    os.unlink(path_of(copy, 2))
+    with ShardDataset(copy) as dataset:
+        with pytest.raises(ShardNotFound):
+            dataset.reader(2)
+        assert place[0].held.total() == 0
+
+
+def test_a_place_that_has_no_room_says_so(
+    folder: str, place: list[_Counting], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(self: _Counting, summary: ShardSummary) -> str:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), summary.name)
+
+    monkeypatch.setattr(_Counting, "hold", full)
+    with pytest.raises(OSError, match="000000-000"), loader(folder) as batches:
+        list(batches)
