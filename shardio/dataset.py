@@ -20,7 +20,7 @@ from shardio.format.schema import Schema
 from shardio.gather import ColumnGather
 from shardio.manifest import Generation, load, load_generation
 from shardio.manifest.described import Described
-from shardio.shards.filed import Filed
+from shardio.shards.filed import Filed, Group
 from shardio.shards.places import Folder, Place
 from shardio.shown import Shown
 from shardio.units import VERIFY, Rows, Verify
@@ -77,8 +77,8 @@ class ShardDataset(Shown, Described, Filed, Sequence[dict[str, Any]], Closing):
         # As most datasets are written; a division finds the shard in a tenth of a search's time.
         is_even = counts and len({*counts[:-1]}) <= 1 and counts[-1] <= counts[0]
         self._rows_per_shard = max(1, counts[0]) if is_even else 0
-        sides = [side.name for side in self._generation.sides]
-        self._begin(self._generation.files, len(self.shards), sides)
+        sides = (Group(side.name, side.schema, side.shards) for side in self._generation.sides)
+        self._begin([Group("", self._generation.schema, self._generation.shards), *sides])
         self._gathers: dict[str, ColumnGather] = {}
 
     def _find(self) -> Place:

@@ -277,9 +277,8 @@ class Mixture(ShardDataset):
         """The files of all sources that have a field, by default those of whole samples."""
         found = []
         for source in self.sources:
-            for shard in range(len(source.shards)):
-                summary, path = source.files_of(shard, name)[0]
-                found.append(dataclasses.replace(summary, name=path))
+            for summary in source.summaries(name):
+                found.append(dataclasses.replace(summary, name=source.path_of(summary)))
         return tuple(found)
 
     @property
@@ -294,7 +293,7 @@ class Mixture(ShardDataset):
         first = self.sources[source]._first_files.get(self._sided[group - 1], 0) if group else 0
         return self.sources[source]._open_file(first + local)
 
-    def _most_marks(self, name: str | None = None) -> Rows:
+    def _most_marks(self, name: str) -> Rows:
         return np.concatenate([source._most_marks(name) for source in self.sources])
 
     def _shards_before(self) -> Rows:

@@ -125,6 +125,9 @@ class PooledRows(MappedRows):
 
     def put(self, shard: int, place: ColumnPlace) -> None:
         """Map what the file of a shard has, into any part that is free."""
+        if not self._free:  # Ctrl-C may have cost some
+            taken = self._parts.values()
+            self._free = [part for part in range(len(self._range.slots)) if part not in taken]
         part = self._free[-1]
         self._range.map(part, place)
         self._parts[shard] = self._free.pop()

@@ -211,7 +211,7 @@ class Advice:
             self._asked.update(blocks)
             ranges = Ranges(fresh * grain, (fresh + 1) * grain)
         for number, places in extents.files.pieces(merged(ranges, grain)):
-            fd = open_shard(extents.files.paths[number])
+            fd = open_shard(extents.files.path(number))
             try:
                 for offset, n_bytes in places:
                     will_need(fd, offset, n_bytes)
@@ -223,7 +223,7 @@ def _are_cached(extents: Extents, ranges: Ranges) -> bool | None:
     """Whether the middles of all ranges lie in memory; None if the system does not tell."""
     middles = np.sort((ranges.starts + ranges.ends) // 2)
     for number, places in extents.files.pieces(Ranges(middles, middles)):
-        fd = open_shard(extents.files.paths[number])
+        fd = open_shard(extents.files.path(number))
         try:
             for offset, _ in places:
                 found = is_cached(fd, offset)

@@ -65,7 +65,7 @@ class ClipExtents:
         stored, field = list(reader.schema.records), reader.schema.field_id(name)
         places = {each.key: each.offset for each in reader.sections}
         number = int(self._numbers[shard])
-        fd = open_shard(self._files.paths[number])
+        fd = open_shard(self._files.path(number))
         try:
             first = places[Kind.INDEX, NO_FIELD, 0] + stored.index(name) * ENTRY.size
             entries = _lines(fd, first + local * (len(stored) * ENTRY.size), ENTRY_DTYPE)

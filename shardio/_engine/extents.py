@@ -22,6 +22,7 @@ from shardio.format.fields import STREAMED, n_stored_dims
 from shardio.format.index import DIMENSION, ENTRY, ENTRY_DTYPE, stored_bytes
 from shardio.format.layout import NO_FIELD, Kind
 from shardio.units import Rows
+from shardio.writer import ShardSummary
 
 GAP_BYTES: Final = 4 << 20
 """Files begin on multiples of this, and have as much between them: ranges that are rounded out to
@@ -32,28 +33,32 @@ class Files:
     """All files of a dataset that some fields lie in, each once, laid one behind another.
 
     `groups` are the fields that share files, one file of each shard, with the numbers of these;
-    `paths`, `sizes` and `starts` are by number. In a mixture several shards may be one file.
+    `sizes` and `starts` are by number. In a mixture several shards may be one file.
     """
 
     def __init__(self, dataset: ShardDataset, fields: Sequence[str]) -> None:
+        self._dataset = dataset
         inside = [name for name in fields if name not in dataset.sides]
         beside = [[name] for name in fields if name in dataset.sides]
         names = [inside, *beside] if inside else beside
         self.groups: list[tuple[list[str], Rows]] = []
-        self.sizes: list[int] = []
         known: dict[str, int] = {}
+        self._summaries: list[ShardSummary] = []
         for group in names:
             numbers = []
-            for shard in range(len(dataset.shards)):
-                ((summary, path),) = dataset.files_of(shard, group[0])
-                if path not in known:
-                    known[path] = len(known)
-                    self.sizes.append(summary.n_bytes)
-                numbers.append(known[path])
+            for summary in dataset.summaries(group[0]):
+                number = known.setdefault(summary.name, len(known))
+                if number == len(self._summaries):
+                    self._summaries.append(summary)
+                numbers.append(number)
             self.groups.append((group, np.array(numbers, np.int64)))
-        self.paths = list(known)
+        self.sizes = [summary.n_bytes for summary in self._summaries]
         taken = -(-np.array(self.sizes, np.int64) // GAP_BYTES) * GAP_BYTES + GAP_BYTES
         self.starts: Rows = np.concatenate([[0], np.cumsum(taken)])
+
+    def path(self, number: int) -> str:
+        """Where a file is."""
+        return self._dataset.path_of(self._summaries[number])
 
     @property
     def n_bytes(self) -> int:
@@ -152,7 +157,7 @@ class _Records:
         self, dataset: ShardDataset, names: Sequence[str], files: Files, numbers: Rows
     ) -> None:
         self._dataset, self._names = dataset, names
-        self._paths = [files.paths[number] for number in numbers.tolist()]
+        self._files, self._numbers = files, numbers
         starts, self._ends = files.starts[numbers], files.starts[numbers + 1]
         self._entries: dict[int, tuple[int, list[int]]] = {}
         self._index = _Lane.of(0, 0, self._finder(Kind.INDEX), starts)
@@ -221,7 +226,7 @@ class _Records:
         entries = np.zeros((len(local), row_bytes // ENTRY.size), ENTRY_DTYPE)
         lines = entries.view(np.uint8).reshape(len(local), row_bytes)
         cuts = [0, *(np.flatnonzero(np.diff(local) != 1) + 1).tolist(), len(local)]
-        fd = open_shard(self._paths[shard])
+        fd = open_shard(self._files.path(int(self._numbers[shard])))
         try:
             for begin, end in zip(cuts, cuts[1:], strict=False):
                 offset = first + int(local[begin]) * row_bytes

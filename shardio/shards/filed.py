@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +25,14 @@ from shardio.writer import ShardSummary
 Marks = npt.NDArray[np.uint8]
 
 
+class Group(NamedTuple):
+    """Files of one schema, one of each shard: of whole samples, or of the field `name` alone."""
+
+    name: str
+    schema: Schema
+    shards: Sequence[ShardSummary]
+
+
 class Filed:
     """The files of a dataset, by number: its shards, then those beside them, side by side.
 
@@ -35,21 +44,18 @@ class Filed:
     _files_in: Place
     _verify: Verify
 
-    def _begin(
-        self, files: Sequence[tuple[ShardSummary, Schema]], n_shards: int, sides: Iterable[str]
-    ) -> None:
+    def _begin(self, groups: Sequence[Group]) -> None:
         """Be ready to open files; opens none.
 
         Args:
-            files: all of them, each with its schema.
-            n_shards: how many of them hold whole samples.
-            sides: the fields of those beside them, so many files of each.
+            groups: the shards, and then those of each field that lies beside them, as many.
         """
-        self._files, self._n_shards = files, n_shards
-        self._numbers = range(n_shards)
-        self._first_files = {name: k * n_shards for k, name in enumerate(sides, 1)}
-        most = most_open(len(files), self._most_held)
-        self._opened = OpenFiles(len(files), self._open, most, self.path)
+        self._groups, self._n_shards = groups, len(groups[0].shards)
+        n_files = len(groups) * self._n_shards
+        self._numbers = range(self._n_shards)
+        self._first_files = {g.name: k * self._n_shards for k, g in enumerate(groups) if g.name}
+        most = most_open(n_files, self._most_held)
+        self._opened = OpenFiles(n_files, self._open, most, self.path)
         self._marks: Marks | None = None
         self._first_marks: Rows | None = None
 
@@ -77,11 +83,20 @@ class Filed:
 
     def files_of(self, shard: int, name: str | None = None) -> list[tuple[ShardSummary, str]]:
         """The files that the samples of a shard lie in, and where they are; or that of a field."""
-        firsts = [0, *self._first_files.values()]
-        if name is not None:
-            firsts = [self._first_files.get(name, 0)]
-        summaries = [self._files[first + self._numbers[shard]][0] for first in firsts]
-        return [(summary, self._files_in.path_of(summary)) for summary in summaries]
+        names = [None, *self._first_files] if name is None else [name]
+        summaries = [self.summaries(each)[shard] for each in names]
+        return [(summary, self.path_of(summary)) for summary in summaries]
+
+    def summaries(self, name: str | None = None) -> Sequence[ShardSummary]:
+        """The file of every shard that has a field, by default those of the shards themselves."""
+        return self._group(name).shards
+
+    def _group(self, name: str | None) -> Group:
+        return next((group for group in self._groups if group.name == name), self._groups[0])
+
+    def path_of(self, summary: ShardSummary) -> str:
+        """Where a file is, or will be once it is opened."""
+        return self._files_in.path_of(summary)
 
     def _open(self, file: int) -> ShardReader:
         reader = self._open_file(file)
@@ -91,7 +106,9 @@ class Filed:
         return reader
 
     def _open_file(self, file: int) -> ShardReader:
-        summary, schema = self._files[file]
+        number, shard = divmod(file, self._n_shards)
+        _, schema, shards = self._groups[number]
+        summary = shards[shard]
         path = self._files_in.hold(summary)
         try:
             reader = self._open_expected(path, summary, schema)
@@ -124,7 +141,7 @@ class Filed:
             ShardChanged: the first that was.
         """
         for shard in distinct(shards).tolist():
-            for file in range(shard, len(self._files), self._n_shards):
+            for file in range(shard, len(self._groups) * self._n_shards, self._n_shards):
                 if (reader := self._opened.known(file)) is not None:
                     reader.check_length()
 
@@ -144,22 +161,21 @@ class Filed:
     def _place_marks(self) -> Rows:
         if self._first_marks is None:
             if self.is_partial:
-                names = [None, *self._first_files]
-                counts = np.concatenate([self._most_marks(name) for name in names])
+                counts = np.concatenate([self._most_marks(group.name) for group in self._groups])
             else:
-                will_open([self._files_in.path_of(summary) for summary, _ in self._files])
-                files = range(len(self._files))
+                summaries = [each for group in self._groups for each in group.shards]
+                will_open([self.path_of(summary) for summary in summaries])
+                files = range(len(summaries))
                 counts = np.array([self._opened.reader(file).units.n_marks for file in files])
             self._first_marks = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
         return self._first_marks
 
-    def _most_marks(self, name: str | None = None) -> Rows:
-        """How many units the files have at most that a field, by default a sample, lies in."""
-        first = 0 if name is None else self._first_files.get(name, 0)
-        files = self._files[first : first + self._n_shards]
-        n_samples = np.array([summary.n_samples for summary, _ in files], np.int64)
-        n_bytes = np.array([summary.n_bytes for summary, _ in files], np.int64)
-        return most_marks(files[0][1], n_samples, n_bytes) if files else n_samples
+    def _most_marks(self, name: str) -> Rows:
+        """How many units the files at most have that a field, or with "" a sample, lies in."""
+        _, schema, shards = self._group(name)
+        n_samples = np.array([summary.n_samples for summary in shards], np.int64)
+        n_bytes = np.array([summary.n_bytes for summary in shards], np.int64)
+        return most_marks(schema, n_samples, n_bytes)
 
     def share_marks(self, marks: npt.NDArray[np.uint8]) -> None:
         """Remember what has been checked in `marks`, n_marks bytes; opens files as that does."""
