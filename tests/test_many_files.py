@@ -7,6 +7,7 @@ import gc
 import itertools
 import os
 import shutil
+import signal
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,14 @@ import numpy as np
 import pytest
 
 from shardio import Array, Clip, ShardLoader, Video, column_range, mix, storage
+from shardio._engine.claims import Claims, error_of_death
 from shardio._engine.shared import marks_file
 from shardio.dataset import ShardDataset
 from shardio.errors import (
     ChecksumMismatch,
     EnvironmentUnsuitable,
     MemoryShort,
+    ShardChanged,
     ShardCorrupt,
     ShardNotFound,
 )
@@ -296,6 +299,19 @@ def test_a_damaged_shard_is_named_when_it_is_first_needed(folder: str, tmp_path:
     with loader(copy, batch_size=4) as batches, pytest.raises(ShardCorrupt) as caught:
         list(batches)
     assert (caught.value.path, caught.value.code) == (path_of(copy, 15), "file_size")
+
+
+@pytest.mark.usefixtures("few")
+def test_a_shard_that_killed_a_worker_is_named_by_a_main_that_never_opened_it(
+    folder: str, tmp_path: Path
+) -> None:
+    copy = str(shutil.copytree(folder, tmp_path / "set"))
+    os.truncate(path_of(copy, 15), 8192)
+    with ShardDataset(copy) as dataset:
+        claims = Claims("at", {15: [1]}, "label")
+        error = error_of_death("a worker died", signal.SIGBUS, claims, "", dataset)
+    assert isinstance(error, ShardChanged)
+    assert (error.path, error.field, error.sample) == (path_of(copy, 15), "label", 1)
 
 
 def test_a_shard_with_more_hashes_than_its_bytes_can_need_is_refused(folder: str) -> None:
