@@ -25,6 +25,7 @@ from shardio.shards.places import Folder, Place
 from shardio.shown import Shown
 from shardio.units import VERIFY, Rows, Verify
 from shardio.views import RowList, check_mask, check_positions
+from shardio.writer import ShardSummary
 
 _AT_ONCE: Final = 8192
 """Rows of a column that are gathered in one call."""
@@ -77,8 +78,9 @@ class ShardDataset(Shown, Described, Filed, Sequence[dict[str, Any]], Closing):
         # As most datasets are written; a division finds the shard in a tenth of a search's time.
         is_even = counts and len({*counts[:-1]}) <= 1 and counts[-1] <= counts[0]
         self._rows_per_shard = max(1, counts[0]) if is_even else 0
-        sides = (Group(side.name, side.schema, side.shards) for side in self._generation.sides)
-        self._begin([Group("", self._generation.schema, self._generation.shards), *sides])
+        whole = "", self._generation.schema, self._generation.shards
+        sides = ((side.name, side.schema, side.shards) for side in self._generation.sides)
+        self._begin([Group(*group, _sizes_of(group[2])) for group in (whole, *sides)])
         self._gathers: dict[str, ColumnGather] = {}
 
     def _find(self) -> Place:
@@ -250,6 +252,11 @@ class ShardDataset(Shown, Described, Filed, Sequence[dict[str, Any]], Closing):
         self._opened.close()
         self._gathers, self._marks = {}, None
         self._files_in.close()
+
+
+def _sizes_of(shards: Sequence[ShardSummary]) -> Rows:
+    """The bytes of each."""
+    return np.fromiter((shard.n_bytes for shard in shards), np.int64, len(shards))
 
 
 def open_dataset(

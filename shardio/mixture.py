@@ -296,6 +296,11 @@ class Mixture(ShardDataset):
     def _most_marks(self, name: str) -> Rows:
         return np.concatenate([source._most_marks(name) for source in self.sources])
 
+    def which_files(self, name: str | None = None) -> Rows:
+        """Which file each shard's is that has a field, counted from 0; several may have one."""
+        known: dict[str, int] = {}
+        return np.array([known.setdefault(s.name, len(known)) for s in self.summaries(name)])
+
     def _shards_before(self) -> Rows:
         counts = [len(source.shards) for source in self.sources]
         return np.cumsum([0, *counts])[:-1]

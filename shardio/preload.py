@@ -83,7 +83,7 @@ def _all(dataset: ShardDataset, extents: Extents, *, of_records: bool) -> Ranges
 def _pieces(extents: Extents, ranges: Ranges) -> Iterator[_Piece]:
     """The pieces of all ranges, none of them beyond the end of its file."""
     for number, places in extents.files.pieces(ranges):
-        path, most = extents.files.path(number), extents.files.sizes[number]
+        path, most = extents.files.path(number), int(extents.files.sizes[number])
         for offset, n_bytes in places:
             end = min(offset + n_bytes, most)
             for start in range(offset, end, _PIECE_BYTES):

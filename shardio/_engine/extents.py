@@ -22,7 +22,6 @@ from shardio.format.fields import STREAMED, n_stored_dims
 from shardio.format.index import DIMENSION, ENTRY, ENTRY_DTYPE, stored_bytes
 from shardio.format.layout import NO_FIELD, Kind
 from shardio.units import Rows
-from shardio.writer import ShardSummary
 
 GAP_BYTES: Final = 4 << 20
 """Files begin on multiples of this, and have as much between them: ranges that are rounded out to
@@ -42,28 +41,34 @@ class Files:
         beside = [[name] for name in fields if name in dataset.sides]
         names = [inside, *beside] if inside else beside
         self.groups: list[tuple[list[str], Rows]] = []
-        known: dict[str, int] = {}
-        self._summaries: list[ShardSummary] = []
+        self._shards: list[tuple[str, Rows]] = []
+        sizes = [np.zeros(0, np.int64)]
+        n_files = 0
         for group in names:
-            numbers = []
-            for summary in dataset.summaries(group[0]):
-                number = known.setdefault(summary.name, len(known))
-                if number == len(self._summaries):
-                    self._summaries.append(summary)
-                numbers.append(number)
-            self.groups.append((group, np.array(numbers, np.int64)))
-        self.sizes = [summary.n_bytes for summary in self._summaries]
-        taken = -(-np.array(self.sizes, np.int64) // GAP_BYTES) * GAP_BYTES + GAP_BYTES
+            numbers = dataset.which_files(group[0])
+            firsts = np.zeros(int(numbers.max(initial=-1)) + 1, np.int64)
+            firsts[numbers[::-1]] = np.arange(len(numbers))[::-1]
+            self.groups.append((group, numbers + n_files))
+            self._shards.append((group[0], firsts))
+            sizes.append(dataset.sizes(group[0])[firsts])
+            n_files += len(firsts)
+        self.sizes: Rows = np.concatenate(sizes)
+        taken = -(-self.sizes // GAP_BYTES) * GAP_BYTES + GAP_BYTES
         self.starts: Rows = np.concatenate([[0], np.cumsum(taken)])
 
     def path(self, number: int) -> str:
         """Where a file is."""
-        return self._dataset.path_of(self._summaries[number])
+        for name, shards in self._shards:
+            if number < len(shards):
+                summary = self._dataset.summaries(name)[int(shards[number])]
+                return self._dataset.path_of(summary)
+            number -= len(shards)
+        raise IndexError(f"there is no file {number}")
 
     @property
     def n_bytes(self) -> int:
         """The bytes of all of them."""
-        return sum(self.sizes)
+        return int(self.sizes.sum())
 
     def pieces(self, ranges: Ranges) -> Iterator[tuple[int, list[tuple[int, int]]]]:
         """File by file, the ranges that lie in it: its number, and their offsets and bytes."""

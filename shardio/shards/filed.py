@@ -26,11 +26,15 @@ Marks = npt.NDArray[np.uint8]
 
 
 class Group(NamedTuple):
-    """Files of one schema, one of each shard: of whole samples, or of the field `name` alone."""
+    """Files of one schema, one of each shard: of whole samples, or of the field `name` alone.
+
+    `sizes` are their bytes.
+    """
 
     name: str
     schema: Schema
     shards: Sequence[ShardSummary]
+    sizes: Rows
 
 
 class Filed:
@@ -42,6 +46,7 @@ class Filed:
     path: str
     access: Access
     _files_in: Place
+    _starts: Rows
     _verify: Verify
 
     def _begin(self, groups: Sequence[Group]) -> None:
@@ -94,6 +99,14 @@ class Filed:
     def _group(self, name: str | None) -> Group:
         return next((group for group in self._groups if group.name == name), self._groups[0])
 
+    def sizes(self, name: str | None = None) -> Rows:
+        """The bytes of each of these files."""
+        return self._group(name).sizes
+
+    def which_files(self, name: str | None = None) -> Rows:
+        """Which of these files each is, counted from 0: its own number, unless it comes again."""
+        return np.arange(self._n_shards)
+
     def path_of(self, summary: ShardSummary) -> str:
         """Where a file is, or will be once it is opened."""
         return self._files_in.path_of(summary)
@@ -107,7 +120,7 @@ class Filed:
 
     def _open_file(self, file: int) -> ShardReader:
         number, shard = divmod(file, self._n_shards)
-        _, schema, shards = self._groups[number]
+        _, schema, shards, _ = self._groups[number]
         summary = shards[shard]
         path = self._files_in.hold(summary)
         try:
@@ -172,10 +185,8 @@ class Filed:
 
     def _most_marks(self, name: str) -> Rows:
         """How many units the files at most have that a field, or with "" a sample, lies in."""
-        _, schema, shards = self._group(name)
-        n_samples = np.array([summary.n_samples for summary in shards], np.int64)
-        n_bytes = np.array([summary.n_bytes for summary in shards], np.int64)
-        return most_marks(schema, n_samples, n_bytes)
+        group = self._group(name)
+        return most_marks(group.schema, np.diff(self._starts), group.sizes)
 
     def share_marks(self, marks: npt.NDArray[np.uint8]) -> None:
         """Remember what has been checked in `marks`, n_marks bytes; opens files as that does."""
