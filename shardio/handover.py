@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import warnings
-from collections.abc import Iterable
 from typing import Any, Final, Self
 
 import numpy as np
@@ -19,8 +17,8 @@ from shardio.callers import level_of_caller
 from shardio.collate import BlockLayout
 from shardio.dataset import ShardDataset
 from shardio.makers import Maker
+from shardio.shards.places import Paths
 from shardio.spent import now_ns
-from shardio.writer import ShardSummary
 
 _EVERY_BLOCK: Final = -1
 """In the place of a block's number: tensors that the batches of all blocks are copied to."""
@@ -48,8 +46,8 @@ class Handover:
     ) -> None:
         self._engine, self._maker = engine, maker
         self._reuses, self._most_skips = reuses, most_skips
-        self._paths = _paths(dataset.path, dataset.shards)
-        self._beside = {name: _paths(dataset.path, found) for name, found in dataset.sides.items()}
+        self._paths = Paths(dataset.path, dataset.shards)
+        self._beside = {name: Paths(dataset.path, found) for name, found in dataset.sides.items()}
 
     def hand_over(self, delivered: Delivered, iteration: Iteration) -> Batch:
         """Make the batch that the loop gets from a filled block."""
@@ -184,7 +182,3 @@ class RecordedPass(Pass):
         waited_ns = lap.waited_ns - waited_ns
         lap.moments.append(Moment(batch.step, asked_ns, waited_ns, now_ns()))
         return batch
-
-
-def _paths(folder: str, shards: Iterable[ShardSummary]) -> list[str]:
-    return [os.path.join(folder, shard.name) for shard in shards]

@@ -6,7 +6,6 @@ this process alone, kept from batch to batch.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
@@ -28,6 +27,7 @@ from shardio.errors import SchemaError, TransformError
 from shardio.format.schema import Schema
 from shardio.inference import check_batch, infer_batch
 from shardio.order import OF_BATCHES, OF_COLLATION, SampleGenerators
+from shardio.shards.places import Paths
 from shardio.spent import SPENT, TRANSFORM, now_ns
 
 _CLAIMED: Final = pack_state(NO_FIELD, CLAIMED)
@@ -78,11 +78,8 @@ class Batches:
         self._generators = SampleGenerators(recipe.seed, OF_BATCHES)
         self._collation_keys = SampleGenerators(recipe.seed, OF_COLLATION)
         self._scratches: list[Scratch] = []
-        self._paths = [os.path.join(recipe.path, shard.name) for shard in dataset.shards]
-        self._beside = {
-            name: [os.path.join(recipe.path, shard.name) for shard in shards]
-            for name, shards in dataset.sides.items()
-        }
+        self._paths = Paths(recipe.path, dataset.shards)
+        self._beside = {name: Paths(recipe.path, found) for name, found in dataset.sides.items()}
 
     def fill(
         self,

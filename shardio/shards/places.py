@@ -7,7 +7,8 @@ place can bring a file here first, and remove those that nobody uses.
 from __future__ import annotations
 
 import os
-from typing import Final, Protocol
+from collections.abc import Sequence
+from typing import Final, Protocol, overload
 
 from shardio.access.links import refuse_links_outside
 from shardio.writer import ShardSummary
@@ -77,3 +78,27 @@ class Folder:
 
     def close(self) -> None:
         """Do nothing."""
+
+
+class Paths(Sequence[str]):
+    """Where shards lie in a folder as it was named, made up one by one: there may be very many.
+
+    Args:
+        folder: as messages name it.
+        shards: in their order.
+    """
+
+    def __init__(self, folder: str, shards: Sequence[ShardSummary]) -> None:
+        self._folder, self._shards = folder, shards
+
+    def __len__(self) -> int:
+        return len(self._shards)
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[str]: ...
+    def __getitem__(self, index: int | slice) -> str | list[str]:
+        if isinstance(index, slice):
+            return [self[k] for k in range(*index.indices(len(self)))]
+        return os.path.join(self._folder, self._shards[index].name)
