@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import functools
 import mmap
 import os
 import resource
@@ -81,6 +82,7 @@ def map_known_file(path: str) -> tuple[memoryview, FileState]:
     return memoryview(whole).cast("B").toreadonly(), FileState.of(status)
 
 
+@functools.cache
 def most_maps() -> int:
     """How many maps the kernel lets a process have."""
     try:

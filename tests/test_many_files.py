@@ -372,6 +372,25 @@ def test_columns_take_their_share_of_the_maps_of_a_process(
 
 
 @pytest.mark.usefixtures("few")
+def test_datasets_of_one_process_share_its_maps(
+    folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(opened, "most_maps", lambda: 8)
+    with ShardDataset(folder) as one, ShardDataset(folder) as other:
+        for shard in range(20):
+            one.reader(shard)
+        assert sum(files_mapped(folder).values()) == 6
+        for shard in range(20):
+            other.reader(shard)
+            one.reader(20 - shard)
+        assert sum(files_mapped(folder).values()) <= 6
+    with ShardDataset(folder) as alone:
+        for shard in range(20):
+            alone.reader(shard)
+        assert sum(files_mapped(folder).values()) == 6
+
+
+@pytest.mark.usefixtures("few")
 def test_a_file_that_cannot_be_mapped_at_all_says_why(
     folder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

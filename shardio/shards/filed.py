@@ -60,7 +60,8 @@ class Filed:
         self._numbers = range(self._n_shards)
         self._first_files = {g.name: k * self._n_shards for k, g in enumerate(groups) if g.name}
         most = most_open(n_files, self._most_held)
-        self._opened = OpenFiles(n_files, self._open, most, self.path)
+        n_maps = int(self.access == "mmap")
+        self._opened = OpenFiles(n_files, self._open, most=most, n_maps=n_maps, path=self.path)
         self._marks: Marks | None = None
         self._first_marks: Rows | None = None
 

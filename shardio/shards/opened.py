@@ -47,18 +47,27 @@ class OpenFiles:
         n_files: how many there are.
         open_file: opens one, given its number; a method of their owner, whom this does not keep.
         most: how many may be open at a time; None for all.
+        n_maps: how many maps an open file has, besides those of what is told of it.
         path: of the dataset, for messages.
     """
 
     def __init__(
-        self, n_files: int, open_file: Callable[[int], ShardReader], most: int | None, path: str
+        self,
+        n_files: int,
+        open_file: Callable[[int], ShardReader],
+        *,
+        most: int | None,
+        n_maps: int,
+        path: str,
     ) -> None:
         self._readers: dict[int, ShardReader] = {}
         self._open_file = weakref.WeakMethod(open_file)
         self._path, self._is_closed, self._is_scattered = path, False, False
         self.most = most
         """How many may be open at a time, which may become fewer; None for all."""
-        self._maps_of_each = 1
+        self._maps_of_each = n_maps
+        if most is not None:
+            _users.append(weakref.ref(self, _users.remove))
         self._used: Rows = np.zeros(0 if most is None else n_files, np.int64)
         """When each was last used, as numbers of `_turn`."""
         self._turn = 0
@@ -98,15 +107,26 @@ class OpenFiles:
     def tell(self, method: Callable[[int], None], n_maps: int) -> None:
         """Have a method, whose object this does not keep, called before a file makes room.
 
-        The object has so many maps of a file. All maps together are no more than three quarters of
-        what the kernel lets a process have: so fewer files may be open.
+        The object has so many maps of a file, and fewer files may be open for it.
         """
         self._told.append(weakref.WeakMethod(method))
         self._maps_of_each += n_maps
-        most = max(_FEWEST_FILES, most_maps() * 3 // 4 // self._maps_of_each)
-        if n_maps and self.most is not None and self.most > most:
-            self.most = most
-            self._make_room(len(self._readers) - most)
+        if self.most is not None:
+            self._share_maps()
+            self._make_room(len(self._readers) - self.most)
+
+    def _share_maps(self) -> None:
+        """Have no more files open than there are maps for.
+
+        Of those that the kernel lets a process have, three quarters are for datasets, and each that
+        has files open has as many as any other: a loader's threads have a dataset each.
+        """
+        if self.most is None or not self._maps_of_each:
+            return
+        others = (each() for each in tuple(_users))
+        n = 1 + sum(bool(each is not None and each is not self and len(each)) for each in others)
+        most = most_maps() * 3 // 4 // (n * self._maps_of_each)
+        self.most = min(self.most, max(_FEWEST_FILES, most))
 
     def use(self, files: Rows) -> None:
         """Have these files make room after all that were used before, where files make room."""
@@ -116,6 +136,7 @@ class OpenFiles:
     def _open(self, file: int) -> ShardReader:
         self.check_open()
         if self.most is not None:
+            self._share_maps()
             if len(self._readers) >= self.most:
                 self._make_room(max(1, self.most // _SHARE) + len(self._readers) - self.most)
             self._turn += 1
@@ -169,6 +190,10 @@ class OpenFiles:
         for reader in self._readers.values():
             reader.close()
         self._readers.clear()
+
+
+_users: Final[list[weakref.ref[OpenFiles]]] = []
+"""Those of this process that do not have all files open."""
 
 
 def _expect_scattered(reader: ShardReader) -> None:
