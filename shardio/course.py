@@ -18,6 +18,7 @@ from shardio.division import Division
 from shardio.drawing import draw_once, running_sums
 from shardio.errors import InvalidArgument
 from shardio.format.checksum import hash_bytes
+from shardio.manifest.shard_list import bytes_of
 from shardio.mixture import Mixture
 from shardio.progress import Progress
 from shardio.views import check_positions
@@ -67,8 +68,7 @@ class Course:
         self.window: Window | None = None
         """Of epochs that begin now."""
         if choice.is_in_blocks:
-            n_bytes = sum(shard.n_bytes for shard in dataset.shards)
-            n_samples = sum(shard.n_samples for shard in dataset.shards)
+            n_bytes, n_samples = bytes_of(dataset.shards), int(dataset.starts[-1])
             if (
                 dataset.clips is not None or dataset.packed is not None
             ):  # as if all rows had as many as those that are shown

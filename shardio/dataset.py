@@ -73,11 +73,11 @@ class ShardDataset(Shown, Described, Filed, Sequence[dict[str, Any]], Closing):
         self.subset = subset
         self._view = None if subset is None else self._subset_rows(subset)
         self._verify = verify
-        counts = [shard.n_samples for shard in self._generation.shards]
+        counts = self._generation.counts
         self._starts: Rows = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
         # As most datasets are written; a division finds the shard in a tenth of a search's time.
-        is_even = counts and len({*counts[:-1]}) <= 1 and counts[-1] <= counts[0]
-        self._rows_per_shard = max(1, counts[0]) if is_even else 0
+        is_even = len(counts) and (counts[:-1] == counts[0]).all() and counts[-1] <= counts[0]
+        self._rows_per_shard = max(1, int(counts[0])) if is_even else 0
         whole = "", self._generation.schema, self._generation.shards
         sides = ((side.name, side.schema, side.shards) for side in self._generation.sides)
         self._begin([Group(*group, _sizes_of(group[2])) for group in (whole, *sides)])

@@ -51,7 +51,7 @@ def read_sealed(path: Path) -> dict[str, Any]:
         DatasetCorrupt: it is no such file, or changed since it was written.
         OSError: the system refuses to read it.
     """
-    raw = _read_file(path)
+    raw = read_file(path)
     try:
         content = json.loads(raw.decode("utf-8"))
         rest = {key: value for key, value in content.items() if key != "digest"}
@@ -68,8 +68,13 @@ def read_sealed(path: Path) -> dict[str, Any]:
     return rest
 
 
-def _read_file(path: Path) -> bytes:
-    """Read a regular file; anything else is refused and not waited for, as a pipe would be."""
+def read_file(path: Path) -> bytes:
+    """Read a regular file; anything else is refused and not waited for, as a pipe would be.
+
+    Raises:
+        DatasetCorrupt: it is no regular file.
+        OSError: the system refuses to read it.
+    """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
     except OSError as error:

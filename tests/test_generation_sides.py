@@ -95,7 +95,7 @@ BROKEN: dict[str, tuple[Callable[[Content], object], str]] = {
     "no names": (lambda g: g.update(required=[1]), "'required' must be a list of names"),
     "no list": (lambda g: g.update(sides={"x": 1}), "'sides' must be a list"),
     "no dict": (lambda g: g.update(sides=["x"]), "a side must be a dict with shards"),
-    "no shards": (sides(lambda s: s[0].update(shards={})), "a side must be a dict with shards"),
+    "no shards": (sides(lambda s: s[0].update(shards=7)), "a side must be a dict with shards"),
     "no schema": (sides(lambda s: s[0].pop("schema")), "not a generation: KeyError"),
     "a schema": (sides(lambda s: s[0].update(schema=7)), "not a generation: SchemaError"),
     "two fields": (sides(with_two_fields), "a side has one field; found 'x', 'z'"),

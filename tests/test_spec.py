@@ -18,7 +18,7 @@ from shardio.format import checksum, codec, fields, index, layout, schema, strea
 from shardio.format.fields import DType, FieldType, numpy_dtype
 from shardio.format.layout import HEADER, HEADER_HASH, MAGIC, PAGE, SECTION, Kind, Required
 from shardio.format.structure import unpack_header, unpack_table
-from shardio.manifest import Side, commit, default_view, listing, publish
+from shardio.manifest import Side, commit, default_view, parts, publish, shard_list
 from shardio.manifest.generation import Generation, describe
 from shardio.sealed import read_sealed, sealed
 from shardio.views import RowRuns
@@ -174,12 +174,13 @@ def test_item_sizes_are_those_of_numpy() -> None:
         ("fields, those of sides included | 1024", schema.MAX_FIELDS),
         ("dimensions of an array | 16", fields.MAX_DIMS),
         ("bytes of a field's name, of a shard's name | 255", schema.MAX_NAME_BYTES),
-        ("of a shard's name | 255", listing._MAX_NAME_BYTES),
+        ("of a shard's name | 255", shard_list.MAX_NAME_BYTES),
         ("channels of an image | 4", fields.MAX_CHANNELS),
         ("bytes of the schema | 4 MiB", layout.MAX_SCHEMA_BYTES),
         ("samples of a shard, and of a dataset | 2^48", opening.MAX_SAMPLES),
         ("an integer (1 to 999999)", commit._MAX_NUMBER),
         ("height and width to 16384", default_view._MAX_SIDE),
+        ("that has more than 4096 entries", parts.LISTED_MAX),
         ("inside of more than 256", values.MAX_JSON_DEPTH),
     ],
 )
@@ -249,13 +250,14 @@ def test_the_keys_of_a_generation_are_those_that_are_written() -> None:
     }
     generation = Generation(1, "", _every_kind(), (), **extras)
     keys = {row[0] for row in table("| key of a generation |")}
-    assert keys == {*describe(generation), "digest"}
+    assert keys == {*describe(generation, {}), "digest"}
     left_out = {row[0] for row in table("| key of a generation |") if "left out if none" in row[1]}
     plain = Generation(1, "", _every_kind(), ())
-    assert keys - left_out == {*describe(plain), "digest"}
-    (side,) = describe(generation)["sides"]
+    assert keys - left_out == {*describe(plain, {}), "digest"}
+    (side,) = describe(generation, {})["sides"]
+    assert {row[0] for row in table("| key of a part |")} == {*parts.put_aside({}, "x", b"", 1)}
     assert {row[0] for row in table("| key of a side |")} == set(side)
-    assert f"`{describe(generation)['required']}`".replace("'", '"') in PAGE_TEXT
+    assert f"`{describe(generation, {})['required']}`".replace("'", '"') in PAGE_TEXT
 
 
 @pytest.mark.parametrize(
@@ -322,4 +324,4 @@ def test_numbers_of_json_have_the_form_that_the_page_says(number: float, text: s
 
 
 def test_the_specification_fits_on_its_page() -> None:
-    assert len(PAGE_TEXT.splitlines()) <= 530
+    assert len(PAGE_TEXT.splitlines()) <= 560

@@ -2,7 +2,8 @@
 
 A generation is created exclusively under its number, then `dataset.json` is renamed to point to
 it: two concurrent writers cannot lose one another's work. Both files are JSON in one canonical
-form with a digest of the rest inside, so that a change of any byte shows.
+form with a digest of the rest inside, so that a change of any byte shows. The parts that its long
+lists lie in are there before it is.
 """
 
 from __future__ import annotations
@@ -29,6 +30,9 @@ from shardio.format.schema import Schema
 from shardio.manifest.default_view import ROWS, is_known, why_wrong
 from shardio.manifest.folder import POINTER, holds_dataset
 from shardio.manifest.generation import Generation, describe, lineage_of, parse
+from shardio.manifest.input_list import InputList
+from shardio.manifest.parts import remove_unnamed, write_part
+from shardio.manifest.shard_list import ShardList
 from shardio.sealed import read_sealed, sealed, write_sealed
 from shardio.version import __version__
 from shardio.views import RowRuns
@@ -81,9 +85,9 @@ def publish(
         number=1,
         lineage=lineage_of(schema, shards),
         schema=schema,
-        shards=tuple(shards),
+        shards=shards if isinstance(shards, ShardList) else tuple(shards),
         classes=check_classes(classes),
-        inputs=tuple(inputs),
+        inputs=inputs if isinstance(inputs, InputList) else tuple(inputs),
         converter=dict(converter or {}),
         versions={"shardio": __version__, **(versions or {})},
         subsets=dict(subsets or {}),
@@ -91,7 +95,14 @@ def publish(
         surgery=dict(surgery or {}),
         view=view,
     )
-    _publish(Path(folder), generation)
+    root, parts = Path(folder), dict[str, bytes]()
+    content = sealed(describe(generation, parts))
+    if not parts:
+        _publish(root, generation, content, parts)
+        return generation
+    make_folder(root / GENERATIONS)
+    with _locked(root / GENERATIONS):  # who is writing the same, and fails, takes no part away
+        _publish(root, generation, content, parts)
     return generation
 
 
@@ -122,9 +133,12 @@ def publish_next(
             "others: not every shard has one; shardio compact puts them together"
         )
     generation = dataclasses.replace(fitting, number=number, lineage=previous.lineage)
+    parts = dict[str, bytes]()
+    content = sealed(describe(generation, parts))
     with _locked(root / GENERATIONS) as is_alone:
         if is_alone:
             remove_halves(root)
+            remove_unnamed(root / GENERATIONS)
         published = _published(root)
         if (published.number, published.lineage) != (previous.number, previous.lineage):
             raise DatasetConflict(
@@ -132,7 +146,7 @@ def publish_next(
                 f"generation {previous.number} was read, and nothing of theirs was changed; do it "
                 "again, with what is published now"
             )
-        _publish(root, generation)
+        _publish(root, generation, content, parts)
     return generation
 
 
@@ -152,6 +166,7 @@ def settle(folder: str | os.PathLike[str]) -> Generation:
     with _locked(root / GENERATIONS) as is_alone:
         if is_alone:
             remove_halves(root)
+            remove_unnamed(root / GENERATIONS)
         return _published(root)
 
 
@@ -200,12 +215,16 @@ def _point_to(root: Path, generation: Generation) -> None:
     write_sealed(root / POINTER, sealed(pointer), exclusive=False)
 
 
-def _publish(root: Path, generation: Generation) -> None:
-    """Write both files, or neither."""
-    number, content = generation.number, sealed(describe(generation))
+def _publish(
+    root: Path, generation: Generation, content: bytes, parts: Mapping[str, bytes]
+) -> None:
+    """Write both files, and the parts before them; or nothing."""
+    number = generation.number
     place = root / GENERATIONS / f"{number:06d}.json"
     make_folder(place.parent)
     try:
+        for name, part in parts.items():
+            write_part(place.parent / name, part)
         try:
             write_sealed(place, content, exclusive=True)
         except FileExistsError as error:
@@ -215,6 +234,8 @@ def _publish(root: Path, generation: Generation) -> None:
             ) from error
         _point_to(root, generation)
     except DatasetConflict:
+        if parts:
+            remove_unnamed(place.parent)
         raise
     except BaseException:
         with contextlib.suppress(OSError):  # somebody's generation is there, or the disk refuses
@@ -222,6 +243,8 @@ def _publish(root: Path, generation: Generation) -> None:
                 with contextlib.suppress(FileNotFoundError):
                     if place.read_bytes() == content:
                         unlink(place)
+                if parts:
+                    remove_unnamed(place.parent)
                 remove_folder(place.parent)
         raise
 
@@ -234,6 +257,8 @@ def withdraw(folder: str | os.PathLike[str], lineage: str) -> None:
         is_ours = load_generation(root, 1).lineage == lineage
     if is_ours:
         unlink(root / GENERATIONS / "000001.json")
+    with contextlib.suppress(FileNotFoundError), _locked(root / GENERATIONS):
+        remove_unnamed(root / GENERATIONS)
     remove_folder(root / GENERATIONS)  # unless it is somebody's
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from shardio.errors import InvalidArgument
@@ -40,18 +40,18 @@ class Described:
         return self._generation.number
 
     @property
-    def shards(self) -> tuple[ShardSummary, ...]:
+    def shards(self) -> Sequence[ShardSummary]:
         """Its shards in order: name, samples, bytes, id; without those beside them."""
         return self._generation.shards
 
     @property
-    def sides(self) -> Mapping[str, tuple[ShardSummary, ...]]:
+    def sides(self) -> Mapping[str, Sequence[ShardSummary]]:
         """By name, each column that was added later: its shards, in the order of `shards`."""
         return {side.name: side.shards for side in self._generation.sides}
 
     @property
-    def inputs(self) -> tuple[Mapping[str, Any], ...]:
-        """What a conversion looked at, and what became of it."""
+    def inputs(self) -> Sequence[Mapping[str, Any]]:
+        """What a conversion looked at, and what became of it; a long list is read only now."""
         return self._generation.inputs
 
     @property

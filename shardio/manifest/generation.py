@@ -7,11 +7,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
+import numpy.typing as npt
+
 from shardio.errors import DatasetCorrupt, InvalidArgument, SchemaError, ShardUnsupported
 from shardio.format.checksum import hash_bytes
 from shardio.format.layout import MAJOR, MINOR
 from shardio.format.schema import Schema
 from shardio.manifest.default_view import ROWS, is_known, why_wrong
+from shardio.manifest.input_list import InputList, check_inputs, pack_inputs
 from shardio.manifest.listing import (
     Side,
     describe_schema,
@@ -23,12 +27,24 @@ from shardio.manifest.listing import (
     parse_sides,
     whole_schema,
 )
+from shardio.manifest.parts import (
+    INPUTS,
+    SHARDS,
+    Part,
+    has_parts,
+    is_long,
+    parse_part,
+    put_aside,
+)
+from shardio.manifest.shard_list import Files, ShardList, ids_of, names_of, samples_of
 from shardio.opening import MAX_SAMPLES
 from shardio.views import RowRuns
 from shardio.writer import ShardSummary
 
 _SIDE_COLUMNS: Final = "side_columns"
 """What a reader must know to read a generation that has sides."""
+_PARTS: Final = "parts"
+"""And one that has long lists, which lie in files of their own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +62,9 @@ class Generation:
     number: int
     lineage: str
     schema: Schema
-    shards: tuple[ShardSummary, ...]
+    shards: Sequence[ShardSummary]
     classes: tuple[str, ...] = ()
-    inputs: tuple[Mapping[str, Any], ...] = ()
+    inputs: Sequence[Mapping[str, Any]] = ()
     converter: Mapping[str, Any] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
     subsets: Mapping[str, RowRuns] = field(default_factory=dict)
@@ -63,33 +79,56 @@ class Generation:
         return whole_schema(self.schema, self.sides)
 
     @property
-    def files(self) -> tuple[tuple[ShardSummary, Schema], ...]:
+    def files(self) -> Files:
         """Every shard with its schema: `shards`, then those of each side, in the same order."""
-        groups = [(self.schema, self.shards), *((s.schema, s.shards) for s in self.sides)]
-        return tuple((shard, schema) for schema, shards in groups for shard in shards)
+        return Files([(self.schema, self.shards), *((s.schema, s.shards) for s in self.sides)])
+
+    @property
+    def names(self) -> list[str]:
+        """The names of all files."""
+        lists = (self.shards, *(side.shards for side in self.sides))
+        return [name for shards in lists for name in names_of(shards)]
+
+    @property
+    def counts(self) -> npt.NDArray[np.int64]:
+        """How many samples each shard has; not to be written to."""
+        return samples_of(self.shards)
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """The files beside it that its long lists lie in, where it was read."""
+        lists = (self.shards, *(side.shards for side in self.sides), self.inputs)
+        return tuple(each.part for each in lists if isinstance(each, ShardList | InputList))
 
     @property
     def n_samples(self) -> int:
         """Samples of all shards."""
-        return sum(shard.n_samples for shard in self.shards)
+        return sum(self.counts.tolist())
 
 
 def lineage_of(schema: Schema, shards: Sequence[ShardSummary]) -> str:
     """The lineage that a first generation founds: a hash of its schema and its shards' ids."""
-    ids = b"".join(bytes.fromhex(shard.id) for shard in shards)
+    ids = ids_of(shards)
     return f"{hash_bytes(schema.to_json() + ids):016x}"
 
 
-def describe(generation: Generation) -> dict[str, Any]:
-    """The generation as JSON can say it; what only some have is left out where there is none."""
+def describe(generation: Generation, parts: dict[str, bytes]) -> dict[str, Any]:
+    """The generation as JSON can say it; what only some have is left out where there is none.
+
+    What lies in files of their own is added to `parts`, by their names.
+
+    Raises:
+        SchemaError: something in it is nothing that JSON can say.
+        DatasetCorrupt: inputs that were read of a part, and are damaged there.
+    """
     content = {
         "format_version": f"{MAJOR}.{MINOR}",
         "generation": generation.number,
         "lineage": generation.lineage,
         "schema": describe_schema(generation.schema),
-        "shards": describe_shards(generation.shards),
+        "shards": describe_shards(generation.shards, parts),
         "classes": list(generation.classes),
-        "inputs": [dict(entry) for entry in generation.inputs],
+        "inputs": _describe_inputs(generation.inputs, parts),
         "converter": dict(generation.converter),
         "versions": dict(generation.versions),
         "view": dict(generation.view),
@@ -102,17 +141,28 @@ def describe(generation: Generation) -> dict[str, Any]:
         "subsets": subsets,
         "stats": dict(generation.stats),
         "surgery": dict(generation.surgery),
-        "sides": [describe_side(side) for side in generation.sides],
-        "required": [_SIDE_COLUMNS] if generation.sides else [],
+        "sides": [describe_side(side, parts) for side in generation.sides],
+        "required": _required(has_parts=bool(parts), has_sides=bool(generation.sides)),
     }
     return content | {key: value for key, value in extras.items() if value}
 
 
+def _describe_inputs(inputs: Sequence[Mapping[str, Any]], parts: dict[str, bytes]) -> Any:
+    if is_long(inputs):
+        return put_aside(parts, INPUTS, pack_inputs(inputs), len(inputs))
+    return [dict(entry) for entry in inputs]
+
+
+def _required(*, has_parts: bool, has_sides: bool) -> list[str]:
+    """What a reader must know."""
+    return [name for name, is_so in ((_PARTS, has_parts), (_SIDE_COLUMNS, has_sides)) if is_so]
+
+
 def parse(content: dict[str, Any], place: Path) -> Generation:
-    """The generation that `describe` wrote down; `place` is for messages.
+    """The generation that `describe` wrote down in `place`, whose parts lie beside it.
 
     Raises:
-        DatasetCorrupt: it breaks a rule.
+        DatasetCorrupt: it, or a part with shards, breaks a rule, or is damaged.
         ShardUnsupported: it was written by a newer version.
     """
     _check_readable(content, place)
@@ -125,10 +175,10 @@ def parse(content: dict[str, Any], place: Path) -> Generation:
             schema=parse_schema(content["schema"]),
             shards=shards,
             classes=tuple(content["classes"]),
-            inputs=tuple(content["inputs"]),
+            inputs=_parse_inputs(content["inputs"], place),
             converter=content["converter"],
             versions=content["versions"],
-            subsets=_parse_subsets(content, sum(shard.n_samples for shard in shards), place),
+            subsets=_parse_subsets(content, sum(samples_of(shards).tolist()), place),
             stats=content.get("stats", {}),
             surgery=content.get("surgery", {}),
             sides=parse_sides(content.get("sides", []), shards, place),
@@ -141,7 +191,7 @@ def parse(content: dict[str, Any], place: Path) -> Generation:
         raise ShardUnsupported(f"{place}: {error}") from error
     if wrong := why_wrong(generation.view, generation.schema):
         raise DatasetCorrupt(f"{place}: view {dict(generation.view)!r}: {wrong}")
-    names = [shard.name for shard, _ in generation.files]
+    names = generation.names
     if len(set(names)) != len(names):
         raise DatasetCorrupt(f"{place}: a shard is named twice")
     if generation.n_samples > MAX_SAMPLES:
@@ -172,15 +222,17 @@ def _check_required(content: dict[str, Any], place: Path) -> None:
     required = content.get("required", [])
     if type(required) is not list or not all(isinstance(name, str) for name in required):
         raise DatasetCorrupt(f"{place}: 'required' must be a list of names; found {required!r}")
-    if unknown := [name for name in required if name != _SIDE_COLUMNS]:
+    if unknown := [name for name in required if name not in (_PARTS, _SIDE_COLUMNS)]:
         raise ShardUnsupported(
             f"{place}: needs {', '.join(map(repr, unknown))}, which this shardio cannot read; "
             "a newer one may"
         )
-    if content.get("required") != ([_SIDE_COLUMNS] if content.get("sides") else None):
+    expected = _required(has_parts=has_parts(content), has_sides=bool(content.get("sides")))
+    if content.get("required") != (expected or None):
         raise DatasetCorrupt(
-            f"{place}: 'required' must name {_SIDE_COLUMNS!r} once where there are sides, and "
-            f"be left out elsewhere; found {required!r}"
+            f"{place}: 'required' must name {_SIDE_COLUMNS!r} once where there are sides, behind "
+            f"{_PARTS!r} once where a list lies in a part, and be left out elsewhere; found "
+            f"{required!r}"
         )
 
 
@@ -188,13 +240,13 @@ def _check_kinds(content: dict[str, Any], place: Path) -> None:
     """Make sure that every entry is of the JSON type that it must have."""
     kinds = {"generation": int, "lineage": str, "shards": list, "classes": list, "inputs": list}
     for key, kind in {**kinds, "converter": dict, "versions": dict}.items():
-        if type(content.get(key)) is not kind:  # exactly: true is an int, too
+        in_part = key in (SHARDS, INPUTS) and type(content.get(key)) is dict
+        if type(content.get(key)) is not kind and not in_part:  # exactly: true is an int, too
             raise DatasetCorrupt(
                 f"{place}: {key!r} must be a {kind.__name__}; found {content.get(key)!r}"
             )
-    for key, kind in (("classes", str), ("inputs", dict)):
-        if not all(isinstance(entry, kind) for entry in content[key]):
-            raise DatasetCorrupt(f"{place}: every entry of {key!r} must be a {kind.__name__}")
+    if not all(isinstance(entry, str) for entry in content["classes"]):
+        raise DatasetCorrupt(f"{place}: every entry of 'classes' must be a str")
     if not is_hex(content["lineage"], 16):
         found = content["lineage"]
         raise DatasetCorrupt(f"{place}: expected a lineage of 16 hex digits, found {found!r}")
@@ -205,18 +257,15 @@ def _check_kinds(content: dict[str, Any], place: Path) -> None:
                 f"{place}: {key!r} must be a {kind.__name__} that is not empty, or left out; "
                 f"found {content[key]!r}"
             )
-    for i, entry in enumerate(content["inputs"]):
-        # All but the first two are left out where there is nothing to say.
-        texts = [entry.get("path"), entry.get("outcome")]
-        texts += [entry.get(key, "") for key in ("reason", "hash")]
-        counts = [entry.get(key, 0) for key in ("samples", "bytes")]
-        if not (all(type(t) is str for t in texts) and all(type(n) is int for n in counts)):
-            raise DatasetCorrupt(
-                f"{place}: input {i} must have texts 'path' and 'outcome', and only texts as "
-                f"'reason' and 'hash', and counts as 'samples' and 'bytes'; found {entry!r}"
-            )
     if not isinstance(options := content["converter"].get("options", {}), dict):
         raise DatasetCorrupt(f"{place}: the converter's options must be a dict; found {options!r}")
+
+
+def _parse_inputs(content: Any, place: Path) -> Sequence[Mapping[str, Any]]:
+    if isinstance(content, dict):
+        return InputList(parse_part(content, INPUTS, place))
+    check_inputs(content, place)
+    return tuple(content)
 
 
 def _parse_subsets(content: dict[str, Any], n_rows: int, place: Path) -> dict[str, RowRuns]:

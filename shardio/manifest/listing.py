@@ -13,14 +13,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
+
 from shardio.errors import DatasetCorrupt, SchemaError
 from shardio.format.fields import Field
 from shardio.format.schema import Schema, canonical_json
+from shardio.manifest.parts import SHARDS, is_long, parse_part, put_aside
+from shardio.manifest.shard_list import MAX_NAME_BYTES, ShardList, pack_shards, samples_of
 from shardio.writer import ShardSummary
 
 _MAX_BYTES: Final = (1 << 63) - 1
-_MAX_NAME_BYTES: Final = 255
-"""What the file systems of Linux and macOS allow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +35,7 @@ class Side:
     """
 
     schema: Schema
-    shards: tuple[ShardSummary, ...]
+    shards: Sequence[ShardSummary]
 
     @property
     def name(self) -> str:
@@ -42,7 +44,7 @@ class Side:
 
     def fits(self, shards: Sequence[ShardSummary]) -> bool:
         """Whether it has a shard beside each of `shards`, with as many samples."""
-        return [s.n_samples for s in self.shards] == [s.n_samples for s in shards]
+        return np.array_equal(samples_of(self.shards), samples_of(shards))
 
 
 def whole_schema(schema: Schema, sides: Sequence[Side]) -> Schema:
@@ -81,26 +83,33 @@ def parse_schema(content: object) -> Schema:
     return Schema.from_json(canonical_json(content))
 
 
-def describe_shards(shards: Sequence[ShardSummary]) -> list[dict[str, Any]]:
-    """Shards as the JSON of a generation lists them."""
+def describe_shards(
+    shards: Sequence[ShardSummary], parts: dict[str, bytes]
+) -> list[dict[str, Any]] | dict[str, Any]:
+    """Shards as the JSON of a generation lists them, or names the part that it adds to `parts`."""
+    if is_long(shards):
+        return put_aside(parts, SHARDS, pack_shards(shards), len(shards))
     return [
         {"name": s.name, "samples": s.n_samples, "bytes": s.n_bytes, "id": s.id} for s in shards
     ]
 
 
-def parse_shards(content: Any, place: Path) -> tuple[ShardSummary, ...]:
-    """The shards that `describe_shards` wrote down; `place` is for messages.
+def parse_shards(content: Any, place: Path) -> Sequence[ShardSummary]:
+    """The shards that `describe_shards` wrote down in `place`, whose parts lie beside it.
 
     Raises:
         DatasetCorrupt, KeyError, TypeError: it breaks a rule.
     """
+    if isinstance(content, dict):
+        part = parse_part(content, SHARDS, place)
+        return ShardList(part, part.read())
     return tuple(_parse_shard(entry, place) for entry in content)
 
 
 def _parse_shard(entry: dict[str, Any], place: Path) -> ShardSummary:
     name, counts = entry["name"], (entry["samples"], entry["bytes"])
     inside = isinstance(name, str) and name.endswith(".shard") and os.path.basename(name) == name
-    if not inside or "\0" in name or len(name.encode()) > _MAX_NAME_BYTES:
+    if not inside or "\0" in name or len(name.encode()) > MAX_NAME_BYTES:
         raise DatasetCorrupt(f"{place}: {name!r} is no name of a shard in the dataset's folder")
     if any(type(n) is not int or not 0 <= n <= _MAX_BYTES for n in counts):
         raise DatasetCorrupt(f"{place}: shard {name}: samples and bytes must be counts")
@@ -111,20 +120,20 @@ def _parse_shard(entry: dict[str, Any], place: Path) -> ShardSummary:
     return ShardSummary(name, entry["samples"], entry["bytes"], entry["id"])
 
 
-def describe_side(side: Side) -> dict[str, Any]:
-    """A side as the JSON of a generation says it."""
-    return {"schema": describe_schema(side.schema), "shards": describe_shards(side.shards)}
+def describe_side(side: Side, parts: dict[str, bytes]) -> dict[str, Any]:
+    """A side as the JSON of a generation says it; see `describe_shards`."""
+    return {"schema": describe_schema(side.schema), "shards": describe_shards(side.shards, parts)}
 
 
 def parse_sides(content: Any, shards: Sequence[ShardSummary], place: Path) -> tuple[Side, ...]:
-    """The sides of `shards` that `describe_side` wrote down; `place` is for messages.
+    """The sides of `shards` that `describe_side` wrote down in `place`.
 
     Raises:
         DatasetCorrupt, SchemaError, ShardUnsupported, KeyError, TypeError: it breaks a rule.
     """
     found = []
     for entry in content:
-        if type(entry) is not dict or type(entry.get("shards")) is not list:
+        if type(entry) is not dict or type(entry.get("shards")) not in (list, dict):
             raise DatasetCorrupt(f"{place}: a side must be a dict with shards; found {entry!r}")
         side = Side(parse_schema(entry["schema"]), parse_shards(entry["shards"], place))
         if len(side.schema) != 1:

@@ -27,6 +27,7 @@ from shardio.manifest import (
     load_generation,
     refuse_links_outside,
 )
+from shardio.manifest.input_list import InputList
 from shardio.storage import open_content
 from shardio.surgery.auditors import AuditProgress, examine_all
 from shardio.surgery.content import access_once
@@ -171,8 +172,19 @@ def _audit_generations(root: Path) -> tuple[list[Generation], list[Finding]]:
             findings.append(_manifest_finding(root / GENERATIONS / name, error))
     found.append(published)
     for generation in found:
+        findings += _check_inputs(generation)
         findings += _check_lineage(root, generation, published)
     return found, findings
+
+
+def _check_inputs(generation: Generation) -> list[Finding]:
+    """Read the inputs of a generation that lie in a part: nobody else does who only opens it."""
+    if isinstance(generation.inputs, InputList):
+        try:
+            _ = generation.inputs.entries
+        except DatasetCorrupt as error:
+            return [_manifest_finding(generation.inputs.part.path, error)]
+    return []
 
 
 def _departure(root: Path) -> list[Finding]:
@@ -211,6 +223,7 @@ def _unknown(root: Path, generations: Sequence[Generation]) -> list[str]:
     found = [name for name in sorted(os.listdir(root)) if name not in known]
     if (root / GENERATIONS).is_dir() and generations:
         numbers = {f"{generation.number:06d}.json" for generation in generations}
+        numbers |= {part.path.name for one in generations for part in one.parts}
         inside = sorted(os.listdir(root / GENERATIONS))
         found += [f"{GENERATIONS}/{name}" for name in inside if name not in numbers]
     return found

@@ -1,0 +1,444 @@
+"""Long lists of a generation lie in parts beside it: files that are named for their content."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shardio import disk, sealed
+from shardio.dataset import open_dataset
+from shardio.errors import DatasetConflict, DatasetCorrupt, SchemaError, ShardUnsupported
+from shardio.format.fields import Array, Text
+from shardio.format.schema import Schema
+from shardio.manifest import (
+    Generation,
+    Side,
+    load,
+    load_generation,
+    parts,
+    publish,
+    publish_next,
+    settle,
+    withdraw,
+)
+from shardio.manifest.input_list import InputList
+from shardio.manifest.shard_list import ShardList
+from shardio.surgery import audit_dataset
+from shardio.views import RowRuns
+from shardio.writer import ShardSummary
+from tests.loading import write_dataset
+
+pytestmark = pytest.mark.usefixtures("quick_disk")
+
+SCHEMA = Schema({"label": Array("int64"), "größe": Text()})
+SHARDS = tuple(
+    ShardSummary(f"größe {i}.shard", 10 * i, 4096 + i, f"{i + 1:032x}") for i in range(7)
+)
+INPUTS = tuple(
+    {"path": f"a/Bär {i}", "outcome": "converted", "samples": i, "detail": {"2": 0.5, "10": [i]}}
+    for i in range(9)
+)
+
+
+@pytest.fixture(autouse=True)
+def lists_of_four(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parts, "LISTED_MAX", 4)
+
+
+def publish_in(folder: Path, **changes: Any) -> Generation:
+    details: dict[str, Any] = {"shards": SHARDS, "inputs": INPUTS, **changes}
+    return publish(folder, schema=SCHEMA, **details)
+
+
+def parts_in(folder: Path) -> list[str]:
+    return sorted(n for n in os.listdir(folder / "generations") if not n.endswith(".json"))
+
+
+def part(folder: Path, kind: str) -> Path:
+    (found,) = (folder / "generations").glob(f"*.{kind}")
+    return found
+
+
+def forge(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    place = folder / "generations" / "000001.json"
+    content = sealed.read_sealed(place)
+    change(content)
+    place.write_bytes(sealed.sealed(content))
+
+
+def forge_part(folder: Path, kind: str, content: bytes) -> None:
+    """A part with another content, which the generation names as its own writer would have."""
+    named: dict[str, bytes] = {}
+    forge(
+        folder,
+        lambda g: g.update({kind: parts.put_aside(named, kind, content, g[kind]["count"])}),
+    )
+    ((name, _),) = named.items()
+    (folder / "generations" / name).write_bytes(content)
+
+
+@pytest.fixture
+def published(tmp_path: Path) -> Path:
+    publish_in(tmp_path)
+    return tmp_path
+
+
+def test_long_lists_are_read_back_as_they_were_published(tmp_path: Path) -> None:
+    generation = publish_in(tmp_path)
+    found = load(tmp_path)
+    assert found == generation and generation == found
+    assert (found.shards, found.inputs) == (SHARDS, INPUTS)
+    assert isinstance(found.shards, ShardList) and isinstance(found.inputs, InputList)
+    assert found.n_samples == 210 and found.counts.tolist() == [10 * i for i in range(7)]
+    assert (found.shards[-1], found.shards[2:4]) == (SHARDS[-1], SHARDS[2:4])
+    assert found.names == [shard.name for shard in SHARDS]
+    assert [*found.files] == [(shard, SCHEMA) for shard in SHARDS]
+    with pytest.raises(IndexError):
+        found.shards[7]
+    assert {path.suffix for path in (tmp_path / "generations").iterdir()} == {
+        ".json",
+        ".shards",
+        ".inputs",
+    }
+    content = json.loads((tmp_path / "generations/000001.json").read_text())
+    assert content["required"] == ["parts"]
+
+
+def test_a_list_that_is_not_long_stays_in_the_generation(tmp_path: Path) -> None:
+    publish_in(tmp_path, shards=SHARDS[:4], inputs=INPUTS[:4])
+    content = json.loads((tmp_path / "generations/000001.json").read_text())
+    assert "required" not in content and parts_in(tmp_path) == []
+    assert len(content["shards"]) == len(content["inputs"]) == 4
+    publish_in(tmp_path / "b", inputs=INPUTS[:4])
+    assert [Path(name).suffix for name in parts_in(tmp_path / "b")] == [".shards"]
+
+
+def test_the_columns_of_a_shard_list_lie_one_behind_the_other(published: Path) -> None:
+    content = part(published, "shards").read_bytes()
+    assert np.frombuffer(content, "<u8", 14).tolist() == [
+        *(10 * i for i in range(7)),
+        *(4096 + i for i in range(7)),
+    ]
+    assert content[16 * 7 : 32 * 7].hex() == "".join(shard.id for shard in SHARDS)
+    assert content[32 * 7 :] == "".join(f"größe {i}.shard\0" for i in range(7)).encode()
+
+
+def test_the_next_generation_shares_the_parts_that_stay_and_never_reads_inputs(
+    published: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = parts_in(published)
+    monkeypatch.setattr(InputList, "entries", property(lambda _: pytest.fail("inputs are read")))
+    second = publish_next(published, load(published), classes=("ant",))
+    assert parts_in(published) == before
+    monkeypatch.undo()
+    third = publish_next(published, second, shards=(*second.shards, *SHARDS[:0]))
+    assert parts_in(published) == before
+    assert load(published) == third
+
+
+def test_a_list_becomes_long_as_it_grows_and_older_generations_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = publish_in(tmp_path, shards=SHARDS[:3], inputs=INPUTS[:3])
+    second = publish_next(tmp_path, first, shards=SHARDS, inputs=INPUTS)
+    third = publish_next(tmp_path, second, subsets={"some": RowRuns([0], [9])})
+    assert [load_generation(tmp_path, n) for n in (1, 2, 3)] == [first, second, third]
+    assert len(parts_in(tmp_path)) == 2
+
+
+def test_side_shards_lie_in_a_part_of_their_own(tmp_path: Path) -> None:
+    beside = tuple(
+        ShardSummary(f"s{i}.shard", shard.n_samples, 1, f"{i + 99:032x}")
+        for i, shard in enumerate(SHARDS)
+    )
+    side = Side(Schema({"x": Text()}), beside)
+    found = publish_next(tmp_path, publish_in(tmp_path), sides=(side,))
+    assert load(tmp_path) == found
+    assert len(load(tmp_path).files) == 14 and load(tmp_path).files[8][0] == beside[1]
+    content = json.loads((tmp_path / "generations/000002.json").read_text())
+    assert content["required"] == ["parts", "side_columns"]
+    assert [Path(name).suffix for name in parts_in(tmp_path)].count(".shards") == 2
+
+
+def test_opening_reads_no_inputs_and_damage_in_them_shows_when_they_are_read(
+    published: Path,
+) -> None:
+    place = part(published, "inputs")
+    place.write_bytes(place.read_bytes().replace(b"converted", b"convertee", 1))
+    with open_dataset(published) as dataset:
+        assert len(dataset.inputs) == 9
+        with pytest.raises(DatasetCorrupt, match=f"{place.name}: changed since it was written"):
+            _ = dataset.inputs[0]
+    place.unlink()
+    with pytest.raises(DatasetCorrupt, match=f"{place.name}: is missing"):
+        list(load(published).inputs)
+
+
+def test_damage_of_any_byte_of_a_shard_list_is_found_at_open(published: Path) -> None:
+    place = part(published, "shards")
+    whole = place.read_bytes()
+    for at in range(len(whole)):
+        place.write_bytes(whole[:at] + bytes([whole[at] ^ 16]) + whole[at + 1 :])
+        with pytest.raises(DatasetCorrupt, match=f"{place.name}: changed since it was written"):
+            load(published)
+    for other in (whole[:-1], whole + b"\0", b""):
+        place.write_bytes(other)
+        with pytest.raises(DatasetCorrupt, match="changed since it was written"):
+            load(published)
+    place.unlink()
+    with pytest.raises(DatasetCorrupt, match="is missing; a generation keeps a list of 7 there"):
+        load(published)
+
+
+def columns(n_samples: int = 1, n_bytes: int = 1, names: bytes = b"") -> bytes:
+    numbers = np.array([n_samples] * 7 + [n_bytes] * 7, "<i8").tobytes()
+    return numbers + bytes(16 * 7) + (names or b"".join(b"%d.shard\0" % i for i in range(7)))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"short", "too short for 7 shards"),
+        (columns(n_samples=-1), "must be counts"),
+        (columns(n_bytes=-1), "must be counts"),
+        (columns(names=b"a.shard\0" * 6), "expected 7 names"),
+        (columns(names=b"a.shard\0" * 8), "expected 7 names"),
+        (columns(names=b"a.shard\0" * 7 + b"x"), "expected 7 names"),
+        (columns(names=b"a.shard\0" * 6 + b"a.txt\0"), "expected 7 names"),
+        (columns(names=b"/a.shard\0" * 7), "expected 7 names"),
+        (columns(names=b"a.shard\0" * 7), "a shard is named twice"),
+        (columns(names=b"\xff.shard\0" * 7), "not UTF-8"),
+        (columns(names=b"a" * 250 + b".shard\0" + b"a.shard\0" * 6), "more than 255 bytes"),
+        (columns(n_samples=1 << 46), "at most 2\\^48"),
+    ],
+)
+def test_a_shard_list_that_breaks_a_rule_is_corrupt(
+    published: Path, content: bytes, message: str
+) -> None:
+    forge_part(published, "shards", content)
+    with pytest.raises(DatasetCorrupt, match=message):
+        load(published)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"{", "not lines of JSON"),
+        (b"[]\n" * 9, "must be a dict"),
+        (b'{"outcome":"x","path":"y"}\n' * 8, "expected 9 lines"),
+        (b'{"path":"y","outcome":"x"}\n' * 9, "canonical"),
+        (b'{"outcome":"x","path":7}\n' * 9, "input 0 must have"),
+        (b'{"outcome":"x","path":"y","z":NaN}\n' * 9, "not lines of JSON"),
+        (
+            b'{"outcome":"x","path":"y","z":' + b"[" * 300 + b"]" * 300 + b"}\n",
+            "nested more than 256 deep",
+        ),
+    ],
+)
+def test_inputs_that_break_a_rule_are_corrupt(
+    published: Path, content: bytes, message: str
+) -> None:
+    forge_part(published, "inputs", content)
+    with pytest.raises(DatasetCorrupt, match=message):
+        list(load(published).inputs)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{}, {"id": "../../x"}, {"id": "A" * 32}, {"bytes": -1}, {"count": True}, {"count": 0}],
+    ids=repr,
+)
+def test_what_names_no_part_is_corrupt(published: Path, wrong: dict[str, object]) -> None:
+    content = sealed.read_sealed(published / "generations" / "000001.json")
+    for kind in ("shards", "inputs"):
+        named = {**content[kind], **wrong} if wrong else {}
+        (published / "generations" / "000001.json").write_bytes(
+            sealed.sealed({**content, kind: named})
+        )
+        with pytest.raises(DatasetCorrupt, match=f"{kind} must be listed, or name a part"):
+            load(published)
+
+
+def test_required_must_say_that_there_are_parts(published: Path) -> None:
+    forge(published, lambda g: g.pop("required"))
+    with pytest.raises(DatasetCorrupt, match="'required' must name .* behind 'parts' once"):
+        load(published)
+    forge(published, lambda g: g.update(required=["parts", "later"]))
+    with pytest.raises(ShardUnsupported, match="needs 'later'"):
+        load(published)
+
+
+def test_a_part_that_is_a_link_out_of_the_dataset_is_refused(
+    published: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    place = part(published, "shards")
+    target = tmp_path_factory.mktemp("elsewhere") / "x"
+    os.rename(place, target)
+    place.symlink_to(target)
+    with pytest.raises(DatasetCorrupt, match="leads out of the dataset"):
+        load(published)
+
+
+@pytest.mark.parametrize("inputs", [[{"path": "\ud800"}], [{"detail": {1, 2}}]], ids=repr)
+def test_what_json_cannot_say_is_refused_and_nothing_is_published(
+    tmp_path: Path, inputs: list[Any]
+) -> None:
+    with pytest.raises(SchemaError, match="cannot be written"):
+        publish_in(tmp_path, inputs=[*INPUTS, *inputs])
+    assert list(tmp_path.iterdir()) == []
+
+
+# Crashes and competitors.
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What is done to the file system, by name and ending."""
+    done: list[str] = []
+    real = disk.perform
+
+    def perform(call: str, path: str, function: Any, *given: Any, **named: Any) -> Any:
+        done.append(f"{call} {Path(path).suffix}")
+        return real(call, path, function, *given, **named)
+
+    monkeypatch.setattr(disk, "perform", perform)
+    return done
+
+
+def test_parts_are_there_and_synced_before_the_generation_that_names_them(
+    tmp_path: Path, calls: list[str]
+) -> None:
+    publish_in(tmp_path)
+    renames = [call for call in calls if call.startswith(("rename", "link"))]
+    assert renames == ["rename .shards", "rename .inputs", "link .json", "rename .json"]
+    assert calls.index("fsync .tmp") < calls.index("rename .shards")
+
+
+class Died(BaseException):
+    """What ends a writer in the middle."""
+
+
+def die_at(n: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From its nth call on, nothing that a writer does to the file system is done any more."""
+    real, n_calls = disk.perform, 0
+
+    def perform(call: str, path: str, function: Any, *given: Any, **named: Any) -> Any:
+        nonlocal n_calls
+        n_calls += 1
+        if n_calls >= n:
+            raise Died
+        return real(call, path, function, *given, **named)
+
+    monkeypatch.setattr(disk, "perform", perform)
+
+
+def test_a_writer_that_is_killed_at_any_call_leaves_the_older_generation_or_the_new_one(
+    tmp_path: Path,
+) -> None:
+    outcomes = set()
+    for n in range(1, 40):
+        folder = tmp_path / str(n)
+        first = publish_in(folder, inputs=INPUTS[:2])
+        had = parts_in(folder)
+        second = {"shards": SHARDS[:6], "inputs": INPUTS}
+        with pytest.MonkeyPatch.context() as patch:
+            die_at(n, patch)
+            try:
+                publish_next(folder, first, **second)
+            except Died:
+                pass
+        assert load(folder).number in (1, 2)
+        found = settle(folder)
+        outcomes.add(found.number)
+        if found.number == 1:
+            assert found == first and parts_in(folder) == had
+            found = publish_next(folder, found, **second)
+        assert (found.shards, found.inputs) == (SHARDS[:6], INPUTS)
+        assert not [name for name in os.listdir(folder / "generations") if name.startswith(".")]
+    assert outcomes == {1, 2}
+
+
+def test_a_first_generation_that_failed_leaves_no_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "link", refuse)
+    with pytest.raises(OSError, match="No space"):
+        publish_in(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_who_publishes_second_leaves_the_parts_of_the_first_and_none_of_its_own(
+    published: Path,
+) -> None:
+    before = {p: p.read_bytes() for p in published.rglob("*") if p.is_file()}
+    with pytest.raises(DatasetConflict):
+        publish_in(published, shards=SHARDS[:5])
+    with pytest.raises(DatasetConflict):
+        publish_in(published)
+    assert {p: p.read_bytes() for p in published.rglob("*") if p.is_file()} == before
+    assert load(published).shards == SHARDS
+
+
+def test_a_generation_that_is_withdrawn_takes_its_parts_along(published: Path) -> None:
+    withdraw(published, load(published).lineage)
+    assert not (published / "generations").exists()
+
+
+def test_parts_stay_where_a_generation_cannot_be_read(published: Path) -> None:
+    publish_next(published, load(published), classes=("ant",))
+    (published / "generations" / "000001.json").write_text("{}")
+    (published / "generations" / f"{'0' * 32}.shards").touch()
+    before = parts_in(published)
+    settle(published)
+    assert parts_in(published) == before
+
+
+# Real datasets.
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    samples = ({"label": i, "größe": str(i)} for i in range(12))
+    made = Path(write_dataset(tmp_path / "d", 12, 6, SCHEMA, samples))
+    publish_next(made, load(made), inputs=INPUTS)
+    return made
+
+
+def test_a_dataset_with_parts_is_read_and_its_audit_is_sound(folder: Path) -> None:
+    assert len(parts_in(folder)) == 2
+    with open_dataset(folder) as dataset:
+        assert [int(sample["label"]) for sample in dataset] == list(range(12))
+        assert dataset.locate(np.arange(12)).tolist() == [i // 2 for i in range(12)]
+    report = audit_dataset(folder, workers=0)
+    assert (report.findings, report.unknown, report.n_shards) == ((), (), 6)
+
+
+def test_an_audit_names_the_part_that_is_damaged(folder: Path) -> None:
+    place = part(folder, "inputs")
+    whole = place.read_bytes()
+    place.write_bytes(whole[:-1])
+    (finding,) = audit_dataset(folder, workers=0).findings
+    assert (finding.path, finding.code) == (str(place), "dataset")
+    assert finding.message.startswith("changed since it was written")
+    place.write_bytes(whole)
+    place = part(folder, "shards")
+    place.write_bytes(place.read_bytes()[1:])
+    found = audit_dataset(folder, workers=0).findings
+    assert f"{place.name}: changed since it was written" in found[0].message
+
+
+def test_an_audit_lists_a_part_that_no_generation_names(folder: Path) -> None:
+    name = f"{'0' * 32}.shards"
+    (folder / "generations" / name).touch()
+    assert audit_dataset(folder, workers=0).unknown == (f"generations/{name}",)
+    settle(folder)
+    assert name not in parts_in(folder)
