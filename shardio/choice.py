@@ -11,10 +11,10 @@ import numpy as np
 
 from shardio.errors import InvalidArgument
 
-Shuffle = bool | Literal["full", "blocks"]
+Shuffle = bool | Literal["full", "blocks", "shards"]
 Sampler = Collection[int] | Callable[[int], Collection[int]]
 """What a user may draw with: positions of the view, or what gives them for an epoch."""
-_SHUFFLES: Final = (True, False, "full", "blocks")
+_SHUFFLES: Final = (True, False, "full", "blocks", "shards")
 _MOST_DRAWS: Final = 1 << 48
 
 
@@ -68,6 +68,11 @@ class Choice:
     def is_in_blocks(self) -> bool:
         """Whether an epoch is shuffled inside of windows."""
         return self.shuffle == "blocks"
+
+    @property
+    def is_in_shards(self) -> bool:
+        """Whether an epoch is shuffled among a few shards at a time."""
+        return self.shuffle == "shards"
 
     @property
     def is_full(self) -> bool:

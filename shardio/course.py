@@ -21,6 +21,7 @@ from shardio.format.checksum import hash_bytes
 from shardio.manifest.shard_list import bytes_of
 from shardio.mixture import Mixture
 from shardio.progress import Progress
+from shardio.shard_order import ShardWindow
 from shardio.views import check_positions
 from shardio.windows import Window
 
@@ -65,7 +66,7 @@ class Course:
                 )
         packed = dataset.packed
         self._tokens = packed.n_tokens if packed is not None and packed.is_padded else None
-        self.window: Window | None = None
+        self.window: Window | ShardWindow | None = None
         """Of epochs that begin now."""
         if choice.is_in_blocks:
             n_bytes, n_samples = bytes_of(dataset.shards), int(dataset.starts[-1])
@@ -75,6 +76,9 @@ class Course:
                 n_samples = n_samples * len(dataset) // max(1, dataset.n_shown)
                 n_samples = max(1, n_samples // self._bundle)  # of which runs are made then
             self.window = Window.of(n_bytes, n_samples)
+        if choice.is_in_shards:
+            _check_has_shards(dataset)
+            self.window = ShardWindow.of(dataset.shard_ends, len(dataset))
         if choice.weights is not None:
             weights = _checked(choice.weights, self._n_samples)
             self._weights_hash = _hash_of(weights)
@@ -171,6 +175,24 @@ class Course:
     def _is_fixed(self) -> bool:
         """Whether every epoch has the same samples in the same order."""
         return self._choice.sampler is not None and not callable(self._choice.sampler)
+
+
+def _check_has_shards(dataset: ShardDataset) -> None:
+    """Make sure that the samples of a dataset come shard by shard."""
+    wrong = None
+    if isinstance(dataset, Mixture):
+        wrong = "a mixture has those of several datasets"
+    elif dataset.selection is not None:
+        wrong = "a selection may have them in any order; keep it as a subset (shardio split)"
+    elif dataset.packed is not None:
+        wrong = "a window of tokens may begin in one shard and end in another"
+    elif dataset.bundling is not None:
+        wrong = "per_video keeps clips of a video together, wherever it lies"
+    if wrong is not None:
+        raise InvalidArgument(
+            f"{dataset.path}: shuffle='shards' is for samples that lie in shards in their order, "
+            f"and {wrong}; or pass shuffle='blocks'"
+        )
 
 
 def _checked(weights: Any, n: int) -> npt.NDArray[np.float64]:

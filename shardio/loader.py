@@ -51,8 +51,8 @@ class ShardLoader(Closing):
             `shardio.mix` makes of several.
         batch_size: samples per batch.
         fields: which fields to read; nothing is read of the others. All by default.
-        shuffle: True or "full" for a new permutation of all samples each epoch; "blocks" for one
-            that keeps to windows of 256 MiB, for data larger than memory; False for none.
+        shuffle: True or "full" permutes all samples, anew each epoch; "blocks" in windows of 256
+            MiB, for data larger than memory; "shards" in windows of 8 shards; False not at all.
         seed: of the order and of the transform's generators, from 0 up.
         sampler: the numbers of the samples of an epoch in their order, also repeatedly; or a
             function of the epoch's number that gives them, always the same for the same one.

@@ -9,6 +9,7 @@ from shardio.dataset import ShardDataset
 from shardio.errors import InvalidArgument
 from shardio.mixture import Mixture
 from shardio.packing import Packed
+from shardio.shard_order import ShardWindow
 from shardio.windows import Window
 
 _VERSION: Final = 1
@@ -19,15 +20,15 @@ _ADVICE: Final = "load it into a loader that is made as the one was that it come
 class Progress(NamedTuple):
     """The epoch, how many of its positions are consumed, and how many it has.
 
-    `window` is what it is shuffled by, if it is shuffled in blocks; `sizes` are those that the
-    sources of a mixture had when it began, and `tokens` how many tokens the stream of each source
-    had, where the last ones are padded to a window.
+    `window` is what it is shuffled by, if it is shuffled in blocks or in shards; `sizes` are those
+    that the sources of a mixture had when it began, and `tokens` how many tokens the stream of each
+    source had, where the last ones are padded to a window.
     """
 
     epoch: int
     position: int
     n_samples: int
-    window: Window | None = None
+    window: Window | ShardWindow | None = None
     sizes: tuple[int, ...] | None = None
     tokens: tuple[int, ...] | None = None
 
@@ -78,8 +79,6 @@ def progress_of(
                 f"{dataset.path} is {expected!r}: {_ADVICE}"
             )
     epoch, position, n_samples = (_count(state, name) for name in ("epoch", "position", "rows"))
-    is_in_blocks = order["shuffle"] == "blocks"
-    window = Window.from_state(state.get("window")) if is_in_blocks else None
     most, sizes = order.get("rows", len(dataset)), None
     if isinstance(dataset, Mixture):
         sizes = _sizes(state, dataset)
@@ -89,6 +88,12 @@ def progress_of(
             f"load_state_dict: the state is at position {position} of {n_samples} samples, "
             f"and {dataset.path} has {most}"
         )
+    window: Window | ShardWindow | None = None
+    if order["shuffle"] == "blocks":
+        window = Window.from_state(state.get("window"))
+    elif order["shuffle"] == "shards":
+        ends, found = dataset.shard_ends, state.get("window")
+        window = ShardWindow.from_state(found, ends, n_samples, dataset.path)
     tokens = None
     if dataset.packed is not None and dataset.packed.is_padded:
         had = (n_samples,) if sizes is None else sizes

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from shardio.bundles import Bundling
 from shardio.clips import Clips
 from shardio.format.checksum import distinct
@@ -37,6 +39,16 @@ class Shown:
     def starts(self) -> Rows:
         """The number of each shard's first row, and of all rows at the end."""
         return self._starts
+
+    @property
+    def shard_ends(self) -> Rows:
+        """How many of its samples lie in each shard and those before; of rows in their order."""
+        ends = self._starts[1:]
+        if isinstance(self._view, RowRuns):
+            ends = self._view.n_below(ends)
+        if self._clips is not None:
+            ends = np.concatenate([[0], self._clips.ends])[ends]
+        return ends
 
     @property
     def view_id(self) -> str:

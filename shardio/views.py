@@ -89,6 +89,15 @@ class RowRuns:
         found: _Numbers = positions + self._shifts[np.searchsorted(self._ends, positions, "right")]
         return found
 
+    def n_below(self, limits: _Numbers) -> _Numbers:
+        """How many rows are below each of `limits`."""
+        before = np.searchsorted(self._starts, limits, "left")
+        ends, starts = np.concatenate([[0], self._ends]), np.concatenate([[0], self._starts])
+        # All of the runs that begin below it, but what reaches beyond it of the last of them.
+        counts = np.concatenate([[0], self._counts])
+        found: _Numbers = ends[before] - np.maximum(0, starts[before] + counts[before] - limits)
+        return found
+
     @property
     def runs(self) -> tuple[_Numbers, _Numbers]:
         """The first row of every run, and how many rows it has; not to be written to."""

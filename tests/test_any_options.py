@@ -92,7 +92,7 @@ def _order(rng: random.Random, n: int) -> dict[str, Any]:
     weights = [1, *(rng.choice([0, 1, 2.5]) for _ in range(n - 1))]
     positions = [rng.randrange(n) for _ in range(rng.choice([0, 5, 5, 23, 23]))] if n else []
     ways: list[dict[str, Any]] = [
-        {"shuffle": rng.choice([False, True, "blocks"])},
+        {"shuffle": rng.choice([False, True, "blocks", "shards"])},
         {"sampler": positions},
         {"sampler": lambda epoch: positions[epoch:] + positions[:epoch]},
         {"weights": weights},

@@ -60,6 +60,7 @@ RANKS = {
     "shardio.choice": 5,
     "shardio.bundles": 4,
     "shardio.windows": 5,
+    "shardio.shard_order": 5,
     "shardio.drawing": 6,
     "shardio.blend": 6,
     "shardio.division": 6,

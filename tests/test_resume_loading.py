@@ -204,7 +204,7 @@ def _append(folder: Path, n_more: int) -> None:
 
 
 @WORKERS
-@pytest.mark.parametrize("shuffle", ["full", "blocks"])
+@pytest.mark.parametrize("shuffle", ["full", "blocks", "shards"])
 def test_a_dataset_that_grew_finishes_the_epoch_on_the_stored_row_count(
     tmp_path: Path, num_workers: int, shuffle: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -20,6 +20,7 @@ from shardio.cutting import Cuts, draw_cuts
 from shardio.dataset import ShardDataset
 from shardio.drawing import WeightedOrder
 from shardio.order import CHUNK, OF_SOUNDS, Order, hashes_of, key_of
+from shardio.shard_order import ShardOrder, ShardWindow
 from shardio.units import Rows
 from shardio.windows import GroupedOrder, WindowedOrder
 
@@ -110,13 +111,24 @@ class Listed:
         return self._table[positions]
 
 
-def order_of(plan: Plan, *, shuffle: bool, seed: int, bundling: Bundling | None = None) -> Ordering:
+def order_of(
+    plan: Plan,
+    *,
+    shuffle: bool,
+    seed: int,
+    bundling: Bundling | None = None,
+    shard_ends: Rows | None = None,
+) -> Ordering:
     """The order of a pass.
 
     `shuffle` is for plans that say nothing of it, `bundling` for clips that lie in bundles where
-    they are shuffled.
+    they are shuffled, and `shard_ends` for windows of shards.
     """
     n, epoch = plan.division.n, plan.epoch
+    if isinstance(plan.window, ShardWindow):
+        if shard_ends is None:
+            raise AssertionError("a plan with windows of shards needs to know where they end")
+        return ShardOrder(shard_ends, n, plan.window.n_shards, seed=seed, epoch=epoch)
     if plan.listed is not None:
         return Listed(plan.listed.array)
     if plan.sums is not None:
@@ -180,7 +192,14 @@ class Itinerary:
         return self._dataset.bundling  # late: a worker is told what it shows after it has opened it
 
     def _order_of(self, plan: Plan) -> Ordering:
-        return order_of(plan, shuffle=self._shuffle, seed=self._seed, bundling=self._bundling)
+        is_in_shards = isinstance(plan.window, ShardWindow)
+        return order_of(
+            plan,
+            shuffle=self._shuffle,
+            seed=self._seed,
+            bundling=self._bundling,
+            shard_ends=self._dataset.shard_ends if is_in_shards else None,
+        )
 
     def _look(self, plan: Plan, step: int) -> Stretch:
         division, every = plan.division, self.n_workers

@@ -20,6 +20,7 @@ from shardio.hearing import HeardField, Hearing
 from shardio.mixture import Mixed
 from shardio.packing import Packing
 from shardio.pictures import common_sizes, decoded
+from shardio.shard_order import ShardWindow
 from shardio.units import Verify
 from shardio.windows import Window
 
@@ -149,14 +150,14 @@ class Plan:
     """What one pass goes over; travels to a worker before the first task of the pass.
 
     How its samples are chosen: `listed`, by a table of all; `sums`, by weighted draws; `window`,
-    shuffled inside of windows; with none of these, as the recipe says. With `blend` they are those
-    of several sources, each of which is shuffled so. `tokens` is how many tokens each source has,
-    where the last ones are padded to a window.
+    shuffled inside of windows, of runs or of shards; with none of these, as the recipe says. With
+    `blend` they are those of several sources, each of which is shuffled so. `tokens` is how many
+    tokens each source has, where the last ones are padded to a window.
     """
 
     epoch: int
     division: Division
-    window: Window | None = None
+    window: Window | ShardWindow | None = None
     listed: SharedArray | None = None
     sums: SharedArray | None = None
     blend: Blend | None = None

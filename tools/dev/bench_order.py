@@ -16,16 +16,20 @@ import numpy as np
 
 from shardio.drawing import WeightedOrder, draw_once, running_sums
 from shardio.order import CHUNK, Order, Positions
+from shardio.shard_order import SHARDS_PER_WINDOW, ShardOrder
 from shardio.windows import Window, WindowedOrder
 
 N = 10**12
 N_WEIGHTS = 10**7
+N_IN_SHARDS, N_SHARDS = 10**9, 10**5
 N_CALLS = 200
 LIMIT_NS = 100.0
 WINDOW = Window.of(4096 * N, N)
 
 
-def _ns_per_index(order: Order | WindowedOrder | WeightedOrder, positions: Positions) -> float:
+def _ns_per_index(
+    order: Order | WindowedOrder | ShardOrder | WeightedOrder, positions: Positions
+) -> float:
     order.at(positions)
     costs = []
     for _ in range(N_CALLS):
@@ -39,7 +43,7 @@ def main() -> int:
     """Print a line per order; 1 if one is too slow."""
     rng = np.random.default_rng(0)
     ways = {"at random": rng.integers(0, N, CHUNK), "in order": np.arange(N // 2, N // 2 + CHUNK)}
-    orders: dict[str, Order | WindowedOrder] = {
+    orders: dict[str, Order | WindowedOrder | ShardOrder] = {
         "full": Order(N, shuffle=True, seed=1, epoch=2),
         "blocks": WindowedOrder(N, WINDOW, seed=1, epoch=2),
     }
@@ -49,6 +53,11 @@ def main() -> int:
             found = _ns_per_index(order, positions)
             too_slow |= found > LIMIT_NS
             print(f"{name:8} 10^12 samples, {way:9}: {found:6.1f} ns per index")
+    ends = np.arange(1, N_SHARDS + 1) * (N_IN_SHARDS // N_SHARDS)
+    in_shards = ShardOrder(ends, N_IN_SHARDS, SHARDS_PER_WINDOW, seed=1, epoch=2)
+    found = _ns_per_index(in_shards, np.arange(N_IN_SHARDS // 2, N_IN_SHARDS // 2 + CHUNK))
+    too_slow |= found > LIMIT_NS
+    print(f"shards   10^9 samples in 10^5 shards, in order: {found:6.1f} ns per index")
     weights = rng.random(N_WEIGHTS)
     drawn = WeightedOrder(running_sums(weights), seed=1, epoch=2)
     print(f"weights  10^7 samples, in order : {_ns_per_index(drawn, ways['in order']):6.1f} ns")
