@@ -182,8 +182,8 @@ def _check_has_shards(dataset: ShardDataset) -> None:
     wrong = None
     if isinstance(dataset, Mixture):
         wrong = "a mixture has those of several datasets"
-    elif dataset.selection is not None:
-        wrong = "a selection may have them in any order; keep it as a subset (shardio split)"
+    elif dataset.selection is not None and not dataset.selection.ascends:
+        wrong = "those of this selection come in another; sort what select() is given"
     elif dataset.packed is not None:
         wrong = "a window of tokens may begin in one shard and end in another"
     elif dataset.bundling is not None:

@@ -44,7 +44,7 @@ class Shown:
     def shard_ends(self) -> Rows:
         """How many of its samples lie in each shard and those before; of rows in their order."""
         ends = self._starts[1:]
-        if isinstance(self._view, RowRuns):
+        if self._view is not None:
             ends = self._view.n_below(ends)
         if self._clips is not None:
             ends = np.concatenate([[0], self._clips.ends])[ends]

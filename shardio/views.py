@@ -137,6 +137,15 @@ class RowList:
         """All rows; not to be written to."""
         return self._rows
 
+    def n_below(self, limits: _Numbers) -> _Numbers:
+        """How many rows are below each of `limits`, where the rows ascend."""
+        return np.searchsorted(self._rows, limits, "left")
+
+    @cached
+    def ascends(self) -> bool:
+        """Whether no row comes before a smaller one."""
+        return bool((self._rows[1:] >= self._rows[:-1]).all())
+
     @cached
     def identity(self) -> str:
         """What tells it from other views."""

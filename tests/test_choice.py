@@ -25,6 +25,7 @@ CHOICES: dict[str, dict[str, Any]] = {
     "as it is": {},
     "full": {"shuffle": "full"},
     "blocks": {"shuffle": "blocks"},
+    "shards": {"shuffle": "shards"},
     "sampler": {"sampler": [5, 3, 3, 52, *range(40)]},
     "sampler by epoch": {"sampler": lambda epoch: [*range(epoch, N, 3), *range(30)]},
     "weights": {"weights": WEIGHTS},

@@ -192,6 +192,17 @@ def test_a_subset_is_shuffled_by_what_it_shows_of_each_shard(folder: Path) -> No
     assert len({label // 5 for label in found[:6]}) <= 3
 
 
+def test_a_selection_in_ascending_order_is_shuffled_by_what_it_has_of_each_shard(
+    folder: Path,
+) -> None:
+    with open_dataset(folder) as dataset:
+        mine = [row for k in range(1, 10, 2) for row in range(5 * k, 5 * k + 5)]
+        with dataset.select(mine) as part, loader(part) as made:
+            found = drawn(made)
+    assert sorted(found) == mine
+    assert [len(window) for window in windows_of(found)] == [3, 2]
+
+
 @given(st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), max_size=9), st.data())
 def test_rows_below_a_limit_are_counted(runs: list[tuple[int, int]], data: st.DataObject) -> None:
     starts = np.cumsum([gap + n for gap, n in [(0, 0), *runs][:-1]] if runs else []) + [
@@ -256,7 +267,7 @@ def test_a_state_of_another_kind_of_shuffle_is_refused(folder: Path) -> None:
 def test_samples_that_do_not_lie_in_shards_in_their_order_are_refused(folder: Path) -> None:
     with open_dataset(folder) as dataset:
         chosen = dataset.select([3, 1, 2])
-        with chosen, pytest.raises(InvalidArgument, match=r"selection .* subset .*'blocks'"):
+        with chosen, pytest.raises(InvalidArgument, match=r"sort what select.* pass .*'blocks'"):
             loader(chosen)
     with (
         mix([folder, folder], weights=[1, 1]) as mixed,
