@@ -196,6 +196,30 @@ def test_damage_of_any_byte_of_a_shard_list_is_found_at_open(published: Path) ->
         load(published)
 
 
+def test_damage_of_any_byte_of_inputs_is_found_when_they_are_read(published: Path) -> None:
+    place = part(published, "inputs")
+    whole = place.read_bytes()
+    for at in range(len(whole)):
+        place.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+        with pytest.raises(DatasetCorrupt, match=f"{place.name}: changed since it was written"):
+            _ = load(published).inputs[0]
+
+
+@pytest.mark.parametrize("kind", ["shards", "inputs"])
+def test_a_part_with_any_content_is_read_or_is_corrupt(published: Path, kind: str) -> None:
+    whole, rng = part(published, kind).read_bytes(), np.random.default_rng(7)
+    for _ in range(200):
+        content = bytearray(whole)
+        for at in rng.integers(0, len(whole), rng.integers(1, 6)).tolist():
+            content[at] = int(rng.choice([0, 47, 10, 34, 255, *rng.integers(0, 256, 3)]))
+        forge_part(published, kind, bytes(content[: len(whole) - int(rng.choice([0, 0, 0, 5]))]))
+        try:
+            found = load(published)
+            assert len(list(found.inputs)) == 9 and len(found.names) == 7
+        except DatasetCorrupt as error:
+            assert str(published) in str(error)
+
+
 def columns(n_samples: int = 1, n_bytes: int = 1, names: bytes = b"") -> bytes:
     numbers = np.array([n_samples] * 7 + [n_bytes] * 7, "<i8").tobytes()
     return numbers + bytes(16 * 7) + (names or b"".join(b"%d.shard\0" % i for i in range(7)))

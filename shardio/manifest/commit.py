@@ -235,7 +235,7 @@ def _publish(
         _point_to(root, generation)
     except DatasetConflict:
         if parts:
-            remove_unnamed(place.parent)
+            remove_unnamed(place.parent, parts)
         raise
     except BaseException:
         with contextlib.suppress(OSError):  # somebody's generation is there, or the disk refuses
@@ -244,7 +244,7 @@ def _publish(
                     if place.read_bytes() == content:
                         unlink(place)
                 if parts:
-                    remove_unnamed(place.parent)
+                    remove_unnamed(place.parent, parts)
                 remove_folder(place.parent)
         raise
 
@@ -252,13 +252,15 @@ def _publish(
 def withdraw(folder: str | os.PathLike[str], lineage: str) -> None:
     """Remove the first generation of a dataset that was never published, if it founds `lineage`."""
     root = Path(folder)
-    is_ours = False
+    ours: Generation | None = None
     with contextlib.suppress(DatasetCorrupt, ShardUnsupported, OSError):
-        is_ours = load_generation(root, 1).lineage == lineage
-    if is_ours:
+        ours = load_generation(root, 1)
+    if ours is not None and ours.lineage == lineage:
         unlink(root / GENERATIONS / "000001.json")
-    with contextlib.suppress(FileNotFoundError), _locked(root / GENERATIONS):
-        remove_unnamed(root / GENERATIONS)
+        remove_unnamed(root / GENERATIONS, [part.path.name for part in ours.parts])
+    with contextlib.suppress(FileNotFoundError), _locked(root / GENERATIONS) as is_alone:
+        if is_alone:
+            remove_unnamed(root / GENERATIONS)
     remove_folder(root / GENERATIONS)  # unless it is somebody's
 
 

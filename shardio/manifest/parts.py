@@ -7,7 +7,7 @@ how many entries it has. Generations whose lists are the same share one.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sized
+from collections.abc import Collection, Iterator, Mapping, Sized
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -139,12 +139,14 @@ def write_part(path: Path, content: bytes) -> None:
     write_sealed(path, content, exclusive=False)
 
 
-def remove_unnamed(folder: Path) -> None:
-    """Remove the parts in `folder` that no generation there names; for who holds its lock.
+def remove_unnamed(folder: Path, among: Collection[str] | None = None) -> None:
+    """Remove the parts in `folder` that no generation there names: all, or those `among` some.
 
-    Where a generation cannot be read they stay: it may name them.
+    All are for who holds the folder's lock: another writer's may be about to be named. Where a
+    generation cannot be read they stay: it may name them.
     """
     found = {path.name for kind in (SHARDS, INPUTS) for path in folder.glob(f"*.{kind}")}
+    found = found if among is None else found & {*among}
     if not found:
         return
     named = set[str]()
