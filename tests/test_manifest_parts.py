@@ -25,6 +25,7 @@ from shardio.manifest import (
     publish,
     publish_next,
     settle,
+    shard_list,
     withdraw,
 )
 from shardio.manifest.input_list import InputList
@@ -178,6 +179,17 @@ def test_opening_reads_no_inputs_and_damage_in_them_shows_when_they_are_read(
     place.unlink()
     with pytest.raises(DatasetCorrupt, match=f"{place.name}: is missing"):
         list(load(published).inputs)
+
+
+def test_opening_and_finding_rows_describes_no_single_shard(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shards = [ShardSummary(f"{i}.shard", 3, 4096, f"{i:032x}") for i in range(1000)]
+    publish_in(tmp_path, shards=shards)
+    monkeypatch.setattr(shard_list, "ShardSummary", lambda *_: pytest.fail("one is described"))
+    with open_dataset(tmp_path) as dataset:
+        assert (len(dataset), len(dataset.shards)) == (3000, 1000)
+        assert dataset.locate(np.array([0, 2999])).tolist() == [0, 999]
 
 
 def test_damage_of_any_byte_of_a_shard_list_is_found_at_open(published: Path) -> None:
