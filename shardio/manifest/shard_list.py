@@ -7,6 +7,7 @@ some 5 MB, in memory as well: what describes one is made when it is asked for.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final, overload
 
@@ -77,6 +78,11 @@ class ShardList(Sequence[ShardSummary]):
         id = self.ids[16 * i : 16 * i + 16].hex()
         return ShardSummary(name, int(self.samples[i]), int(self.sizes[i]), id)
 
+    def __iter__(self) -> Iterator[ShardSummary]:
+        ids = (self.ids[at : at + 16].hex() for at in range(0, len(self.ids), 16))
+        columns = self.names(), self.samples.tolist(), self.sizes.tolist(), ids
+        return itertools.starmap(ShardSummary, zip(*columns, strict=True))
+
     def __eq__(self, other: object) -> bool:
         if isinstance(other, ShardList):
             return self.content == other.content
@@ -127,11 +133,16 @@ def samples_of(shards: Sequence[ShardSummary]) -> _Numbers:
     return np.fromiter((shard.n_samples for shard in shards), np.int64, len(shards))
 
 
+def sizes_of(shards: Sequence[ShardSummary]) -> _Numbers:
+    """How many bytes each has; not to be written to."""
+    if isinstance(shards, ShardList):
+        return shards.sizes
+    return np.fromiter((shard.n_bytes for shard in shards), np.int64, len(shards))
+
+
 def bytes_of(shards: Sequence[ShardSummary]) -> int:
     """How many bytes all have together."""
-    if isinstance(shards, ShardList):
-        return sum(shards.sizes.tolist())
-    return sum(shard.n_bytes for shard in shards)
+    return sum(sizes_of(shards).tolist())
 
 
 def names_of(shards: Sequence[ShardSummary]) -> list[str]:
