@@ -16,6 +16,7 @@ import pytest
 
 from shardio.drawing import WeightedOrder, draw_once, running_sums
 from shardio.order import Order
+from shardio.shard_order import ShardOrder
 from shardio.windows import Window, WindowedOrder
 
 Rows = npt.NDArray[np.int64]
@@ -35,6 +36,14 @@ def blocks_of_runs(n: int, seed: int) -> Rows:
     return WindowedOrder(n, Window(8, 512), seed=seed, epoch=0).at(np.arange(n))
 
 
+def shards_of_one(n: int, seed: int) -> Rows:
+    return ShardOrder(np.arange(1, n + 1), n, 8, seed=seed, epoch=0).at(np.arange(n))
+
+
+def one_shard(n: int, seed: int) -> Rows:
+    return ShardOrder(np.array([n]), n, 8, seed=seed, epoch=0).at(np.arange(n))
+
+
 def drawn_once(n: int, seed: int) -> Rows:
     return draw_once(np.full(n, 0.3), n, seed=seed, epoch=0)
 
@@ -44,7 +53,9 @@ def drawn(n: int, seed: int) -> Rows:
     return WeightedOrder(sums, seed=seed, epoch=0).at(np.arange(n))
 
 
-PERMUTATIONS = pytest.mark.parametrize("kind", [full, blocks, blocks_of_runs, drawn_once])
+PERMUTATIONS = pytest.mark.parametrize(
+    "kind", [full, blocks, blocks_of_runs, shards_of_one, one_shard, drawn_once]
+)
 KINDS = pytest.mark.parametrize("kind", [full, blocks, drawn_once, drawn])
 
 
