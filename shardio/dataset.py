@@ -20,12 +20,12 @@ from shardio.format.schema import Schema
 from shardio.gather import ColumnGather
 from shardio.manifest import Generation, load, load_generation
 from shardio.manifest.described import Described
+from shardio.manifest.shard_list import sizes_of
 from shardio.shards.filed import Filed, Group
 from shardio.shards.places import Folder, Place
 from shardio.shown import Shown
 from shardio.units import VERIFY, Rows, Verify
 from shardio.views import RowList, check_mask, check_positions
-from shardio.writer import ShardSummary
 
 _AT_ONCE: Final = 8192
 """Rows of a column that are gathered in one call."""
@@ -80,7 +80,7 @@ class ShardDataset(Shown, Described, Filed, Sequence[dict[str, Any]], Closing):
         self._rows_per_shard = max(1, int(counts[0])) if is_even else 0
         whole = "", self._generation.schema, self._generation.shards
         sides = ((side.name, side.schema, side.shards) for side in self._generation.sides)
-        self._begin([Group(*group, _sizes_of(group[2])) for group in (whole, *sides)])
+        self._begin([Group(*group, sizes_of(group[2])) for group in (whole, *sides)])
         self._gathers: dict[str, ColumnGather] = {}
 
     def _find(self) -> Place:
@@ -252,11 +252,6 @@ class ShardDataset(Shown, Described, Filed, Sequence[dict[str, Any]], Closing):
         self._opened.close()
         self._gathers, self._marks = {}, None
         self._files_in.close()
-
-
-def _sizes_of(shards: Sequence[ShardSummary]) -> Rows:
-    """The bytes of each."""
-    return np.fromiter((shard.n_bytes for shard in shards), np.int64, len(shards))
 
 
 def open_dataset(

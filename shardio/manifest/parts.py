@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from shardio.access.links import refuse_links_outside
 from shardio.disk import unlink
 from shardio.errors import DatasetCorrupt
 from shardio.format.checksum import content_id
-from shardio.manifest.folder import refuse_links_outside
 from shardio.sealed import read_file, read_sealed, write_sealed
 
 LISTED_MAX: Final = 4096
