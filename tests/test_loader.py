@@ -448,8 +448,11 @@ def test_the_budget_is_half_of_what_is_available_by_default(
         ({"fields": ["label", "label"]}, "fields must be different ones of image, label"),
         ({"fields": [["label"]]}, "fields must be different ones of image, label"),
         ({"fields": 3}, "fields must be a list of names; found 3"),
-        ({"shuffle": "rows"}, "shuffle must be one of True, False, 'full', 'blocks'; found 'rows'"),
-        ({"shuffle": 1}, "shuffle must be one of True, False, 'full', 'blocks'; found 1"),
+        (
+            {"shuffle": "rows"},
+            "shuffle must be one of True, False, 'full', 'blocks', 'shards'; found 'rows'",
+        ),
+        ({"shuffle": 1}, "shuffle must be one of True, .*'shards'; found 1"),
         ({"seed": -1}, "seed must be an integer from 0 up; found -1"),
         ({"seed": None}, "seed must be an integer from 0 up; found None"),
         ({"num_workers": -1}, "num_workers must be an integer from 0 to 1024; found -1"),

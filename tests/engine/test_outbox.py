@@ -139,9 +139,7 @@ def test_a_worker_says_how_many_samples_it_sent_and_stays_until_main_has_them(
         (pack_head(Kind.SAMPLES, 0, 1, 1), "worker 0 sent 1 samples, and 0 arrived"),
     ],
 )
-def test_a_sample_that_is_lost_is_an_error(
-    head: bytes, said: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_sample_that_is_lost_is_an_error(head: bytes, said: str) -> None:
     with Gathering(
         [],
         1,
@@ -152,7 +150,7 @@ def test_a_sample_that_is_lost_is_an_error(
         lenience=Lenience(None),
         say=lambda line: None,
     ) as gathering:
-        monkeypatch.setattr(gathering, "_take", lambda: [head])
+        gathering._saved.append([head])
         with pytest.raises(WorkerDied, match=said):
             next(gathering)
 
