@@ -32,7 +32,7 @@ from shardio.packing import Pack
 from shardio.reader import ShardReader
 from shardio.shards import opened
 from shardio.shards.marks import check_marks, most_marks
-from shardio.shards.places import Folder
+from shardio.shards.places import Folder, Paths
 from shardio.surgery import add_column
 from shardio.writer import ShardSummary
 from tests.loading import bits, write_dataset
@@ -454,6 +454,13 @@ def test_a_long_table_of_marks_takes_memory_as_it_is_used() -> None:
 
 
 # Places.
+
+
+def test_paths_are_those_of_all_shards(folder: str) -> None:
+    with ShardDataset(folder) as dataset:
+        paths = Paths(folder, dataset.shards)
+        assert list(paths) == [path_of(folder, k) for k in range(N_SHARDS)]
+        assert paths[-2:] == [path_of(folder, N_SHARDS - 2), path_of(folder, N_SHARDS - 1)]
 
 
 class _Counting(Folder):
