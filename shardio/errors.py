@@ -23,6 +23,9 @@ can catch what they expect.
     ├── WorkerDied                      RuntimeError    a worker process ended too early
     ├── TooManySkipped                  RuntimeError    more samples failed than may be skipped
     ├── BatchOverdue                    TimeoutError    a batch did not come in time
+    ├── StoreUnavailable                OSError         an object store gave nothing for too long
+    ├── StoreDenied                     PermissionError an object store refuses the credentials
+    ├── CacheFull                       OSError         no room for a shard from an object store
     ├── LoaderClosed                    RuntimeError    something is used after close()
     ├── MemoryShort                     MemoryError     says needed and available bytes
     └── EnvironmentUnsuitable           RuntimeError    something is missing here (exit code 3)
@@ -33,6 +36,7 @@ from __future__ import annotations
 from typing import Any
 
 __all__ = [
+    "CacheFull",
     "ChecksumMismatch",
     "DataError",
     "DatasetConflict",
@@ -52,6 +56,8 @@ __all__ = [
     "ShardNotFound",
     "ShardUnsupported",
     "ShardioError",
+    "StoreDenied",
+    "StoreUnavailable",
     "TooManySkipped",
     "TransformError",
     "WorkerDied",
@@ -203,6 +209,18 @@ class TooManySkipped(ShardioError, RuntimeError):
 
 class BatchOverdue(ShardioError, TimeoutError):
     """A batch did not come within `timeout_s`; the message says what every worker was doing."""
+
+
+class StoreUnavailable(ShardioError, OSError):
+    """An object store gave nothing within the deadline; the message says what failed last."""
+
+
+class StoreDenied(ShardioError, PermissionError):
+    """An object store refuses: credentials are missing, wrong or expired, or may not do this."""
+
+
+class CacheFull(ShardioError, OSError):
+    """The disk of the cache is full, and what lies in it is in use; the message has the bytes."""
 
 
 class LoaderClosed(ShardioError, RuntimeError):

@@ -54,6 +54,7 @@ RANKS = {
     "shardio.reader": 4,
     "shardio.writer": 4,  # files stop here
     "shardio.manifest": 5,
+    "shardio.remote": 5,  # object stores, and the cache of what is in them
     "shardio.gather": 5,
     "shardio.shards": 5,  # which files a dataset has open
     "shardio.order": 3,
@@ -143,9 +144,10 @@ HOMES_OF_PACKAGES = {
     "av": {"shardio.media", "shardio_tools.sample_clips", "shardio_tools._picture_files"},
     "PIL": {"shardio.media", "shardio_tools._sheets"},
     "simplejpeg": {"shardio.media"},
+    "obstore": {"shardio.remote.stores"},
     "zmq": {"shardio._engine.mail"},
 }
-LOADED_LATE = {"av", "PIL", "jax", "simplejpeg", "torch", "zmq"}
+LOADED_LATE = {"av", "PIL", "jax", "obstore", "simplejpeg", "torch", "zmq"}
 PROCESS_ENTRIES = (
     "shardio._engine.outbox",
     "shardio._engine.worker",

@@ -1,0 +1,1 @@
+"""Datasets in object stores: objects, a cache of whole shards, and reads of parts of them."""

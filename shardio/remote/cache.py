@@ -1,0 +1,332 @@
+"""A folder of this machine with whole shards of datasets in stores, for all its processes.
+
+    FOLDER/README.txt
+    FOLDER/used                     bytes of all shards, about: counted anew when there is no room
+    FOLDER/DATASET/origin           the URL
+    FOLDER/DATASET/locks            a byte for each shard, locked while it is used, or being changed
+    FOLDER/DATASET/NAME.ID.shard    whole and verified, if the line beside it says so
+    FOLDER/DATASET/NAME.ID.shard.ok
+    FOLDER/DATASET/.NAME.ID.shard.BYTES.part    what came of one that is being downloaded
+
+A lock that is shared keeps a shard where it is; who downloads one, or removes it, has the exclusive
+one. Both end with their process, so nothing is to be tidied up behind one that was killed: the next
+to want the shard goes on with what came. Nothing is synced to the disk. Instead the line is good
+only until the machine starts anew: then the shard is verified once more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from typing import IO, Any, Final, NamedTuple
+
+from shardio import disk
+from shardio.errors import CacheFull, ShardCorrupt, ShardIncomplete
+from shardio.format.checksum import hash_bytes
+from shardio.remote.arrival import check_arrived
+from shardio.remote.locks import ByteLocks, alone_in, exclusive
+from shardio.remote.objects import Objects, never_ends
+from shardio.writer import ShardSummary
+
+README: Final = """\
+Shards that shardio has downloaded from object stores. All of it may be deleted while nothing reads
+it: what is needed is downloaded again.
+"""
+_TIMES: Final = 3
+"""So often a shard is downloaded of which the bytes that come are not those that were written."""
+_POLL_S: Final = 0.02
+_MANY: Final = 1000
+"""Where so many files are there, more is removed at a time: looking at all of them takes long."""
+_FULL: Final = (errno.ENOSPC, errno.EDQUOT)
+
+
+class Cached(NamedTuple):
+    """A file in the cache that may be removed if nobody uses it."""
+
+    used_s: float
+    path: str
+    n_bytes: int
+    byte: int
+
+
+class ShardCache:
+    """The shards of one dataset in the cache. Owns the locks of those it holds, until `close`.
+
+    For several threads at a time.
+
+    Args:
+        folder: the cache; made if it is missing, for this user alone.
+        most_bytes: how much may lie in it, of all datasets; None for nine tenths of what is free.
+        objects: the dataset in its store.
+    """
+
+    def __init__(self, folder: str, most_bytes: int | None, objects: Objects) -> None:
+        self.folder, self._objects = folder, objects
+        self.root = os.path.join(folder, _name_of(objects))
+        os.makedirs(folder, mode=0o700, exist_ok=True)
+        os.makedirs(self.root, mode=0o700, exist_ok=True)
+        for path, text in (
+            (os.path.join(folder, "README.txt"), README),
+            (os.path.join(self.root, "origin"), f"{objects.url}\n"),
+        ):
+            if not os.path.exists(path):
+                with open(path, "w", encoding="utf-8") as file:
+                    file.write(text)
+        self._lock_path = os.path.join(self.root, "locks")
+        self._locks = ByteLocks(self._lock_path)
+        self._warned = False
+        if most_bytes is None:
+            free = shutil.disk_usage(folder).free
+            most_bytes = (free + sum(each.n_bytes for each in self._files())) * 9 // 10
+        self.most_bytes = most_bytes
+
+    def path_of(self, shard: ShardSummary) -> str:
+        """Where a shard is, or will be."""
+        stem = shard.name.removesuffix(".shard")[:180]
+        return os.path.join(self.root, f"{stem}.{shard.id}.shard")
+
+    def hold_if_here(self, shard: ShardSummary) -> str | None:
+        """The path of a shard if it is here and verified, held until `release`; else None."""
+        byte = _byte_of(shard.id)
+        if not self._locks.share(byte):
+            return None
+        path = self.path_of(shard)
+        if _is_good(path, shard):
+            with contextlib.suppress(OSError):
+                os.utime(f"{path}.ok")
+            return path
+        self._locks.give_back(byte)
+        return None
+
+    def hold(self, shard: ShardSummary, check: Callable[[], None] = never_ends) -> str:
+        """The path of a shard, downloaded and verified if need be, held until `release`.
+
+        Where another process or thread is downloading it, that is waited for.
+
+        Args:
+            shard: which.
+            check: called while it is downloaded or waited for; what it raises ends that.
+
+        Raises:
+            ShardCorrupt: what comes from the store is not what was written, three times.
+            CacheFull: the disk is, with shards that are in use.
+            StoreUnavailable, StoreDenied, ShardNotFound, ShardChanged: from the store.
+        """
+        while True:
+            if (path := self.hold_if_here(shard)) is not None:
+                return path
+            with exclusive(self._lock_path, _byte_of(shard.id)) as is_alone:
+                if is_alone and not _is_good(self.path_of(shard), shard):
+                    self._fetch(shard, check)
+            if not is_alone:
+                check()
+                time.sleep(_POLL_S)
+
+    def release(self, shard: ShardSummary) -> None:
+        """Undo one `hold`."""
+        self._locks.give_back(_byte_of(shard.id))
+
+    def close(self) -> None:
+        """Let go of all that is held. Idempotent."""
+        self._locks.close()
+
+    def _fetch(self, shard: ShardSummary, check: Callable[[], None]) -> None:
+        """Download and verify a shard that nobody else has anything to do with now."""
+        path = self.path_of(shard)
+        if os.path.exists(path):  # since before the machine started anew, or damaged on its disk
+            with contextlib.suppress(ShardCorrupt, ShardIncomplete):
+                check_arrived(path, shard)
+                _record(path, shard)
+                return
+            _remove(path)
+        half = os.path.join(self.root, f".{os.path.basename(path)}.{shard.n_bytes}.part")
+        for n_left in reversed(range(_TIMES)):
+            self._reserve(half, shard.n_bytes)
+            self._download(shard, half, check)
+            try:
+                check_arrived(half, shard)
+            except (ShardCorrupt, ShardIncomplete) as error:
+                disk.unlink(half)
+                if not n_left:
+                    raise self._damaged(shard, error) from error
+                continue
+            disk.rename(half, path)
+            _record(path, shard)
+            return
+
+    def _download(self, shard: ShardSummary, half: str, check: Callable[[], None]) -> None:
+        while True:
+            try:
+                with open(half, "ab", buffering=0) as file:
+                    file.seek(0, os.SEEK_END)
+                    if file.tell() > shard.n_bytes:
+                        file.truncate(0)
+                        file.seek(0)
+                    watched: Any = _Watched(file, half)
+                    self._objects.download(shard.name, watched, shard.n_bytes, check=check)
+                return
+            except OSError as error:
+                if error.errno not in _FULL:
+                    raise
+                with alone_in(self.folder):
+                    if not self._evict(shard.n_bytes, half):
+                        raise self._full(shard) from error
+
+    def _reserve(self, half: str, n_bytes: int) -> None:
+        """Make room for a download, and have it counted; it may be counted already."""
+        with alone_in(self.folder):
+            if os.path.exists(half):
+                return
+            place = os.path.join(self.folder, "used")
+            used = _read_count(place)
+            if used is None or used + n_bytes > self.most_bytes:
+                files = list(self._files())
+                used = sum(each.n_bytes for each in files)
+                spare = self.most_bytes // 20 if len(files) > _MANY else 0
+                used -= self._evict(used + n_bytes + spare - self.most_bytes, half)
+                if used + n_bytes > self.most_bytes and not self._warned:
+                    self._warned = True
+                    warnings.warn(
+                        f"{self.folder}: {used} bytes are in use at once, and {n_bytes} are needed "
+                        f"beside them: more than cache_bytes={self.most_bytes}, which would have "
+                        "to be larger for as many workers, or such a shuffle",
+                        stacklevel=2,
+                    )
+            disk.perform("create", half, _make_empty, half)
+            _write_count(place, used + n_bytes)
+
+    def _evict(self, n_bytes: int, but: str) -> int:
+        """Remove what was used least recently and nobody uses; returns how many bytes went."""
+        freed = 0
+        for each in sorted(self._files()):
+            if freed >= n_bytes:
+                break
+            if each.path == but:
+                continue
+            locks = os.path.join(os.path.dirname(each.path), "locks")
+            with exclusive(locks, each.byte) as is_alone:
+                if is_alone:
+                    _remove(each.path)
+                    freed += each.n_bytes
+        return freed
+
+    def _files(self) -> Iterator[Cached]:
+        """All shards in the cache, and what came of them, of all datasets."""
+        with os.scandir(self.folder) as datasets:
+            folders = [each.path for each in datasets if each.is_dir(follow_symlinks=False)]
+        for folder in folders:
+            with os.scandir(folder) as found:
+                for entry in found:
+                    with contextlib.suppress(OSError, ValueError):  # gone meanwhile, not ours
+                        if cached := _cached(entry):
+                            yield cached
+
+    def _damaged(self, shard: ShardSummary, error: Exception) -> ShardCorrupt:
+        found = ShardCorrupt(
+            f"the object in the store is damaged: it was downloaded {_TIMES} times, and each time "
+            f"other than it was written ({error}); publish it anew",
+            code=getattr(error, "code", "incomplete"),
+            path=f"{self._objects.url}/{shard.name}",
+        )
+        found.field, found.sample = getattr(error, "field", None), getattr(error, "sample", None)
+        return found
+
+    def _full(self, shard: ShardSummary) -> CacheFull:
+        free = shutil.disk_usage(self.folder).free
+        used = sum(each.n_bytes for each in self._files())
+        return CacheFull(
+            f"{self.folder}: the disk is full: {shard.n_bytes} bytes are needed for {shard.name}, "
+            f"{free} are free, and the {used} of the cache are in use; choose a cache on a larger "
+            "disk, or fewer workers"
+        )
+
+
+class _Watched:
+    """A file of which every write goes by `disk.perform`."""
+
+    def __init__(self, file: IO[bytes], path: str) -> None:
+        self._file, self._path = file, path
+        self.tell = file.tell
+
+    def write(self, data: memoryview) -> int:
+        return disk.perform("write", self._path, self._file.write, data)
+
+
+def _name_of(objects: Objects) -> str:
+    return f"{hash_bytes(f'{objects.endpoint} {objects.url}'.encode()):016x}"
+
+
+def _byte_of(id_: str) -> int:
+    """The byte that is locked for a shard: as good as its own."""
+    return int(id_[:15], 16)
+
+
+def _cached(entry: os.DirEntry[str]) -> Cached | None:
+    name = entry.name
+    if name.endswith(".part"):
+        _, id_, _, n_bytes, _ = name.rsplit(".", 4)
+        return Cached(entry.stat().st_mtime, entry.path, int(n_bytes), _byte_of(id_))
+    if not name.endswith(".shard"):
+        return None
+    used_s = 0.0
+    with contextlib.suppress(OSError):
+        used_s = os.stat(f"{entry.path}.ok").st_mtime
+    return Cached(used_s, entry.path, entry.stat().st_size, _byte_of(name.rsplit(".", 2)[1]))
+
+
+def _remove(path: str) -> None:
+    disk.unlink(f"{path}.ok")
+    disk.unlink(path)
+
+
+def _line(path: str, shard: ShardSummary) -> str:
+    found = os.stat(path)
+    facts = (shard.id, found.st_size, found.st_ino, found.st_mtime_ns, _boot())
+    return " ".join(map(str, facts)) + "\n"
+
+
+def _is_good(path: str, shard: ShardSummary) -> bool:
+    """Whether a shard is there, and was verified since the machine started."""
+    try:
+        with open(f"{path}.ok", encoding="ascii") as file:
+            return file.read() == _line(path, shard) and os.stat(path).st_size == shard.n_bytes
+    except (OSError, ValueError):
+        return False
+
+
+def _record(path: str, shard: ShardSummary) -> None:
+    """Note that a shard was verified."""
+    place = f"{path}.ok"
+    disk.unlink(place)
+    with disk.create(place) as file:
+        file.write(_line(path, shard).encode())
+
+
+def _boot() -> str:
+    with contextlib.suppress(OSError):
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            return file.read().strip()
+    return ""
+
+
+def _make_empty(path: str) -> None:
+    os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
+
+
+def _read_count(path: str) -> int | None:
+    try:
+        with open(path, encoding="ascii") as file:
+            return int(file.read())
+    except (OSError, ValueError):
+        return None
+
+
+def _write_count(path: str, count: int) -> None:
+    with contextlib.suppress(OSError):  # then it is counted anew
+        with open(path, "w", encoding="ascii") as file:
+            file.write(str(count))

@@ -1,0 +1,106 @@
+"""Locks of single bytes of a file, among threads and processes; they end with whoever has them.
+
+Those of an open file description (fcntl(2), F_OFD_SETLK), of Linux: a lock goes when its descriptor
+is closed, at the latest by the kernel when the process dies. Of a byte there are any number of
+shared locks, or one exclusive.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import struct
+import threading
+from collections.abc import Iterator
+from typing import Final
+
+_FLOCK: Final = struct.Struct("@hhqqi4x")
+"""l_type, l_whence, l_start, l_len, l_pid, which must be 0."""
+
+
+class ByteLocks:
+    """The shared locks of one file, which it owns. They are counted, and end with this process.
+
+    For several threads at a time; a fork of the process begins with none.
+
+    Args:
+        path: made if it is missing.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._fd, self._pid = _open(path), os.getpid()
+        self._counts: dict[int, int] = {}
+        self._mutex = threading.Lock()
+
+    def share(self, byte: int) -> bool:
+        """Take a shared lock, or take it once more; False where somebody has an exclusive one."""
+        self._begin_anew_after_fork()
+        with self._mutex:
+            n_held = self._counts.get(byte, 0)
+            if not n_held and not _lock(self._fd, fcntl.F_RDLCK, byte):
+                return False
+            self._counts[byte] = n_held + 1
+            return True
+
+    def give_back(self, byte: int) -> None:
+        """Undo one `share`."""
+        self._begin_anew_after_fork()
+        with self._mutex:
+            n_held = self._counts.pop(byte, 0)
+            if n_held > 1:
+                self._counts[byte] = n_held - 1
+            elif n_held and self._fd >= 0:
+                _lock(self._fd, fcntl.F_UNLCK, byte)
+
+    def close(self) -> None:
+        """Give everything back. Idempotent."""
+        fd, self._fd = self._fd, -1
+        self._counts = {}
+        if fd >= 0:
+            os.close(fd)
+
+    def _begin_anew_after_fork(self) -> None:
+        """What was locked before a fork is the parent's: undoing it here would undo it there."""
+        if self._pid != os.getpid():
+            self._mutex = threading.Lock()
+            os.close(self._fd)
+            self._fd, self._pid, self._counts = _open(self._path), os.getpid(), {}
+
+
+@contextlib.contextmanager
+def exclusive(path: str, byte: int) -> Iterator[bool]:
+    """Whether nobody has a byte of a file, here or elsewhere; if so, nobody gets it meanwhile."""
+    fd = _open(path)
+    try:
+        yield _lock(fd, fcntl.F_WRLCK, byte)
+    finally:
+        os.close(fd)
+
+
+@contextlib.contextmanager
+def alone_in(folder: str) -> Iterator[None]:
+    """Wait until nobody else is inside of the same `with`; the kernel lets go of who dies."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
+
+
+def _open(path: str) -> int:
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+
+def _lock(fd: int, kind: int, byte: int) -> bool:
+    asked = _FLOCK.pack(kind, os.SEEK_SET, byte, 1, 0)
+    try:
+        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, asked)
+    except OSError as error:
+        if error.errno in (errno.EAGAIN, errno.EACCES):
+            return False
+        raise
+    return True

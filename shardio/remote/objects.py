@@ -1,0 +1,333 @@
+"""Objects below one URL: read, downloaded in pieces, and written, each within a deadline.
+
+What may pass, as a server's error, a connection that is cut, a body that comes too slowly or is too
+short, is tried again after a pause, from the byte that was reached. What will not pass is an error
+at once: nothing there, no permission, another object in the place of the one begun.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import IO, Any, Final, NamedTuple, TypeVar
+
+from shardio.errors import (
+    DatasetConflict,
+    InvalidArgument,
+    ShardChanged,
+    ShardNotFound,
+    StoreDenied,
+    StoreUnavailable,
+)
+from shardio.remote.places import checked_url
+from shardio.remote.stores import brief, is_denied, obstore, open_store
+
+T = TypeVar("T")
+
+DEADLINE_S: Final = 120.0
+"""How long a call goes on without a byte of progress."""
+PIECE_BYTES: Final = 8 << 20
+"""What one request of a download asks for."""
+_LEAST_PIECE_BYTES: Final = 256 << 10
+_FIRST_PAUSE_S: Final = 0.1
+_LONGEST_PAUSE_S: Final = 5.0
+_PART_BYTES: Final = 8 << 20
+_PARTS_AT_ONCE: Final = 4
+
+
+class Part(NamedTuple):
+    """Bytes of an object, how many the whole has, and what tells that it is the same later."""
+
+    data: memoryview
+    n_bytes: int
+    tag: str | None
+
+
+def never_ends() -> None:
+    """What a call that nobody cancels asks between two requests."""
+
+
+class Objects:
+    """The objects below a URL; owns a store of obstore, made when it is first asked.
+
+    For several threads at a time. Pickled, it is made anew where it arrives.
+
+    Args:
+        url: what the names are below.
+        options: see `Remote`.
+
+    Raises:
+        InvalidArgument: the URL or an option is not acceptable.
+        StoreUnavailable: (from every call) the deadline passed; it says what failed last.
+        StoreDenied: (from every call) the store does not let us.
+        ShardNotFound: (from reading) there is no such object.
+    """
+
+    def __init__(self, url: str, options: Mapping[str, Any] | None = None) -> None:
+        self.url = checked_url(url)
+        self._options = dict(options or {})
+        self.deadline_s = _seconds(self._options.pop("deadline_s", DEADLINE_S))
+        self._store: Any = None
+        self._pid = 0
+
+    def __repr__(self) -> str:
+        return f"Objects({self.url!r})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Objects, (self.url, {**self._options, "deadline_s": self.deadline_s})
+
+    @property
+    def endpoint(self) -> str:
+        """Which server is asked, where that is not the one of the URL's scheme."""
+        named = (value for key, value in self._options.items() if "endpoint" in key.lower())
+        return next(map(str, named), "") or os.environ.get("AWS_ENDPOINT_URL", "")
+
+    def read(self, name: str, *, deadline_s: float | None = None) -> bytes:
+        """The whole of a small object."""
+        found = self._get(name, None, deadline_s=deadline_s)
+        return bytes(found.data)
+
+    def read_range(self, name: str, start: int, n_bytes: int, tag: str | None = None) -> memoryview:
+        """n_bytes of an object from `start` on.
+
+        Raises:
+            ShardChanged: it is another object than the one of `tag`.
+        """
+        found = self._get(name, (start, start + n_bytes), tag=tag)
+        if len(found.data) != n_bytes:
+            raise self._changed(name, start + n_bytes, found.n_bytes)
+        return found.data
+
+    def read_tail(self, name: str, n_bytes: int) -> Part:
+        """The last n_bytes of an object, or all it has; by one request."""
+        return self._get(name, {"suffix": n_bytes})
+
+    def download(
+        self,
+        name: str,
+        file: IO[bytes],
+        n_bytes: int,
+        *,
+        check: Callable[[], None] = never_ends,
+    ) -> None:
+        """Append to `file` what it lacks of an object of n_bytes.
+
+        Args:
+            name: of the object.
+            file: unbuffered, at its end; it may have the beginning already.
+            n_bytes: how many there should be.
+            check: called between two requests; what it raises ends the download.
+
+        Raises:
+            ShardChanged: the object has another size, or is replaced meanwhile.
+        """
+        done, tag, size = file.tell(), None, PIECE_BYTES
+        began, n_tries = time.monotonic(), 0
+        while done < n_bytes:
+            check()
+            end = min(done + size, n_bytes)
+            try:
+                part = self._get_once(name, (done, end), tag)
+                if part.n_bytes != n_bytes:
+                    raise self._changed(name, n_bytes, part.n_bytes)
+            except _Passing as passing:
+                n_tries += 1
+                size = max(_LEAST_PIECE_BYTES, size // 2)
+                self._pause(name, passing, began, n_tries, None, check)
+                continue
+            _write_all(file, part.data)
+            done, tag = done + len(part.data), part.tag
+            began, n_tries = time.monotonic(), 0
+
+    def put(self, name: str, data: bytes, *, exclusive: bool) -> None:
+        """Write a small object; exclusive: only if there is none of this name.
+
+        Raises:
+            DatasetConflict: there is one, with other bytes.
+        """
+        mode = "create" if exclusive else "overwrite"
+
+        def write() -> None:
+            obstore().put(self._opened(), name, data, mode=mode, use_multipart=False)
+
+        try:
+            self._persist(name, write)
+        except FileExistsError:
+            # It may be ours: written, and the answer lost.
+            if self.read(name) != data:
+                raise DatasetConflict(
+                    f"{self.url}/{name}: is there already: another writer published first, and "
+                    "nothing of theirs was changed; choose another place"
+                ) from None
+
+    def upload(self, name: str, path: str) -> None:
+        """Write a file as an object, in parts where it is large; it appears whole or not at all.
+
+        Raises:
+            StoreUnavailable: also where the store has another number of bytes afterwards.
+        """
+        n_bytes = os.stat(path).st_size
+
+        def write() -> None:
+            obstore().put(
+                self._opened(),
+                name,
+                Path(path),
+                chunk_size=_PART_BYTES,
+                max_concurrency=_PARTS_AT_ONCE,
+            )
+            found = obstore().head(self._opened(), name)["size"]
+            if found != n_bytes:
+                raise _Passing(f"{n_bytes} bytes were sent, {found} are there")
+
+        self._persist(name, write)
+
+    def holds(self, name: str) -> bool:
+        """Whether there is an object of this name."""
+        try:
+            self._persist(name, lambda: obstore().head(self._opened(), name))
+        except ShardNotFound:
+            return False
+        return True
+
+    def names(self) -> list[str]:
+        """The names of the first objects below the URL, at most a page of them."""
+        found = self._persist("", lambda: obstore().list(self._opened(), chunk_size=50))
+        page: list[Any] = self._persist("", lambda: next(iter(found), []))
+        return [each["path"] for each in page]
+
+    def remove(self, name: str) -> None:
+        """Remove an object; it may be gone already."""
+        try:
+            self._persist(name, lambda: obstore().delete(self._opened(), name))
+        except ShardNotFound:
+            return
+
+    def _opened(self) -> Any:
+        if self._store is None or self._pid != os.getpid():
+            self._store, self._pid = open_store(self.url, self._options), os.getpid()
+        return self._store
+
+    def _get(
+        self, name: str, part: Any, *, tag: str | None = None, deadline_s: float | None = None
+    ) -> Part:
+        return self._persist(name, lambda: self._get_once(name, part, tag), deadline_s)
+
+    def _get_once(self, name: str, part: Any, tag: str | None) -> Part:
+        """One request: what it brings is as long as it says."""
+        options = {"range": part} if part is not None else {}
+        if tag is not None:
+            options["if_match"] = tag
+        with _sorted_out(self, name):
+            answer = obstore().get(self._opened(), name, options=options)
+            whole, (start, end) = answer.meta, answer.range
+            data = memoryview(answer.bytes())
+        if len(data) != end - start or part is None and len(data) != whole["size"]:
+            raise _Passing(f"{end - start} bytes were announced, {len(data)} came")
+        if isinstance(part, tuple) and (start != part[0] or end != min(part[1], whole["size"])):
+            raise _Passing(f"bytes {part[0]} to {part[1]} were asked for, {start} to {end} came")
+        return Part(data, whole["size"], whole["e_tag"])
+
+    def _persist(self, name: str, call: Callable[[], T], deadline_s: float | None = None) -> T:
+        """Try until it succeeds, fails for good, or the deadline has passed."""
+        began, n_tries = time.monotonic(), 0
+        while True:
+            try:
+                with _sorted_out(self, name):
+                    return call()
+            except _Passing as passing:
+                n_tries += 1
+                self._pause(name, passing, began, n_tries, deadline_s, never_ends)
+
+    def _pause(
+        self,
+        name: str,
+        passing: _Passing,
+        began: float,
+        n_tries: int,
+        deadline_s: float | None,
+        check: Callable[[], None],
+    ) -> None:
+        """Wait before the next try, the longer the more there were, a little more or less."""
+        most_s = self.deadline_s if deadline_s is None else deadline_s
+        pause_s = min(_FIRST_PAUSE_S * 2 ** min(n_tries - 1, 10), _LONGEST_PAUSE_S)
+        pause_s *= random.uniform(0.5, 1)
+        taken_s = time.monotonic() - began
+        if taken_s + pause_s > most_s:
+            raise StoreUnavailable(
+                f"{self.url}/{name}: the store gave nothing for {taken_s:.0f} s, tried {n_tries} "
+                f"times, the last time: {passing}; go on later (what was downloaded stays), or "
+                "wait longer with storage_options={'deadline_s': …}"
+            ) from None
+        check()
+        time.sleep(pause_s)
+
+    def _changed(self, name: str, expected: int, found: int) -> ShardChanged:
+        return ShardChanged(
+            "the object in the store has another size than the dataset says",
+            code="file_size",
+            path=f"{self.url}/{name}",
+            expected=expected,
+            found=found,
+        )
+
+    def explain(self, name: str, error: Exception) -> Exception:
+        """What an error of obstore is to us; `_Passing` if another try may succeed."""
+        place, kind = f"{self.url}/{name}", type(error).__name__
+        if isinstance(error, FileNotFoundError):
+            return ShardNotFound(f"{place}: there is no such object in the store")
+        if kind in ("AlreadyExistsError",):
+            return FileExistsError(place)
+        if kind in ("PreconditionError", "NotModifiedError"):
+            return ShardChanged(
+                "another object has taken the place of the one that was being read",
+                code="replaced",
+                path=place,
+            )
+        words = brief(error, self._options)
+        if is_denied(error):
+            return StoreDenied(
+                f"{place}: the store refuses: {words}; renew or correct the credentials "
+                "(environment, storage_options), or ask for permission to read there"
+            )
+        if kind in ("NotSupportedError", "InvalidPathError", "UnknownConfigurationKeyError"):
+            return InvalidArgument(f"{place}: {words}")
+        return _Passing(words)
+
+
+class _Passing(Exception):
+    """Something that the next try need not meet."""
+
+
+class _sorted_out:
+    """Errors of obstore leave it as ours."""
+
+    def __init__(self, objects: Objects, name: str) -> None:
+        self._objects, self._name = objects, name
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if error is None or not isinstance(error, Exception):
+            return
+        home = type(error).__module__
+        if home.startswith("obstore") or isinstance(error, FileNotFoundError):
+            if not isinstance(error, ShardNotFound):
+                raise self._objects.explain(self._name, error) from None
+
+
+def _write_all(file: IO[bytes], data: memoryview) -> None:
+    while len(data):
+        data = data[file.write(data) :]
+
+
+def _seconds(given: object) -> float:
+    if isinstance(given, bool) or not isinstance(given, int | float) or not given > 0:
+        raise InvalidArgument(
+            f"storage_options['deadline_s'] must be seconds, more than 0; found {given!r}"
+        )
+    return float(given)

@@ -1,0 +1,111 @@
+"""Where a dataset lies, where its shards are cached, and what the store is told: options of users.
+
+Nothing here shows a secret: options are passed on to obstore, and never written, printed or put
+into a message.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from shardio.errors import InvalidArgument
+
+SCHEMES: Final = (
+    *("s3", "s3a", "gs", "az", "azure", "adl", "abfs", "abfss"),
+    *("http", "https"),
+)
+_SCHEME: Final = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]+)://")
+CACHE_VARIABLE: Final = "SHARDIO_CACHE"
+"""The environment variable that names the folder of the cache."""
+
+
+@dataclass(frozen=True, slots=True)
+class Remote:
+    """How a dataset in an object store is read. Immutable; its repr has no option of the store.
+
+    Args:
+        cache: the folder that shards are downloaded to; None for that of this user.
+        cache_bytes: how much may lie there; None for nine tenths of what is free.
+        options: for `obstore.store.from_url`, and `deadline_s`.
+    """
+
+    cache: str | None = None
+    cache_bytes: int | None = None
+    options: Mapping[str, Any] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def of(
+        cls,
+        cache: str | os.PathLike[str] | None,
+        cache_bytes: int | None,
+        storage_options: Mapping[str, Any] | None,
+    ) -> Remote:
+        """What a user asked for.
+
+        Raises:
+            InvalidArgument: naming the option, what is acceptable, and what was found.
+        """
+        if cache_bytes is not None and (type(cache_bytes) is not int or cache_bytes < 1):
+            raise InvalidArgument(f"cache_bytes must be an int from 1 up; found {cache_bytes!r}")
+        if storage_options is not None and not isinstance(storage_options, Mapping):
+            kind = type(storage_options).__name__  # never itself: it may hold a secret
+            raise InvalidArgument(f"storage_options must be a dict; found a {kind}")
+        folder = None if cache is None else os.path.abspath(os.path.expanduser(cache))
+        return cls(folder, cache_bytes, dict(storage_options or {}))
+
+    @property
+    def folder(self) -> str:
+        """The folder of the cache, asked for or not."""
+        if self.cache is not None:
+            return self.cache
+        if named := os.environ.get(CACHE_VARIABLE):
+            return os.path.abspath(os.path.expanduser(named))
+        home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+        return os.path.join(home, "shardio")
+
+
+def is_url(place: str) -> bool:
+    """Whether it is the URL of something in a store, and not a path; `file://` is a path's."""
+    found = _SCHEME.match(place)
+    return found is not None and found[1].lower() != "file"
+
+
+def local_path(place: str) -> str:
+    """The path that a `file://` URL names; anything else as it is."""
+    if not place.lower().startswith("file://"):
+        return place
+    parts = urlsplit(place)
+    if parts.netloc not in ("", "localhost"):
+        raise InvalidArgument(f"{place}: names another machine; a file:// URL is of this one")
+    from urllib.request import url2pathname
+
+    return url2pathname(parts.path)
+
+
+def checked_url(url: str) -> str:
+    """A URL of a folder in a store, without a slash at its end.
+
+    Raises:
+        InvalidArgument: the scheme is none that is known, there is no bucket, or it has a user, a
+            password or a query, which may be secrets.
+    """
+    parts = urlsplit(url)
+    shown = f"{parts.scheme}://{parts.hostname or ''}{parts.path}"
+    if parts.scheme.lower() not in SCHEMES:
+        raise InvalidArgument(
+            f"{shown}: a dataset is a folder, or a URL that begins with one of "
+            f"{', '.join(f'{scheme}://' for scheme in SCHEMES)}"
+        )
+    if parts.username is not None or parts.query or parts.fragment:
+        raise InvalidArgument(
+            f"{shown}: has a user, a query or a fragment, which may be secret: give credentials by "
+            "storage_options, or by the environment"
+        )
+    if not parts.netloc:
+        raise InvalidArgument(f"{shown}: names no bucket or host")
+    return url.rstrip("/")

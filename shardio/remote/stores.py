@@ -1,0 +1,125 @@
+"""obstore, which is loaded late: stores made of a URL and options, and its errors in few words."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from datetime import timedelta
+from types import ModuleType
+from typing import Any, Final
+
+from shardio.errors import EnvironmentUnsuitable, InvalidArgument
+
+REQUEST_S: Final = 30
+"""A request, of at most a piece, that takes longer is made again: 280 kB/s of a piece of 8 MiB."""
+_MOST_CHARACTERS: Final = 300
+_SECRETS: Final = ("key", "token", "secret", "password", "credential", "authorization", "sas")
+_DENIED: Final = re.compile(
+    r"ExpiredToken|InvalidAccessKeyId|SignatureDoesNotMatch|InvalidToken|AuthorizationHeader"
+    r"|AccessDenied|AuthenticationFailed|RequestTimeTooSkewed|InvalidClientTokenId|\b40[13]\b"
+)
+
+_users: Final[dict[str, int]] = {}
+"""The first process that used obstore: its runtime does not survive a fork, which then hangs."""
+
+
+def obstore() -> ModuleType:
+    """Load obstore.
+
+    Raises:
+        EnvironmentUnsuitable: it is not installed.
+    """
+    try:
+        import obstore
+        import obstore.store
+    except ImportError as error:
+        raise EnvironmentUnsuitable(
+            f"object stores need obstore ({error}): pip install 'shardio[remote]'"
+        ) from error
+    module: ModuleType = obstore
+    return module
+
+
+def open_store(url: str, options: Mapping[str, Any]) -> Any:
+    """A store of obstore for what lies below a URL; every request is tried once.
+
+    Raises:
+        EnvironmentUnsuitable: obstore is not installed, or a parent of this process has used it.
+        InvalidArgument: it takes no such option; the message has names of options alone.
+    """
+    if _users.setdefault("first", os.getpid()) != os.getpid():
+        raise EnvironmentUnsuitable(
+            f"{url}: this process is a fork of one that has used object stores, whose threads did "
+            "not come with it: start it by spawn, forkserver or shardio's zygote"
+        )
+    given = dict(options)
+    client = {"timeout": timedelta(seconds=REQUEST_S), **given.pop("client_options", {})}
+    # Once: who calls decides how long it goes on, and sees Ctrl-C in between.
+    retries = {"max_retries": 0, "retry_timeout": timedelta(seconds=REQUEST_S)}
+    retries |= given.pop("retry_config", {})
+    provider = given.pop("credential_provider", None) or _profile_of(url, given)
+    if provider is not None:
+        given["credential_provider"] = provider
+    module = obstore()
+    try:
+        return module.store.from_url(url, client_options=client, retry_config=retries, **given)
+    except (module.exceptions.BaseError, TypeError, ValueError) as error:
+        names = ", ".join(options) or "none"
+        raise InvalidArgument(
+            f"{url}: no store can be made of it: {brief(error, options)} (storage_options: {names})"
+        ) from None  # its text may have what is secret
+
+
+def brief(error: BaseException, options: Mapping[str, Any]) -> str:
+    """What an error of obstore says, in one line, without anything that may be secret."""
+    text = str(error)
+    code, message = (re.search(f"<{tag}>([^<]*)</{tag}>", text) for tag in ("Code", "Message"))
+    if code is not None:
+        text = f"{code[1]}: {message[1]}" if message is not None else code[1]
+    text = text.partition("\n\nDebug source")[0]
+    text = " ".join(re.sub(r"\?[^\s\"'>)]*", "", text).split())
+    for secret in _secrets_of(options):
+        text = text.replace(secret, "…")
+    return text if len(text) <= _MOST_CHARACTERS else f"{text[:_MOST_CHARACTERS]}…"
+
+
+def is_denied(error: BaseException) -> bool:
+    """Whether a store has refused what it was shown, or was not shown: trying again is no use."""
+    if type(error).__name__ in ("PermissionDeniedError", "UnauthenticatedError"):
+        return True
+    text = str(error)
+    found = re.search("<Code>([^<]*)</Code>", text)
+    status = re.search(r"status(?: code)?:? *(\d\d\d)[^\n]*", text, re.IGNORECASE)
+    shown = found[1] if found is not None else status[0] if status is not None else ""
+    return _DENIED.search(shown) is not None
+
+
+def _secrets_of(options: Mapping[str, Any]) -> list[str]:
+    """The values of options that may be secret, also of options within options."""
+    found = []
+    for name, value in options.items():
+        if isinstance(value, Mapping):
+            found += _secrets_of(value)
+        elif isinstance(value, str) and any(part in name.lower() for part in _SECRETS):
+            found.append(value)
+    return [each for each in found if len(each) > 3]
+
+
+def _profile_of(url: str, options: Mapping[str, Any]) -> Any:
+    """What gives credentials of a profile of AWS, by boto3, where nothing else says any."""
+    is_aws = url.partition("://")[0].lower() in ("s3", "s3a")
+    names = {name.lower().removeprefix("aws_") for name in options}
+    if not is_aws or names & {"access_key_id", "secret_access_key", "skip_signature", "token"}:
+        return None
+    is_named = "AWS_PROFILE" in os.environ
+    if not is_named or "AWS_ACCESS_KEY_ID" in os.environ:
+        return None  # obstore asks the environment, the container or the machine
+    try:
+        from obstore.auth.boto3 import Boto3CredentialProvider
+    except ImportError as error:
+        raise EnvironmentUnsuitable(
+            f"AWS_PROFILE is set, and profiles are read by boto3 ({error}): pip install boto3, or "
+            "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+        ) from error
+    return Boto3CredentialProvider()

@@ -1,0 +1,213 @@
+"""A server that speaks S3, and before it a proxy that counts, and does what networks do."""
+
+from __future__ import annotations
+
+import http.client
+import http.server
+import re
+import socket
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+BUCKET = "bucket"
+OPTIONS = {
+    "aws_access_key_id": "AKIDEXAMPLE",
+    "aws_secret_access_key": "a secret of sixteen",
+    "aws_region": "us-east-1",
+    "deadline_s": 10,
+}
+_SIGNED = "AWS4-HMAC-SHA256 Credential=AKIDEXAMPLE/20260101/us-east-1/s3/aws4_request, Signature=0"
+_SERVER = """
+import sys
+from moto.server import ThreadedMotoServer
+server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+server.start()
+print(server.get_host_and_port()[1], flush=True)
+sys.stdin.read()
+"""
+
+
+@dataclass
+class Fault:
+    """What happens to the next requests of some objects: `times` of them, from the first on."""
+
+    kind: str
+    """error, denied, cut, stall, wrong or hold."""
+    pattern: str = r"\.shard"
+    times: int = 1
+    method: str = "GET"
+    met: threading.Event = field(default_factory=threading.Event)
+    go_on: threading.Event = field(default_factory=threading.Event)
+
+
+class Proxy(http.server.ThreadingHTTPServer):
+    """Forwards to the server, on loopback; counts requests and bytes of bodies by object."""
+
+    daemon_threads = True
+
+    def __init__(self, port: int) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.server_port_behind = port
+        self.faults: list[Fault] = []
+        self.requests: Counter[str] = Counter()
+        self.n_bytes: Counter[str] = Counter()
+        self.is_down = False
+        self.mutex = threading.Lock()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say nothing: clients that go away are a part of tests."""
+
+    def take_fault(self, method: str, path: str) -> Fault | None:
+        with self.mutex:
+            for fault in self.faults:
+                if fault.times and fault.method == method and re.search(fault.pattern, path):
+                    fault.times -= 1
+                    return fault
+        return None
+
+    def count(self, path: str, n_bytes: int) -> None:
+        with self.mutex:
+            self.requests[path.rpartition("/")[2]] += 1
+            self.n_bytes[path.rpartition("/")[2]] += n_bytes
+
+    def forget(self) -> None:
+        self.faults, self.is_down = [], False
+        self.requests.clear()
+        self.n_bytes.clear()
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: Proxy
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+    def _serve(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        path = self.path.partition("?")[0]
+        fault = self.server.take_fault(self.command, path)
+        kind = fault.kind if fault is not None else ""
+        if self.server.is_down:
+            self._cut()
+        elif kind == "error":
+            self._answer(500, b"<Error><Code>InternalError</Code><Message>no</Message></Error>")
+        elif kind == "denied":
+            text = b"<Error><Code>ExpiredToken</Code><Message>The token has expired.</Message>"
+            self._answer(400, text + b"<AWSAccessKeyId>AKIDEXAMPLE</AWSAccessKeyId></Error>")
+        else:
+            self._forward(path, body, fault)
+
+    do_GET = do_PUT = do_POST = do_HEAD = do_DELETE = _serve
+
+    def _forward(self, path: str, body: bytes, fault: Fault | None) -> None:
+        behind = http.client.HTTPConnection("127.0.0.1", self.server.server_port_behind)
+        headers = {k: v for k, v in self.headers.items() if k.lower() != "connection"}
+        behind.request(self.command, self.path, body or None, headers)
+        answer = behind.getresponse()
+        data = answer.read()
+        behind.close()
+        n_bytes = int(answer.headers.get("Content-Length") or len(data))
+        self.send_response(answer.status)
+        for name, value in answer.headers.items():
+            if name.lower() not in ("connection", "content-length", "transfer-encoding"):
+                self.send_header(name, value)
+        self.send_header("Content-Length", str(n_bytes))
+        self.end_headers()
+        self.server.count(path, len(data))
+        if fault is not None:
+            data = self._spoil(fault, data)
+        self.wfile.write(data)
+        self.wfile.flush()
+
+    def _spoil(self, fault: Fault, data: bytes) -> bytes:
+        """What of a body goes out, after as long as it takes."""
+        half = len(data) // 2
+        if fault.kind == "wrong":
+            return data[:half] + bytes([data[half] ^ 1]) + data[half + 1 :]
+        self.wfile.write(data[:half])
+        self.wfile.flush()
+        fault.met.set()
+        if fault.kind in ("stall", "hold"):
+            fault.go_on.wait(60)
+        if fault.kind in ("cut", "stall"):
+            self._cut()
+            return b""
+        return data[half:]
+
+    def _answer(self, status: int, body: bytes) -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def _cut(self) -> None:
+        self.close_connection = True
+        self.connection.shutdown(socket.SHUT_RDWR)
+
+
+@dataclass
+class Scene:
+    """A bucket: what is put into it, and what the proxy before it does."""
+
+    proxy: Proxy
+    port_behind: int
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """How it is reached, through the proxy."""
+        endpoint = f"http://127.0.0.1:{self.proxy.server_port}"
+        client = {"allow_http": True, "timeout": "5s"}
+        return {**OPTIONS, "aws_endpoint": endpoint, "client_options": client}
+
+    def url(self, name: str) -> str:
+        return f"s3://{BUCKET}/{name}"
+
+    def put(self, name: str, data: bytes) -> None:
+        """Write an object past the proxy."""
+        behind = http.client.HTTPConnection("127.0.0.1", self.port_behind)
+        place = f"/{BUCKET}/{name}" if name else f"/{BUCKET}"
+        behind.request("PUT", place, data, {"Authorization": _SIGNED})
+        if behind.getresponse().status != 200:
+            raise AssertionError(f"the server does not take {name}")
+        behind.close()
+
+    def put_dataset(self, folder: str | Path, name: str) -> str:
+        """Write all files of a dataset past the proxy; returns its URL."""
+        for path in sorted(Path(folder).rglob("*")):
+            if path.is_file():
+                self.put(f"{name}/{path.relative_to(folder)}", path.read_bytes())
+        return self.url(name)
+
+
+@contextmanager
+def scene() -> Iterator[Scene]:
+    """A server, in a process of its own, with an empty bucket."""
+    command = [sys.executable, "-W", "ignore", "-c", _SERVER]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    ) as server:
+        if server.stdin is None or server.stdout is None:
+            raise AssertionError("both are pipes")
+        port = int(server.stdout.readline())
+        proxy = Proxy(port)
+        thread = threading.Thread(target=proxy.serve_forever, args=(0.05,))
+        thread.start()
+        found = Scene(proxy, port)
+        found.put("", b"")
+        try:
+            yield found
+        finally:
+            proxy.shutdown()
+            thread.join()
+            proxy.server_close()
+            server.stdin.close()
+            server.wait(20)

@@ -1,0 +1,139 @@
+"""Objects are read and written exactly, whatever the network does, or an error says why not."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import pytest
+
+from shardio.errors import (
+    DatasetConflict,
+    InvalidArgument,
+    ShardChanged,
+    ShardNotFound,
+    StoreDenied,
+    StoreUnavailable,
+)
+from shardio.remote.objects import Objects
+from tests.remote.scene import Fault, Scene
+
+DATA = bytes(range(256)) * 1000
+
+
+def objects(store: Scene, **more: object) -> Objects:
+    return Objects(store.url("objects"), {**store.options, **more})
+
+
+@pytest.fixture(autouse=True)
+def small_pieces(store: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shardio.remote.objects.PIECE_BYTES", 100_000)
+    monkeypatch.setattr("shardio.remote.objects._LEAST_PIECE_BYTES", 50_000)
+    store.put("objects/a.shard", DATA)
+
+
+def _downloaded(some: Objects, path: Path, n_bytes: int = len(DATA)) -> bytes:
+    with open(path, "ab", buffering=0) as file:
+        some.download("a.shard", file, n_bytes)
+    return path.read_bytes()
+
+
+def test_an_object_is_read_whole_in_part_and_from_its_end(store: Scene) -> None:
+    some = objects(store)
+    assert some.read("a.shard") == DATA
+    assert bytes(some.read_range("a.shard", 300, 20)) == DATA[300:320]
+    tail = some.read_tail("a.shard", 1000)
+    assert (bytes(tail.data), tail.n_bytes) == (DATA[-1000:], len(DATA))
+    assert bytes(some.read_tail("a.shard", 1 << 20).data) == DATA
+
+
+@pytest.mark.parametrize("kind", ["error", "cut", "stall"])
+def test_what_passes_is_tried_again_from_the_byte_that_was_reached(
+    store: Scene, tmp_path: Path, kind: str
+) -> None:
+    client = {"allow_http": True, "timeout": "300ms"}
+    some, fault = objects(store, client_options=client), Fault(kind, times=2)
+    (tmp_path / "a").write_bytes(DATA[:1000])
+    store.proxy.faults = [fault]
+    assert _downloaded(some, tmp_path / "a") == DATA
+    fault.go_on.set()
+
+
+def test_a_download_goes_on_with_what_is_there(store: Scene, tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(DATA[:-10])
+    assert _downloaded(objects(store), tmp_path / "a") == DATA
+    assert store.proxy.n_bytes["a.shard"] == 10
+
+
+def test_an_object_of_another_size_is_refused(store: Scene, tmp_path: Path) -> None:
+    with pytest.raises(ShardChanged, match=f"expected {len(DATA) + 5}, found {len(DATA)}"):
+        _downloaded(objects(store), tmp_path / "a", len(DATA) + 5)
+
+
+def test_an_object_that_is_replaced_meanwhile_is_refused(store: Scene) -> None:
+    some = objects(store)
+    tag = some.read_tail("a.shard", 10).tag
+    store.put("objects/a.shard", DATA[::-1])
+    with pytest.raises(ShardChanged, match="another object has taken the place"):
+        some.read_range("a.shard", 0, 10, tag)
+
+
+def test_what_lasts_is_an_error_at_the_deadline(store: Scene) -> None:
+    store.proxy.faults = [Fault("error", times=1000)]
+    with pytest.raises(
+        StoreUnavailable, match=r"a\.shard: the store gave nothing .* InternalError"
+    ):
+        objects(store, deadline_s=0.3).read("a.shard")
+
+
+def test_credentials_that_have_expired_are_an_error_at_once_that_does_not_show_them(
+    store: Scene,
+) -> None:
+    store.proxy.faults = [Fault("denied", times=1000)]
+    with pytest.raises(StoreDenied, match="refuses: ExpiredToken: The token has expired") as caught:
+        objects(store).read("a.shard")
+    assert store.proxy.faults[0].times == 999
+    text = str(caught.value) + repr(objects(store))
+    assert not any(secret in text for secret in ("AKIDEXAMPLE", "a secret of sixteen"))
+
+
+def test_a_missing_object_is_not_waited_for(store: Scene) -> None:
+    with pytest.raises(ShardNotFound, match=r"objects/b\.shard: there is no such object"):
+        objects(store).read("b.shard")
+    assert not objects(store).holds("b.shard")
+    assert objects(store).holds("a.shard")
+
+
+def test_a_url_that_may_have_a_secret_is_refused_and_not_shown() -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        Objects("https://me:word@host/set?sig=12345")
+    assert "word" not in str(caught.value) and "12345" not in str(caught.value)
+
+
+def test_an_option_that_nobody_knows_is_refused_by_its_name(store: Scene) -> None:
+    with pytest.raises(InvalidArgument, match="aws_colour"):
+        objects(store, aws_colour="a secret word").read("a.shard")
+
+
+def test_they_are_made_anew_where_they_arrive(store: Scene) -> None:
+    assert pickle.loads(pickle.dumps(objects(store))).read("a.shard") == DATA
+
+
+def test_of_two_who_write_first_the_second_is_refused(store: Scene) -> None:
+    some, name = objects(store), "generations/000001.json"
+    some.put(name, b"one", exclusive=True)
+    some.put(name, b"one", exclusive=True)  # as if the answer had been lost
+    with pytest.raises(DatasetConflict, match="another writer published first"):
+        some.put(name, b"two", exclusive=True)
+    assert some.read(name) == b"one"
+    some.remove(name)
+    assert not some.holds(name)
+
+
+def test_a_file_is_uploaded_though_the_server_fails_now_and_then(
+    store: Scene, tmp_path: Path
+) -> None:
+    (tmp_path / "b.shard").write_bytes(DATA)
+    store.proxy.faults = [Fault("error", method="PUT")]
+    objects(store).upload("b.shard", str(tmp_path / "b.shard"))
+    assert objects(store).read("b.shard") == DATA
