@@ -1,0 +1,285 @@
+"""Whole shards in a folder that all processes share: verified, never downloaded twice, bounded."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shardio import disk
+from shardio.errors import CacheFull, ShardCorrupt
+from shardio.manifest import load
+from shardio.reader import ShardReader
+from shardio.remote.arrival import check_arrived
+from shardio.remote.cache import ShardCache
+from shardio.remote.objects import Objects
+from shardio.writer import ShardSummary
+from tests.loading import TWO_FIELDS, two_fields, write_dataset
+from tests.remote.scene import Fault, Scene
+from tests.shards import write_media, write_shard
+
+N = 5
+HOLDER = """
+import json, sys
+from shardio.remote.cache import ShardCache
+from shardio.remote.objects import Objects
+from shardio.writer import ShardSummary
+folder, url, options, *shards = json.loads(sys.argv[1])
+cache = ShardCache(folder, None, Objects(url, options))
+for shard in shards:
+    cache.hold(ShardSummary(*shard))
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A dataset of 5 shards, all of about the same size."""
+    place = tmp_path_factory.mktemp("cache") / "set"
+    write_dataset(place, 50, N, TWO_FIELDS, two_fields(50))
+    return place
+
+
+@pytest.fixture(scope="module")
+def shards(folder: Path) -> tuple[ShardSummary, ...]:
+    return load(folder).shards
+
+
+@pytest.fixture
+def url(store: Scene, folder: Path) -> str:
+    return store.put_dataset(folder, "cached")
+
+
+@contextmanager
+def _cache(store: Scene, url: str, tmp_path: Path, most: int | None = None) -> Iterator[ShardCache]:
+    cache = ShardCache(str(tmp_path / "cache"), most, Objects(url, store.options))
+    try:
+        yield cache
+    finally:
+        cache.close()
+
+
+@contextmanager
+def _holder(
+    store: Scene, url: str, tmp_path: Path, shards: tuple[ShardSummary, ...]
+) -> Iterator[subprocess.Popen[str]]:
+    """Another process, which holds some shards until it is told to end."""
+    facts = [(s.name, s.n_samples, s.n_bytes, s.id) for s in shards]
+    told = json.dumps([str(tmp_path / "cache"), url, store.options, *facts])
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLDER, told],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=env,
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def _line(process: subprocess.Popen[str]) -> str:
+    if process.stdout is None:
+        raise AssertionError("it is a pipe")
+    return process.stdout.readline()
+
+
+def _names(tmp_path: Path) -> list[str]:
+    return sorted(path.name.split(".")[0] for path in (tmp_path / "cache").rglob("*.shard"))
+
+
+def test_a_shard_is_downloaded_once_and_is_there_without_the_store(
+    store: Scene, url: str, tmp_path: Path, folder: Path, shards: tuple[ShardSummary, ...]
+) -> None:
+    for _ in range(2):
+        with _cache(store, url, tmp_path) as cache:
+            for shard in shards:
+                found = Path(cache.hold(shard)).read_bytes()
+                assert found == (folder / shard.name).read_bytes()
+        store.proxy.is_down = True
+    assert store.proxy.n_bytes == {shard.name: shard.n_bytes for shard in shards}
+    assert (tmp_path / "cache").stat().st_mode & 0o777 == 0o700
+
+
+def test_processes_share_what_one_has_downloaded(
+    store: Scene, url: str, tmp_path: Path, shards: tuple[ShardSummary, ...]
+) -> None:
+    hold = Fault("hold", shards[0].name)
+    store.proxy.faults = [hold]
+    with _holder(store, url, tmp_path, shards) as one, _holder(store, url, tmp_path, shards) as two:
+        hold.met.wait(60)
+        hold.go_on.set()
+        assert _line(one) == _line(two) == "held\n"
+    assert store.proxy.n_bytes == {shard.name: shard.n_bytes for shard in shards}
+
+
+def test_what_a_killed_process_was_downloading_is_gone_on_with(
+    store: Scene,
+    url: str,
+    tmp_path: Path,
+    shards: tuple[ShardSummary, ...],
+    folder: Path,
+) -> None:
+    half = shards[0].n_bytes // 2
+    with _holder(store, url, tmp_path, shards[1:2]) as process:  # for the names of its files
+        assert _line(process) == "held\n"
+    with _cache(store, url, tmp_path) as cache:
+        part = Path(cache.root) / f".{Path(cache.path_of(shards[0])).name}.{shards[0].n_bytes}.part"
+    hold = Fault("hold", shards[0].name)
+    store.proxy.faults = [hold]
+    part.write_bytes((folder / shards[0].name).read_bytes()[:half])
+    with _holder(store, url, tmp_path, shards[:1]) as process:
+        hold.met.wait(60)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    hold.go_on.set()
+    store.proxy.forget()
+    with _cache(store, url, tmp_path) as cache:
+        found = Path(cache.hold(shards[0])).read_bytes()
+    assert found == (folder / shards[0].name).read_bytes()
+    assert store.proxy.n_bytes[shards[0].name] == shards[0].n_bytes - half
+    assert not part.exists()
+
+
+def test_what_was_used_least_recently_makes_room_and_what_is_in_use_never_does(
+    store: Scene, url: str, tmp_path: Path, shards: tuple[ShardSummary, ...]
+) -> None:
+    most = sum(shard.n_bytes for shard in shards[:3])
+    with _holder(store, url, tmp_path, shards[:1]) as process:
+        assert _line(process) == "held\n"
+        with _cache(store, url, tmp_path, most) as cache:
+            for k in (1, 2, 1, 3):  # 2 is older than 1 when 3 comes
+                path = cache.hold(shards[k])
+                os.utime(f"{path}.ok", (k, k) if k == 2 else None)
+                cache.release(shards[k])
+            assert _names(tmp_path) == [shards[k].name.split(".")[0] for k in (0, 1, 3)]
+            assert sum(p.stat().st_size for p in tmp_path.rglob("*.shard")) <= most
+
+
+def test_where_all_is_in_use_more_lies_there_than_was_asked_for_and_a_warning_says_so(
+    store: Scene, url: str, tmp_path: Path, shards: tuple[ShardSummary, ...]
+) -> None:
+    with _cache(store, url, tmp_path, shards[0].n_bytes) as cache:
+        cache.hold(shards[0])
+        with pytest.warns(UserWarning, match="in use at once, and .* more than cache_bytes="):
+            cache.hold(shards[1])
+        assert len(_names(tmp_path)) == 2
+
+
+def test_wrong_bytes_are_downloaded_again(
+    store: Scene, url: str, tmp_path: Path, folder: Path, shards: tuple[ShardSummary, ...]
+) -> None:
+    store.proxy.faults = [Fault("wrong", times=2)]
+    with _cache(store, url, tmp_path) as cache:
+        found = Path(cache.hold(shards[0])).read_bytes()
+    assert found == (folder / shards[0].name).read_bytes()
+
+
+def test_an_object_that_is_damaged_is_an_error_that_names_its_url(
+    store: Scene, url: str, tmp_path: Path, shards: tuple[ShardSummary, ...]
+) -> None:
+    store.proxy.faults = [Fault("wrong", times=9)]
+    with (
+        _cache(store, url, tmp_path) as cache,
+        pytest.raises(ShardCorrupt, match=f"^{url}/{shards[0].name}: the object .* is damaged"),
+    ):
+        cache.hold(shards[0])
+    assert store.proxy.faults[0].times == 6
+    assert _names(tmp_path) == []
+
+
+def _fill_disk(monkeypatch: pytest.MonkeyPatch, n_refused: int) -> None:
+    """Have the disk refuse so many writes of what is downloaded."""
+    left, perform = [n_refused], disk.perform
+
+    def refuse(call: str, path: str, function: Any, *given: Any, **named: Any) -> Any:
+        if call == "write" and path.endswith(".part") and left[0]:
+            left[0] -= 1
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+        return perform(call, path, function, *given, **named)
+
+    monkeypatch.setattr(disk, "perform", refuse)
+
+
+def test_a_full_disk_gets_room_from_what_nobody_uses(
+    store: Scene,
+    url: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    shards: tuple[ShardSummary, ...],
+) -> None:
+    with _cache(store, url, tmp_path) as cache:
+        cache.hold(shards[0])
+        cache.release(shards[0])
+        _fill_disk(monkeypatch, 1)
+        cache.hold(shards[1])
+    assert _names(tmp_path) == [shards[1].name.split(".")[0]]
+
+
+def test_a_full_disk_with_nothing_to_remove_is_an_error_that_says_what_is_needed(
+    store: Scene,
+    url: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    shards: tuple[ShardSummary, ...],
+) -> None:
+    with _cache(store, url, tmp_path) as cache:
+        cache.hold(shards[0])
+        _fill_disk(monkeypatch, 99)
+        with pytest.raises(CacheFull, match=f"{shards[1].n_bytes} bytes are needed .* in use"):
+            cache.hold(shards[1])
+
+
+def test_after_the_machine_has_started_anew_what_is_there_is_verified_once_more(
+    store: Scene,
+    url: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    shards: tuple[ShardSummary, ...],
+) -> None:
+    with _cache(store, url, tmp_path) as cache:
+        sound, torn = cache.hold(shards[0]), cache.hold(shards[1])
+    with open(torn, "r+b") as file:
+        file.seek(5000)
+        file.write(b"torn")
+    monkeypatch.setattr("shardio.remote.cache._boot", lambda: "another")
+    store.proxy.forget()
+    with _cache(store, url, tmp_path) as cache:
+        assert [cache.hold(shard) for shard in shards[:2]] == [sound, torn]
+    assert store.proxy.n_bytes == {shards[1].name: shards[1].n_bytes}
+
+
+@pytest.mark.parametrize("write", [write_shard, write_media])
+def test_a_byte_that_changed_on_its_way_is_noticed_wherever_it_lies(
+    tmp_path: Path, write: Any
+) -> None:
+    path = tmp_path / "a.shard"
+    write(path, 12)
+    whole = path.read_bytes()
+    with ShardReader(path) as reader:
+        sections = [s for s in reader.sections if s.size]
+        shard = ShardSummary("a.shard", len(reader), len(whole), reader.id)
+    check_arrived(str(path), shard)
+    # Not the last bytes: behind the last row of a column may be padding, which nobody reads.
+    places = [s.offset + at for s in sections for at in {0, s.size // 2, max(0, s.size - 99)}]
+    missed = []
+    for at in (100, *places, len(whole) - 4000):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+        try:
+            check_arrived(str(path), shard)
+        except ShardCorrupt:
+            continue
+        missed.append(next((s.name for s in sections if s.offset <= at < s.end), at))
+    assert missed == []
