@@ -6,21 +6,23 @@ import functools
 import itertools
 import operator
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from shardio.access.filesystems import Access, choose_access
+from shardio.access.filesystems import Access
 from shardio.choice import check_takes_one
 from shardio.closing import Closing
-from shardio.errors import InvalidArgument, MemoryShort
+from shardio.errors import DatasetCorrupt, InvalidArgument, MemoryShort
 from shardio.format.schema import Schema
 from shardio.gather import ColumnGather
 from shardio.manifest import Generation, load, load_generation
 from shardio.manifest.described import Described
 from shardio.manifest.shard_list import sizes_of
+from shardio.remote.bucket import Bucket
+from shardio.remote.places import Remote, is_url, local_path
 from shardio.shards.filed import Filed, Group
 from shardio.shards.places import Folder, Place
 from shardio.shown import Shown
@@ -41,10 +43,13 @@ class ShardDataset(Shown, Described, Filed, Sequence[dict[str, Any]], Closing):
     decides for all shards.
 
     Args:
-        path: the folder.
+        path: the folder, or its URL: s3://, gs://, az://, https://.
         verify: when hashes are checked, see ShardReader.
         subset: the name of a subset: its samples alone, numbered from 0.
         generation: the number of the state to open; by default the published one.
+        cache, cache_bytes, storage_options: of a URL, see ShardLoader. Here shards that are not in
+            the cache are read by ranges.
+        remote: what these three come to, in their place.
 
     Raises:
         DatasetNotFound, DatasetCorrupt, ShardUnsupported: from the folder itself.
@@ -60,13 +65,19 @@ class ShardDataset(Shown, Described, Filed, Sequence[dict[str, Any]], Closing):
         access: Access = "auto",
         subset: str | None = None,
         generation: int | None = None,
+        cache: str | os.PathLike[str] | None = None,
+        cache_bytes: int | None = None,
+        storage_options: Mapping[str, Any] | None = None,
+        remote: Remote | None = None,
     ) -> None:
         if verify not in VERIFY:
             raise InvalidArgument(f"verify must be one of {', '.join(VERIFY)}; found {verify!r}")
-        self.path = os.fspath(path)
+        self.path = local_path(os.fspath(path))
+        self.remote = remote or Remote.of(cache, cache_bytes, storage_options)
+        """How it is read if it is in an object store."""
         self._files_in = self._find()
         self._root = self._files_in.root
-        self.access: Access = choose_access(self._root, access)
+        self.access: Access = self._files_in.access(access)
         """What `access` came to: "mmap" or "pread"."""
         self._generation: Generation = self._load(generation)
         self._schema = self._generation.whole_schema
@@ -85,10 +96,19 @@ class ShardDataset(Shown, Described, Filed, Sequence[dict[str, Any]], Closing):
 
     def _find(self) -> Place:
         """Where its files lie: absolute, as they are opened later, whatever chdir did meanwhile."""
-        return Folder(os.path.abspath(self.path))
+        if is_url(self.path):
+            return Bucket(self.path, self.remote)
+        return Folder(os.path.abspath(self.path), self.path)
 
     def _load(self, number: int | None) -> Generation:
-        return load(self.path) if number is None else load_generation(self.path, number)
+        try:
+            folder = self._files_in.described(number)
+            return load(folder) if number is None else load_generation(folder, number)
+        except DatasetCorrupt:
+            if not self._files_in.distrust():
+                raise
+            folder = self._files_in.described(number)
+            return load(folder) if number is None else load_generation(folder, number)
 
     @property
     def schema(self) -> Schema:
@@ -103,6 +123,7 @@ class ShardDataset(Shown, Described, Filed, Sequence[dict[str, Any]], Closing):
             access=self.access,
             subset=self.subset,
             generation=self.generation,
+            remote=self.remote,
         )
         return (
             reopen,
@@ -191,7 +212,11 @@ class ShardDataset(Shown, Described, Filed, Sequence[dict[str, Any]], Closing):
         else:
             positions = check_mask(mask, len(self), "the mask")
         found = ShardDataset(
-            self._root, verify=self._verify, access=self.access, generation=self.generation
+            self._root,
+            verify=self._verify,
+            access=self.access,
+            generation=self.generation,
+            remote=self.remote,
         )
         found.show(RowList(self.rows(positions)))
         return found
@@ -216,6 +241,11 @@ class ShardDataset(Shown, Described, Filed, Sequence[dict[str, Any]], Closing):
         if self._rows_per_shard:
             return rows // self._rows_per_shard
         return np.searchsorted(self._starts, rows, side="right") - 1
+
+    @property
+    def buckets(self) -> list[Bucket]:
+        """The object stores that its files come from."""
+        return [self._files_in] if isinstance(self._files_in, Bucket) else []
 
     def gather(self, name: str) -> ColumnGather:
         """What copies rows of a column of all shards at once; made on first use."""
@@ -261,6 +291,12 @@ def open_dataset(
     access: Access = "auto",
     subset: str | None = None,
     generation: int | None = None,
+    cache: str | os.PathLike[str] | None = None,
+    cache_bytes: int | None = None,
+    storage_options: Mapping[str, Any] | None = None,
 ) -> ShardDataset:
-    """Open the dataset in a folder; see ShardDataset."""
-    return ShardDataset(path, verify=verify, access=access, subset=subset, generation=generation)
+    """Open the dataset in a folder, or at a URL; see ShardDataset."""
+    remote = Remote.of(cache, cache_bytes, storage_options)
+    return ShardDataset(
+        path, verify=verify, access=access, subset=subset, generation=generation, remote=remote
+    )

@@ -14,6 +14,7 @@ from shardio._engine.staff import StartMethod
 from shardio._engine.tally import N_RECORDS
 from shardio.access.filesystems import Access
 from shardio.batch import Batch
+from shardio.bringing import Bringing, remote_of
 from shardio.choice import Choice, Sampler, Shuffle
 from shardio.clips import Clip
 from shardio.closing import Closing
@@ -47,8 +48,8 @@ class ShardLoader(Closing):
     loader is for one process; its iterators may be used from several threads, one at a time each.
 
     Args:
-        dataset: a folder, an open ShardDataset (whose files are then opened anew), or what
-            `shardio.mix` makes of several.
+        dataset: a folder, the URL of one in an object store (s3://, gs://, az://, https://), an
+            open ShardDataset (whose files are then opened anew), or a mixture (`shardio.mix`).
         batch_size: samples per batch.
         fields: which fields to read; nothing is read of the others. All by default.
         shuffle: True or "full" permutes all samples, anew each epoch; "blocks" in windows of 256
@@ -111,6 +112,10 @@ class ShardLoader(Closing):
         pack: a `shardio.packing.Pack`: samples are windows of tokens, cut out of all documents.
         preload: bring what is read of the samples into the page cache in the constructor, or raise
             a MemoryShort where that does not fit; nothing keeps it there.
+        cache: of a URL, the folder that shards are downloaded to; by default what SHARDIO_CACHE
+            names, else ~/.cache/shardio.
+        cache_bytes: how much may lie there; by default nine tenths of what is free.
+        storage_options: of a URL, what obstore takes: credentials, endpoint, client_options.
 
     Raises:
         InvalidArgument: an option is not acceptable; the message lists what is.
@@ -157,8 +162,12 @@ class ShardLoader(Closing):
         clip: Clip | None = None,
         sound: Sound | None = None,
         pack: Pack | None = None,
+        cache: str | os.PathLike[str] | None = None,
+        cache_bytes: int | None = None,
+        storage_options: Mapping[str, Any] | None = None,
     ) -> None:
-        opened = open_anew(dataset, verify, access, subset)
+        remote = remote_of(cache, cache_bytes, storage_options, num_workers)
+        opened = open_anew(dataset, verify, access, subset, remote)
         if isinstance(opened, Mixture):
             fields = opened.check_agreement(fields)
         asked = Asked(
@@ -196,10 +205,9 @@ class ShardLoader(Closing):
         self._next: Progress | int = 0
         """Where the next iteration begins: a place that was loaded, or the epoch."""
         self._latest: Iteration | None = None
-        self._engine = self._engine_for(
-            recipe_of(self._options, opened, self._course.n_at_most, clips)
-        )
-        self._finalizer = Finalizer(self, self._engine.close)
+        recipe = recipe_of(self._options, opened, self._course.n_at_most, clips)
+        self._engine, self._bringing = self._engine_for(recipe), Bringing(opened, recipe)
+        self._finalizer = Finalizer(self, self._bringing.end_with, self._engine.close)
         try:
             self._engine.open(opened)
             if self._options.preload:
@@ -256,6 +264,7 @@ class ShardLoader(Closing):
         successor = self._plan(course.beginning(start.epoch + 1)) if course.is_foreseen else None
         iteration = self._engine.iterate(self._plan(start), successor)
         self._latest = iteration
+        self._bringing.follow(iteration)
         self._next = start.epoch + 1
         kind = RecordedPass if self._options.record else Pass
         return kind(self, self._engine, self._handover, iteration)

@@ -14,6 +14,7 @@ from shardio.blend import MOST_SOURCES, WHOLE, Exhausted, Mixing
 from shardio.dataset import ShardDataset
 from shardio.errors import InvalidArgument
 from shardio.mixture import Mixture
+from shardio.remote.places import Remote
 from shardio.reopening import open_anew
 
 _EXHAUSTED: Final = get_args(Exhausted)
@@ -56,7 +57,7 @@ def mix(
     opened: list[ShardDataset] = []
     for source in given:
         access = source.access if isinstance(source, ShardDataset) else "auto"
-        opened.append(open_anew(source, _VERIFY, access, None))
+        opened.append(open_anew(source, _VERIFY, access, None, Remote()))
         if not len(opened[-1]):
             raise InvalidArgument(f"{opened[-1]} is to be mixed, and has no samples: leave it out")
     mixture = Mixture(opened, mixing, _VERIFY)

@@ -25,6 +25,9 @@ from shardio.manifest.default_view import ROWS
 from shardio.manifest.listing import Side
 from shardio.packing import Pack, Packed
 from shardio.reader import ShardReader
+from shardio.remote.bucket import Bucket
+from shardio.remote.places import Remote
+from shardio.shards.places import Place
 from shardio.units import Rows, Verify
 from shardio.views import RowList, RowRuns, check_positions
 from shardio.writer import ShardSummary
@@ -34,12 +37,16 @@ _NAMED: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class Ingredient:
-    """Which samples a source of a mixture has; `n_selected` are those of a selection, or None."""
+    """Which samples a source of a mixture has; `n_selected` are those of a selection, or None.
+
+    `remote` says how it is read if it is in an object store.
+    """
 
     path: str
     generation: int
     subset: str | None
     n_selected: int | None
+    remote: Remote
 
 
 class Mixed(NamedTuple):
@@ -96,6 +103,7 @@ class Mixture(ShardDataset):
                 access=access,
                 subset=each.subset,
                 generation=each.generation,
+                remote=each.remote,
             )
             if each.n_selected is not None:
                 source.show(RowList(np.broadcast_to(np.int64(0), each.n_selected)))
@@ -107,10 +115,11 @@ class Mixture(ShardDataset):
         """What `reopened` needs."""
         ingredients = (
             Ingredient(
-                each._root,
+                each.root,
                 each.generation,
                 each.subset,
                 None if each.selection is None else len(each),
+                each.remote,
             )
             for each in self.sources
         )
@@ -286,10 +295,24 @@ class Mixture(ShardDataset):
         bounds = [source._most_held for source in self.sources]
         return min((bound for bound in bounds if bound is not None), default=None)
 
+    @property
+    def buckets(self) -> list[Bucket]:
+        """The object stores that its sources come from."""
+        return [bucket for source in self.sources for bucket in source.buckets]
+
+    def files_for(self, shard: int, names: Iterable[str]) -> list[tuple[Place, ShardSummary]]:
+        """The files that some fields of a shard's samples lie in, and where those come from."""
+        source, local = self._source_of(shard)
+        return self.sources[source].files_for(local, names)
+
+    def _source_of(self, shard: int) -> tuple[int, int]:
+        """Which source a shard is of, and its number there."""
+        source = int(np.searchsorted(self._shards_before(), shard, side="right")) - 1
+        return source, shard - int(self._shards_before()[source])
+
     def _open_file(self, file: int) -> ShardReader:
         group, shard = divmod(file, len(self.shards))
-        source = int(np.searchsorted(self._shards_before(), shard, side="right")) - 1
-        local = shard - int(self._shards_before()[source])
+        source, local = self._source_of(shard)
         first = self.sources[source]._first_files.get(self._sided[group - 1], 0) if group else 0
         return self.sources[source]._open_file(first + local)
 

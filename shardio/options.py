@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, TypedDict, get_args
@@ -240,7 +239,7 @@ def recipe_of(
     mixed = dataset.mixed if isinstance(dataset, Mixture) else None
     media = options.media
     return Recipe(
-        path=dataset.path if mixed is not None else os.path.abspath(dataset.path),
+        path=dataset.path if mixed is not None else dataset.root,
         fields=media.fields,
         block_rows=min(options.batch_size, most),
         n_samples=len(dataset),
@@ -262,6 +261,7 @@ def recipe_of(
         cut=cut,
         packing=None if media.pack is None else Packing(media.pack, dataset.n_shown),
         hearing=hear(dataset, media.sounds, media.sound, media.video),
+        remote=dataset.remote,
     )
 
 

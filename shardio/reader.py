@@ -19,6 +19,7 @@ from shardio.access.columns import Column
 from shardio.access.content import Content
 from shardio.access.files import check_length
 from shardio.access.filesystems import Access
+from shardio.access.pread import PreadFile
 from shardio.closing import Closing
 from shardio.errors import InvalidArgument, LoaderClosed, ShardCorrupt
 from shardio.format.fields import Array
@@ -40,6 +41,7 @@ class ShardReader(Closing):
             never. Structure is checked in any case.
         access: "mmap" maps the file, "pread" reads it by offset, "auto" maps it unless it lies on a
             network file system. A mapped file that is cut short can kill this process.
+        content: what reads the file, where that is open already.
 
     Raises:
         ShardNotFound, ShardIncomplete, ShardUnsupported, ShardCorrupt: see `shardio.errors`.
@@ -51,6 +53,7 @@ class ShardReader(Closing):
         *,
         verify: Verify = "first",
         access: Access = "auto",
+        content: PreadFile | None = None,
     ) -> None:
         if verify not in VERIFY:
             raise InvalidArgument(f"verify must be one of {', '.join(VERIFY)}; found {verify!r}")
@@ -59,7 +62,11 @@ class ShardReader(Closing):
         self._wholes: dict[str, npt.NDArray[Any]] = {}
         """Mapped columns of which a row was asked for."""
         self._place = os.path.abspath(path)  # looked at later, whatever chdir did meanwhile
-        self._bytes, self.file = open_content(self.path, access)
+        self._bytes: Content
+        if content is None:
+            self._bytes, self.file = open_content(self.path, access)
+        else:
+            self._bytes, self.file = content, content.state
         self.header, self.schema, self._sections = open_sections(self._bytes, self.path)
         self._optional = frozenset(self.schema.optional)
         self._verify = verify

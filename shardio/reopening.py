@@ -8,6 +8,7 @@ from shardio.access.filesystems import Access
 from shardio.dataset import ShardDataset
 from shardio.errors import InvalidArgument
 from shardio.mixture import Mixture
+from shardio.remote.places import Remote
 from shardio.units import Verify
 
 
@@ -16,14 +17,24 @@ def open_anew(
     verify: Verify,
     access: Access,
     subset: str | None,
+    remote: Remote,
 ) -> ShardDataset:
-    """Open what a loader is given: of an open dataset, the state and the subset that it shows."""
+    """Open what a loader is given: of an open dataset, the state and the subset that it shows.
+
+    `remote` says how shards in object stores are read; those of an open dataset as it was told.
+    """
     if not isinstance(dataset, ShardDataset):
-        return ShardDataset(os.fspath(dataset), verify=verify, access=access, subset=subset)
+        place = os.fspath(dataset)
+        return ShardDataset(place, verify=verify, access=access, subset=subset, remote=remote)
+    if remote.is_asked:
+        raise InvalidArgument(
+            f"cache, cache_bytes and storage_options of {dataset.path}, which is open: give them "
+            "to shardio.open instead"
+        )
     if isinstance(dataset, Mixture):
         if subset is not None:
             raise InvalidArgument(f"subset={subset!r} of {dataset.path}: mix subsets instead")
-        sources = [open_anew(source, verify, access, None) for source in dataset.sources]
+        sources = [open_anew(source, verify, access, None, remote) for source in dataset.sources]
         return Mixture(sources, dataset.mixing, verify)
     if dataset.selection is not None and subset is not None:
         raise InvalidArgument(
@@ -35,6 +46,7 @@ def open_anew(
         access=access,
         subset=dataset.subset if subset is None else subset,
         generation=dataset.generation,
+        remote=dataset.remote.like(remote),
     )
     if dataset.selection is not None:
         opened.show(dataset.selection)

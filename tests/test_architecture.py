@@ -87,6 +87,7 @@ RANKS = {
     "shardio.course": 9,
     "shardio.reopening": 8,
     "shardio.preload": 9,
+    "shardio.bringing": 9,
     "shardio.mixing": 9,
     "shardio.option_checks": 8,
     "shardio.options": 9,

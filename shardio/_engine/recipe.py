@@ -21,6 +21,7 @@ from shardio.mixture import Mixed
 from shardio.packing import Packing
 from shardio.pictures import common_sizes, decoded
 from shardio.shard_order import ShardWindow
+from shardio.remote.places import Remote
 from shardio.units import Verify
 from shardio.windows import Window
 
@@ -38,6 +39,7 @@ class Recipe:
     `mixed` is what several datasets are opened by, in the place of one, and `path` for messages.
     `pictures` are the fields that are decoded, with that `dct`; `cut` says which clips of videos
     samples are, and `hearing` how their sound arrives; `packing` which windows of tokens they are.
+    `remote` says how a dataset in an object store is read.
     """
 
     path: str
@@ -62,6 +64,7 @@ class Recipe:
     cut: Cut | None = None
     hearing: Hearing | None = None
     packing: Packing | None = None
+    remote: Remote | None = None
 
     @property
     def n_selected(self) -> int:

@@ -80,6 +80,7 @@ def _open(recipe: Recipe) -> ShardDataset:
         access=recipe.access,
         subset=recipe.subset,
         generation=recipe.generation,
+        remote=recipe.remote,
     )
 
 

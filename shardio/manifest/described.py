@@ -25,6 +25,11 @@ class Described:
         return self.path if os.path.abspath(self.path) == self._root else self._root
 
     @property
+    def root(self) -> str:
+        """Its folder, absolute, or its URL."""
+        return self._root
+
+    @property
     def classes(self) -> tuple[str, ...]:
         """Class names; a label is a position in them."""
         return self._generation.classes

@@ -13,6 +13,7 @@ import fcntl
 import os
 import struct
 import threading
+from collections import deque
 from collections.abc import Iterator
 from typing import Final
 
@@ -30,44 +31,64 @@ class ByteLocks:
     """
 
     def __init__(self, path: str) -> None:
-        self._path = path
-        self._fd, self._pid = _open(path), os.getpid()
+        self._path, self._is_closed = path, False
+        self._fd, self._pid = -1, os.getpid()
         self._counts: dict[int, int] = {}
         self._mutex = threading.Lock()
+        self._given_back: deque[int] = deque()
 
     def share(self, byte: int) -> bool:
         """Take a shared lock, or take it once more; False where somebody has an exclusive one."""
         self._begin_anew_after_fork()
         with self._mutex:
             n_held = self._counts.get(byte, 0)
+            if self._fd < 0:
+                self._fd = _open(self._path)
             if not n_held and not _lock(self._fd, fcntl.F_RDLCK, byte):
                 return False
             self._counts[byte] = n_held + 1
-            return True
+        self._undo()
+        return True
 
     def give_back(self, byte: int) -> None:
-        """Undo one `share`."""
-        self._begin_anew_after_fork()
-        with self._mutex:
-            n_held = self._counts.pop(byte, 0)
-            if n_held > 1:
-                self._counts[byte] = n_held - 1
-            elif n_held and self._fd >= 0:
-                _lock(self._fd, fcntl.F_UNLCK, byte)
+        """Undo one `share`. In any thread, in the middle of anything, as finalizers run."""
+        self._given_back.append(byte)
+        self._undo()
 
     def close(self) -> None:
-        """Give everything back. Idempotent."""
-        fd, self._fd = self._fd, -1
-        self._counts = {}
-        if fd >= 0:
-            os.close(fd)
+        """Keep nothing open but for what is still held. Idempotent."""
+        self._is_closed = True
+        self._undo()
+
+    def _undo(self) -> None:
+        """Do what was asked for by `give_back`; if somebody is at it, he does it all."""
+        self._begin_anew_after_fork()
+        is_asked = True
+        while is_asked and self._mutex.acquire(blocking=False):
+            try:
+                while self._given_back:
+                    self._undo_one(self._given_back.popleft())
+                if self._is_closed and not self._counts and self._fd >= 0:
+                    os.close(self._fd)
+                    self._fd = -1
+            finally:
+                self._mutex.release()
+            is_asked = bool(self._given_back)
+
+    def _undo_one(self, byte: int) -> None:
+        n_held = self._counts.pop(byte, 0)
+        if n_held > 1:
+            self._counts[byte] = n_held - 1
+        elif n_held:
+            _lock(self._fd, fcntl.F_UNLCK, byte)
 
     def _begin_anew_after_fork(self) -> None:
         """What was locked before a fork is the parent's: undoing it here would undo it there."""
         if self._pid != os.getpid():
-            self._mutex = threading.Lock()
-            os.close(self._fd)
-            self._fd, self._pid, self._counts = _open(self._path), os.getpid(), {}
+            if self._fd >= 0:
+                os.close(self._fd)
+            self._fd, self._pid, self._counts = -1, os.getpid(), {}
+            self._mutex, self._given_back = threading.Lock(), deque()
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -32,11 +32,15 @@ class Remote:
         cache: the folder that shards are downloaded to; None for that of this user.
         cache_bytes: how much may lie there; None for nine tenths of what is free.
         options: for `obstore.store.from_url`, and `deadline_s`.
+        whole: whether shards are downloaded whole before anything is read of them.
+        n_readers: how many processes or threads read it at once.
     """
 
     cache: str | None = None
     cache_bytes: int | None = None
     options: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    whole: bool = False
+    n_readers: int = 1
 
     @classmethod
     def of(
@@ -44,6 +48,9 @@ class Remote:
         cache: str | os.PathLike[str] | None,
         cache_bytes: int | None,
         storage_options: Mapping[str, Any] | None,
+        *,
+        whole: bool = False,
+        n_readers: int = 1,
     ) -> Remote:
         """What a user asked for.
 
@@ -56,7 +63,16 @@ class Remote:
             kind = type(storage_options).__name__  # never itself: it may hold a secret
             raise InvalidArgument(f"storage_options must be a dict; found a {kind}")
         folder = None if cache is None else os.path.abspath(os.path.expanduser(cache))
-        return cls(folder, cache_bytes, dict(storage_options or {}))
+        return cls(folder, cache_bytes, dict(storage_options or {}), whole, n_readers)
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether the user said anything of it."""
+        return self.cache is not None or self.cache_bytes is not None or bool(self.options)
+
+    def like(self, other: Remote) -> Remote:
+        """The same cache and store, for what `other` is for."""
+        return replace(self, whole=other.whole, n_readers=other.n_readers)
 
     @property
     def folder(self) -> str:

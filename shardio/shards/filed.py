@@ -68,7 +68,7 @@ class Filed:
     @property
     def _most_held(self) -> int | None:
         """How many files their place keeps at a time, if that is bounded."""
-        return self._files_in.most_held
+        return self._files_in.most_held([summary.n_bytes for summary, _ in self._files])
 
     def reader(self, shard: int, name: str | None = None) -> ShardReader:
         """The reader of one shard, opened if need be; it belongs to the dataset.
@@ -112,6 +112,12 @@ class Filed:
         """Where a file is, or will be once it is opened."""
         return self._files_in.path_of(summary)
 
+    def files_for(self, shard: int, names: Iterable[str]) -> list[tuple[Place, ShardSummary]]:
+        """The files that some fields of a shard's samples lie in, and where those come from."""
+        firsts = sorted({self._first_files.get(name, 0) for name in names})
+        number = self._numbers[shard]
+        return [(self._files_in, self._files[first + number][0]) for first in firsts]
+
     def _open(self, file: int) -> ShardReader:
         reader = self._open_file(file)
         if self.is_partial:
@@ -136,7 +142,8 @@ class Filed:
 
     def _open_expected(self, path: str, summary: ShardSummary, schema: Schema) -> ShardReader:
         """Open a file, which must be the one that the generation names."""
-        reader = ShardReader(path, verify=self._verify, access=self.access)
+        content = self._files_in.content(summary, path)
+        reader = ShardReader(path, verify=self._verify, access=self.access, content=content)
         found = (reader.id, len(reader), reader.header.file_size)
         expected = (summary.id, summary.n_samples, summary.n_bytes)
         if found != expected:

@@ -7,10 +7,12 @@ place can bring a file here first, and remove those that nobody uses.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from typing import Final, Protocol, overload
+from collections.abc import Iterable, Sequence
+from typing import Protocol, overload
 
+from shardio.access.filesystems import Access, choose_access
 from shardio.access.links import refuse_links_outside
+from shardio.access.pread import PreadFile
 from shardio.writer import ShardSummary
 
 
@@ -19,11 +21,29 @@ class Place(Protocol):
 
     @property
     def root(self) -> str:
-        """The folder of this machine that they lie in, absolute."""
+        """The folder of this machine that they lie in, absolute; or the URL that they come from."""
 
-    @property
-    def most_held(self) -> int | None:
-        """How many may be held at a time, if that is bounded: none is opened before it is needed.
+    def access(self, asked: Access) -> Access:
+        """How they are read: "mmap" or "pread".
+
+        Raises:
+            InvalidArgument: as is asked for, they cannot be.
+        """
+
+    def described(self, generation: int | None) -> str:
+        """The folder of this machine with `dataset.json` and a state, by default the published one.
+
+        Raises:
+            DatasetNotFound, ShardioError: they cannot be brought there.
+        """
+
+    def distrust(self) -> bool:
+        """What `described` has brought is damaged; whether it will be brought anew."""
+
+    def most_held(self, sizes: Iterable[int]) -> int | None:
+        """How many of them, of so many bytes each, may be held at a time, if that is bounded.
+
+        Then none is opened before it is needed.
 
         A file that is still in use when its turn has come to be let go of is held beyond that.
         """
@@ -39,6 +59,9 @@ class Place(Protocol):
             ShardNotFound: there is none, as far as that is known without opening it.
         """
 
+    def content(self, summary: ShardSummary, path: str) -> PreadFile | None:
+        """What reads a file that `hold` gave this path of, if it is not here; else None."""
+
     def release(self, summary: ShardSummary) -> None:
         """No longer keep a file. In any thread, in the middle of anything, also once closed."""
 
@@ -51,13 +74,29 @@ class Folder:
 
     Args:
         root: the folder, absolute.
+        named: as it was named, for messages.
     """
 
-    most_held: Final = None
-    """Every file stays where it is."""
+    def __init__(self, root: str, named: str) -> None:
+        self.root, self._named = root, named
 
-    def __init__(self, root: str) -> None:
-        self.root: Final = root
+    def access(self, asked: Access) -> Access:
+        """What is asked for, or what suits the file system."""
+        return choose_access(self.root, asked)
+
+    def described(self, generation: int | None) -> str:
+        """The folder itself."""
+        return self._named
+
+    def distrust(self) -> bool:
+        """There is nowhere else to ask."""
+        return False
+
+    def most_held(self, sizes: Iterable[int]) -> None:
+        """Any number: every file stays where it is."""
+
+    def content(self, summary: ShardSummary, path: str) -> None:
+        """Nothing: every file is here."""
 
     def path_of(self, summary: ShardSummary) -> str:
         """Where a file is."""

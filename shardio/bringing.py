@@ -1,0 +1,95 @@
+"""Which shards of datasets in object stores a pass will need, in order; and having them brought."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final
+
+import numpy as np
+
+from shardio._engine.cpus import usable_cpus
+from shardio._engine.iteration import Iteration
+from shardio._engine.itinerary import Itinerary
+from shardio._engine.recipe import Plan, Recipe
+from shardio.dataset import ShardDataset
+from shardio.remote.ahead import Ahead, Wanted
+from shardio.remote.bucket import Bucket
+from shardio.remote.places import Remote
+
+_SAMPLES_AT_ONCE: Final = 1 << 14
+
+
+def remote_of(
+    cache: str | os.PathLike[str] | None,
+    cache_bytes: int | None,
+    storage_options: Mapping[str, Any] | None,
+    num_workers: Any,
+) -> Remote:
+    """How a loader with so many workers reads a dataset in an object store."""
+    n_workers = num_workers if isinstance(num_workers, int) else usable_cpus()
+    n_readers = max(0, n_workers) + 1
+    return Remote.of(cache, cache_bytes, storage_options, whole=True, n_readers=n_readers)
+
+
+class Bringing:
+    """Has what a loader's latest pass needs downloaded ahead of it; does nothing of folders.
+
+    Args:
+        dataset: what main has opened.
+        recipe: what is in a batch.
+    """
+
+    def __init__(self, dataset: ShardDataset, recipe: Recipe) -> None:
+        self._dataset, self._recipe = dataset, recipe
+        self._ahead: Ahead | None = None
+
+    def follow(self, iteration: Iteration) -> None:
+        """Bring what a pass needs, and no more what the one before needed."""
+        buckets = self._dataset.buckets
+        if not buckets:
+            return
+        if self._ahead is not None:
+            self._ahead.cancel()
+        known = weakref.ref(iteration)
+
+        def reached() -> int | None:
+            found = known()
+            if found is None or found.is_cancelled or found.is_exhausted:
+                return None
+            return found.n_handed_over
+
+        wanted = _wanted(self._dataset, self._recipe, iteration.plan)
+        self._ahead = Ahead(wanted, reached, min(bucket.ahead_bytes for bucket in buckets))
+
+    def end_with(self, close: Callable[[], None]) -> None:
+        """End, and close the engine meanwhile."""
+        if self._ahead is not None:
+            self._ahead.cancel()
+        try:
+            close()
+        finally:
+            if self._ahead is not None:
+                self._ahead.close()
+
+
+def _wanted(dataset: ShardDataset, recipe: Recipe, plan: Plan) -> Iterator[Wanted]:
+    """The files of a pass, each where it is first needed, and again where that is long ago."""
+    division = plan.division
+    itinerary = Itinerary(dataset, shuffle=recipe.shuffle, seed=recipe.seed)
+    n_steps = max(1, _SAMPLES_AT_ONCE // division.batch_size)
+    last_seen = np.full(len(dataset.shards), -2)
+    for number, first in enumerate(range(division.first_step, division.last_step, n_steps)):
+        last = min(first + n_steps, division.last_step)
+        stretch = itinerary.at(plan, division.positions(first, last))
+        rows = stretch.rows if dataset.packed is None else dataset.rows_within(stretch.numbers)
+        shards, places = np.unique(dataset.locate(rows), return_index=True)
+        for i in np.argsort(places, kind="stable").tolist():
+            shard = int(shards[i])
+            if last_seen[shard] < number - 1:
+                step = first + int(places[i]) * (last - first) // len(rows)
+                for place, summary in dataset.files_for(shard, recipe.fields):
+                    if isinstance(place, Bucket):
+                        yield Wanted(step, place, summary)
+        last_seen[shards] = number

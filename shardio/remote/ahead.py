@@ -1,0 +1,99 @@
+"""Shards are downloaded before they are needed, in the order in which they will be.
+
+By threads of the process that has the loop, while workers fill batches. Who needs a shard that is
+not here yet waits for it, or downloads it himself: nothing depends on these threads, and an error
+of theirs is no error. He will meet it, and raise it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Final, NamedTuple
+
+from shardio.errors import ShardioError
+from shardio.remote.bucket import Bucket
+from shardio.writer import ShardSummary
+
+N_THREADS: Final = 4
+_POLL_S: Final = 0.05
+_END_S: Final = 5.0
+"""How long the end waits for requests that are under way."""
+
+
+class Wanted(NamedTuple):
+    """A file that the pass needs from one step on."""
+
+    step: int
+    bucket: Bucket
+    summary: ShardSummary
+
+
+class _Cancelled(Exception):
+    """The pass is over: what is being downloaded stays as far as it came."""
+
+
+class Ahead:
+    """Owns the threads that download for one pass, until `close`.
+
+    Args:
+        wanted: files in the order in which they are needed; asked for as it goes on, in a thread.
+        reached: the step that the loop has come to; None when it is over.
+        most_bytes: how much may be here that is not needed yet.
+    """
+
+    def __init__(
+        self, wanted: Iterator[Wanted], reached: Callable[[], int | None], most_bytes: int
+    ) -> None:
+        self._wanted, self._reached, self._most_bytes = wanted, reached, most_bytes
+        self._mutex = threading.Lock()
+        self._coming: deque[tuple[int, int]] = deque()
+        """The step and the bytes of what was begun, in order."""
+        self._is_over = False
+        self._threads = [
+            threading.Thread(target=self._run, name="shardio-ahead", daemon=True)
+            for _ in range(N_THREADS)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def cancel(self) -> None:
+        """Have the threads end, which is not waited for."""
+        self._is_over = True
+
+    def close(self) -> None:
+        """End the threads; one that waits for a server may be left behind. Idempotent."""
+        self.cancel()
+        end_s = time.monotonic() + _END_S
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(max(0, end_s - time.monotonic()))
+
+    def _run(self) -> None:
+        with contextlib.suppress(_Cancelled):
+            while (file := self._next()) is not None:
+                with contextlib.suppress(ShardioError, OSError):
+                    file.bucket.bring(file.summary, self._check)
+
+    def _next(self) -> Wanted | None:
+        """The next file, once there is room for it; None at the end."""
+        with self._mutex:
+            file = next(self._wanted, None)
+            while file is not None:
+                self._check()
+                step = self._reached()
+                while self._coming and step is not None and self._coming[0][0] <= step:
+                    self._coming.popleft()
+                n_ahead = sum(n_bytes for _, n_bytes in self._coming)
+                if not self._coming or n_ahead + file.summary.n_bytes <= self._most_bytes:
+                    self._coming.append((file.step, file.summary.n_bytes))
+                    return file
+                time.sleep(_POLL_S)
+            return None
+
+    def _check(self) -> None:
+        if self._is_over or self._reached() is None:
+            raise _Cancelled

@@ -1,0 +1,104 @@
+"""What a dataset in a store says of itself, in a folder of this machine: `dataset.json` and states.
+
+What is published is never changed, so only `dataset.json` is asked for again. Where the store
+cannot be reached, what it said last is gone by.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import warnings
+from pathlib import Path
+from typing import Any, Final
+
+from shardio import disk
+from shardio.errors import DatasetNotFound, ShardNotFound, StoreUnavailable
+from shardio.remote.objects import Objects
+
+POINTER: Final = "dataset.json"
+GENERATIONS: Final = "generations"
+_PATIENCE_S: Final = 5.0
+"""How long a store is tried that need not be asked."""
+
+
+class Mirror:
+    """Copies of the small files of a dataset; those of all processes, in the same folder.
+
+    Args:
+        folder: of this machine, which exists.
+        objects: the dataset in its store.
+    """
+
+    def __init__(self, folder: str, objects: Objects) -> None:
+        self.folder, self._objects = folder, objects
+
+    def bring(self, number: int | None) -> None:
+        """Have `dataset.json`, and a state of the dataset by its number, else the published one.
+
+        Nothing is asked for that is here, but `dataset.json` if there is no number.
+
+        Raises:
+            DatasetNotFound: there is none at the URL.
+            StoreDenied, StoreUnavailable: as `Objects` says; the latter not if all is here.
+        """
+        if number is None or not os.path.exists(self._path(POINTER)):
+            self._bring_pointer()
+        if number is None:
+            with contextlib.suppress(KeyError, TypeError, ValueError, RecursionError):
+                number = int(json.loads(Path(self._path(POINTER)).read_bytes())["generation"])
+        if number is not None:  # else reading it says what is wrong
+            name = f"{GENERATIONS}/{number:06d}.json"
+            if not os.path.exists(self._path(name)):
+                with contextlib.suppress(ShardNotFound):  # reading it says that it is missing
+                    self.write(name, self._objects.read(name))
+
+    def forget(self) -> None:
+        """Remove all states: what came is not what was written, or another dataset's."""
+        with contextlib.suppress(FileNotFoundError):
+            for name in os.listdir(self._path(GENERATIONS)):
+                disk.unlink(self._path(f"{GENERATIONS}/{name}"))
+
+    def _bring_pointer(self) -> None:
+        path, old = self._path(POINTER), b""
+        with contextlib.suppress(FileNotFoundError):
+            old = Path(path).read_bytes()
+        try:
+            new = self._objects.read(POINTER, deadline_s=_PATIENCE_S if old else None)
+        except ShardNotFound as error:
+            raise DatasetNotFound(
+                f"{self._objects.url}: holds no {POINTER}: not a dataset, or never finished"
+            ) from error
+        except StoreUnavailable as error:
+            if not old:
+                raise
+            warnings.warn(
+                f"{self._objects.url}: goes by what the store said last, as it cannot be reached "
+                f"now: {error}",
+                stacklevel=2,
+            )
+            return
+        if new != old:
+            if _lineage(new) != _lineage(old):
+                self.forget()
+            self.write(POINTER, new)
+
+    def write(self, name: str, content: bytes) -> None:
+        """Write a file that appears whole or not at all."""
+        path = self._path(name)
+        disk.make_folder(os.path.dirname(path))
+        temporary = f"{path}.{secrets.token_hex(6)}.tmp"
+        with disk.create(temporary) as file:
+            file.write(content)
+        disk.rename(temporary, path)
+
+    def _path(self, name: str) -> str:
+        return os.path.join(self.folder, name)
+
+
+def _lineage(pointer: bytes) -> Any:
+    with contextlib.suppress(ValueError, TypeError, KeyError, RecursionError):
+        return json.loads(pointer)["lineage"]
+    return None
