@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
@@ -52,13 +51,10 @@ class Bringing:
             return
         if self._ahead is not None:
             self._ahead.cancel()
-        known = weakref.ref(iteration)
 
         def reached() -> int | None:
-            found = known()
-            if found is None or found.is_cancelled or found.is_exhausted:
-                return None
-            return found.n_handed_over
+            is_over = iteration.is_cancelled or iteration.is_exhausted
+            return None if is_over else iteration.n_handed_over
 
         wanted = _wanted(self._dataset, self._recipe, iteration.plan)
         self._ahead = Ahead(wanted, reached, min(bucket.ahead_bytes for bucket in buckets))

@@ -1,0 +1,146 @@
+"""A loader over a store gives the batches of one over a folder, whatever the network does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shardio import ShardLoader
+from shardio.errors import StoreDenied, StoreUnavailable
+from tests.loading import TWO_FIELDS, two_fields, write_dataset
+from tests.remote.scene import Fault, Scene
+
+pytestmark = pytest.mark.usefixtures("warm_zygote", "quick_disk")
+
+N, N_SHARDS = 240, 12
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("loading") / "set"
+    write_dataset(place, N, N_SHARDS, TWO_FIELDS, two_fields(N))
+    return place
+
+
+@pytest.fixture
+def url(store: Scene, folder: Path) -> str:
+    return store.put_dataset(folder, "loaded")
+
+
+def _loader(store: Scene, url: str, tmp_path: Path, **options: Any) -> ShardLoader:
+    given = {"output": "numpy", "num_workers": 2, "timeout_s": 60, **options}
+    told = {**store.options, **given.pop("told", {})}
+    return ShardLoader(url, 16, cache=tmp_path / "cache", storage_options=told, **given)
+
+
+def _epoch(loader: ShardLoader) -> list[tuple[bytes, bytes]]:
+    return [(batch["image"].tobytes(), batch["label"].tobytes()) for batch in loader]
+
+
+@pytest.fixture(scope="module")
+def expected(folder: Path) -> dict[Any, list[tuple[bytes, bytes]]]:
+    """The first epoch of loaders over the folder."""
+    found = {}
+    for shuffle in (False, True):
+        with ShardLoader(folder, 16, output="numpy", num_workers=0, shuffle=shuffle) as loader:
+            found[shuffle] = _epoch(loader)
+    return found
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_batches_are_those_of_the_folder_and_each_shard_comes_once(
+    store: Scene, url: str, tmp_path: Path, expected: Any, folder: Path, num_workers: int
+) -> None:
+    with _loader(store, url, tmp_path, num_workers=num_workers, shuffle=True) as loader:
+        assert _epoch(loader) == expected[True]
+        sizes = {shard.name: shard.n_bytes for shard in loader.dataset.shards}
+    assert {name: store.proxy.n_bytes[name] for name in sizes} == sizes
+
+
+def test_what_is_cached_needs_no_store(
+    store: Scene, url: str, tmp_path: Path, expected: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with _loader(store, url, tmp_path) as loader:
+        _epoch(loader)
+    store.proxy.is_down = True
+    monkeypatch.setattr("shardio.remote.mirror._PATIENCE_S", 0.2)
+    with (
+        pytest.warns(UserWarning, match="goes by what the store said last"),
+        _loader(store, url, tmp_path) as loader,
+    ):
+        assert _epoch(loader) == expected[False]
+
+
+def test_an_epoch_is_exact_whatever_the_network_does(
+    store: Scene, url: str, tmp_path: Path, expected: Any
+) -> None:
+    stall = Fault("stall", r"000003-000\.shard")
+    store.proxy.faults = [
+        Fault("error", times=3),
+        Fault("cut", r"00000[0-5]-000\.shard", times=2),
+        Fault("wrong", r"00000[6-9]-000\.shard", times=2),
+        stall,
+    ]
+    client = {"allow_http": True, "timeout": "1s"}
+    with _loader(store, url, tmp_path, shuffle=True, told={"client_options": client}) as loader:
+        assert _epoch(loader) == expected[True]
+    stall.go_on.set()
+    assert all(fault.times == 0 for fault in store.proxy.faults)
+
+
+def test_credentials_that_expire_are_the_error_that_the_loop_gets(
+    store: Scene, url: str, tmp_path: Path
+) -> None:
+    with (
+        _loader(store, url, tmp_path) as loader,
+        pytest.raises(StoreDenied, match="ExpiredToken"),
+    ):
+        store.proxy.faults = [Fault("denied", times=9999)]
+        _epoch(loader)
+
+
+def test_a_store_that_goes_away_is_an_error_at_the_deadline(
+    store: Scene, url: str, tmp_path: Path
+) -> None:
+    with (
+        _loader(store, url, tmp_path, told={"deadline_s": 0.5}) as loader,
+        pytest.raises(StoreUnavailable),
+    ):
+        store.proxy.is_down = True
+        _epoch(loader)
+
+
+def test_a_small_cache_stays_small_and_gives_the_same_batches(
+    store: Scene, url: str, tmp_path: Path, expected: Any
+) -> None:
+    size = max(path.stat().st_size for path in folder_shards(store, url, tmp_path))
+    with _loader(store, url, tmp_path / "small", cache_bytes=7 * size) as loader:
+        for _ in range(2):
+            assert _epoch(loader) == expected[False]
+            held = [path.stat().st_size for path in (tmp_path / "small").rglob("*.shard")]
+            assert sum(held) <= 7 * size
+
+
+def folder_shards(store: Scene, url: str, tmp_path: Path) -> Iterator[Path]:
+    """All shards, cached."""
+    with _loader(store, url, tmp_path, num_workers=0) as loader:
+        _epoch(loader)
+    return (tmp_path / "cache").rglob("*.shard")
+
+
+def test_shards_come_ahead_in_the_order_in_which_they_are_needed(
+    store: Scene, url: str, tmp_path: Path
+) -> None:
+    with _loader(store, url, tmp_path, num_workers=0) as loader:
+        batches = iter(loader)
+        assert np.array_equal(next(batches)["label"], np.arange(16))
+        hold = Fault("hold", r"000011-000\.shard")
+        store.proxy.faults = [hold]
+        assert hold.met.wait(60)  # nobody asks for a further batch
+        come = {path.name.split(".")[0] for path in tmp_path.rglob("*.shard")}
+        hold.go_on.set()
+        assert {f"{k:06d}-000" for k in range(8)} <= come
