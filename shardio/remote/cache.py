@@ -19,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import random
 import shutil
 import time
 import warnings
@@ -26,7 +27,7 @@ from collections.abc import Callable, Iterator
 from typing import IO, Any, Final, NamedTuple
 
 from shardio import disk
-from shardio.errors import CacheFull, ShardCorrupt, ShardIncomplete
+from shardio.errors import CacheFull, EnvironmentUnsuitable, ShardCorrupt, ShardIncomplete
 from shardio.format.checksum import hash_bytes
 from shardio.remote.arrival import check_arrived
 from shardio.remote.locks import ByteLocks, alone_in, exclusive
@@ -40,6 +41,8 @@ it: what is needed is downloaded again.
 _TIMES: Final = 3
 """So often a shard is downloaded of which the bytes that come are not those that were written."""
 _POLL_S: Final = 0.02
+_IN_USE_S: Final = 10.0
+"""A shard that others only use is here; if it is not for so long, somebody removed it."""
 _MANY: Final = 1000
 """Where so many files are there, more is removed at a time: looking at all of them takes long."""
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
@@ -116,16 +119,28 @@ class ShardCache:
             ShardCorrupt: what comes from the store is not what was written, three times.
             CacheFull: the disk is, with shards that are in use.
             StoreUnavailable, StoreDenied, ShardNotFound, ShardChanged: from the store.
+            EnvironmentUnsuitable: the file is gone, though somebody uses it.
         """
+        byte, waits_from_s = _byte_of(shard.id), time.monotonic()
         while True:
             if (path := self.hold_if_here(shard)) is not None:
                 return path
-            with exclusive(self._lock_path, _byte_of(shard.id)) as is_alone:
+            with exclusive(self._lock_path, byte) as is_alone:
                 if is_alone and not _is_good(self.path_of(shard), shard):
                     self._fetch(shard, check)
-            if not is_alone:
-                check()
-                time.sleep(_POLL_S)
+            if is_alone:
+                continue
+            if not self._locks.share(byte):  # it is being downloaded
+                waits_from_s = time.monotonic()
+            else:
+                self._locks.give_back(byte)
+                if time.monotonic() - waits_from_s > _IN_USE_S:
+                    raise EnvironmentUnsuitable(
+                        f"{self.path_of(shard)}: was removed or changed while it is in use: end "
+                        "what uses it, or choose another cache"
+                    )
+            check()
+            time.sleep(_POLL_S * random.uniform(0.5, 1.5))
 
     def release(self, shard: ShardSummary) -> None:
         """Undo one `hold`."""

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from shardio import disk
-from shardio.errors import CacheFull, ShardCorrupt
+from shardio.errors import CacheFull, EnvironmentUnsuitable, ShardCorrupt
 from shardio.manifest import load
 from shardio.reader import ShardReader
 from shardio.remote.arrival import check_arrived
@@ -111,6 +111,22 @@ def test_a_shard_is_downloaded_once_and_is_there_without_the_store(
         store.proxy.is_down = True
     assert store.proxy.n_bytes == {shard.name: shard.n_bytes for shard in shards}
     assert (tmp_path / "cache").stat().st_mode & 0o777 == 0o700
+
+
+def test_a_shard_that_is_removed_while_it_is_held_is_an_error_and_not_waited_for(
+    store: Scene,
+    url: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    shards: tuple[ShardSummary, ...],
+) -> None:
+    monkeypatch.setattr("shardio.remote.cache._IN_USE_S", 0.1)
+    with _cache(store, url, tmp_path) as cache:
+        os.unlink(cache.hold(shards[0]))
+        with pytest.raises(EnvironmentUnsuitable, match="was removed or changed while"):
+            cache.hold(shards[0])
+        cache.release(shards[0])
+        cache.hold(shards[0])
 
 
 def test_processes_share_what_one_has_downloaded(
@@ -251,6 +267,8 @@ def test_after_the_machine_has_started_anew_what_is_there_is_verified_once_more(
 ) -> None:
     with _cache(store, url, tmp_path) as cache:
         sound, torn = cache.hold(shards[0]), cache.hold(shards[1])
+        for shard in shards[:2]:
+            cache.release(shard)
     with open(torn, "r+b") as file:
         file.seek(5000)
         file.write(b"torn")
