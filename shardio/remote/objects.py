@@ -23,7 +23,7 @@ from shardio.errors import (
     StoreUnavailable,
 )
 from shardio.remote.places import checked_url
-from shardio.remote.stores import brief, is_denied, obstore, open_store
+from shardio.remote.stores import brief, endpoint_of, is_denied, obstore, open_store
 
 T = TypeVar("T")
 
@@ -82,8 +82,7 @@ class Objects:
     @property
     def endpoint(self) -> str:
         """Which server is asked, where that is not the one of the URL's scheme."""
-        named = (value for key, value in self._options.items() if "endpoint" in key.lower())
-        return next(map(str, named), "") or os.environ.get("AWS_ENDPOINT_URL", "")
+        return endpoint_of(self._options)
 
     def read(self, name: str, *, deadline_s: float | None = None) -> bytes:
         """The whole of a small object."""
@@ -293,7 +292,8 @@ class Objects:
                 f"{place}: the store refuses: {words}; renew or correct the credentials "
                 "(environment, storage_options), or ask for permission to read there"
             )
-        if kind in ("NotSupportedError", "InvalidPathError", "UnknownConfigurationKeyError"):
+        kinds = ("NotSupportedError", "InvalidPathError", "UnknownConfigurationKeyError")
+        if kind in kinds or "builder error" in words:  # no request came to be
             return InvalidArgument(f"{place}: {words}")
         return _Passing(words)
 

@@ -54,7 +54,8 @@ def open_store(url: str, options: Mapping[str, Any]) -> Any:
             "not come with it: start it by spawn, forkserver or shardio's zygote"
         )
     given = dict(options)
-    client = {"timeout": timedelta(seconds=REQUEST_S), **given.pop("client_options", {})}
+    client = {"timeout": timedelta(seconds=REQUEST_S), "allow_http": _is_plain(url, options)}
+    client |= given.pop("client_options", {})
     # Once: who calls decides how long it goes on, and sees Ctrl-C in between.
     retries = {"max_retries": 0, "retry_timeout": timedelta(seconds=REQUEST_S)}
     retries |= given.pop("retry_config", {})
@@ -69,6 +70,17 @@ def open_store(url: str, options: Mapping[str, Any]) -> Any:
         raise InvalidArgument(
             f"{url}: no store can be made of it: {brief(error, options)} (storage_options: {names})"
         ) from None  # its text may have what is secret
+
+
+def endpoint_of(options: Mapping[str, Any]) -> str:
+    """Which server is asked, where that is not the one of the URL's scheme."""
+    named = (str(value) for key, value in options.items() if "endpoint" in key.lower())
+    return next(named, "") or os.environ.get("AWS_ENDPOINT_URL", "")
+
+
+def _is_plain(url: str, options: Mapping[str, Any]) -> bool:
+    """Whether the user has named a server by http://, where nothing is encrypted."""
+    return url.startswith("http://") or endpoint_of(options).startswith("http://")
 
 
 def brief(error: BaseException, options: Mapping[str, Any]) -> str:

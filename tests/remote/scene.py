@@ -165,7 +165,7 @@ class Scene:
     def options(self) -> dict[str, Any]:
         """How it is reached, through the proxy."""
         endpoint = f"http://127.0.0.1:{self.proxy.server_port}"
-        client = {"allow_http": True, "timeout": "5s"}
+        client = {"timeout": "5s"}
         return {**OPTIONS, "aws_endpoint": endpoint, "client_options": client}
 
     def url(self, name: str) -> str:

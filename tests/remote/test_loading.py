@@ -85,7 +85,7 @@ def test_an_epoch_is_exact_whatever_the_network_does(
         Fault("wrong", r"00000[6-9]-000\.shard", times=2),
         stall,
     ]
-    client = {"allow_http": True, "timeout": "1s"}
+    client = {"timeout": "1s"}
     with _loader(store, url, tmp_path, shuffle=True, told={"client_options": client}) as loader:
         assert _epoch(loader) == expected[True]
     stall.go_on.set()

@@ -51,7 +51,7 @@ def test_an_object_is_read_whole_in_part_and_from_its_end(store: Scene) -> None:
 def test_what_passes_is_tried_again_from_the_byte_that_was_reached(
     store: Scene, tmp_path: Path, kind: str
 ) -> None:
-    client = {"allow_http": True, "timeout": "300ms"}
+    client = {"timeout": "300ms"}
     some, fault = objects(store, client_options=client), Fault(kind, times=2)
     (tmp_path / "a").write_bytes(DATA[:1000])
     store.proxy.faults = [fault]

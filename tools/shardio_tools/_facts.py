@@ -206,7 +206,7 @@ def inspect_dataset(path: str, sample: int | None) -> Inspection:
             inspection.facts |= _samples_by_class(inspection, dataset)
         row = checked_row(path, sample, len(dataset))
         if row is not None:
-            inspection.facts["sample"] = _dataset_sample(inspection, dataset, row)
+            inspection.facts["sample"] = dataset_sample(inspection, dataset, row)
     return inspection
 
 
@@ -320,7 +320,8 @@ def checked_row(path: str, sample: int | None, n_samples: int) -> int | None:
     return sample % n_samples
 
 
-def _dataset_sample(inspection: Inspection, dataset: shardio.ShardDataset, row: int) -> Facts:
+def dataset_sample(inspection: Inspection, dataset: shardio.ShardDataset, row: int) -> Facts:
+    """Give what each field of a sample holds, and which shard it is in."""
     shard = int(dataset.locate(np.array([row]))[0])
     in_shard = row - int(dataset.starts[shard])
     fields: Facts = {}

@@ -16,9 +16,12 @@ from types import ModuleType
 
 import shardio
 from shardio.errors import (
+    CacheFull,
     EnvironmentUnsuitable,
     LoaderClosed,
     MemoryShort,
+    StoreDenied,
+    StoreUnavailable,
     TooManySkipped,
     TransformError,
 )
@@ -38,6 +41,7 @@ from shardio_tools import (
     verify,
 )
 from shardio_tools._render import complain, flush, plain, silence
+from shardio_tools._stores import refuse_urls
 
 OK, BAD_DATA, USAGE, ENVIRONMENT, INTERRUPTED, NOBODY_READS = 0, 1, 2, 3, 130, 141
 
@@ -104,6 +108,7 @@ def _stand_in() -> None:
 def _run(options: argparse.Namespace) -> int:
     """Run the command and put into words what ends it; returns the exit code."""
     try:
+        refuse_urls(options)
         code: int = COMMANDS[options.command].run(options)
     except KeyboardInterrupt as error:
         _complain_of(error, f"{options.command}: interrupted")
@@ -152,7 +157,8 @@ def exit_code(error: shardio.ShardioError) -> int:
     """Give the exit code that an error of shardio's leads to."""
     if isinstance(error, shardio.DataError | TransformError | TooManySkipped):
         return BAD_DATA
-    kinds = (EnvironmentUnsuitable, MemoryShort, shardio.WorkerDied, TimeoutError)
+    of_stores = (CacheFull, StoreDenied, StoreUnavailable)
+    kinds = (EnvironmentUnsuitable, MemoryShort, shardio.WorkerDied, TimeoutError, *of_stores)
     return ENVIRONMENT if isinstance(error, kinds) else USAGE
 
 

@@ -29,12 +29,13 @@ from shardio_tools._render import (
     table,
 )
 from shardio_tools._showing import add_pictures, describe_pictures
+from shardio_tools._stores import inspect_url, is_url
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command to its parser."""
     add = parser.add_argument
-    add("path", metavar="PATH", help="a dataset (a folder) or one shard (a file)")
+    add("path", metavar="PATH", help="a dataset (a folder, or its URL) or one shard (a file)")
     add("--sample", type=int, metavar="N", help="the sample to show (default: the first)")
     add("--json", action="store_true", help="print everything as JSON, lists unshortened")
     add_picture_arguments(parser)
@@ -43,9 +44,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Look, report, and return the exit code."""
     wish = wish_of(options)
-    is_folder = is_dataset(options.path)
+    is_folder = is_url(options.path) or is_dataset(options.path)
     look = inspect_dataset if is_folder else inspect_shard
-    found = look(options.path, options.sample)
+    found = (inspect_url if is_url(options.path) else look)(options.path, options.sample)
     picture = add_pictures(found, wish)
     if options.json:
         say_json(found.as_json())
