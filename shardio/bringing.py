@@ -16,6 +16,7 @@ from shardio.dataset import ShardDataset
 from shardio.remote.ahead import Ahead, Wanted
 from shardio.remote.bucket import Bucket
 from shardio.remote.places import Remote
+from shardio.writer import ShardSummary
 
 _SAMPLES_AT_ONCE: Final = 1 << 14
 
@@ -43,11 +44,13 @@ class Bringing:
     def __init__(self, dataset: ShardDataset, recipe: Recipe) -> None:
         self._dataset, self._recipe = dataset, recipe
         self._ahead: Ahead | None = None
+        self._here = set[str]()
+        """The ids of files that have come, and stay, if all fit into the cache."""
+        self._is_done = not dataset.buckets
 
     def follow(self, iteration: Iteration) -> None:
         """Bring what a pass needs, and no more what the one before needed."""
-        buckets = self._dataset.buckets
-        if not buckets:
+        if self._is_done or self._has_all():
             return
         if self._ahead is not None:
             self._ahead.cancel()
@@ -57,7 +60,20 @@ class Bringing:
             return None if is_over else iteration.n_handed_over
 
         wanted = _wanted(self._dataset, self._recipe, iteration.plan)
-        self._ahead = Ahead(wanted, reached, min(bucket.ahead_bytes for bucket in buckets))
+        most_bytes = min(bucket.ahead_bytes for bucket in self._dataset.buckets)
+        self._ahead = Ahead(wanted, reached, most_bytes, self._here)
+
+    def _has_all(self) -> bool:
+        """Whether there is nothing left to bring, now or ever."""
+        files = [file for shard in range(len(self._dataset.shards)) for file in self._files(shard)]
+        if all(summary.id in self._here for _, summary in files):
+            sizes = [summary.n_bytes for _, summary in files]
+            self._is_done = all(bucket.keeps(sizes) for bucket in self._dataset.buckets)
+        return self._is_done
+
+    def _files(self, shard: int) -> list[tuple[Bucket, ShardSummary]]:
+        found = self._dataset.files_for(shard, self._recipe.fields)
+        return [(place, summary) for place, summary in found if isinstance(place, Bucket)]
 
     def end_with(self, close: Callable[[], None]) -> None:
         """End, and close the engine meanwhile."""

@@ -43,12 +43,18 @@ class Ahead:
         wanted: files in the order in which they are needed; asked for as it goes on, in a thread.
         reached: the step that the loop has come to; None when it is over.
         most_bytes: how much may be here that is not needed yet.
+        here: the ids of those that have come are added to it.
     """
 
     def __init__(
-        self, wanted: Iterator[Wanted], reached: Callable[[], int | None], most_bytes: int
+        self,
+        wanted: Iterator[Wanted],
+        reached: Callable[[], int | None],
+        most_bytes: int,
+        here: set[str],
     ) -> None:
         self._wanted, self._reached, self._most_bytes = wanted, reached, most_bytes
+        self._here = here
         self._mutex = threading.Lock()
         self._coming: deque[tuple[int, int]] = deque()
         """The step and the bytes of what was begun, in order."""
@@ -77,6 +83,7 @@ class Ahead:
             while (file := self._next()) is not None:
                 with contextlib.suppress(ShardioError, OSError):
                     file.bucket.bring(file.summary, self._check)
+                    self._here.add(file.summary.id)
 
     def _next(self) -> Wanted | None:
         """The next file, once there is room for it; None at the end."""

@@ -60,7 +60,7 @@ class Bucket:
         for what is brought ahead.
         """
         all_sizes = list(sizes)
-        if not self._remote.whole or sum(all_sizes) <= self._cache.most_bytes:
+        if not self._remote.whole or self.keeps(all_sizes):
             return max(1, len(all_sizes))
         share = self._cache.most_bytes // (2 * self._remote.n_readers)
         return max(1, share // max(all_sizes, default=1))
@@ -86,6 +86,10 @@ class Bucket:
     def ahead_bytes(self) -> int:
         """How much may be brought before it is needed: half of the cache."""
         return self._cache.most_bytes // 2
+
+    def keeps(self, sizes: Iterable[int]) -> bool:
+        """Whether files of these bytes all fit into the cache, and stay where they are."""
+        return sum(sizes) <= self._cache.most_bytes
 
     def bring(self, summary: ShardSummary, check: Callable[[], None]) -> None:
         """Have a file here for whoever holds it next; `check` as in `ShardCache.hold`."""
