@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -68,7 +68,8 @@ class Filed:
     @property
     def _most_held(self) -> int | None:
         """How many files their place keeps at a time, if that is bounded."""
-        return self._files_in.most_held([summary.n_bytes for summary, _ in self._files])
+        sizes = (shard.n_bytes for group in self._groups for shard in group.shards)
+        return self._files_in.most_held(sizes)
 
     def reader(self, shard: int, name: str | None = None) -> ShardReader:
         """The reader of one shard, opened if need be; it belongs to the dataset.
@@ -114,9 +115,8 @@ class Filed:
 
     def files_for(self, shard: int, names: Iterable[str]) -> list[tuple[Place, ShardSummary]]:
         """The files that some fields of a shard's samples lie in, and where those come from."""
-        firsts = sorted({self._first_files.get(name, 0) for name in names})
-        number = self._numbers[shard]
-        return [(self._files_in, self._files[first + number][0]) for first in firsts]
+        groups = {id(group.shards): group for group in map(self._group, names)}
+        return [(self._files_in, group.shards[shard]) for group in groups.values()]
 
     def _open(self, file: int) -> ShardReader:
         reader = self._open_file(file)

@@ -92,8 +92,9 @@ class Folder:
         """There is nowhere else to ask."""
         return False
 
-    def most_held(self, sizes: Iterable[int]) -> None:
+    def most_held(self, sizes: Iterable[int]) -> int | None:
         """Any number: every file stays where it is."""
+        return None
 
     def content(self, summary: ShardSummary, path: str) -> None:
         """Nothing: every file is here."""

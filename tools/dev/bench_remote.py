@@ -69,7 +69,7 @@ def main() -> int:
             for sample in samples((given.mib << 20) // FRAME_BYTES):
                 writer.append(sample)
         url, cache = store.put_dataset(folder, "set"), Path(place) / "cache"
-        told = {"cache": cache, "storage_options": store.options}
+        told: Any = {"cache": cache, "storage_options": store.options}
         with ShardLoader(url, 32, **told, **options) as remote:
             sizes = {shard.name: shard.n_bytes for shard in remote.dataset.shards}
             cold = rate(remote, 1)
