@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -16,9 +16,11 @@ from shardio.conversion.report import ConversionReport, Progress
 from shardio.conversion.request import Request
 from shardio.conversion.source import classes_of
 from shardio.conversion.staging import Staging
+from shardio.conversion.uploading import Upload
 from shardio.errors import InvalidArgument
 from shardio.format.schema import Schema
 from shardio.manifest import check_folder_name
+from shardio.remote.places import is_url
 
 PathName = str | os.PathLike[str]
 
@@ -40,6 +42,7 @@ def convert(
     overwrite: bool = False,
     append: bool = False,
     labels: PathName | None = None,
+    storage_options: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> ConversionReport:
     """Convert a folder of files, or samples or items of this program, into a dataset at `out`.
@@ -76,6 +79,8 @@ def convert(
             Without it, that of the dataset that is appended to; else told from the names of files.
         labels: a CSV or JSON Lines file with the class of each path, instead of folders; see
             `read_labels`.
+        storage_options: where `out` is the URL of a place in an object store: what obstore takes.
+            It is converted into the folder of the cache first, and uploaded from there.
         progress: called in this process, at the start and after every input.
 
     Raises:
@@ -90,13 +95,20 @@ def convert(
     """
     if shard_bytes < 1:
         raise InvalidArgument(f"shard_bytes is {shard_bytes}; it must be at least 1")
+    upload = None
+    if isinstance(out, str) and is_url(out):
+        upload = Upload(out, storage_options, resume=resume, append=append, overwrite=overwrite)
+        if upload.is_converted:
+            return upload.publish()
+        out = upload.folder
     check_folder_name(out)
     request = Request(
         kind, options, workers, on_error, keep_partial, progress, shard_bytes, resume, overwrite
     )
     if samples is not None or not isinstance(src, str | os.PathLike):
         given = Given(src, samples, names, schema)
-        return given.convert(os.fspath(out), request, append=append, labels=labels is not None)
+        report = given.convert(os.fspath(out), request, append=append, labels=labels is not None)
+        return report if upload is None else upload.publish(report)
     if names is not None:
         raise InvalidArgument("names: only for samples that are tuples, not for files")
     request = replace(request, source=os.fspath(src))
@@ -117,4 +129,5 @@ def convert(
             )
         listing = with_own_classes(listing, classes)
     convert_all = append_files if append else convert_files
-    return convert_all(listing, staging, job, request)
+    report = convert_all(listing, staging, job, request)
+    return report if upload is None else upload.publish(report)

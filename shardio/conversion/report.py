@@ -87,10 +87,10 @@ class ConversionReport:
     samples from an iterable), `generation` the one that has the samples, `stopped` says that the
     conversion ended at a broken input. `stats_dropped`: the dataset had statistics that are true of
     its earlier samples alone, which the new generation does not have. `view` is what the samples of
-    a loader are unless it is asked for others.
+    a loader are unless it is asked for others. `dataset` is a URL if it is in an object store.
     """
 
-    dataset: Path
+    dataset: Path | str
     kind: str
     n_samples: int
     n_bytes: int

@@ -9,18 +9,7 @@ import pytest
 
 from shardio_tools import cli
 from tests.loading import TWO_FIELDS, two_fields, write_dataset
-from tests.remote.scene import OPTIONS, Scene
-
-
-@pytest.fixture
-def told(store: Scene, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Scene:
-    """The store, of which the environment says all."""
-    monkeypatch.setenv("SHARDIO_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("AWS_ENDPOINT_URL", store.options["aws_endpoint"])
-    for name, value in OPTIONS.items():
-        if name.startswith("aws_"):
-            monkeypatch.setenv(name.upper(), str(value))
-    return store
+from tests.remote.scene import Scene
 
 
 def test_inspect_looks_at_a_dataset_without_downloading_it(

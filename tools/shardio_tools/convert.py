@@ -30,6 +30,7 @@ from shardio_tools._render import (
     table,
 )
 from shardio_tools._stored import MEDIA, describe_stored, n_clips, noun, stored_json
+from shardio_tools._stores import is_url
 
 __all__ = ["CONVERTER_OPTIONS", "add_arguments", "as_json", "run"]
 
@@ -130,7 +131,12 @@ def _field(name: str, field: object) -> str:
 
 
 def _measured(report: shardio.ConversionReport, options: argparse.Namespace) -> StoredReport | None:
-    """What a sample of the result is like; None where there is nothing, or it is gone already."""
+    """What a sample of the result is like; None where there is nothing, or it is gone already.
+
+    In an object store, it is not read again.
+    """
+    if is_url(report.dataset):
+        return None
     try:
         return measure_stored(report, options.src)
     except (shardio.ShardioError, OSError) as error:
