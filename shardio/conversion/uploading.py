@@ -52,9 +52,7 @@ class Upload:
         **for_folders: bool,
     ) -> None:
         if given := [name for name, is_given in for_folders.items() if is_given]:
-            raise InvalidArgument(
-                f"{', '.join(given)}: not for a dataset in an object store: {url}"
-            )
+            raise InvalidArgument(f"{url}: {', '.join(given)}: only for a dataset in a folder")
         remote = Remote.of(None, None, storage_options)
         self._objects, self._start_s = Objects(url, remote.options), time.monotonic()
         name = hash_bytes(f"{self._objects.endpoint} {self._objects.url}".encode())

@@ -1,4 +1,4 @@
-"""Conversions into object stores: all of the dataset is there, or nothing that anybody would read."""
+"""Conversions into object stores: all of the dataset is there, or nothing that one would read."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_a_place_that_holds_something_is_refused(store: Scene, lines: Path) -> N
     store.put("taken/dataset.json", b"{}")
     with pytest.raises(DatasetExists, match="already holds a dataset"):
         _convert(store, lines, store.url("taken"), **OPTIONS)
-    with pytest.raises(InvalidArgument, match="append: not for a dataset in an object store"):
+    with pytest.raises(InvalidArgument, match="append: only for a dataset in a folder"):
         _convert(store, lines, store.url("taken"), append=True, **OPTIONS)
 
 
