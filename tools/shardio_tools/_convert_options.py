@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "out",
         metavar="OUT",
         nargs="?",
-        help="the dataset: a folder that is missing or empty, but for --append; or its URL in a store",
+        help="the dataset: a folder that is missing or empty, but for --append; or a URL",
     )
     add(
         "--kind",
