@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
@@ -12,7 +13,10 @@ from shardio._engine.cpus import usable_cpus
 from shardio._engine.iteration import Iteration
 from shardio._engine.itinerary import Itinerary
 from shardio._engine.recipe import Plan, Recipe
+from shardio.callers import level_of_caller
+from shardio.choice import Choice
 from shardio.dataset import ShardDataset
+from shardio.errors import InvalidArgument
 from shardio.remote.ahead import Ahead, Wanted
 from shardio.remote.bucket import Bucket
 from shardio.remote.places import Remote
@@ -39,14 +43,41 @@ class Bringing:
     Args:
         dataset: what main has opened.
         recipe: what is in a batch.
+        choice: the order of its epochs.
+
+    Raises:
+        InvalidArgument: epochs need more at once than the cache may hold.
     """
 
-    def __init__(self, dataset: ShardDataset, recipe: Recipe) -> None:
+    def __init__(self, dataset: ShardDataset, recipe: Recipe, choice: Choice) -> None:
         self._dataset, self._recipe = dataset, recipe
         self._ahead: Ahead | None = None
         self._here = set[str]()
         """The ids of files that have come, and stay, if all fit into the cache."""
         self._is_done = not dataset.buckets
+        if not self._is_done:
+            self._check_room(choice)
+
+    def _check_room(self, choice: Choice) -> None:
+        """Make sure that an order that goes through all shards at once has them all here."""
+        files = [file for shard in range(len(self._dataset.shards)) for file in self._files(shard)]
+        sizes = [summary.n_bytes for _, summary in files]
+        if all(bucket.keeps(sizes) for bucket in self._dataset.buckets):
+            return
+        most = min(bucket.most_bytes for bucket in self._dataset.buckets)
+        room = f"{self._dataset.path}: has {sum(sizes)} bytes, of which {most} fit into its cache"
+        way_out = "raise cache_bytes, or take shuffle='shards'"
+        if choice.is_full:
+            raise InvalidArgument(
+                f"{room}: with shuffle={choice.shuffle!r} every batch needs samples from all of "
+                f"it, which would be downloaded again and again: {way_out}"
+            )
+        if choice.is_in_blocks:
+            warnings.warn(
+                f"{room}: with shuffle='blocks' a window of 256 MiB needs parts of many shards, "
+                f"which are downloaded whole: {way_out}",
+                stacklevel=level_of_caller(),
+            )
 
     def follow(self, iteration: Iteration) -> None:
         """Bring what a pass needs, and no more what the one before needed."""
@@ -65,6 +96,8 @@ class Bringing:
 
     def _has_all(self) -> bool:
         """Whether there is nothing left to bring, now or ever."""
+        if len(self._here) < len(self._dataset.shards):
+            return False
         files = [file for shard in range(len(self._dataset.shards)) for file in self._files(shard)]
         if all(summary.id in self._here for _, summary in files):
             sizes = [summary.n_bytes for _, summary in files]

@@ -206,7 +206,10 @@ class ShardLoader(Closing):
         """Where the next iteration begins: a place that was loaded, or the epoch."""
         self._latest: Iteration | None = None
         recipe = recipe_of(self._options, opened, self._course.n_at_most, clips)
-        self._engine, self._bringing = self._engine_for(recipe), Bringing(opened, recipe)
+        self._engine, self._bringing = (
+            self._engine_for(recipe),
+            Bringing(opened, recipe, self._options.choice),
+        )
         self._finalizer = Finalizer(self, self._bringing.end_with, self._engine.close)
         try:
             self._engine.open(opened)

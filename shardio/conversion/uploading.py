@@ -82,6 +82,9 @@ class Upload:
         with ThreadPoolExecutor(_AT_ONCE) as pool:
             for _ in pool.map(self._upload, [summary for summary, _ in found.files]):
                 pass
+        for name in sorted(os.listdir(root / GENERATIONS)):
+            if not name.endswith(".json"):  # a list that is long
+                self._objects.upload(f"{GENERATIONS}/{name}", str(root / GENERATIONS / name))
         for name in (f"{GENERATIONS}/{found.number:06d}.json", POINTER):
             self._objects.put(name, (root / name).read_bytes(), exclusive=True)
         remove_tree(self.folder)

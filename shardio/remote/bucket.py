@@ -83,6 +83,11 @@ class Bucket:
         return self._cache.hold_if_here(summary) or f"{self.root}/{summary.name}"
 
     @property
+    def most_bytes(self) -> int:
+        """How much the cache may hold."""
+        return self._cache.most_bytes
+
+    @property
     def ahead_bytes(self) -> int:
         """How much may be brought before it is needed: half of the cache."""
         return self._cache.most_bytes // 2

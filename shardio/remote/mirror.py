@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from shardio import disk
+from shardio.callers import level_of_caller
 from shardio.errors import DatasetNotFound, ShardNotFound, StoreUnavailable
 from shardio.remote.objects import Objects
 
@@ -51,9 +52,14 @@ class Mirror:
                 number = int(json.loads(Path(self._path(POINTER)).read_bytes())["generation"])
         if number is not None:  # else reading it says what is wrong
             name = f"{GENERATIONS}/{number:06d}.json"
-            if not os.path.exists(self._path(name)):
-                with contextlib.suppress(ShardNotFound):  # reading it says that it is missing
-                    self.write(name, self._objects.read(name))
+            self._bring(name)
+            for part in _parts(self._path(name)):
+                self._bring(f"{GENERATIONS}/{part}")
+
+    def _bring(self, name: str) -> None:
+        if not os.path.exists(self._path(name)):
+            with contextlib.suppress(ShardNotFound):  # reading it says that it is missing
+                self.write(name, self._objects.read(name))
 
     def forget(self) -> None:
         """Remove all states: what came is not what was written, or another dataset's."""
@@ -77,7 +83,7 @@ class Mirror:
             warnings.warn(
                 f"{self._objects.url}: goes by what the store said last, as it cannot be reached "
                 f"now: {error}",
-                stacklevel=2,
+                stacklevel=level_of_caller(),
             )
             return
         if new != old:
@@ -96,6 +102,20 @@ class Mirror:
 
     def _path(self, name: str) -> str:
         return os.path.join(self.folder, name)
+
+
+def _parts(generation: str) -> list[str]:
+    """The files in which a generation keeps lists that are long; none if it is damaged."""
+    with contextlib.suppress(OSError, ValueError, TypeError, KeyError, AttributeError):
+        raw = Path(generation).read_bytes()
+        if b'"parts"' not in raw:  # as of nearly all
+            return []
+        content = json.loads(raw)
+        lists = [(kind, content[kind]) for kind in ("shards", "inputs")]
+        lists += [("shards", side["shards"]) for side in content.get("sides", ())]
+        named = [(each["id"], kind) for kind, each in lists if isinstance(each, dict)]
+        return [f"{id_}.{kind}" for id_, kind in named if str(id_).isalnum()]
+    return []
 
 
 def _lineage(pointer: bytes) -> Any:

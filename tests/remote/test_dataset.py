@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ import pytest
 
 import shardio
 from shardio.errors import DatasetCorrupt, DatasetNotFound, InvalidArgument, StoreUnavailable
+from shardio.remote.mirror import Mirror
+from shardio.remote.objects import Objects
 from shardio.remote.places import Remote
 from tests.loading import TWO_FIELDS, two_fields, write_dataset
 from tests.remote.scene import Fault, Scene
@@ -151,3 +154,17 @@ def test_how_it_is_read_never_shows_what_is_secret(store: Scene, tmp_path: Path)
     with pytest.raises(InvalidArgument) as caught:
         Remote.of(tmp_path, None, "a secret")  # type: ignore[arg-type]
     assert "secret" not in str(caught.value)
+
+
+def test_the_files_of_long_lists_come_with_the_state_that_names_them(
+    store: Scene, tmp_path: Path
+) -> None:
+    lists = {"shards": {"id": "ab12"}, "inputs": {"id": "cd34"}, "required": ["parts"]}
+    content = {**lists, "sides": [{"shards": {"id": "ef56"}}]}
+    names = ["generations/ab12.shards", "generations/cd34.inputs", "generations/ef56.shards"]
+    store.put("long/dataset.json", b'{"generation": 1}')
+    store.put("long/generations/000001.json", json.dumps(content).encode())
+    for name in names:
+        store.put(f"long/{name}", name.encode())
+    Mirror(str(tmp_path), Objects(store.url("long"), store.options)).bring(None)
+    assert [(tmp_path / name).read_text() for name in names] == names

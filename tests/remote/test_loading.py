@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from shardio import ShardLoader
-from shardio.errors import StoreDenied, StoreUnavailable
+from shardio.errors import InvalidArgument, StoreDenied, StoreUnavailable
 from tests.loading import TWO_FIELDS, two_fields, write_dataset
 from tests.remote.scene import Fault, Scene
 
@@ -144,3 +144,15 @@ def test_shards_come_ahead_in_the_order_in_which_they_are_needed(
         come = {path.name.split(".")[0] for path in tmp_path.rglob("*.shard")}
         hold.go_on.set()
         assert {f"{k:06d}-000" for k in range(8)} <= come
+
+
+def test_a_full_shuffle_of_more_than_the_cache_holds_is_refused_and_blocks_warned_of(
+    store: Scene, url: str, tmp_path: Path
+) -> None:
+    with pytest.raises(InvalidArgument, match=r"raise cache_bytes, or take shuffle='shards'"):
+        _loader(store, url, tmp_path, num_workers=0, shuffle=True, cache_bytes=300_000)
+    with (
+        pytest.warns(UserWarning, match="shuffle='blocks' a window"),
+        _loader(store, url, tmp_path, num_workers=0, shuffle="blocks", cache_bytes=300_000),
+    ):
+        pass
