@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
 import numpy as np
@@ -17,7 +18,7 @@ from shardio.callers import level_of_caller
 from shardio.choice import Choice
 from shardio.dataset import ShardDataset
 from shardio.errors import InvalidArgument
-from shardio.remote.ahead import Ahead, Wanted
+from shardio.remote.ahead import N_THREADS, Ahead, Wanted
 from shardio.remote.bucket import Bucket
 from shardio.remote.places import Remote
 from shardio.writer import ShardSummary
@@ -93,6 +94,25 @@ class Bringing:
         wanted = _wanted(self._dataset, self._recipe, iteration.plan)
         most_bytes = min(bucket.ahead_bytes for bucket in self._dataset.buckets)
         self._ahead = Ahead(wanted, reached, most_bytes, self._here)
+
+    def bring_all(self) -> None:
+        """Have all files here, now.
+
+        Raises:
+            InvalidArgument: they do not fit into the cache.
+            StoreUnavailable, StoreDenied, ShardCorrupt, …: one cannot be had.
+        """
+        shards = range(len(self._dataset.shards))
+        files = [file for shard in shards for file in self._files(shard)]
+        sizes = [summary.n_bytes for _, summary in files]
+        if not all(bucket.keeps(sizes) for bucket in self._dataset.buckets):
+            raise InvalidArgument(
+                f"{self._dataset.path}: preload=True brings {sum(sizes)} bytes, and the cache is "
+                f"for less: raise cache_bytes"
+            )
+        with ThreadPoolExecutor(N_THREADS, "shardio-preload") as threads:
+            for _ in threads.map(lambda file: file[0].bring(file[1]), files):
+                pass
 
     def _has_all(self) -> bool:
         """Whether there is nothing left to bring, now or ever."""

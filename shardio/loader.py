@@ -214,6 +214,7 @@ class ShardLoader(Closing):
         try:
             self._engine.open(opened)
             if self._options.preload:
+                self._bringing.bring_all()
                 bring_in(opened, self._options.media.fields)
             self._handover = self._handover_of(opened)
         except BaseException:

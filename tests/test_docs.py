@@ -126,6 +126,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, 
         "PYTHONPATH": os.pathsep.join(places),
         "PYTHONWARNINGS": "error",
         "NOOPT": "1",
+        "SHARDIO_CACHE": str(programs / "cache"),
         "SPEC": "0",
     }
     python, shardio = programs / "python.socket", programs / "shardio.socket"

@@ -10,7 +10,7 @@ from shardio.access.pread import PreadFile
 from shardio.errors import InvalidArgument
 from shardio.remote.cache import ShardCache
 from shardio.remote.mirror import Mirror
-from shardio.remote.objects import Objects
+from shardio.remote.objects import Objects, never_ends
 from shardio.remote.places import Remote, checked_url
 from shardio.remote.ranges import RangeFile
 from shardio.writer import ShardSummary
@@ -96,7 +96,7 @@ class Bucket:
         """Whether files of these bytes all fit into the cache, and stay where they are."""
         return sum(sizes) <= self._cache.most_bytes
 
-    def bring(self, summary: ShardSummary, check: Callable[[], None]) -> None:
+    def bring(self, summary: ShardSummary, check: Callable[[], None] = never_ends) -> None:
         """Have a file here for whoever holds it next; `check` as in `ShardCache.hold`."""
         self._cache.hold(summary, check)
         self._cache.release(summary)

@@ -156,3 +156,12 @@ def test_a_full_shuffle_of_more_than_the_cache_holds_is_refused_and_blocks_warne
         _loader(store, url, tmp_path, num_workers=0, shuffle="blocks", cache_bytes=300_000),
     ):
         pass
+
+
+def test_preload_brings_every_shard_in_the_constructor(
+    store: Scene, url: str, tmp_path: Path
+) -> None:
+    with _loader(store, url, tmp_path, num_workers=0, preload=True):
+        assert len(list((tmp_path / "cache").rglob("*.shard"))) == N_SHARDS
+    with pytest.raises(InvalidArgument, match="preload=True brings .* raise cache_bytes"):
+        _loader(store, url, tmp_path, num_workers=0, preload=True, cache_bytes=300_000)
