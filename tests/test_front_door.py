@@ -28,6 +28,7 @@ def test_a_public_name_leads_to_something(name: str) -> None:
 # There is no more room at the door for what few programs will ever catch.
 INNER = {
     "BatchOverdue",
+    "CacheFull",
     "ChecksumMismatch",
     "DatasetConflict",
     "DatasetCorrupt",
@@ -41,6 +42,8 @@ INNER = {
     "ShardExists",
     "ShardIncomplete",
     "ShardUnsupported",
+    "StoreDenied",
+    "StoreUnavailable",
     "TooManySkipped",
     "TransformError",
 }
