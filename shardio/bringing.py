@@ -14,6 +14,7 @@ from shardio._engine.cpus import usable_cpus
 from shardio._engine.iteration import Iteration
 from shardio._engine.itinerary import Itinerary
 from shardio._engine.recipe import Plan, Recipe
+from shardio.access.filesystems import Access
 from shardio.callers import level_of_caller
 from shardio.choice import Choice
 from shardio.dataset import ShardDataset
@@ -31,11 +32,21 @@ def remote_of(
     cache_bytes: int | None,
     storage_options: Mapping[str, Any] | None,
     num_workers: Any,
+    access: Access,
 ) -> Remote:
-    """How a loader with so many workers reads a dataset in an object store."""
+    """How a loader with so many workers reads a dataset in an object store.
+
+    Where there are workers, main looks at little of it, by ranges.
+    """
     n_workers = num_workers if isinstance(num_workers, int) else usable_cpus()
-    n_readers = max(0, n_workers) + 1
-    return Remote.of(cache, cache_bytes, storage_options, whole=True, n_readers=n_readers)
+    return Remote.of(
+        cache,
+        cache_bytes,
+        storage_options,
+        whole=n_workers <= 0,
+        n_readers=max(1, n_workers),
+        access=access,
+    )
 
 
 class Bringing:

@@ -166,7 +166,7 @@ class ShardLoader(Closing):
         cache_bytes: int | None = None,
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
-        remote = remote_of(cache, cache_bytes, storage_options, num_workers)
+        remote = remote_of(cache, cache_bytes, storage_options, num_workers, access)
         opened = open_anew(dataset, verify, access, subset, remote)
         if isinstance(opened, Mixture):
             fields = opened.check_agreement(fields)

@@ -103,7 +103,7 @@ class Mixture(ShardDataset):
                 access=access,
                 subset=each.subset,
                 generation=each.generation,
-                remote=each.remote,
+                remote=each.remote.of_workers,
             )
             if each.n_selected is not None:
                 source.show(RowList(np.broadcast_to(np.int64(0), each.n_selected)))

@@ -246,7 +246,7 @@ def recipe_of(
         shuffle=options.choice.is_full,
         seed=options.choice.seed,
         verify=options.verify,
-        access=options.access,
+        access=buckets[0].access_of_workers if (buckets := dataset.buckets) else options.access,
         transform=options.transform,
         takes_rng=options.takes_rng,
         subset=dataset.subset,
@@ -261,7 +261,7 @@ def recipe_of(
         cut=cut,
         packing=None if media.pack is None else Packing(media.pack, dataset.n_shown),
         hearing=hear(dataset, media.sounds, media.sound, media.video),
-        remote=dataset.remote,
+        remote=dataset.remote.of_workers,
     )
 
 

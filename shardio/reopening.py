@@ -8,7 +8,7 @@ from shardio.access.filesystems import Access
 from shardio.dataset import ShardDataset
 from shardio.errors import InvalidArgument
 from shardio.mixture import Mixture
-from shardio.remote.places import Remote
+from shardio.remote.places import Remote, is_url
 from shardio.units import Verify
 
 
@@ -25,6 +25,7 @@ def open_anew(
     """
     if not isinstance(dataset, ShardDataset):
         place = os.fspath(dataset)
+        access = access if remote.whole or not is_url(place) else "auto"
         return ShardDataset(place, verify=verify, access=access, subset=subset, remote=remote)
     if remote.is_asked:
         raise InvalidArgument(
@@ -40,6 +41,7 @@ def open_anew(
         raise InvalidArgument(
             f"subset={subset!r} of a selection of {dataset.path}: select from that subset instead"
         )
+    access = access if remote.whole or not dataset.buckets else "auto"
     opened = ShardDataset(
         dataset.place,
         verify=verify,

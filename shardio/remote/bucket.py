@@ -43,6 +43,11 @@ class Bucket:
             return "pread"
         return choose_access(self._cache.root, asked)
 
+    @property
+    def access_of_workers(self) -> Access:
+        """How those read its files who have them brought whole."""
+        return choose_access(self._cache.root, self._remote.access)
+
     def described(self, generation: int | None) -> str:
         """The folder that `dataset.json` and a state of the dataset lie in, brought if need be."""
         self._mirror.bring(generation)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 from urllib.parse import urlsplit
 
+from shardio.access.filesystems import Access
 from shardio.errors import InvalidArgument
 
 SCHEMES: Final = (
@@ -34,6 +35,7 @@ class Remote:
         options: for `obstore.store.from_url`, and `deadline_s`.
         whole: whether shards are downloaded whole before anything is read of them.
         n_readers: how many processes or threads read it at once.
+        access: how workers read what was downloaded.
     """
 
     cache: str | None = None
@@ -41,6 +43,7 @@ class Remote:
     options: Mapping[str, Any] = field(default_factory=dict, repr=False)
     whole: bool = False
     n_readers: int = 1
+    access: Access = "auto"
 
     @classmethod
     def of(
@@ -51,6 +54,7 @@ class Remote:
         *,
         whole: bool = False,
         n_readers: int = 1,
+        access: Access = "auto",
     ) -> Remote:
         """What a user asked for.
 
@@ -63,7 +67,7 @@ class Remote:
             kind = type(storage_options).__name__  # never itself: it may hold a secret
             raise InvalidArgument(f"storage_options must be a dict; found a {kind}")
         folder = None if cache is None else os.path.abspath(os.path.expanduser(cache))
-        return cls(folder, cache_bytes, dict(storage_options or {}), whole, n_readers)
+        return cls(folder, cache_bytes, dict(storage_options or {}), whole, n_readers, access)
 
     @property
     def is_asked(self) -> bool:
@@ -72,7 +76,12 @@ class Remote:
 
     def like(self, other: Remote) -> Remote:
         """The same cache and store, for what `other` is for."""
-        return replace(self, whole=other.whole, n_readers=other.n_readers)
+        return replace(self, whole=other.whole, n_readers=other.n_readers, access=other.access)
+
+    @property
+    def of_workers(self) -> Remote:
+        """The same for those who read all of it: they have shards downloaded whole."""
+        return replace(self, whole=True)
 
     @property
     def folder(self) -> str:

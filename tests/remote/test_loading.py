@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shardio import ShardLoader
+import shardio
+from shardio import Array, Image, Schema, ShardLoader
 from shardio.errors import InvalidArgument, StoreDenied, StoreUnavailable
+from shardio.media import encode_jpeg
 from tests.loading import TWO_FIELDS, two_fields, write_dataset
 from tests.remote.scene import Fault, Scene
 
@@ -165,3 +167,27 @@ def test_preload_brings_every_shard_in_the_constructor(
         assert len(list((tmp_path / "cache").rglob("*.shard"))) == N_SHARDS
     with pytest.raises(InvalidArgument, match="preload=True brings .* raise cache_bytes"):
         _loader(store, url, tmp_path, num_workers=0, preload=True, cache_bytes=300_000)
+
+
+def test_a_loader_of_pictures_reads_their_sizes_by_ranges(store: Scene, tmp_path: Path) -> None:
+    picture = encode_jpeg(np.zeros((64, 64, 3), np.uint8))
+    schema = Schema({"image": Image(), "pad": Array("uint8", (1 << 18,))})
+    made = ({"image": picture, "pad": np.full(1 << 18, i, np.uint8)} for i in range(12))
+    url = store.put_dataset(write_dataset(tmp_path / "set", 12, 4, schema, made), "pictures")
+    with _loader(store, url, tmp_path, fields=["image"]) as loader:
+        sizes = [shard.n_bytes for shard in loader.dataset.shards]
+        assert sum(store.proxy.n_bytes.values()) < sum(sizes)
+        assert [batch["image"].shape for batch in loader] == [(12, 64, 64, 3)]
+    assert loader.dataset.access == "pread"
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_mixture_of_a_store_and_a_folder_is_that_of_two_folders(
+    store: Scene, url: str, tmp_path: Path, folder: Path, num_workers: int
+) -> None:
+    options: Any = {"output": "numpy", "num_workers": num_workers, "shuffle": True}
+    remote = shardio.open(url, cache=tmp_path / "cache", storage_options=store.options)
+    with remote, ShardLoader(shardio.mix([remote, folder], weights=[1, 2]), 16, **options) as mixed:
+        found = _epoch(mixed)
+    with ShardLoader(shardio.mix([folder, folder], weights=[1, 2]), 16, **options) as mixed:
+        assert found == _epoch(mixed)
