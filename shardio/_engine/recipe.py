@@ -20,8 +20,8 @@ from shardio.hearing import HeardField, Hearing
 from shardio.mixture import Mixed
 from shardio.packing import Packing
 from shardio.pictures import common_sizes, decoded
-from shardio.shard_order import ShardWindow
 from shardio.remote.places import Remote
+from shardio.shard_order import ShardWindow
 from shardio.units import Verify
 from shardio.windows import Window
 

@@ -52,7 +52,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def shards(folder: Path) -> tuple[ShardSummary, ...]:
-    return load(folder).shards
+    return tuple(load(folder).shards)
 
 
 @pytest.fixture

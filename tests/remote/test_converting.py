@@ -105,3 +105,19 @@ def test_the_command_converts_into_a_store(
     assert cli.main(["convert", str(lines), url, "--kind", "lines", "--workers", "0"]) == 0
     assert "4 samples" in capsys.readouterr().out
     assert _texts(told, url) == ["one", "two", "three", "four"]
+
+
+def test_long_lists_go_with_the_state_that_names_them(
+    store: Scene, lines: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shardio.manifest.parts.LISTED_MAX", 1)
+    url = store.url("long-lists")
+    _convert(store, lines, url, **OPTIONS)
+    assert {name.rpartition(".")[2] for name in _objects(store, url)} == {
+        "inputs",
+        "json",
+        "shard",
+        "shards",
+    }
+    assert _texts(store, url) == ["one", "two", "three", "four"]
+    assert _texts(store, url) == ["one", "two", "three", "four"]

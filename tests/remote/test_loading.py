@@ -47,7 +47,7 @@ def _epoch(loader: ShardLoader) -> list[tuple[bytes, bytes]]:
 def expected(folder: Path) -> dict[Any, list[tuple[bytes, bytes]]]:
     """The first epoch of loaders over the folder."""
     found = {}
-    for shuffle in (False, True):
+    for shuffle in (False, True, "shards"):
         with ShardLoader(folder, 16, output="numpy", num_workers=0, shuffle=shuffle) as loader:
             found[shuffle] = _epoch(loader)
     return found
@@ -116,15 +116,17 @@ def test_a_store_that_goes_away_is_an_error_at_the_deadline(
         _epoch(loader)
 
 
+@pytest.mark.parametrize("shuffle", [False, "shards"])
 def test_a_small_cache_stays_small_and_gives_the_same_batches(
-    store: Scene, url: str, tmp_path: Path, expected: Any
+    store: Scene, url: str, tmp_path: Path, expected: Any, shuffle: Any
 ) -> None:
     size = max(path.stat().st_size for path in folder_shards(store, url, tmp_path))
-    with _loader(store, url, tmp_path / "small", cache_bytes=7 * size) as loader:
+    with _loader(store, url, tmp_path / "small", shuffle=shuffle, cache_bytes=7 * size) as loader:
+        assert _epoch(loader) == expected[shuffle]
         for _ in range(2):
-            assert _epoch(loader) == expected[False]
             held = [path.stat().st_size for path in (tmp_path / "small").rglob("*.shard")]
             assert sum(held) <= 7 * size
+            _epoch(loader)
 
 
 def folder_shards(store: Scene, url: str, tmp_path: Path) -> Iterator[Path]:
