@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
 BUFFER_BYTES = 64 << 10
+_TRIES = 3
+"""How often a folder is emptied that another process still fills."""
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -110,13 +112,27 @@ def remove_folder(path: str | os.PathLike[str]) -> None:
 
 
 def remove_tree(path: str | os.PathLike[str]) -> None:
-    """Remove a folder and all that is in it; it may be gone already. Links are not followed."""
-    with contextlib.suppress(FileNotFoundError):
-        with os.scandir(path) as found:
-            entries = list(found)
-        for entry in entries:
-            if entry.is_dir(follow_symlinks=False):
-                remove_tree(entry.path)
-            else:
-                unlink(entry.path)
-        perform("rmdir", os.fspath(path), os.rmdir, path)
+    """Remove a folder and all that is in it; it may be gone already. Links are not followed.
+
+    What another process still puts there is removed as well, unless it comes to no end.
+    """
+    for tries_left in reversed(range(_TRIES)):
+        try:
+            _remove_once(path)
+            return
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST) or not tries_left:
+                raise
+
+
+def _remove_once(path: str | os.PathLike[str]) -> None:
+    with os.scandir(path) as found:
+        entries = list(found)
+    for entry in entries:
+        if entry.is_dir(follow_symlinks=False):
+            remove_tree(entry.path)
+        else:
+            unlink(entry.path)
+    perform("rmdir", os.fspath(path), os.rmdir, path)

@@ -22,7 +22,7 @@ from shardio._engine.crew import Crew, Died, Event, Failed
 from shardio._engine.pieces import Pieces, send_whole
 from shardio.conversion.events import InputBegun, InputDone, UnitDone
 from shardio.conversion.journal import forget_record
-from shardio.conversion.ledger import Ledger
+from shardio.conversion.ledger import Ledger, UnitLog
 from shardio.conversion.patience import ENDS, limit_s
 from shardio.conversion.plan import Unit
 from shardio.conversion.source import Input
@@ -34,16 +34,22 @@ MAX_DEATHS: Final = 2
 """As many processes may end over one input, or over a unit between inputs."""
 
 
-def run_crew(units: Sequence[Unit], job: Job, n_workers: int, ledger: Ledger, lock_fd: int) -> None:
+def run_crew(
+    units: Sequence[Unit],
+    job: Job,
+    n_workers: int,
+    ledger: Ledger | UnitLog,
+    lock_fds: Sequence[int] = (),
+) -> None:
     """Keep `n_workers` processes busy with one unit each until the ledger is finished.
 
-    The workers hold `lock_fd` as well: the lock lasts as long as any of them can write.
+    The workers hold `lock_fds` as well: a lock lasts as long as any of them can write.
 
     Raises:
         WorkerDied: a worker ended MAX_DEATHS times without an input to blame, or raised.
         OSError, ShardioError: as a unit raised it.
     """
-    with Crew(n_workers, partial(_serve, job), fds=[lock_fd], preload=(__name__,)) as crew:
+    with Crew(n_workers, partial(_serve, job), fds=lock_fds, preload=(__name__,)) as crew:
         run = _Run(units, job, ledger, crew)
         for worker in range(n_workers):
             run.start(worker)
@@ -55,7 +61,9 @@ def run_crew(units: Sequence[Unit], job: Job, n_workers: int, ledger: Ledger, lo
 class _Run:
     """Which worker does what; borrows the crew and the ledger."""
 
-    def __init__(self, units: Sequence[Unit], job: Job, ledger: Ledger, crew: Crew) -> None:
+    def __init__(
+        self, units: Sequence[Unit], job: Job, ledger: Ledger | UnitLog, crew: Crew
+    ) -> None:
         self._units, self._job, self._ledger, self._crew = list(units), job, ledger, crew
         self._pieces = Pieces()
         self._doing: dict[int, int] = {}  # the unit of each worker

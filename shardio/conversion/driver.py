@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
+from shardio.cluster import Engine, EngineName
 from shardio.conversion.appending import load_base
 from shardio.conversion.files import append_files, convert_files
 from shardio.conversion.given import Given
@@ -43,6 +44,8 @@ def convert(
     append: bool = False,
     labels: PathName | None = None,
     storage_options: Mapping[str, Any] | None = None,
+    engine: EngineName = "local",
+    address: str | None = None,
     **options: Any,
 ) -> ConversionReport:
     """Convert a folder of files, or samples or items of this program, into a dataset at `out`.
@@ -81,6 +84,11 @@ def convert(
             `read_labels`.
         storage_options: where `out` is the URL of a place in an object store: what obstore takes.
             It is converted into the folder of the cache first, and uploaded from there.
+        engine: "local", or "ray": the machines of a Ray cluster convert, all of which must see
+            `src` and `out` under these paths; `workers` are processes on all of them together. The
+            bytes are the same, and each engine goes on with what the other has begun.
+        address: of the Ray cluster, as `ray.init` takes it; by default what RAY_ADDRESS says, and
+            without that Ray is started here.
         progress: called in this process, at the start and after every input.
 
     Raises:
@@ -103,7 +111,16 @@ def convert(
         out = upload.folder
     check_folder_name(out)
     request = Request(
-        kind, options, workers, on_error, keep_partial, progress, shard_bytes, resume, overwrite
+        kind,
+        options,
+        workers,
+        on_error,
+        keep_partial,
+        progress,
+        shard_bytes,
+        resume,
+        overwrite,
+        Engine(engine, address),
     )
     if samples is not None or not isinstance(src, str | os.PathLike):
         given = Given(src, samples, names, schema)

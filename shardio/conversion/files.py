@@ -21,6 +21,7 @@ from shardio.conversion.crew import run_crew
 from shardio.conversion.finding import NothingFound, refuse_nothing
 from shardio.conversion.journal import settings_of
 from shardio.conversion.ledger import Ledger
+from shardio.conversion.nodes import run_on_nodes
 from shardio.conversion.patience import step_s_of
 from shardio.conversion.plan import Listing, Unit, cut
 from shardio.conversion.report import ConversionReport, InputReport
@@ -41,14 +42,15 @@ def convert_files(
     units = cut(listing.inputs)
     ledger = Ledger(listing, units, request.progress)
     converter = _described(job)
+    settings = settings_of(converter, job.source.libraries())
     with staging:
-        staging.begin(settings_of(converter, job.source.libraries()), [unit.key for unit in units])
+        staging.begin(settings, [unit.key for unit in units])
         if staging.is_published:  # the earlier conversion was interrupted while it tidied up
             found = load(staging.out)
             known = {source.name: source for source in listing.inputs}
             reports = [InputReport.of_json(entry, known) for entry in found.inputs]
         else:
-            _run(units, job, request.n_workers, ledger, staging)
+            _run(units, job, request, ledger, staging, settings)
             reports = ledger.reports()
             _refuse_nothing(reports, job, request, staging)
             found = _publish(job, ledger, reports, staging, converter)
@@ -72,6 +74,7 @@ def append_files(
     """Convert what the dataset does not have, and publish its next generation."""
     start_s = time.monotonic()
     converter = _described(job)
+    settings = settings_of(converter, job.source.libraries())
     with staging:
         base = load_base(staging.out)  # as it is now that nobody else appends files
         refuse_repaired(base, staging.out)
@@ -79,8 +82,8 @@ def append_files(
         additions = sift(listing, base, request.n_workers, staging.out)
         units = cut(additions.listing.inputs)
         ledger = Ledger(additions.listing, units, request.progress)
-        staging.begin(settings_of(converter, job.source.libraries()), [unit.key for unit in units])
-        _run(units, job, request.n_workers, ledger, staging)
+        staging.begin(settings, [unit.key for unit in units])
+        _run(units, job, request, ledger, staging, settings)
         _refuse_nothing([*ledger.reports(), *additions.others], job, request, staging)
         found = _publish_next(base, job, ledger, staging)
         staging.finish()
@@ -104,11 +107,21 @@ def append_files(
     )
 
 
-def _run(units: Sequence[Unit], job: Job, n_workers: int, ledger: Ledger, staging: Staging) -> None:
+def _run(
+    units: Sequence[Unit],
+    job: Job,
+    request: Request,
+    ledger: Ledger,
+    staging: Staging,
+    settings: Mapping[str, Any],
+) -> None:
     ledger.tell_start()
+    patient, n_workers = replace(job, step_s=step_s_of(job.source)), request.n_workers
+    if request.engine.is_ray and units:
+        run_on_nodes(units, patient, request.engine, request.workers, ledger, settings)
+        return
     if n_workers and units:
-        patient = replace(job, step_s=step_s_of(job.source))
-        run_crew(units, patient, min(n_workers, len(units)), ledger, staging.lock_fd)
+        run_crew(units, patient, min(n_workers, len(units)), ledger, [staging.lock_fd])
         return
     while (number := ledger.next_unit()) is not None:
         convert_unit(units[number], job, ledger.take)

@@ -129,3 +129,35 @@ class Ledger:
                 reason=reason,
             )
         )
+
+
+class UnitLog:
+    """What is said of one unit: in place of the ledger, where that is on another machine."""
+
+    def __init__(self) -> None:
+        self._done: dict[int, InputDone] = {}
+        self._end: UnitDone | None = None
+        self._has_begun = False
+
+    def next_unit(self) -> int | None:
+        """Give the unit's number, once."""
+        if self._has_begun:
+            return None
+        self._has_begun = True
+        return 0
+
+    def is_finished(self) -> bool:
+        """Whether the unit is done."""
+        return self._end is not None
+
+    def take(self, event: UnitEvent) -> None:
+        """Note what the unit says; of an input that is done again, the last."""
+        if isinstance(event, InputDone):
+            self._done[event.position] = event
+        elif isinstance(event, UnitDone):
+            self._end = event
+
+    def events(self, number: int) -> tuple[UnitEvent, ...]:
+        """All of it, as of the unit of that number."""
+        done = (event._replace(unit=number) for event in self._done.values())
+        return (*done, *([] if self._end is None else [self._end._replace(unit=number)]))

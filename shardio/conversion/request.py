@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any, Final
 
 from shardio._engine.cpus import usable_cpus
+from shardio.cluster import LOCAL, Engine
 from shardio.conversion.appending import PathName, inherit, refuse_other_options
 from shardio.conversion.guessing import guess_kind
 from shardio.conversion.parts import join
@@ -35,6 +36,7 @@ class Request:
     shard_bytes: int
     resume: bool
     overwrite: bool
+    engine: Engine = LOCAL
     source: str = ""
 
     @property
@@ -53,6 +55,7 @@ class Request:
             "resume": self.resume,
             "overwrite": self.overwrite,
             "labels": labels,
+            "engine": self.engine.is_ray,
             **dict.fromkeys(self.options, True),
         }
         if given := [name for name, is_given in for_files.items() if is_given]:
@@ -78,6 +81,8 @@ class Request:
             raise InvalidArgument(f"{other} and overwrite: only one of the two can be had")
         if self.workers is not None and self.workers < 0:
             raise InvalidArgument(f"workers is {self.workers}; it must be 0 or more")
+        if self.engine.is_ray and self.workers == 0:
+            raise InvalidArgument("workers is 0; with engine='ray' it must be 1 or more")
 
     def job(
         self, base: Generation | None, listing: Listing, out: PathName

@@ -9,16 +9,18 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from typing import Any, Final
 
+from shardio.cluster import LOCAL, Engine, EngineName
 from shardio.dataset import ShardDataset
 from shardio.errors import InvalidArgument, SchemaError
 from shardio.format.fields import Field
 from shardio.format.schema import Schema
 from shardio.manifest import Generation, Side, load_generation, whole_schema
+from shardio.surgery.computing import add_computed, misfit
 from shardio.surgery.overtaking import tell_overtaken
 from shardio.surgery.rewriting import Rewriting, SurgeryReport
 from shardio.surgery.soundness import Progress, tell_writing
 
-Values = Iterable[Any] | Callable[[dict[str, Any]], Any]
+Values = Iterable[Any] | Callable[[Any], Any]
 
 _END: Final = object()
 
@@ -29,6 +31,10 @@ def add_column(
     field: Field,
     values: Values,
     *,
+    batch_size: int | None = None,
+    workers: int | None = None,
+    engine: EngineName = "local",
+    address: str | None = None,
     progress: Progress | None = None,
 ) -> SurgeryReport:
     """Give every sample of a dataset one more field, in its next generation.
@@ -42,27 +48,43 @@ def add_column(
         field: its type; any will do.
         values: one for each sample, in their order, taken one at a time; or a function that is
             called with each sample (a dict) and returns its value. What it reads is verified.
+        batch_size: the function is called with a list of up to so many samples of one shard, and
+            returns a sequence of as many values.
+        workers: processes that call the function, each of which is given it once, as lambdas and
+            functions of a notebook are, too, and takes whole shards. By default, and with 0, this
+            process does; on a cluster as many as that has CPUs.
+        engine: "local", or "ray": the machines of a Ray cluster call it, all of which must see the
+            dataset under this path.
+        address: of the Ray cluster, as of `shardio.convert`.
         progress: called here, at the start and after every shard.
 
     Raises:
-        InvalidArgument: there are more values than samples, or fewer.
+        InvalidArgument: there are more values than samples, or fewer; or an option is given that
+            is for functions alone.
         SchemaError: there is such a field already, or a value does not fit.
         DatasetNotFound: there is no dataset.
         ShardCorrupt, …: a sample that the function is to have cannot be read.
         DatasetConflict: another writer published meanwhile; nothing is changed.
+        WorkerDied: worker processes ended twice over the same shard.
     """
+    where = _engine_for(values, batch_size, workers, Engine(engine, address))
     with tell_overtaken(folder), ShardDataset(folder) as dataset:
         previous = load_generation(folder, dataset.generation)
         schema = _schema_of(dataset, previous, name, field)
-        found = _values(dataset, values)
-        sizes = [shard.n_bytes for shard in dataset.shards]
+        given = None if callable(values) else _values(dataset, values)
         with Rewriting(folder, schema, previous=previous) as rewriting:
-            tell_writing(progress, 0, sizes)
-            for k in range(len(sizes)):
-                _add_shard(rewriting, dataset, k, name, found)
-                tell_writing(progress, k + 1, sizes)
-            if next(found, _END) is not _END:
-                raise _wrong_number(dataset, "more")
+            if given is not None:
+                _add_given(rewriting, dataset, name, given, progress)
+            elif callable(values):
+                add_computed(
+                    rewriting,
+                    dataset,
+                    values,
+                    batch_size,
+                    workers=workers,
+                    engine=where,
+                    progress=progress,
+                )
             return rewriting.report_beside(
                 surgery={"name": "add_column", "options": {"name": name}}
             )
@@ -80,10 +102,23 @@ def _schema_of(dataset: ShardDataset, previous: Generation, name: str, field: Fi
     return schema
 
 
-def _values(dataset: ShardDataset, values: Values) -> Iterator[Any]:
+def _engine_for(
+    values: Values, batch_size: int | None, workers: int | None, engine: Engine
+) -> Engine:
+    """Check the options that say how a function is called."""
+    if not callable(values) and (batch_size, workers, engine) != (None, None, LOCAL):
+        raise InvalidArgument(
+            "batch_size, workers, engine: only for a function; values are taken one by one, here"
+        )
+    if batch_size is not None and batch_size < 1:
+        raise InvalidArgument(f"batch_size is {batch_size}; it must be 1 or more")
+    if workers is not None and workers < 0:
+        raise InvalidArgument(f"workers is {workers}; it must be 0 or more")
+    return engine
+
+
+def _values(dataset: ShardDataset, values: Iterable[Any]) -> Iterator[Any]:
     """The values in the order of the samples, one at a time."""
-    if callable(values):
-        return _computed(dataset, values)
     try:
         if isinstance(values, str | bytes | Mapping | set | frozenset):  # a set has no order
             raise TypeError
@@ -99,14 +134,21 @@ def _values(dataset: ShardDataset, values: Values) -> Iterator[Any]:
     return found
 
 
-def _computed(dataset: ShardDataset, function: Callable[[dict[str, Any]], Any]) -> Iterator[Any]:
-    for row, sample in enumerate(dataset):
-        try:
-            value = function(sample)
-        except BaseException as error:
-            error.add_note(f"while the value of sample {row} of {dataset.path} was made")
-            raise
-        yield value
+def _add_given(
+    rewriting: Rewriting,
+    dataset: ShardDataset,
+    name: str,
+    values: Iterator[Any],
+    progress: Progress | None,
+) -> None:
+    """Write the values into a shard for each shard of the dataset."""
+    sizes = [shard.n_bytes for shard in dataset.shards]
+    tell_writing(progress, 0, sizes)
+    for k in range(len(sizes)):
+        _add_shard(rewriting, dataset, k, name, values)
+        tell_writing(progress, k + 1, sizes)
+    if next(values, _END) is not _END:
+        raise _wrong_number(dataset, "more")
 
 
 def _add_shard(
@@ -128,9 +170,7 @@ def _add_shard(
     try:
         rewriting.add_shard(samples())
     except SchemaError as error:
-        # Without the place in the new shard, which nobody gets to see.
-        reason = error.__cause__ or error
-        raise SchemaError(f"{dataset.path}, sample {first + n_taken - 1}: {reason}") from error
+        raise misfit(dataset.path, first + n_taken - 1, error) from error
 
 
 def _wrong_number(dataset: ShardDataset, n_values: str) -> InvalidArgument:

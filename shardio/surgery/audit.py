@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from shardio.access.filesystems import Access
+from shardio.cluster import Engine, EngineName
 from shardio.errors import (
     DatasetCorrupt,
     DatasetNotFound,
@@ -101,6 +102,8 @@ def audit_dataset(
     workers: int | None = None,
     progress: Callable[[AuditProgress], None] | None = None,
     access: Access = "auto",
+    engine: EngineName = "local",
+    address: str | None = None,
 ) -> AuditReport:
     """Check every byte of every shard of a dataset, its generations, and that they agree.
 
@@ -111,16 +114,23 @@ def audit_dataset(
             With 0 all is done in this process.
         progress: called in this process, at the start and after every shard.
         access: how shards are read, as in `audit_shard`.
+        engine: "local", or "ray": the machines of a Ray cluster check shards, all of which must see
+            the dataset under this path; `workers` are those of all of them together.
+        address: of the Ray cluster, as of `shardio.convert`.
 
     Raises:
         DatasetNotFound: there is no dataset in `folder`.
-        InvalidArgument: workers is negative, or `access` is none of the three.
+        InvalidArgument: workers is negative, `access` is none of the three, or shards are to be
+            mapped on a cluster, where nobody could tell that a page cannot be read.
         DatasetConflict: meanwhile another writer has removed shards of the generation, which are
             no damage: audit the one that is published now.
         WorkerDied: a worker was killed, other than by bytes that cannot be read.
     """
     _check_workers(workers)
+    where = Engine(engine, address)
     access = access_once(access)
+    if where.is_ray and access == "mmap":
+        raise InvalidArgument("access is 'mmap'; with engine='ray' it must be 'pread' or 'auto'")
     root = Path(folder)
     generations, findings = _audit_generations(root)
     published = generations[-1] if generations else None
@@ -134,7 +144,7 @@ def audit_dataset(
         names = [name for name in unknown if name.endswith(".shard")]
         unknown = []
     n_whole = len(published.shards) if published else len(names)  # the others lie beside them
-    examined = examine_all(root, names, workers, progress, access)
+    examined = examine_all(root, names, workers, progress, access, where)
     if published is not None:
         findings += _disagreements(root, published, examined)
         findings += _departure(root)

@@ -11,7 +11,7 @@ import os
 import signal
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -20,7 +20,9 @@ from shardio._engine.cpus import usable_cpus
 from shardio._engine.crew import Crew, Died, Event, Failed, Message
 from shardio._engine.pieces import Pieces
 from shardio.access.filesystems import Access
+from shardio.cluster import LOCAL, Cluster, Engine
 from shardio.errors import WorkerDied
+from shardio.manifest import POINTER
 from shardio.surgery.examining import examine_anyhow, examined_of, serve
 from shardio.surgery.finding import Findings
 from shardio.surgery.shard_audit import Examined
@@ -49,6 +51,7 @@ def examine_all(
     workers: int | None,
     progress: Callable[[AuditProgress], None] | None,
     access: Access = "pread",
+    engine: Engine = LOCAL,
 ) -> dict[str, Examined]:
     """Audit shards of a folder; a shard that cannot be read at all has a finding that says so.
 
@@ -58,11 +61,15 @@ def examine_all(
         workers: processes, see `audit_dataset`.
         progress: called at the start and after every shard.
         access: see `audit_dataset`.
+        engine: see `audit_dataset`.
 
     Raises:
         WorkerDied: a worker was killed, other than by bytes that cannot be read.
     """
     tally = _Tally(root, names, progress)
+    if engine.is_ray:
+        _examine_on_nodes(tally, root, workers, access, engine)
+        return {name: tally.examined[name] for name in names}
     takes_part = workers is None and access != "mmap"
     n_workers = min(len(names), usable_cpus() if workers is None else workers)
     if takes_part:
@@ -74,6 +81,27 @@ def examine_all(
         with Crew(n_workers, partial(serve, access), preload=(serve.__module__,)) as crew:
             _Foreman(crew, root, tally).run(takes_part=takes_part)
     return {name: tally.examined[name] for name in names}
+
+
+def _examine_on_nodes(
+    tally: _Tally, root: Path, workers: int | None, access: Access, engine: Engine
+) -> None:
+    """Have the machines of a cluster audit shards, each as a whole."""
+    there, pointer = Path(os.path.abspath(root)), root / POINTER
+    jobs = iter(enumerate(tally.names))
+    examine = partial(_examine_there, there, access)
+    sees = pointer if pointer.exists() else root
+    with Cluster(engine.address, sees=sees, n_at_once=workers) as cluster:
+        for number, found in cluster.run(
+            examine, partial(next, jobs, None), lambda n: tally.names[n]
+        ):
+            name = tally.names[number]
+            findings = (replace(each, path=str(root / name)) for each in found.findings)
+            tally.enter(name, replace(found, findings=tuple(findings)))
+
+
+def _examine_there(root: Path, access: Access, name: str) -> Examined:
+    return examine_anyhow(root / name, access)
 
 
 class _Tally:

@@ -12,10 +12,12 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from shardio.cluster import Engine, EngineName
 from shardio.dataset import ShardDataset
 from shardio.format.fields import Array, array_of
 from shardio.manifest import load_generation, publish_next
 from shardio.reader import ShardReader
+from shardio.surgery.jobs import ShardJob, done_for_each
 from shardio.surgery.overtaking import tell_overtaken
 from shardio.surgery.soundness import Progress, SurgeryProgress
 from shardio.units import Rows
@@ -54,6 +56,8 @@ def compute_stats(
     *,
     subset: str | None = None,
     progress: Progress | None = None,
+    engine: EngineName = "local",
+    address: str | None = None,
 ) -> StatsReport:
     """Count a dataset, or one of its subsets, and keep the result in the next generation.
 
@@ -63,15 +67,19 @@ def compute_stats(
         folder: the dataset.
         subset: the name of a subset.
         progress: called here, at the start and after every shard.
+        engine: "local", or "ray": the machines of a Ray cluster count, all of which must see the
+            dataset under this path. The result is the same.
+        address: of the Ray cluster, as of `shardio.convert`.
 
     Raises:
         InvalidArgument: there is no such subset.
         ChecksumMismatch, ShardCorrupt: damage is met; nothing is published.
         DatasetNotFound, DatasetConflict: as in `split`.
     """
+    where = Engine(engine, address)
     with tell_overtaken(folder), ShardDataset(folder, subset=subset) as dataset:
         previous = load_generation(folder, dataset.generation)
-        found = _count(dataset, progress)
+        found = _count(dataset, where, progress)
     kept = dict(previous.stats)
     if subset is None:
         kept["whole"] = found
@@ -84,26 +92,72 @@ def compute_stats(
     return StatsReport(Path(folder), generation.number, subset, found)
 
 
-def _count(dataset: ShardDataset, progress: Progress | None) -> dict[str, Any]:
+def _count(dataset: ShardDataset, engine: Engine, progress: Progress | None) -> dict[str, Any]:
+    """Count each shard by itself; their order decides how they are put together, not who counts."""
     arrays = {name: array for name, field in dataset.schema.items() if (array := array_of(field))}
-    tallies = {name: _Tally(array) for name, array in arrays.items()}
-    by_class = _ClassTally(dataset)
-    rows = dataset.rows(np.arange(len(dataset)))
+    whole = _Counts({name: _Tally(array) for name, array in arrays.items()}, _ClassTally(dataset))
     sizes = [shard.n_bytes for shard in dataset.shards]
-    for k in range(len(sizes)):
-        _tell(progress, k, sizes)
-        start = int(dataset.starts[k])
-        first, last = np.searchsorted(rows, [start, start + dataset.shards[k].n_samples])
-        local = rows[first:last] - start
+    waiting: dict[int, _Counts] = {}
+    n_done = n_joined = 0
+    _tell(progress, 0, sizes)
+    for k, found in done_for_each(
+        _Counting(dataset, arrays), len(sizes), workers=None, engine=engine, sees=dataset.path
+    ):
+        waiting[k] = found
+        while n_joined in waiting:
+            whole.join(waiting.pop(n_joined))
+            n_joined += 1
+        n_done += 1
+        _tell(progress, n_done, sizes)
+    fields = {name: tally.as_json() for name, tally in whole.tallies.items()}
+    return {"samples": len(dataset), "fields": fields, **whole.by_class.as_json()}
+
+
+class _Counting(ShardJob):
+    """Counts one shard's samples, of those of the dataset's subset if it has one."""
+
+    def __init__(self, dataset: ShardDataset, arrays: Mapping[str, Array]) -> None:
+        super().__init__(dataset)
+        self._arrays = arrays
+        self._rows: Rows | None = None
+
+    def __call__(self, k: int) -> _Counts:
+        """Count a shard."""
+        dataset = self.dataset
+        found = _Counts({n: _Tally(a) for n, a in self._arrays.items()}, _ClassTally(dataset))
+        local = self._rows_in(k)
         if not len(local):
-            continue
-        for name, tally in tallies.items():
-            for values in _values(dataset.reader(k, name), name, arrays[name], local):
+            return found
+        for name, tally in found.tallies.items():
+            for values in _values(dataset.reader(k, name), name, self._arrays[name], local):
                 tally.add(values)
-                by_class.add(name, values)
-    _tell(progress, len(sizes), sizes)
-    fields = {name: tally.as_json() for name, tally in tallies.items()}
-    return {"samples": len(dataset), "fields": fields, **by_class.as_json()}
+                found.by_class.add(name, values)
+        return found
+
+    def _rows_in(self, k: int) -> Rows:
+        """The rows of a shard that are counted."""
+        dataset, n_samples = self.dataset, self.dataset.shards[k].n_samples
+        if dataset.is_plain:
+            return np.arange(n_samples)
+        if self._rows is None:
+            self._rows = dataset.rows(np.arange(len(dataset)))
+        start = int(dataset.starts[k])
+        first, last = np.searchsorted(self._rows, [start, start + n_samples])
+        return self._rows[first:last] - start
+
+
+@dataclass(frozen=True, slots=True)
+class _Counts:
+    """What is counted, of some samples."""
+
+    tallies: dict[str, _Tally]
+    by_class: _ClassTally
+
+    def join(self, other: _Counts) -> None:
+        """Take in what is counted of the samples that come behind."""
+        for name, tally in self.tallies.items():
+            tally.join(other.tallies[name])
+        self.by_class.join(other.by_class)
 
 
 def _tell(progress: Progress | None, n_done: int, sizes: list[int]) -> None:
@@ -170,6 +224,10 @@ class _Tally:
         self._smallest = [min(pair) for pair in zip(self._smallest, shape, strict=True)]
         self._largest = [max(pair) for pair in zip(self._largest, shape, strict=True)]
 
+    def _see_range(self, low: Any, high: Any) -> None:
+        self._min = low if self._min is None else min(self._min, low)
+        self._max = high if self._max is None else max(self._max, high)
+
     def _add_numbers(self, numbers: npt.NDArray[Any]) -> None:
         if numbers.dtype.kind == "f":
             finite = np.isfinite(numbers)
@@ -178,18 +236,30 @@ class _Tally:
                 numbers = numbers[finite]
         if not len(numbers):
             return
-        low, high = numbers.min().item(), numbers.max().item()
-        self._min = low if self._min is None else min(self._min, low)
-        self._max = high if self._max is None else max(self._max, high)
+        self._see_range(numbers.min().item(), numbers.max().item())
         wide = numbers.astype(np.float64)
         with np.errstate(all="ignore"):  # sums of what is near the largest float64
             n, mean = len(wide), float(wide.mean())
             wide -= mean
             squares = float(wide @ wide)
+            self._put_together(n, mean, squares)
+
+    def _put_together(self, n: int, mean: float, squares: float) -> None:
         total, step = self._n + n, mean - self._mean
         self._squares += squares + step * step * self._n * n / total
         self._mean += step * n / total
         self._n = total
+
+    def join(self, other: _Tally) -> None:
+        """Take in what another tally has of samples that come behind."""
+        self._n_not_finite += other._n_not_finite
+        self._n_missing += other._n_missing
+        for shape in (other._smallest, other._largest) if other._smallest is not None else ():
+            self._see_shape(tuple(shape or ()))
+        if not other._n:
+            return
+        self._see_range(other._min, other._max)
+        self._put_together(other._n, other._mean, other._squares)
 
     def as_json(self) -> dict[str, Any]:
         """What was found; what cannot be told, or is beyond all numbers, is None."""
@@ -233,6 +303,11 @@ class _ClassTally:
         inside = labels[(labels >= 0) & (labels < len(self._names))].astype(np.int64)
         self._counts += np.bincount(inside, minlength=len(self._names))
         self._n_without += len(labels) - len(inside)
+
+    def join(self, other: _ClassTally) -> None:
+        """Take in the counts of other samples."""
+        self._counts += other._counts
+        self._n_without += other._n_without
 
     def as_json(self) -> dict[str, Any]:
         """The counts; nothing where there are none."""

@@ -151,6 +151,13 @@ class Rewriting:
             os.fsync(copy.fileno())
         self._enter_staged(dataclasses.replace(summary, name=name))
 
+    def take(self, path: str, summary: ShardSummary) -> None:
+        """Add a finished shard that lies in a folder of its own in the hidden one, by its name."""
+        self.cut()
+        name = self._next_name()
+        os.rename(path, self.staging / name)
+        self._enter_staged(dataclasses.replace(summary, name=name))
+
     def keep(self, summary: ShardSummary) -> None:
         """Add a shard that the previous generation has, as it is."""
         self.cut()

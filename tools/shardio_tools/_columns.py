@@ -1,4 +1,4 @@
-"""What `add-column` reads: a field's type from a text, and values from a file, one at a time."""
+"""What `add-column` reads: a type from a text; from a file values, or a function of samples."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import csv
 import json
 import os
 import re
+import runpy
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import numpy as np
 
@@ -93,6 +94,23 @@ def read_column(path: str, name: str, field: Kind | None) -> tuple[Kind, Iterabl
     if isinstance(field, shardio.Bytes):
         raise InvalidArgument(f"{path}: holds text; for a field of bytes use shardio.surgery")
     return field, _as_utf8(path, readers[suffix](path, name, field))
+
+
+def read_function(place: str) -> Callable[..., Any]:
+    """The function that `FILE.py:NAME` names; the file is run, as a module is that is imported.
+
+    It is part of no module that could be imported elsewhere, so it travels to workers as it is.
+
+    Raises:
+        InvalidArgument: there is no such file, or no such function in it.
+    """
+    path, _, name = place.rpartition(":")
+    if not os.path.isfile(path):
+        raise InvalidArgument(f"{place}: expected FILE.py:NAME; there is no file {path!r}")
+    found = runpy.run_path(path).get(name)
+    if not callable(found):
+        raise InvalidArgument(f"{path}: has no function {name!r}")
+    return cast(Callable[..., Any], found)
 
 
 def _array(path: str, field: Kind | None) -> tuple[Kind, Iterable[Any]]:

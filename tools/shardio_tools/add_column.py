@@ -1,16 +1,20 @@
 """Give every sample of a dataset one more field, as its next generation.
 
 The values come from a file, in the order of the samples: .npy (an array with a row for each),
-.jsonl (a JSON value in each line) or .csv (the column of that name). Nothing that is there is
-changed: they go into shards beside the others.
+.jsonl (a JSON value in each line) or .csv (the column of that name). Or a function in a Python
+file computes them. Nothing that is there is changed: they go into shards beside the others.
 """
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable, Iterable
+from typing import Any
 
+from shardio import InvalidArgument
 from shardio.surgery import add_column
-from shardio_tools._columns import parse_field, read_column
+from shardio_tools._columns import Kind, parse_field, read_column, read_function
+from shardio_tools._engines import add_engine
 from shardio_tools._render import plain
 from shardio_tools._steps import Steps, tell
 
@@ -20,12 +24,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("path", metavar="DATASET", help="the dataset that is to have the field")
     add("name", metavar="NAME", help="of the field; with dots, of one in a nested record")
-    add("--from", dest="file", required=True, metavar="FILE", help="its values: .npy, .jsonl, .csv")
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument(
+        "--from", dest="file", metavar="FILE", help="its values: .npy, .jsonl, .csv"
+    )
+    source.add_argument(
+        "--function",
+        metavar="FILE.py:NAME",
+        help="computes them: called with a sample, or with lists of samples",
+    )
     add(
         "--field",
         metavar="TYPE",
         help="its type, such as 'float32[3]' or 'text, optional' (default: that of the array)",
     )
+    add("--batch-size", type=int, metavar="N", help="call the function with so many samples")
+    add("--workers", type=int, metavar="N", help="processes that call the function (default: none)")
+    add_engine(add)
     add("--quiet", action="store_true", help="print nothing but errors")
     add("--json", action="store_true", help="print the report as JSON")
 
@@ -33,8 +48,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Add the column, report, and return the exit code."""
     given = None if options.field is None else parse_field(options.field)
-    field, values = read_column(options.file, options.name, given)
+    field, values = _field_and_values(options, given)
     with Steps(options) as steps:
-        report = add_column(options.path, options.name, field, values, progress=steps.show)
+        report = add_column(
+            options.path,
+            options.name,
+            field,
+            values,
+            batch_size=options.batch_size,
+            workers=options.workers,
+            engine=options.engine,
+            address=options.address,
+            progress=steps.show,
+        )
     tell(report, options, f"added {plain(options.name)}")
     return 0
+
+
+def _field_and_values(
+    options: argparse.Namespace, given: Kind | None
+) -> tuple[Kind, Iterable[Any] | Callable[[Any], Any]]:
+    if options.function is None:
+        return read_column(options.file, options.name, given)
+    if given is None:
+        raise InvalidArgument(
+            f"--function: does not tell the type of {options.name}; say it with --field"
+        )
+    return given, read_function(options.function)

@@ -94,6 +94,8 @@ def run(options: argparse.Namespace) -> int:
             overwrite=options.overwrite,
             append=options.append,
             labels=options.labels,
+            engine=options.engine,
+            address=options.address,
             progress=lambda state: line.show(state.n_bytes_done, state.n_bytes, _note(state)),
             **given,
         )
@@ -148,6 +150,8 @@ def _measured(report: shardio.ConversionReport, options: argparse.Namespace) -> 
 
 def _estimate(options: argparse.Namespace, given: Mapping[str, Any]) -> int:
     """Say what a conversion would come to."""
+    if options.engine != "local":
+        raise shardio.InvalidArgument("--estimate and --engine: a few files are converted here")
     for name in ("resume", "overwrite", "append"):
         if getattr(options, name):
             raise shardio.InvalidArgument(

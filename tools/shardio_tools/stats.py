@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 
 from shardio.surgery import compute_stats
+from shardio_tools._engines import add_engine
 from shardio_tools._numbers import describe_counts
 from shardio_tools._render import counted, plain, say, say_json
 from shardio_tools._steps import Steps
@@ -18,6 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("path", metavar="DATASET", help="the dataset to count")
     add("--subset", metavar="NAME", help="count one of its subsets instead")
+    add_engine(add)
     add("--quiet", action="store_true", help="print nothing but errors")
     add("--json", action="store_true", help="print the statistics as JSON")
 
@@ -25,7 +27,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Count, report, and return the exit code."""
     with Steps(options) as steps:
-        report = compute_stats(options.path, subset=options.subset, progress=steps.show)
+        report = compute_stats(
+            options.path,
+            subset=options.subset,
+            progress=steps.show,
+            engine=options.engine,
+            address=options.address,
+        )
     if options.json:
         say_json(report.as_json())
     elif not options.quiet:

@@ -11,7 +11,9 @@ import os
 import time
 from typing import Any
 
+from shardio import InvalidArgument
 from shardio.surgery import AuditProgress, Finding, audit_dataset, audit_shard
+from shardio_tools._engines import add_engine
 from shardio_tools._facts import is_dataset
 from shardio_tools._render import (
     ProgressLine,
@@ -30,6 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("path", metavar="PATH", help="a dataset (a folder) or one shard (a file)")
     add("--workers", type=int, metavar="N", help="processes (default: one per usable CPU)")
+    add_engine(add)
     add(
         "--access",
         choices=("auto", "mmap", "pread"),
@@ -45,6 +48,8 @@ def run(options: argparse.Namespace) -> int:
     start_s = time.monotonic()
     if is_dataset(options.path):
         report, findings = _check_dataset(options)
+    elif options.engine != "local":
+        raise InvalidArgument(f"--engine {options.engine}: for datasets; a shard is checked here")
     else:
         # A process of its own for what may kill it.
         workers = int(options.access == "mmap") if options.workers is None else options.workers
@@ -85,7 +90,12 @@ def _check_dataset(options: argparse.Namespace) -> tuple[dict[str, Any], tuple[F
             line.show(state.n_bytes_done, state.n_bytes, note)
 
         report = audit_dataset(
-            options.path, workers=options.workers, progress=show, access=options.access
+            options.path,
+            workers=options.workers,
+            progress=show,
+            access=options.access,
+            engine=options.engine,
+            address=options.address,
         )
     return report.as_json(), report.findings
 

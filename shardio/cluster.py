@@ -1,0 +1,242 @@
+"""Jobs on the machines of a Ray cluster: the only module that imports Ray.
+
+A job is a function of one value. Where a machine is lost its jobs are done again on others, while
+the lost one may still be at them: what a job writes must be its own, and one process, the one that
+gives the jobs, decides whose work counts.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import platform
+import traceback
+import types
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final, Literal, Self, TypeVar, get_args
+
+from shardio.errors import EnvironmentUnsuitable, InvalidArgument, ShardioError, WorkerDied
+from shardio.version import __version__
+
+EngineName = Literal["local", "ray"]
+MAX_DEATHS: Final = 2
+"""As many processes may end over one job."""
+MAX_LOST: Final = 8
+"""As many machines may be lost over one job: the job may be what they are lost of."""
+_AHEAD: Final = 2
+"""Jobs that wait for each CPU of the cluster, with the one that it does."""
+
+V = TypeVar("V")
+R = TypeVar("R")
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """Where work is done: by processes of this machine, or on a Ray cluster.
+
+    `address` is the cluster's, as `ray.init` takes it. Without one it is what RAY_ADDRESS says;
+    without that, Ray is started on this machine, and stopped again.
+
+    Raises:
+        InvalidArgument: there is no such engine, or an address that it has no use for.
+    """
+
+    name: EngineName = "local"
+    address: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.name not in get_args(EngineName):
+            raise InvalidArgument(f"engine must be 'local' or 'ray'; found {self.name!r}")
+        if self.address is not None and self.name == "local":
+            raise InvalidArgument(f"address {self.address!r}: only with engine='ray'")
+
+    @property
+    def is_ray(self) -> bool:
+        """Whether other machines take part."""
+        return self.name == "ray"
+
+
+LOCAL: Final = Engine()
+
+
+class Cluster:
+    """Owns a connection to a Ray cluster from `with` to its end; what runs there ends with it.
+
+    A connection that the program has already is borrowed, and stays.
+
+    Args:
+        address: see `Engine`.
+        sees: a path that every machine must see, or its work would be for nothing: refused is a
+            machine that does not.
+        n_at_once: jobs at a time; by default as many as the cluster has CPUs, and as many waiting.
+
+    Raises:
+        EnvironmentUnsuitable: Ray is not installed, or there is no cluster at the address.
+        InvalidArgument: `n_at_once` is no positive number.
+    """
+
+    def __init__(
+        self, address: str | None, *, sees: str | os.PathLike[str], n_at_once: int | None = None
+    ) -> None:
+        if n_at_once is not None and n_at_once < 1:
+            raise InvalidArgument(f"workers is {n_at_once}; with engine='ray' it must be 1 or more")
+        self._ray = _ray()
+        self._address, self._n_at_once = address, n_at_once
+        self._sees = os.path.abspath(sees)
+        self._running: dict[Any, tuple[int, Any]] = {}
+        self._n_deaths: Counter[int] = Counter()
+        self._n_lost: Counter[int] = Counter()
+        self._is_owner = False
+
+    def __enter__(self) -> Self:
+        if not self._ray.is_initialized():
+            self._is_owner = True
+            try:
+                _connect(self._ray, self._address)
+            except BaseException:
+                self._ray.shutdown()
+                raise
+        return self
+
+    def run(
+        self,
+        function: Callable[[V], R],
+        next_job: Callable[[], tuple[int, V] | None],
+        name_of: Callable[[int], str],
+    ) -> Iterator[tuple[int, R]]:
+        """Do jobs in any order, and give each one's number and result as it is done.
+
+        Args:
+            function: what is done; it travels once, as cloudpickle has it.
+            next_job: asked for another job (a number and a value) whenever there is room, also
+                after it had none.
+            name_of: what a job is about, for errors.
+
+        Raises:
+            WorkerDied: over one job, processes ended or machines were lost too often.
+            EnvironmentUnsuitable: a machine does not see what it must, or has another shardio.
+            Exception: what a job raised.
+        """
+        task = self._ray.remote(num_cpus=1, max_retries=0)(_do)
+        do = functools.partial(task.remote, self._ray.put(function), self._sees, __version__)
+        while True:
+            while len(self._running) < self._room() and (job := next_job()) is not None:
+                self._running[do(job[1])] = job
+            if not self._running:
+                return
+            (done, *_), _ = self._ray.wait(list(self._running), num_returns=1)
+            number, value = job = self._running.pop(done)
+            try:
+                result = self._ray.get(done)
+            except self._ray.exceptions.RayError as error:
+                self._mourn(error, number, name_of)
+                self._running[do(value)] = job
+                continue
+            if isinstance(result, Exception):
+                raise result
+            yield number, result
+
+    def _room(self) -> int:
+        """How many jobs may be under way: machines may have come or gone since the last time."""
+        if self._n_at_once is not None:
+            return self._n_at_once
+        return _AHEAD * max(1, int(self._ray.cluster_resources().get("CPU", 1)))
+
+    def _mourn(self, error: Exception, number: int, name_of: Callable[[int], str]) -> None:
+        """Note what became of a job that gave no result; an error unless it may be done again."""
+        found = self._ray.exceptions
+        if isinstance(error, found.NodeDiedError):
+            self._n_lost[number] += 1
+            if self._n_lost[number] < MAX_LOST:
+                return
+            what = f"{MAX_LOST} machines were lost"
+        elif isinstance(error, found.WorkerCrashedError | found.OutOfMemoryError):
+            self._n_deaths[number] += 1
+            if self._n_deaths[number] < MAX_DEATHS:
+                return
+            what = f"{MAX_DEATHS} processes ended"
+        elif "No module named 'shardio" in str(error):
+            raise EnvironmentUnsuitable(
+                "a machine of the Ray cluster lacks shardio: install version "
+                f"{__version__} on all of them"
+            ) from error
+        else:
+            raise WorkerDied(f"Ray failed over {name_of(number)}: {error}") from error
+        raise WorkerDied(f"{what} over {name_of(number)}; the last one: {_line(error)}") from error
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: types.TracebackType | None,
+    ) -> None:
+        try:
+            for reference in self._running:
+                self._ray.cancel(reference, force=True)
+            self._running.clear()
+        finally:
+            if self._is_owner:
+                self._ray.shutdown()
+
+
+def _do(function: Callable[[Any], Any], sees: str, version: str, value: Any) -> Any:
+    """Do a job; what it raises is given back. Runs on a machine of the cluster, in Ray's process.
+
+    `sees` exists where the jobs are given, and has a name of its own.
+    """
+    try:
+        if version != __version__:
+            raise EnvironmentUnsuitable(
+                f"machine {platform.node()} of the Ray cluster has shardio {__version__}, this one "
+                f"{version}: install the same everywhere"
+            )
+        if not os.path.exists(sees):
+            raise EnvironmentUnsuitable(
+                f"machine {platform.node()} of the Ray cluster does not see {sees}: source and "
+                "dataset must lie on a file system that all machines have under the same path"
+            )
+        return function(value)
+    except Exception as error:  # noqa: BLE001  # it is raised where the jobs are given
+        if not isinstance(error, ShardioError | OSError):  # these say themselves what is wrong
+            error.add_note(f"on machine {platform.node()}:\n{traceback.format_exc()}")
+        return error
+
+
+def _ray() -> Any:
+    try:
+        import ray
+    except ModuleNotFoundError as error:
+        raise EnvironmentUnsuitable(
+            "engine 'ray' needs the package 'ray', which is not installed: "
+            "pip install 'shardio[ray]'"
+        ) from error
+    return ray
+
+
+def _connect(ray: Any, address: str | None) -> None:
+    """Connect, or start Ray here; quiet, and nothing is told to Ray's makers unless it was asked.
+
+    Raises:
+        EnvironmentUnsuitable: nothing answers.
+    """
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    place = address or os.environ.get("RAY_ADDRESS") or "local"
+    options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
+    if place == "local":
+        options |= {"include_dashboard": False}
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # of what Ray will do to GPUs one day
+            ray.init(place, **options)
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        raise EnvironmentUnsuitable(
+            f"Ray at {place!r} cannot be reached: {_line(error)}"
+        ) from error
+
+
+def _line(error: Exception) -> str:
+    """The first line of what an error says: Ray's have many."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)

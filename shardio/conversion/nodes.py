@@ -1,0 +1,164 @@
+"""Runs the units of a plan on the machines of a Ray cluster.
+
+A unit is converted there as it is here: by a process of its own, which is replaced if an input ends
+it. Each attempt writes into a folder that no other has; this process alone moves the folder of one
+that is done to where the unit's shards belong. So a machine that was given up, and is still there,
+spoils nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from shardio.cluster import Cluster, Engine
+from shardio.conversion.crew import run_crew
+from shardio.conversion.events import UnitEvent
+from shardio.conversion.journal import read_record, settings_of
+from shardio.conversion.ledger import Ledger, UnitLog
+from shardio.conversion.plan import Unit
+from shardio.conversion.unit import Job
+from shardio.disk import make_folder, remove_tree, rename
+from shardio.errors import EnvironmentUnsuitable
+from shardio.storage import sync_folder
+
+_ATTEMPTS: Final = "attempts-"
+"""How the name of the folder begins in which a conversion's attempts lie."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """What a machine says of a unit: its events, and the folder of its shards.
+
+    `folder` is empty where the unit was there already. `unseen`: an input that the machine does not
+    see, instead of anything else.
+    """
+
+    events: tuple[UnitEvent, ...] = ()
+    folder: str = ""
+    unseen: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """What all units have in common; travels to the machines. Converts a unit there.
+
+    `attempts` is a folder with a name that no other has, `settings` are those of the journal.
+    """
+
+    job: Job
+    attempts: str
+    settings: Mapping[str, Any]
+
+    def __call__(self, asked: tuple[Unit, bool]) -> Attempt:
+        """Convert a unit; whether to look for its inputs first."""
+        unit, looks = asked
+        self._refuse_other_libraries()
+        unseen = _unseen(unit) if looks else ""
+        if unseen:
+            return Attempt(unseen=unseen)
+        if kept := read_record(Path(self.job.folder, unit.key), unit):
+            done, end = kept
+            return Attempt((*done, end))
+        folder = os.path.join(self.attempts, secrets.token_hex(8))
+        make_folder(folder)
+        log = UnitLog()
+        # Its number is where it lies in the list of units, which here has one.
+        run_crew([replace(unit, number=0)], replace(self.job, folder=folder), 1, log)
+        return Attempt(log.events(unit.number), os.path.join(folder, unit.key))
+
+    def _refuse_other_libraries(self) -> None:
+        """Make sure that this machine makes the bytes that the others make."""
+        found = settings_of(self.settings["converter"], self.job.source.libraries())
+        was = {**self.settings["versions"], "machine": self.settings["machine"]}
+        now = {**found["versions"], "machine": found["machine"]}
+        others = [
+            f"{name} is {now.get(name)}, where the conversion was begun it is {was.get(name)}"
+            for name in sorted({*was, *now})
+            if was.get(name) != now.get(name)
+        ]
+        if others:
+            raise EnvironmentUnsuitable(
+                f"machine {platform.node()} of the Ray cluster would make other bytes: "
+                f"{'; '.join(others)}; install the same everywhere"
+            )
+
+
+def run_on_nodes(
+    units: Sequence[Unit],
+    job: Job,
+    engine: Engine,
+    n_at_once: int | None,
+    ledger: Ledger,
+    settings: Mapping[str, Any],
+) -> None:
+    """Have the machines of a cluster convert units until the ledger is finished.
+
+    Raises:
+        EnvironmentUnsuitable: a machine does not see the source or the dataset, or has another
+            shardio, or another version of a library than this one.
+        WorkerDied, OSError, ShardioError: as of `run_crew`.
+    """
+    attempts = os.path.join(job.folder, f"{_ATTEMPTS}{secrets.token_hex(8)}")
+    make_folder(attempts)
+    again: list[int] = []  # their inputs are missing here as well
+
+    def next_job() -> tuple[int, tuple[Unit, bool]] | None:
+        if again:
+            number = again.pop()
+            return number, (units[number], False)
+        following = ledger.next_unit()
+        return None if following is None else (following, (units[following], True))
+
+    try:
+        with Cluster(engine.address, sees=attempts, n_at_once=n_at_once) as cluster:
+            work = _Work(job, attempts, settings)
+            for number, found in cluster.run(work, next_job, lambda n: _named(units[n])):
+                if found.unseen:
+                    _refuse_unseen(found.unseen)
+                    again.append(number)
+                    continue
+                _settle(found, units[number], job)
+                for event in found.events:
+                    ledger.take(event)
+                if ledger.is_finished():
+                    break
+    finally:
+        with contextlib.suppress(OSError):  # the next conversion removes it
+            remove_tree(attempts)  # with it, who goes on although given up has no place to write
+
+
+def _unseen(unit: Unit) -> str:
+    """The first input or part that was there when the source was listed, and is not there now."""
+    for one in unit.inputs:
+        for each in (one, *one.parts):
+            if each.stamp != (0, 0) and not os.path.lexists(each.path):
+                return each.path
+    return ""
+
+
+def _refuse_unseen(path: str) -> None:
+    if os.path.lexists(path):
+        raise EnvironmentUnsuitable(
+            f"a machine of the Ray cluster does not see {path}: the source must lie on a file "
+            "system that all machines have under the same path"
+        )
+
+
+def _named(unit: Unit) -> str:
+    return f"{unit.inputs[0].name} to {unit.inputs[-1].name}"
+
+
+def _settle(found: Attempt, unit: Unit, job: Job) -> None:
+    """Have the shards of an attempt be those of its unit, durably."""
+    if found.folder:
+        place = os.path.join(job.folder, unit.key)
+        remove_tree(place)  # what an earlier conversion left unfinished
+        rename(found.folder, place)
+        sync_folder(job.folder)
