@@ -10,6 +10,9 @@ from __future__ import annotations
 import functools
 import os
 import platform
+import socket
+import threading
+import time
 import traceback
 import types
 import warnings
@@ -26,6 +29,8 @@ MAX_DEATHS: Final = 2
 """As many processes may end over one job."""
 MAX_LOST: Final = 8
 """As many machines may be lost over one job: the job may be what they are lost of."""
+_WATCH_S: Final = 0.5
+_PATIENCE_S: Final = 10.0
 _AHEAD: Final = 2
 """Jobs that wait for each CPU of the cluster, with the one that it does."""
 
@@ -42,6 +47,7 @@ class Engine:
 
     Raises:
         InvalidArgument: there is no such engine, or an address that it has no use for.
+        EnvironmentUnsuitable: Ray is not installed.
     """
 
     name: EngineName = "local"
@@ -52,6 +58,8 @@ class Engine:
             raise InvalidArgument(f"engine must be 'local' or 'ray'; found {self.name!r}")
         if self.address is not None and self.name == "local":
             raise InvalidArgument(f"address {self.address!r}: only with engine='ray'")
+        if self.is_ray:
+            _ray()
 
     @property
     def is_ray(self) -> bool:
@@ -74,7 +82,7 @@ class Cluster:
         n_at_once: jobs at a time; by default as many as the cluster has CPUs, and as many waiting.
 
     Raises:
-        EnvironmentUnsuitable: Ray is not installed, or there is no cluster at the address.
+        EnvironmentUnsuitable: there is no cluster at the address.
         InvalidArgument: `n_at_once` is no positive number.
     """
 
@@ -188,6 +196,7 @@ def _do(function: Callable[[Any], Any], sees: str, version: str, value: Any) -> 
     `sees` exists where the jobs are given, and has a name of its own.
     """
     try:
+        _end_with(os.getppid())
         if version != __version__:
             raise EnvironmentUnsuitable(
                 f"machine {platform.node()} of the Ray cluster has shardio {__version__}, this one "
@@ -203,6 +212,21 @@ def _do(function: Callable[[Any], Any], sees: str, version: str, value: Any) -> 
         if not isinstance(error, ShardioError | OSError):  # these say themselves what is wrong
             error.add_note(f"on machine {platform.node()}:\n{traceback.format_exc()}")
         return error
+
+
+@functools.cache
+def _end_with(parent: int) -> None:
+    """From now on this process ends when its parent does, the part of Ray that is its machine.
+
+    Ray itself would wait for the end of the job, and whoever waits for the job, for Ray.
+    """
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(_WATCH_S)
+        os._exit(1)
+
+    threading.Thread(target=watch, name="shardio-watch", daemon=True).start()
 
 
 def _ray() -> Any:
@@ -228,13 +252,25 @@ def _connect(ray: Any, address: str | None) -> None:
     if place == "local":
         options |= {"include_dashboard": False}
     try:
+        _refuse_silence(place)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # of what Ray will do to GPUs one day
             ray.init(place, **options)
-    except (ConnectionError, ValueError, RuntimeError) as error:
+    except (OSError, ValueError, RuntimeError) as error:
         raise EnvironmentUnsuitable(
             f"Ray at {place!r} cannot be reached: {_line(error)}"
         ) from error
+
+
+def _refuse_silence(place: str) -> None:
+    """Make sure that something listens at an address of a host and a port: Ray waits for minutes.
+
+    Raises:
+        OSError: nothing does.
+    """
+    host, _, port = place.removeprefix("ray://").rpartition(":")
+    if host and port.isdecimal():
+        socket.create_connection((host.strip("[]"), int(port)), _PATIENCE_S).close()
 
 
 def _line(error: Exception) -> str:

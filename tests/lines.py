@@ -49,6 +49,9 @@ class Lines:
             if line.startswith("wait:"):
                 Path(line[5:]).touch()
                 time.sleep(1000)
+            if line.startswith("stuck:") and not os.path.exists(line[6:]):
+                Path(line[6:]).write_text(f"{os.environ.get('RAY_RAYLET_PID')} {os.getpid()}")
+                time.sleep(1000)
             if line == "full":
                 raise OSError(errno.ENOSPC, "No space left on device")
             if line == "bug":

@@ -21,6 +21,7 @@ from shardio.errors import (
     DatasetNotFound,
     InvalidArgument,
     SchemaError,
+    WorkerDied,
 )
 from shardio.format.layout import Kind
 from shardio.manifest import load, load_generation, publish_next
@@ -165,6 +166,122 @@ def test_shards_without_samples_get_one_without_samples(tmp_path: Path) -> None:
     add_column(empty, "x", FLOAT, [])
     with ShardLoader(str(empty), 2, output="numpy", num_workers=0) as loader:
         assert list(loader) == []
+
+
+# Functions, by batches and in other processes.
+
+
+def number_of(sample: dict[str, Any]) -> int:
+    return int(sample["source"].split()[1])
+
+
+@pytest.mark.parametrize(("workers", "batch_size"), [(0, 3), (None, 100), (2, None), (2, 3)])
+def test_the_bytes_are_the_same_by_batches_and_in_any_process(
+    tmp_path: Path, workers: int | None, batch_size: int | None
+) -> None:
+    function: Any = number_of
+    if batch_size is not None:
+        function = lambda samples: np.array([*map(number_of, samples)])  # noqa: E731
+    one, other = (
+        write(tmp_path / name, N, 3, schema=LABELS, samples=labelled(N)) for name in ("a", "b")
+    )
+    add_column(one, "n", Array("int64"), number_of)
+    add_column(other, "n", Array("int64"), function, workers=workers, batch_size=batch_size)
+    assert tree(one) == tree(other)
+    assert values_of(other, "n") == list(range(N))
+
+
+def test_a_batch_holds_samples_of_one_shard_in_order(folder: Path) -> None:
+    seen: list[list[int]] = []
+
+    def note(samples: list[dict[str, Any]]) -> list[int]:
+        seen.append([number_of(sample) for sample in samples])
+        return seen[-1]
+
+    add_column(folder, "n", Array("int64"), note, batch_size=3)
+    assert seen == [[0, 1, 2], [3], [4, 5, 6], [7], [8, 9, 10], [11]]
+
+
+def test_workers_are_other_processes_that_keep_the_function(folder: Path) -> None:
+    calls: list[int] = []
+
+    def process(sample: dict[str, Any]) -> list[int]:
+        calls.append(1)
+        return [os.getpid(), len(calls)]
+
+    add_column(folder, "who", Array("int64", (2,)), process, workers=1)
+    assert {pid for pid, _ in values_of(folder, "who")}.isdisjoint({os.getpid()})
+    assert [n for _, n in values_of(folder, "who")] == list(range(1, N + 1))
+    assert calls == []
+
+
+def test_a_worker_that_ends_is_replaced_once_over_a_shard(folder: Path, tmp_path: Path) -> None:
+    once, before = tmp_path / "once", tree(folder)
+
+    def fatal(sample: dict[str, Any]) -> int:
+        if sample["source"] == "clip 5" and not once.exists():
+            once.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return number_of(sample)
+
+    add_column(folder, "n", Array("int64"), fatal, workers=2)
+    assert values_of(folder, "n") == list(range(N))
+    with pytest.raises(WorkerDied, match="2 workers ended over shard 0: signal 9"):
+        add_column(
+            folder, "m", Array("int64"), lambda _: os.kill(os.getpid(), signal.SIGKILL), workers=1
+        )
+    after = tree(folder)
+    assert before.keys() < after.keys()
+    assert load(folder).number == 2
+    assert not [name for name in os.listdir(folder) if name.startswith(".")]
+
+
+def test_what_a_function_raises_in_a_worker_is_raised_here(folder: Path) -> None:
+    before = tree(folder)
+    with pytest.raises(ZeroDivisionError) as caught:
+        add_column(
+            folder,
+            "n",
+            Array("int64"),
+            lambda sample: 1 // (sample["source"] != "clip 5"),
+            workers=1,
+        )
+    first, second = caught.value.__notes__
+    assert first == f"while the value of sample 5 of {folder} was made"
+    assert second.startswith("in a worker:\nTraceback")
+    with pytest.raises(SchemaError, match=rf"{folder}, sample 0: field 'n'"):
+        add_column(folder, "n", Array("uint8"), lambda sample: 300, workers=1)
+    assert tree(folder) == before
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        (lambda samples: [1], "samples 0 to 2 of .*expected a sequence of 3 values, found 1"),
+        (lambda samples: 7, "expected a sequence of 3 values, found a int"),
+        (lambda samples: "abc", "expected a sequence of 3 values, found a str"),
+        (lambda samples: np.array(3), "expected a sequence of 3 values, found a ndarray"),
+    ],
+)
+def test_another_number_of_values_than_a_batch_has_is_refused(
+    folder: Path, function: Callable[[Any], Any], said: str
+) -> None:
+    before = tree(folder)
+    with pytest.raises(InvalidArgument, match=said):
+        add_column(folder, "n", Array("int64"), function, batch_size=3)
+    assert tree(folder) == before
+
+
+@pytest.mark.parametrize("options", [{"batch_size": 2}, {"workers": 1}])
+def test_values_are_taken_one_by_one_and_here(folder: Path, options: dict[str, Any]) -> None:
+    with pytest.raises(InvalidArgument, match="only for a function"):
+        add_column(folder, "n", Array("int64"), range(N), **options)
+
+
+@pytest.mark.parametrize("options", [{"batch_size": 0}, {"workers": -1}])
+def test_numbers_that_cannot_be_are_refused(folder: Path, options: dict[str, Any]) -> None:
+    with pytest.raises(InvalidArgument, match="it must be"):
+        add_column(folder, "n", Array("int64"), number_of, **options)
 
 
 # What is refused: nothing is published, and nothing is left.

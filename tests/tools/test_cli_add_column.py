@@ -233,3 +233,46 @@ def test_inspect_reports_what_is_wrong_with_a_file_beside(dataset: Path, capsys:
     facts = json.loads(capsys.readouterr().out)
     assert list(facts["sample"]["fields"]) == ["label", "source", "x"]
     assert [shard["name"] for shard in facts["sides"]["x"]] == ["g000002-000.shard"]
+
+
+def compute(dataset: Path, code: str, *options: str) -> int:
+    file = dataset.parent / "made.py"
+    file.write_text(code, "utf-8")
+    place = f"{file}:value"
+    return cli.main(["add-column", str(dataset), "x", "--function", place, *options])
+
+
+def test_a_function_in_a_file_computes_the_values(dataset: Path) -> None:
+    code = "def value(sample):\n    return len(sample['source'])\n"
+    assert compute(dataset, code, "--field", "int64") == 0
+    assert values(dataset) == [len("clip 0")] * N
+
+
+def test_it_may_be_called_with_batches_in_processes_of_its_own(dataset: Path) -> None:
+    code = "import os\nME = os.getpid()\ndef value(samples):\n"
+    code += "    return [[len(samples), os.getpid() - ME] for each in samples]\n"
+    options = ["--batch-size", "2", "--workers", "1"]
+    assert compute(dataset, code, "--field", "int64[2]", *options) == 0
+    sizes, processes = zip(*(value.tolist() for value in values(dataset)), strict=True)
+    assert set(sizes) == {2}
+    assert len(set(processes)) == 1
+    assert set(processes) != {0}
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--function", "gone.py:value", "--field", "text"], "there is no file 'gone.py'"),
+        (["--function", "value", "--field", "text"], "expected FILE.py:NAME"),
+        (["--function", "MADE:other", "--field", "text"], "has no function 'other'"),
+        (["--function", "MADE:value"], "does not tell the type of x; say it with --field"),
+    ],
+)
+def test_a_function_that_cannot_be_had_is_refused(
+    dataset: Path, options: list[str], said: str, capsys: Capture
+) -> None:
+    file = dataset.parent / "made.py"
+    file.write_text("def value(sample):\n    return 1\n", "utf-8")
+    given = [option.replace("MADE", str(file)) for option in options]
+    assert cli.main(["add-column", str(dataset), "x", *given]) == cli.USAGE
+    assert said in capsys.readouterr().err

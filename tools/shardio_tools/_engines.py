@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -19,3 +21,11 @@ def add_engine(add: Callable[..., Any]) -> None:
         metavar="PLACE",
         help="of the Ray cluster (default: $RAY_ADDRESS, or Ray is started here)",
     )
+
+
+def engine_of(options: argparse.Namespace) -> dict[str, Any]:
+    """Give them as functions take them; standard output then is the command's alone."""
+    if options.engine == "ray":
+        # Ray prints the log of every machine that is lost, from this process.
+        os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".")
+    return {"engine": options.engine, "address": options.address}

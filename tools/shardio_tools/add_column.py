@@ -14,7 +14,7 @@ from typing import Any
 from shardio import InvalidArgument
 from shardio.surgery import add_column
 from shardio_tools._columns import Kind, parse_field, read_column, read_function
-from shardio_tools._engines import add_engine
+from shardio_tools._engines import add_engine, engine_of
 from shardio_tools._render import plain
 from shardio_tools._steps import Steps, tell
 
@@ -57,8 +57,7 @@ def run(options: argparse.Namespace) -> int:
             values,
             batch_size=options.batch_size,
             workers=options.workers,
-            engine=options.engine,
-            address=options.address,
+            **engine_of(options),
             progress=steps.show,
         )
     tell(report, options, f"added {plain(options.name)}")

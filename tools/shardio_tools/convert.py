@@ -16,6 +16,7 @@ from typing import Any, Final
 import shardio
 from shardio.measuring import StoredReport, estimate, measure_stored
 from shardio_tools._convert_options import CONVERTER_OPTIONS, add_arguments
+from shardio_tools._engines import engine_of
 from shardio_tools._render import (
     OUTCOMES,
     ProgressLine,
@@ -94,8 +95,7 @@ def run(options: argparse.Namespace) -> int:
             overwrite=options.overwrite,
             append=options.append,
             labels=options.labels,
-            engine=options.engine,
-            address=options.address,
+            **engine_of(options),
             progress=lambda state: line.show(state.n_bytes_done, state.n_bytes, _note(state)),
             **given,
         )

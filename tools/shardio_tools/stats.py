@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 
 from shardio.surgery import compute_stats
-from shardio_tools._engines import add_engine
+from shardio_tools._engines import add_engine, engine_of
 from shardio_tools._numbers import describe_counts
 from shardio_tools._render import counted, plain, say, say_json
 from shardio_tools._steps import Steps
@@ -31,8 +31,7 @@ def run(options: argparse.Namespace) -> int:
             options.path,
             subset=options.subset,
             progress=steps.show,
-            engine=options.engine,
-            address=options.address,
+            **engine_of(options),
         )
     if options.json:
         say_json(report.as_json())

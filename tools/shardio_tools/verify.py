@@ -13,7 +13,7 @@ from typing import Any
 
 from shardio import InvalidArgument
 from shardio.surgery import AuditProgress, Finding, audit_dataset, audit_shard
-from shardio_tools._engines import add_engine
+from shardio_tools._engines import add_engine, engine_of
 from shardio_tools._facts import is_dataset
 from shardio_tools._render import (
     ProgressLine,
@@ -94,8 +94,7 @@ def _check_dataset(options: argparse.Namespace) -> tuple[dict[str, Any], tuple[F
             workers=options.workers,
             progress=show,
             access=options.access,
-            engine=options.engine,
-            address=options.address,
+            **engine_of(options),
         )
     return report.as_json(), report.findings
 

@@ -1,0 +1,276 @@
+"""What a Ray cluster makes and finds is what one machine does, also when machines are lost."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("ray", reason="ray is too large for the extra dev; tools/dev/try_ray runs this")
+
+import shardio
+from shardio import Array, cluster
+from shardio.cluster import Cluster
+from shardio.errors import (
+    EnvironmentUnsuitable,
+    WorkerDied,
+)
+from shardio.surgery import add_column, audit_dataset, compute_stats
+from shardio_tools import cli
+from tests.cluster.conftest import Nodes, written_to
+from tests.lines import Lines, contents, convert, install, note_reads, outcomes, write
+
+pytestmark = pytest.mark.usefixtures("quick_disk")
+
+LENGTH = Array("int64")
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    return install(tmp_path, monkeypatch)
+
+
+def convert_there(nodes: Nodes, root: Path, out: Path, **options: Any) -> Any:
+    given = {"workers": None, "engine": "ray", "address": nodes.address}
+    return convert(root, out, **{**given, **options})
+
+
+# Conversion.
+
+
+def test_the_bytes_are_those_of_one_machine_whatever_the_inputs_do(
+    nodes: Nodes, lines: Path, tmp_path: Path
+) -> None:
+    write(lines, {"e/kills.txt": "eight kill nine", "e/breaks.txt": "ten !", "z.txt": "eleven"})
+    here = convert(lines, tmp_path / "here", workers=1)
+    seen: list[Any] = []
+    there = convert_there(nodes, lines, tmp_path / "there", progress=seen.append)
+    assert contents(tmp_path / "there") == contents(tmp_path / "here")
+    assert there.inputs == here.inputs
+    assert "2 processes that read it ended with signal 9" in there.inputs[7].reason
+    assert (seen[0].n_inputs_done, seen[-1].n_inputs_done) == (0, len(here.inputs))
+
+
+def test_a_node_that_is_killed_costs_only_what_it_was_at(
+    nodes: Nodes, lines: Path, tmp_path: Path
+) -> None:
+    reached = tmp_path / "reached"
+    write(lines, {"b/3.txt": f"three stuck:{reached} again"})
+    reached.touch()
+    convert(lines, tmp_path / "here")
+    reached.unlink()
+    killer = threading.Thread(target=nodes.kill_who_wrote, args=[reached])
+    killer.start()
+    convert_there(nodes, lines, tmp_path / "there")
+    killer.join()
+    assert contents(tmp_path / "there") == contents(tmp_path / "here")
+
+
+def test_it_stops_at_the_first_broken_input(nodes: Nodes, lines: Path, tmp_path: Path) -> None:
+    write(lines, {"b/3.txt": "three !"})
+    here = convert(lines, tmp_path / "here", on_error="stop")
+    there = convert_there(nodes, lines, tmp_path / "there", on_error="stop")
+    assert contents(tmp_path / "there") == contents(tmp_path / "here")
+    assert outcomes(there) == outcomes(here)
+
+
+@pytest.mark.parametrize("first", ["local", "ray"])
+def test_either_engine_goes_on_with_what_the_other_has_finished(
+    nodes: Nodes, lines: Path, tmp_path: Path, first: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    convert(lines, tmp_path / "whole")
+    out, one_by_one = tmp_path / "out", {"workers": 1}
+    there = {"engine": "ray", "address": nodes.address}
+    begin, go_on = ({}, there) if first == "local" else (there, {"workers": 0})
+    was = (lines / "top.txt").stat()
+    (lines / "top.txt").write_text("bug")
+    os.utime(lines / "top.txt", ns=(was.st_atime_ns, was.st_mtime_ns))
+    with pytest.raises(WorkerDied, match="a mistake in the converter"):
+        convert(lines, out, **one_by_one, **begin)
+    assert os.listdir(out) == [".conversion"]
+    assert not [name for name in os.listdir(out / ".conversion") if name.startswith("attempts")]
+    (lines / "top.txt").write_text("seven")
+    os.utime(lines / "top.txt", ns=(was.st_atime_ns, was.st_mtime_ns))
+    read = note_reads(monkeypatch)
+    convert(lines, out, resume=True, **{**one_by_one, **go_on})
+    assert contents(out) == contents(tmp_path / "whole")
+    assert "a/1.txt" not in read
+
+
+def test_items_are_converted_there_too(nodes: Nodes, tmp_path: Path) -> None:
+    def squares(item: int) -> dict[str, int]:
+        return {"n": item * item}
+
+    there = {"engine": "ray", "address": nodes.address}
+    shardio.convert(range(5), tmp_path / "here", samples=squares, workers=1)
+    shardio.convert(range(5), tmp_path / "there", samples=squares, **there)  # type: ignore[arg-type]
+    assert contents(tmp_path / "there") == contents(tmp_path / "here")
+
+
+def test_an_input_that_only_one_machine_sees_is_no_broken_input(
+    nodes: Nodes, lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def vanish(state: Any) -> None:
+        (lines / "b/3.txt").unlink(missing_ok=True)
+
+    def sees(path: str, lexists: Any = os.path.lexists) -> bool:
+        return str(path).endswith("3.txt") or lexists(path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os.path, "lexists", sees)
+        with pytest.raises(EnvironmentUnsuitable, match=r"does not see .*3\.txt: the source must"):
+            convert_there(nodes, lines, tmp_path / "out", progress=vanish)
+    assert not (tmp_path / "out").exists()
+    write(lines, {"b/3.txt": "three"})
+    report = convert_there(nodes, lines, tmp_path / "out", progress=vanish)
+    assert outcomes(report)["b/3.txt"] == "broken"  # it is gone from here as well
+
+
+def test_machines_that_would_make_other_bytes_are_refused(
+    nodes: Nodes, lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Lines, "libraries", lambda self: {"alphabet": "25"})
+    said = "would make other bytes: alphabet is 26, where the conversion was begun it is 25"
+    with pytest.raises(EnvironmentUnsuitable, match=said):
+        convert_there(nodes, lines, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+PROGRAM = """
+import sys
+sys.path[:0] = sys.argv[1:3]
+import shardio.conversion.plan as plan
+from shardio_tools import cli
+plan.MIN_UNIT_BYTES, plan.MIN_INPUT_BYTES = 8, 0
+sys.exit(cli.main(sys.argv[3:]))
+"""
+
+
+def test_ctrl_c_ends_what_runs_there_and_what_is_finished_is_kept(
+    nodes: Nodes, lines: Path, tmp_path: Path
+) -> None:
+    reached, out = tmp_path / "reached", tmp_path / "out"
+    write(lines, {"z.txt": f"stuck:{reached}"})
+    paths = [str(ROOT / "tools"), str(tmp_path / "site")]
+    command = ["convert", str(lines), str(out), "--kind=lines", "--workers=1", "--engine=ray"]
+    main = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, *paths, *command, f"--address={nodes.address}"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    _, pid = written_to(reached)
+    main.send_signal(signal.SIGINT)
+    said, complained = main.communicate(timeout=60)
+    assert main.returncode == cli.INTERRUPTED
+    assert said == ""
+    first, second = complained.splitlines()[-2:]
+    assert first == "shardio: convert: interrupted"
+    assert "resume (--resume) goes on with it" in second
+    while Path(f"/proc/{pid}").exists():
+        time.sleep(0.02)
+    reached.touch()
+    convert(lines, tmp_path / "whole")
+    convert(lines, out, resume=True)
+    assert contents(out) == contents(tmp_path / "whole")
+
+
+# What is done to datasets.
+
+
+def test_verify_finds_the_same(nodes: Nodes, lines: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    convert(lines, out)
+    there = {"engine": "ray", "address": nodes.address}
+    assert audit_dataset(out, **there) == audit_dataset(out, workers=0)  # type: ignore[arg-type]
+    shard, gone = sorted(out.glob("*.shard"))[:2]
+    content = bytearray(shard.read_bytes())
+    content[-2000] ^= 1
+    shard.write_bytes(content)
+    gone.unlink()
+    found = audit_dataset(os.path.relpath(out), **there)  # type: ignore[arg-type]
+    assert found == audit_dataset(os.path.relpath(out), workers=0)
+    assert len({finding.path for finding in found.findings}) == 2
+
+
+def test_statistics_and_computed_columns_are_the_same(
+    nodes: Nodes, lines: Path, tmp_path: Path
+) -> None:
+    for name, where in (
+        ("here", {}),
+        ("there", {"engine": "ray", "address": nodes.address}),
+    ):
+        out = tmp_path / name
+        convert(lines, out)
+        compute_stats(out, **where)  # type: ignore[arg-type]
+        length = lambda samples: [len(sample["text"]) for sample in samples]  # noqa: E731
+        add_column(out, "length", LENGTH, length, batch_size=2, **where)  # type: ignore[arg-type]
+    assert contents(tmp_path / "there") == contents(tmp_path / "here")
+
+
+def test_what_a_function_raises_there_is_raised_here(
+    nodes: Nodes, lines: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    convert(lines, out)
+    before = contents(out)
+    there = {"engine": "ray", "address": nodes.address}
+    with pytest.raises(ZeroDivisionError) as caught:
+        add_column(out, "n", LENGTH, lambda sample: 1 // (len(sample["text"]) - 4), **there)  # type: ignore[arg-type]
+    first, second = caught.value.__notes__
+    assert first.startswith("while the value of sample 3 of")
+    assert second.startswith("on machine ")
+    assert contents(out) == before
+
+
+# The cluster itself.
+
+
+def run(nodes: Nodes, function: Any, sees: Path, n_jobs: int = 1) -> list[Any]:
+    jobs = iter(enumerate(range(n_jobs)))
+    with Cluster(nodes.address, sees=sees) as opened:
+        found = opened.run(function, lambda: next(jobs, None), lambda number: f"job {number}")
+        return sorted(found)
+
+
+def test_a_job_that_ends_its_process_once_is_done_again(nodes: Nodes, tmp_path: Path) -> None:
+    once = tmp_path / "once"
+
+    def job(number: int) -> int:
+        if number == 1 and not once.exists():
+            once.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return number * number
+
+    assert run(nodes, job, tmp_path, 4) == [(0, 0), (1, 1), (2, 4), (3, 9)]
+
+
+def test_a_job_that_ends_two_processes_is_named(nodes: Nodes, tmp_path: Path) -> None:
+    with pytest.raises(WorkerDied, match="2 processes ended over job 0"):
+        run(nodes, lambda number: os.kill(os.getpid(), signal.SIGKILL), tmp_path)
+
+
+def test_machines_that_cannot_take_part_are_named(
+    nodes: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(EnvironmentUnsuitable, match="does not see .*nowhere: source and dataset"):
+        run(nodes, abs, tmp_path / "nowhere")
+    monkeypatch.setattr(cluster, "__version__", "0")
+    with pytest.raises(EnvironmentUnsuitable, match="has shardio .*, this one 0: install the same"):
+        run(nodes, abs, tmp_path)
+
+
+def test_an_address_where_nothing_answers_is_named(tmp_path: Path) -> None:
+    with (
+        pytest.raises(EnvironmentUnsuitable, match=r"Ray at '127.0.0.1:1' cannot be reached"),
+        Cluster("127.0.0.1:1", sees=tmp_path),
+    ):
+        pass

@@ -1,0 +1,70 @@
+"""Whether a cluster can be had at all: found out before anything is made."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+import shardio
+from shardio.errors import EnvironmentUnsuitable, InvalidArgument
+from shardio.surgery import add_column, audit_dataset, compute_stats
+from tests.loading import write_dataset
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> str:
+    return write_dataset(tmp_path / "set", 3)
+
+
+def calls(folder: str, out: Path, **options: Any) -> list[Any]:
+    """Everything that a cluster may do."""
+    return [
+        lambda: shardio.convert(Path(folder).parent, out, kind="arrays", **options),
+        lambda: shardio.convert([1], out, samples=lambda n: {"n": n}, **options),
+        lambda: audit_dataset(folder, **options),
+        lambda: compute_stats(folder, **options),
+        lambda: add_column(folder, "n", shardio.Array("int64"), len, **options),
+    ]
+
+
+def test_without_ray_the_error_says_what_to_install(
+    folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    for call in calls(folder, tmp_path / "out", engine="ray"):
+        with pytest.raises(EnvironmentUnsuitable, match=r"pip install 'shardio\[ray\]'"):
+            call()
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"engine": "spark"}, "engine must be 'local' or 'ray'; found 'spark'"),
+        ({"address": "there:1"}, "address 'there:1': only with engine='ray'"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(
+    folder: str, tmp_path: Path, options: dict[str, Any], said: str
+) -> None:
+    for call in calls(folder, tmp_path / "out", **options):
+        with pytest.raises(InvalidArgument, match=said):
+            call()
+
+
+def test_what_a_cluster_cannot_do_is_refused(
+    folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", ModuleType("ray"))
+    with pytest.raises(InvalidArgument, match="workers is 0; with engine='ray' it must be 1"):
+        shardio.convert(folder, tmp_path / "out", kind="arrays", engine="ray", workers=0)
+    with pytest.raises(InvalidArgument, match="access is 'mmap'; with engine='ray' it must be"):
+        audit_dataset(folder, engine="ray", access="mmap")
+    with pytest.raises(InvalidArgument, match="engine: only for a function"):
+        add_column(folder, "n", shardio.Array("int64"), range(3), engine="ray")
+    with pytest.raises(InvalidArgument, match="engine: not for samples from an iterable"):
+        shardio.convert([{"n": 1}], tmp_path / "out", engine="ray")
