@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -236,3 +238,54 @@ def test_ranks_of_other_processes_see_the_same_order(folder: str) -> None:
         done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
         found += [int(word) for word in done.stdout.strip("[]\n").split(",")]
     assert sorted(found) == list(range(N))
+
+
+# A rank that trains: what it has learnt of, and where it is, are saved together after each batch.
+TRAINS = """
+import json, os, sys, time
+import shardio
+
+folder, checkpoint, stops_at = sys.argv[1], sys.argv[2], int(sys.argv[3])
+kept = {"state": None, "seen": []}
+if os.path.exists(checkpoint):
+    kept = json.loads(open(checkpoint).read())
+options = {"shuffle": True, "seed": 3, "num_workers": 1, "output": "numpy", "fields": ["label"]}
+with shardio.ShardLoader(folder, 2, **options) as loader:
+    if kept["state"] is not None:
+        loader.load_state_dict(kept["state"])
+    for batch in loader:
+        if len(kept["seen"]) == stops_at:
+            print("has a batch that is in no checkpoint", flush=True)
+            time.sleep(1000)
+        kept["seen"].append(batch.indices[batch.valid].tolist())
+        kept["state"] = loader.state_dict()
+        with open(checkpoint + ".new", "w") as file:
+            file.write(json.dumps(kept))
+        os.replace(checkpoint + ".new", checkpoint)
+"""
+
+
+def start_rank(
+    folder: str, place: Path, rank: int, n_ranks: int, stops_at: int = -1
+) -> subprocess.Popen[str]:
+    env = os.environ | {"RANK": str(rank), "WORLD_SIZE": str(n_ranks), "LOCAL_RANK": str(rank)}
+    command = [sys.executable, "-c", TRAINS, folder, str(place / f"{rank}.json"), str(stops_at)]
+    return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True)
+
+
+def test_a_rank_that_is_killed_goes_on_from_its_state_and_every_sample_comes_once(
+    folder: str, tmp_path: Path
+) -> None:
+    ranks = [start_rank(folder, tmp_path, rank, 4, 3 if rank == 2 else -1) for rank in range(4)]
+    assert ranks[2].stdout is not None
+    assert "in no checkpoint" in ranks[2].stdout.readline()
+    ranks[2].kill()
+    assert ranks[2].wait() == -signal.SIGKILL
+    again = start_rank(folder, tmp_path, 2, 4)
+    for rank in (*ranks, again):
+        rank.communicate()
+    assert [rank.returncode for rank in (*ranks, again)] == [0, 0, -signal.SIGKILL, 0, 0]
+    seen = [json.loads((tmp_path / f"{rank}.json").read_text())["seen"] for rank in range(4)]
+    assert [len(steps) for steps in seen] == [7] * 4
+    in_steps = [number for step in zip(*seen, strict=True) for batch in step for number in batch]
+    assert in_steps == Order(N, shuffle=True, seed=3, epoch=0).rows(0, N).tolist()
