@@ -43,7 +43,8 @@ class Engine:
     """Where work is done: by processes of this machine, or on a Ray cluster.
 
     `address` is the cluster's, as `ray.init` takes it. Without one it is what RAY_ADDRESS says;
-    without that, Ray is started on this machine, and stopped again.
+    without that, Ray is started on this machine, and stopped again. `gpus` are those of the cluster
+    that each job is given, or a share of one; CUDA_VISIBLE_DEVICES names them there.
 
     Raises:
         InvalidArgument: there is no such engine, or an address that it has no use for.
@@ -52,12 +53,15 @@ class Engine:
 
     name: EngineName = "local"
     address: str | None = None
+    gpus: float = 0
 
     def __post_init__(self) -> None:
         if self.name not in get_args(EngineName):
             raise InvalidArgument(f"engine must be 'local' or 'ray'; found {self.name!r}")
         if self.address is not None and self.name == "local":
             raise InvalidArgument(f"address {self.address!r}: only with engine='ray'")
+        if self.gpus < 0 or (self.gpus and self.name == "local"):
+            raise InvalidArgument(f"gpus is {self.gpus}; only engine='ray' gives any, from 0 up")
         if self.is_ray:
             _ray()
 
@@ -76,7 +80,7 @@ class Cluster:
     A connection that the program has already is borrowed, and stays.
 
     Args:
-        address: see `Engine`.
+        engine: says which cluster.
         sees: a path that every machine must see, or its work would be for nothing: refused is a
             machine that does not.
         n_at_once: jobs at a time; by default as many as the cluster has CPUs, and as many waiting.
@@ -87,12 +91,12 @@ class Cluster:
     """
 
     def __init__(
-        self, address: str | None, *, sees: str | os.PathLike[str], n_at_once: int | None = None
+        self, engine: Engine, *, sees: str | os.PathLike[str], n_at_once: int | None = None
     ) -> None:
         if n_at_once is not None and n_at_once < 1:
             raise InvalidArgument(f"workers is {n_at_once}; with engine='ray' it must be 1 or more")
         self._ray = _ray()
-        self._address, self._n_at_once = address, n_at_once
+        self._engine, self._n_at_once = engine, n_at_once
         self._sees = os.path.abspath(sees)
         self._running: dict[Any, tuple[int, Any]] = {}
         self._n_deaths: Counter[int] = Counter()
@@ -103,7 +107,7 @@ class Cluster:
         if not self._ray.is_initialized():
             self._is_owner = True
             try:
-                _connect(self._ray, self._address)
+                _connect(self._ray, self._engine.address)
             except BaseException:
                 self._ray.shutdown()
                 raise
@@ -118,7 +122,7 @@ class Cluster:
         """Do jobs in any order, and give each one's number and result as it is done.
 
         Args:
-            function: what is done; it travels once, as cloudpickle has it.
+            function: what is done; it travels once to each process, as cloudpickle has it.
             next_job: asked for another job (a number and a value) whenever there is room, also
                 after it had none.
             name_of: what a job is about, for errors.
@@ -128,8 +132,10 @@ class Cluster:
             EnvironmentUnsuitable: a machine does not see what it must, or has another shardio.
             Exception: what a job raised.
         """
-        task = self._ray.remote(num_cpus=1, max_retries=0)(_do)
-        do = functools.partial(task.remote, self._ray.put(function), self._sees, __version__)
+        remote = self._ray.remote(num_cpus=1, num_gpus=self._engine.gpus, max_retries=0)
+        # In a list, a reference is left as it is: Ray would unpickle the function for each job.
+        held = [self._ray.put(function)]
+        do = functools.partial(remote(_do).remote, held, self._sees, __version__)
         while True:
             while len(self._running) < self._room() and (job := next_job()) is not None:
                 self._running[do(job[1])] = job
@@ -190,7 +196,7 @@ class Cluster:
                 self._ray.shutdown()
 
 
-def _do(function: Callable[[Any], Any], sees: str, version: str, value: Any) -> Any:
+def _do(held: list[Any], sees: str, version: str, value: Any) -> Any:
     """Do a job; what it raises is given back. Runs on a machine of the cluster, in Ray's process.
 
     `sees` exists where the jobs are given, and has a name of its own.
@@ -207,11 +213,18 @@ def _do(function: Callable[[Any], Any], sees: str, version: str, value: Any) -> 
                 f"machine {platform.node()} of the Ray cluster does not see {sees}: source and "
                 "dataset must lie on a file system that all machines have under the same path"
             )
-        return function(value)
+        return _function(held[0])(value)
     except Exception as error:  # noqa: BLE001  # it is raised where the jobs are given
         if not isinstance(error, ShardioError | OSError):  # these say themselves what is wrong
             error.add_note(f"on machine {platform.node()}:\n{traceback.format_exc()}")
         return error
+
+
+@functools.lru_cache(1)
+def _function(reference: Any) -> Callable[[Any], Any]:
+    """What is done, with all that it has kept since the first job of this process."""
+    found: Callable[[Any], Any] = _ray().get(reference)
+    return found
 
 
 @functools.cache

@@ -117,7 +117,7 @@ def run_on_nodes(
         return None if following is None else (following, (units[following], True))
 
     try:
-        with Cluster(engine.address, sees=attempts, n_at_once=n_at_once) as cluster:
+        with Cluster(engine, sees=attempts, n_at_once=n_at_once) as cluster:
             work = _Work(job, attempts, settings)
             for number, found in cluster.run(work, next_job, lambda n: _named(units[n])):
                 if found.unseen:

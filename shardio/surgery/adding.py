@@ -35,6 +35,7 @@ def add_column(
     workers: int | None = None,
     engine: EngineName = "local",
     address: str | None = None,
+    gpus: float = 0,
     progress: Progress | None = None,
 ) -> SurgeryReport:
     """Give every sample of a dataset one more field, in its next generation.
@@ -56,6 +57,7 @@ def add_column(
         engine: "local", or "ray": the machines of a Ray cluster call it, all of which must see the
             dataset under this path.
         address: of the Ray cluster, as of `shardio.convert`.
+        gpus: of the cluster, that each process is given, or a share of one.
         progress: called here, at the start and after every shard.
 
     Raises:
@@ -67,7 +69,7 @@ def add_column(
         DatasetConflict: another writer published meanwhile; nothing is changed.
         WorkerDied: worker processes ended twice over the same shard.
     """
-    where = _engine_for(values, batch_size, workers, Engine(engine, address))
+    where = _engine_for(values, batch_size, workers, Engine(engine, address, gpus))
     with tell_overtaken(folder), ShardDataset(folder) as dataset:
         previous = load_generation(folder, dataset.generation)
         schema = _schema_of(dataset, previous, name, field)

@@ -91,7 +91,7 @@ def _examine_on_nodes(
     jobs = iter(enumerate(tally.names))
     examine = partial(_examine_there, there, access)
     sees = pointer if pointer.exists() else root
-    with Cluster(engine.address, sees=sees, n_at_once=workers) as cluster:
+    with Cluster(engine, sees=sees, n_at_once=workers) as cluster:
         for number, found in cluster.run(
             examine, partial(next, jobs, None), lambda n: tally.names[n]
         ):

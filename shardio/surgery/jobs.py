@@ -74,7 +74,7 @@ def done_for_each(
     """
     if engine.is_ray:
         jobs = iter(enumerate(range(n_shards)))
-        with Cluster(engine.address, sees=sees, n_at_once=workers) as cluster:
+        with Cluster(engine, sees=sees, n_at_once=workers) as cluster:
             yield from cluster.run(function, partial(next, jobs, None), _named)
     elif workers and n_shards:
         with Crew(min(workers, n_shards), partial(_serve, function), preload=(__name__,)) as crew:

@@ -1,4 +1,7 @@
-"""A Ray cluster on this machine: a head, which takes no jobs, and two nodes with a CPU each."""
+"""A Ray cluster on this machine: a head, which takes no jobs, and two nodes.
+
+Each has a CPU, and says that it has a GPU.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ class Nodes:
     def complete(self) -> None:
         """Start what there is less than two of."""
         while len(self._nodes) < 2:
-            self._nodes.append(self._made.add_node(num_cpus=1, **_STORE))
+            self._nodes.append(self._made.add_node(num_cpus=1, num_gpus=1, **_STORE))
 
     def kill_who_wrote(self, file: Path) -> None:
         """End the node by SIGKILL on which a job has written a file, once it has.

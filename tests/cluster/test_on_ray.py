@@ -17,7 +17,7 @@ pytest.importorskip("ray", reason="ray is too large for the extra dev; tools/dev
 
 import shardio
 from shardio import Array, cluster
-from shardio.cluster import Cluster
+from shardio.cluster import Cluster, Engine
 from shardio.errors import (
     EnvironmentUnsuitable,
     WorkerDied,
@@ -231,12 +231,30 @@ def test_what_a_function_raises_there_is_raised_here(
     assert contents(out) == before
 
 
+def test_a_process_there_keeps_the_function_and_is_given_gpus(
+    nodes: Nodes, lines: Path, tmp_path: Path
+) -> None:
+    out, calls = tmp_path / "out", list[int]()
+    convert(lines, out)
+
+    def process(sample: dict[str, Any]) -> list[int]:
+        calls.append(1)
+        return [os.getpid(), len(calls), len(os.environ["CUDA_VISIBLE_DEVICES"].split(","))]
+
+    there = {"engine": "ray", "address": nodes.address, "gpus": 1}
+    add_column(out, "who", Array("int64", (3,)), process, **there)  # type: ignore[arg-type]
+    with shardio.open(out) as dataset:
+        found = [sample["who"].tolist() for sample in dataset]
+    assert sum(n_calls == 1 for _, n_calls, _ in found) == len({pid for pid, *_ in found})
+    assert {n_gpus for *_, n_gpus in found} == {1}
+
+
 # The cluster itself.
 
 
 def run(nodes: Nodes, function: Any, sees: Path, n_jobs: int = 1) -> list[Any]:
     jobs = iter(enumerate(range(n_jobs)))
-    with Cluster(nodes.address, sees=sees) as opened:
+    with Cluster(Engine("ray", nodes.address), sees=sees) as opened:
         found = opened.run(function, lambda: next(jobs, None), lambda number: f"job {number}")
         return sorted(found)
 
@@ -271,6 +289,6 @@ def test_machines_that_cannot_take_part_are_named(
 def test_an_address_where_nothing_answers_is_named(tmp_path: Path) -> None:
     with (
         pytest.raises(EnvironmentUnsuitable, match=r"Ray at '127.0.0.1:1' cannot be reached"),
-        Cluster("127.0.0.1:1", sees=tmp_path),
+        Cluster(Engine("ray", "127.0.0.1:1"), sees=tmp_path),
     ):
         pass

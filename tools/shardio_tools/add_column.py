@@ -41,6 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--batch-size", type=int, metavar="N", help="call the function with so many samples")
     add("--workers", type=int, metavar="N", help="processes that call the function (default: none)")
     add_engine(add)
+    add("--gpus", type=float, default=0, metavar="N", help="of the cluster, for each process")
     add("--quiet", action="store_true", help="print nothing but errors")
     add("--json", action="store_true", help="print the report as JSON")
 
@@ -57,6 +58,7 @@ def run(options: argparse.Namespace) -> int:
             values,
             batch_size=options.batch_size,
             workers=options.workers,
+            gpus=options.gpus,
             **engine_of(options),
             progress=steps.show,
         )
