@@ -17,7 +17,7 @@ import traceback
 import types
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, Self, TypeVar, get_args
 
@@ -30,6 +30,7 @@ MAX_DEATHS: Final = 2
 MAX_LOST: Final = 8
 """As many machines may be lost over one job: the job may be what they are lost of."""
 _WATCH_S: Final = 0.5
+_LOOK_S: Final = 5.0
 _PATIENCE_S: Final = 10.0
 _AHEAD: Final = 2
 """Jobs that wait for each CPU of the cluster, with the one that it does."""
@@ -101,6 +102,8 @@ class Cluster:
         self._running: dict[Any, tuple[int, Any]] = {}
         self._n_deaths: Counter[int] = Counter()
         self._n_lost: Counter[int] = Counter()
+        self._dead: set[str] = set()
+        self._looked_s = 0.0
         self._is_owner = False
 
     def __enter__(self) -> Self:
@@ -136,22 +139,58 @@ class Cluster:
         # In a list, a reference is left as it is: Ray would unpickle the function for each job.
         held = [self._ray.put(function)]
         do = functools.partial(remote(_do).remote, held, self._sees, __version__)
+        self._dead = self._dead_nodes()
         while True:
             while len(self._running) < self._room() and (job := next_job()) is not None:
                 self._running[do(job[1])] = job
             if not self._running:
                 return
-            (done, *_), _ = self._ray.wait(list(self._running), num_returns=1)
+            if (done := self._next_done()) is None:
+                self._do_twice(do, name_of)
+                continue
             number, value = job = self._running.pop(done)
+            copies = [each for each, (n, _) in self._running.items() if n == number]
             try:
                 result = self._ray.get(done)
             except self._ray.exceptions.RayError as error:
-                self._mourn(error, number, name_of)
-                self._running[do(value)] = job
+                if not copies:
+                    self._mourn(error, number, name_of)
+                    self._running[do(value)] = job
                 continue
             if isinstance(result, Exception):
                 raise result
+            self._cancel(copies)
             yield number, result
+
+    def _next_done(self) -> Any:
+        """Wait for a job; None instead when a machine is found to be lost.
+
+        Ray may come to notice only much later that it has no connection to who does a job there.
+        """
+        while True:
+            done, _ = self._ray.wait(list(self._running), num_returns=1, timeout=_LOOK_S)
+            if time.monotonic() - self._looked_s > _LOOK_S and self._dead_nodes() - self._dead:
+                return None
+            if done:
+                return done[0]
+
+    def _dead_nodes(self) -> set[str]:
+        self._looked_s = time.monotonic()
+        return {node["NodeID"] for node in self._ray.nodes() if not node["Alive"]}
+
+    def _do_twice(self, do: Callable[[Any], Any], name_of: Callable[[int], str]) -> None:
+        """Begin all jobs once more, any of which may be lost; of each, the first result counts."""
+        self._dead |= self._dead_nodes()
+        for number, value in {number: value for number, value in self._running.values()}.items():
+            self._note_loss(number, name_of)
+            self._running[do(value)] = number, value
+
+    def _note_loss(
+        self, number: int, name_of: Callable[[int], str], error: Exception | None = None
+    ) -> None:
+        self._n_lost[number] += 1
+        if self._n_lost[number] == MAX_LOST:
+            raise WorkerDied(f"{MAX_LOST} machines were lost over {name_of(number)}") from error
 
     def _room(self) -> int:
         """How many jobs may be under way: machines may have come or gone since the last time."""
@@ -163,15 +202,14 @@ class Cluster:
         """Note what became of a job that gave no result; an error unless it may be done again."""
         found = self._ray.exceptions
         if isinstance(error, found.NodeDiedError):
-            self._n_lost[number] += 1
-            if self._n_lost[number] < MAX_LOST:
-                return
-            what = f"{MAX_LOST} machines were lost"
+            self._note_loss(number, name_of, error)
         elif isinstance(error, found.WorkerCrashedError | found.OutOfMemoryError):
             self._n_deaths[number] += 1
-            if self._n_deaths[number] < MAX_DEATHS:
-                return
-            what = f"{MAX_DEATHS} processes ended"
+            if self._n_deaths[number] == MAX_DEATHS:
+                raise WorkerDied(
+                    f"{MAX_DEATHS} processes ended over {name_of(number)}; of the last one Ray "
+                    f"says: {_line(error)}"
+                ) from error
         elif "No module named 'shardio" in str(error):
             raise EnvironmentUnsuitable(
                 "a machine of the Ray cluster lacks shardio: install version "
@@ -179,7 +217,12 @@ class Cluster:
             ) from error
         else:
             raise WorkerDied(f"Ray failed over {name_of(number)}: {error}") from error
-        raise WorkerDied(f"{what} over {name_of(number)}; the last one: {_line(error)}") from error
+
+    def _cancel(self, references: Sequence[Any]) -> None:
+        """End what nobody waits for any more."""
+        for reference in references:
+            del self._running[reference]
+            self._ray.cancel(reference, force=True)
 
     def __exit__(
         self,
@@ -188,9 +231,7 @@ class Cluster:
         trace: types.TracebackType | None,
     ) -> None:
         try:
-            for reference in self._running:
-                self._ray.cancel(reference, force=True)
-            self._running.clear()
+            self._cancel(list(self._running))
         finally:
             if self._is_owner:
                 self._ray.shutdown()

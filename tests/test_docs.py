@@ -36,7 +36,7 @@ NOT_RUN = {
 }
 
 # Packages that the extra `dev` does without: blocks that import them run where they are installed.
-NOT_EVERYWHERE = ("torch", "jax", "webdataset")
+NOT_EVERYWHERE = ("torch", "jax", "ray", "webdataset")
 
 # What programs begin with. Nothing of shardio: what a block does not import, it is to lack.
 LOADED = ["av", "cloudpickle", "numpy", "rich", "tinygrad", "xxhash", "zstandard"]
@@ -61,8 +61,13 @@ def blocks(page: Path) -> Iterator[Block]:
 
 
 def imported(block: Block) -> list[str]:
-    """The packages of NOT_EVERYWHERE that a block imports."""
-    return [package for package in NOT_EVERYWHERE if f"import {package}\n" in block.code]
+    """The packages of NOT_EVERYWHERE that a block imports, or has a command import."""
+    ways = ("import {}\n", "--engine {}")
+    return [
+        package
+        for package in NOT_EVERYWHERE
+        if any(way.format(package) in block.code for way in ways)
+    ]
 
 
 def lacking(block: Block) -> str | None:

@@ -17,7 +17,11 @@ from typing import Any
 import pytest
 
 _STORE = {"object_store_memory": 80 << 20}  # Ray takes no less than 75 MB
-_QUICK = {"health_check_period_ms": 200, "health_check_failure_threshold": 2}
+_QUICK = {
+    "health_check_period_ms": 200,
+    "health_check_timeout_ms": 1000,
+    "health_check_failure_threshold": 3,
+}
 _PATIENCE_S = 60.0
 
 
@@ -27,6 +31,7 @@ class Nodes:
     def __init__(self, ray_cluster: Any) -> None:
         self._made = ray_cluster
         self._nodes: list[Any] = []
+        self._silent: list[int] = []
         self.address: str = ray_cluster.address
 
     def complete(self) -> None:
@@ -37,14 +42,31 @@ class Nodes:
     def kill_who_wrote(self, file: Path) -> None:
         """End the node by SIGKILL on which a job has written a file, once it has.
 
-        And its agents, as they stay; but not who does the job: that is no process of the node's.
+        And its agents, as they stay; but not who does the job: that is to end by itself.
         """
+        raylet = self._lose(file)
+        for pid in (raylet, *_children(raylet, b"Agent")):
+            os.kill(pid, signal.SIGKILL)
+
+    def silence_who_wrote(self, file: Path) -> None:
+        """Have the whole node stand still, as if its cable was pulled."""
+        raylet = self._lose(file)
+        self._silent += [raylet, *_children(raylet, b"ray::")]
+        for pid in self._silent:
+            os.kill(pid, signal.SIGSTOP)
+
+    def end_silent(self) -> None:
+        """End what stands still."""
+        for pid in self._silent:
+            os.kill(pid, signal.SIGKILL)
+        self._silent.clear()
+
+    def _lose(self, file: Path) -> int:
         raylet, _ = written_to(file)
         (node,) = [each for each in self._nodes if _raylet(each) == raylet]
         self._nodes.remove(node)
-        for pid in (raylet, *_agents(raylet)):
-            os.kill(pid, signal.SIGKILL)
         self._made.worker_nodes.discard(node)
+        return raylet
 
 
 def written_to(file: Path) -> list[int]:
@@ -62,10 +84,11 @@ def _raylet(node: Any) -> int:
     return pid
 
 
-def _agents(raylet: int) -> list[int]:
+def _children(raylet: int, word: bytes) -> list[int]:
+    """The processes of a node that have a word in their names."""
     children = Path(f"/proc/{raylet}/task/{raylet}/children").read_text().split()
     names = {int(pid): Path(f"/proc/{pid}/cmdline").read_bytes() for pid in children}
-    return [pid for pid, name in names.items() if b"Agent" in name]
+    return [pid for pid, name in names.items() if word in name]
 
 
 @pytest.fixture(scope="module")

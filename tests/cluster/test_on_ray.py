@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -57,20 +58,31 @@ def test_the_bytes_are_those_of_one_machine_whatever_the_inputs_do(
     assert there.inputs == here.inputs
     assert "2 processes that read it ended with signal 9" in there.inputs[7].reason
     assert (seen[0].n_inputs_done, seen[-1].n_inputs_done) == (0, len(here.inputs))
+    write(lines, {"new.txt": "twelve"})
+    convert(lines, tmp_path / "here", append=True)
+    convert_there(nodes, lines, tmp_path / "there", append=True)
+    assert contents(tmp_path / "there") == contents(tmp_path / "here")
 
 
-def test_a_node_that_is_killed_costs_only_what_it_was_at(
-    nodes: Nodes, lines: Path, tmp_path: Path
+@pytest.mark.parametrize("lose", [Nodes.kill_who_wrote, Nodes.silence_who_wrote])
+def test_a_node_that_is_lost_costs_only_what_it_was_at(
+    nodes: Nodes,
+    lines: Path,
+    tmp_path: Path,
+    lose: Callable[[Nodes, Path], None],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(cluster, "_LOOK_S", 0.2)
     reached = tmp_path / "reached"
     write(lines, {"b/3.txt": f"three stuck:{reached} again"})
     reached.touch()
     convert(lines, tmp_path / "here")
     reached.unlink()
-    killer = threading.Thread(target=nodes.kill_who_wrote, args=[reached])
-    killer.start()
+    loser = threading.Thread(target=lose, args=[nodes, reached])
+    loser.start()
     convert_there(nodes, lines, tmp_path / "there")
-    killer.join()
+    loser.join()
+    nodes.end_silent()
     assert contents(tmp_path / "there") == contents(tmp_path / "here")
 
 
@@ -154,8 +166,9 @@ sys.exit(cli.main(sys.argv[3:]))
 """
 
 
-def test_ctrl_c_ends_what_runs_there_and_what_is_finished_is_kept(
-    nodes: Nodes, lines: Path, tmp_path: Path
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_who_gives_the_jobs_may_be_ended_and_another_goes_on(
+    nodes: Nodes, lines: Path, tmp_path: Path, number: signal.Signals
 ) -> None:
     reached, out = tmp_path / "reached", tmp_path / "out"
     write(lines, {"z.txt": f"stuck:{reached}"})
@@ -168,18 +181,22 @@ def test_ctrl_c_ends_what_runs_there_and_what_is_finished_is_kept(
         text=True,
     )
     _, pid = written_to(reached)
-    main.send_signal(signal.SIGINT)
+    main.send_signal(number)
     said, complained = main.communicate(timeout=60)
-    assert main.returncode == cli.INTERRUPTED
     assert said == ""
-    first, second = complained.splitlines()[-2:]
-    assert first == "shardio: convert: interrupted"
-    assert "resume (--resume) goes on with it" in second
+    if number == signal.SIGINT:
+        assert main.returncode == cli.INTERRUPTED
+        first, second = complained.splitlines()[-2:]
+        assert first == "shardio: convert: interrupted"
+        assert "resume (--resume) goes on with it" in second
     while Path(f"/proc/{pid}").exists():
         time.sleep(0.02)
     reached.touch()
     convert(lines, tmp_path / "whole")
-    convert(lines, out, resume=True)
+    if number == signal.SIGINT:
+        convert(lines, out, resume=True)
+    else:
+        convert_there(nodes, lines, out, resume=True)
     assert contents(out) == contents(tmp_path / "whole")
 
 
