@@ -59,7 +59,7 @@ def test_the_bytes_are_those_of_one_machine_whatever_the_inputs_do(
     assert "2 processes that read it ended with signal 9" in there.inputs[7].reason
     assert (seen[0].n_inputs_done, seen[-1].n_inputs_done) == (0, len(here.inputs))
     write(lines, {"new.txt": "twelve"})
-    convert(lines, tmp_path / "here", append=True)
+    convert(lines, tmp_path / "here", workers=1, append=True)
     convert_there(nodes, lines, tmp_path / "there", append=True)
     assert contents(tmp_path / "there") == contents(tmp_path / "here")
 

@@ -1,0 +1,250 @@
+"""What is done when jobs end, fail and are lost, with something in Ray's place that does them here.
+
+It needs no Ray; `test_on_ray.py` is about the real one.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from shardio import Array, cluster
+from shardio.cluster import Cluster, Engine
+from shardio.errors import EnvironmentUnsuitable, InvalidArgument, WorkerDied
+from shardio.surgery import add_column, audit_dataset, compute_stats
+from tests.lines import contents, convert, install, write
+
+pytestmark = pytest.mark.usefixtures("warm_zygote", "quick_disk")
+
+
+class RayError(Exception):
+    pass
+
+
+class NodeDied(RayError):
+    pass
+
+
+class Crashed(RayError):
+    pass
+
+
+class Reference:
+    def __init__(self, value: Any = None, call: Callable[[], Any] | None = None) -> None:
+        self.value, self.call = value, call
+
+
+class StandIn:
+    """Does a job when its result is asked for, or what it was told that becomes of the job."""
+
+    exceptions = SimpleNamespace(
+        RayError=RayError,
+        NodeDiedError=NodeDied,
+        WorkerCrashedError=Crashed,
+        OutOfMemoryError=type("OutOfMemory", (RayError,), {}),
+    )
+
+    def __init__(self) -> None:
+        self.fates: list[RayError | str] = []  # of the first jobs
+        self.cancelled: list[Reference] = []
+        self.options: dict[str, Any] = {}
+        self.dead: list[str] = []
+        self.is_on = False
+
+    def is_initialized(self) -> bool:
+        return self.is_on
+
+    def init(self, place: str, **options: Any) -> None:
+        self.is_on = True
+
+    def shutdown(self) -> None:
+        self.is_on = False
+
+    def cluster_resources(self) -> dict[str, float]:
+        return {"CPU": 2.0}
+
+    def nodes(self) -> list[dict[str, Any]]:
+        return [{"NodeID": name, "Alive": False} for name in self.dead]
+
+    def put(self, value: Any) -> Reference:
+        return Reference(value)
+
+    def remote(self, **options: Any) -> Callable[[Any], Any]:
+        self.options = options
+
+        def given(function: Any) -> Any:
+            def submit(*values: Any) -> Reference:
+                fate = self.fates.pop(0) if self.fates else None
+                if fate == "silence":
+                    self.dead.append(f"node {len(self.dead)}")
+                    return Reference("silence")
+                return Reference(fate, lambda: function(*values))
+
+            return SimpleNamespace(remote=submit)
+
+        return given
+
+    def wait(self, references: Sequence[Reference], **_: Any) -> tuple[Any, Any]:
+        done = [each for each in references if each.value != "silence"][-1:]
+        return done, [each for each in references if each not in done]
+
+    def get(self, reference: Reference) -> Any:
+        if isinstance(reference.value, RayError):
+            raise reference.value
+        return reference.value if reference.call is None else reference.call()
+
+    def cancel(self, reference: Reference, force: bool) -> None:  # noqa: FBT001
+        self.cancelled.append(reference)
+
+
+@pytest.fixture
+def ray(monkeypatch: pytest.MonkeyPatch) -> Iterator[StandIn]:
+    stand_in = StandIn()
+    monkeypatch.setitem(sys.modules, "ray", stand_in)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    monkeypatch.setattr(cluster, "_end_with", lambda parent: None)
+    monkeypatch.setattr(cluster, "_LOOK_S", -1.0)
+    yield stand_in
+    assert not stand_in.is_on
+    cluster._function.cache_clear()
+
+
+def squares(tmp_path: Path, n_jobs: int = 5, **options: Any) -> list[tuple[int, int]]:
+    """The results of jobs, in the order of their numbers."""
+    jobs = iter(enumerate(range(n_jobs)))
+    with Cluster(Engine("ray"), sees=tmp_path, **options) as opened:
+        found = opened.run(lambda n: n * n, lambda: next(jobs, None), lambda n: f"job {n}")
+        return sorted(found)
+
+
+ALL = [(n, n * n) for n in range(5)]
+
+
+def test_jobs_are_done_in_any_order(ray: StandIn, tmp_path: Path) -> None:
+    assert squares(tmp_path) == ALL
+    assert ray.options["max_retries"] == 0  # what is lost is begun again here, where it is known
+
+
+@pytest.mark.parametrize("fate", [NodeDied("gone"), Crashed("signal 9"), "silence"])
+def test_a_job_that_is_lost_is_done_again(
+    ray: StandIn, tmp_path: Path, fate: RayError | str
+) -> None:
+    ray.fates = [fate]
+    assert squares(tmp_path) == ALL
+    assert [each.value for each in ray.cancelled].count("silence") == (fate == "silence")
+
+
+def test_of_copies_of_a_job_the_first_result_counts(ray: StandIn, tmp_path: Path) -> None:
+    calls: list[int] = []
+    ray.fates = ["silence"]
+    jobs = iter(enumerate(range(2)))
+    with Cluster(Engine("ray"), sees=tmp_path) as opened:
+        found = opened.run(calls.append, lambda: next(jobs, None), str)
+        assert sorted(number for number, _ in found) == [0, 1]
+    assert sorted(calls) == [0, 1]
+    assert len(ray.cancelled) == 2  # the silent one, and the copy of the other
+
+
+@pytest.mark.parametrize(
+    ("fates", "said"),
+    [
+        ([Crashed("signal 9\nmore")] * 2, "2 processes ended over job 0; .*says: signal 9$"),
+        ([NodeDied("gone")] * cluster.MAX_LOST, "8 machines were lost over job 0"),
+        (["silence"] * cluster.MAX_LOST, "8 machines were lost over job 0"),
+        ([RayError("unheard of")], "Ray failed over job 0: unheard of"),
+    ],
+)
+def test_a_job_that_is_lost_too_often_is_named(
+    ray: StandIn, tmp_path: Path, fates: list[RayError | str], said: str
+) -> None:
+    ray.fates = fates
+    with pytest.raises(WorkerDied, match=said):
+        squares(tmp_path, 1)
+
+
+def test_machines_without_shardio_are_told_as_such(ray: StandIn, tmp_path: Path) -> None:
+    ray.fates = [RayError("ModuleNotFoundError: No module named 'shardio'")]
+    with pytest.raises(EnvironmentUnsuitable, match="lacks shardio: install version"):
+        squares(tmp_path, 1)
+
+
+def test_a_connection_of_the_program_stays(ray: StandIn, tmp_path: Path) -> None:
+    ray.is_on = True
+    assert squares(tmp_path) == ALL
+    assert ray.is_on
+    ray.is_on = False
+
+
+@pytest.mark.parametrize(("options", "n_begun"), [({}, 4), ({"n_at_once": 1}, 1)])
+def test_so_many_jobs_are_under_way_as_were_asked_for(
+    ray: StandIn, tmp_path: Path, options: dict[str, int], n_begun: int
+) -> None:
+    jobs = iter(enumerate(range(9)))
+    with Cluster(Engine("ray"), sees=tmp_path, **options) as opened:
+        next(opened.run(abs, lambda: next(jobs, None), str))
+    assert len(list(jobs)) == 9 - n_begun
+
+
+def test_less_than_one_job_at_a_time_is_refused(ray: StandIn, tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgument, match="workers is 0; with engine='ray'"):
+        Cluster(Engine("ray"), sees=tmp_path, n_at_once=0)
+
+
+def test_a_conversion_with_losses_makes_the_same_bytes(
+    ray: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = install(tmp_path, monkeypatch)
+    write(lines, {"e/breaks.txt": "eight !", "e/kills.txt": "nine kill"})
+    ray.fates = [NodeDied("gone"), Crashed("signal 9"), "silence"]
+    here = convert(lines, tmp_path / "here", workers=1)
+    there = convert(lines, tmp_path / "there", workers=None, engine="ray")
+    assert there.inputs == here.inputs
+    assert contents(tmp_path / "there") == contents(tmp_path / "here")
+
+
+def test_an_attempt_that_is_given_up_spoils_nothing(
+    ray: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first machine does the whole unit, and is lost before it can say so."""
+    lines = install(tmp_path, monkeypatch)
+    convert(lines, tmp_path / "here")
+    get, lost = ray.get, list[Any]()
+
+    def lose(reference: Reference) -> Any:
+        found = get(reference)
+        if reference.call is not None and not lost:
+            lost.append(found)
+            raise NodeDied("gone")
+        return found
+
+    monkeypatch.setattr(ray, "get", lose)
+    convert(lines, tmp_path / "there", workers=1, engine="ray")
+    assert lost[0].folder
+    assert contents(tmp_path / "there") == contents(tmp_path / "here")
+
+
+def test_what_is_done_to_datasets_comes_to_the_same(
+    ray: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = install(tmp_path, monkeypatch)
+    here, there = tmp_path / "here", tmp_path / "there"
+    for out in (here, there):
+        convert(lines, out)
+    ray.fates = [NodeDied("gone"), Crashed("signal 9"), "silence"]
+    length = Array("int64")
+    compute_stats(here)
+    compute_stats(there, engine="ray")
+    add_column(here, "length", length, lambda sample: len(sample["text"]))
+    ray.fates = [NodeDied("gone"), Crashed("signal 9"), "silence"]
+    add_column(there, "length", length, lambda sample: len(sample["text"]), engine="ray", gpus=0.5)
+    assert ray.options["num_gpus"] == 0.5
+    assert contents(there) == contents(here)
+    (shard, *_) = sorted(there.glob("*.shard"))
+    shard.write_bytes(shard.read_bytes()[:-1])
+    assert audit_dataset(there, engine="ray") == audit_dataset(there, workers=0)
