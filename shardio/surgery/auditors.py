@@ -22,7 +22,6 @@ from shardio._engine.pieces import Pieces
 from shardio.access.filesystems import Access
 from shardio.cluster import LOCAL, Cluster, Engine
 from shardio.errors import WorkerDied
-from shardio.manifest import POINTER
 from shardio.surgery.examining import examine_anyhow, examined_of, serve
 from shardio.surgery.finding import Findings
 from shardio.surgery.shard_audit import Examined
@@ -87,6 +86,9 @@ def _examine_on_nodes(
     tally: _Tally, root: Path, workers: int | None, access: Access, engine: Engine
 ) -> None:
     """Have the machines of a cluster audit shards, each as a whole."""
+    # Late: who audits here does without all that reads datasets.
+    from shardio.manifest import POINTER
+
     there, pointer = Path(os.path.abspath(root)), root / POINTER
     jobs = iter(enumerate(tally.names))
     examine = partial(_examine_there, there, access)
