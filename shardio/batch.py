@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from shardio.collate import FILLED, BlockLayout, VaryingSlot
+from shardio.collate import FILLED, BlockLayout, FixedSlot, VaryingSlot, WholeSlot
 from shardio.errors import ShardCorrupt
 from shardio.format.fields import Array, Json, List, Text
 from shardio.format.lists import unpack_list
@@ -136,6 +137,20 @@ class Batch(Mapping[str, Any]):
             if slot.name == name:
                 return self._layout.present(self._block, slot)[: self._n_rows].copy()
         return np.ones(self._n_rows, np.bool_)
+
+    @property
+    def filled(self) -> tuple[BlockLayout, npt.NDArray[np.uint8], int]:
+        """The block that it is made of: its layout, its bytes, and how many rows are used."""
+        return self._layout, self._block, self._n_rows
+
+    def of(self, wrap: Callable[[Any, object, str | None], Any]) -> Batch:
+        """The same batch with what `wrap` makes of its arrays, as a maker of tensors does."""
+        made, layout = copy(self), self._layout
+        slots: tuple[FixedSlot | WholeSlot, ...] = (*layout.fixed, *layout.whole)
+        made._values = {
+            slot.name: wrap(self._values[slot.name], self._block, slot.special) for slot in slots
+        }
+        return made
 
     def _origins(self) -> npt.NDArray[np.void]:
         return self._layout.origins(self._block)[: self._n_rows]

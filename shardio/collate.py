@@ -250,6 +250,11 @@ def lay_out_whole(schema: Schema, whole: frozenset[str], inner: BlockLayout) -> 
     return replace(made, inner=inner)
 
 
+def lay_out_received(schema: Schema, n_rows: int, whole: frozenset[str]) -> BlockLayout:
+    """Place what was filled elsewhere, to be read and never filled; `whole` as `lay_out_whole`."""
+    return _place(schema, n_rows, whole, (), schema)
+
+
 def _place(
     schema: Schema,
     n_rows: int,

@@ -26,6 +26,7 @@ can catch what they expect.
     ├── StoreUnavailable                OSError         an object store gave nothing for too long
     ├── StoreDenied                     PermissionError an object store refuses the credentials
     ├── CacheFull                       OSError         no room for a shard from an object store
+    ├── ServerUnreachable               ConnectionError no server sends batches any more
     ├── LoaderClosed                    RuntimeError    something is used after close()
     ├── MemoryShort                     MemoryError     says needed and available bytes
     └── EnvironmentUnsuitable           RuntimeError    something is missing here (exit code 3)
@@ -49,6 +50,7 @@ __all__ = [
     "MediaError",
     "MemoryShort",
     "SchemaError",
+    "ServerUnreachable",
     "ShardChanged",
     "ShardCorrupt",
     "ShardExists",
@@ -221,6 +223,10 @@ class StoreDenied(ShardioError, PermissionError):
 
 class CacheFull(ShardioError, OSError):
     """The disk of the cache is full, and what lies in it is in use; the message has the bytes."""
+
+
+class ServerUnreachable(ShardioError, ConnectionError):
+    """No server answers, or none that knows this client's key; the message says what was heard."""
 
 
 class LoaderClosed(ShardioError, RuntimeError):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TextIO
 
 from shardio._engine.engine import Engine
@@ -24,10 +24,12 @@ from shardio.division import Division, Tail
 from shardio.errors import InvalidArgument
 from shardio.handover import Handover, Pass, RecordedPass
 from shardio.loading_stats import LoaderStats
-from shardio.makers import maker_for
+from shardio.makers import Output, maker_for
 from shardio.mixture import Mixture
+from shardio.network.address import is_address
+from shardio.network.far_loader import RemoteLoader, to_be_read_here
 from shardio.option_checks import OnError
-from shardio.options import Asked, Collate, Output, check_options, cut_of, recipe_of
+from shardio.options import Asked, Collate, check_options, cut_of, recipe_of
 from shardio.packing import Pack
 from shardio.preload import preload as bring_in
 from shardio.progress import Progress, progress_of, state_of
@@ -49,7 +51,9 @@ class ShardLoader(Closing):
 
     Args:
         dataset: a folder, the URL of one in an object store (s3://, gs://, az://, https://), an
-            open ShardDataset (whose files are then opened anew), or a mixture (`shardio.mix`).
+            open ShardDataset (whose files are then opened anew), or a mixture (`shardio.mix`); or
+            a server's address, or a list of several, as "tcp://host:5555", for batches that
+            `shardio serve` decodes there.
         batch_size: samples per batch.
         fields: which fields to read; nothing is read of the others. All by default.
         shuffle: True or "full" permutes all samples, anew each epoch; "blocks" in windows of 256
@@ -116,6 +120,7 @@ class ShardLoader(Closing):
             names, else ~/.cache/shardio.
         cache_bytes: how much may lie there; by default nine tenths of what is free.
         storage_options: of a URL, what obstore takes: credentials, endpoint, client_options.
+        keys: of an address: the folder of this client's keys; by default what SHARDIO_KEYS says.
 
     Raises:
         InvalidArgument: an option is not acceptable; the message lists what is.
@@ -124,9 +129,16 @@ class ShardLoader(Closing):
         TooManySkipped: (in the loop) naming the last.
     """
 
+    def __new__(cls, *arguments: Any, **options: Any) -> Any:
+        """Of the address of a server, make a RemoteLoader, which has the same methods."""
+        dataset = arguments[0] if arguments else options.pop("dataset", None)
+        if cls is ShardLoader and is_address(dataset):
+            return RemoteLoader(dataset, *arguments[1:], **options)
+        return super().__new__(cls)
+
     def __init__(
         self,
-        dataset: str | os.PathLike[str] | ShardDataset,
+        dataset: str | os.PathLike[str] | ShardDataset | Sequence[str],
         batch_size: int,
         *,
         fields: Iterable[str] | None = None,
@@ -165,9 +177,10 @@ class ShardLoader(Closing):
         cache: str | os.PathLike[str] | None = None,
         cache_bytes: int | None = None,
         storage_options: Mapping[str, Any] | None = None,
+        keys: str | os.PathLike[str] | None = None,
     ) -> None:
         remote = remote_of(cache, cache_bytes, storage_options, num_workers, access)
-        opened = open_anew(dataset, verify, access, subset, remote)
+        opened = open_anew(to_be_read_here(dataset, keys), verify, access, subset, remote)
         if isinstance(opened, Mixture):
             fields = opened.check_agreement(fields)
         asked = Asked(

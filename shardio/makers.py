@@ -6,9 +6,12 @@ Each is loaded when it is asked for: workers and output="numpy" do without any.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Final, Literal, Protocol, get_args
 
 import numpy.typing as npt
+
+Output = Literal["tinygrad", "numpy", "torch", "jax"]
+OUTPUTS: Final = get_args(Output)
 
 
 class Maker(Protocol):

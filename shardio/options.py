@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Final, Literal, TypedDict, get_args
+from typing import Any, Final, TypedDict, get_args
 
 from shardio._engine.cpus import usable_cpus
 from shardio._engine.memory import default_budget
@@ -21,6 +21,7 @@ from shardio.documents import pack_documents, to_be_packed
 from shardio.errors import InvalidArgument
 from shardio.format.schema import Schema
 from shardio.hearing import hear, heard, sound_fields
+from shardio.makers import OUTPUTS, Output
 from shardio.mixture import Mixture
 from shardio.option_checks import (
     OnError,
@@ -41,8 +42,6 @@ from shardio.sounds import Sound
 from shardio.units import VERIFY, Verify
 
 Collate = Kind | Mapping[str, Kind | Sizes] | Callable[[list[dict[str, Any]]], Mapping[str, Any]]
-Output = Literal["tinygrad", "numpy", "torch", "jax"]
-_OUTPUTS: Final = get_args(Output)
 _TAILS: Final = get_args(Tail)
 _DCTS: Final = get_args(Dct)
 _START_METHODS: Final = ("zygote", "spawn", "forkserver", "fork", "thread")
@@ -160,7 +159,7 @@ def check_options(dataset: ShardDataset, choice: Choice, asked: Asked) -> Option
         batch_takes_rng=(
             batch_transform is not None and takes_rng("batch_transform", "batch", batch_transform)
         ),
-        output=one_of("output", asked["output"], _OUTPUTS),
+        output=one_of("output", asked["output"], OUTPUTS),
         device=device_or_none(asked["device"], asked["output"]),
         tail=one_of("tail", tail, _TAILS),
         rank=rank,

@@ -94,7 +94,8 @@ RANKS = {
     "shardio.options": 9,
     "shardio.makers": 8,
     "shardio.handover": 9,
-    "shardio.progress_bar": 9,
+    "shardio.network": 9,  # batches that another machine decodes
+    "shardio.progress_bar": 8,
     "shardio.recorded": 9,
     "shardio.tensors": 7,  # tinygrad stops here
     "shardio.torch_tensors": 7,
@@ -110,6 +111,7 @@ RANKS = {
     "shardio.exporting": 10,
     "shardio.measuring": 11,
     "shardio.map_view": 11,
+    "shardio.serving": 11,
     "shardio_tools": 12,
     "shardio_converters.arrays": 13,
     "shardio_converters.arrow": 13,
@@ -128,6 +130,7 @@ PUBLIC_MODULES = {
     "shardio.media",
     "shardio.multi",
     "shardio.pipeline",
+    "shardio.serving",
     "shardio.tensors",
     "shardio.surgery",
     "shardio.transforms",

@@ -38,6 +38,7 @@ INNER = {
     "LoaderClosed",
     "MemoryShort",
     "SchemaError",
+    "ServerUnreachable",
     "ShardChanged",
     "ShardExists",
     "ShardIncomplete",

@@ -158,8 +158,8 @@ def counted_bytes(message: Sequence[Any], n_samples: int) -> int:
     return sum(map(len, message)) - n_around + _OVERHEAD_BYTES * n_samples
 
 
-def zeromq() -> ModuleType:
-    """Load pyzmq.
+def zeromq(user: str = "MultiLoader") -> ModuleType:
+    """Load pyzmq, for whoever the error is to name.
 
     Raises:
         EnvironmentUnsuitable: it is not installed.
@@ -168,7 +168,7 @@ def zeromq() -> ModuleType:
         import zmq
     except ImportError as error:
         raise EnvironmentUnsuitable(
-            f"MultiLoader needs pyzmq ({error}): pip install 'shardio[zmq]'"
+            f"{user} needs pyzmq ({error}): pip install 'shardio[zmq]'"
         ) from error
     module: ModuleType = zmq
     return module

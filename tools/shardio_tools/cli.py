@@ -158,7 +158,8 @@ def exit_code(error: shardio.ShardioError) -> int:
     if isinstance(error, shardio.DataError | TransformError | TooManySkipped):
         return BAD_DATA
     of_stores = (CacheFull, StoreDenied, StoreUnavailable)
-    kinds = (EnvironmentUnsuitable, MemoryShort, shardio.WorkerDied, TimeoutError, *of_stores)
+    of_hosts = (shardio.WorkerDied, TimeoutError, ConnectionError, *of_stores)
+    kinds = (EnvironmentUnsuitable, MemoryShort, *of_hosts)
     return ENVIRONMENT if isinstance(error, kinds) else USAGE
 
 

@@ -1,0 +1,67 @@
+"""Where a server is: addresses as `tcp://host:port`, and which of them stay on this machine."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+
+from shardio.errors import InvalidArgument
+
+_FORM: Final = re.compile(r"tcp://(\[[0-9A-Fa-f:.]+\]|[^\s:/\[\]]+):(\d{1,5}|\*)")
+_SCHEME: Final = "tcp://"
+
+
+class Address(NamedTuple):
+    """A host and a port; `port` is "*" where a server takes any that is free."""
+
+    host: str
+    port: str
+
+    def __str__(self) -> str:
+        return f"{_SCHEME}{self.host}:{self.port}"
+
+    @property
+    def is_ipv6(self) -> bool:
+        """Whether the host is a number of IPv6."""
+        return self.host.startswith("[")
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether it leads nowhere but to this machine; a name other than localhost does not."""
+        try:
+            return ipaddress.ip_address(self.host.strip("[]")).is_loopback
+        except ValueError:
+            return self.host == "localhost"
+
+
+def is_address(value: Any) -> bool:
+    """Whether this is an address, or a list of them, and not the path of a dataset."""
+    if isinstance(value, str):
+        return value.startswith(_SCHEME)
+    return isinstance(value, list | tuple) and bool(value) and all(map(is_address, value))
+
+
+def parse(text: Any) -> Address:
+    """Read an address.
+
+    Raises:
+        InvalidArgument: it is none.
+    """
+    found = _FORM.fullmatch(text) if isinstance(text, str) else None
+    if found is None or (found[2] != "*" and int(found[2]) > 65535):
+        raise InvalidArgument(f"an address is tcp://host:port; found {text!r}")
+    return Address(found[1], found[2])
+
+
+def parse_all(value: str | Sequence[str]) -> tuple[Address, ...]:
+    """Read one address, or several different ones.
+
+    Raises:
+        InvalidArgument: one of them is none, or there is none, or one is there twice.
+    """
+    given = [value] if isinstance(value, str) else value
+    if not isinstance(given, list | tuple) or not given or len(set(given)) < len(given):
+        raise InvalidArgument(f"address must be one, or a list of different ones; found {value!r}")
+    return tuple(parse(each) for each in given)

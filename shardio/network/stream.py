@@ -1,0 +1,363 @@
+"""Batches of a server, one pass after another, whatever becomes of the connection.
+
+    lost ──(connect)──▶ opening ──(opened)──▶ open ──▶ batches
+      ▲                    │                   │
+      └──── after a while ─┴── lost, silent ───┘
+
+What a batch is depends on the state that it begins with alone. So a server that returns, or another
+one of the same dataset, is asked to go on behind the last batch that has come, and no batch comes
+twice or is left out.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from shardio.batch import Batch
+from shardio.closing import Closing
+from shardio.errors import BatchOverdue, InvalidArgument, MemoryShort, ServerUnreachable
+from shardio.network import failures
+from shardio.network.address import Address
+from shardio.network.filled import unpack_batch
+from shardio.network.keys import ClientKeys
+from shardio.network.link import SILENCE_MS, Denied, Link, Lost
+from shardio.network.wire import VERSION, Garbled, mapping, number, pack, text
+
+PATIENCE_S: Final = 60.0
+"""How long a server may be away, if the user does not say."""
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
+_FIRST_AHEAD: Final = 2
+"""Batches that are asked for while nobody knows how large one is."""
+_SILENCE_S: Final = SILENCE_MS / 1000
+_STEP_S: Final = 0.1
+
+State = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """What a server says of the loader that it has made; `served` is what it is made of."""
+
+    lineage: str
+    generation: int
+    n_batches: int
+    state: State
+    served: State
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """A batch, and the state of a loader behind it."""
+
+    batch: Batch
+    state: State
+    n_bytes: int
+
+
+class Stream(Closing):
+    """Owns the connection to one of several servers of a dataset; for one thread at a time.
+
+    Args:
+        addresses: of servers; another one is asked where one is lost.
+        keys: of CURVE.
+        options: of the loader, as JSON.
+        most_bytes: that may have arrived and not been taken.
+        most_ahead: how many batches may; None for as many as fit.
+        timeout_s: how long to wait for a batch, and for a server; None for ever, and 60 seconds.
+    """
+
+    def __init__(
+        self,
+        addresses: Sequence[Address],
+        keys: ClientKeys | None,
+        options: Mapping[str, Any],
+        *,
+        most_bytes: int,
+        most_ahead: int,
+        timeout_s: float | None,
+    ) -> None:
+        self._addresses, self._keys, self._options = list(addresses), keys, dict(options)
+        self._most_bytes, self._most_ahead, self._timeout_s = most_bytes, most_ahead, timeout_s
+        self._token = os.urandom(16).hex()
+        self._link: Link | None = None
+        self._denied: set[Address] = set()
+        self._is_open, self.n_losses = False, 0
+        self.opened: Opened | None = None
+        self._said: dict[Address, str] = {}
+        """What was heard last of each server that was lost."""
+        self._lost_s: float | None = None
+        """Since when no server has done anything for this loader."""
+        self._pause_s, self._try_s = _FIRST_PAUSE_S, 0.0
+        self._asked: bytes | None = None
+        """A question that has no answer yet."""
+        self._answer: State | None = None
+        self._pass = 0
+        self._is_going = False
+        """Whether the pass has batches that have not come."""
+        self._begun: State | None = None
+        self._state: State = {}
+        """Where the pass goes on, behind all that has come."""
+        self._next = 0
+        """The step of the next batch that comes."""
+        self._n_batch_bytes = 0
+        self.queue: deque[Arrived] = deque()
+
+    def open(self) -> Opened:
+        """Wait for a server that makes the loader.
+
+        Raises:
+            ServerUnreachable: there is none.
+            ShardioError: it cannot make such a loader.
+        """
+        entered_s = time.monotonic()
+        while self.opened is None:
+            self._go_on(_STEP_S, entered_s)
+        return self.opened
+
+    def check(self, state: State) -> None:
+        """Have the server see whether a state is one of this loader.
+
+        Raises:
+            InvalidArgument: it is not.
+        """
+        entered_s = time.monotonic()
+        self._answer, self._asked = None, pack("check", state=state)
+        try:
+            if self._link is not None and self._is_open:
+                self._link.send(self._asked)
+            while self._answer is None:
+                self._go_on(_STEP_S, entered_s)
+        finally:
+            self._asked = None
+
+    def begin(self, state: State) -> tuple[int, int, int]:
+        """Begin a pass; returns its epoch, its first step, and the one behind its last."""
+        entered_s = time.monotonic()
+        self.queue.clear()
+        self._begun, self._state, self._is_going = None, state, True
+        if self._link is not None and self._is_open:
+            self._iterate()
+        while self._begun is None:
+            self._go_on(_STEP_S, entered_s)
+        begun = self._begun
+        return begun["epoch"], begun["first"], begun["last"]
+
+    def take(self, wait_s: float | None = None) -> Arrived | None:
+        """The next batch; None at the end, or if none comes within `wait_s`, see `is_over`.
+
+        Raises:
+            BatchOverdue, ServerUnreachable: it does not come.
+            ShardioError: what the loader of the server has raised.
+        """
+        entered_s = time.monotonic()
+        while not self.queue and self._is_going:
+            self._go_on(_STEP_S if wait_s is None else wait_s, entered_s)
+            if wait_s is not None:
+                break
+            self._check_time(entered_s)
+        if not self.queue:
+            return None
+        arrived = self.queue.popleft()
+        if self._is_going and self._link is not None and self._is_open:
+            taken = self._next - len(self.queue)
+            self._link.send(
+                pack("credit", number=self._pass, taken=taken, upto=taken + self._n_ahead)
+            )
+        return arrived
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all batches of the pass were taken."""
+        return not self._is_going and not self.queue
+
+    def stop(self) -> None:
+        """End the pass before its end."""
+        if self._is_going and self._link is not None:
+            self._link.send(pack("stop", number=self._pass))
+        self._is_going = False
+        self._pass += 1
+        self.queue.clear()
+
+    @property
+    def sockets(self) -> tuple[Any, ...]:
+        """What becomes readable when there may be a batch."""
+        return () if self._link is None else self._link.sockets
+
+    def close(self) -> None:
+        """Take leave, and let go of the connection. Idempotent."""
+        self._is_going = False
+        if self._link is not None:
+            self._link.leave(pack("close"))
+            self._link = None
+
+    @property
+    def _n_ahead(self) -> int:
+        """How many batches may be under way, or lie here."""
+        if not self._n_batch_bytes:
+            return min(_FIRST_AHEAD, self._most_ahead)
+        return max(1, min(self._most_ahead, self._most_bytes // self._n_batch_bytes))
+
+    def _go_on(self, wait_s: float, entered_s: float) -> None:
+        """Act upon one message, or the lack of it; the loop was elsewhere until `entered_s`."""
+        try:
+            link = self._connect(wait_s)
+            if link is None:
+                return
+            found = link.receive(wait_s)
+            if found is not None:
+                self._act(*found)
+            elif time.monotonic() - max(link.heard_s, entered_s) > _SILENCE_S:
+                raise Lost(f"it has said nothing for {_SILENCE_S:.0f} s")
+        except Lost as lost:
+            self._lose(lost)
+        except Garbled as garbled:
+            self._lose(Lost(f"what came is no message of a server: {garbled}"))
+
+    def _connect(self, wait_s: float) -> Link | None:
+        """The connection; None where it is not yet time to try again."""
+        if self._link is not None:
+            return self._link
+        now_s = time.monotonic()
+        if now_s < self._try_s:
+            time.sleep(min(wait_s, self._try_s - now_s))
+            return None
+        self._is_open = False
+        self._link = Link(self._addresses[0], self._keys, self._most_bytes)
+        options = {"token": self._token, "most_bytes": self._most_bytes, "options": self._options}
+        self._link.send(pack("open", version=VERSION, **options))
+        return self._link
+
+    def _lose(self, lost: Lost) -> None:
+        """Give a connection up, and see whether there is any sense in another one."""
+        now_s, address = time.monotonic(), self._addresses[0]
+        if self._is_open:
+            self.n_losses += 1
+        self._is_open = False
+        if self._link is not None:
+            self._link.close()
+            self._link = None
+        self._said[address] = str(lost)
+        self._addresses.append(self._addresses.pop(0))
+        if isinstance(lost, Denied):
+            self._denied.add(address)
+        if self._lost_s is None:
+            self._lost_s = now_s
+        patience_s = PATIENCE_S if self._timeout_s is None else self._timeout_s
+        away_s = now_s - self._lost_s
+        if away_s >= patience_s or self._denied.issuperset(self._addresses):
+            said = "; ".join(f"{where}: {what}" for where, what in self._said.items())
+            self._progress()  # who tries again has as much patience as before
+            raise ServerUnreachable(
+                f"no server answers, for {away_s:.0f} s now; what was heard last: {said}"
+            )
+        self._try_s = now_s + self._pause_s
+        self._pause_s = min(_LONGEST_PAUSE_S, self._pause_s * 2)
+
+    def _check_time(self, entered_s: float) -> None:
+        waited_s = time.monotonic() - entered_s
+        if self._timeout_s is not None and waited_s > self._timeout_s and self._is_open:
+            raise BatchOverdue(
+                f"batch {self._next} did not come from {self._addresses[0]} within "
+                f"{self._timeout_s:g} s; the server is there, and says nothing of an error"
+            )
+
+    def _act(self, head: dict[str, Any], block: Any) -> None:
+        """Act upon a message."""
+        kind = head["kind"]
+        if kind == "opened":
+            self._enter(head)
+        elif kind == "checked":
+            self._answer = head
+            self._progress()
+        elif kind == "stranger":
+            raise Lost("it has no session for this client: it was started anew")
+        elif kind == "failed":
+            self._fail(head)
+        elif kind != "beat" and number(head, "number") == self._pass:
+            self._advance(kind, head, block)
+
+    def _enter(self, head: dict[str, Any]) -> None:
+        """A server has made the loader: if it is the same one as before, go on with it."""
+        if number(head, "version") != VERSION:
+            raise InvalidArgument(
+                f"{self._addresses[0]} speaks version {head['version']} of shardio's messages, "
+                f"this is version {VERSION}: install the same shardio on both"
+            )
+        opened = Opened(
+            text(head, "lineage"),
+            number(head, "generation"),
+            number(head, "batches"),
+            mapping(head, "state"),
+            mapping(head, "served"),
+        )
+        before = self.opened
+        if before is not None:
+            for name in ("lineage", "served"):
+                was, found = getattr(before, name), getattr(opened, name)
+                if was != found:
+                    raise InvalidArgument(
+                        f"{self._addresses[0]} serves other batches than this loader began with: "
+                        f"{name} is {found!r}, and was {was!r}"
+                    )
+        self.opened, self._is_open = opened, True
+        if self._asked is not None and self._link is not None:
+            self._link.send(self._asked)
+        if self._is_going:
+            self._iterate()
+        elif self._asked is None:
+            self._progress()
+
+    def _iterate(self) -> None:
+        self._pass += 1  # what was sent before is of no use
+        ahead = max(1, self._n_ahead - len(self.queue))
+        if self._link is not None:
+            message = {"number": self._pass, "state": self._state, "ahead": ahead}
+            self._link.send(pack("iterate", **message))
+
+    def _advance(self, kind: str, head: dict[str, Any], block: Any) -> None:
+        """A message of the pass that is under way."""
+        if kind == "begun":
+            for name in ("epoch", "first", "last"):
+                number(head, name)
+            if self._begun is None:
+                self._begun, self._next = head, head["first"]
+            elif head["first"] != self._next:
+                raise Lost(f"it begins with batch {head['first']}, asked for {self._next}")
+        elif kind == "batch":
+            self._take_in(head, block)
+        elif kind == "end":
+            self._state, self._is_going = mapping(head, "state"), False
+            self._progress()
+
+    def _take_in(self, head: dict[str, Any], block: Any) -> None:
+        if number(head, "step") != self._next:
+            raise Lost(f"batch {head['step']} came in the place of {self._next}")
+        state, batch = mapping(head, "state"), unpack_batch(head, block)
+        self._n_batch_bytes = max(self._n_batch_bytes, len(block))
+        self.queue.append(Arrived(batch, state, len(block)))
+        self._state = state
+        self._next += 1
+        self._progress()
+
+    def _fail(self, head: dict[str, Any]) -> None:
+        """Raise what the server has met, unless it is of a pass that is over."""
+        if head.get("number") is not None and number(head, "number") != self._pass:
+            return
+        self._is_going = False
+        error = failures.from_json(mapping(head, "error"))
+        if not self._is_open:  # this server has made no loader: the next one may
+            self.close()
+        if isinstance(error, MemoryShort):
+            error.add_note(f"at the server {self._addresses[0]}")
+        raise error
+
+    def _progress(self) -> None:
+        """Something has come that shows a server at work: patience begins anew when it is lost."""
+        self._pause_s, self._lost_s = _FIRST_PAUSE_S, None
+        self._said.clear()
+        self._denied.clear()

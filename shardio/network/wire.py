@@ -1,0 +1,108 @@
+"""The messages between a server and its clients: JSON, and behind a batch's the bytes of a block.
+
+    client                                          server
+      open      who, options                  ──▶
+                                              ◀──   opened   lineage, length, first state
+      iterate   pass, state, how many ahead   ──▶
+                                              ◀──   begun    pass, epoch, steps
+                                              ◀══   batch    pass, step, state after it; a block
+      credit    pass, taken, up to            ──▶
+                                              ◀──   end      pass, state of the next epoch
+      check     state                         ──▶
+                                              ◀──   checked  epoch
+      stop, close                             ──▶
+                                              ◀──   beat, failed, stranger
+
+Every message is one head, an object with its `kind`; a batch has a second frame. A server says
+`beat` once a second, and `stranger` to whoever it has no session for.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from shardio.format.schema import canonical_json, read_json
+
+VERSION: Final = 1
+"""Of all this; both sides must have the same."""
+
+MOST_HEAD_BYTES: Final = 4 << 20
+"""Of a message without a block."""
+
+FROM_CLIENT: Final = frozenset({"open", "iterate", "credit", "check", "stop", "close"})
+FROM_SERVER: Final = frozenset(
+    {"opened", "begun", "batch", "end", "checked", "beat", "failed", "stranger"}
+)
+MOST: Final = 1 << 60
+
+
+class Garbled(ValueError):
+    """What came is no message of ours."""
+
+
+def pack(kind: str, **more: Any) -> bytes:
+    """The head of a message."""
+    return canonical_json({"kind": kind, **more})
+
+
+def unpack(frames: Sequence[Any], kinds: frozenset[str]) -> dict[str, Any]:
+    """The head of a message of one of these kinds, with as many frames as it has to have.
+
+    Raises:
+        Garbled: it is none.
+    """
+    if not 1 <= len(frames) <= 2:
+        raise Garbled(f"a message of {len(frames)} frames")
+    content = bytes(frames[0][: MOST_HEAD_BYTES + 1])
+    if len(content) > MOST_HEAD_BYTES:
+        raise Garbled(f"a head of more than {MOST_HEAD_BYTES} bytes")
+    try:
+        head = read_json(content.decode("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise Garbled(f"a head that is no JSON: {error}") from error
+    if not isinstance(head, dict):
+        raise Garbled("a head that is no object")
+    kind = head.get("kind")
+    if not isinstance(kind, str) or kind not in kinds:
+        raise Garbled(f"a message of the kind {json.dumps(kind)[:40]}")
+    if (kind == "batch") != (len(frames) == 2):
+        raise Garbled(f"a message of the kind {kind} with {len(frames)} frames")
+    return head
+
+
+def number(head: Mapping[str, Any], name: str, most: int = MOST) -> int:
+    """A number from 0 up to `most` in a message."""
+    found = head.get(name)
+    if type(found) is not int or not 0 <= found <= most:
+        raise Garbled(f"{name} is {_shown(found)}, and not a number from 0 to {most}")
+    return found
+
+
+def text(head: Mapping[str, Any], name: str) -> str:
+    """A text in a message."""
+    found = head.get(name)
+    if not isinstance(found, str):
+        raise Garbled(f"{name} is {_shown(found)}, and not a text")
+    return found
+
+
+def mapping(head: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """An object in a message."""
+    found = head.get(name)
+    if not isinstance(found, dict):
+        raise Garbled(f"{name} is {_shown(found)}, and not an object")
+    return found
+
+
+def items(head: Mapping[str, Any], name: str) -> list[Any]:
+    """A list in a message."""
+    found = head.get(name)
+    if not isinstance(found, list):
+        raise Garbled(f"{name} is {_shown(found)}, and not a list")
+    return found
+
+
+def _shown(found: object) -> str:
+    return json.dumps(found)[:40]

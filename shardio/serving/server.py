@@ -1,0 +1,271 @@
+"""A server: one socket for all clients, a session for each, and a gatekeeper where there are keys.
+
+    main thread    socket ──▶ sessions (tell)      threads of sessions ──▶ outgoing ──▶ socket
+                   gatekeeper                                        (a bell wakes the main thread)
+
+It is for one thread, but `stop` is for any, and for handlers of signals.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from shardio._engine.mail import zeromq
+from shardio.closing import Closing
+from shardio.errors import EnvironmentUnsuitable, InvalidArgument
+from shardio.loader import ShardLoader
+from shardio.network import failures
+from shardio.network.address import Address, parse
+from shardio.network.keys import ServerKeys
+from shardio.network.link import HEARTBEAT_MS, SILENCE_MS
+from shardio.network.wire import (
+    FROM_CLIENT,
+    MOST_HEAD_BYTES,
+    VERSION,
+    Garbled,
+    number,
+    pack,
+    text,
+    unpack,
+)
+from shardio.serving.gatekeeper import DOMAIN, Gatekeeper
+from shardio.serving.session import Frames, Session
+
+_BEAT_S: Final = 1.0
+_GRACE_S: Final = 10.0
+"""How long the session of a client that has gone is kept for it to come back."""
+_TOKEN_LETTERS: Final = 32
+_AT_ONCE: Final = 64
+"""Messages that are read before others have their turn."""
+_GOODBYE_S: Final = 2.0
+
+
+class _Client:
+    """A session, and where its client is: `gone_s` says since when it is nowhere."""
+
+    def __init__(self, identity: bytes, session: Session) -> None:
+        self.identity, self.session = identity, session
+        self.gone_s: float | None = None
+
+
+class Server(Closing):
+    """Owns the socket and all sessions.
+
+    Args:
+        make_loader: makes a loader of a client's options.
+        served: what batches depend on, beside the dataset and these options.
+        bind: the address; with the port `*` any that is free.
+        keys: of CURVE; None only for this machine.
+        most_clients: how many sessions there may be.
+        grace_s: how long the session of a client that has gone is kept.
+
+    Raises:
+        InvalidArgument: the address is none, is in use, or is open to others without keys.
+        EnvironmentUnsuitable: pyzmq is missing.
+    """
+
+    def __init__(
+        self,
+        make_loader: Callable[[dict[str, Any]], ShardLoader],
+        served: Mapping[str, Any],
+        bind: str,
+        *,
+        keys: ServerKeys | None,
+        most_clients: int,
+        grace_s: float = _GRACE_S,
+    ) -> None:
+        zmq = self._zmq = zeromq("a server")
+        asked = parse(bind)
+        if keys is None and not asked.is_loopback:
+            raise InvalidArgument(
+                f"{asked} is open to other machines, and without keys to everybody there: "
+                "`shardio serve --make-keys DIR` makes some, pass them as --keys DIR; or bind "
+                "tcp://127.0.0.1, which ssh -L reaches"
+            )
+        self._make_loader, self._served = make_loader, served
+        self._most_clients, self._grace_s = most_clients, grace_s
+        self._clients: dict[str, _Client] = {}
+        self._by_identity: dict[bytes, str] = {}
+        self._ending: list[Session] = []
+        self._outgoing: deque[tuple[Session, Frames]] = deque()
+        self._is_stopping = False
+        self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._context = zmq.Context()
+        self.n_garbled = 0
+        try:
+            # First: ZeroMQ lets everybody in where nobody answers.
+            self._gatekeeper = None if keys is None else Gatekeeper(self._context, keys)
+            self._socket = self._listen(asked, keys)
+        except BaseException:
+            self.close()
+            raise
+
+    def _listen(self, asked: Address, keys: ServerKeys | None) -> Any:
+        zmq, socket = self._zmq, self._context.socket(self._zmq.ROUTER)
+        socket.linger = 0
+        socket.sndhwm = 0  # credit bounds what is under way
+        socket.router_mandatory = True
+        socket.maxmsgsize = MOST_HEAD_BYTES
+        socket.heartbeat_ivl, socket.heartbeat_timeout = HEARTBEAT_MS, SILENCE_MS
+        socket.ipv6 = asked.is_ipv6
+        if keys is not None:
+            socket.curve_server, socket.curve_secretkey = True, keys.secret
+            socket.zap_domain = DOMAIN
+        try:
+            socket.bind(str(asked))
+        except zmq.ZMQError as error:
+            raise InvalidArgument(f"{asked}: ZeroMQ cannot listen there: {error}") from error
+        return socket
+
+    @property
+    def address(self) -> str:
+        """Where it listens."""
+        found: str = self._socket.last_endpoint.rstrip(b"\0").decode()
+        return found
+
+    @property
+    def sessions(self) -> list[Session]:
+        """Those that have a client, or wait for it to come back."""
+        return [client.session for client in self._clients.values()]
+
+    def run(self) -> None:
+        """Serve until `stop`."""
+        zmq, poller = self._zmq, self._zmq.Poller()
+        sockets = [self._socket] if self._gatekeeper is None else [
+            self._socket, self._gatekeeper.socket,
+        ]  # fmt: skip
+        for each in (*sockets, self._bell):
+            poller.register(each, zmq.POLLIN)
+        beat_s = time.monotonic()
+        while not self._is_stopping:
+            poller.poll(_BEAT_S * 1000)
+            self._hear()
+            if self._gatekeeper is not None:
+                self._gatekeeper.answer()
+            self._send_out()
+            if time.monotonic() >= beat_s:
+                beat_s = time.monotonic() + _BEAT_S
+                self._beat()
+
+    def stop(self) -> None:
+        """End `run`, from wherever."""
+        self._is_stopping = True
+        self._ring()
+
+    def _ring(self) -> None:
+        os.eventfd_write(self._bell, 1)
+
+    def _post(self, session: Session, frames: Frames) -> None:
+        """Have a message sent; from the thread of a session."""
+        self._outgoing.append((session, frames))
+        self._ring()
+
+    def _hear(self) -> None:
+        for _ in range(_AT_ONCE):
+            try:
+                identity, *frames = self._socket.recv_multipart(self._zmq.NOBLOCK)
+            except self._zmq.Again:
+                return
+            try:
+                self._act(identity, unpack(frames, FROM_CLIENT))
+            except Garbled:
+                self.n_garbled += 1
+
+    def _act(self, identity: bytes, head: dict[str, Any]) -> None:
+        if head["kind"] == "open":
+            self._admit(identity, head)
+            return
+        token = self._by_identity.get(identity)
+        if token is None:
+            if head["kind"] != "close":
+                self._send(identity, [pack("stranger")])
+        elif head["kind"] == "close":
+            self._part_with(token)
+        else:
+            self._clients[token].session.tell(head)
+
+    def _admit(self, identity: bytes, head: dict[str, Any]) -> None:
+        """Make a session, or give a client that was cut off its own back."""
+        token = text(head, "token")
+        if len(token) != _TOKEN_LETTERS:
+            raise Garbled("a token that is none")
+        try:
+            if number(head, "version") != VERSION:
+                raise InvalidArgument(
+                    f"the server speaks version {VERSION} of shardio's messages, the client "
+                    f"{head['version']}: install the same shardio on both"
+                )
+            client = self._clients.get(token)
+            if client is not None and client.session.is_running:
+                self._by_identity.pop(client.identity, None)
+                client.identity, client.gone_s = identity, None
+                client.session.tell(head)
+            else:
+                self._clients.pop(token, None)
+                if len(self._clients) >= self._most_clients:
+                    raise EnvironmentUnsuitable(
+                        f"the server has {len(self._clients)} clients, and takes no more "
+                        "(--max-clients)"
+                    )
+                session = Session(head, self._make_loader, self._served, self._post)
+                self._clients[token] = _Client(identity, session)
+        except (InvalidArgument, EnvironmentUnsuitable) as error:
+            self._send(identity, [pack("failed", error=failures.as_json(error))])
+            return
+        self._by_identity[identity] = token
+
+    def _send_out(self) -> None:
+        """Send what sessions have posted."""
+        try:
+            os.eventfd_read(self._bell)
+        except BlockingIOError:
+            return
+        by_session = {id(client.session): client for client in self._clients.values()}
+        while self._outgoing:
+            session, frames = self._outgoing.popleft()
+            client = by_session.get(id(session))
+            if client is not None and client.gone_s is None:
+                self._send_to(client, frames)
+
+    def _send_to(self, client: _Client, frames: Frames) -> None:
+        if not self._send(client.identity, frames):
+            client.gone_s = time.monotonic()
+
+    def _send(self, identity: bytes, frames: Frames) -> bool:
+        """Send a message; False where there is nobody any more to send it to."""
+        try:
+            self._socket.send_multipart([identity, *frames], self._zmq.NOBLOCK, copy=False)
+        except self._zmq.ZMQError:
+            return False
+        return True
+
+    def _beat(self) -> None:
+        """Tell clients that they are not forgotten, and forget those that have gone."""
+        now_s = time.monotonic()
+        for token, client in list(self._clients.items()):
+            if client.gone_s is None:
+                self._send_to(client, [pack("beat")])
+            elif now_s - client.gone_s > self._grace_s:
+                self._part_with(token)
+        self._ending = [session for session in self._ending if session.is_running]
+
+    def _part_with(self, token: str) -> None:
+        client = self._clients.pop(token)
+        self._by_identity.pop(client.identity, None)
+        client.session.leave()
+        self._ending.append(client.session)
+
+    def close(self) -> None:
+        """End all sessions, and let go of the socket. Idempotent."""
+        for token in list(self._clients):
+            self._part_with(token)
+        end_s = time.monotonic() + _GOODBYE_S
+        for session in self._ending:
+            session.join(max(0.0, end_s - time.monotonic()))
+        if not self._context.closed:
+            self._context.destroy(linger=0)
+            os.close(self._bell)

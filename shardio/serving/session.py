@@ -1,0 +1,220 @@
+"""What a server does for one client: a loader of its own, and a thread that sends its batches.
+
+The server's thread hands messages in (`tell`); what the session says goes through `post`, from its
+own thread. It fills ahead as far as the client grants it, and never more than so many bytes.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any, Final, cast
+
+from shardio.batch import Batch
+from shardio.errors import InvalidArgument, MemoryShort
+from shardio.handover import Pass
+from shardio.loader import ShardLoader
+from shardio.network import asked, failures
+from shardio.network.filled import pack_batch
+from shardio.network.wire import VERSION, Garbled, mapping, number, pack
+
+MOST_UNTAKEN_BYTES: Final = 256 << 20
+"""Of batches that were sent and that no loop has got, unless a single one is larger."""
+MOST_AHEAD: Final = 1 << 10
+"""Batches, whatever a client grants."""
+
+Head = dict[str, Any]
+Frames = list[Any]
+
+
+class Session:
+    """Owns a loader and a thread, both until `leave`, or until the process ends.
+
+    Args:
+        head: the message that opens it.
+        make_loader: makes the loader of these options.
+        served: what else its batches depend on.
+        post: takes the frames of a message to the client.
+    """
+
+    def __init__(
+        self,
+        head: Mapping[str, Any],
+        make_loader: Callable[[dict[str, Any]], ShardLoader],
+        served: Mapping[str, Any],
+        post: Callable[[Session, Frames], object],
+    ) -> None:
+        self._options = asked.from_json(mapping(head, "options"))
+        self._most_bytes = number(head, "most_bytes")
+        self._make_loader, self._served, self._post = make_loader, dict(served), post
+        self._changed = threading.Condition()
+        self._told: deque[Head] = deque()
+        self._is_leaving = False
+        self._number: int | None = None
+        """The pass that is under way."""
+        self._batches: Pass | None = None
+        self._step = self._taken = self._upto = 0
+        self._untaken: deque[tuple[int, int]] = deque()
+        """Step and bytes of what was sent and not taken."""
+        self._n_untaken_bytes = 0
+        self._thread = threading.Thread(target=self._run, name="shardio session", daemon=True)
+        self._thread.start()
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it has a loader, or is about to have one."""
+        return self._thread.is_alive()
+
+    @property
+    def n_untaken_bytes(self) -> int:
+        """Bytes of the batches that were sent, and that the client's loop has not got."""
+        return self._n_untaken_bytes
+
+    def tell(self, head: Head) -> None:
+        """Take a message of the client."""
+        with self._changed:
+            if head["kind"] == "credit":
+                self._grant(head)
+            else:
+                self._told.append(head)
+            self._changed.notify()
+
+    def leave(self) -> None:
+        """End, after the batch that is being made."""
+        with self._changed:
+            self._is_leaving = True
+            self._changed.notify()
+
+    def join(self, timeout_s: float) -> None:
+        """Wait until it has ended."""
+        self._thread.join(timeout_s)
+
+    def _grant(self, head: Head) -> None:
+        """The client's loop has got batches, and wants to have more."""
+        if number(head, "number") != self._number:
+            return
+        self._taken = max(self._taken, number(head, "taken"))
+        self._upto = min(number(head, "upto"), self._taken + MOST_AHEAD)
+        while self._untaken and self._untaken[0][0] < self._taken:
+            self._n_untaken_bytes -= self._untaken.popleft()[1]
+
+    def _run(self) -> None:
+        loader: ShardLoader | None = None
+        try:
+            loader = self._open()
+            while loader is not None and self._go_on(loader):
+                pass
+        finally:
+            self._batches = None
+            if loader is not None:
+                loader.close()
+
+    def _open(self) -> ShardLoader | None:
+        try:
+            loader = self._make_loader(self._options)
+        except Exception as error:  # noqa: BLE001  # whatever it is, the client is to know
+            self._fail(error)
+            return None
+        self._say_opened(loader)
+        return loader
+
+    def _say_opened(self, loader: ShardLoader) -> None:
+        dataset = loader.dataset
+        self._say(
+            "opened",
+            version=VERSION,
+            lineage=dataset.lineage,
+            generation=dataset.generation,
+            batches=len(loader),
+            state=loader.state_dict(),
+            served=self._served,
+        )
+
+    def _go_on(self, loader: ShardLoader) -> bool:
+        """Act upon a message, or send a batch; False when it is to end."""
+        with self._changed:
+            while not (self._is_leaving or self._told or self._may_send):
+                self._changed.wait()
+            if self._is_leaving:
+                return False
+            head = self._told.popleft() if self._told else None
+        try:
+            if head is None:
+                self._send_next(loader)
+            else:
+                self._act(loader, head)
+        except Exception as error:  # noqa: BLE001  # likewise
+            failed = self._number
+            self._stop()
+            self._fail(error, failed)
+        return True
+
+    @property
+    def _may_send(self) -> bool:
+        if self._batches is None or self._step >= self._upto:
+            return False
+        return not self._untaken or self._n_untaken_bytes < MOST_UNTAKEN_BYTES
+
+    def _act(self, loader: ShardLoader, head: Head) -> None:
+        kind = head["kind"]
+        if kind == "open":  # the client has lost the connection, and is here again
+            self._stop()
+            self._say_opened(loader)
+        elif kind == "check":
+            loader.load_state_dict(mapping(head, "state"))
+            self._say("checked", epoch=loader.epoch)
+        elif kind == "stop":
+            if number(head, "number") == self._number:
+                self._stop()
+        elif kind == "iterate":
+            self._begin(loader, head)
+
+    def _begin(self, loader: ShardLoader, head: Head) -> None:
+        self._stop()
+        self._number = number(head, "number")
+        state, ahead = mapping(head, "state"), number(head, "ahead", MOST_AHEAD)
+        if state != loader.state_dict():  # else the loader has begun with it already
+            loader.load_state_dict(state)
+        self._batches = batches = cast(Pass, iter(loader))
+        division = batches.iteration.plan.division
+        first, last = division.first_step, division.last_step
+        with self._changed:
+            self._step = self._taken = first
+            self._upto = first + ahead
+        self._say("begun", number=self._number, epoch=loader.epoch, first=first, last=last)
+
+    def _send_next(self, loader: ShardLoader) -> None:
+        batch: Batch | None = None if self._batches is None else next(self._batches, None)
+        if batch is None:
+            ended = self._number
+            self._stop()
+            self._say("end", number=ended, state=loader.state_dict())
+            return
+        head, block = pack_batch(batch)
+        if len(block) > self._most_bytes:
+            raise MemoryShort(
+                f"batch {batch.step} has {len(block)} bytes, and the client takes at most "
+                f"{self._most_bytes}: lower batch_size there, or raise memory_bytes"
+            )
+        with self._changed:
+            self._step = batch.step + 1
+            self._untaken.append((batch.step, len(block)))
+            self._n_untaken_bytes += len(block)
+        self._say("batch", block, number=self._number, state=loader.state_dict(), **head)
+
+    def _stop(self) -> None:
+        """Leave the pass that is under way."""
+        with self._changed:
+            self._number = self._batches = None
+            self._untaken.clear()
+            self._n_untaken_bytes = 0
+
+    def _fail(self, error: Exception, failed: int | None = None) -> None:
+        if isinstance(error, Garbled):
+            error = InvalidArgument(f"the server cannot make sense of what it is asked: {error}")
+        self._say("failed", number=failed, error=failures.as_json(error))
+
+    def _say(self, kind: str, block: Any = None, **more: Any) -> None:
+        head = pack(kind, **more)
+        self._post(self, [head] if block is None else [head, block])
