@@ -6,8 +6,8 @@ import os
 import sys
 import warnings
 import weakref
-from collections.abc import Iterable, Iterator
-from typing import Any, Final, get_args
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple, get_args
 
 from shardio._engine.gathering import Gathering
 from shardio._engine.inbox import check_prefix
@@ -18,12 +18,21 @@ from shardio._engine.start import Start
 from shardio.closing import Closing
 from shardio.errors import InvalidArgument
 from shardio.item_stats import SkippedItem
+from shardio.network.samples import FarSamples
 from shardio.option_checks import OnError, count, most_skips, one_of, seconds
 
 __all__ = ["MultiLoader", "WorkerInfo", "worker_info"]
 
 _BUDGET_BYTES: Final = 256 << 20
 _MOST_WORKERS: Final = 250
+
+
+class _Far(NamedTuple):
+    """Where servers are, and what they are asked for."""
+
+    address: str | Sequence[str] | None
+    keys: str | os.PathLike[str] | None
+    options: dict[str, Any]
 
 
 class MultiLoader(Closing):
@@ -38,8 +47,9 @@ class MultiLoader(Closing):
     iteration: when it is over, has failed, is let go of, at `kill()`, or with this process.
 
     Args:
-        dataset: any iterable. It travels to the workers by pickle; what cannot, such as a generator
-            or an open file, is there by a fork of this process, which a warning says.
+        dataset: any iterable; None with `address`. It travels to the workers by pickle; what
+            cannot, such as a generator or an open file, is there by a fork of this process, which a
+            warning says.
         workers: how many processes.
         verbose: say on standard error where the socket is, and which workers have finished.
         nokill: let earlier iterations go on when another one begins.
@@ -55,9 +65,16 @@ class MultiLoader(Closing):
             on. One that cannot, as a generator, ends there, which a warning says, and the other
             workers go on. The death of a worker is an error in any case.
         max_skips: how many samples of an iteration may be skipped, from 0 up.
+        address: of a server that `shardio serve` runs, or a list of several of one dataset, whose
+            samples are iterated then: each is a worker that has its part, every sample comes once,
+            as a dict, and every iteration is one epoch. What says how workers start is not used.
+        keys: with `address`, the folder of this client's keys, by default what SHARDIO_KEYS says.
+        options: with `address`, of ShardLoader: fields, shuffle, seed, clip, … `batch_size` is how
+            many samples travel together, 32 by default.
 
     Raises:
         InvalidArgument: an argument is not acceptable; the message lists what is.
+        ServerUnreachable: (also in the loop) a server does not answer.
         EnvironmentUnsuitable: pyzmq is missing: pip install 'shardio[zmq]'.
         WorkerDied, TransformError, BatchOverdue: (in the loop) naming the worker.
         TooManySkipped: (in the loop) one more sample failed than may.
@@ -65,7 +82,7 @@ class MultiLoader(Closing):
 
     def __init__(
         self,
-        dataset: Iterable[Any],
+        dataset: Iterable[Any] | None = None,
         workers: int = 4,
         verbose: bool = False,  # noqa: FBT001, FBT002  # as it is called elsewhere
         nokill: bool = False,  # noqa: FBT001, FBT002  # likewise
@@ -76,9 +93,23 @@ class MultiLoader(Closing):
         start_method: Start = "zygote",
         on_error: OnError = "raise",
         max_skips: int | None = None,
+        address: str | Sequence[str] | None = None,
+        keys: str | os.PathLike[str] | None = None,
+        options: Mapping[str, Any] | None = None,
     ) -> None:
         zeromq()
-        if not hasattr(type(dataset), "__iter__") and not hasattr(type(dataset), "__getitem__"):
+        self._far = _Far(address, keys, dict(options or {}))
+        self._servers: FarSamples | None = None
+        self._epoch = 0
+        if address is not None:
+            if dataset is not None:
+                raise InvalidArgument(
+                    "with address the servers have the dataset: leave dataset out; found "
+                    f"{shortened(dataset)}"
+                )
+        elif keys is not None or options is not None:
+            raise InvalidArgument("keys and options are for the address of a server; there is none")
+        elif not hasattr(type(dataset), "__iter__") and not hasattr(type(dataset), "__getitem__"):
             raise InvalidArgument(
                 f"dataset must be something to iterate; found {shortened(dataset)}"
             )
@@ -91,11 +122,15 @@ class MultiLoader(Closing):
         self._timeout_s = seconds("timeout_s", timeout_s)
         self._start: Start = one_of("start_method", start_method, get_args(Start))
         self._most_skips = most_skips(on_error, max_skips)
+        if address is not None and self._most_skips is not None:
+            self._far.options.update(on_error="skip", max_skips=self._most_skips)
         self._lenience = Lenience(self._most_skips)
         self._iterations: weakref.WeakSet[Gathering] = weakref.WeakSet()
 
     def __iter__(self) -> Iterator[Any]:
-        """Start workers, each of which iterates the dataset."""
+        """Start workers, each of which iterates the dataset; of servers, begin the next epoch."""
+        if self._far.address is not None:
+            return self._next_epoch()
         if not self.nokill:
             self.kill()
         try:
@@ -114,10 +149,25 @@ class MultiLoader(Closing):
         self._iterations.add(iteration)
         return iteration
 
+    def _next_epoch(self) -> Iterator[Any]:
+        """The samples of the servers' next epoch."""
+        if self._servers is None:
+            address, keys, options = self._far
+            self._servers = FarSamples(
+                [address] if isinstance(address, str) else list(address or ()),
+                options,
+                keys=keys,
+                memory_bytes=self._memory_bytes,
+                timeout_s=self._timeout_s,
+                say=_say if self.verbose else _say_nothing,
+            )
+        self._epoch += 1
+        return self._servers.epoch(self._epoch - 1)
+
     def _gather(self, start: Start) -> Gathering:
         self._lenience = Lenience(self._most_skips)
         return Gathering(
-            self.dataset,
+            () if self.dataset is None else self.dataset,
             self.workers,
             prefix=self._whole_prefix,
             most_bytes=self._memory_bytes,
@@ -131,12 +181,18 @@ class MultiLoader(Closing):
     def skipped(self) -> tuple[SkippedItem, ...]:
         """The samples that were left out so far of the iteration that was begun last.
 
-        `index` is the number of the sample in its worker, `item` says which worker that is.
+        `index` is the number of the sample in its worker, `item` says which worker that is. Of
+        servers, it is the number in the dataset, and says which server.
         """
+        if self._servers is not None:
+            return tuple(self._servers.skipped)
         return tuple(self._lenience.skipped)
 
     def kill(self) -> None:
-        """End the workers of all iterations, in the middle of whatever they do."""
+        """End the workers of all iterations, in the middle of whatever they do; leave servers."""
+        if self._servers is not None:
+            self._servers.close()
+            self._servers = None
         for iteration in list(self._iterations):
             if self.verbose and iteration.is_open:
                 _say("ending the workers of an iteration")

@@ -101,6 +101,11 @@ class RemoteLoader(Closing):
         return found[0] if len(found) == 1 else found
 
     @property
+    def lineage(self) -> str:
+        """Of the dataset, which tells it from others."""
+        return self._opened().lineage
+
+    @property
     def epoch(self) -> int:
         """The epoch of the latest iteration, or that the next one goes on with; 0 at first."""
         found: int = self._next["epoch"] if self._latest is None else self._latest.epoch
@@ -115,7 +120,7 @@ class RemoteLoader(Closing):
         return self._iterate()
 
     def _iterate(self) -> RemotePass:
-        self._check_open()
+        self.check_open()
         if self._latest is not None:
             self._latest.end()
             self._totals += self._latest.stats()
@@ -151,7 +156,7 @@ class RemoteLoader(Closing):
         Raises:
             InvalidArgument: it is no such state, or one of another dataset, subset, seed or order.
         """
-        self._check_open()
+        self.check_open()
         if not isinstance(state, Mapping):
             raise InvalidArgument(
                 f"load_state_dict: expected what state_dict() gave; found {state!r}"
@@ -179,7 +184,8 @@ class RemoteLoader(Closing):
             raise LoaderClosed("this loader was closed before a server had opened its dataset")
         return opened
 
-    def _check_open(self) -> None:
+    def check_open(self) -> None:
+        """Raise LoaderClosed after `close`, and in a fork of the process that made it."""
         if not self._finalizer.alive or self._pid != this_process.pid:
             raise LoaderClosed("this loader was closed, or made before this process was forked off")
 
@@ -220,6 +226,7 @@ class RemotePass:
             if not self.is_exhausted:
                 raise LoaderClosed("this iteration was ended, by close() or by the next one")
             return None
+        self._loader.check_open()
         entered_s = time.monotonic()
         try:
             arrived = self._stream.take(wait_s)

@@ -7,6 +7,7 @@ Whoever receives one trusts none of the numbers in it before `check` has seen th
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any, Final
@@ -23,6 +24,7 @@ from shardio.network.wire import Garbled, items, number, text
 
 _ALIGNMENT: Final = 64
 _MOST_ROWS: Final = 1 << 32
+_MOST_VALUES: Final = 1 << 48
 _SKIPPED_NUMBERS: Final = ("row", "index", "shard", "sample")
 
 Block = npt.NDArray[np.uint8]
@@ -131,10 +133,9 @@ def check(layout: BlockLayout, block: Block, n_rows: int) -> None:
     for varying in layout.varying:
         _check_extents(layout, block, n_rows, varying, heap_bytes)
     for whole, (place, *shape) in zip(layout.whole, layout.heads(block), strict=True):
-        n_bytes = whole.dtype.itemsize
-        for size in shape:
-            n_bytes *= size
-        if min(place, *shape) < 0 or place + n_bytes > heap_bytes:
+        n_bytes = math.prod((whole.dtype.itemsize, *shape))
+        is_shape = min(place, *shape) >= 0 and math.prod(max(1, n) for n in shape) < _MOST_VALUES
+        if not is_shape or place + n_bytes > heap_bytes:
             raise Garbled(f"field {whole.name!r}: shape {shape} from byte {place} on")
 
 
@@ -149,6 +150,7 @@ def _check_extents(
     field = layout.schema[slot.name]
     if isinstance(field, Array):
         shapes = layout.shapes(block, slot)[:n_rows].astype(np.float64)
-        # Exact as far as a heap can reach.
-        if bool((shapes.prod(axis=1) * field.numpy.itemsize != sizes).any()):
+        # Exact as far as a heap can reach; and with a size of 0 the others are bounded as well.
+        is_wrong = shapes.prod(axis=1) * field.numpy.itemsize != sizes
+        if bool((is_wrong | (np.maximum(shapes, 1).prod(axis=1) >= _MOST_VALUES)).any()):
             raise Garbled(f"field {slot.name!r}: a value that is not as large as its shape")

@@ -252,9 +252,7 @@ class Stream(Closing):
         if away_s >= patience_s or self._denied.issuperset(self._addresses):
             said = "; ".join(f"{where}: {what}" for where, what in self._said.items())
             self._progress()  # who tries again has as much patience as before
-            raise ServerUnreachable(
-                f"no server answers, for {away_s:.0f} s now; what was heard last: {said}"
-            )
+            raise ServerUnreachable(f"no server to load from, for {away_s:.0f} s now: {said}")
         self._try_s = now_s + self._pause_s
         self._pause_s = min(_LONGEST_PAUSE_S, self._pause_s * 2)
 

@@ -61,7 +61,6 @@ class Server(Closing):
         bind: the address; with the port `*` any that is free.
         keys: of CURVE; None only for this machine.
         most_clients: how many sessions there may be.
-        grace_s: how long the session of a client that has gone is kept.
 
     Raises:
         InvalidArgument: the address is none, is in use, or is open to others without keys.
@@ -76,7 +75,6 @@ class Server(Closing):
         *,
         keys: ServerKeys | None,
         most_clients: int,
-        grace_s: float = _GRACE_S,
     ) -> None:
         zmq = self._zmq = zeromq("a server")
         asked = parse(bind)
@@ -87,7 +85,7 @@ class Server(Closing):
                 "tcp://127.0.0.1, which ssh -L reaches"
             )
         self._make_loader, self._served = make_loader, served
-        self._most_clients, self._grace_s = most_clients, grace_s
+        self._most_clients = most_clients
         self._clients: dict[str, _Client] = {}
         self._by_identity: dict[bytes, str] = {}
         self._ending: list[Session] = []
@@ -249,7 +247,7 @@ class Server(Closing):
         for token, client in list(self._clients.items()):
             if client.gone_s is None:
                 self._send_to(client, [pack("beat")])
-            elif now_s - client.gone_s > self._grace_s:
+            elif now_s - client.gone_s > _GRACE_S:
                 self._part_with(token)
         self._ending = [session for session in self._ending if session.is_running]
 

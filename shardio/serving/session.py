@@ -57,7 +57,7 @@ class Session:
         self._step = self._taken = self._upto = 0
         self._untaken: deque[tuple[int, int]] = deque()
         """Step and bytes of what was sent and not taken."""
-        self._n_untaken_bytes = 0
+        self._n_untaken_bytes = self.n_sent = 0
         self._thread = threading.Thread(target=self._run, name="shardio session", daemon=True)
         self._thread.start()
 
@@ -201,6 +201,7 @@ class Session:
             self._step = batch.step + 1
             self._untaken.append((batch.step, len(block)))
             self._n_untaken_bytes += len(block)
+        self.n_sent += 1
         self._say("batch", block, number=self._number, state=loader.state_dict(), **head)
 
     def _stop(self) -> None:

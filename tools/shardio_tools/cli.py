@@ -36,6 +36,7 @@ from shardio_tools import (
     merge,
     repair,
     reshard,
+    serve,
     split,
     stats,
     verify,
@@ -62,6 +63,7 @@ COMMANDS: dict[str, ModuleType] = {
     "stats": stats,
     "bench": bench,
     "export": export,
+    "serve": serve,
 }
 
 

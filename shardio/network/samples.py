@@ -1,0 +1,155 @@
+"""Samples of several servers of one dataset, as they come: what MultiLoader does with addresses.
+
+Each server has a part of every epoch, as if it were one of several ranks, and all together have
+every sample once.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any, Final
+
+from shardio._engine.mail import zeromq
+from shardio.batch import Batch
+from shardio.closing import Closing
+from shardio.errors import BatchOverdue, InvalidArgument
+from shardio.item_stats import SkippedItem
+from shardio.network.far_loader import RemoteLoader, RemotePass
+
+_AT_ONCE: Final = 32
+"""Samples that travel together, if the user does not say."""
+_STEP_MS: Final = 100
+_OURS: Final = (
+    *("output", "device", "rank", "world_size", "tail", "collate"),
+    *("keys", "memory_bytes", "timeout_s"),
+)
+"""Options of a loader that are decided here."""
+
+
+class FarSamples(Closing):
+    """Owns a loader for each server; every iteration is one epoch.
+
+    Args:
+        addresses: of the servers.
+        options: of ShardLoader, for all of them.
+        keys: the folder of this client's keys.
+        memory_bytes: of all batches that have arrived, together.
+        timeout_s: how long to wait for a sample, and for a server; None for ever, and 60 seconds.
+        say: is told what happens, in a line.
+
+    Raises:
+        InvalidArgument: an option is not acceptable, or they serve different datasets.
+        ServerUnreachable: as RemoteLoader.
+    """
+
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        options: Mapping[str, Any],
+        *,
+        keys: Any,
+        memory_bytes: int,
+        timeout_s: float | None,
+        say: Callable[[str], object],
+    ) -> None:
+        if given := [name for name in _OURS if name in options]:
+            raise InvalidArgument(f"options: MultiLoader decides {given[0]} itself: leave it out")
+        self._timeout_s, self._say, self.skipped = timeout_s, say, list[SkippedItem]()
+        n = len(addresses)
+        self._loaders: list[RemoteLoader] = []
+        with ExitStack() as undo:
+            for rank, address in enumerate(addresses):
+                loader = RemoteLoader(
+                    address,
+                    **{"batch_size": _AT_ONCE, **options},
+                    output="numpy",
+                    keys=keys,
+                    rank=rank,
+                    world_size=n,
+                    tail="short",
+                    collate="list",
+                    memory_bytes=max(1, memory_bytes // n),
+                    timeout_s=timeout_s,
+                )
+                undo.callback(loader.close)
+                self._loaders.append(loader)
+                if loader.lineage != self._loaders[0].lineage:
+                    raise InvalidArgument(
+                        f"{address} serves the dataset of lineage {loader.lineage}, "
+                        f"{addresses[0]} that of {self._loaders[0].lineage}: servers that share "
+                        "an epoch serve one dataset"
+                    )
+            undo.pop_all()
+
+    def epoch(self, number: int) -> Iterator[Any]:
+        """The samples of an epoch, as they come; ends the iteration before."""
+        self.skipped.clear()
+        passes = []
+        for loader in self._loaders:
+            state = loader.state_dict()
+            beginning = {**state, "epoch": number, "position": 0}
+            if state != beginning:
+                loader.load_state_dict(beginning)
+            begun = iter(loader)
+            if isinstance(begun, RemotePass):
+                passes.append(begun)
+        return self._samples(passes)
+
+    def _samples(self, passes: list[RemotePass]) -> Iterator[Any]:
+        going, came_s = deque(enumerate(passes)), time.monotonic()
+        try:
+            while going:
+                found = self._take(going)
+                if found is not None:
+                    yield from self._rows(*found)
+                    came_s = time.monotonic()
+                elif going:
+                    self._wait([each for _, each in going], came_s)
+        finally:
+            for each in passes:
+                each.end()
+
+    def _take(self, going: deque[tuple[int, RemotePass]]) -> tuple[int, Batch] | None:
+        """A batch of whichever server has one, those first that had none for longest."""
+        for _ in range(len(going)):
+            server, each = going.popleft()
+            batch = each.take(0.0)
+            if each.is_exhausted:
+                self._say(f"server {server} has sent all of its part")
+                continue
+            going.append((server, each))
+            if batch is not None:
+                return server, batch
+        return None
+
+    def _rows(self, server: int, batch: Batch) -> Iterator[dict[str, Any]]:
+        """The samples of a batch: arrays are views of it, what is missing is None."""
+        for skip in batch.skipped:
+            self.skipped.append(SkippedItem(skip.index, f"server {server}", skip.error, skip.text))
+        columns = {name: batch[name] for name in batch}
+        present = {name: batch.present(name) for name in batch}
+        for row in batch.valid.nonzero()[0].tolist():
+            yield {
+                name: column[row] if present[name][row] else None
+                for name, column in columns.items()
+            }
+
+    def _wait(self, passes: Sequence[RemotePass], came_s: float) -> None:
+        if self._timeout_s is not None and time.monotonic() - came_s > self._timeout_s:
+            raise BatchOverdue(
+                f"no sample came within {self._timeout_s:g} s from any of {len(passes)} servers"
+            )
+        zmq = zeromq()
+        poller = zmq.Poller()
+        for each in passes:
+            for socket in each.sockets:
+                poller.register(socket, zmq.POLLIN)
+        poller.poll(_STEP_MS)
+
+    def close(self) -> None:
+        """Leave all servers. Idempotent."""
+        for loader in self._loaders:
+            loader.close()

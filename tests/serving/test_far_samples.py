@@ -1,0 +1,135 @@
+"""MultiLoader with addresses: every server has a part of each epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import shardio
+from shardio import InvalidArgument, MultiLoader
+from shardio.errors import BatchOverdue, LoaderClosed, ServerUnreachable
+from shardio.serving import Server
+from tests.serving.served import serving
+from tests.shards import EVERY_FIELD, same_in_batch
+
+
+@pytest.fixture(scope="module")
+def second(path: str) -> Iterator[Server]:
+    with serving(path) as made:
+        yield made
+
+
+def _labels(samples: Any) -> list[int]:
+    return [int(sample["label"]) for sample in samples]
+
+
+def test_every_sample_comes_once_from_several_servers_as_it_was_stored(
+    path: str, server: Server, second: Server
+) -> None:
+    with MultiLoader(address=[server.address, second.address], options={"batch_size": 4}) as far:
+        samples = list(far)
+    assert sorted(_labels(samples)) == list(range(30))
+    stored = shardio.open(path)
+    for sample in samples:
+        expected = stored.schema.flatten(stored[int(sample["label"])])
+        assert all(same_in_batch(sample[name], expected[name]) for name in EVERY_FIELD)
+
+
+def test_every_iteration_is_the_next_epoch(server: Server, second: Server) -> None:
+    options = {"shuffle": True, "fields": ["label"], "batch_size": 2}
+    with MultiLoader(address=server.address, options=options) as one:
+        epochs = [_labels(one) for _ in range(2)]
+        next(iter(one))
+        one.kill()
+        last = _labels(one)
+    assert [sorted(each) for each in (*epochs, last)] == [list(range(30))] * 3
+    assert len({tuple(each) for each in (*epochs, last)}) == 3
+
+
+def test_an_iteration_that_goes_on_beside_the_next_is_over(server: Server) -> None:
+    with MultiLoader(address=server.address, options={"batch_size": 2}) as far:
+        first = iter(far)
+        next(first)
+        second = iter(far)
+        assert _labels(second) == list(range(30))
+        with pytest.raises(LoaderClosed):
+            list(first)
+
+
+def test_a_server_that_returns_gives_its_part_once(path: str, server: Server) -> None:
+    with serving(path) as lost:
+        address = lost.address
+        options = {"batch_size": 1, "prefetch": 0, "fields": ["label"]}
+        far = MultiLoader(address=[server.address, address], options=options)
+        samples = iter(far)
+        found = [next(samples) for _ in range(6)]
+    with far, serving(path, bind=address):
+        assert sorted(_labels([*found, *samples])) == list(range(30))
+
+
+def test_samples_that_fail_may_be_skipped(path: str) -> None:
+    with serving(path, transform=_refuse_sample_7) as server:
+        with MultiLoader(address=server.address, on_error="skip", max_skips=1) as far:
+            assert _labels(far) == [i for i in range(30) if i != 7]
+            assert [(skip.index, skip.item) for skip in far.skipped] == [(7, "server 0")]
+
+
+def _refuse_sample_7(sample: dict[str, Any]) -> dict[str, Any]:
+    if sample["label"] == 7:
+        raise KeyError("seven")
+    return {"label": np.int64(sample["label"])}
+
+
+def test_servers_of_different_datasets_share_no_epoch(server: Server, other_path: str) -> None:
+    with serving(other_path) as other:
+        with pytest.raises(InvalidArgument, match="serves the dataset of lineage"):
+            iter(MultiLoader(address=[server.address, other.address]))
+
+
+def test_verbose_says_when_a_server_has_sent_its_part(
+    server: Server, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with MultiLoader(address=server.address, verbose=True) as far:
+        list(far)
+    assert "server 0 has sent all of its part" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"dataset": range(3)}, "leave dataset out"),
+        ({"options": {"rank": 1}}, "decides rank itself"),
+        ({"options": {"output": "torch"}}, "decides output itself"),
+        ({"options": {"fields": ["no"]}}, "fields must be"),
+    ],
+)
+def test_what_makes_no_sense_with_an_address_is_refused(
+    server: Server, arguments: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(InvalidArgument, match=said):
+        iter(MultiLoader(address=server.address, **arguments))
+
+
+def test_keys_and_options_are_for_an_address() -> None:
+    for more in ({"keys": "x"}, {"options": {}}):
+        with pytest.raises(InvalidArgument, match="for the address of a server"):
+            MultiLoader(range(3), **more)  # type: ignore[arg-type]
+
+
+def test_a_server_that_is_not_there_is_an_error_in_time() -> None:
+    with pytest.raises(ServerUnreachable, match="nobody listens"):
+        iter(MultiLoader(address="tcp://127.0.0.1:1", timeout_s=0.1))
+
+
+def test_samples_that_do_not_come_are_overdue(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with MultiLoader(address=server.address, timeout_s=0.2, options={"batch_size": 1}) as far:
+        samples = iter(far)
+        next(samples)
+        monkeypatch.setattr("shardio.network.stream.Stream.take", lambda self, wait_s: None)
+        with pytest.raises(BatchOverdue, match="from any of 1 servers"):
+            list(samples)

@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from shardio import InvalidArgument
+from shardio._engine.mail import zeromq
+from shardio.network.keys import client_keys, make_keys, server_keys, z85
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    make_keys(tmp_path / "keys")
+    return tmp_path / "keys"
+
+
+def test_a_client_has_what_it_needs_and_the_server_knows_it(folder: Path) -> None:
+    found = client_keys(folder / "client")
+    server = server_keys(folder)
+    assert found is not None
+    assert found.public == zeromq().curve_public(found.secret)
+    assert found.server == zeromq().curve_public(server.secret)
+    assert server.knows(found.public) and not server.knows(found.server)
+
+
+def test_secrets_are_for_their_owner_alone_and_are_not_shown(folder: Path) -> None:
+    secrets = [folder / "server.secret", folder / "client" / "client.secret"]
+    assert [path.stat().st_mode & 0o777 for path in secrets] == [0o600, 0o600]
+    assert not (folder / "client" / "server.secret").exists()
+    server, client = server_keys(folder), client_keys(folder / "client")
+    assert client is not None
+    for secret in (server.secret, client.secret):
+        assert secret.decode() not in repr(server) + repr(client)
+
+
+def test_another_client_is_known_to_the_same_server_at_once(folder: Path) -> None:
+    server = server_keys(folder)
+    second = client_keys(make_keys(folder, "second"))
+    assert second is not None and second.server == zeromq().curve_public(server.secret)
+    assert server.knows(second.public)
+    (folder / "clients" / "second.public").unlink()
+    assert not server.knows(second.public)
+
+
+@pytest.mark.parametrize("name", ["client", "clients", "../x", ".x", ""])
+def test_a_client_is_neither_made_twice_nor_outside_of_the_folder(folder: Path, name: str) -> None:
+    before = sorted(folder.parent.rglob("*"))
+    with pytest.raises(InvalidArgument):
+        make_keys(folder, name)
+    assert sorted(folder.parent.rglob("*")) == before
+
+
+def test_a_secret_that_others_may_read_is_refused(folder: Path) -> None:
+    for path, read in (
+        (folder / "server.secret", lambda: server_keys(folder)),
+        (folder / "client" / "client.secret", lambda: client_keys(folder / "client")),
+    ):
+        os.chmod(path, 0o644)
+        with pytest.raises(InvalidArgument, match=re.escape(f"chmod 600 {path}")):
+            read()
+
+
+def test_a_file_that_is_no_key_or_is_not_there_is_named(folder: Path) -> None:
+    public = folder / "client" / "server.public"
+    public.write_text("no key")
+    with pytest.raises(InvalidArgument, match=f"{re.escape(str(public))}: expected a key"):
+        client_keys(folder / "client")
+    public.unlink()
+    with pytest.raises(InvalidArgument, match=f"{re.escape(str(public))}: this key cannot be read"):
+        client_keys(folder / "client")
+    with pytest.raises(InvalidArgument, match="--make-keys"):
+        server_keys(folder / "client")
+
+
+def test_the_environment_says_where_keys_are(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SHARDIO_KEYS", raising=False)
+    assert client_keys(None) is None
+    monkeypatch.setenv("SHARDIO_KEYS", str(folder / "client"))
+    assert client_keys(None) == client_keys(folder / "client") is not None
+
+
+def test_a_key_of_bytes_is_written_as_in_its_file() -> None:
+    # The example of ZeroMQ's RFC 32.
+    assert z85(bytes.fromhex("864fd26fb559f75b")) == b"HelloWorld"

@@ -1,0 +1,202 @@
+from __future__ import annotations
+
+import io
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+
+import shardio
+from shardio import Clip, InvalidArgument, ShardLoader
+from shardio.errors import LoaderClosed, ServerUnreachable, TransformError
+from shardio.network.far_loader import RemoteLoader
+from shardio.serving import Server
+from tests.loading import bits
+from tests.serving.served import HOW, local_bits, serving
+
+
+@pytest.fixture(scope="module")
+def loader(server: Server) -> Any:
+    with ShardLoader(server.address, 4, **HOW) as made:
+        yield made
+
+
+@pytest.fixture(autouse=True)
+def from_the_start(request: pytest.FixtureRequest) -> None:
+    """Whoever shares the loader finds it at the beginning of epoch 0."""
+    if "loader" in request.fixturenames:
+        loader = request.getfixturevalue("loader")
+        loader.load_state_dict({**loader.state_dict(), "epoch": 0, "position": 0})
+
+
+def test_epochs_are_those_of_a_loader_here_bit_for_bit(path: str, loader: RemoteLoader) -> None:
+    with ShardLoader(path, 4, num_workers=0, **HOW) as local:
+        assert len(loader) == len(local)
+        for _ in range(2):
+            expected = [(bits(batch), local.state_dict()) for batch in local]
+            assert [(bits(batch), loader.state_dict()) for batch in loader] == expected
+            assert loader.epoch == local.epoch
+
+
+def test_a_state_goes_from_there_to_here_and_back(path: str, loader: RemoteLoader) -> None:
+    expected = local_bits(path, 4)
+    first = list(map(bits, itertools.islice(loader, 3)))
+    with ShardLoader(path, 4, num_workers=0, **HOW) as local:
+        local.load_state_dict(loader.state_dict())
+        second = list(map(bits, itertools.islice(local, 2)))
+        loader.load_state_dict(local.state_dict())
+    assert first + second + list(map(bits, loader)) == expected
+
+
+def test_a_state_of_something_else_is_refused_at_once(loader: RemoteLoader) -> None:
+    state = loader.state_dict()
+    for wrong in ({**state, "lineage": "0" * 16}, {**state, "seed": 4}, {}, None):
+        with pytest.raises(InvalidArgument, match="load_state_dict"):
+            loader.load_state_dict(wrong)  # type: ignore[arg-type]
+    assert loader.state_dict() == state
+
+
+def test_an_iteration_that_is_left_early_is_followed_by_the_next_epoch(
+    loader: RemoteLoader,
+) -> None:
+    left = iter(loader)
+    next(left)
+    assert loader.state_dict()["position"] == 4
+    assert {batch.epoch for batch in loader} == {1}
+    with pytest.raises(LoaderClosed):
+        next(left)
+
+
+def test_ranks_have_together_what_one_has(path: str, server: Server) -> None:
+    for rank in range(2):
+        place = {"rank": rank, "world_size": 2, "tail": "short"}
+        with ShardLoader(server.address, 4, **place, **HOW) as one:
+            assert list(map(bits, one)) == local_bits(path, 4, **place)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"fields": ["label", "note"], "shuffle": "blocks"},
+        {"sampler": [5, 3, 3, 7], "shuffle": False},
+        {"weights": np.arange(30.0), "n_draws": 9, "shuffle": False},
+        {"fields": ["points", "cloud"], "collate": {"points": "pad", "cloud": (2, None, 4)}},
+        {"fields": ["points"], "collate": "ragged", "tail": "pad"},
+        {"verify": "off", "tail": "drop", "fields": ["label"]},
+    ],
+    ids=lambda options: " ".join(options),
+)
+def test_options_that_are_data_mean_the_same_there(
+    path: str, server: Server, options: dict[str, Any]
+) -> None:
+    with ShardLoader(server.address, 4, **{**HOW, **options}) as far:
+        assert list(map(bits, far)) == local_bits(path, 4, **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"transform": dict}, "shardio serve --transform"),
+        ({"num_workers": 2}, "shardio serve --workers"),
+        ({"reuse": True}, "reuse is not for"),
+        ({"sampler": lambda epoch: [epoch]}, "nothing that runs travels"),
+        ({"collate": dict}, "nothing that runs travels"),
+        ({"fields": ["nothing"]}, "fields must be different ones of"),
+        ({"clip": "all"}, "clip must be a Clip"),
+        ({"clip": Clip(8)}, "clip"),
+        ({"tail": "other"}, "tail must be one of"),
+        ({"subset": "val"}, "val"),
+        ({"output": "lists"}, "output must be one of"),
+        ({"timeout_s": 0}, "timeout_s"),
+        ({"memory_bytes": 0}, "memory_bytes"),
+        ({"prefetch": -1}, "prefetch"),
+    ],
+    ids=str,
+)
+def test_an_option_that_is_wrong_or_decided_there_is_refused(
+    server: Server, options: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(shardio.ShardioError, match=said):
+        ShardLoader(server.address, 4, **{"output": "numpy", **options})
+
+
+def test_an_option_that_nobody_has_is_refused(server: Server) -> None:
+    with pytest.raises(TypeError, match="unexpected keyword argument 'batchsize'"):
+        ShardLoader(server.address, 4, batchsize=3)  # type: ignore[call-arg]
+
+
+def test_keys_are_for_an_address(path: str) -> None:
+    with pytest.raises(InvalidArgument, match="keys are for the address"):
+        ShardLoader(path, 4, keys="keys")
+
+
+def test_a_class_derived_from_the_loader_takes_no_address(server: Server) -> None:
+    class Mine(ShardLoader):
+        pass
+
+    with pytest.raises(InvalidArgument, match="no class derived from it"):
+        Mine(server.address, 4, output="numpy")
+
+
+def test_tensors_are_made_here(server: Server) -> None:
+    with ShardLoader(server.address, 4, fields=["vector", "note", "bits"]) as far:
+        batch = next(iter(far))
+        assert type(batch["vector"]).__module__.startswith("tinygrad")
+        assert str(batch["bits"].dtype) == "dtypes.bfloat16"
+        assert len(batch["note"]) == 4
+
+
+def test_the_bar_counts_batches_and_the_figures_add_up(loader: RemoteLoader) -> None:
+    said = io.StringIO()
+    with ShardLoader(loader.address, 4, **HOW) as far:
+        assert len(list(far.progress(file=said))) == len(far)
+        next(iter(far))
+        stats = far.stats()
+    assert (stats.latest.n_batches, stats.total.n_samples) == (1, 34)
+    assert stats.latest.n_bytes > 4 * 6912 and stats.total.n_restarts == 0
+
+
+def test_after_close_there_is_nothing_but_what_is_held(server: Server) -> None:
+    far = ShardLoader(server.address, 4, **HOW)
+    batches = iter(far)
+    held = next(batches)
+    before = bits(held)
+    far.close()
+    far.close()
+    assert bits(held) == before
+    for use in (lambda: iter(far), lambda: next(batches)):
+        with pytest.raises(LoaderClosed):
+            use()
+
+
+def _refuse_sample_7(sample: dict[str, Any]) -> dict[str, Any]:
+    if sample["label"] == 7:
+        raise KeyError("seven")
+    return {"label": sample["label"] * 2}
+
+
+def test_a_transform_runs_there_and_its_errors_arrive(path: str) -> None:
+    with serving(path, transform=_refuse_sample_7) as server:
+        options: dict[str, Any] = {"output": "numpy", "fields": ["label"]}
+        with ShardLoader(server.address, 5, **options) as far:
+            batches = iter(far)
+            assert next(batches)["label"].tolist() == [0, 2, 4, 6, 8]
+            with pytest.raises(TransformError, match="seven"):
+                next(batches)
+            assert far.state_dict()["position"] == 5
+        with ShardLoader(server.address, 5, on_error="skip", max_skips=1, **options) as far:
+            found = list(far)
+        assert [skip.index for batch in found for skip in batch.skipped] == [7]
+        assert int(sum(batch.valid.sum() for batch in found)) == 29
+
+
+def test_where_nobody_listens_it_says_so_in_time() -> None:
+    with pytest.raises(ServerUnreachable, match=r"tcp://127\.0\.0\.1:1: nobody listens there"):
+        ShardLoader("tcp://127.0.0.1:1", 4, output="numpy", timeout_s=0.1)
+
+
+def test_another_machine_is_not_asked_without_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SHARDIO_KEYS", raising=False)
+    with pytest.raises(InvalidArgument, match="no connection without keys"):
+        ShardLoader("tcp://192.0.2.1:5555", 4, output="numpy")

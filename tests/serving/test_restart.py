@@ -1,0 +1,182 @@
+"""Servers that are lost in the middle of an epoch, and keys that fit or do not, over CURVE."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shardio import InvalidArgument, ShardLoader
+from shardio.errors import BatchOverdue, ServerUnreachable
+from shardio.serving import make_keys
+from tests.loading import bits
+from tests.serving.served import FREE, HOW, Process, keys_between, local_bits, serving
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("keys")
+    make_keys(folder / "ours")
+    make_keys(folder / "theirs")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def process(path: str, keys: Path) -> Iterator[list[Process]]:
+    """A server in a process, the last of the list: tests may kill it and start another."""
+    found = [_start(path, keys, FREE)]
+    yield found
+    assert found[-1].end(signal.SIGTERM) == 0
+
+
+def _start(path: str, keys: Path, bind: str) -> Process:
+    return Process(path, bind, "--keys", str(keys / "ours"), "--workers", "1")
+
+
+def _asks(address: str, keys: Path | None, **options: Any) -> ShardLoader:
+    return ShardLoader(address, 4, keys=keys, **{**HOW, **options})
+
+
+def test_a_server_that_is_killed_and_returns_gives_every_batch_once(
+    path: str, keys: Path, process: list[Process]
+) -> None:
+    address = process[-1].address
+    found = []
+    with _asks(address, keys / "ours" / "client", prefetch=1) as far:
+        for batch in far:
+            found.append(bits(batch))
+            if len(found) == 3:
+                assert process[-1].end(signal.SIGKILL) == -signal.SIGKILL
+                process.append(_start(path, keys, address))
+        stats = far.stats().latest
+    assert found == local_bits(path, 4)
+    assert stats.n_restarts == 1
+
+
+def test_ctrl_c_ends_a_server_in_order(path: str) -> None:
+    server = Process(path, FREE, "--workers", "0")
+    assert server.line == f"serving {path} at {server.address}\n"
+    assert server.end(signal.SIGINT) == 0
+
+
+def test_a_key_that_the_server_does_not_know_gets_nothing(
+    keys: Path, process: list[Process], tmp_path: Path
+) -> None:
+    client = keys_between(tmp_path / "x", keys / "theirs" / "client", keys / "ours" / "client")
+    with pytest.raises(ServerUnreachable, match="does not know this client's key"):
+        _asks(process[-1].address, client)
+
+
+@pytest.mark.parametrize("which", ["theirs", None])
+def test_without_the_key_of_the_server_there_is_no_handshake(
+    keys: Path, process: list[Process], which: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SHARDIO_KEYS", raising=False)
+    client = None if which is None else keys / which / "client"
+    with pytest.raises(ServerUnreachable, match="the handshake failed"):
+        _asks(process[-1].address, client, timeout_s=0.2)
+
+
+def test_a_client_with_keys_gets_nothing_from_a_server_without(path: str, keys: Path) -> None:
+    with serving(path) as server:
+        with pytest.raises(ServerUnreachable, match="the handshake failed"):
+            _asks(server.address, keys / "ours" / "client", timeout_s=0.2)
+        assert server.sessions == []
+
+
+def test_a_client_is_let_in_as_soon_as_its_key_is_there(path: str, keys: Path) -> None:
+    with serving(path, keys=keys / "theirs") as server:
+        client = make_keys(keys / "theirs", "late")
+        with _asks(server.address, client) as far:
+            assert len(far) == 8
+        (keys / "theirs" / "clients" / "late.public").unlink()
+        with pytest.raises(ServerUnreachable, match="does not know"):
+            _asks(server.address, client)
+
+
+def test_another_server_goes_on_where_one_was_lost(path: str) -> None:
+    found = []
+    with serving(path) as second:
+        with serving(path) as first:
+            addresses = [first.address, second.address]
+            far = ShardLoader(addresses, 4, prefetch=0, **HOW)
+            batches = iter(far)
+            found += [bits(next(batches)) for _ in range(3)]
+        with far:
+            found += map(bits, batches)
+            assert far.stats().latest.n_restarts == 1
+    assert found == local_bits(path, 4)
+
+
+def test_a_server_that_returns_with_another_dataset_is_refused_by_name(
+    path: str, other_path: str
+) -> None:
+    with serving(path) as server:
+        address = server.address
+        far = ShardLoader(address, 4, prefetch=0, **HOW)
+        batches = iter(far)
+        next(batches)
+    with far, serving(other_path, bind=address):
+        with pytest.raises(InvalidArgument, match=f"{address} serves other batches.*lineage"):
+            list(batches)
+
+
+def _double(sample: dict[str, Any]) -> dict[str, Any]:
+    return {"label": sample["label"] * 2}
+
+
+def test_a_server_that_returns_with_another_transform_is_refused(path: str) -> None:
+    with serving(path) as server:
+        address = server.address
+        far = ShardLoader(address, 4, prefetch=0, **HOW)
+        batches = iter(far)
+        next(batches)
+    with far, serving(path, bind=address, transform=_double):
+        with pytest.raises(InvalidArgument, match="_double"):
+            list(batches)
+
+
+def test_a_server_that_stays_away_is_an_error_and_the_state_goes_on_elsewhere(path: str) -> None:
+    with serving(path) as server:
+        far = ShardLoader(server.address, 4, prefetch=0, timeout_s=0.3, **HOW)
+        batches = iter(far)
+        found = [bits(next(batches)), bits(next(batches))]
+    with far:
+        with pytest.raises(ServerUnreachable, match="no server to load from"):
+            found += map(bits, batches)
+        state = far.state_dict()
+    with ShardLoader(path, 4, num_workers=0, **HOW) as local:
+        local.load_state_dict(state)
+        assert found + list(map(bits, local)) == local_bits(path, 4)
+
+
+def _waits(sample: dict[str, Any]) -> dict[str, Any]:
+    _HELD.wait()
+    return {"label": sample["label"]}
+
+
+_HELD = threading.Event()
+
+
+def test_a_batch_that_is_not_made_in_time_is_overdue(path: str) -> None:
+    _HELD.set()
+    with serving(path, transform=_waits) as server:
+        with ShardLoader(server.address, 4, timeout_s=0.3, fields=["label"], **HOW) as far:
+            batches = iter(far)
+            _HELD.clear()
+            with pytest.raises(BatchOverdue, match="did not come from"):
+                list(batches)
+            _HELD.set()
+
+
+def test_who_listens_and_says_nothing_is_no_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shardio.network.stream._SILENCE_S", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as deaf:
+        address = f"tcp://127.0.0.1:{deaf.getsockname()[1]}"
+        with pytest.raises(ServerUnreachable, match="it has said nothing for"):
+            _asks(address, None, timeout_s=0.1)

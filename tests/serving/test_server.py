@@ -1,0 +1,195 @@
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from shardio import InvalidArgument, ShardLoader
+from shardio._engine.mail import zeromq
+from shardio.errors import EnvironmentUnsuitable, MemoryShort
+from shardio.network.address import parse
+from shardio.network.wire import VERSION, pack
+from shardio.serving import Server, make_server
+from tests.loading import PATIENCE_S, bits
+from tests.serving.served import HOW, local_bits, serving
+
+
+def wait_until(is_so: Callable[[], object]) -> None:
+    end_s = time.monotonic() + PATIENCE_S
+    while not is_so():
+        assert time.monotonic() < end_s
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def peer(server: Server) -> Any:
+    """A socket of ZeroMQ that says what no loader would."""
+    zmq = zeromq()
+    with zmq.Context() as context, context.socket(zmq.DEALER) as made:
+        made.linger = 0
+        made.connect(server.address)
+        yield made
+
+
+def _loads(path: str, server: Server) -> None:
+    with ShardLoader(server.address, 7, **HOW) as far:
+        assert list(map(bits, far)) == local_bits(path, 7)
+
+
+@pytest.mark.parametrize("bind", ["tcp://0.0.0.0:5555", "tcp://*:5555", "tcp://[::]:5555"])
+def test_an_address_that_others_reach_is_refused_without_keys(path: str, bind: str) -> None:
+    with pytest.raises(InvalidArgument, match="without keys to everybody"):
+        make_server(path, bind)
+
+
+def test_an_address_in_use_is_refused(path: str, server: Server) -> None:
+    with pytest.raises(InvalidArgument, match="cannot listen there"):
+        make_server(path, server.address)
+
+
+def test_bytes_that_are_no_zeromq_do_not_disturb_it(path: str, server: Server) -> None:
+    address = parse(server.address)
+    for content in (b"GET / HTTP/1.1\r\n\r\n", os.urandom(4096), b"\xff" * 64, b""):
+        with socket.create_connection((address.host, int(address.port))) as raw:
+            raw.sendall(content)
+    _loads(path, server)
+
+
+@pytest.mark.parametrize(
+    "frames",
+    [
+        [b""],
+        [b"{"],
+        [pickle.dumps(print)],
+        [pack("open")],
+        [pack("open", version=VERSION, token="short", most_bytes=1, options={})],
+        [pack("open", version=VERSION, token="0" * 32, most_bytes=-1, options={})],
+        [pack("open", version=VERSION, token="0" * 32, most_bytes=1, options={"transform": "x"})],
+        [pack("open", version=VERSION, token="0" * 32, most_bytes=1, options={"clip": {"a": 1}})],
+        [b"{}"] * 40,
+        [os.urandom(1 << 20)],
+    ],
+    ids=range(10),
+)
+def test_messages_that_are_none_are_dropped(peer: Any, server: Server, frames: list[bytes]) -> None:
+    before = server.n_garbled
+    peer.send_multipart(frames)
+    wait_until(lambda: server.n_garbled > before)
+    assert server.sessions == []
+
+
+def test_a_message_larger_than_any_is_not_even_received(
+    path: str, peer: Any, server: Server
+) -> None:
+    before = server.n_garbled
+    peer.send(bytes(5 << 20))
+    _loads(path, server)
+    assert server.n_garbled == before
+
+
+def test_who_has_no_session_is_told_so(peer: Any) -> None:
+    peer.send(pack("stop", number=1))
+    assert peer.poll(PATIENCE_S * 1000)
+    assert peer.recv() == pack("stranger")
+
+
+@pytest.mark.parametrize("garbled", ["credit", "iterate", "check"])
+def test_nonsense_within_a_session_ends_nothing(peer: Any, server: Server, garbled: str) -> None:
+    more = {"most_bytes": 1 << 30, "options": {"batch_size": 4}}
+    peer.send(pack("open", version=VERSION, token="1" * 32, **more))
+    assert b'"opened"' in peer.recv()
+    peer.send(pack(garbled, number="x", state=7, ahead=1 << 40, upto=None))
+    peer.send(pack("check", state={}))
+    while b"load_state_dict" not in peer.recv():
+        pass
+    peer.send(pack("close"))
+    wait_until(lambda: not server.sessions)
+
+
+def test_several_clients_each_have_their_own_epoch(path: str, server: Server) -> None:
+    with (
+        ShardLoader(server.address, 3, **HOW) as a,
+        ShardLoader(server.address, 5, **{**HOW, "seed": 4}) as b,
+    ):
+        both = list(zip(map(bits, a), map(bits, b), strict=False))
+        expected = zip(local_bits(path, 3), local_bits(path, 5, seed=4), strict=False)
+        assert both == list(expected)
+
+
+def test_a_client_that_closes_frees_its_session(server: Server) -> None:
+    with ShardLoader(server.address, 3, **HOW) as far:
+        next(iter(far))
+        (session,) = server.sessions
+    wait_until(lambda: not server.sessions and not session.is_running)
+
+
+_DIES = """
+import os, signal, sys
+from shardio import ShardLoader
+loader = ShardLoader(sys.argv[1], 3, output="numpy")
+next(iter(loader))
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_client_that_is_killed_frees_its_session(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shardio.serving.server._GRACE_S", 0.0)
+    monkeypatch.setattr("shardio.serving.server._BEAT_S", 0.05)
+    with serving(path) as server:
+        done = subprocess.run([sys.executable, "-c", _DIES, server.address], check=False)
+        assert done.returncode == -signal.SIGKILL
+        wait_until(lambda: not server.sessions)
+
+
+def test_more_clients_than_there_may_be_are_refused(path: str) -> None:
+    with serving(path, max_clients=1) as server, ShardLoader(server.address, 3, **HOW):
+        with pytest.raises(EnvironmentUnsuitable, match="takes no more"):
+            ShardLoader(server.address, 3, **HOW)
+
+
+def test_a_server_sends_no_more_than_it_is_granted(server: Server) -> None:
+    with ShardLoader(server.address, 2, prefetch=2, **HOW) as far:
+        batches = iter(far)
+        next(batches)
+        (session,) = server.sessions
+        wait_until(lambda: session.n_sent == 4)
+        next(batches)
+        wait_until(lambda: session.n_sent == 5)
+
+
+def test_memory_of_a_client_bounds_what_is_under_way(server: Server) -> None:
+    with ShardLoader(server.address, 2, memory_bytes=100_000, **HOW) as far:
+        batches = iter(far)
+        for _ in range(4):
+            next(batches)
+        (session,) = server.sessions
+        assert session.n_untaken_bytes <= 100_000
+        assert session.n_sent <= 4 + 100_000 // 20_000
+
+
+def test_bytes_that_no_loop_takes_bound_a_server_whatever_it_is_granted(
+    path: str, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shardio.serving.session.MOST_UNTAKEN_BYTES", 50_000)
+    with ShardLoader(server.address, 2, **HOW) as far:
+        batches = iter(far)
+        first = bits(next(batches))
+        (session,) = server.sessions
+        assert session.n_untaken_bytes < 50_000 + 40_000
+        assert [first, *map(bits, batches)] == local_bits(path, 2)
+
+
+def test_a_batch_larger_than_the_client_takes_is_an_error_of_its_own(server: Server) -> None:
+    with ShardLoader(server.address, 8, memory_bytes=10_000, **HOW) as far:
+        with pytest.raises(MemoryShort, match="lower batch_size there, or raise memory_bytes"):
+            next(iter(far))

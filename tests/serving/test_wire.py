@@ -1,0 +1,206 @@
+from __future__ import annotations
+
+import ast
+import pickle
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from shardio import ShardioError, ShardLoader
+from shardio.batch import Batch
+from shardio.errors import ChecksumMismatch, InvalidArgument, TransformError
+from shardio.network import failures
+from shardio.network.address import is_address, parse, parse_all
+from shardio.network.filled import layout_of, layout_text, pack_batch, unpack_batch
+from shardio.network.wire import FROM_CLIENT, FROM_SERVER, MOST_HEAD_BYTES, Garbled, pack, unpack
+from tests.fuzz.mutate import change_bytes
+from tests.loading import bits, write_dataset
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def batches(tmp_path_factory: pytest.TempPathFactory) -> list[Batch]:
+    path = write_dataset(tmp_path_factory.mktemp("wire") / "every", 9)
+    found = []
+    for collate in ("list", "pad", "ragged"):
+        fields = None if collate == "list" else ["points", "label", "note"]
+        with ShardLoader(
+            path, 5, output="numpy", num_workers=0, collate=collate, fields=fields
+        ) as loader:
+            found += list(loader)
+    return found
+
+
+def test_a_head_comes_back_as_it_was() -> None:
+    head = unpack([pack("credit", number=3, taken=1, upto=9)], FROM_CLIENT)
+    assert head == {"kind": "credit", "number": 3, "taken": 1, "upto": 9}
+
+
+@pytest.mark.parametrize(
+    "frames",
+    [
+        [],
+        [b""],
+        [b"{}"],
+        [b"[]"],
+        [b'{"kind": 7}'],
+        [b'{"kind": "batch"}'],
+        [b'{"kind": "beat"}', b""],
+        [b'{"kind": "open"}'],
+        [b'{"kind": "beat", "x": NaN}'],
+        [b"\xff\xfe"],
+        [b"[" * 100_000],
+        [b" " * (MOST_HEAD_BYTES + 1)],
+        [b'{"kind": "batch"}'] * 3,
+        [pickle.dumps({"kind": "beat"})],
+    ],
+)
+def test_what_is_no_message_is_refused(frames: list[bytes]) -> None:
+    with pytest.raises(Garbled):
+        unpack(frames, FROM_SERVER)
+
+
+def test_a_batch_comes_back_bit_for_bit(batches: list[Batch]) -> None:
+    for batch in batches:
+        head, block = pack_batch(batch)
+        assert bits(unpack_batch(head, block.tobytes())) == bits(batch)
+
+
+def test_only_what_a_batch_uses_of_its_block_travels(batches: list[Batch]) -> None:
+    for batch in batches:
+        head, block = pack_batch(batch)
+        with pytest.raises(Garbled, match="field"):
+            unpack_batch(head, block[:-1].tobytes())
+
+
+def test_a_layout_is_told_by_its_text(batches: list[Batch]) -> None:
+    for batch in batches:
+        layout = batch.filled[0]
+        again = layout_of(layout_text(layout))
+        assert (again.heap, again.fixed, again.varying, again.whole) == (
+            layout.heap,
+            layout.fixed,
+            layout.varying,
+            layout.whole,
+        )
+
+
+def test_a_claim_of_more_than_came_is_refused_before_anything_is_made_of_it(
+    batches: list[Batch],
+) -> None:
+    head, block = pack_batch(batches[0])
+    layout = layout_text(batches[0].filled[0]).replace('"rows":5', '"rows":4000000000')
+    with pytest.raises(Garbled, match="where its layout needs"):
+        unpack_batch({**head, "layout": layout}, block.tobytes())
+    with pytest.raises(Garbled, match="rows in a block for"):
+        unpack_batch({**head, "rows": 6}, block.tobytes())
+
+
+def _look_at(batch: Batch) -> None:
+    """Everything that a loop may ask of a batch; what is no text or JSON is said, as of a shard."""
+    for name in batch:
+        batch.present(name)
+        try:
+            values = batch[name]
+        except ShardioError:
+            continue
+        if isinstance(values, np.ndarray):
+            values.tobytes()
+    assert len(batch.indices) == len(batch.origins) == len(batch.valid)
+
+
+def test_thousands_of_damaged_batches_are_refused_or_can_be_read(batches: list[Batch]) -> None:
+    rng = random.Random(7)
+    packed = [pack_batch(batch) for batch in batches]
+    n_refused = 0
+    for _ in range(3000):
+        head, block = rng.choice(packed)
+        content, said = bytearray(block.tobytes()), pack("batch", **head)
+        if rng.random() < 0.5:
+            for _ in range(rng.randint(1, 4)):  # in the numbers in front, mostly
+                place = min(int(rng.expovariate(1 / 400)), len(content) - 8)
+                number = rng.choice([0, 1, 255, 1 << 31, (1 << 64) - 1, rng.getrandbits(64)])
+                content[place : place + 8] = number.to_bytes(8, "little")
+        else:
+            said = change_bytes(rng, said)
+        try:
+            _look_at(unpack_batch(unpack([said, bytes(content)], FROM_SERVER), bytes(content)))
+        except Garbled:
+            n_refused += 1
+    assert 500 < n_refused < 3000
+
+
+def test_thousands_of_damaged_questions_are_refused_or_are_some() -> None:
+    rng = random.Random(8)
+    whole = pack("open", version=1, token="0" * 32, most_bytes=9, options={"batch_size": 4})
+    for _ in range(3000):
+        try:
+            assert unpack([change_bytes(rng, whole)], FROM_CLIENT)["kind"] in FROM_CLIENT
+        except Garbled:
+            continue
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        InvalidArgument("batch_size must be a number"),
+        TransformError("Traceback …\nKeyError: 'x'"),
+        ChecksumMismatch("a hash", code="hash", path="/d/0.shard", field="note", sample=3, found=7),
+    ],
+)
+def test_an_error_of_ours_comes_back_as_the_same(error: ShardioError) -> None:
+    again = failures.from_json(failures.as_json(error))
+    assert (type(again), str(again)) == (type(error), str(error))
+
+
+def test_another_error_says_what_it_was() -> None:
+    again = failures.from_json(failures.as_json(KeyError("x")))
+    assert (type(again), str(again)) == (ShardioError, "KeyError: 'x'")
+
+
+def test_a_class_that_is_no_error_of_ours_is_not_looked_up() -> None:
+    again = failures.from_json({"class": "Any", "text": "x"})
+    assert type(again) is ShardioError
+
+
+@pytest.mark.parametrize(
+    ("text", "is_loopback"),
+    [
+        ("tcp://127.0.0.1:5555", True),
+        ("tcp://localhost:*", True),
+        ("tcp://[::1]:5555", True),
+        ("tcp://0.0.0.0:5555", False),
+        ("tcp://decoder-1.example:5555", False),
+    ],
+)
+def test_an_address_says_whether_it_stays_here(text: str, is_loopback: object) -> None:
+    assert (str(parse(text)), parse(text).is_loopback) == (text, is_loopback)
+
+
+@pytest.mark.parametrize("text", ["tcp://", "tcp://host", "ipc:///tmp/x", "tcp://h:99999", 7, None])
+def test_what_is_no_address_is_refused(text: object) -> None:
+    with pytest.raises(InvalidArgument, match="tcp://host:port"):
+        parse(text)
+
+
+def test_the_path_of_a_dataset_is_no_address() -> None:
+    assert is_address("tcp://h:1") and is_address(["tcp://h:1", "tcp://h:2"])
+    assert not any(map(is_address, ["/data/set", [], None, ["tcp://h:1", 7]]))
+    with pytest.raises(InvalidArgument, match="different"):
+        parse_all(["tcp://h:1", "tcp://h:1"])
+
+
+@pytest.mark.parametrize("package", ["network", "serving"])
+def test_nothing_that_speaks_to_the_network_imports_pickle(package: str) -> None:
+    folder = ROOT / "shardio" / package
+    imported = {
+        alias.name.split(".")[0]
+        for path in folder.glob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for alias in (*node.names, ast.alias(getattr(node, "module", None) or ""))
+    }
+    assert imported.isdisjoint({"pickle", "cloudpickle", "marshal", "dill", "shelve"})

@@ -1,0 +1,107 @@
+"""Decode a dataset for loaders on other machines: ShardLoader("tcp://host:port", …) there.
+
+Every client has a loader of its own here, with the options that it asks for. Ctrl-C or SIGTERM ends
+it. Without --keys only this machine is served; `--make-keys DIR` makes the keys of a server, and a
+folder of keys for one client, which is to be copied there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import signal
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any, Final, NoReturn
+
+from shardio import InvalidArgument
+from shardio.serving import Server, make_keys, make_server
+from shardio_tools._render import flush, plain, say
+
+_BIND: Final = "tcp://127.0.0.1:5555"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command to its parser."""
+    add = parser.add_argument
+    add("path", metavar="DATASET", nargs="?", help="the dataset to serve")
+    add("--bind", metavar="ADDRESS", default=_BIND, help=f"where to listen (default: {_BIND})")
+    add("--keys", metavar="DIR", help="the server's keys; without, only this machine is served")
+    add("--make-keys", metavar="DIR", help="make keys there, for the server and a client, and end")
+    add("--client", metavar="NAME", help="of --make-keys: the client's name (default: client)")
+    add("--workers", type=int, metavar="N", help="processes per client (default: one per CPU)")
+    add("--transform", metavar="MODULE:FUNCTION", help="run on every sample, in the workers")
+    add("--batch-transform", metavar="MODULE:FUNCTION", help="run on every batch, in the workers")
+    add("--memory", type=int, metavar="BYTES", help="of the blocks of each client's loader")
+    add("--max-clients", type=int, metavar="N", default=16, help="at a time (default: 16)")
+    add("--quiet", action="store_true", help="print nothing but errors")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Serve until a signal ends it, and return the exit code."""
+    if options.make_keys is not None:
+        _make_keys(options)
+        return 0
+    if options.path is None:
+        raise InvalidArgument("serve: say which DATASET, or --make-keys DIR")
+    with make_server(
+        options.path,
+        options.bind,
+        keys=options.keys,
+        num_workers=options.workers,
+        transform=_function("--transform", options.transform),
+        batch_transform=_function("--batch-transform", options.batch_transform),
+        memory_bytes=options.memory,
+        max_clients=options.max_clients,
+    ) as server:
+        _serve(server, None if options.quiet else plain(options.path))
+    return 0
+
+
+def _make_keys(options: argparse.Namespace) -> None:
+    folder = make_keys(options.make_keys, options.client or "client")
+    if not options.quiet:
+        say(f"made keys: copy {plain(str(folder))} to the client, and pass it as keys=")
+        say(f"and serve with --keys {plain(options.make_keys)}")
+
+
+def _serve(server: Server, name: str | None) -> None:
+    """Say where, and serve until Ctrl-C or SIGTERM, which end it in order."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        server.stop()
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        if name is not None:
+            say(f"serving {name} at {server.address}")
+            flush()
+        server.run()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _function(option: str, name: str | None) -> Callable[..., Any] | None:
+    """The function that is called so, of a module that may lie in the current folder."""
+    if name is None:
+        return None
+    module, _, attribute = name.partition(":")
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        _refuse(option, name, error)
+    if not callable(found):
+        _refuse(option, name, TypeError("it is no function"))
+    made: Callable[..., Any] = found
+    return made
+
+
+def _refuse(option: str, name: str, error: Exception) -> NoReturn:
+    raise InvalidArgument(
+        f"{option} must be module:function, as importable here; found {name!r}: {error}"
+    ) from error
