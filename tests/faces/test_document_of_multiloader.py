@@ -49,7 +49,7 @@ def test_its_parameters_are_those_of_the_document() -> None:
     found = inspect.signature(MultiLoader).parameters.values()
     documented = [p for p in found if p.kind is p.POSITIONAL_OR_KEYWORD]
     assert [(p.name, p.default) for p in documented] == [
-        ("dataset", inspect.Parameter.empty),
+        ("dataset", None),  # which only `address` does without
         ("workers", 4),
         ("verbose", False),
         ("nokill", False),

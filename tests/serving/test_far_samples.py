@@ -114,9 +114,10 @@ def test_what_makes_no_sense_with_an_address_is_refused(
 
 
 def test_keys_and_options_are_for_an_address() -> None:
-    for more in ({"keys": "x"}, {"options": {}}):
+    wrong: list[dict[str, Any]] = [{"keys": "x"}, {"options": {}}]
+    for more in wrong:
         with pytest.raises(InvalidArgument, match="for the address of a server"):
-            MultiLoader(range(3), **more)  # type: ignore[arg-type]
+            MultiLoader(range(3), **more)
 
 
 def test_a_server_that_is_not_there_is_an_error_in_time() -> None:

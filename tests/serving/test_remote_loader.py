@@ -70,7 +70,7 @@ def test_an_iteration_that_is_left_early_is_followed_by_the_next_epoch(
 
 def test_ranks_have_together_what_one_has(path: str, server: Server) -> None:
     for rank in range(2):
-        place = {"rank": rank, "world_size": 2, "tail": "short"}
+        place: dict[str, Any] = {"rank": rank, "world_size": 2, "tail": "short"}
         with ShardLoader(server.address, 4, **place, **HOW) as one:
             assert list(map(bits, one)) == local_bits(path, 4, **place)
 
