@@ -3,12 +3,13 @@
     main thread    socket ──▶ sessions (tell)      threads of sessions ──▶ outgoing ──▶ socket
                    gatekeeper                                        (a bell wakes the main thread)
 
-It is for one thread, but `stop` is for any, and for handlers of signals.
+`stop` is for any thread and for handlers of signals, `close` for another thread than that of `run`.
 """
 
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -91,6 +92,8 @@ class Server(Closing):
         self._ending: list[Session] = []
         self._outgoing: deque[tuple[Session, Frames]] = deque()
         self._is_stopping = False
+        self._at_work = threading.Lock()
+        """Held by `run`, whose sockets nobody else may close."""
         self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._context = zmq.Context()
         self.n_garbled = 0
@@ -131,7 +134,11 @@ class Server(Closing):
         return [client.session for client in self._clients.values()]
 
     def run(self) -> None:
-        """Serve until `stop`."""
+        """Serve until `stop`, or `close`."""
+        with self._at_work:
+            self._run()
+
+    def _run(self) -> None:
         zmq, poller = self._zmq, self._zmq.Poller()
         sockets = [self._socket] if self._gatekeeper is None else [
             self._socket, self._gatekeeper.socket,
@@ -258,12 +265,18 @@ class Server(Closing):
         self._ending.append(client.session)
 
     def close(self) -> None:
-        """End all sessions, and let go of the socket. Idempotent."""
+        """End `run`, and all sessions, and let go of the socket. Idempotent."""
+        if self._context.closed:
+            return
+        self.stop()
+        with self._at_work:
+            self._end()
+
+    def _end(self) -> None:
         for token in list(self._clients):
             self._part_with(token)
         end_s = time.monotonic() + _GOODBYE_S
         for session in self._ending:
             session.join(max(0.0, end_s - time.monotonic()))
-        if not self._context.closed:
-            self._context.destroy(linger=0)
-            os.close(self._bell)
+        self._context.destroy(linger=0)
+        os.close(self._bell)

@@ -27,21 +27,20 @@ def serving(path: str, bind: str = FREE, **options: Any) -> Iterator[Server]:
     with make_server(path, bind, **{"num_workers": 0, **options}) as server:
         thread = threading.Thread(target=server.run)
         thread.start()
-        try:
-            yield server
-        finally:
-            server.stop()
-            thread.join()
+        yield server
+    thread.join()
 
 
 class Process:
     """`shardio serve` as a process; `address` is where it listens."""
 
-    def __init__(self, path: str, bind: str, *options: str) -> None:
+    def __init__(self, path: str, bind: str, *options: str, cwd: Path | None = None) -> None:
         command = [sys.executable, "-m", "shardio", "serve", path, "--bind", bind, *options]
         places = [str(ROOT), str(ROOT / "converters"), str(ROOT / "tools")]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(places)}
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+        self.process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, text=True, env=environment, cwd=cwd
+        )
         assert self.process.stdout is not None
         self.line = self.process.stdout.readline()
         self.address = self.line.split()[-1]

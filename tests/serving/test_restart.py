@@ -58,10 +58,17 @@ def test_a_server_that_is_killed_and_returns_gives_every_batch_once(
     assert stats.n_restarts == 1
 
 
-def test_ctrl_c_ends_a_server_in_order(path: str) -> None:
-    server = Process(path, FREE, "--workers", "0")
+def test_a_server_runs_a_function_of_its_folder_and_ctrl_c_ends_it_in_order(
+    path: str, tmp_path: Path
+) -> None:
+    module = "def double(sample):\n    return {'label': sample['label'] * 2}\n"
+    (tmp_path / "mine.py").write_text(module)
+    more = ("--workers", "1", "--transform", "mine:double")
+    server = Process(path, FREE, *more, cwd=tmp_path)
     assert server.line == f"serving {path} at {server.address}\n"
-    assert server.end(signal.SIGINT) == 0
+    with ShardLoader(server.address, 4, output="numpy") as far:
+        assert next(iter(far))["label"].tolist() == [0, 2, 4, 6]
+        assert server.end(signal.SIGINT) == 0
 
 
 def test_a_key_that_the_server_does_not_know_gets_nothing(
