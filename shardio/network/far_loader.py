@@ -117,28 +117,29 @@ class RemoteLoader(Closing):
 
     def __iter__(self) -> Iterator[Batch]:
         """Start the next epoch, or go on with the one that `load_state_dict` was given."""
-        return self._iterate()
+        return RemoteIterator(self, self.begin())
 
-    def _iterate(self) -> RemotePass:
+    def begin(self) -> RemotePass:
+        """Begin what `iter(loader)` iterates over."""
         self.check_open()
         if self._latest is not None:
             self._latest.end()
             self._totals += self._latest.stats()
             self._latest = None
-        begun = RemotePass(self, self._stream, self._maker, self._next)
+        begun = RemotePass(self._stream, self._maker, self._next)
         self._latest = begun
         self._next = {**self._opened().state, "epoch": begun.epoch + 1}
         return begun
 
     def progress(self, title: str | None = None, *, file: TextIO | None = None) -> ProgressBar:
         """Iterate, and show how far it is, as `ShardLoader.progress` does."""
-        batches = self._iterate()
+        begun = self.begin()
         return ProgressBar(
-            batches,
-            n_batches=batches.last_step,
-            n_done=batches.first_step,
+            RemoteIterator(self, begun),
+            n_batches=begun.last_step,
+            n_done=begun.first_step,
             stats=lambda: self.stats().latest,
-            title=f"epoch {batches.epoch}" if title is None else title,
+            title=f"epoch {begun.epoch}" if title is None else title,
             file=file,
         )
 
@@ -190,43 +191,50 @@ class RemoteLoader(Closing):
             raise LoaderClosed("this loader was closed, or made before this process was forked off")
 
 
-class RemotePass:
-    """One iteration over a RemoteLoader; keeps its loader alive.
+class RemoteIterator:
+    """An iterator over a RemoteLoader; keeps it alive, and ends its pass when it is let go of."""
 
-    Args:
-        loader: is held, for its connection to live.
-        stream: where batches come from.
-        maker: makes tensors of their arrays; None for arrays.
-        state: where it begins.
-    """
-
-    def __init__(
-        self, loader: RemoteLoader, stream: Stream, maker: Maker | None, state: State
-    ) -> None:
-        self._loader, self._stream, self._maker, self.state = loader, stream, maker, state
-        self._began_s, self._ended_s = time.monotonic(), 0.0
-        self._waiting_s = self._handing_s = 0.0
-        self._n_batches = self._n_samples = self._n_bytes = self._n_skipped = 0
-        self._n_losses = stream.n_losses
-        self._is_over = self.is_exhausted = False
-        self.epoch, self.first_step, self.last_step = stream.begin(state)
+    def __init__(self, loader: RemoteLoader, begun: RemotePass) -> None:
+        self._loader, self._pass = loader, begun
+        self._end = Finalizer(self, begun.end)
+        self._end.atexit = False
 
     def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> Batch:
-        found = self.take(None)
+        if not self._pass.is_over:
+            self._loader.check_open()
+        found = self._pass.take(None)
         if found is None:
             raise StopIteration
         return found
 
+
+class RemotePass:
+    """One pass over an epoch, as far as it has come.
+
+    Args:
+        stream: where batches come from.
+        maker: makes tensors of their arrays; None for arrays.
+        state: where it begins.
+    """
+
+    def __init__(self, stream: Stream, maker: Maker | None, state: State) -> None:
+        self._stream, self._maker, self.state = stream, maker, state
+        self._began_s, self._ended_s = time.monotonic(), 0.0
+        self._waiting_s = self._handing_s = 0.0
+        self._n_batches = self._n_samples = self._n_bytes = self._n_skipped = 0
+        self._n_losses = stream.n_losses
+        self.is_over = self.is_exhausted = False
+        self.epoch, self.first_step, self.last_step = stream.begin(state)
+
     def take(self, wait_s: float | None) -> Batch | None:
         """The next batch; None at the end, see `is_exhausted`, or if none comes in `wait_s`."""
-        if self._is_over:
+        if self.is_over:
             if not self.is_exhausted:
                 raise LoaderClosed("this iteration was ended, by close() or by the next one")
             return None
-        self._loader.check_open()
         entered_s = time.monotonic()
         try:
             arrived = self._stream.take(wait_s)
@@ -257,13 +265,13 @@ class RemotePass:
 
     def end(self) -> None:
         """Have no more batches sent. Idempotent."""
-        if not self._is_over:
-            self._is_over, self._ended_s = True, time.monotonic()
+        if not self.is_over:
+            self.is_over, self._ended_s = True, time.monotonic()
             self._stream.stop()
 
     def stats(self) -> LoadingStats:
         """What it has taken so far."""
-        until_s = self._ended_s if self._is_over else time.monotonic()
+        until_s = self._ended_s if self.is_over else time.monotonic()
         return LoadingStats(
             elapsed_s=until_s - self._began_s,
             waiting_s=self._waiting_s,

@@ -93,9 +93,7 @@ class FarSamples(Closing):
             beginning = {**state, "epoch": number, "position": 0}
             if state != beginning:
                 loader.load_state_dict(beginning)
-            begun = iter(loader)
-            if isinstance(begun, RemotePass):
-                passes.append(begun)
+            passes.append(loader.begin())
         return self._samples(passes)
 
     def _samples(self, passes: list[RemotePass]) -> Iterator[Any]:

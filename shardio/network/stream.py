@@ -20,17 +20,15 @@ from typing import Any, Final
 
 from shardio.batch import Batch
 from shardio.closing import Closing
-from shardio.errors import BatchOverdue, InvalidArgument, MemoryShort, ServerUnreachable
+from shardio.errors import BatchOverdue, InvalidArgument, LoaderClosed, MemoryShort
 from shardio.network import failures
 from shardio.network.address import Address
 from shardio.network.filled import unpack_batch
 from shardio.network.keys import ClientKeys
-from shardio.network.link import SILENCE_MS, Denied, Link, Lost
+from shardio.network.link import SILENCE_MS, Link, Lost
+from shardio.network.servers import Servers
 from shardio.network.wire import VERSION, Garbled, mapping, number, pack, text
 
-PATIENCE_S: Final = 60.0
-"""How long a server may be away, if the user does not say."""
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
 _FIRST_AHEAD: Final = 2
 """Batches that are asked for while nobody knows how large one is."""
 _SILENCE_S: Final = SILENCE_MS / 1000
@@ -81,18 +79,14 @@ class Stream(Closing):
         most_ahead: int,
         timeout_s: float | None,
     ) -> None:
-        self._addresses, self._keys, self._options = list(addresses), keys, dict(options)
+        self._servers, self._keys = Servers(addresses, timeout_s), keys
+        self._options = dict(options)
         self._most_bytes, self._most_ahead, self._timeout_s = most_bytes, most_ahead, timeout_s
         self._token = os.urandom(16).hex()
         self._link: Link | None = None
-        self._denied: set[Address] = set()
-        self._is_open, self.n_losses = False, 0
+        self._is_open = self._is_closed = False
+        self.n_losses = 0
         self.opened: Opened | None = None
-        self._said: dict[Address, str] = {}
-        """What was heard last of each server that was lost."""
-        self._lost_s: float | None = None
-        """Since when no server has done anything for this loader."""
-        self._pause_s, self._try_s = _FIRST_PAUSE_S, 0.0
         self._asked: bytes | None = None
         """A question that has no answer yet."""
         self._answer: State | None = None
@@ -153,7 +147,10 @@ class Stream(Closing):
         Raises:
             BatchOverdue, ServerUnreachable: it does not come.
             ShardioError: what the loader of the server has raised.
+            LoaderClosed: there is no connection any more.
         """
+        if self._is_closed:
+            raise LoaderClosed("this iteration was ended, by close() or kill()")
         entered_s = time.monotonic()
         while not self.queue and self._is_going:
             self._go_on(_STEP_S if wait_s is None else wait_s, entered_s)
@@ -190,7 +187,11 @@ class Stream(Closing):
 
     def close(self) -> None:
         """Take leave, and let go of the connection. Idempotent."""
-        self._is_going = False
+        self._is_closed = True
+        self._leave()
+
+    def _leave(self) -> None:
+        self._is_going = self._is_open = False
         if self._link is not None:
             self._link.leave(pack("close"))
             self._link = None
@@ -222,45 +223,31 @@ class Stream(Closing):
         """The connection; None where it is not yet time to try again."""
         if self._link is not None:
             return self._link
-        now_s = time.monotonic()
-        if now_s < self._try_s:
-            time.sleep(min(wait_s, self._try_s - now_s))
+        if not self._servers.wait(wait_s):
             return None
         self._is_open = False
-        self._link = Link(self._addresses[0], self._keys, self._most_bytes)
+        self._link = Link(self._servers.current, self._keys, self._most_bytes)
         options = {"token": self._token, "most_bytes": self._most_bytes, "options": self._options}
         self._link.send(pack("open", version=VERSION, **options))
         return self._link
 
     def _lose(self, lost: Lost) -> None:
-        """Give a connection up, and see whether there is any sense in another one."""
-        now_s, address = time.monotonic(), self._addresses[0]
-        if self._is_open:
-            self.n_losses += 1
+        """Give a connection up; the next server's turn has come."""
+        self.n_losses += self._is_open
+        self._disconnect()
+        self._servers.lose(lost)
+
+    def _disconnect(self) -> None:
         self._is_open = False
         if self._link is not None:
             self._link.close()
             self._link = None
-        self._said[address] = str(lost)
-        self._addresses.append(self._addresses.pop(0))
-        if isinstance(lost, Denied):
-            self._denied.add(address)
-        if self._lost_s is None:
-            self._lost_s = now_s
-        patience_s = PATIENCE_S if self._timeout_s is None else self._timeout_s
-        away_s = now_s - self._lost_s
-        if away_s >= patience_s or self._denied.issuperset(self._addresses):
-            said = "; ".join(f"{where}: {what}" for where, what in self._said.items())
-            self._progress()  # who tries again has as much patience as before
-            raise ServerUnreachable(f"no server to load from, for {away_s:.0f} s now: {said}")
-        self._try_s = now_s + self._pause_s
-        self._pause_s = min(_LONGEST_PAUSE_S, self._pause_s * 2)
 
     def _check_time(self, entered_s: float) -> None:
         waited_s = time.monotonic() - entered_s
         if self._timeout_s is not None and waited_s > self._timeout_s and self._is_open:
             raise BatchOverdue(
-                f"batch {self._next} did not come from {self._addresses[0]} within "
+                f"batch {self._next} did not come from {self._servers.current} within "
                 f"{self._timeout_s:g} s; the server is there, and says nothing of an error"
             )
 
@@ -271,7 +258,7 @@ class Stream(Closing):
             self._enter(head)
         elif kind == "checked":
             self._answer = head
-            self._progress()
+            self._servers.see_progress()
         elif kind == "stranger":
             raise Lost("it has no session for this client: it was started anew")
         elif kind == "failed":
@@ -283,7 +270,7 @@ class Stream(Closing):
         """A server has made the loader: if it is the same one as before, go on with it."""
         if number(head, "version") != VERSION:
             raise InvalidArgument(
-                f"{self._addresses[0]} speaks version {head['version']} of shardio's messages, "
+                f"{self._servers.current} speaks version {head['version']} of shardio's messages, "
                 f"this is version {VERSION}: install the same shardio on both"
             )
         opened = Opened(
@@ -299,8 +286,8 @@ class Stream(Closing):
                 was, found = getattr(before, name), getattr(opened, name)
                 if was != found:
                     raise InvalidArgument(
-                        f"{self._addresses[0]} serves other batches than this loader began with: "
-                        f"{name} is {found!r}, and was {was!r}"
+                        f"{self._servers.current} serves other batches than this loader began "
+                        f"with: {name} is {found!r}, and was {was!r}"
                     )
         self.opened, self._is_open = opened, True
         if self._asked is not None and self._link is not None:
@@ -308,7 +295,7 @@ class Stream(Closing):
         if self._is_going:
             self._iterate()
         elif self._asked is None:
-            self._progress()
+            self._servers.see_progress()
 
     def _iterate(self) -> None:
         self._pass += 1  # what was sent before is of no use
@@ -330,7 +317,7 @@ class Stream(Closing):
             self._take_in(head, block)
         elif kind == "end":
             self._state, self._is_going = mapping(head, "state"), False
-            self._progress()
+            self._servers.see_progress()
 
     def _take_in(self, head: dict[str, Any], block: Any) -> None:
         if number(head, "step") != self._next:
@@ -340,7 +327,7 @@ class Stream(Closing):
         self.queue.append(Arrived(batch, state, len(block)))
         self._state = state
         self._next += 1
-        self._progress()
+        self._servers.see_progress()
 
     def _fail(self, head: dict[str, Any]) -> None:
         """Raise what the server has met, unless it is of a pass that is over."""
@@ -349,13 +336,7 @@ class Stream(Closing):
         self._is_going = False
         error = failures.from_json(mapping(head, "error"))
         if not self._is_open:  # this server has made no loader: the next one may
-            self.close()
+            self._leave()
         if isinstance(error, MemoryShort):
-            error.add_note(f"at the server {self._addresses[0]}")
+            error.add_note(f"at the server {self._servers.current}")
         raise error
-
-    def _progress(self) -> None:
-        """Something has come that shows a server at work: patience begins anew when it is lost."""
-        self._pause_s, self._lost_s = _FIRST_PAUSE_S, None
-        self._said.clear()
-        self._denied.clear()

@@ -94,6 +94,7 @@ class Server(Closing):
         self._is_stopping = False
         self._at_work = threading.Lock()
         """Held by `run`, whose sockets nobody else may close."""
+        self._of_the_bell = threading.RLock()  # a signal may come while it is held
         self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._context = zmq.Context()
         self.n_garbled = 0
@@ -162,7 +163,9 @@ class Server(Closing):
         self._ring()
 
     def _ring(self) -> None:
-        os.eventfd_write(self._bell, 1)
+        with self._of_the_bell:
+            if self._bell >= 0:  # a session may have outlived the server
+                os.eventfd_write(self._bell, 1)
 
     def _post(self, session: Session, frames: Frames) -> None:
         """Have a message sent; from the thread of a session."""
@@ -279,4 +282,6 @@ class Server(Closing):
         for session in self._ending:
             session.join(max(0.0, end_s - time.monotonic()))
         self._context.destroy(linger=0)
-        os.close(self._bell)
+        with self._of_the_bell:
+            bell, self._bell = self._bell, -1
+            os.close(bell)

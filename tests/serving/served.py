@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import shutil
+import socket
 import subprocess
 import sys
 import threading
@@ -13,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from shardio import ShardLoader
+from shardio.network.address import parse
 from shardio.serving import Server, make_keys, make_server
 from tests.loading import bits
 
@@ -52,6 +55,42 @@ class Process:
             return self.process.wait()
 
 
+class Relay:
+    """A way to a server that is cut, again and again, after so many bytes of what it says."""
+
+    def __init__(self, address: str, *n_bytes: int) -> None:
+        there = parse(address)
+        self._there, self._cuts = (there.host, int(there.port)), list(n_bytes)
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = f"tcp://127.0.0.1:{self._listener.getsockname()[1]}"
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                here, _ = self._listener.accept()
+                with here, socket.create_connection(self._there) as there:
+                    self._pass_on(here, there)
+
+    def _pass_on(self, here: socket.socket, there: socket.socket) -> None:
+        left = self._cuts.pop(0) if self._cuts else None
+        while True:
+            for ready in select.select([here, there], [], [])[0]:
+                content = ready.recv(4096)
+                if ready is there and left is not None:
+                    content, left = content[:left], left - len(content)
+                if not content:
+                    return
+                (there if ready is here else here).sendall(content)
+
+    def close(self) -> None:
+        """Let nobody in any more; whoever is connected must have gone."""
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self._thread.join()
+
+
 def keys_between(folder: Path, client: Path, server: Path) -> Path:
     """A folder of a client's keys: its secret is from one, whom it trusts from another."""
     folder.mkdir()
@@ -70,6 +109,7 @@ __all__ = [
     "FREE",
     "HOW",
     "Process",
+    "Relay",
     "Server",
     "keys_between",
     "local_bits",

@@ -57,6 +57,11 @@ def test_an_iteration_that_goes_on_beside_the_next_is_over(server: Server) -> No
         assert _labels(second) == list(range(30))
         with pytest.raises(LoaderClosed):
             list(first)
+        third = iter(far)
+        next(third)
+        far.kill()
+        with pytest.raises(LoaderClosed):
+            list(third)
 
 
 def test_a_server_that_returns_gives_its_part_once(path: str, server: Server) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import socket
 import threading
@@ -15,7 +16,7 @@ from shardio import InvalidArgument, ShardLoader
 from shardio.errors import BatchOverdue, ServerUnreachable
 from shardio.serving import make_keys
 from tests.loading import bits
-from tests.serving.served import FREE, HOW, Process, keys_between, local_bits, serving
+from tests.serving.served import FREE, HOW, Process, Relay, keys_between, local_bits, serving
 
 
 @pytest.fixture(scope="module")
@@ -104,6 +105,17 @@ def test_a_client_is_let_in_as_soon_as_its_key_is_there(path: str, keys: Path) -
         (keys / "theirs" / "clients" / "late.public").unlink()
         with pytest.raises(ServerUnreachable, match="does not know"):
             _asks(server.address, client)
+
+
+def test_a_connection_that_is_cut_within_batches_gives_every_batch_once(path: str) -> None:
+    with (
+        serving(path) as server,
+        contextlib.closing(Relay(server.address, 500, 30_000, 61_111, 1, 200_000)) as relay,
+    ):
+        with ShardLoader(relay.address, 4, **HOW) as far:
+            assert list(map(bits, far)) == local_bits(path, 4)
+            assert far.stats().latest.n_restarts >= 2
+            assert len(server.sessions) == 1  # the same, each time
 
 
 def test_another_server_goes_on_where_one_was_lost(path: str) -> None:

@@ -69,7 +69,7 @@ def _race(
     how: dict[str, Any] = {"output": "numpy", "shuffle": True}
     loaders = {"here": shardio.ShardLoader(path, batch_size, num_workers=1, **how)}
     for way, server in servers.items():
-        more = {"keys": keys} if way == "keys" else {}
+        more: dict[str, Any] = {"keys": keys} if way == "keys" else {}
         loaders[way] = shardio.ShardLoader(server.address, batch_size, **more, **how)
     for loader in loaders.values():
         _rate(loader, 0.5)
