@@ -6,16 +6,17 @@ every sample once.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from shardio._engine.mail import zeromq
 from shardio.batch import Batch
 from shardio.closing import Closing
-from shardio.errors import BatchOverdue, InvalidArgument
+from shardio.errors import BatchOverdue, InvalidArgument, LoaderClosed
 from shardio.item_stats import SkippedItem
 from shardio.network.far_loader import RemoteLoader, RemotePass
 
@@ -58,6 +59,7 @@ class FarSamples(Closing):
         if given := [name for name in _OURS if name in options]:
             raise InvalidArgument(f"options: MultiLoader decides {given[0]} itself: leave it out")
         self._timeout_s, self._say, self.skipped = timeout_s, say, list[SkippedItem]()
+        self._lock, self._is_closed = threading.Lock(), False
         n = len(addresses)
         self._loaders: list[RemoteLoader] = []
         with ExitStack() as undo:
@@ -85,7 +87,14 @@ class FarSamples(Closing):
             undo.pop_all()
 
     def epoch(self, number: int) -> Iterator[Any]:
-        """The samples of an epoch, as they come; ends the iteration before."""
+        """The samples of an epoch, as they come; ends the iteration before.
+
+        Threads may share it: each gets other samples.
+        """
+        with self._lock:
+            return _Shared(self._begin(number), self._lock)
+
+    def _begin(self, number: int) -> Iterator[Any]:
         self.skipped.clear()
         passes = []
         for loader in self._loaders:
@@ -100,6 +109,8 @@ class FarSamples(Closing):
         going, came_s = deque(enumerate(passes)), time.monotonic()
         try:
             while going:
+                if self._is_closed:
+                    raise LoaderClosed("this iteration was ended, by kill() or close()")
                 found = self._take(going)
                 if found is not None:
                     yield from self._rows(*found)
@@ -148,6 +159,22 @@ class FarSamples(Closing):
         poller.poll(_STEP_MS)
 
     def close(self) -> None:
-        """Leave all servers. Idempotent."""
-        for loader in self._loaders:
-            loader.close()
+        """Leave all servers; for any thread. Idempotent."""
+        self._is_closed = True  # first: who waits lets go of the lock
+        with self._lock:
+            for loader in self._loaders:
+                loader.close()
+
+
+class _Shared:
+    """An iterator for several threads."""
+
+    def __init__(self, samples: Iterator[Any], lock: threading.Lock) -> None:
+        self._samples, self._lock = samples, lock
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Any:
+        with self._lock:
+            return next(self._samples)

@@ -12,6 +12,7 @@ twice or is left out.
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -58,7 +59,9 @@ class Arrived:
 
 
 class Stream(Closing):
-    """Owns the connection to one of several servers of a dataset; for one thread at a time.
+    """Owns the connection to one of several servers of a dataset.
+
+    It is for one thread at a time, but `close` is for any.
 
     Args:
         addresses: of servers; another one is asked where one is lost.
@@ -84,6 +87,7 @@ class Stream(Closing):
         self._most_bytes, self._most_ahead, self._timeout_s = most_bytes, most_ahead, timeout_s
         self._token = os.urandom(16).hex()
         self._link: Link | None = None
+        self._lock = threading.RLock()  # sockets of ZeroMQ are for one thread at a time
         self._is_open = self._is_closed = False
         self.n_losses = 0
         self.opened: Opened | None = None
@@ -149,9 +153,8 @@ class Stream(Closing):
             ShardioError: what the loader of the server has raised.
             LoaderClosed: there is no connection any more.
         """
-        if self._is_closed:
-            raise LoaderClosed("this iteration was ended, by close() or kill()")
         entered_s = time.monotonic()
+        self._check_open()
         while not self.queue and self._is_going:
             self._go_on(_STEP_S if wait_s is None else wait_s, entered_s)
             if wait_s is not None:
@@ -160,11 +163,11 @@ class Stream(Closing):
         if not self.queue:
             return None
         arrived = self.queue.popleft()
-        if self._is_going and self._link is not None and self._is_open:
-            taken = self._next - len(self.queue)
-            self._link.send(
-                pack("credit", number=self._pass, taken=taken, upto=taken + self._n_ahead)
-            )
+        with self._lock:
+            if self._is_going and self._link is not None and self._is_open:
+                taken = self._next - len(self.queue)
+                upto = taken + self._n_ahead
+                self._link.send(pack("credit", number=self._pass, taken=taken, upto=upto))
         return arrived
 
     @property
@@ -174,8 +177,9 @@ class Stream(Closing):
 
     def stop(self) -> None:
         """End the pass before its end."""
-        if self._is_going and self._link is not None:
-            self._link.send(pack("stop", number=self._pass))
+        with self._lock:
+            if self._is_going and self._link is not None:
+                self._link.send(pack("stop", number=self._pass))
         self._is_going = False
         self._pass += 1
         self.queue.clear()
@@ -187,8 +191,9 @@ class Stream(Closing):
 
     def close(self) -> None:
         """Take leave, and let go of the connection. Idempotent."""
-        self._is_closed = True
-        self._leave()
+        self._is_closed = True  # first: who waits lets go of the lock
+        with self._lock:
+            self._leave()
 
     def _leave(self) -> None:
         self._is_going = self._is_open = False
@@ -205,6 +210,15 @@ class Stream(Closing):
 
     def _go_on(self, wait_s: float, entered_s: float) -> None:
         """Act upon one message, or the lack of it; the loop was elsewhere until `entered_s`."""
+        with self._lock:
+            self._check_open()
+            self._hear(wait_s, entered_s)
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise LoaderClosed("this iteration was ended, by close() or kill()")
+
+    def _hear(self, wait_s: float, entered_s: float) -> None:
         try:
             link = self._connect(wait_s)
             if link is None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -62,6 +64,37 @@ def test_an_iteration_that_goes_on_beside_the_next_is_over(server: Server) -> No
         far.kill()
         with pytest.raises(LoaderClosed):
             list(third)
+
+
+def test_threads_share_an_iteration_and_each_sample_comes_once(
+    server: Server, second: Server
+) -> None:
+    options = {"batch_size": 2, "fields": ["label"]}
+    with MultiLoader(address=[server.address, second.address], options=options) as far:
+        samples = iter(far)
+        with ThreadPoolExecutor(3) as pool:
+            parts = list(pool.map(lambda _: _labels(samples), range(3)))
+    assert sorted(label for part in parts for label in part) == list(range(30))
+
+
+def test_kill_in_one_thread_ends_the_wait_of_another(path: str) -> None:
+    held = threading.Event()
+
+    def wait(sample: dict[str, Any]) -> dict[str, Any]:
+        held.wait()
+        return {"label": sample["label"]}
+
+    with serving(path, transform=wait) as server, ThreadPoolExecutor(1) as pool:
+        held.set()
+        far = MultiLoader(address=server.address, options={"batch_size": 1, "prefetch": 0})
+        samples = iter(far)
+        next(samples)
+        held.clear()
+        rest = pool.submit(_labels, samples)
+        far.kill()
+        with pytest.raises(LoaderClosed):
+            rest.result()
+        held.set()
 
 
 def test_a_server_that_returns_gives_its_part_once(path: str, server: Server) -> None:

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import io
 import itertools
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -168,6 +170,26 @@ def test_after_close_there_is_nothing_but_what_is_held(server: Server) -> None:
     for use in (lambda: iter(far), lambda: next(batches)):
         with pytest.raises(LoaderClosed):
             use()
+
+
+def test_close_in_one_thread_ends_the_wait_of_another(path: str) -> None:
+    held = threading.Event()
+
+    def wait(sample: dict[str, Any]) -> dict[str, Any]:
+        held.wait()
+        return {"label": sample["label"]}
+
+    with serving(path, transform=wait) as server, ThreadPoolExecutor(1) as pool:
+        held.set()
+        far = ShardLoader(server.address, 1, prefetch=0, **HOW)
+        batches = iter(far)
+        next(batches)
+        held.clear()
+        rest = pool.submit(list, batches)
+        far.close()
+        with pytest.raises(LoaderClosed):
+            rest.result()
+        held.set()
 
 
 def _refuse_sample_7(sample: dict[str, Any]) -> dict[str, Any]:
