@@ -17,7 +17,8 @@ from shardio.makers import OUTPUTS, Maker, Output, maker_for
 from shardio.network.address import Address, is_address, parse_all
 from shardio.network.asked import as_json
 from shardio.network.keys import ClientKeys, client_keys
-from shardio.network.stream import Arrived, Opened, State, Stream
+from shardio.network.opened import Opened, State
+from shardio.network.stream import Arrived, Stream
 from shardio.option_checks import count, device_or_none, one_of, place_among_ranks, seconds
 from shardio.progress_bar import ProgressBar
 

@@ -21,32 +21,20 @@ from typing import Any, Final
 
 from shardio.batch import Batch
 from shardio.closing import Closing
-from shardio.errors import BatchOverdue, InvalidArgument, LoaderClosed, MemoryShort
+from shardio.errors import BatchOverdue, LoaderClosed, MemoryShort
 from shardio.network import failures
 from shardio.network.address import Address
 from shardio.network.filled import unpack_batch
 from shardio.network.keys import ClientKeys
 from shardio.network.link import SILENCE_MS, Link, Lost
+from shardio.network.opened import Opened, State
 from shardio.network.servers import Servers
-from shardio.network.wire import VERSION, Garbled, mapping, number, pack, text
+from shardio.network.wire import VERSION, Garbled, mapping, number, pack
 
 _FIRST_AHEAD: Final = 2
 """Batches that are asked for while nobody knows how large one is."""
 _SILENCE_S: Final = SILENCE_MS / 1000
 _STEP_S: Final = 0.1
-
-State = dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Opened:
-    """What a server says of the loader that it has made; `served` is what it is made of."""
-
-    lineage: str
-    generation: int
-    n_batches: int
-    state: State
-    served: State
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,27 +270,9 @@ class Stream(Closing):
 
     def _enter(self, head: dict[str, Any]) -> None:
         """A server has made the loader: if it is the same one as before, go on with it."""
-        if number(head, "version") != VERSION:
-            raise InvalidArgument(
-                f"{self._servers.current} speaks version {head['version']} of shardio's messages, "
-                f"this is version {VERSION}: install the same shardio on both"
-            )
-        opened = Opened(
-            text(head, "lineage"),
-            number(head, "generation"),
-            number(head, "batches"),
-            mapping(head, "state"),
-            mapping(head, "served"),
-        )
-        before = self.opened
-        if before is not None:
-            for name in ("lineage", "served"):
-                was, found = getattr(before, name), getattr(opened, name)
-                if was != found:
-                    raise InvalidArgument(
-                        f"{self._servers.current} serves other batches than this loader began "
-                        f"with: {name} is {found!r}, and was {was!r}"
-                    )
+        opened = Opened.of(head, self._servers.current)
+        if self.opened is not None:
+            opened.check_follows(self.opened, self._servers.current)
         self.opened, self._is_open = opened, True
         if self._asked is not None and self._link is not None:
             self._link.send(self._asked)
@@ -325,8 +295,11 @@ class Stream(Closing):
                 number(head, name)
             if self._begun is None:
                 self._begun, self._next = head, head["first"]
-            elif head["first"] != self._next:
-                raise Lost(f"it begins with batch {head['first']}, asked for {self._next}")
+            elif (head["epoch"], head["first"]) != (self._begun["epoch"], self._next):
+                raise Lost(
+                    f"it begins with batch {head['first']} of epoch {head['epoch']}, and not with "
+                    f"{self._next} of {self._begun['epoch']}"
+                )
         elif kind == "batch":
             self._take_in(head, block)
         elif kind == "end":

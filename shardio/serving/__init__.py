@@ -52,7 +52,7 @@ def make_server(
     """
     callable_or_none("transform", transform)
     callable_or_none("batch_transform", batch_transform)
-    path = os.path.abspath(dataset)
+    path = os.fspath(dataset)
     with open_dataset(path):
         pass  # damage is told before anybody connects
 

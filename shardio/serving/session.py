@@ -51,6 +51,10 @@ class Session:
         self._changed = threading.Condition()
         self._told: deque[Head] = deque()
         self._is_leaving = False
+        self._beginning: dict[str, Any] = {}
+        """The first state of the loader."""
+        self._follows: dict[str, Any] = {}
+        """The state that its next iteration begins with, if nothing is loaded."""
         self._number: int | None = None
         """The pass that is under way."""
         self._batches: Pass | None = None
@@ -116,6 +120,7 @@ class Session:
         except Exception as error:  # noqa: BLE001  # whatever it is, the client is to know
             self._fail(error)
             return None
+        self._beginning = self._follows = loader.state_dict()
         self._say_opened(loader)
         return loader
 
@@ -127,7 +132,7 @@ class Session:
             lineage=dataset.lineage,
             generation=dataset.generation,
             batches=len(loader),
-            state=loader.state_dict(),
+            state=self._beginning,
             served=self._served,
         )
 
@@ -163,6 +168,7 @@ class Session:
             self._say_opened(loader)
         elif kind == "check":
             loader.load_state_dict(mapping(head, "state"))
+            self._follows = {}
             self._say("checked", epoch=loader.epoch)
         elif kind == "stop":
             if number(head, "number") == self._number:
@@ -174,8 +180,9 @@ class Session:
         self._stop()
         self._number = number(head, "number")
         state, ahead = mapping(head, "state"), number(head, "ahead", MOST_AHEAD)
-        if state != loader.state_dict():  # else the loader has begun with it already
+        if state != self._follows:  # else workers may have begun with it already
             loader.load_state_dict(state)
+        self._follows = {}
         self._batches = batches = cast(Pass, iter(loader))
         division = batches.iteration.plan.division
         first, last = division.first_step, division.last_step
@@ -187,9 +194,9 @@ class Session:
     def _send_next(self, loader: ShardLoader) -> None:
         batch: Batch | None = None if self._batches is None else next(self._batches, None)
         if batch is None:
-            ended = self._number
+            ended, self._follows = self._number, loader.state_dict()
             self._stop()
-            self._say("end", number=ended, state=loader.state_dict())
+            self._say("end", number=ended, state=self._follows)
             return
         head, block = pack_batch(batch)
         if len(block) > self._most_bytes:

@@ -83,6 +83,8 @@ class Relay:
                 if not content:
                     return
                 (there if ready is here else here).sendall(content)
+                if left is not None and left <= 0:
+                    return
 
     def close(self) -> None:
         """Let nobody in any more; whoever is connected must have gone."""

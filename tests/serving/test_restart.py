@@ -113,8 +113,11 @@ def test_a_connection_that_is_cut_within_batches_gives_every_batch_once(path: st
         contextlib.closing(Relay(server.address, 500, 30_000, 61_111, 1, 200_000)) as relay,
     ):
         with ShardLoader(relay.address, 4, **HOW) as far:
-            assert list(map(bits, far)) == local_bits(path, 4)
-            assert far.stats().latest.n_restarts >= 2
+            with ShardLoader(path, 4, num_workers=0, **HOW) as local:
+                for _ in range(2):
+                    assert list(map(bits, far)) == list(map(bits, local))
+                    assert far.state_dict() == local.state_dict()
+            assert far.stats().total.n_restarts >= 4
             assert len(server.sessions) == 1  # the same, each time
 
 
@@ -147,6 +150,19 @@ def test_a_server_that_returns_with_another_dataset_is_refused_by_name(
 
 def _double(sample: dict[str, Any]) -> dict[str, Any]:
     return {"label": sample["label"] * 2}
+
+
+def test_another_version_of_the_messages_is_refused_on_either_side(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with serving(path) as server:
+        monkeypatch.setattr("shardio.network.stream.VERSION", 7)
+        with pytest.raises(InvalidArgument, match="the client 7: install the same shardio"):
+            ShardLoader(server.address, 4, **HOW)
+        monkeypatch.undo()
+        monkeypatch.setattr("shardio.network.opened.VERSION", 7)
+        with pytest.raises(InvalidArgument, match="this is version 7: install the same shardio"):
+            ShardLoader(server.address, 4, **HOW)
 
 
 def test_a_server_that_returns_with_another_transform_is_refused(path: str) -> None:
