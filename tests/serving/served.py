@@ -10,14 +10,15 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from shardio import ShardLoader
 from shardio.network.address import parse
 from shardio.serving import Server, make_keys, make_server
-from tests.loading import bits
+from tests.loading import PATIENCE_S, bits
 
 ROOT = Path(__file__).resolve().parents[2]
 FREE = "tcp://127.0.0.1:*"
@@ -101,6 +102,14 @@ def keys_between(folder: Path, client: Path, server: Path) -> Path:
     return folder
 
 
+def wait_until(is_so: Callable[[], object]) -> None:
+    """Wait for what another thread does."""
+    end_s = time.monotonic() + PATIENCE_S
+    while not is_so():
+        assert time.monotonic() < end_s
+        time.sleep(0.01)
+
+
 def local_bits(path: str, batch_size: int, **options: Any) -> list[Any]:
     """The batches of an epoch as a ShardLoader here has them."""
     with ShardLoader(path, batch_size, num_workers=0, **{**HOW, **options}) as loader:
@@ -118,4 +127,5 @@ __all__ = [
     "make_keys",
     "make_server",
     "serving",
+    "wait_until",
 ]

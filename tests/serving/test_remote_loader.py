@@ -13,9 +13,10 @@ import shardio
 from shardio import Clip, InvalidArgument, ShardLoader
 from shardio.errors import LoaderClosed, ServerUnreachable, TransformError
 from shardio.network.far_loader import RemoteLoader
+from shardio.network.link import Link
 from shardio.serving import Server
 from tests.loading import bits
-from tests.serving.served import HOW, local_bits, serving
+from tests.serving.served import HOW, local_bits, serving, wait_until
 
 
 @pytest.fixture(scope="module")
@@ -157,6 +158,53 @@ def test_the_bar_counts_batches_and_the_figures_add_up(loader: RemoteLoader) -> 
         stats = far.stats()
     assert (stats.latest.n_batches, stats.total.n_samples) == (1, 34)
     assert stats.latest.n_bytes > 4 * 6912 and stats.total.n_restarts == 0
+
+
+def test_after_an_interrupt_the_next_epochs_are_whole(
+    path: str, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = itertools.count()
+    receive = Link.receive
+
+    def interrupted(self: Link, wait_s: float) -> Any:
+        found = receive(self, wait_s)  # which is lost
+        if next(calls) in (7, 20, 33):
+            raise KeyboardInterrupt
+        return found
+
+    monkeypatch.setattr(Link, "receive", interrupted)
+    n_interrupts, epochs = 0, list[list[Any]]()
+    with ShardLoader(server.address, 4, **HOW) as far:
+        while len(epochs) < 3:
+            try:
+                epochs.append(list(map(bits, far)))
+            except KeyboardInterrupt:
+                n_interrupts += 1
+    with ShardLoader(path, 4, num_workers=0, **HOW) as local:
+        every = [list(map(bits, local)) for _ in range(3 + n_interrupts)]
+    assert n_interrupts == 3
+    assert all(epoch in every for epoch in epochs)
+
+
+def test_a_loader_that_is_let_go_of_leaves_its_server(server: Server) -> None:
+    far = ShardLoader(server.address, 4, **HOW)
+    batches = iter(far)
+    held = next(batches)
+    del far
+    session = server.sessions[-1]
+    next(batches)
+    del batches
+    wait_until(lambda: session not in server.sessions)
+    assert held.n_rows == 4
+
+
+def test_a_fork_can_neither_use_a_loader_nor_end_it(loader: RemoteLoader) -> None:
+    before = len(loader)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("shardio.network.far_loader.this_process.pid", 1)
+        with pytest.raises(LoaderClosed, match="forked off"):
+            iter(loader)
+    assert len(list(loader)) == before
 
 
 def test_after_close_there_is_nothing_but_what_is_held(server: Server) -> None:

@@ -6,8 +6,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -19,14 +17,7 @@ from shardio.network.address import parse
 from shardio.network.wire import VERSION, pack
 from shardio.serving import Server, make_server
 from tests.loading import PATIENCE_S, bits
-from tests.serving.served import HOW, local_bits, serving
-
-
-def wait_until(is_so: Callable[[], object]) -> None:
-    end_s = time.monotonic() + PATIENCE_S
-    while not is_so():
-        assert time.monotonic() < end_s
-        time.sleep(0.01)
+from tests.serving.served import HOW, local_bits, serving, wait_until
 
 
 @pytest.fixture
