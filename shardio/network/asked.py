@@ -119,7 +119,9 @@ def _from_json(name: str, value: Any) -> Any:
         given = {each: _given(each, part) for each, part in value.items()}
         try:
             return kind(**given)
-        except TypeError as error:
+        except InvalidArgument:
+            raise
+        except (ArithmeticError, TypeError, ValueError) as error:  # numbers that none would type
             raise Garbled(f"{name} is no {kind.__name__}: {error}") from error
     if name == "collate" and isinstance(value, dict):
         return {field: _tuple(rule) for field, rule in value.items()}

@@ -23,7 +23,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from shardio.format.schema import canonical_json, read_json
+from shardio.format.schema import read_json
 
 VERSION: Final = 1
 """Of all this; both sides must have the same."""
@@ -36,6 +36,7 @@ FROM_SERVER: Final = frozenset(
     {"opened", "begun", "batch", "end", "checked", "beat", "failed", "stranger"}
 )
 MOST: Final = 1 << 60
+_ENCODER: Final = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
 
 
 class Garbled(ValueError):
@@ -43,8 +44,8 @@ class Garbled(ValueError):
 
 
 def pack(kind: str, **more: Any) -> bytes:
-    """The head of a message."""
-    return canonical_json({"kind": kind, **more})
+    """The head of a message; in ASCII, as names of files may have what UTF-8 cannot say."""
+    return _ENCODER.encode({"kind": kind, **more}).encode("ascii")
 
 
 def unpack(frames: Sequence[Any], kinds: frozenset[str]) -> dict[str, Any]:

@@ -254,8 +254,12 @@ class Server(Closing):
     def _beat(self) -> None:
         """Tell clients that they are not forgotten, and forget those that have gone."""
         now_s = time.monotonic()
+        over = {token for token, each in self._clients.items() if not each.session.is_running}
+        self._send_out()  # what they have said last
         for token, client in list(self._clients.items()):
-            if client.gone_s is None:
+            if token in over:
+                self._part_with(token)
+            elif client.gone_s is None:
                 self._send_to(client, [pack("beat")])
             elif now_s - client.gone_s > _GRACE_S:
                 self._part_with(token)

@@ -45,7 +45,7 @@ class Session:
         served: Mapping[str, Any],
         post: Callable[[Session, Frames], object],
     ) -> None:
-        self._options = asked.from_json(mapping(head, "options"))
+        self._asked = mapping(head, "options")
         self._most_bytes = number(head, "most_bytes")
         self._make_loader, self._served, self._post = make_loader, dict(served), post
         self._changed = threading.Condition()
@@ -116,7 +116,7 @@ class Session:
 
     def _open(self) -> ShardLoader | None:
         try:
-            loader = self._make_loader(self._options)
+            loader = self._make_loader(asked.from_json(self._asked))
         except Exception as error:  # noqa: BLE001  # whatever it is, the client is to know
             self._fail(error)
             return None

@@ -1,21 +1,27 @@
 from __future__ import annotations
 
 import ast
+import json
 import pickle
 import random
+from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from shardio import ShardioError, ShardLoader
+from shardio import Clip, ShardioError, ShardLoader
 from shardio.batch import Batch
 from shardio.errors import ChecksumMismatch, InvalidArgument, TransformError
-from shardio.network import failures
+from shardio.network import asked, failures
 from shardio.network.address import is_address, parse, parse_all
 from shardio.network.filled import layout_of, layout_text, pack_batch, unpack_batch
+from shardio.network.opened import Opened
 from shardio.network.wire import FROM_CLIENT, FROM_SERVER, MOST_HEAD_BYTES, Garbled, pack, unpack
-from tests.fuzz.mutate import change_bytes
+from shardio.packing import Pack
+from shardio.sounds import Sound
+from tests.fuzz.mutate import change_bytes, change_json
 from tests.loading import bits, write_dataset
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -143,6 +149,64 @@ def test_thousands_of_damaged_questions_are_refused_or_are_some() -> None:
             continue
 
 
+_ASKED: dict[str, Any] = {
+    "batch_size": 4,
+    "fields": ["a", "b.c"],
+    "weights": np.arange(3) / 7,
+    "sampler": range(4),
+    "collate": {"a": (None, 3), "b": "ragged"},
+    "clip": Clip(8, fps=Fraction(30000, 1001), size=(16, 18), around="at", lead=0.25),
+    "sound": Sound(seconds="0.64", where="random"),
+    "pack": Pack(128, targets=True, eot=7),
+}
+
+
+def test_options_come_back_as_they_were_asked_for() -> None:
+    told = json.loads(json.dumps(asked.as_json(_ASKED)))
+    assert asked.from_json(told) == {
+        **_ASKED,
+        "weights": [0.0, 1 / 7, 2 / 7],
+        "sampler": [0, 1, 2, 3],
+    }
+
+
+def test_thousands_of_damaged_options_are_refused_or_are_some() -> None:
+    rng = random.Random(9)
+    whole = asked.as_json(_ASKED)
+    n_taken = 0
+    for _ in range(3000):
+        found = change_json(rng, whole)
+        try:
+            asked.from_json(found if isinstance(found, dict) else {})
+        except (Garbled, InvalidArgument):
+            continue
+        n_taken += 1
+    assert 0 < n_taken < 3000
+
+
+def test_thousands_of_damaged_answers_are_refused_or_are_some() -> None:
+    rng = random.Random(10)
+    error = ChecksumMismatch("a hash", code="hash", path="/d/0.shard", sample=3, found=7)
+    opened = {
+        "version": 1,
+        "lineage": "a",
+        "generation": 3,
+        "batches": 9,
+        "state": {},
+        "served": {},
+    }
+    for _ in range(1500):
+        for whole, read in (
+            (opened, lambda found: Opened.of(found, parse("tcp://h:1"))),
+            (failures.as_json(error), failures.from_json),
+        ):
+            found = change_json(rng, whole)
+            try:
+                read(found if isinstance(found, dict) else {})
+            except (Garbled, InvalidArgument):
+                continue
+
+
 @pytest.mark.parametrize(
     "error",
     [
@@ -159,6 +223,12 @@ def test_an_error_of_ours_comes_back_as_the_same(error: ShardioError) -> None:
 def test_another_error_says_what_it_was() -> None:
     again = failures.from_json(failures.as_json(KeyError("x")))
     assert (type(again), str(again)) == (ShardioError, "KeyError: 'x'")
+
+
+def test_a_name_that_utf_8_cannot_say_arrives_as_well() -> None:
+    said = failures.as_json(InvalidArgument("\udc80.shard"))
+    head = unpack([pack("failed", error=said)], FROM_SERVER)
+    assert str(failures.from_json(head["error"])) == "\udc80.shard"
 
 
 def test_a_class_that_is_no_error_of_ours_is_not_looked_up() -> None:
