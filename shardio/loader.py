@@ -234,6 +234,9 @@ class ShardLoader(Closing):
             self.close()
             raise
 
+    # What help() and inspect say of the class.
+    __new__.__wrapped__ = __init__  # type: ignore[attr-defined]
+
     def _engine_for(self, recipe: Recipe) -> Engine:
         options = self._options
         return Engine(
