@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import fields
 from fractions import Fraction
@@ -36,6 +37,8 @@ AS_THEY_ARE: Final = frozenset(
     }
 )
 _LISTS: Final = ("fields", "sampler", "weights", "collate")
+_FRACTIONS: Final = ("fps", "seconds")
+_FRACTION: Final = re.compile(r"[0-9]{1,20}(/[1-9][0-9]{0,19})?")
 KNOWN: Final = AS_THEY_ARE | RECORDS.keys() | frozenset(_LISTS)
 
 ELSEWHERE: Final = {
@@ -129,11 +132,10 @@ def _from_json(name: str, value: Any) -> Any:
 
 
 def _given(name: str, value: Any) -> Any:
-    if name == "fps" and isinstance(value, str):
-        try:
-            return Fraction(value)
-        except (ValueError, ZeroDivisionError) as error:
-            raise Garbled("fps is no fraction") from error
+    if name in _FRACTIONS and isinstance(value, str):
+        if not _FRACTION.fullmatch(value):  # 1e999999999 would be computed for hours
+            raise Garbled(f"{name} is no fraction")
+        return Fraction(value)
     return _tuple(value)
 
 
