@@ -107,6 +107,11 @@ class RemoteLoader(Closing):
         return self._opened().lineage
 
     @property
+    def served(self) -> State:
+        """The names of what is run on samples and batches there, None for nothing."""
+        return self._opened().served
+
+    @property
     def epoch(self) -> int:
         """The epoch of the latest iteration, or that the next one goes on with; 0 at first."""
         found: int = self._next["epoch"] if self._latest is None else self._latest.epoch

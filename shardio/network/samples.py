@@ -84,6 +84,11 @@ class FarSamples(Closing):
                         f"{addresses[0]} that of {self._loaders[0].lineage}: servers that share "
                         "an epoch serve one dataset"
                     )
+                if (found := loader.served.get("batch_transform")) is not None:
+                    raise InvalidArgument(
+                        f"{address} runs {found} on whole batches, of which there are no samples: "
+                        "load them with ShardLoader, or serve without --batch-transform"
+                    )
             undo.pop_all()
 
     def epoch(self, number: int) -> Iterator[Any]:

@@ -16,6 +16,7 @@ from shardio.loader import ShardLoader
 from shardio.network.keys import make_keys, server_keys
 from shardio.option_checks import callable_or_none, count
 from shardio.serving.server import Server
+from shardio.signatures import takes_rng
 
 __all__ = ["Server", "make_keys", "make_server"]
 
@@ -50,8 +51,16 @@ def make_server(
         DatasetNotFound, DatasetCorrupt, …: from opening the dataset.
         EnvironmentUnsuitable: pyzmq is missing: pip install 'shardio[zmq]'.
     """
-    callable_or_none("transform", transform)
-    callable_or_none("batch_transform", batch_transform)
+    # What would else be told to the first client only.
+    for name, given, function in (
+        ("transform", "sample", transform),
+        ("batch_transform", "batch", batch_transform),
+    ):
+        if (found := callable_or_none(name, function)) is not None:
+            takes_rng(name, given, found)
+    for name, least, value in (("num_workers", 0, num_workers), ("memory_bytes", 1, memory_bytes)):
+        if value is not None:
+            count(name, value, least)
     path = os.fspath(dataset)
     with open_dataset(path):
         pass  # damage is told before anybody connects

@@ -102,6 +102,8 @@ class Server(Closing):
             # First: ZeroMQ lets everybody in where nobody answers.
             self._gatekeeper = None if keys is None else Gatekeeper(self._context, keys)
             self._socket = self._listen(asked, keys)
+            self.address: str = self._socket.last_endpoint.rstrip(b"\0").decode()
+            """Where it listens."""
         except BaseException:
             self.close()
             raise
@@ -122,12 +124,6 @@ class Server(Closing):
         except zmq.ZMQError as error:
             raise InvalidArgument(f"{asked}: ZeroMQ cannot listen there: {error}") from error
         return socket
-
-    @property
-    def address(self) -> str:
-        """Where it listens."""
-        found: str = self._socket.last_endpoint.rstrip(b"\0").decode()
-        return found
 
     @property
     def sessions(self) -> list[Session]:

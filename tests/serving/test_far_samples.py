@@ -127,6 +127,12 @@ def test_servers_of_different_datasets_share_no_epoch(server: Server, other_path
             iter(MultiLoader(address=[server.address, other.address]))
 
 
+def test_a_server_that_makes_other_batches_has_no_samples(path: str) -> None:
+    with serving(path, batch_transform=dict) as server:
+        with pytest.raises(InvalidArgument, match="there are no samples"):
+            iter(MultiLoader(address=server.address))
+
+
 def test_verbose_says_when_a_server_has_sent_its_part(
     server: Server, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -17,7 +17,7 @@ from shardio.network.address import parse
 from shardio.network.wire import VERSION, pack
 from shardio.serving import Server, make_server
 from tests.loading import PATIENCE_S, bits
-from tests.serving.served import HOW, local_bits, serving, wait_until
+from tests.serving.served import FREE, HOW, local_bits, serving, wait_until
 
 
 @pytest.fixture
@@ -39,6 +39,32 @@ def _loads(path: str, server: Server) -> None:
 def test_an_address_that_others_reach_is_refused_without_keys(path: str, bind: str) -> None:
     with pytest.raises(InvalidArgument, match="without keys to everybody"):
         make_server(path, bind)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"num_workers": -1},
+        {"memory_bytes": 0},
+        {"max_clients": 0},
+        {"transform": 7},
+        {"batch_transform": lambda: {}},
+    ],
+    ids=str,
+)
+def test_what_no_client_could_use_is_refused_at_once(path: str, wrong: dict[str, Any]) -> None:
+    (name,) = wrong
+    with pytest.raises(InvalidArgument, match=name):
+        make_server(path, FREE, **wrong)
+
+
+def test_without_zeromq_both_sides_say_how_to_get_it(
+    path: str, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "zmq", None)
+    for make in (lambda: make_server(path, FREE), lambda: ShardLoader(server.address, 4, **HOW)):
+        with pytest.raises(EnvironmentUnsuitable, match=r"pip install 'shardio\[zmq\]'"):
+            make()
 
 
 def test_an_address_in_use_is_refused(path: str, server: Server) -> None:
