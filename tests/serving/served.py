@@ -61,7 +61,7 @@ class Relay:
 
     def __init__(self, address: str, *n_bytes: int) -> None:
         there = parse(address)
-        self._there, self._cuts = (there.host, int(there.port)), list(n_bytes)
+        self._there, self.cuts = (there.host, int(there.port)), list(n_bytes)
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address = f"tcp://127.0.0.1:{self._listener.getsockname()[1]}"
         self._thread = threading.Thread(target=self._run)
@@ -75,7 +75,7 @@ class Relay:
                     self._pass_on(here, there)
 
     def _pass_on(self, here: socket.socket, there: socket.socket) -> None:
-        left = self._cuts.pop(0) if self._cuts else None
+        left = self.cuts.pop(0) if self.cuts else None
         while True:
             for ready in select.select([here, there], [], [])[0]:
                 content = ready.recv(4096)

@@ -117,7 +117,7 @@ def test_a_connection_that_is_cut_within_batches_gives_every_batch_once(path: st
                 for _ in range(2):
                     assert list(map(bits, far)) == list(map(bits, local))
                     assert far.state_dict() == local.state_dict()
-            assert far.stats().total.n_restarts >= 4
+            assert not relay.cuts and far.stats().total.n_restarts >= 2
             assert len(server.sessions) == 1  # the same, each time
 
 
