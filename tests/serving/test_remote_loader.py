@@ -82,6 +82,7 @@ def test_ranks_have_together_what_one_has(path: str, server: Server) -> None:
     "options",
     [
         {"fields": ["label", "note"], "shuffle": "blocks"},
+        {"shuffle": "shards", "fields": ["label"]},
         {"sampler": [5, 3, 3, 7], "shuffle": False},
         {"weights": np.arange(30.0), "n_draws": 9, "shuffle": False},
         {"fields": ["points", "cloud"], "collate": {"points": "pad", "cloud": (2, None, 4)}},
