@@ -22,6 +22,7 @@ from shardio.errors import InvalidArgument
 from shardio.remote.ahead import N_THREADS, Ahead, Wanted
 from shardio.remote.bucket import Bucket
 from shardio.remote.places import Remote
+from shardio.units import Rows
 from shardio.writer import ShardSummary
 
 _SAMPLES_AT_ONCE: Final = 1 << 14
@@ -72,12 +73,11 @@ class Bringing:
 
     def _check_room(self, choice: Choice) -> None:
         """Make sure that an order that goes through all shards at once has them all here."""
-        files = [file for shard in range(len(self._dataset.shards)) for file in self._files(shard)]
-        sizes = [summary.n_bytes for _, summary in files]
-        if all(bucket.keeps(sizes) for bucket in self._dataset.buckets):
+        if self._all_fit():
             return
         most = min(bucket.most_bytes for bucket in self._dataset.buckets)
-        room = f"{self._dataset.path}: has {sum(sizes)} bytes, of which {most} fit into its cache"
+        n_bytes = sum(self._sizes().tolist())
+        room = f"{self._dataset.path}: has {n_bytes} bytes, of which {most} fit into its cache"
         way_out = "raise cache_bytes, or take shuffle='shards'"
         if choice.is_full:
             raise InvalidArgument(
@@ -113,31 +113,34 @@ class Bringing:
             InvalidArgument: they do not fit into the cache.
             StoreUnavailable, StoreDenied, ShardCorrupt, …: one cannot be had.
         """
-        shards = range(len(self._dataset.shards))
-        files = [file for shard in shards for file in self._files(shard)]
-        sizes = [summary.n_bytes for _, summary in files]
-        if not all(bucket.keeps(sizes) for bucket in self._dataset.buckets):
+        if not self._all_fit():
             raise InvalidArgument(
-                f"{self._dataset.path}: preload=True brings {sum(sizes)} bytes, and the cache is "
-                f"for less: raise cache_bytes"
+                f"{self._dataset.path}: preload=True brings {sum(self._sizes().tolist())} bytes, "
+                "and the cache is for less: raise cache_bytes"
             )
         with ThreadPoolExecutor(N_THREADS, "shardio-preload") as threads:
-            for _ in threads.map(lambda file: file[0].bring(file[1]), files):
+            for _ in threads.map(lambda file: file[0].bring(file[1]), self._all_files()):
                 pass
 
     def _has_all(self) -> bool:
         """Whether there is nothing left to bring, now or ever."""
         if len(self._here) < len(self._dataset.shards):
             return False
-        files = [file for shard in range(len(self._dataset.shards)) for file in self._files(shard)]
-        if all(summary.id in self._here for _, summary in files):
-            sizes = [summary.n_bytes for _, summary in files]
-            self._is_done = all(bucket.keeps(sizes) for bucket in self._dataset.buckets)
+        if all(summary.id in self._here for _, summary in self._all_files()):
+            self._is_done = self._all_fit()
         return self._is_done
 
-    def _files(self, shard: int) -> list[tuple[Bucket, ShardSummary]]:
-        found = self._dataset.files_for(shard, self._recipe.fields)
-        return [(place, summary) for place, summary in found if isinstance(place, Bucket)]
+    def _all_files(self) -> Iterator[tuple[Bucket, ShardSummary]]:
+        for shard in range(len(self._dataset.shards)):
+            for place, summary in self._dataset.files_for(shard, self._recipe.fields):
+                if isinstance(place, Bucket):
+                    yield place, summary
+
+    def _sizes(self) -> Rows:
+        return self._dataset.brought_sizes(self._recipe.fields)
+
+    def _all_fit(self) -> bool:
+        return all(bucket.keeps(self._sizes()) for bucket in self._dataset.buckets)
 
     def end_with(self, close: Callable[[], None]) -> None:
         """End, and close the engine meanwhile."""

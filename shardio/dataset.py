@@ -247,6 +247,10 @@ class ShardDataset(Shown, Described, Filed, Sequence[dict[str, Any]], Closing):
         """The object stores that its files come from."""
         return [self._files_in] if isinstance(self._files_in, Bucket) else []
 
+    def brought_sizes(self, names: Iterable[str]) -> Rows:
+        """The bytes of the files in object stores that some fields of all samples lie in."""
+        return self.sizes_for(names) if self.buckets else np.zeros(0, np.int64)
+
     def gather(self, name: str) -> ColumnGather:
         """What copies rows of a column of all shards at once; made on first use."""
         self._opened.check_open()

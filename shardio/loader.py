@@ -7,20 +7,20 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TextIO
 
 from shardio._engine.engine import Engine
-from shardio._engine.iteration import Iteration
 from shardio._engine.linux import Finalizer
-from shardio._engine.recipe import Dct, Plan, Recipe
+from shardio._engine.recipe import Dct, Recipe
 from shardio._engine.staff import StartMethod
 from shardio._engine.tally import N_RECORDS
 from shardio.access.filesystems import Access
+from shardio.agreement import check_agreement
 from shardio.batch import Batch
 from shardio.bringing import Bringing, remote_of
 from shardio.choice import Choice, Sampler, Shuffle
 from shardio.clips import Clip
 from shardio.closing import Closing
-from shardio.course import Course
 from shardio.dataset import ShardDataset
-from shardio.division import Division, Tail
+from shardio.division import Tail
+from shardio.epochs import Epochs
 from shardio.errors import InvalidArgument
 from shardio.handover import Handover, Pass, RecordedPass
 from shardio.loading_stats import LoaderStats
@@ -32,7 +32,6 @@ from shardio.option_checks import OnError
 from shardio.options import Asked, Collate, check_options, cut_of, recipe_of
 from shardio.packing import Pack
 from shardio.preload import preload as bring_in
-from shardio.progress import Progress, progress_of, state_of
 from shardio.progress_bar import ProgressBar
 from shardio.recorded import timeline_of
 from shardio.reopening import open_anew
@@ -182,7 +181,7 @@ class ShardLoader(Closing):
         remote = remote_of(cache, cache_bytes, storage_options, num_workers, access)
         opened = open_anew(to_be_read_here(dataset, keys), verify, access, subset, remote)
         if isinstance(opened, Mixture):
-            fields = opened.check_agreement(fields)
+            fields = check_agreement(opened.sources, fields)
         asked = Asked(
             batch_size=batch_size,
             fields=fields,
@@ -214,15 +213,10 @@ class ShardLoader(Closing):
         choice = Choice(shuffle, seed, sampler, weights, replacement, n_draws)
         self._options = check_options(opened, choice, asked)
         clips = cut_of(self._options, opened, is_asked=clip is not None)
-        self._course = Course(opened, self._options.choice)
-        self._next: Progress | int = 0
-        """Where the next iteration begins: a place that was loaded, or the epoch."""
-        self._latest: Iteration | None = None
-        recipe = recipe_of(self._options, opened, self._course.n_at_most, clips)
-        self._engine, self._bringing = (
-            self._engine_for(recipe),
-            Bringing(opened, recipe, self._options.choice),
-        )
+        self._epochs = Epochs(opened, self._options)
+        recipe = recipe_of(self._options, opened, self._epochs.course.n_at_most, clips)
+        self._engine = self._engine_for(recipe)
+        self._bringing = Bringing(opened, recipe, self._options.choice)
         self._finalizer = Finalizer(self, self._bringing.end_with, self._engine.close)
         try:
             self._engine.open(opened)
@@ -264,33 +258,21 @@ class ShardLoader(Closing):
     @property
     def epoch(self) -> int:
         """The epoch of the latest iteration, or that the next one goes on with; 0 at first."""
-        return self._start().epoch if self._latest is None else self._latest.plan.epoch
+        return self._epochs.number
 
     def __len__(self) -> int:
         """How many batches a whole epoch has, for this rank."""
-        return self._division(0, self._course.n_positions(self.epoch)).last_step
-
-    def _division(self, position: int, n_samples: int) -> Division:
-        asked = self._options
-        place = asked.rank, asked.world_size
-        return Division(n_samples, position, asked.batch_size, *place, asked.tail)
+        return self._epochs.n_batches
 
     def __iter__(self) -> Iterator[Batch]:
         """Start the next epoch, or go on with the one that `load_state_dict` was given."""
         return self._iterate()
 
     def _iterate(self) -> Pass:
-        start, course = self._start(), self._course
-        successor = self._plan(course.beginning(start.epoch + 1)) if course.is_foreseen else None
-        iteration = self._engine.iterate(self._plan(start), successor)
-        self._latest = iteration
+        iteration = self._epochs.begin(self._engine)
         self._bringing.follow(iteration)
-        self._next = start.epoch + 1
         kind = RecordedPass if self._options.record else Pass
         return kind(self, self._engine, self._handover, iteration)
-
-    def _plan(self, start: Progress) -> Plan:
-        return self._course.plan(start, self._division(start.position, start.n_samples))
 
     def progress(self, title: str | None = None, *, file: TextIO | None = None) -> ProgressBar:
         """Iterate, as `iter(loader)` does, and show how far it is.
@@ -313,19 +295,6 @@ class ShardLoader(Closing):
             file=file,
         )
 
-    def _start(self) -> Progress:
-        """Where the next iteration begins."""
-        place = self._next
-        return place if isinstance(place, Progress) else self._course.beginning(place)
-
-    def _progress(self) -> Progress:
-        """How far the latest iteration has come."""
-        iteration = self._latest
-        if iteration is None or iteration.is_exhausted:
-            return self._start()
-        plan, position = iteration.plan, iteration.plan.division.position(iteration.n_handed_over)
-        return Progress(plan.epoch, position, plan.division.n, plan.window, plan.sizes, plan.tokens)
-
     def state_dict(self) -> dict[str, Any]:
         """What `load_state_dict` needs to go on behind the batch that the loop has now.
 
@@ -333,8 +302,7 @@ class ShardLoader(Closing):
         it with the model. It speaks of the latest iteration; that one's batches count as consumed
         when the loop has got them.
         """
-        progress = self._progress()
-        return state_of(progress, self.dataset, self._course.identity(progress.epoch))
+        return self._epochs.state(self.dataset)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Have the next iteration go on where the state was taken, with the very next sample.
@@ -345,8 +313,7 @@ class ShardLoader(Closing):
         Raises:
             InvalidArgument: it is no such state, or one of another dataset, subset, seed or order.
         """
-        self._next = progress_of(state, self.dataset, self._course.identity)
-        self._latest = None
+        self._epochs.load_state(state, self.dataset)
 
     def stats(self) -> LoaderStats:
         """What loading has taken so far: of the latest iteration, and of all together.
@@ -354,7 +321,7 @@ class ShardLoader(Closing):
         It costs nothing until it is asked for; also in the loop, from another thread, or when the
         loader is closed. See `LoadingStats` for each figure.
         """
-        latest, total = self._engine.stats(self._latest)
+        latest, total = self._engine.stats(self._epochs.latest)
         return LoaderStats(self.epoch, self._options.num_workers, latest, total)
 
     def timeline(self) -> Timeline:
@@ -366,12 +333,12 @@ class ShardLoader(Closing):
         Raises:
             InvalidArgument: the loader was not made with record=True, or nothing was iterated yet.
         """
-        if not self._options.record or self._latest is None:
+        if not self._options.record or self._epochs.latest is None:
             raise InvalidArgument(
                 "there is a timeline of an iteration over a loader that was made with record=True; "
                 f"this one has record={self._options.record}, epoch {self.epoch}"
             )
-        latest = self._latest
+        latest = self._epochs.latest
         return timeline_of(f"epoch {self.epoch}", self._engine.fillings(latest), latest.lap)
 
     def close(self) -> None:

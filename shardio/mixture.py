@@ -6,19 +6,19 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, NoReturn, Self
 
 import numpy as np
 
 from shardio.access.filesystems import Access
+from shardio.agreement import common_fields
 from shardio.blend import Blend, Mixing
 from shardio.clips import Clips
 from shardio.dataset import ShardDataset
 from shardio.errors import InvalidArgument
 from shardio.format.checksum import hash_bytes
-from shardio.format.fields import Field
 from shardio.format.schema import Schema
 from shardio.manifest import Generation
 from shardio.manifest.default_view import ROWS
@@ -142,32 +142,6 @@ class Mixture(ShardDataset):
         check_positions(numbers.reshape(-1), len(self), "indices")
         return np.searchsorted(self._ends, numbers, side="right")
 
-    def check_agreement(self, fields: Iterable[str] | None) -> Iterable[str] | None:
-        """Make sure that all sources have some fields, by default every field, and alike.
-
-        Returns `fields`, which may be something that gives its names only once.
-
-        Raises:
-            InvalidArgument: naming a field, two sources, and what each has.
-        """
-        known = dict.fromkeys(name for source in self.sources for name in source.schema)
-        if isinstance(fields, Iterable) and not isinstance(fields, str):
-            fields = list(fields)
-        wanted = fields if isinstance(fields, list) else list(known)
-        for name in known:
-            groups = [name[:i] for i, letter in enumerate(name) if letter == "."]
-            if name in self.schema or not any(each in wanted for each in (name, *groups)):
-                continue
-            has = [source.schema.get(name) for source in self.sources]
-            i = next(i for i, field in enumerate(has) if field != has[0])
-            one, other = self.sources[0].path, self.sources[i].path
-            raise InvalidArgument(
-                f"a mixture has the fields that all of its sources have alike; field {name!r} is "
-                f"{_named(has[0])} in {one} (source 0), and {_named(has[i])} in {other} (source "
-                f"{i}): pass fields= without it; all have {', '.join(self.schema) or 'none'}"
-            )
-        return fields
-
     # As a dataset.
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -266,7 +240,7 @@ class Mixture(ShardDataset):
         view = self.sources[0].view
         self.has_one_view = all(source.view == view for source in self.sources)
         """Whether the samples of a loader are by default the same of each source."""
-        schema = _common(self.sources)
+        schema = common_fields(self.sources)
         self._sided = [
             name for name in schema if any(name in source.sides for source in self.sources)
         ]
@@ -299,6 +273,11 @@ class Mixture(ShardDataset):
     def buckets(self) -> list[Bucket]:
         """The object stores that its sources come from."""
         return [bucket for source in self.sources for bucket in source.buckets]
+
+    def brought_sizes(self, names: Iterable[str]) -> Rows:
+        """The bytes of the files in object stores that some fields of all samples lie in."""
+        wanted = list(names)
+        return np.concatenate([source.brought_sizes(wanted) for source in self.sources])
 
     def files_for(self, shard: int, names: Iterable[str]) -> list[tuple[Place, ShardSummary]]:
         """The files that some fields of a shard's samples lie in, and where those come from."""
@@ -347,17 +326,3 @@ class Mixture(ShardDataset):
             counts.append(np.array([len(source)]))
             n_listed += 0 if view is None else len(source)
         return RowRuns(np.concatenate(starts), np.concatenate(counts))
-
-
-def _common(sources: Sequence[ShardDataset]) -> Mapping[str, Field]:
-    """The fields that all sources have alike, in the order of the first."""
-    first, *others = (source.schema for source in sources)
-    return {
-        name: field
-        for name, field in first.items()
-        if all(other.get(name) == field for other in others)
-    }
-
-
-def _named(field: Field | None) -> str:
-    return "absent" if field is None else repr(field)

@@ -77,6 +77,7 @@ RANKS = {
     "shardio.dataset": 6,
     "shardio.dataset_writer": 6,
     "shardio.batch": 6,
+    "shardio.agreement": 7,
     "shardio.mixture": 7,
     "shardio.pictures": 7,
     "shardio.cutting": 7,
@@ -100,6 +101,7 @@ RANKS = {
     "shardio.tensors": 7,  # tinygrad stops here
     "shardio.torch_tensors": 7,
     "shardio.jax_arrays": 7,
+    "shardio.epochs": 9,
     "shardio.loading": 9,
     "shardio.loader": 10,
     "shardio.items": 10,

@@ -9,7 +9,6 @@ import os
 import shutil
 import signal
 from collections import Counter
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +34,7 @@ from shardio.shards import opened
 from shardio.shards.marks import check_marks, most_marks
 from shardio.shards.places import Folder, Paths
 from shardio.surgery import add_column
+from shardio.units import Rows
 from shardio.writer import ShardSummary
 from tests.loading import bits, write_dataset
 from tests.media_made import scene, write_video
@@ -472,7 +472,7 @@ class _Counting(Folder):
         self.held: Counter[str] = Counter()
         self.most = 0
 
-    def most_held(self, sizes: Iterable[int]) -> int:
+    def most_held(self, sizes: Rows) -> int:
         return 3
 
     def hold(self, summary: ShardSummary) -> str:

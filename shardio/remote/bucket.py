@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from shardio.access.filesystems import Access, choose_access
 from shardio.access.pread import PreadFile
@@ -13,6 +13,7 @@ from shardio.remote.mirror import Mirror
 from shardio.remote.objects import Objects, never_ends
 from shardio.remote.places import Remote, checked_url
 from shardio.remote.ranges import RangeFile
+from shardio.units import Rows
 from shardio.writer import ShardSummary
 
 
@@ -58,17 +59,16 @@ class Bucket:
         self._mirror.forget()
         return True
 
-    def most_held(self, sizes: Iterable[int]) -> int:
+    def most_held(self, sizes: Rows) -> int:
         """How many files may be held at a time, of which these are the bytes.
 
         All, if they fit; else such a part of the cache as leaves every reader its own, and as much
         for what is brought ahead.
         """
-        all_sizes = list(sizes)
-        if not self._remote.whole or self.keeps(all_sizes):
-            return max(1, len(all_sizes))
+        if not self._remote.whole or self.keeps(sizes):
+            return max(1, len(sizes))
         share = self._cache.most_bytes // (2 * self._remote.n_readers)
-        return max(1, share // max(all_sizes, default=1))
+        return max(1, share // int(sizes.max(initial=1)))
 
     def path_of(self, summary: ShardSummary) -> str:
         """Where a file is, or will be once it is held."""
@@ -97,9 +97,10 @@ class Bucket:
         """How much may be brought before it is needed: half of the cache."""
         return self._cache.most_bytes // 2
 
-    def keeps(self, sizes: Iterable[int]) -> bool:
+    def keeps(self, sizes: Rows) -> bool:
         """Whether files of these bytes all fit into the cache, and stay where they are."""
-        return sum(sizes) <= self._cache.most_bytes
+        n_bytes: int = sum(sizes.tolist())
+        return n_bytes <= self._cache.most_bytes
 
     def bring(self, summary: ShardSummary, check: Callable[[], None] = never_ends) -> None:
         """Have a file here for whoever holds it next; `check` as in `ShardCache.hold`."""

@@ -17,6 +17,7 @@ from typing import Any, Final
 from shardio import disk
 from shardio.callers import level_of_caller
 from shardio.errors import DatasetNotFound, ShardNotFound, StoreUnavailable
+from shardio.manifest.parts import names_of_parts
 from shardio.remote.objects import Objects
 
 POINTER: Final = "dataset.json"
@@ -106,15 +107,11 @@ class Mirror:
 
 def _parts(generation: str) -> list[str]:
     """The files in which a generation keeps lists that are long; none if it is damaged."""
-    with contextlib.suppress(OSError, ValueError, TypeError, KeyError, AttributeError):
+    with contextlib.suppress(OSError, ValueError, AttributeError, RecursionError):
         raw = Path(generation).read_bytes()
-        if b'"parts"' not in raw:  # as of nearly all
-            return []
-        content = json.loads(raw)
-        lists = [(kind, content[kind]) for kind in ("shards", "inputs")]
-        lists += [("shards", side["shards"]) for side in content.get("sides", ())]
-        named = [(each["id"], kind) for kind, each in lists if isinstance(each, dict)]
-        return [f"{id_}.{kind}" for id_, kind in named if str(id_).isalnum()]
+        if b'"parts"' in raw:  # of nearly none
+            named = names_of_parts(json.loads(raw))
+            return [name for name in sorted(named) if name == os.path.basename(name)]
     return []
 
 

@@ -68,8 +68,7 @@ class Filed:
     @property
     def _most_held(self) -> int | None:
         """How many files their place keeps at a time, if that is bounded."""
-        sizes = (shard.n_bytes for group in self._groups for shard in group.shards)
-        return self._files_in.most_held(sizes)
+        return self._files_in.most_held(np.concatenate([group.sizes for group in self._groups]))
 
     def reader(self, shard: int, name: str | None = None) -> ShardReader:
         """The reader of one shard, opened if need be; it belongs to the dataset.
@@ -104,6 +103,11 @@ class Filed:
     def sizes(self, name: str | None = None) -> Rows:
         """The bytes of each of these files."""
         return self._group(name).sizes
+
+    def sizes_for(self, names: Iterable[str]) -> Rows:
+        """The bytes of the files that some fields of all samples lie in."""
+        groups = {id(group.shards): group for group in map(self._group, names)}
+        return np.concatenate([np.zeros(0, np.int64), *(each.sizes for each in groups.values())])
 
     def which_files(self, name: str | None = None) -> Rows:
         """Which of these files each is, counted from 0: its own number, unless it comes again."""

@@ -7,12 +7,13 @@ place can bring a file here first, and remove those that nobody uses.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Protocol, overload
 
 from shardio.access.filesystems import Access, choose_access
 from shardio.access.links import refuse_links_outside
 from shardio.access.pread import PreadFile
+from shardio.units import Rows
 from shardio.writer import ShardSummary
 
 
@@ -40,7 +41,7 @@ class Place(Protocol):
     def distrust(self) -> bool:
         """What `described` has brought is damaged; whether it will be brought anew."""
 
-    def most_held(self, sizes: Iterable[int]) -> int | None:
+    def most_held(self, sizes: Rows) -> int | None:
         """How many of them, of so many bytes each, may be held at a time, if that is bounded.
 
         Then none is opened before it is needed.
@@ -92,7 +93,7 @@ class Folder:
         """There is nowhere else to ask."""
         return False
 
-    def most_held(self, sizes: Iterable[int]) -> int | None:
+    def most_held(self, sizes: Rows) -> int | None:
         """Any number: every file stays where it is."""
         return None
 
