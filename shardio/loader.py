@@ -12,7 +12,6 @@ from shardio._engine.recipe import Dct, Recipe
 from shardio._engine.staff import StartMethod
 from shardio._engine.tally import N_RECORDS
 from shardio.access.filesystems import Access
-from shardio.agreement import check_agreement
 from shardio.batch import Batch
 from shardio.bringing import Bringing, remote_of
 from shardio.choice import Choice, Sampler, Shuffle
@@ -181,7 +180,7 @@ class ShardLoader(Closing):
         remote = remote_of(cache, cache_bytes, storage_options, num_workers, access)
         opened = open_anew(to_be_read_here(dataset, keys), verify, access, subset, remote)
         if isinstance(opened, Mixture):
-            fields = check_agreement(opened.sources, fields)
+            fields = opened.check_agreement(fields)
         asked = Asked(
             batch_size=batch_size,
             fields=fields,

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple, NoReturn, Self
 import numpy as np
 
 from shardio.access.filesystems import Access
-from shardio.agreement import common_fields
+from shardio.agreement import check_agreement, common_fields
 from shardio.blend import Blend, Mixing
 from shardio.clips import Clips
 from shardio.dataset import ShardDataset
@@ -142,6 +142,11 @@ class Mixture(ShardDataset):
         check_positions(numbers.reshape(-1), len(self), "indices")
         return np.searchsorted(self._ends, numbers, side="right")
 
+    def check_agreement(self, fields: Iterable[str] | None) -> Iterable[str] | None:
+        """Make sure that all sources have some fields alike, and return these; see `agreement`."""
+        schemas = [source.schema for source in self.sources]
+        return check_agreement(schemas, [source.path for source in self.sources], fields)
+
     # As a dataset.
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -240,7 +245,7 @@ class Mixture(ShardDataset):
         view = self.sources[0].view
         self.has_one_view = all(source.view == view for source in self.sources)
         """Whether the samples of a loader are by default the same of each source."""
-        schema = common_fields(self.sources)
+        schema = common_fields([source.schema for source in self.sources])
         self._sided = [
             name for name in schema if any(name in source.sides for source in self.sources)
         ]

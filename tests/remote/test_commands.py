@@ -7,9 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from shardio import ShardLoader
 from shardio_tools import cli
+from shardio_tools._stores import refuse_urls
 from tests.loading import TWO_FIELDS, two_fields, write_dataset
 from tests.remote.scene import Scene
+from tests.serving.served import serving
 
 
 def test_inspect_looks_at_a_dataset_without_downloading_it(
@@ -44,3 +47,18 @@ def test_what_cannot_be_done_is_said_in_a_line(
     assert cli.main(arguments) == code
     error = capsys.readouterr().err
     assert said in error and error.count("\n") == 1
+
+
+def test_a_dataset_in_a_store_is_served(told: Scene, tmp_path: Path) -> None:
+    write_dataset(tmp_path / "set", 40, 2, TWO_FIELDS, two_fields(40))
+    url = told.put_dataset(tmp_path / "set", "served")
+    with serving(url) as server, ShardLoader(server.address, 16, output="numpy") as loader:
+        labels = [label for batch in loader for label in batch["label"].tolist()]
+    assert labels == list(range(40))
+
+
+@pytest.mark.parametrize("option", ["--address", "--bind"])
+def test_where_others_are_reached_is_no_dataset(option: str) -> None:
+    others = {"--address": ["convert", "SRC", "OUT"], "--bind": ["serve", "OUT"]}[option]
+    options = cli.parser().parse_args([*others, option, "tcp://head:10001"])
+    refuse_urls(options)

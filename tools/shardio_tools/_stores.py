@@ -15,10 +15,12 @@ from shardio_tools._facts import (
     dataset_sample,
 )
 
-_LOOKS = ("inspect",)
+_LOOKS = ("inspect", "serve")
 """Commands that take the URL of a dataset."""
 _WRITES = ("convert",)
 """Commands whose result may be at a URL."""
+_OF_HOSTS = ("address", "bind")
+"""Options that say where others are reached, in what looks like a URL."""
 
 
 def is_url(text: object) -> bool:
@@ -33,6 +35,8 @@ def refuse_urls(options: argparse.Namespace) -> None:
         InvalidArgument: it is; the message says how to have the folder.
     """
     for name, value in vars(options).items():
+        if name in _OF_HOSTS:
+            continue
         for each in value if isinstance(value, list) else [value]:
             is_taken = options.command in _LOOKS and name == "path"
             is_taken |= options.command in _WRITES and name == "out"
