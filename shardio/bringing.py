@@ -22,6 +22,7 @@ from shardio.errors import InvalidArgument
 from shardio.remote.ahead import N_THREADS, Ahead, Wanted
 from shardio.remote.bucket import Bucket
 from shardio.remote.places import Remote
+from shardio.shard_order import SHARDS_PER_WINDOW
 from shardio.units import Rows
 from shardio.writer import ShardSummary
 
@@ -65,6 +66,8 @@ class Bringing:
     def __init__(self, dataset: ShardDataset, recipe: Recipe, choice: Choice) -> None:
         self._dataset, self._recipe = dataset, recipe
         self._ahead: Ahead | None = None
+        self._at_once = 0
+        """How many bytes a pass goes to and fro among, and which are not to make room."""
         self._here = set[str]()
         """The ids of files that have come, and stay, if all fit into the cache."""
         self._is_done = not dataset.buckets
@@ -75,10 +78,19 @@ class Bringing:
         """Make sure that an order that goes through all shards at once has them all here."""
         if self._all_fit():
             return
-        most = min(bucket.most_bytes for bucket in self._dataset.buckets)
+        most = self._most_bytes()
         n_bytes = sum(self._sizes().tolist())
         room = f"{self._dataset.path}: has {n_bytes} bytes, of which {most} fit into its cache"
         way_out = "raise cache_bytes, or take shuffle='shards'"
+        if choice.is_in_shards:
+            self._at_once = self._bytes_of_windows()
+            if self._at_once > most:
+                warnings.warn(
+                    f"{room}: with shuffle='shards' a window of {SHARDS_PER_WINDOW} shards is read "
+                    f"at a time, up to {self._at_once} bytes, which are downloaded again and "
+                    "again: raise cache_bytes to twice that, or make smaller shards",
+                    stacklevel=level_of_caller(),
+                )
         if choice.is_full:
             raise InvalidArgument(
                 f"{room}: with shuffle={choice.shuffle!r} every batch needs samples from all of "
@@ -103,8 +115,9 @@ class Bringing:
             return None if is_over else iteration.n_handed_over
 
         wanted = _wanted(self._dataset, self._recipe, iteration.plan)
-        most_bytes = min(bucket.ahead_bytes for bucket in self._dataset.buckets)
-        self._ahead = Ahead(wanted, reached, most_bytes, self._here)
+        most = self._most_bytes()
+        most_ahead = min(most // 2, max(0, most - self._at_once))
+        self._ahead = Ahead(wanted, reached, most_ahead, self._here)
 
     def bring_all(self) -> None:
         """Have all files here, now.
@@ -138,6 +151,15 @@ class Bringing:
 
     def _sizes(self) -> Rows:
         return self._dataset.brought_sizes(self._recipe.fields)
+
+    def _most_bytes(self) -> int:
+        """How much the caches may hold."""
+        return min(bucket.most_bytes for bucket in self._dataset.buckets)
+
+    def _bytes_of_windows(self) -> int:
+        """The most that a window of shards takes."""
+        of_shards = self._sizes().reshape(-1, len(self._dataset.shards)).sum(axis=0)
+        return int(np.sort(of_shards)[-SHARDS_PER_WINDOW:].sum())
 
     def _all_fit(self) -> bool:
         return all(bucket.keeps(self._sizes()) for bucket in self._dataset.buckets)

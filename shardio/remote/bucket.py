@@ -92,11 +92,6 @@ class Bucket:
         """How much the cache may hold."""
         return self._cache.most_bytes
 
-    @property
-    def ahead_bytes(self) -> int:
-        """How much may be brought before it is needed: half of the cache."""
-        return self._cache.most_bytes // 2
-
     def keeps(self, sizes: Rows) -> bool:
         """Whether files of these bytes all fit into the cache, and stay where they are."""
         n_bytes: int = sum(sizes.tolist())

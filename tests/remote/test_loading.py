@@ -116,6 +116,7 @@ def test_a_store_that_goes_away_is_an_error_at_the_deadline(
         _epoch(loader)
 
 
+@pytest.mark.filterwarnings("ignore:.* a window of 8 shards is read at a time:UserWarning")
 @pytest.mark.parametrize("shuffle", [False, "shards"])
 def test_a_small_cache_stays_small_and_gives_the_same_batches(
     store: Scene, url: str, tmp_path: Path, expected: Any, shuffle: Any
@@ -158,6 +159,24 @@ def test_a_full_shuffle_of_more_than_the_cache_holds_is_refused_and_blocks_warne
     with (
         pytest.warns(UserWarning, match="shuffle='blocks' a window"),
         _loader(store, url, tmp_path, num_workers=0, shuffle="blocks", cache_bytes=300_000),
+    ):
+        pass
+
+
+def test_a_cache_with_room_for_a_window_of_shards_downloads_each_once(
+    store: Scene, url: str, tmp_path: Path, folder: Path, expected: Any
+) -> None:
+    sizes = {path.name: path.stat().st_size for path in folder.rglob("*.shard")}
+    most = 10 * max(sizes.values())
+    given: Any = {"num_workers": 0, "shuffle": "shards", "cache_bytes": most}
+    with _loader(store, url, tmp_path, **given) as loader:
+        assert _epoch(loader) == expected["shards"]
+    assert {name: store.proxy.n_bytes[name] for name in sizes} == sizes
+    given["cache_bytes"] = 7 * max(sizes.values())
+    window = sum(sorted(sizes.values())[-8:])
+    with (
+        pytest.warns(UserWarning, match=f"a window of 8 shards .* up to {window} bytes"),
+        _loader(store, url, tmp_path / "small", **given),
     ):
         pass
 
