@@ -30,7 +30,7 @@ from shardio.manifest import (
 )
 from shardio.manifest.input_list import InputList
 from shardio.manifest.shard_list import ShardList
-from shardio.surgery import audit_dataset
+from shardio.surgery import add_column, audit_dataset, compute_stats, repair
 from shardio.views import RowRuns
 from shardio.writer import ShardSummary
 from tests.loading import write_dataset
@@ -459,6 +459,7 @@ def test_a_dataset_with_parts_is_read_and_its_audit_is_sound(folder: Path) -> No
 
 
 def test_an_audit_names_the_part_that_is_damaged(folder: Path) -> None:
+    publish_next(folder, load(folder), classes=("ant",))  # with the same inputs
     place = part(folder, "inputs")
     whole = place.read_bytes()
     place.write_bytes(whole[:-1])
@@ -478,3 +479,28 @@ def test_an_audit_lists_a_part_that_no_generation_names(folder: Path) -> None:
     assert audit_dataset(folder, workers=0).unknown == (f"generations/{name}",)
     settle(folder)
     assert name not in parts_in(folder)
+
+
+def test_a_repair_keeps_what_a_generation_says_besides_a_list_that_is_damaged(
+    folder: Path, tmp_path: Path
+) -> None:
+    publish_next(folder, load(folder), classes=("ant", "bee"), converter={"name": "words"})
+    with open(part(folder, "shards"), "r+b") as file:
+        file.write(b"\xff")
+    assert repair(folder, tmp_path / "saved").is_whole
+    with open_dataset(tmp_path / "saved") as dataset:
+        assert (dataset.classes, dataset.converter) == (("ant", "bee"), {"name": "words"})
+        assert [int(sample["label"]) for sample in dataset] == list(range(12))
+
+
+def test_inputs_that_are_damaged_are_met_before_the_work_not_behind_it(folder: Path) -> None:
+    part(folder, "inputs").write_bytes(b"[]\n")
+
+    def compute(_: object) -> None:
+        pytest.fail("a value is computed")
+
+    with pytest.raises(DatasetCorrupt, match="shardio repair saves the samples"):
+        add_column(folder, "x", Array("int64"), compute, batch_size=4, workers=0)
+    with pytest.raises(DatasetCorrupt, match="changed since it was written"):
+        compute_stats(folder, progress=lambda _: pytest.fail("a shard is counted"))
+    assert load(folder).number == 2

@@ -20,7 +20,8 @@ from shardio.disk import make_folder, remove_tree
 from shardio.errors import DatasetExists, InvalidArgument, ShardNotFound
 from shardio.format.checksum import hash_bytes
 from shardio.format.layout import PAGE
-from shardio.manifest import GENERATIONS, POINTER, holds_dataset, load
+from shardio.manifest import GENERATIONS, POINTER, Generation, holds_dataset, load
+from shardio.manifest.shard_list import bytes_of
 from shardio.remote.objects import Objects
 from shardio.remote.places import Remote
 from shardio.writer import ShardSummary
@@ -82,23 +83,12 @@ class Upload:
         with ThreadPoolExecutor(_AT_ONCE) as pool:
             for _ in pool.map(self._upload, [summary for summary, _ in found.files]):
                 pass
-        for name in sorted(os.listdir(root / GENERATIONS)):
-            if not name.endswith(".json"):  # a list that is long
-                self._objects.upload(f"{GENERATIONS}/{name}", str(root / GENERATIONS / name))
+        for part in found.parts:
+            self._objects.upload(f"{GENERATIONS}/{part.path.name}", str(part.path))
+        report = report or _report_of(found)  # reads the inputs, which may lie in a part
         for name in (f"{GENERATIONS}/{found.number:06d}.json", POINTER):
             self._objects.put(name, (root / name).read_bytes(), exclusive=True)
         remove_tree(self.folder)
-        if report is None:
-            report = ConversionReport(
-                dataset=self._objects.url,
-                kind=str(found.converter.get("name")),
-                n_samples=found.n_samples,
-                n_bytes=sum(shard.n_bytes for shard in found.shards),
-                elapsed_s=0,
-                inputs=tuple(InputReport.of_json(dict(entry), {}) for entry in found.inputs),
-                classes=found.classes,
-                view=found.view,
-            )
         elapsed_s = time.monotonic() - self._start_s
         return replace(report, dataset=self._objects.url, elapsed_s=elapsed_s)
 
@@ -115,3 +105,17 @@ class Upload:
             is_there = tail.n_bytes == shard.n_bytes and bytes(tail.data) == file.read()
         if not is_there:
             self._objects.upload(shard.name, path)
+
+
+def _report_of(found: Generation) -> ConversionReport:
+    """What there is to say of a conversion that ended earlier."""
+    return ConversionReport(
+        dataset="",
+        kind=str(found.converter.get("name")),
+        n_samples=found.n_samples,
+        n_bytes=bytes_of(found.shards),
+        elapsed_s=0,
+        inputs=tuple(InputReport.of_json(dict(entry), {}) for entry in found.inputs),
+        classes=found.classes,
+        view=found.view,
+    )

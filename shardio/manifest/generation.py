@@ -100,6 +100,15 @@ class Generation:
         lists = (self.shards, *(side.shards for side in self.sides), self.inputs)
         return tuple(each.part for each in lists if isinstance(each, ShardList | InputList))
 
+    def check_inputs(self) -> None:
+        """Read the inputs where they lie in a part: before work that ends in the next generation.
+
+        Raises:
+            DatasetCorrupt: the part is missing or damaged.
+        """
+        if isinstance(self.inputs, InputList):
+            self.inputs.read_bytes()
+
     @property
     def n_samples(self) -> int:
         """Samples of all shards."""

@@ -23,6 +23,7 @@ LISTED_MAX: Final = 4096
 
 SHARDS: Final = "shards"
 INPUTS: Final = "inputs"
+_WAY_OUT: Final = "shardio repair saves the samples"
 _MAX_COUNT: Final = 1 << 40
 _MAX_BYTES: Final = 1 << 48
 
@@ -59,13 +60,14 @@ class Part:
             content = read_file(self.path)
         except FileNotFoundError as error:
             raise DatasetCorrupt(
-                f"{self.path}: is missing; a generation keeps a list of {self.count} there"
+                f"{self.path}: is missing; a generation keeps a list of {self.count} there; "
+                f"{_WAY_OUT}"
             ) from error
         found = content_id(content).hex()
         if (len(content), found) != (self.n_bytes, self.id):
             raise DatasetCorrupt(
                 f"{self.path}: changed since it was written: expected {self.n_bytes} bytes of id "
-                f"{self.id}, found {len(content)} of {found}"
+                f"{self.id}, found {len(content)} of {found}; {_WAY_OUT}"
             )
         return content
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from shardio.errors import DataError, DatasetCorrupt, DatasetNotFound
 from shardio.format.schema import Schema
 from shardio.manifest import GENERATIONS, POINTER, Generation, load, load_generation
+from shardio.manifest.generation import parse
 from shardio.sealed import read_sealed
 from shardio.surgery.mending import schema_of
 from shardio.writer import ShardSummary
@@ -35,7 +36,8 @@ class Patient:
     """What is to be repaired: shards, each with what lies beside it, and the fields of samples.
 
     `unnamed` are shards that a generation named which cannot be read any more, each with the
-    reason why it is given up.
+    reason why it is given up. Of a `generation` whose list of shards is damaged they are those in
+    the folder, and it has none itself.
     """
 
     shards: tuple[tuple[Part, ...], ...]
@@ -68,8 +70,9 @@ def admit(source: str) -> Patient:
     if not names:
         raise DatasetNotFound(f"{source}: holds neither a dataset nor any shard")
     paths = [os.path.join(source, name) for name in names]
-    schema = _schema_of(paths)
-    return Patient(tuple((Part(path, schema),) for path in paths), schema)
+    generation = _without_shards(root)
+    schema = _schema_of(paths) if generation is None else generation.schema
+    return Patient(tuple((Part(path, schema),) for path in paths), schema, generation)
 
 
 def _last_readable(root: Path) -> Generation | None:
@@ -77,6 +80,18 @@ def _last_readable(root: Path) -> Generation | None:
     for number in sorted(_numbers(root), reverse=True):
         with contextlib.suppress(DataError):
             return load_generation(root, number)
+    return None
+
+
+def _without_shards(root: Path) -> Generation | None:
+    """What the last generation says besides its lists: those that lie in parts can be damaged."""
+    for number in sorted(_numbers(root), reverse=True):
+        place = root / GENERATIONS / f"{number:06d}.json"
+        with contextlib.suppress(DataError, OSError):
+            said = read_sealed(place)
+            for key in ("required", "sides", "subsets"):
+                said.pop(key, None)
+            return parse({**said, "shards": [], "inputs": []}, place)
     return None
 
 

@@ -181,20 +181,22 @@ def _audit_generations(root: Path) -> tuple[list[Generation], list[Finding]]:
         except (DatasetCorrupt, ShardUnsupported) as error:
             findings.append(_manifest_finding(root / GENERATIONS / name, error))
     found.append(published)
+    findings += _check_inputs(found)
     for generation in found:
-        findings += _check_inputs(generation)
         findings += _check_lineage(root, generation, published)
     return found, findings
 
 
-def _check_inputs(generation: Generation) -> list[Finding]:
-    """Read the inputs of a generation that lie in a part: nobody else does who only opens it."""
-    if isinstance(generation.inputs, InputList):
+def _check_inputs(generations: Sequence[Generation]) -> list[Finding]:
+    """Read the inputs that lie in parts, each once: nobody else does who only opens a dataset."""
+    findings = []
+    lists = (generation.inputs for generation in generations)
+    for inputs in {each.part: each for each in lists if isinstance(each, InputList)}.values():
         try:
-            _ = generation.inputs.entries
+            _ = inputs.entries
         except DatasetCorrupt as error:
-            return [_manifest_finding(generation.inputs.part.path, error)]
-    return []
+            findings.append(_manifest_finding(inputs.part.path, error))
+    return findings
 
 
 def _departure(root: Path) -> list[Finding]:

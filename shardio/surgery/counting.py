@@ -79,6 +79,7 @@ def compute_stats(
     where = Engine(engine, address)
     with tell_overtaken(folder), ShardDataset(folder, subset=subset) as dataset:
         previous = load_generation(folder, dataset.generation)
+        previous.check_inputs()
         found = _count(dataset, where, progress)
     kept = dict(previous.stats)
     if subset is None:

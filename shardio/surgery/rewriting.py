@@ -87,6 +87,7 @@ class Rewriting:
 
     Raises:
         DatasetExists: a new dataset's folder holds something.
+        DatasetCorrupt: the list of inputs of `previous` is damaged.
         DatasetConflict: (from `publish`) another writer published meanwhile.
         OSError: the disk refuses; nothing is published.
     """
@@ -101,6 +102,8 @@ class Rewriting:
     ) -> None:
         check_shard_bytes(shard_bytes)
         check_folder_name(folder)
+        if previous is not None:
+            previous.check_inputs()
         self._folder = folder
         self.root, self.schema = Path(os.path.abspath(folder)), schema
         self._shard_bytes, self._previous = shard_bytes, previous

@@ -232,6 +232,36 @@ class SecondReader:
         return Stream(parameters, content, found, (n_frames, *numbers, duration))
 
 
+def listed_shards(folder: Path, said: Any) -> list[dict[str, Any]]:
+    """Shards of a dataset, as its generation lists them, or as the part does that it names."""
+    if isinstance(said, list):
+        return said
+    content, n = part(folder, said, "shards"), said["count"]
+    numbers = struct.unpack_from(f"<{2 * n}q", content)
+    ids = [content[at : at + 16].hex() for at in range(16 * n, 32 * n, 16)]
+    *names, rest = content[32 * n :].split(b"\0")
+    require(len(names) == n and not rest, "names")
+    columns = zip(names, numbers[:n], numbers[n:], ids, strict=True)
+    keys = ("name", "samples", "bytes", "id")
+    return [dict(zip(keys, (name.decode(), *line), strict=True)) for name, *line in columns]
+
+
+def listed_inputs(folder: Path, said: Any) -> list[dict[str, Any]]:
+    """Inputs of a dataset, as its generation lists them, or as the part does that it names."""
+    if isinstance(said, list):
+        return said
+    found = [json.loads(line) for line in part(folder, said, "inputs").split(b"\n")[:-1]]
+    require(len(found) == said["count"], "count")
+    return found
+
+
+def part(folder: Path, said: dict[str, Any], kind: str) -> bytes:
+    """The bytes of a part."""
+    content = (folder / "generations" / f"{said['id']}.{kind}").read_bytes()
+    require(len(content) == said["bytes"], "size")
+    return content
+
+
 def dims_of(field: dict[str, Any]) -> int:
     """How many dimensions of each sample are stored."""
     if field["type"] == IMAGE:

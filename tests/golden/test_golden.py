@@ -23,7 +23,15 @@ from shardio.format.streams import packet_flags, packet_sizes
 from shardio.payload import PayloadWriter
 from shardio.sections import SectionTable
 from shardio.surgery import audit_dataset, audit_shard
-from tests.golden.second_reader import Picture, RefusedError, SecondReader, Stored, Stream
+from tests.golden.second_reader import (
+    Picture,
+    RefusedError,
+    SecondReader,
+    Stored,
+    Stream,
+    listed_inputs,
+    listed_shards,
+)
 
 HERE = Path(__file__).parent
 NAMES = {
@@ -154,14 +162,21 @@ def test_a_reader_written_from_the_specification_reads_the_same(path: Path) -> N
                 assert value.n_bytes == entry["n_bytes"]
 
 
+def generation_of(folder: Path) -> dict[str, Any]:
+    """What the published generation says."""
+    number = json.loads((folder / "dataset.json").read_text())["generation"]
+    found: dict[str, Any] = json.loads((folder / f"generations/{number:06d}.json").read_text())
+    return found
+
+
 def told_by_the_specification(folder: Path) -> list[dict[str, Any]]:
     """The samples of a dataset, by the second reader and what the specification says of sides."""
-    number = json.loads((folder / "dataset.json").read_text())["generation"]
-    generation = json.loads((folder / f"generations/{number:06d}.json").read_text())
-    assert generation["required"] == ["side_columns"]
+    generation = generation_of(folder)
+    shards = listed_shards(folder, generation["shards"])
+    beside = [listed_shards(folder, side["shards"]) for side in generation["sides"]]
     found = []
-    for k, shard in enumerate(generation["shards"]):
-        listed = [shard, *(side["shards"][k] for side in generation["sides"])]
+    for k, shard in enumerate(shards):
+        listed = [shard, *(side[k] for side in beside)]
         readers = [SecondReader(folder / entry["name"]) for entry in listed]
         for reader, side in zip(readers[1:], generation["sides"], strict=True):
             assert reader.fields == side["schema"]["fields"]
@@ -182,6 +197,7 @@ def test_a_golden_dataset_with_columns_beside_its_shards_is_read_and_sound() -> 
         assert len(dataset.shards) > 1
         found = [{n: as_written_down(v) for n, v in sample.items()} for sample in dataset]
     assert found == samples
+    assert generation_of(folder)["required"] == ["side_columns"]
     assert told_by_the_specification(folder) == samples
     with open_dataset(folder, generation=2) as dataset:
         assert list(dataset.schema) == ["label", "note", "vector"]
@@ -189,9 +205,29 @@ def test_a_golden_dataset_with_columns_beside_its_shards_is_read_and_sound() -> 
     assert (report.findings, report.unknown) == ((), ())
 
 
-def test_no_golden_dataset_is_missing_and_none_is_forgotten() -> None:
-    found = {path.name for path in (HERE / "datasets-v1.0").iterdir()}
-    assert found == {"sides", "sides.json", "provenance.json"}
+def test_a_golden_dataset_whose_lists_lie_in_parts_is_read_and_sound() -> None:
+    folder = HERE / "parts-v1.0" / "parts"
+    provenance = json.loads((folder.parent / "provenance.json").read_text())["files"]["parts"]
+    samples, said = expected(folder), generation_of(folder)
+    assert said["required"] == ["parts", "side_columns"]
+    inputs = [{"outcome": "converted", "path": f"größe/{i}.txt", "samples": i} for i in range(5)]
+    with open_dataset(folder, verify="always") as dataset:
+        known = {"lineage": dataset.lineage, "generation": dataset.generation}
+        assert known == provenance
+        found = [{n: as_written_down(v) for n, v in sample.items()} for sample in dataset]
+        assert list(dataset.inputs) == inputs
+    assert found == samples
+    assert told_by_the_specification(folder) == samples
+    assert listed_inputs(folder, said["inputs"]) == inputs
+    report = audit_dataset(folder, workers=0)
+    assert (report.findings, report.unknown) == ((), ())
+
+
+@pytest.mark.parametrize("name", ["sides", "parts"])
+def test_no_golden_dataset_is_missing_and_none_is_forgotten(name: str) -> None:
+    version = {"sides": "datasets-v1.0", "parts": "parts-v1.0"}[name]
+    found = {path.name for path in (HERE / version).iterdir()}
+    assert found == {name, f"{name}.json", "provenance.json"}
 
 
 @pytest.mark.parametrize("version", list(NAMES))

@@ -56,8 +56,9 @@ def test_what_is_there_is_what_a_folder_would_have(
 
 
 def test_an_upload_that_fails_publishes_nothing_and_resuming_ends_it(
-    store: Scene, lines: Path
+    store: Scene, lines: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("shardio.manifest.parts.LISTED_MAX", 1)
     url = store.url("resumed")
     store.proxy.faults = [Fault("error", "generations", times=99, method="PUT")]
     with pytest.raises(StoreUnavailable):

@@ -15,6 +15,7 @@ import pytest
 import shardio
 from shardio import Array, Bytes, Json, List, Schema, ShardReader, Text, sealed
 from shardio.format import values
+from shardio.manifest import load, publish_next
 from shardio_tools import cli
 from shardio_tools._values import value_facts
 from tests.shards import EVERY_FIELD, media_sample, write_media, write_shard
@@ -459,6 +460,19 @@ def test_odd_entries_of_a_generation_are_damage(
     facts = as_json(capsys, copy, code=1)
     assert [finding["code"] for finding in facts["damage"]] == ["DatasetCorrupt"]
     assert cli.main(["inspect", str(copy)]) == 1
+
+
+def test_a_damaged_list_of_inputs_is_a_finding_and_all_else_is_shown(
+    copy: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shardio.manifest.parts.LISTED_MAX", 1)
+    publish_next(copy, load(copy))
+    (place,) = (copy / "generations").glob("*.inputs")
+    place.write_bytes(b"")
+    facts = as_json(capsys, copy, code=1)
+    assert [finding["path"] for finding in facts["damage"]] == [str(place)]
+    assert (facts["samples"], facts["without_samples"]) == (5, [])
+    assert facts["sample"]["fields"]["source"]
 
 
 def test_media_are_described_without_being_decoded(

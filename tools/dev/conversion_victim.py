@@ -19,8 +19,11 @@ import numpy as np
 import shardio
 from shardio import Array, Input, MediaError, Outcome, Schema, Text, disk
 from shardio.conversion import plan
+from shardio.manifest import parts
 
 TRAP = "KILL_CONVERSION_TRAP"
+LISTED = "KILL_CONVERSION_LISTED"
+"""How many entries a list may have before it lies in a part, if fewer than otherwise."""
 OPTIONS: dict[str, Any] = {"kind": "victim", "shard_bytes": 30_000}
 
 
@@ -121,8 +124,9 @@ def drive(source: str, out: str, what: str) -> None:
 
 
 def small_units() -> None:
-    """Cut a few bytes into several units."""
+    """Cut a few bytes into several units, and short lists into parts if that is wanted."""
     plan.MIN_UNIT_BYTES, plan.MIN_INPUT_BYTES = 30, 0  # type: ignore[misc]
+    parts.LISTED_MAX = int(os.environ.get(LISTED, parts.LISTED_MAX))  # type: ignore[misc]
 
 
 trap: Trap | None = None

@@ -1,12 +1,14 @@
 """Kills conversions and resumes them; exits with 1 if one does not come out as if never killed.
 
 python tools/dev/kill_conversion.py [--times N] [--minutes M] [--seed S] [--what new|append]
+                                    [--listed N]
 
 In each phase of a conversion, and of one that appends, N times (20): the driver or a worker gets
 SIGKILL at a random step of that phase, before, after or in the middle of it. Then no process may be
 left, nothing that is not whole may have a final name, a dataset that is appended to must be sound,
 and the conversion is resumed: every file must be, byte for byte, what an undisturbed conversion
-gives. In a last round the moment is random, too. What is killed is in `conversion_victim.py`.
+gives. In a last round the moment is random, too. With --listed, lists of more than N entries lie in
+parts. What is killed is in `conversion_victim.py`.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ from shardio.surgery import audit_dataset, audit_shard
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # no wheel holds what is here
 
-from dev.conversion_victim import OPTIONS, TRAP, Trap, small_units
+from dev.conversion_victim import LISTED, OPTIONS, TRAP, Trap, small_units
 
 ROOT = Path(__file__).resolve().parents[2]
 MARK = "KILL_CONVERSION_MARK"
@@ -200,7 +202,10 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=60.0, help="give up after so long")
     parser.add_argument("--seed", type=int, default=0, help="of what is drawn (default: 0)")
     parser.add_argument("--what", choices=KINDS, help="new or append alone (default: both)")
+    parser.add_argument("--listed", type=int, help="entries of a list that lies in no part")
     options = parser.parse_args()
+    if options.listed is not None:
+        os.environ[LISTED] = str(options.listed)  # for this process and those that are killed
     end_s, n_wrong = time.monotonic() + 60 * options.minutes, 0
     print(f"{'phase':<20}{'driver':>8}{'worker':>8}{'wrong':>8}", flush=True)
     with tempfile.TemporaryDirectory() as folder:

@@ -2,6 +2,7 @@
 
     python tools/dev/make_golden.py tests/golden/v1.0
     python tools/dev/make_golden.py tests/golden/datasets-v1.0 --datasets
+    python tools/dev/make_golden.py tests/golden/parts-v1.0 --parts
     python tools/dev/make_golden.py tests/golden/media-v1.0 --media
 
 Run once for a version of the format, by hand, never by the tests: a golden file that is made anew
@@ -37,6 +38,7 @@ from shardio.format.fields import DTYPES
 from shardio.format.images import EncodedImage
 from shardio.format.layout import MAJOR, MINOR
 from shardio.format.streams import packet_flags, packet_sizes
+from shardio.manifest import load, parts, publish_next
 from shardio.surgery import add_column
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # no wheel holds what is here
@@ -277,6 +279,22 @@ def write_datasets(folder: Path) -> dict[str, Mapping[str, Any]]:
         return {"sides": {"lineage": dataset.lineage, "generation": dataset.generation}}
 
 
+def write_parts(folder: Path) -> dict[str, Mapping[str, Any]]:
+    """Write the golden dataset whose lists lie in parts, and what is in it."""
+    parts.LISTED_MAX = 1  # type: ignore[misc]  # a reader takes lists of any length in parts
+    place = folder / "parts"
+    samples = [{"label": np.int64(i), "note": _caption(i)} for i in range(5)]
+    with DatasetWriter(place, Schema({"label": Array("int64")}), shard_bytes=16) as writer:
+        for sample in samples:
+            writer.append({"label": sample["label"]})
+    inputs = [{"path": f"größe/{i}.txt", "outcome": "converted", "samples": i} for i in range(5)]
+    publish_next(place, load(place), inputs=inputs)
+    add_column(place, "note", Text(), [sample["note"] for sample in samples])
+    _write_content(folder / "parts.json", samples, ["label", "note"])
+    with open_dataset(place) as dataset:
+        return {"parts": {"lineage": dataset.lineage, "generation": dataset.generation}}
+
+
 def _write_content(place: Path, samples: Samples, fields: list[str]) -> None:
     content = [{field: plain(sample[field]) for field in fields} for sample in samples]
     place.write_text(json.dumps(content, ensure_ascii=False, indent=0, sort_keys=True) + "\n")
@@ -293,6 +311,8 @@ def main() -> int:
     folder.mkdir(parents=True, exist_ok=True)
     if "--datasets" in sys.argv[2:]:
         written = write_datasets(folder)
+    elif "--parts" in sys.argv[2:]:
+        written = write_parts(folder)
     else:
         written = write_shards(folder, media() if "--media" in sys.argv[2:] else goldens())
     provenance = {

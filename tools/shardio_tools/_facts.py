@@ -191,7 +191,7 @@ def inspect_dataset(path: str, sample: int | None) -> Inspection:
         inspection.facts["schema"] = schema_facts(schema)
         return inspection
     with dataset:
-        inspection.facts |= dataset_facts(dataset)
+        inspection.facts |= dataset_facts(inspection, dataset)
         groups = {"": dataset.shards, **dataset.sides}
         surveys = _surveys(inspection, path, [s.name for group in groups.values() for s in group])
         for side, shards in groups.items():
@@ -210,11 +210,12 @@ def inspect_dataset(path: str, sample: int | None) -> Inspection:
     return inspection
 
 
-def dataset_facts(dataset: shardio.ShardDataset) -> Facts:
-    """Give what a dataset's generation says."""
+def dataset_facts(inspection: Inspection, dataset: shardio.ShardDataset) -> Facts:
+    """Give what a dataset's generation says; no inputs where the file that lists them is bad."""
     outcomes: dict[str, int] = {}
     sides = dataset.sides
-    for entry in dataset.inputs:
+    inputs = inspection.attempt(dataset.path, lambda: tuple(dataset.inputs)) or ()
+    for entry in inputs:
         outcomes[entry["outcome"]] = outcomes.get(entry["outcome"], 0) + 1
     return {
         "generation": dataset.generation,
@@ -229,7 +230,7 @@ def dataset_facts(dataset: shardio.ShardDataset) -> Facts:
         "stats": dict(dataset.stats),
         "surgery": dict(dataset.surgery),
         "outcomes": outcomes,
-        "without_samples": [dict(e) for e in dataset.inputs if not e.get("samples")],
+        "without_samples": [dict(e) for e in inputs if not e.get("samples")],
     }
 
 

@@ -63,7 +63,7 @@ def inspect_url(url: str, sample: int | None) -> Inspection:
         )
     inspection = Inspection(facts={"dataset": url})
     with shardio.open(url) as dataset:
-        inspection.facts |= dataset_facts(dataset)
+        inspection.facts |= dataset_facts(inspection, dataset)
         inspection.facts["shards"] = _listed(dataset.shards)
         for name, beside in dataset.sides.items():
             inspection.facts.setdefault("sides", {})[name] = _listed(beside)
