@@ -27,7 +27,7 @@ from typing import Final
 from tests.fuzz.judge import Judge, Verdict, prepare_process
 
 CORPUS: Final = Path(__file__).parent / "corpus"
-TARGETS: Final = ("shard", "dataset", "schema", "record", "labels", "journal", "converter")
+TARGETS: Final = ("shard", "dataset", "schema", "record", "labels", "journal", "part", "converter")
 """Names of all targets."""
 _NOT_FED: Final = ("arrow", "hdf5", "hdf5_files", "lerobot", "videos", "images", "audio")
 """Converters of files that are not fed: their libraries take long to import."""

@@ -24,6 +24,7 @@ _SHARES: Final = {
     "record": 3,
     "labels": 1,
     "journal": 1,
+    "part": 1,
     "converter": 4,
 }
 """How often each target is fed."""
@@ -107,6 +108,12 @@ class Inputs:
         which = rng.randrange(2)
         content = with_digest(rng, change_json(rng, (_PLAN, _RECORD)[which]))
         return "journal", bytes([which]) + content
+
+    def _part(self, rng: random.Random) -> tuple[str, bytes]:
+        which = rng.randrange(2)
+        content = seeds.parts()[which]
+        count = seeds.N_IN_PARTS if rng.random() < 0.9 else rng.randrange(256)
+        return "parts", bytes([which, count]) + change_bytes(rng, content)
 
 
 _LINES: Final = (

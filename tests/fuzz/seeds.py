@@ -12,8 +12,10 @@ import numpy as np
 
 from shardio.format.fields import Array, Bytes, Json, List, Text
 from shardio.format.schema import Schema
+from shardio.manifest.input_list import pack_inputs
 from shardio.manifest.listing import Side, describe_side
-from shardio.writer import ShardWriter
+from shardio.manifest.shard_list import pack_shards
+from shardio.writer import ShardSummary, ShardWriter
 from tests.corruption.forge import (
     RULES,
     SMALL,
@@ -107,3 +109,16 @@ def beside(folder: Path, n_samples: Iterable[int]) -> dict[str, Any]:
                 writer.append({"deep.er": None if i % 2 else f"{i}" * 90})
             shards.append(writer.close())
     return {"sides": [describe_side(Side(side, tuple(shards)), {})], "required": ["side_columns"]}
+
+
+N_IN_PARTS: Final = 3
+
+
+def parts() -> tuple[bytes, bytes]:
+    """What lies in a part of shards, and in one of inputs."""
+    shards = [ShardSummary(f"größe {i}.shard", i, 4096, f"{i:032x}") for i in range(N_IN_PARTS)]
+    inputs = [
+        {"path": f"a/{i}", "outcome": "converted", "samples": i, "detail": {"ü": [0.5, None]}}
+        for i in range(N_IN_PARTS)
+    ]
+    return pack_shards(shards), pack_inputs(inputs)

@@ -10,6 +10,7 @@ import json
 import os
 import shutil
 import zlib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -31,12 +32,17 @@ from shardio.conversion.source import Input
 from shardio.dataset import ShardDataset
 from shardio.dataset_writer import DatasetWriter
 from shardio.errors import DataError, MediaError, MemoryShort, ShardCorrupt, ShardioError
+from shardio.format.checksum import content_id
 from shardio.format.codec import Codec, decode
 from shardio.format.fields import STREAMED, Array, Bytes, Field, Json, Text
 from shardio.format.schema import Schema
 from shardio.format.streams import EncodedStream
 from shardio.format.values import decode_record
 from shardio.manifest import GENERATIONS, POINTER, lineage_of
+from shardio.manifest.input_list import InputList, pack_inputs
+from shardio.manifest.listing import describe_shards, parse_shards
+from shardio.manifest.parts import INPUTS, SHARDS, Part
+from shardio.manifest.shard_list import ShardList, pack_shards
 from shardio.opening import expected_sections
 from shardio.reader import ShardReader
 from shardio.sealed import sealed
@@ -346,6 +352,44 @@ class JournalFolder:
         return "sound"
 
 
+class PartFile:
+    """Reads a list that lies in a part: of shards, or by the first byte of inputs.
+
+    The second byte is how many entries a generation says that it has. What is accepted must be in
+    the one form it is stored in, and be what the JSON of a generation may list as well.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._place = folder / "part" / GENERATIONS / "000001.json"
+        self._place.parent.mkdir(parents=True)
+
+    def __call__(self, content: bytes) -> str:
+        """Feed one input."""
+        if len(content) < 2:
+            return "too short"
+        kind, count, stored = (SHARDS, INPUTS)[content[0] % 2], content[1], content[2:]
+        part = Part(self._place.with_suffix(f".{kind}"), "", len(stored), max(1, count))
+        try:
+            known = self._inputs(part, stored) if kind == INPUTS else self._shards(part, stored)
+        except ShardioError as error:
+            return outcome_of(error)
+        if known != stored:
+            raise PromiseBroken(f"a part of {kind} in another than its one form was accepted")
+        return "sound"
+
+    def _shards(self, part: Part, stored: bytes) -> bytes:
+        found = ShardList(part, stored)
+        entries = [found[k] for k in range(len(found))]
+        if parse_shards(describe_shards(entries, {}), self._place) != tuple(found):
+            raise PromiseBroken("shards of a part are others than a generation could list")
+        return pack_shards(entries)
+
+    def _inputs(self, part: Part, stored: bytes) -> bytes:
+        part.path.write_bytes(stored)
+        named = replace(part, id=content_id(stored).hex())
+        return pack_inputs(list(InputList(named)))
+
+
 def targets(folder: Path) -> dict[str, Target]:
     """All targets by name; those that need files keep them in `folder`."""
     return {
@@ -355,5 +399,6 @@ def targets(folder: Path) -> dict[str, Target]:
         "record": feed_record,
         "labels": LabelsFile(folder),
         "journal": JournalFolder(folder),
+        "part": PartFile(folder),
         "converter": ConverterFiles(folder),
     }

@@ -106,6 +106,7 @@ def test_a_slice_has_every_target_family_and_many_outcomes(
         "values",
         "labels",
         "journal",
+        "parts",
         "files",
     }
     outcomes = {judge.judge(fed[name], content).outcome for name, _, content in inputs}

@@ -41,12 +41,13 @@ REPORT_S = 30.0
 Turn = tuple[str, str, float]
 """Engine, target ("" for all of them), seconds."""
 GUIDED_SHARES = {
-    "shard": 0.45,
+    "shard": 0.4,
     "dataset": 0.2,
     "schema": 0.1,
     "record": 0.1,
     "labels": 0.05,
     "journal": 0.05,
+    "part": 0.05,
     "converter": 0.05,
 }
 
