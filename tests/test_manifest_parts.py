@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from shardio.format.schema import Schema
 from shardio.manifest import (
     Generation,
     Side,
+    commit,
     load,
     load_generation,
     parts,
@@ -165,6 +167,9 @@ def test_side_shards_lie_in_a_part_of_their_own(tmp_path: Path) -> None:
     content = json.loads((tmp_path / "generations/000002.json").read_text())
     assert content["required"] == ["parts", "side_columns"]
     assert [Path(name).suffix for name in parts_in(tmp_path)].count(".shards") == 2
+    # Those of sides are named, too: who publishes next removes neither.
+    following = publish_next(tmp_path, found, classes=("ant",))
+    assert load(tmp_path) == following and load_generation(tmp_path, 2) == found
 
 
 def test_opening_reads_no_inputs_and_damage_in_them_shows_when_they_are_read(
@@ -260,6 +265,19 @@ def test_a_shard_list_that_breaks_a_rule_is_corrupt(
     forge_part(published, "shards", content)
     with pytest.raises(DatasetCorrupt, match=message):
         load(published)
+
+
+def test_a_name_may_have_255_bytes(published: Path) -> None:
+    names = b"a" * 249 + b".shard\0" + b"".join(b"%d.shard\0" % i for i in range(6))
+    forge_part(published, "shards", columns(names=names))
+    assert len(load(published).shards[0].name) == 255
+
+
+def test_lists_are_equal_where_their_shards_are(published: Path, tmp_path: Path) -> None:
+    shards, others = load(published).shards, (*SHARDS[1:], SHARDS[0])
+    assert shards == load(published).shards == SHARDS
+    publish_in(tmp_path / "b", shards=others)
+    assert shards != load(tmp_path / "b").shards and shards != others
 
 
 @pytest.mark.parametrize(
@@ -424,6 +442,32 @@ def test_who_publishes_second_leaves_the_parts_of_the_first_and_none_of_its_own(
     assert load(published).shards == SHARDS
 
 
+def test_who_writes_the_parts_of_a_first_generation_is_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write(path: Path, content: bytes) -> None:
+        fd = os.open(path.parent, os.O_RDONLY)
+        try:
+            with pytest.raises(BlockingIOError):
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        finally:
+            os.close(fd)
+        parts.write_part(path, content)
+
+    monkeypatch.setattr(commit, "write_part", write)
+    assert publish_in(tmp_path) == load(tmp_path)
+
+
+def test_a_file_that_is_not_what_its_name_says_is_written_anew(
+    published: Path, tmp_path: Path
+) -> None:
+    other = tmp_path / "other"
+    (other / "generations").mkdir(parents=True)
+    for name in parts_in(published):
+        (other / "generations" / name).write_bytes(b"half")
+    assert publish_in(other) == load(other)
+
+
 def test_a_generation_that_is_withdrawn_takes_its_parts_along(published: Path) -> None:
     withdraw(published, load(published).lineage)
     assert not (published / "generations").exists()
@@ -478,6 +522,9 @@ def test_an_audit_lists_a_part_that_no_generation_names(folder: Path) -> None:
     (folder / "generations" / name).touch()
     assert audit_dataset(folder, workers=0).unknown == (f"generations/{name}",)
     settle(folder)
+    assert name not in parts_in(folder)
+    (folder / "generations" / name).touch()
+    publish_next(folder, load(folder), classes=("ant",))
     assert name not in parts_in(folder)
 
 
