@@ -534,7 +534,10 @@ def test_a_repair_keeps_what_a_generation_says_besides_a_list_that_is_damaged(
     publish_next(folder, load(folder), classes=("ant", "bee"), converter={"name": "words"})
     with open(part(folder, "shards"), "r+b") as file:
         file.write(b"\xff")
-    assert repair(folder, tmp_path / "saved").is_whole
+    write_dataset(tmp_path / "other", 1, 1, Schema({"x": Text()}), [{"x": ""}])
+    os.rename(tmp_path / "other" / "000000-000.shard", folder / "!.shard")  # of other fields
+    report = repair(folder, tmp_path / "saved")
+    assert [shard.name for shard in report.shards if shard.losses] == ["!.shard"]
     with open_dataset(tmp_path / "saved") as dataset:
         assert (dataset.classes, dataset.converter) == (("ant", "bee"), {"name": "words"})
         assert [int(sample["label"]) for sample in dataset] == list(range(12))
