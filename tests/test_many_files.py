@@ -30,7 +30,7 @@ from shardio.errors import (
 from shardio.format.schema import Schema
 from shardio.packing import Pack
 from shardio.reader import ShardReader
-from shardio.shards import opened
+from shardio.shards import filed, opened
 from shardio.shards.marks import check_marks, most_marks
 from shardio.shards.places import Folder, Paths
 from shardio.surgery import add_column
@@ -321,6 +321,16 @@ def test_a_shard_with_more_hashes_than_its_bytes_can_need_is_refused(folder: str
         check_marks(reader, n)
         with pytest.raises(ShardCorrupt, match="more hashes than its bytes can need"):
             check_marks(reader, n - 1)
+
+
+@pytest.mark.usefixtures("few")
+def test_its_marks_never_reach_into_those_of_the_next_shard(
+    folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(filed, "most_marks", lambda *given: most_marks(*given) - 1)
+    with ShardDataset(folder) as dataset:
+        with pytest.raises(ShardCorrupt, match="more hashes than its bytes can need"):
+            dataset.reader(0)
 
 
 # Where the system gives less.
