@@ -113,6 +113,8 @@ def test_an_order_of_a_hundred_thousand_shards_keeps_little() -> None:
     assert len(np.unique(found)) == 80_000 and len(np.unique(found // 10_000)) == 8
     arrays = [each for each in vars(made).values() if isinstance(each, np.ndarray)]
     assert sum(each.nbytes for each in arrays) < 2_000_000
+    made.at(np.arange(0, 10**9, 40_000_000))
+    assert len(made._kept) <= 8, "permutations of windows"
 
 
 def test_samples_of_a_window_are_mixed_evenly_and_shards_meet_all_others() -> None:
