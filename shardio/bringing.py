@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
 import numpy as np
@@ -21,6 +20,7 @@ from shardio.dataset import ShardDataset
 from shardio.errors import InvalidArgument
 from shardio.remote.ahead import N_THREADS, Ahead, Wanted
 from shardio.remote.bucket import Bucket
+from shardio.remote.interruptible import side_by_side
 from shardio.remote.places import Remote
 from shardio.shard_order import SHARDS_PER_WINDOW
 from shardio.units import Rows
@@ -131,9 +131,7 @@ class Bringing:
                 f"{self._dataset.path}: preload=True brings {sum(self._sizes().tolist())} bytes, "
                 "and the cache is for less: raise cache_bytes"
             )
-        with ThreadPoolExecutor(N_THREADS, "shardio-preload") as threads:
-            for _ in threads.map(lambda file: file[0].bring(file[1]), self._all_files()):
-                pass
+        side_by_side(N_THREADS, lambda file: file[0].bring(file[1]), self._all_files())
 
     def _has_all(self) -> bool:
         """Whether there is nothing left to bring, now or ever."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -22,6 +21,7 @@ from shardio.format.checksum import hash_bytes
 from shardio.format.layout import PAGE
 from shardio.manifest import GENERATIONS, POINTER, Generation, holds_dataset, load
 from shardio.manifest.shard_list import bytes_of
+from shardio.remote.interruptible import side_by_side
 from shardio.remote.objects import Objects
 from shardio.remote.places import Remote
 from shardio.writer import ShardSummary
@@ -41,7 +41,7 @@ class Upload:
 
     Raises:
         DatasetExists: something is there; or an earlier one was converted, and not uploaded.
-        InvalidArgument: an option is for folders.
+        InvalidArgument: an option is for folders, or the URL is a web server's.
     """
 
     def __init__(
@@ -54,6 +54,11 @@ class Upload:
     ) -> None:
         if given := [name for name, is_given in for_folders.items() if is_given]:
             raise InvalidArgument(f"{url}: {', '.join(given)}: only for a dataset in a folder")
+        if url.lower().startswith(("http://", "https://")):
+            raise InvalidArgument(
+                f"{url}: web servers are only read: convert to a folder and copy it, or to a store "
+                "(s3://, gs://, az://)"
+            )
         remote = Remote.of(None, None, storage_options)
         self._objects, self._start_s = Objects(url, remote.options), time.monotonic()
         name = hash_bytes(f"{self._objects.endpoint} {self._objects.url}".encode())
@@ -80,9 +85,7 @@ class Upload:
             StoreDenied, StoreUnavailable: resuming goes on later.
         """
         found, root = load(self.folder), Path(self.folder)
-        with ThreadPoolExecutor(_AT_ONCE) as pool:
-            for _ in pool.map(self._upload, [summary for summary, _ in found.files]):
-                pass
+        side_by_side(_AT_ONCE, self._upload, [summary for summary, _ in found.files])
         for part in found.parts:
             self._objects.upload(f"{GENERATIONS}/{part.path.name}", str(part.path))
         report = report or _report_of(found)  # reads the inputs, which may lie in a part

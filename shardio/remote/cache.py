@@ -244,7 +244,8 @@ class ShardCache:
     def _damaged(self, shard: ShardSummary, error: Exception) -> ShardCorrupt:
         found = ShardCorrupt(
             f"the object in the store is damaged: it was downloaded {_TIMES} times, and each time "
-            f"other than it was written ({error}); publish it anew",
+            f"other than it was written ({error}); publish it anew, or open the dataset anew if "
+            "another has taken its place",
             code=getattr(error, "code", "incomplete"),
             path=f"{self._objects.url}/{shard.name}",
         )
@@ -257,7 +258,7 @@ class ShardCache:
         return CacheFull(
             f"{self.folder}: the disk is full: {shard.n_bytes} bytes are needed for {shard.name}, "
             f"{free} are free, and the {used} of the cache are in use; choose a cache on a larger "
-            "disk, or fewer workers"
+            "disk, a smaller cache_bytes, or fewer workers"
         )
 
 

@@ -24,6 +24,8 @@ POINTER: Final = "dataset.json"
 GENERATIONS: Final = "generations"
 _PATIENCE_S: Final = 5.0
 """How long a store is tried that need not be asked."""
+_DAMAGED: Final = (KeyError, TypeError, ValueError, OverflowError, RecursionError)
+"""What `dataset.json` raises that is not one: whoever reads it says what is wrong."""
 
 
 class Mirror:
@@ -49,7 +51,7 @@ class Mirror:
         if number is None or not os.path.exists(self._path(POINTER)):
             self._bring_pointer()
         if number is None:
-            with contextlib.suppress(KeyError, TypeError, ValueError, RecursionError):
+            with contextlib.suppress(*_DAMAGED):
                 number = int(json.loads(Path(self._path(POINTER)).read_bytes())["generation"])
         if number is not None:  # else reading it says what is wrong
             name = f"{GENERATIONS}/{number:06d}.json"
@@ -69,17 +71,17 @@ class Mirror:
                 disk.unlink(self._path(f"{GENERATIONS}/{name}"))
 
     def _bring_pointer(self) -> None:
-        path, old = self._path(POINTER), b""
+        path, old = self._path(POINTER), None
         with contextlib.suppress(FileNotFoundError):
             old = Path(path).read_bytes()
         try:
-            new = self._objects.read(POINTER, deadline_s=_PATIENCE_S if old else None)
+            new = self._objects.read(POINTER, deadline_s=None if old is None else _PATIENCE_S)
         except ShardNotFound as error:
             raise DatasetNotFound(
                 f"{self._objects.url}: holds no {POINTER}: not a dataset, or never finished"
             ) from error
         except StoreUnavailable as error:
-            if not old:
+            if old is None:
                 raise
             warnings.warn(
                 f"{self._objects.url}: goes by what the store said last, as it cannot be reached "
@@ -88,7 +90,7 @@ class Mirror:
             )
             return
         if new != old:
-            if _lineage(new) != _lineage(old):
+            if old is None or _lineage(new) != _lineage(old):
                 self.forget()
             self.write(POINTER, new)
 
@@ -116,6 +118,6 @@ def _parts(generation: str) -> list[str]:
 
 
 def _lineage(pointer: bytes) -> Any:
-    with contextlib.suppress(ValueError, TypeError, KeyError, RecursionError):
+    with contextlib.suppress(*_DAMAGED):
         return json.loads(pointer)["lineage"]
     return None

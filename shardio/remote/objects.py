@@ -7,6 +7,7 @@ at once: nothing there, no permission, another object in the place of the one be
 
 from __future__ import annotations
 
+import functools
 import os
 import random
 import time
@@ -22,6 +23,7 @@ from shardio.errors import (
     StoreDenied,
     StoreUnavailable,
 )
+from shardio.remote.interruptible import interruptible
 from shardio.remote.places import checked_url
 from shardio.remote.stores import brief, endpoint_of, is_denied, obstore, open_store
 
@@ -129,7 +131,8 @@ class Objects:
             check()
             end = min(done + size, n_bytes)
             try:
-                part = self._get_once(name, (done, end), tag)
+                ask = functools.partial(self._get_once, name, (done, end), tag)
+                part = interruptible(ask)
                 if part.n_bytes != n_bytes:
                     raise self._changed(name, n_bytes, part.n_bytes)
             except _Passing as passing:
@@ -218,7 +221,8 @@ class Objects:
     def _get_once(self, name: str, part: Any, tag: str | None) -> Part:
         """One request: what it brings is as long as it says."""
         options = {"range": part} if part is not None else {}
-        if tag is not None:
+        is_weak = tag is not None and tag.startswith("W/")  # matches nothing: RFC 9110, 13.1.1
+        if tag is not None and not is_weak:
             options["if_match"] = tag
         with _sorted_out(self, name):
             answer = obstore().get(self._opened(), name, options=options)
@@ -228,6 +232,8 @@ class Objects:
             raise _Passing(f"{end - start} bytes were announced, {len(data)} came")
         if isinstance(part, tuple) and (start != part[0] or end != min(part[1], whole["size"])):
             raise _Passing(f"bytes {part[0]} to {part[1]} were asked for, {start} to {end} came")
+        if is_weak and whole["e_tag"] != tag:
+            raise self._replaced(name)
         return Part(data, whole["size"], whole["e_tag"])
 
     def _persist(self, name: str, call: Callable[[], T], deadline_s: float | None = None) -> T:
@@ -236,7 +242,7 @@ class Objects:
         while True:
             try:
                 with _sorted_out(self, name):
-                    return call()
+                    return interruptible(call)
             except _Passing as passing:
                 n_tries += 1
                 self._pause(name, passing, began, n_tries, deadline_s, never_ends)
@@ -273,6 +279,13 @@ class Objects:
             found=found,
         )
 
+    def _replaced(self, name: str) -> ShardChanged:
+        return ShardChanged(
+            "another object has taken the place of the one that was being read",
+            code="replaced",
+            path=f"{self.url}/{name}",
+        )
+
     def explain(self, name: str, error: Exception) -> Exception:
         """What an error of obstore is to us; `_Passing` if another try may succeed."""
         place, kind = f"{self.url}/{name}", type(error).__name__
@@ -281,11 +294,7 @@ class Objects:
         if kind in ("AlreadyExistsError",):
             return FileExistsError(place)
         if kind in ("PreconditionError", "NotModifiedError"):
-            return ShardChanged(
-                "another object has taken the place of the one that was being read",
-                code="replaced",
-                path=place,
-            )
+            return self._replaced(name)
         words = brief(error, self._options)
         if is_denied(error):
             return StoreDenied(
@@ -294,7 +303,8 @@ class Objects:
             )
         kinds = ("NotSupportedError", "InvalidPathError", "UnknownConfigurationKeyError")
         if kind in kinds or "builder error" in words:  # no request came to be
-            return InvalidArgument(f"{place}: {words}")
+            way_out = "; copy the dataset to a folder" if kind == kinds[0] else ""
+            return InvalidArgument(f"{place}: {words}{way_out}")
         return _Passing(words)
 
 

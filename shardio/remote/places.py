@@ -66,8 +66,14 @@ class Remote:
         if storage_options is not None and not isinstance(storage_options, Mapping):
             kind = type(storage_options).__name__  # never itself: it may hold a secret
             raise InvalidArgument(f"storage_options must be a dict; found a {kind}")
+        options = dict(storage_options or {})
+        client = options.get("client_options", {})
+        if not all(isinstance(name, str) for name in options) or not isinstance(client, Mapping):
+            raise InvalidArgument(
+                "storage_options must be a dict by names, and its client_options another"
+            )
         folder = None if cache is None else os.path.abspath(os.path.expanduser(cache))
-        return cls(folder, cache_bytes, dict(storage_options or {}), whole, n_readers, access)
+        return cls(folder, cache_bytes, options, whole, n_readers, access)
 
     @property
     def is_asked(self) -> bool:

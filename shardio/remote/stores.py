@@ -15,6 +15,10 @@ REQUEST_S: Final = 30
 """A request, of at most a piece, that takes longer is made again: 280 kB/s of a piece of 8 MiB."""
 _MOST_CHARACTERS: Final = 300
 _SECRETS: Final = ("key", "token", "secret", "password", "credential", "authorization", "sas")
+_ENDPOINTS: Final = (
+    *("aws_endpoint_url_s3", "aws_endpoint_url", "aws_endpoint", "endpoint_url", "endpoint"),
+    *("azure_storage_endpoint", "azure_endpoint"),
+)
 _DENIED: Final = re.compile(
     r"ExpiredToken|InvalidAccessKeyId|SignatureDoesNotMatch|InvalidToken|AuthorizationHeader"
     r"|AccessDenied|AuthenticationFailed|RequestTimeTooSkewed|InvalidClientTokenId|\b40[13]\b"
@@ -53,6 +57,9 @@ def open_store(url: str, options: Mapping[str, Any]) -> Any:
             f"{url}: this process is a fork of one that has used object stores, whose threads did "
             "not come with it: start it by spawn, forkserver or shardio's zygote"
         )
+    endpoint = endpoint_of(options)
+    if endpoint and not endpoint.startswith(("http://", "https://")):
+        raise InvalidArgument(f"{url}: its endpoint must begin with http:// or https://")
     given = dict(options)
     client = {"timeout": timedelta(seconds=REQUEST_S), "allow_http": _is_plain(url, options)}
     client |= given.pop("client_options", {})
@@ -74,8 +81,9 @@ def open_store(url: str, options: Mapping[str, Any]) -> Any:
 
 def endpoint_of(options: Mapping[str, Any]) -> str:
     """Which server is asked, where that is not the one of the URL's scheme."""
-    named = (str(value) for key, value in options.items() if "endpoint" in key.lower())
-    return next(named, "") or os.environ.get("AWS_ENDPOINT_URL", "")
+    named = [str(value) for key, value in options.items() if key.lower() in _ENDPOINTS]
+    named += [os.environ.get(name.upper(), "") for name in _ENDPOINTS if name.startswith("aws_")]
+    return next(filter(None, named), "")
 
 
 def _is_plain(url: str, options: Mapping[str, Any]) -> bool:
@@ -90,6 +98,7 @@ def brief(error: BaseException, options: Mapping[str, Any]) -> str:
     if code is not None:
         text = f"{code[1]}: {message[1]}" if message is not None else code[1]
     text = text.partition("\n\nDebug source")[0]
+    text = re.sub(r"://[^/\s]*@", "://…@", text)
     text = " ".join(re.sub(r"\?[^\s\"'>)]*", "", text).split())
     for secret in _secrets_of(options):
         text = text.replace(secret, "…")

@@ -39,7 +39,7 @@ class Fault:
     """What happens to the next requests of some objects: `times` of them, from the first on."""
 
     kind: str
-    """error, denied, cut, stall, wrong or hold."""
+    """error, denied, cut, stall, wrong, hold or weak (a tag that is for caches)."""
     pattern: str = r"\.shard"
     times: int = 1
     method: str = "GET"
@@ -110,6 +110,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     def _forward(self, path: str, body: bytes, fault: Fault | None) -> None:
         behind = http.client.HTTPConnection("127.0.0.1", self.server.server_port_behind)
         headers = {k: v for k, v in self.headers.items() if k.lower() != "connection"}
+        headers.setdefault("Authorization", _SIGNED)  # what comes as from a browser may read
         behind.request(self.command, self.path, body or None, headers)
         answer = behind.getresponse()
         data = answer.read()
@@ -118,7 +119,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self.send_response(answer.status)
         for name, value in answer.headers.items():
             if name.lower() not in ("connection", "content-length", "transfer-encoding"):
-                self.send_header(name, value)
+                is_weak = fault is not None and fault.kind == "weak" and name.lower() == "etag"
+                self.send_header(name, f"W/{value}" if is_weak else value)
         self.send_header("Content-Length", str(n_bytes))
         self.end_headers()
         self.server.count(path, len(data))

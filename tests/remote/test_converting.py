@@ -99,6 +99,14 @@ def test_a_place_that_holds_something_is_refused(store: Scene, lines: Path) -> N
         _convert(store, lines, store.url("taken"), append=True, **OPTIONS)
 
 
+def test_a_web_server_is_refused_before_anything_is_converted(
+    store: Scene, lines: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(InvalidArgument, match="web servers are only read"):
+        _convert(store, lines, "HTTP://host/set", **OPTIONS)
+    assert not (tmp_path / "cache").exists()
+
+
 def test_the_command_converts_into_a_store(
     told: Scene, lines: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -57,6 +57,16 @@ def test_one_read_of_its_end_opens_a_shard(store: Scene, url: str, tmp_path: Pat
     assert (store.proxy.requests[name], store.proxy.n_bytes[name]) == (1, 64 << 10)
 
 
+def test_of_a_web_server_samples_are_read_by_ranges(
+    store: Scene, url: str, tmp_path: Path, folder: Path
+) -> None:
+    web = f"http://127.0.0.1:{store.proxy.server_port}/{url.removeprefix('s3://')}/"
+    with shardio.open(web, cache=tmp_path / "cache") as remote, shardio.open(folder) as local:
+        assert np.array_equal(remote[399]["image"], local[399]["image"])
+        name, size = remote.shards[1].name, remote.shards[1].n_bytes
+    assert 0 < store.proxy.n_bytes[name] < size / 2
+
+
 def test_every_kind_of_field_is_read_by_ranges(store: Scene, tmp_path: Path) -> None:
     write_dataset(tmp_path / "media", 9, 2, MEDIA_FIELDS, (media_sample(i, 9000) for i in range(9)))
     write_dataset(tmp_path / "every", 9, 2)
@@ -137,6 +147,22 @@ def test_another_dataset_in_its_place_is_that_one(
     store.put_dataset(tmp_path / "new", "replaced")
     with _open(store, url, tmp_path) as remote:
         assert (len(remote), remote[9]["label"]) == (10, 9)
+
+
+@pytest.mark.parametrize("content", [b"", b'{"generation": 1e999}', b"[[", b"7"])
+def test_a_dataset_json_that_is_none_is_damaged(
+    store: Scene, tmp_path: Path, content: bytes
+) -> None:
+    store.put("damaged/dataset.json", content)
+    with pytest.raises(DatasetCorrupt, match=r"dataset\.json"):
+        _open(store, store.url("damaged"), tmp_path)
+
+
+@pytest.mark.parametrize("options", [{5: "word"}, {"client_options": "word"}])
+def test_options_without_names_are_refused_and_not_shown(options: Any) -> None:
+    with pytest.raises(InvalidArgument, match="a dict by names") as caught:
+        Remote.of(None, None, options)
+    assert "word" not in str(caught.value)
 
 
 def test_maps_of_what_is_not_here_are_refused(store: Scene, url: str, tmp_path: Path) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import http.server
 import pickle
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -78,6 +81,19 @@ def test_an_object_that_is_replaced_meanwhile_is_refused(store: Scene) -> None:
         some.read_range("a.shard", 0, 10, tag)
 
 
+def test_of_a_server_with_weak_tags_a_replaced_object_is_noticed_as_well(
+    store: Scene, tmp_path: Path
+) -> None:
+    some = objects(store)
+    store.proxy.faults = [Fault("weak", times=99)]
+    assert _downloaded(some, tmp_path / "a") == DATA
+    tag = some.read_tail("a.shard", 10).tag
+    assert some.read_range("a.shard", 5, 10, tag) == DATA[5:15]
+    store.put("objects/a.shard", DATA[::-1])
+    with pytest.raises(ShardChanged, match="another object has taken the place"):
+        some.read_range("a.shard", 0, 10, tag)
+
+
 def test_what_lasts_is_an_error_at_the_deadline(store: Scene) -> None:
     store.proxy.faults = [Fault("error", times=1000)]
     with pytest.raises(
@@ -113,6 +129,56 @@ def test_a_url_that_may_have_a_secret_is_refused_and_not_shown() -> None:
 def test_an_option_that_nobody_knows_is_refused_by_its_name(store: Scene) -> None:
     with pytest.raises(InvalidArgument, match="aws_colour"):
         objects(store, aws_colour="a secret word").read("a.shard")
+
+
+def test_a_web_server_without_ranges_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.shard").write_bytes(DATA)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Plain) as server:
+        server.folder = str(tmp_path)  # type: ignore[attr-defined]
+        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+        thread.start()
+        some = Objects(f"http://127.0.0.1:{server.server_port}/")
+        try:
+            assert some.read("a.shard") == DATA
+            with pytest.raises(InvalidArgument, match="Range request .* copy the dataset to a"):
+                some.read_tail("a.shard", 10)
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+class _Plain(http.server.SimpleHTTPRequestHandler):
+    """Gives whole files alone."""
+
+    def __init__(self, request: Any, client_address: Any, server: Any) -> None:
+        super().__init__(request, client_address, server, directory=server.folder)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+
+def test_an_endpoint_without_a_scheme_is_refused(store: Scene) -> None:
+    with pytest.raises(InvalidArgument, match=r"endpoint must begin with http://"):
+        objects(store, aws_endpoint="localhost:9000").read("a.shard")
+
+
+def test_a_password_in_an_endpoint_is_not_shown(store: Scene) -> None:
+    port = store.proxy.server_port
+    store.proxy.is_down = True
+    with pytest.raises(StoreUnavailable) as caught:
+        objects(store, aws_endpoint=f"http://me:word@127.0.0.1:{port}", deadline_s=0.2).read(
+            "a.shard"
+        )
+    assert f"http://…@127.0.0.1:{port}/" in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"])
+def test_the_environment_names_the_server_by_each_of_its_names(
+    store: Scene, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    options = store.options
+    monkeypatch.setenv(name, options.pop("aws_endpoint"))
+    assert Objects(store.url("objects"), options).read("a.shard") == DATA
 
 
 def test_they_are_made_anew_where_they_arrive(store: Scene) -> None:

@@ -1,0 +1,77 @@
+"""Calls that may hang in a network are made in other threads, so that Ctrl-C ends the wait for it.
+
+Python runs the handler of a signal in the main thread, and only once a request there has come back,
+which takes up to `stores.REQUEST_S`. A call that is no longer waited for goes on to its own end, or
+that of the process.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from concurrent.futures import FIRST_EXCEPTION, Future, wait
+from typing import Final, TypeVar
+
+T = TypeVar("T")
+
+_LOOK_UP_S: Final = 0.25
+"""A signal that comes just before the wait begins does not end it: it is heeded so much later."""
+
+
+def interruptible(call: Callable[[], T]) -> T:
+    """Make a call; where it is made in the main thread, signals are heeded meanwhile."""
+    if threading.current_thread() is not threading.main_thread():
+        return call()
+    running = [future := _begun(call)]
+    while running:
+        running, _ = _some_ended(running)
+    return future.result()
+
+
+def side_by_side(n_threads: int, call: Callable[[T], object], items: Iterable[T]) -> None:
+    """Make a call for each of some items; after an error begin none, and raise the first.
+
+    What is under way at an error is waited for, but not at Ctrl-C.
+    """
+    left, mutex = list(reversed(list(items))), threading.Lock()
+
+    def run() -> None:
+        while True:
+            with mutex:
+                if not left:
+                    return
+                item = left.pop()
+            call(item)
+
+    failed: list[Future[None]] = []
+    try:
+        running = [_begun(run) for _ in range(min(n_threads, len(left)))]
+        while running and not failed:
+            running, failed = _some_ended(running)
+    finally:
+        with mutex:
+            left.clear()
+    while running:
+        running, _ = _some_ended(running)
+    for each in failed:
+        each.result()
+
+
+def _some_ended(running: list[Future[T]]) -> tuple[list[Future[T]], list[Future[T]]]:
+    """Wait until all have ended, one has failed, or a while is over; those left, those failed."""
+    done, left = wait(running, _LOOK_UP_S, FIRST_EXCEPTION)
+    return list(left), [each for each in done if each.exception() is not None]
+
+
+def _begun(call: Callable[[], T]) -> Future[T]:
+    """What a call in a thread of its own will come to."""
+    future: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(call())
+        except BaseException as error:  # noqa: BLE001  # whoever waits raises it
+            future.set_exception(error)
+
+    threading.Thread(target=run, name="shardio-request", daemon=True).start()
+    return future
