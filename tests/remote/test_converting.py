@@ -73,6 +73,17 @@ def test_an_upload_that_fails_publishes_nothing_and_resuming_ends_it(
     assert _texts(store, url) == ["one", "two", "three", "four"]
 
 
+def test_resuming_uploads_anew_what_is_there_with_other_bytes(store: Scene, lines: Path) -> None:
+    url = store.url("mended")
+    store.proxy.faults = [Fault("error", "generations", times=99, method="PUT")]
+    with pytest.raises(StoreUnavailable):
+        _convert(store, lines, url, told={"deadline_s": 0.3}, **OPTIONS)
+    store.put(f"mended/{next(_objects(store, url))}", b"another's")
+    store.proxy.forget()
+    _convert(store, lines, url, resume=True, **OPTIONS)
+    assert _texts(store, url) == ["one", "two", "three", "four"]
+
+
 def test_who_publishes_second_is_refused(
     store: Scene, lines: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

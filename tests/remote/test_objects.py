@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.server
+import os
 import pickle
 import threading
 from pathlib import Path
@@ -12,12 +13,14 @@ import pytest
 
 from shardio.errors import (
     DatasetConflict,
+    EnvironmentUnsuitable,
     InvalidArgument,
     ShardChanged,
     ShardNotFound,
     StoreDenied,
     StoreUnavailable,
 )
+from shardio.remote import stores
 from shardio.remote.objects import Objects
 from tests.remote.scene import Fault, Scene
 
@@ -179,6 +182,14 @@ def test_the_environment_names_the_server_by_each_of_its_names(
     options = store.options
     monkeypatch.setenv(name, options.pop("aws_endpoint"))
     assert Objects(store.url("objects"), options).read("a.shard") == DATA
+
+
+def test_a_fork_of_a_process_that_has_used_a_store_is_told_so(
+    store: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(stores._users, "first", os.getpid() + 1)
+    with pytest.raises(EnvironmentUnsuitable, match="this process is a fork of one"):
+        objects(store).read("a.shard")
 
 
 def test_they_are_made_anew_where_they_arrive(store: Scene) -> None:
