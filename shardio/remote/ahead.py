@@ -20,7 +20,7 @@ from shardio.writer import ShardSummary
 
 N_THREADS: Final = 4
 _POLL_S: Final = 0.05
-_END_S: Final = 5.0
+_END_S: Final = 1.0
 """How long the end waits for requests that are under way."""
 
 
