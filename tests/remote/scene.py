@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import http.client
 import http.server
+import json
+import os
 import re
 import socket
 import subprocess
@@ -213,3 +215,24 @@ def scene() -> Iterator[Scene]:
             proxy.server_close()
             server.stdin.close()
             server.wait(20)
+
+
+@contextmanager
+def program(code: str, told: Any) -> Iterator[subprocess.Popen[str]]:
+    """A program of its own, until the end of the `with`; what it is told is its one argument."""
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    command = [sys.executable, "-c", code, json.dumps(told)]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def line_of(process: subprocess.Popen[str]) -> str:
+    """The next line that a program prints."""
+    if process.stdout is None:
+        raise AssertionError("it is a pipe")
+    return process.stdout.readline().strip()

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,7 +22,7 @@ from shardio.remote.cache import ShardCache
 from shardio.remote.objects import Objects
 from shardio.writer import ShardSummary
 from tests.loading import TWO_FIELDS, two_fields, write_dataset
-from tests.remote.scene import Fault, Scene
+from tests.remote.scene import Fault, Scene, line_of, program
 from tests.shards import write_media, write_shard
 
 N = 5
@@ -75,25 +73,9 @@ def _holder(
 ) -> Iterator[subprocess.Popen[str]]:
     """Another process, which holds some shards until it is told to end."""
     facts = [(s.name, s.n_samples, s.n_bytes, s.id) for s in shards]
-    told = json.dumps([str(tmp_path / "cache"), url, store.options, *facts])
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    with subprocess.Popen(
-        [sys.executable, "-c", HOLDER, told],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env=env,
-    ) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
-
-
-def _line(process: subprocess.Popen[str]) -> str:
-    if process.stdout is None:
-        raise AssertionError("it is a pipe")
-    return process.stdout.readline()
+    told = [str(tmp_path / "cache"), url, store.options, *facts]
+    with program(HOLDER, told) as process:
+        yield process
 
 
 def _names(tmp_path: Path) -> list[str]:
@@ -137,7 +119,7 @@ def test_processes_share_what_one_has_downloaded(
     with _holder(store, url, tmp_path, shards) as one, _holder(store, url, tmp_path, shards) as two:
         hold.met.wait(60)
         hold.go_on.set()
-        assert _line(one) == _line(two) == "held\n"
+        assert line_of(one) == line_of(two) == "held"
     assert store.proxy.n_bytes == {shard.name: shard.n_bytes for shard in shards}
 
 
@@ -150,7 +132,7 @@ def test_what_a_killed_process_was_downloading_is_gone_on_with(
 ) -> None:
     half = shards[0].n_bytes // 2
     with _holder(store, url, tmp_path, shards[1:2]) as process:  # for the names of its files
-        assert _line(process) == "held\n"
+        assert line_of(process) == "held"
     with _cache(store, url, tmp_path) as cache:
         part = Path(cache.root) / f".{Path(cache.path_of(shards[0])).name}.{shards[0].n_bytes}.part"
     hold = Fault("hold", shards[0].name)
@@ -174,7 +156,7 @@ def test_what_was_used_least_recently_makes_room_and_what_is_in_use_never_does(
 ) -> None:
     most = sum(shard.n_bytes for shard in shards[:3])
     with _holder(store, url, tmp_path, shards[:1]) as process:
-        assert _line(process) == "held\n"
+        assert line_of(process) == "held"
         with _cache(store, url, tmp_path, most) as cache:
             for k in (1, 2, 1, 3):  # 2 is older than 1 when 3 comes
                 path = cache.hold(shards[k])

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,7 +19,7 @@ from shardio import ShardLoader, disk
 from shardio._engine import launch
 from shardio.errors import CacheFull
 from tests.loading import TWO_FIELDS, two_fields, write_dataset
-from tests.remote.scene import Fault, Scene
+from tests.remote.scene import Fault, Scene, line_of, program
 
 N, N_SHARDS = 240, 12
 PROGRAM = """
@@ -70,23 +68,8 @@ def _program(
 ) -> Iterator[subprocess.Popen[str]]:
     """A program of its own that loads epochs, and prints what all their bytes hash to."""
     given = {"cache": str(tmp_path / "cache"), "storage_options": store.options, **given}
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    with subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, json.dumps([url, n_epochs, given])],
-        stdout=subprocess.PIPE,
-        text=True,
-        env=env,
-    ) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
-
-
-def _line(process: subprocess.Popen[str]) -> str:
-    if process.stdout is None:
-        raise AssertionError("it is a pipe")
-    return process.stdout.readline().strip()
+    with program(PROGRAM, [url, n_epochs, given]) as process:
+        yield process
 
 
 def test_two_loaders_on_a_machine_download_every_shard_once(
@@ -99,9 +82,9 @@ def test_two_loaders_on_a_machine_download_every_shard_once(
         _program(store, url, tmp_path, **given) as one,
         _program(store, url, tmp_path, **given) as two,
     ):
-        assert (_line(one), _line(two)) == ("open", "open")
+        assert (line_of(one), line_of(two)) == ("open", "open")
         hold.go_on.set()
-        assert _line(one) == _line(two) == _expected(folder, True)
+        assert line_of(one) == line_of(two) == _expected(folder, True)
     assert {name: store.proxy.n_bytes[name] for name in sizes} == sizes
 
 
@@ -112,7 +95,7 @@ def test_what_a_killed_loader_was_downloading_another_goes_on_with(
     hold = Fault("hold", "|".join(others), times=len(others))
     store.proxy.faults = [hold]
     with _program(store, url, tmp_path, num_workers=2) as process:
-        assert _line(process) == "open"
+        assert line_of(process) == "open"
         while not list((tmp_path / "cache").rglob(f"{first.removesuffix('.shard')}.*.ok")):
             time.sleep(0.01)
         assert hold.met.wait(60)
@@ -121,8 +104,8 @@ def test_what_a_killed_loader_was_downloading_another_goes_on_with(
     hold.go_on.set()
     store.proxy.faults = []
     with _program(store, url, tmp_path, num_workers=2) as process:
-        assert _line(process) == "open"
-        assert _line(process) == _expected(folder, False)
+        assert line_of(process) == "open"
+        assert line_of(process) == _expected(folder, False)
     assert store.proxy.n_bytes[first] == sizes[first]
     assert all(store.proxy.n_bytes[name] <= 2 * sizes[name] for name in others)
     assert not list((tmp_path / "cache").rglob("*.part"))
@@ -167,9 +150,9 @@ def test_two_loaders_that_make_room_for_each_other_give_every_sample(
         _program(store, url, tmp_path, 3, **given) as one,
         _program(store, url, tmp_path, 3, seed=1, **given) as two,
     ):
-        assert (_line(one), _line(two)) == ("open", "open")
-        assert _line(one) == _expected(folder, "shards", 3)
-        assert len(_line(two)) == 64
+        assert (line_of(one), line_of(two)) == ("open", "open")
+        assert line_of(one) == _expected(folder, "shards", 3)
+        assert len(line_of(two)) == 64
     held = sum(path.stat().st_size for path in (tmp_path / "cache").rglob("*.shard"))
     assert held <= most
 
