@@ -1,4 +1,4 @@
-"""Jobs on the machines of a Ray cluster: the only module that imports Ray.
+"""Jobs on the machines of a Ray cluster.
 
 A job is a function of one value. Where a machine is lost its jobs are done again on others, while
 the lost one may still be at them: what a job writes must be its own, and one process, the one that
@@ -9,29 +9,37 @@ from __future__ import annotations
 
 import functools
 import os
+import pickle
 import platform
-import socket
 import threading
 import time
 import traceback
 import types
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, Self, TypeVar, get_args
 
-from shardio.errors import EnvironmentUnsuitable, InvalidArgument, ShardioError, WorkerDied
+from shardio.errors import (
+    EnvironmentUnsuitable,
+    InvalidArgument,
+    ShardioError,
+    TransformError,
+    WorkerDied,
+)
+from shardio.ray_connection import connect, first_line, ray_module
 from shardio.version import __version__
 
 EngineName = Literal["local", "ray"]
 MAX_DEATHS: Final = 2
 """As many processes may end over one job."""
 MAX_LOST: Final = 8
-"""As many machines may be lost over one job: the job may be what they are lost of."""
+"""As many machines may be lost over one job: the job may be what they are lost of.
+
+Where it is not known whether a machine did the job, it is as many as are left, if these are more.
+"""
 _WATCH_S: Final = 0.5
 _LOOK_S: Final = 5.0
-_PATIENCE_S: Final = 10.0
 _AHEAD: Final = 2
 """Jobs that wait for each CPU of the cluster, with the one that it does."""
 
@@ -48,7 +56,8 @@ class Engine:
     that each job is given, or a share of one; CUDA_VISIBLE_DEVICES names them there.
 
     Raises:
-        InvalidArgument: there is no such engine, or an address that it has no use for.
+        InvalidArgument: there is no such engine, an address that it has no use for, or no such
+            share of a GPU.
         EnvironmentUnsuitable: Ray is not installed.
     """
 
@@ -63,8 +72,12 @@ class Engine:
             raise InvalidArgument(f"address {self.address!r}: only with engine='ray'")
         if self.gpus < 0 or (self.gpus and self.name == "local"):
             raise InvalidArgument(f"gpus is {self.gpus}; only engine='ray' gives any, from 0 up")
+        if self.gpus != (round(self.gpus, 4) if self.gpus < 1 else self.gpus // 1):  # or is nan
+            raise InvalidArgument(
+                f"gpus is {self.gpus}; it must be a whole number, or a share of one GPU such as 0.5"
+            )
         if self.is_ray:
-            _ray()
+            ray_module()
 
     @property
     def is_ray(self) -> bool:
@@ -96,12 +109,13 @@ class Cluster:
     ) -> None:
         if n_at_once is not None and n_at_once < 1:
             raise InvalidArgument(f"workers is {n_at_once}; with engine='ray' it must be 1 or more")
-        self._ray = _ray()
+        self._ray = ray_module()
         self._engine, self._n_at_once = engine, n_at_once
         self._sees = os.path.abspath(sees)
         self._running: dict[Any, tuple[int, Any]] = {}
         self._n_deaths: Counter[int] = Counter()
         self._n_lost: Counter[int] = Counter()
+        self._n_lost_meanwhile: Counter[int] = Counter()
         self._dead: set[str] = set()
         self._looked_s = 0.0
         self._is_owner = False
@@ -110,7 +124,7 @@ class Cluster:
         if not self._ray.is_initialized():
             self._is_owner = True
             try:
-                _connect(self._ray, self._engine.address)
+                connect(self._ray, self._engine.address)
             except BaseException:
                 self._ray.shutdown()
                 raise
@@ -132,9 +146,11 @@ class Cluster:
 
         Raises:
             WorkerDied: over one job, processes ended or machines were lost too often.
-            EnvironmentUnsuitable: a machine does not see what it must, or has another shardio.
+            EnvironmentUnsuitable: a machine does not see what it must, or has another shardio; or
+                none has as many GPUs as a job is to be given.
             Exception: what a job raised.
         """
+        self._refuse_lack_of_gpus()
         remote = self._ray.remote(num_cpus=1, num_gpus=self._engine.gpus, max_retries=0)
         # In a list, a reference is left as it is: Ray would unpickle the function for each job.
         held = [self._ray.put(function)]
@@ -153,8 +169,11 @@ class Cluster:
             try:
                 result = self._ray.get(done)
             except self._ray.exceptions.RayError as error:
-                if not copies:
+                if isinstance(error, self._ray.exceptions.NodeDiedError):
+                    self._note_loss(number, name_of, error)
+                elif not copies:
                     self._mourn(error, number, name_of)
+                if not copies:
                     self._running[do(value)] = job
                 continue
             if isinstance(result, Exception):
@@ -181,16 +200,26 @@ class Cluster:
     def _do_twice(self, do: Callable[[Any], Any], name_of: Callable[[int], str]) -> None:
         """Begin all jobs once more, any of which may be lost; of each, the first result counts."""
         self._dead |= self._dead_nodes()
+        n_may_be_lost = max(MAX_LOST, sum(node["Alive"] for node in self._ray.nodes()))
         for number, value in {number: value for number, value in self._running.values()}.items():
-            self._note_loss(number, name_of)
+            self._n_lost_meanwhile[number] += 1
+            if self._n_lost_meanwhile[number] >= n_may_be_lost:
+                raise WorkerDied(f"{n_may_be_lost} machines were lost over {name_of(number)}")
             self._running[do(value)] = number, value
 
-    def _note_loss(
-        self, number: int, name_of: Callable[[int], str], error: Exception | None = None
-    ) -> None:
+    def _note_loss(self, number: int, name_of: Callable[[int], str], error: Exception) -> None:
         self._n_lost[number] += 1
         if self._n_lost[number] == MAX_LOST:
             raise WorkerDied(f"{MAX_LOST} machines were lost over {name_of(number)}") from error
+
+    def _refuse_lack_of_gpus(self) -> None:
+        """Ray would wait for such a machine, and not say so."""
+        there = [node["Resources"].get("GPU", 0) for node in self._ray.nodes() if node["Alive"]]
+        if self._engine.gpus > max(there, default=0):
+            raise EnvironmentUnsuitable(
+                f"gpus is {self._engine.gpus}: no machine of the Ray cluster has as many; the most "
+                f"that one has is {max(there, default=0):g}"
+            )
 
     def _room(self) -> int:
         """How many jobs may be under way: machines may have come or gone since the last time."""
@@ -201,14 +230,12 @@ class Cluster:
     def _mourn(self, error: Exception, number: int, name_of: Callable[[int], str]) -> None:
         """Note what became of a job that gave no result; an error unless it may be done again."""
         found = self._ray.exceptions
-        if isinstance(error, found.NodeDiedError):
-            self._note_loss(number, name_of, error)
-        elif isinstance(error, found.WorkerCrashedError | found.OutOfMemoryError):
+        if isinstance(error, found.WorkerCrashedError | found.OutOfMemoryError):
             self._n_deaths[number] += 1
             if self._n_deaths[number] == MAX_DEATHS:
                 raise WorkerDied(
                     f"{MAX_DEATHS} processes ended over {name_of(number)}; of the last one Ray "
-                    f"says: {_line(error)}"
+                    f"says: {first_line(error)}"
                 ) from error
         elif "No module named 'shardio" in str(error):
             raise EnvironmentUnsuitable(
@@ -258,13 +285,26 @@ def _do(held: list[Any], sees: str, version: str, value: Any) -> Any:
     except Exception as error:  # noqa: BLE001  # it is raised where the jobs are given
         if not isinstance(error, ShardioError | OSError):  # these say themselves what is wrong
             error.add_note(f"on machine {platform.node()}:\n{traceback.format_exc()}")
+        return _portable(error)
+
+
+def _portable(error: Exception) -> Exception:
+    """The error, or its text where nobody could make it of its pickle again."""
+    import cloudpickle  # type: ignore[import-untyped]
+
+    try:
+        again = pickle.loads(cloudpickle.dumps(error))  # our own, never data
+    except Exception:  # noqa: BLE001  # classes of users fail in any way they like
+        again = None
+    if isinstance(again, Exception):
         return error
+    return TransformError("".join(traceback.format_exception_only(error)).strip())
 
 
 @functools.lru_cache(1)
 def _function(reference: Any) -> Callable[[Any], Any]:
     """What is done, with all that it has kept since the first job of this process."""
-    found: Callable[[Any], Any] = _ray().get(reference)
+    found: Callable[[Any], Any] = ray_module().get(reference)
     return found
 
 
@@ -281,52 +321,3 @@ def _end_with(parent: int) -> None:
         os._exit(1)
 
     threading.Thread(target=watch, name="shardio-watch", daemon=True).start()
-
-
-def _ray() -> Any:
-    try:
-        import ray
-    except ModuleNotFoundError as error:
-        raise EnvironmentUnsuitable(
-            "engine 'ray' needs the package 'ray', which is not installed: "
-            "pip install 'shardio[ray]'"
-        ) from error
-    return ray
-
-
-def _connect(ray: Any, address: str | None) -> None:
-    """Connect, or start Ray here; quiet, and nothing is told to Ray's makers unless it was asked.
-
-    Raises:
-        EnvironmentUnsuitable: nothing answers.
-    """
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    place = address or os.environ.get("RAY_ADDRESS") or "local"
-    options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
-    if place == "local":
-        options |= {"include_dashboard": False}
-    try:
-        _refuse_silence(place)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)  # of what Ray will do to GPUs one day
-            ray.init(place, **options)
-    except (OSError, ValueError, RuntimeError) as error:
-        raise EnvironmentUnsuitable(
-            f"Ray at {place!r} cannot be reached: {_line(error)}"
-        ) from error
-
-
-def _refuse_silence(place: str) -> None:
-    """Make sure that something listens at an address of a host and a port: Ray waits for minutes.
-
-    Raises:
-        OSError: nothing does.
-    """
-    host, _, port = place.removeprefix("ray://").rpartition(":")
-    if host and port.isdecimal():
-        socket.create_connection((host.strip("[]"), int(port)), _PATIENCE_S).close()
-
-
-def _line(error: Exception) -> str:
-    """The first line of what an error says: Ray's have many."""
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)

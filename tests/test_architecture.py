@@ -31,7 +31,8 @@ RANKS = {
     "shardio.timeline": 1,
     "shardio.signatures": 1,
     "shardio.launchers": 1,
-    "shardio.cluster": 1,  # Ray stops here
+    "shardio.cluster": 2,
+    "shardio.ray_connection": 1,  # Ray stops here
     "shardio.disk": 0,  # whatever changes a file system
     "shardio.format": 1,  # bytes <-> values
     "shardio.access": 1,  # how a file's bytes are got at
@@ -147,7 +148,7 @@ HOMES_OF_PACKAGES = {
     "tinygrad": {"shardio.tensors"},
     "torch": {"shardio.torch_tensors"},
     "jax": {"shardio.jax_arrays"},
-    "ray": {"shardio.cluster"},
+    "ray": {"shardio.ray_connection"},
     # The sample clips are drawn and encoded without shardio: they stand for a user's own files.
     "av": {"shardio.media", "shardio_tools.sample_clips", "shardio_tools._picture_files"},
     "PIL": {"shardio.media", "shardio_tools._sheets"},

@@ -5,6 +5,7 @@ It needs no Ray; `test_on_ray.py` is about the real one.
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -15,8 +16,9 @@ import pytest
 
 from shardio import Array, cluster
 from shardio.cluster import Cluster, Engine
-from shardio.errors import EnvironmentUnsuitable, InvalidArgument, WorkerDied
+from shardio.errors import EnvironmentUnsuitable, InvalidArgument, TransformError, WorkerDied
 from shardio.surgery import add_column, audit_dataset, compute_stats
+from shardio.version import __version__
 from tests.lines import contents, convert, install, write
 
 pytestmark = pytest.mark.usefixtures("warm_zygote", "quick_disk")
@@ -54,6 +56,7 @@ class StandIn:
         self.cancelled: list[Reference] = []
         self.options: dict[str, Any] = {}
         self.dead: list[str] = []
+        self.n_alive = 1
         self.is_on = False
 
     def is_initialized(self) -> bool:
@@ -69,7 +72,9 @@ class StandIn:
         return {"CPU": 2.0}
 
     def nodes(self) -> list[dict[str, Any]]:
-        return [{"NodeID": name, "Alive": False} for name in self.dead]
+        dead = [{"NodeID": name, "Alive": False, "Resources": {"GPU": 8.0}} for name in self.dead]
+        alive = {"NodeID": "here", "Alive": True, "Resources": {"CPU": 2.0, "GPU": 1.0}}
+        return [*dead, *[alive] * self.n_alive]
 
     def put(self, value: Any) -> Reference:
         return Reference(value)
@@ -94,6 +99,8 @@ class StandIn:
         return done, [each for each in references if each not in done]
 
     def get(self, reference: Reference) -> Any:
+        if isinstance(reference.value, NodeDied):
+            self.dead.append(f"node {len(self.dead)}")
         if isinstance(reference.value, RayError):
             raise reference.value
         return reference.value if reference.call is None else reference.call()
@@ -155,7 +162,11 @@ def test_of_copies_of_a_job_the_first_result_counts(ray: StandIn, tmp_path: Path
     ("fates", "said"),
     [
         ([Crashed("signal 9\nmore")] * 2, "2 processes ended over job 0; .*says: signal 9$"),
-        ([NodeDied("gone")] * cluster.MAX_LOST, "8 machines were lost over job 0"),
+        ([NodeDied("gone")] * 2 * cluster.MAX_LOST, "8 machines were lost over job 0"),
+        (
+            ["silence", *[NodeDied("gone")] * 2 * cluster.MAX_LOST],
+            "8 machines were lost over job 0",
+        ),
         (["silence"] * cluster.MAX_LOST, "8 machines were lost over job 0"),
         ([RayError("unheard of")], "Ray failed over job 0: unheard of"),
     ],
@@ -166,6 +177,63 @@ def test_a_job_that_is_lost_too_often_is_named(
     ray.fates = fates
     with pytest.raises(WorkerDied, match=said):
         squares(tmp_path, 1)
+
+
+def test_a_job_is_not_blamed_for_machines_that_others_may_have_lost(
+    ray: StandIn, tmp_path: Path
+) -> None:
+    ray.n_alive = 100
+    ray.fates = ["silence"] * 10 * cluster.MAX_LOST
+    assert squares(tmp_path) == ALL
+
+
+def test_a_job_may_be_lost_less_often(ray: StandIn, tmp_path: Path) -> None:
+    ray.fates = [NodeDied("gone") for _ in range(cluster.MAX_LOST - 1)]
+    assert squares(tmp_path, 1) == ALL[:1]
+
+
+@pytest.mark.parametrize(
+    ("sees", "version", "said"),
+    [
+        ("nowhere", __version__, "does not see .*nowhere"),
+        (".", "0", "has shardio .*, this one 0: install the same everywhere"),
+    ],
+)
+def test_what_a_machine_lacks_it_says(tmp_path: Path, sees: str, version: str, said: str) -> None:
+    found = cluster._do([], str(tmp_path / sees), version, 0)
+    assert isinstance(found, EnvironmentUnsuitable)
+    assert re.search(said, str(found))
+
+
+@pytest.mark.parametrize("gpus", [1.5, float("nan"), float("inf"), 0.00001])
+def test_what_is_no_share_of_a_gpu_is_refused(ray: StandIn, gpus: float) -> None:
+    with pytest.raises(InvalidArgument, match=r"a share of one GPU such as 0\.5"):
+        Engine("ray", gpus=gpus)
+
+
+def test_more_gpus_than_a_machine_has_are_refused(ray: StandIn, tmp_path: Path) -> None:
+    ray.dead = ["with eight"]
+    with (
+        pytest.raises(EnvironmentUnsuitable, match="gpus is 2: no machine .*; the most .* is 1$"),
+        Cluster(Engine("ray", gpus=2), sees=tmp_path) as opened,
+    ):
+        next(opened.run(abs, lambda: (0, 0), str))
+
+
+class Unpicklable(Exception):
+    def __init__(self, what: str, where: str) -> None:
+        super().__init__(what)
+
+
+def test_an_error_that_cannot_travel_has_its_text_do_so(ray: StandIn, tmp_path: Path) -> None:
+    def fail(number: int) -> None:
+        raise Unpicklable("it broke", "here")
+
+    with (
+        pytest.raises(TransformError, match=r"(?s)Unpicklable: it broke\non machine .*in fail"),
+        Cluster(Engine("ray"), sees=tmp_path) as opened,
+    ):
+        next(opened.run(fail, lambda: (0, 0), str))
 
 
 def test_machines_without_shardio_are_told_as_such(ray: StandIn, tmp_path: Path) -> None:
