@@ -183,7 +183,7 @@ def test_a_job_is_not_blamed_for_machines_that_others_may_have_lost(
     ray: StandIn, tmp_path: Path
 ) -> None:
     ray.n_alive = 100
-    ray.fates = ["silence"] * 10 * cluster.MAX_LOST
+    ray.fates.extend(["silence"] * 10 * cluster.MAX_LOST)
     assert squares(tmp_path) == ALL
 
 
