@@ -282,10 +282,12 @@ def test_an_attempt_that_is_given_up_spoils_nothing(
     """The first machine does the whole unit, and is lost before it can say so."""
     lines = install(tmp_path, monkeypatch)
     convert(lines, tmp_path / "here")
-    get, lost = ray.get, list[Any]()
+    get, lost, folders = ray.get, list[Any](), list[str]()
 
     def lose(reference: Reference) -> Any:
         found = get(reference)
+        if reference.call is not None:
+            folders.append(Path(found.folder).parent.name)
         if reference.call is not None and not lost:
             lost.append(found)
             raise NodeDied("gone")
@@ -294,6 +296,7 @@ def test_an_attempt_that_is_given_up_spoils_nothing(
     monkeypatch.setattr(ray, "get", lose)
     convert(lines, tmp_path / "there", workers=1, engine="ray")
     assert lost[0].folder
+    assert len({*folders}) == len(folders) > 1
     assert contents(tmp_path / "there") == contents(tmp_path / "here")
 
 
