@@ -9,6 +9,7 @@ FOLDER/NAME/client.secret
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import struct
@@ -36,8 +37,15 @@ class ServerKeys:
     clients: Path
 
     def knows(self, public: bytes) -> bool:
-        """Whether a client has this key; the folder is read anew, so that keys may come and go."""
-        return any(_read(path) == public for path in sorted(self.clients.glob("*.public")))
+        """Whether a client has this key; the folder is read anew, so that keys may come and go.
+
+        A file that is no key, as one that is just being written, is nobody's.
+        """
+        for path in self.clients.glob("*.public"):
+            with contextlib.suppress(InvalidArgument):
+                if _read(path) == public:
+                    return True
+        return False
 
 
 @dataclass(frozen=True, slots=True)

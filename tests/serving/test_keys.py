@@ -45,6 +45,14 @@ def test_another_client_is_known_to_the_same_server_at_once(folder: Path) -> Non
     assert not server.knows(second.public)
 
 
+def test_a_file_that_is_not_written_yet_lets_nobody_in_and_nobody_out(folder: Path) -> None:
+    server, client = server_keys(folder), client_keys(folder / "client")
+    assert client is not None
+    (folder / "clients" / "a.public").write_text("")
+    (folder / "clients" / "b.public").symlink_to("nowhere")
+    assert server.knows(client.public) and not server.knows(b"")
+
+
 @pytest.mark.parametrize("name", ["client", "clients", "../x", ".x", ""])
 def test_a_client_is_neither_made_twice_nor_outside_of_the_folder(folder: Path, name: str) -> None:
     before = sorted(folder.parent.rglob("*"))
