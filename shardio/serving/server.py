@@ -34,7 +34,7 @@ from shardio.network.wire import (
     unpack,
 )
 from shardio.serving.gatekeeper import DOMAIN, Gatekeeper
-from shardio.serving.session import Frames, Session
+from shardio.serving.session import MOST_AHEAD, Frames, Session
 
 _BEAT_S: Final = 1.0
 _GRACE_S: Final = 10.0
@@ -42,6 +42,8 @@ _GRACE_S: Final = 10.0
 _TOKEN_LETTERS: Final = 32
 _AT_ONCE: Final = 64
 """Messages that are read before others have their turn."""
+_MOST_UNSENT: Final = 4 * MOST_AHEAD
+"""Messages for one client, which credit bounds; whoever reads none of them is taken for gone."""
 _GOODBYE_S: Final = 2.0
 
 
@@ -111,7 +113,7 @@ class Server(Closing):
     def _listen(self, asked: Address, keys: ServerKeys | None) -> Any:
         zmq, socket = self._zmq, self._context.socket(self._zmq.ROUTER)
         socket.linger = 0
-        socket.sndhwm = 0  # credit bounds what is under way
+        socket.sndhwm = _MOST_UNSENT
         socket.router_mandatory = True
         socket.maxmsgsize = MOST_HEAD_BYTES
         socket.heartbeat_ivl, socket.heartbeat_timeout = HEARTBEAT_MS, SILENCE_MS
@@ -203,24 +205,33 @@ class Server(Closing):
                     f"the server speaks version {VERSION} of shardio's messages, the client "
                     f"{head['version']}: install the same shardio on both"
                 )
+            if self._by_identity.get(identity, token) != token:  # a connection has one session
+                self._part_with(self._by_identity[identity])
             client = self._clients.get(token)
             if client is not None and client.session.is_running:
                 self._by_identity.pop(client.identity, None)
                 client.identity, client.gone_s = identity, None
                 client.session.tell(head)
             else:
-                self._clients.pop(token, None)
-                if len(self._clients) >= self._most_clients:
-                    raise EnvironmentUnsuitable(
-                        f"the server has {len(self._clients)} clients, and takes no more "
-                        "(--max-clients)"
-                    )
+                if client is not None:
+                    self._part_with(token)
+                self._check_room()
                 session = Session(head, self._make_loader, self._served, self._post)
                 self._clients[token] = _Client(identity, session)
         except (InvalidArgument, EnvironmentUnsuitable) as error:
             self._send(identity, [pack("failed", error=failures.as_json(error))])
             return
         self._by_identity[identity] = token
+
+    def _check_room(self) -> None:
+        """Make sure that there may be one more session, beside those that are about to end."""
+        self._ending = [session for session in self._ending if session.is_running]
+        n, n_ending = len(self._clients), len(self._ending)
+        if n >= self._most_clients or n + n_ending >= 2 * self._most_clients:
+            raise EnvironmentUnsuitable(
+                f"the server has {n} clients, ends the loaders of {n_ending} that have gone, and "
+                "takes no more (--max-clients)"
+            )
 
     def _send_out(self) -> None:
         """Send what sessions have posted."""

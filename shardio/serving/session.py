@@ -23,6 +23,8 @@ MOST_UNTAKEN_BYTES: Final = 256 << 20
 """Of batches that were sent and that no loop has got, unless a single one is larger."""
 MOST_AHEAD: Final = 1 << 10
 """Batches, whatever a client grants."""
+_MOST_TOLD: Final = 16
+"""Messages that wait for the loader; a client waits for most of its answers."""
 
 Head = dict[str, Any]
 Frames = list[Any]
@@ -76,12 +78,20 @@ class Session:
         return self._n_untaken_bytes
 
     def tell(self, head: Head) -> None:
-        """Take a message of the client."""
+        """Take a message of the client.
+
+        Raises:
+            Garbled: it is none, or one too many that no answer was waited for.
+        """
         with self._changed:
             if head["kind"] == "credit":
                 self._grant(head)
-            else:
+            elif head["kind"] == "open":  # what was said before is of no use
+                self._told = deque([head])
+            elif len(self._told) < _MOST_TOLD:
                 self._told.append(head)
+            else:
+                raise Garbled(f"{_MOST_TOLD} messages, and none was answered yet")
             self._changed.notify()
 
     def leave(self) -> None:

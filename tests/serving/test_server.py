@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import signal
 import socket
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -14,19 +17,26 @@ from shardio import InvalidArgument, ShardLoader
 from shardio._engine.mail import zeromq
 from shardio.errors import EnvironmentUnsuitable, MemoryShort
 from shardio.network.address import parse
-from shardio.network.wire import VERSION, pack
+from shardio.network.wire import VERSION, Garbled, pack
 from shardio.serving import Server, make_server
+from shardio.serving.session import Session
 from tests.loading import PATIENCE_S, bits
 from tests.serving.served import FREE, HOW, local_bits, serving, wait_until
 
 
-@pytest.fixture
-def peer(server: Server) -> Any:
+@contextlib.contextmanager
+def _peer(address: str) -> Iterator[Any]:
     """A socket of ZeroMQ that says what no loader would."""
     zmq = zeromq()
     with zmq.Context() as context, context.socket(zmq.DEALER) as made:
         made.linger = 0
-        made.connect(server.address)
+        made.connect(address)
+        yield made
+
+
+@pytest.fixture
+def peer(server: Server) -> Iterator[Any]:
+    with _peer(server.address) as made:
         yield made
 
 
@@ -150,6 +160,74 @@ def test_nonsense_within_a_session_ends_nothing(peer: Any, server: Server, garbl
         pass
     peer.send(pack("close"))
     wait_until(lambda: not server.sessions)
+
+
+def _opening(number: int, **more: Any) -> bytes:
+    asked = {"most_bytes": 1 << 30, "options": {"batch_size": 4}, **more}
+    return pack("open", version=VERSION, token=f"{number:032}", **asked)
+
+
+def _hear(peer: Any, kind: str) -> None:
+    while f'"{kind}"'.encode() not in peer.recv():
+        pass
+
+
+def test_a_session_that_ended_and_is_opened_with_nonsense_is_forgotten(
+    peer: Any, path: str, server: Server
+) -> None:
+    peer.send(_opening(3, options={"seed": -1}))
+    _hear(peer, "failed")
+    wait_until(lambda: not any(each.is_running for each in server.sessions))
+    peer.send(_opening(3, options=[]))
+    peer.send(pack("stop", number=1))
+    _hear(peer, "stranger")
+    _loads(path, server)
+
+
+def test_a_connection_has_one_session(peer: Any, server: Server) -> None:
+    for number in range(4):
+        peer.send(_opening(number))
+        _hear(peer, "opened")
+        assert len(server.sessions) == 1
+    peer.send(pack("close"))
+    wait_until(lambda: not server.sessions)
+
+
+def test_a_session_keeps_so_many_questions_and_no_more() -> None:
+    going = threading.Event()
+
+    def make_loader(options: dict[str, Any]) -> ShardLoader:
+        going.wait()
+        raise KeyError
+
+    session = Session({"options": {}, "most_bytes": 1}, make_loader, {}, lambda *_: None)
+    for _ in range(16):
+        session.tell({"kind": "check"})
+    with pytest.raises(Garbled, match="none was answered"):
+        session.tell({"kind": "check"})
+    session.tell({"kind": "open"})  # which nobody has to wait for
+    session.tell({"kind": "check"})
+    going.set()
+    session.join(PATIENCE_S)
+    assert not session.is_running
+
+
+def test_sessions_that_are_about_to_end_are_bounded_as_well(path: str) -> None:
+    going = threading.Event()
+
+    def wait(sample: dict[str, Any]) -> dict[str, Any]:
+        going.wait()
+        return {"label": sample["label"]}
+
+    with serving(path, transform=wait, max_clients=1) as server, _peer(server.address) as peer:
+        for number in range(3):
+            peer.send(_opening(number))
+            peer.send(pack("close"))
+        _hear(peer, "failed")
+        going.set()
+        wait_until(lambda: not any(each.is_running for each in server._ending))
+        peer.send(_opening(4))
+        _hear(peer, "opened")
 
 
 def test_several_clients_each_have_their_own_epoch(path: str, server: Server) -> None:
