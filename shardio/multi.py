@@ -18,6 +18,7 @@ from shardio._engine.start import Start
 from shardio.closing import Closing
 from shardio.errors import InvalidArgument
 from shardio.item_stats import SkippedItem
+from shardio.network.address import parse_all
 from shardio.network.samples import FarSamples
 from shardio.option_checks import OnError, count, most_skips, one_of, seconds
 
@@ -107,6 +108,7 @@ class MultiLoader(Closing):
                     "with address the servers have the dataset: leave dataset out; found "
                     f"{shortened(dataset)}"
                 )
+            parse_all(address)
         elif keys is not None or options is not None:
             raise InvalidArgument("keys and options are for the address of a server; there is none")
         elif not hasattr(type(dataset), "__iter__") and not hasattr(type(dataset), "__getitem__"):

@@ -40,7 +40,8 @@ def is_address(value: Any) -> bool:
     """Whether this is an address, or a list of them, and not the path of a dataset."""
     if isinstance(value, str):
         return value.startswith(_SCHEME)
-    return isinstance(value, list | tuple) and bool(value) and all(map(is_address, value))
+    several = value if isinstance(value, list | tuple) else ()
+    return bool(several) and all(isinstance(each, str) and is_address(each) for each in several)
 
 
 def parse(text: Any) -> Address:
@@ -61,7 +62,8 @@ def parse_all(value: str | Sequence[str]) -> tuple[Address, ...]:
     Raises:
         InvalidArgument: one of them is none, or there is none, or one is there twice.
     """
-    given = [value] if isinstance(value, str) else value
-    if not isinstance(given, list | tuple) or not given or len(set(given)) < len(given):
+    given = value if isinstance(value, list | tuple) else [value]
+    found = tuple(parse(each) for each in given)
+    if not found or len(set(found)) < len(found):
         raise InvalidArgument(f"address must be one, or a list of different ones; found {value!r}")
-    return tuple(parse(each) for each in given)
+    return found

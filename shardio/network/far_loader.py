@@ -42,12 +42,13 @@ class RemoteLoader(Closing):
             anything but this machine.
         prefetch: how many batches are asked for ahead, 16 by default.
         memory_bytes: of the batches that have arrived, by default at most 1 GiB.
-        timeout_s: how long the loop waits for a batch, and how long a server may be away; by
+        timeout_s: how long to wait for a batch or an answer, and how long a server may be away; by
             default for ever, and 60 seconds.
 
     Raises:
         InvalidArgument: an option is not acceptable, here or to the server.
         ServerUnreachable: (also in the loop) no server answers, or none knows this client's key.
+        BatchOverdue: (also in the loop) one is there, and does not answer in time.
         ShardCorrupt, TransformError, …: as the server's loader.
     """
 

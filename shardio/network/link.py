@@ -46,7 +46,7 @@ class Link(Closing):
 
     def __init__(self, address: Address, keys: ClientKeys | None, most_bytes: int) -> None:
         zmq = self._zmq = zeromq("a loader of a server's batches")
-        self.address, self.heard_s = address, time.monotonic()
+        self.address, self.heard_s, self.has_heard = address, time.monotonic(), False
         self._most_bytes = max(most_bytes, MOST_HEAD_BYTES)
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
@@ -100,7 +100,7 @@ class Link(Closing):
                 self._look()
         if found is None:
             return None
-        self.heard_s = time.monotonic()
+        self.heard_s, self.has_heard = time.monotonic(), True
         try:
             head = unpack([frame.buffer for frame in found], FROM_SERVER)
         except Garbled as error:
@@ -126,7 +126,7 @@ class Link(Closing):
             return
         event, value = _EVENT.unpack(frames[0])
         if event == zmq.EVENT_CONNECT_RETRIED:
-            raise Lost("nobody listens there")
+            raise Lost("nobody listens there, or there is no such host")
         if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
             raise Denied(f"{_DENIED} ({value})")
         if event in (

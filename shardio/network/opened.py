@@ -36,6 +36,7 @@ class Opened:
                 f"{address} speaks version {head['version']} of shardio's messages, this is "
                 f"version {VERSION}: install the same shardio on both"
             )
+        number(mapping(head, "state"), "epoch")
         return cls(
             text(head, "lineage"),
             number(head, "generation"),

@@ -38,6 +38,11 @@ class Servers:
         """Whose turn it is."""
         return self._addresses[0]
 
+    @property
+    def said(self) -> str:
+        """What was heard last of those that were lost since one was at work."""
+        return "; ".join(f"{where}: {what}" for where, what in self._said.items())
+
     def wait(self, wait_s: float) -> bool:
         """Whether it is time to connect; else wait for that, so long at most."""
         left_s = self._try_s - time.monotonic()
@@ -60,7 +65,7 @@ class Servers:
             self._lost_s = now_s
         away_s = now_s - self._lost_s
         if away_s >= self._patience_s or self._denied.issuperset(self._addresses):
-            said = "; ".join(f"{where}: {what}" for where, what in self._said.items())
+            said = self.said
             self.see_progress()  # who tries again has as much patience as before
             raise ServerUnreachable(f"no server to load from, for {away_s:.0f} s now: {said}")
         self._try_s = now_s + self._pause_s

@@ -11,17 +11,18 @@ twice or is left out.
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from shardio.batch import Batch
 from shardio.closing import Closing
-from shardio.errors import BatchOverdue, LoaderClosed, MemoryShort
+from shardio.errors import BatchOverdue, EnvironmentUnsuitable, LoaderClosed, MemoryShort
 from shardio.network import failures
 from shardio.network.address import Address
 from shardio.network.filled import unpack_batch
@@ -29,12 +30,13 @@ from shardio.network.keys import ClientKeys
 from shardio.network.link import SILENCE_MS, Link, Lost
 from shardio.network.opened import Opened, State
 from shardio.network.servers import Servers
-from shardio.network.wire import VERSION, Garbled, mapping, number, pack
+from shardio.network.wire import VERSION, Garbled, mapping, number, pack, pack_given
 
 _FIRST_AHEAD: Final = 2
 """Batches that are asked for while nobody knows how large one is."""
 _SILENCE_S: Final = SILENCE_MS / 1000
 _STEP_S: Final = 0.1
+_NOT_A_WORD: Final = "the server is there, and says nothing of an error"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +74,10 @@ class Stream(Closing):
     ) -> None:
         self._servers, self._keys = Servers(addresses, timeout_s), keys
         self._options = dict(options)
-        self._most_bytes, self._most_ahead, self._timeout_s = most_bytes, most_ahead, timeout_s
         self._token = os.urandom(16).hex()
+        more = {"token": self._token, "most_bytes": most_bytes, "options": self._options}
+        self._opening = pack_given("open", version=VERSION, **more)
+        self._most_bytes, self._most_ahead, self._timeout_s = most_bytes, most_ahead, timeout_s
         self._link: Link | None = None
         self._lock = threading.RLock()  # sockets of ZeroMQ are for one thread at a time
         self._is_open = self._is_closed = False
@@ -100,10 +104,8 @@ class Stream(Closing):
             ServerUnreachable: there is none.
             ShardioError: it cannot make such a loader.
         """
-        entered_s = time.monotonic()
-        while self.opened is None:
-            self._go_on(_STEP_S, entered_s)
-        return self.opened
+        self._wait(lambda: self.opened, "an answer")
+        return cast(Opened, self.opened)
 
     def check(self, state: State) -> None:
         """Have the server see whether a state is one of this loader.
@@ -111,26 +113,22 @@ class Stream(Closing):
         Raises:
             InvalidArgument: it is not.
         """
-        entered_s = time.monotonic()
-        self._answer, self._asked = None, pack("check", state=state)
+        self._answer, self._asked = None, pack_given("check", state=state)
         try:
             if self._link is not None and self._is_open:
                 self._link.send(self._asked)
-            while self._answer is None:
-                self._go_on(_STEP_S, entered_s)
+            self._wait(lambda: self._answer, "an answer")
         finally:
             self._asked = None
 
     def begin(self, state: State) -> tuple[int, int, int]:
         """Begin a pass; returns its epoch, its first step, and the one behind its last."""
-        entered_s = time.monotonic()
         self.queue.clear()
         self._begun, self._state, self._is_going = None, state, True
         if self._link is not None and self._is_open:
             self._iterate()
-        while self._begun is None:
-            self._go_on(_STEP_S, entered_s)
-        begun = self._begun
+        self._wait(lambda: self._begun, "an answer")
+        begun = cast(State, self._begun)
         return begun["epoch"], begun["first"], begun["last"]
 
     def take(self, wait_s: float | None = None) -> Arrived | None:
@@ -141,13 +139,11 @@ class Stream(Closing):
             ShardioError: what the loader of the server has raised.
             LoaderClosed: there is no connection any more.
         """
-        entered_s = time.monotonic()
         self._check_open()
-        while not self.queue and self._is_going:
-            self._go_on(_STEP_S if wait_s is None else wait_s, entered_s)
-            if wait_s is not None:
-                break
-            self._check_time(entered_s)
+        if wait_s is None:
+            self._wait(lambda: self.queue or not self._is_going, f"batch {self._next}")
+        elif not self.queue and self._is_going:
+            self._go_on(wait_s, 0.0)  # who looks in again and again was never elsewhere
         if not self.queue:
             return None
         arrived = self.queue.popleft()
@@ -196,6 +192,22 @@ class Stream(Closing):
             return min(_FIRST_AHEAD, self._most_ahead)
         return max(1, min(self._most_ahead, self._most_bytes // self._n_batch_bytes))
 
+    def _wait(self, is_there: Callable[[], object], what: str) -> None:
+        """Act upon messages until something is there.
+
+        Raises:
+            BatchOverdue: it is not in time, from a server that is there.
+        """
+        entered_s = time.monotonic()
+        while not is_there():
+            self._go_on(_STEP_S, entered_s)
+            is_late = time.monotonic() - entered_s > (self._timeout_s or math.inf)
+            if is_late and not is_there() and self._link is not None and self._link.has_heard:
+                raise BatchOverdue(
+                    f"{what} did not come from {self._servers.current} within "
+                    f"{self._timeout_s:g} s; {self._servers.said or _NOT_A_WORD}"
+                )
+
     def _go_on(self, wait_s: float, entered_s: float) -> None:
         """Act upon one message, or the lack of it; the loop was elsewhere until `entered_s`."""
         with self._lock:
@@ -229,8 +241,7 @@ class Stream(Closing):
             return None
         self._is_open = False
         self._link = Link(self._servers.current, self._keys, self._most_bytes)
-        options = {"token": self._token, "most_bytes": self._most_bytes, "options": self._options}
-        self._link.send(pack("open", version=VERSION, **options))
+        self._link.send(self._opening)
         return self._link
 
     def _lose(self, lost: Lost) -> None:
@@ -245,14 +256,6 @@ class Stream(Closing):
             self._link.close()
             self._link = None
 
-    def _check_time(self, entered_s: float) -> None:
-        waited_s = time.monotonic() - entered_s
-        if self._timeout_s is not None and waited_s > self._timeout_s and self._is_open:
-            raise BatchOverdue(
-                f"batch {self._next} did not come from {self._servers.current} within "
-                f"{self._timeout_s:g} s; the server is there, and says nothing of an error"
-            )
-
     def _act(self, head: dict[str, Any], block: Any) -> None:
         """Act upon a message."""
         kind = head["kind"]
@@ -265,7 +268,7 @@ class Stream(Closing):
             raise Lost("it has no session for this client: it was started anew")
         elif kind == "failed":
             self._fail(head)
-        elif kind != "beat" and number(head, "number") == self._pass:
+        elif kind != "beat" and self._is_open and number(head, "number") == self._pass:
             self._advance(kind, head, block)
 
     def _enter(self, head: dict[str, Any]) -> None:
@@ -291,24 +294,34 @@ class Stream(Closing):
     def _advance(self, kind: str, head: dict[str, Any], block: Any) -> None:
         """A message of the pass that is under way."""
         if kind == "begun":
-            for name in ("epoch", "first", "last"):
-                number(head, name)
-            if self._begun is None:
-                self._begun, self._next = head, head["first"]
-            elif (head["epoch"], head["first"]) != (self._begun["epoch"], self._next):
-                raise Lost(
-                    f"it begins with batch {head['first']} of epoch {head['epoch']}, and not with "
-                    f"{self._next} of {self._begun['epoch']}"
-                )
+            self._see_begun(head)
+        elif self._begun is None:
+            raise Lost(f"{kind} came before the epoch had begun")
         elif kind == "batch":
             self._take_in(head, block)
         elif kind == "end":
+            if self._next < self._begun["last"]:
+                raise Lost(f"the epoch ended in the place of batch {self._next}")
             self._state, self._is_going = mapping(head, "state"), False
             self._servers.see_progress()
 
+    def _see_begun(self, head: dict[str, Any]) -> None:
+        epoch, first, last = (number(head, name) for name in ("epoch", "first", "last"))
+        if self._begun is None:
+            self._begun, self._next = head, first
+            return
+        left = range(self._next, self._begun["last"])
+        # Where nothing is left, a server may count an incomplete batch or not.
+        if epoch != self._begun["epoch"] or range(first, last) != left:
+            raise Lost(
+                f"it has batches {first} to {last} of epoch {epoch}, and not {left.start} to "
+                f"{left.stop} of {self._begun['epoch']}"
+            )
+
     def _take_in(self, head: dict[str, Any], block: Any) -> None:
-        if number(head, "step") != self._next:
-            raise Lost(f"batch {head['step']} came in the place of {self._next}")
+        place, begun = (number(head, "epoch"), number(head, "step")), cast(State, self._begun)
+        if place != (begun["epoch"], self._next) or self._next >= begun["last"]:
+            raise Lost(f"batch {place[1]} of epoch {place[0]} came in the place of {self._next}")
         state, batch = mapping(head, "state"), unpack_batch(head, block)
         self._n_batch_bytes = max(self._n_batch_bytes, len(block))
         self.queue.append(Arrived(batch, state, len(block)))
@@ -320,10 +333,12 @@ class Stream(Closing):
         """Raise what the server has met, unless it is of a pass that is over."""
         if head.get("number") is not None and number(head, "number") != self._pass:
             return
-        self._is_going = False
         error = failures.from_json(mapping(head, "error"))
         if not self._is_open:  # this server has made no loader: the next one may
+            if self.opened is not None and isinstance(error, EnvironmentUnsuitable):
+                raise Lost(str(error))  # as one that has all of another server's clients by now
             self._leave()
+        self._is_going = False
         if isinstance(error, MemoryShort):
             error.add_note(f"at the server {self._servers.current}")
         raise error

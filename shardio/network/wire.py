@@ -23,6 +23,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from shardio.errors import InvalidArgument
 from shardio.format.schema import read_json
 
 VERSION: Final = 1
@@ -46,6 +47,26 @@ class Garbled(ValueError):
 def pack(kind: str, **more: Any) -> bytes:
     """The head of a message; in ASCII, as names of files may have what UTF-8 cannot say."""
     return _ENCODER.encode({"kind": kind, **more}).encode("ascii")
+
+
+def pack_given(kind: str, **more: Any) -> bytes:
+    """The head of a message that says what a user has given.
+
+    Raises:
+        InvalidArgument: it is not for JSON, or is too much for a server.
+    """
+    try:
+        message = pack(kind, **more)
+    except (TypeError, ValueError) as error:
+        names = ", ".join(more)
+        raise InvalidArgument(f"{names}: what travels to a server is JSON: {error}") from error
+    if len(message) > MOST_HEAD_BYTES:
+        raise InvalidArgument(
+            f"options or a state of {len(message)} bytes of JSON; a server takes at most "
+            f"{MOST_HEAD_BYTES}: a sampler or weights that are longer are for a loader that reads "
+            "the dataset itself"
+        )
+    return message
 
 
 def unpack(frames: Sequence[Any], kinds: frozenset[str]) -> dict[str, Any]:

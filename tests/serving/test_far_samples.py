@@ -13,6 +13,7 @@ import pytest
 import shardio
 from shardio import InvalidArgument, MultiLoader
 from shardio.errors import BatchOverdue, LoaderClosed, ServerUnreachable
+from shardio.network.link import Link
 from shardio.serving import Server
 from tests.serving.served import serving
 from tests.shards import EVERY_FIELD, same_in_batch
@@ -145,6 +146,8 @@ def test_verbose_says_when_a_server_has_sent_its_part(
     ("arguments", "said"),
     [
         ({"dataset": range(3)}, "leave dataset out"),
+        ({"address": []}, "a list of different ones"),
+        ({"address": 5}, "tcp://host:port"),
         ({"options": {"rank": 1}}, "decides rank itself"),
         ({"options": {"output": "torch"}}, "decides output itself"),
         ({"options": {"fields": ["no"]}}, "fields must be"),
@@ -154,7 +157,7 @@ def test_what_makes_no_sense_with_an_address_is_refused(
     server: Server, arguments: dict[str, Any], said: str
 ) -> None:
     with pytest.raises(InvalidArgument, match=said):
-        iter(MultiLoader(address=server.address, **arguments))
+        iter(MultiLoader(**{"address": server.address, **arguments}))
 
 
 def test_keys_and_options_are_for_an_address() -> None:
@@ -167,6 +170,19 @@ def test_keys_and_options_are_for_an_address() -> None:
 def test_a_server_that_is_not_there_is_an_error_in_time() -> None:
     with pytest.raises(ServerUnreachable, match="nobody listens"):
         iter(MultiLoader(address="tcp://127.0.0.1:1", timeout_s=0.1))
+
+
+def test_a_server_that_says_nothing_more_is_an_error_without_any_timeout(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shardio.network.servers._PATIENCE_S", 0.1)
+    with MultiLoader(address=server.address, options={"batch_size": 1, "prefetch": 0}) as far:
+        samples = iter(far)
+        next(samples)
+        monkeypatch.setattr("shardio.network.stream._SILENCE_S", 0.05)
+        monkeypatch.setattr(Link, "receive", lambda self, wait_s: None)
+        with pytest.raises(ServerUnreachable, match="it has said nothing"):
+            list(samples)
 
 
 def test_samples_that_do_not_come_are_overdue(

@@ -125,6 +125,15 @@ def test_an_option_that_is_wrong_or_decided_there_is_refused(
         ShardLoader(server.address, 4, **{"output": "numpy", **options})
 
 
+def test_what_no_message_can_say_is_refused_at_once(server: Server, loader: RemoteLoader) -> None:
+    state = loader.state_dict()
+    for number in (np.int64(4), float("nan")):
+        with pytest.raises(InvalidArgument, match="what travels to a server is JSON"):
+            loader.load_state_dict({**state, "position": number})
+    with pytest.raises(InvalidArgument, match="bytes of JSON; a server takes at most"):
+        ShardLoader(server.address, 4, sampler=np.zeros(2_500_000, np.int64))
+
+
 def test_an_option_that_nobody_has_is_refused(server: Server) -> None:
     with pytest.raises(TypeError, match="unexpected keyword argument 'batchsize'"):
         ShardLoader(server.address, 4, batchsize=3)  # type: ignore[call-arg]

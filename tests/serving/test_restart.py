@@ -6,7 +6,8 @@ import contextlib
 import signal
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,21 @@ import pytest
 
 from shardio import InvalidArgument, ShardLoader
 from shardio.errors import BatchOverdue, ServerUnreachable
-from shardio.serving import make_keys
-from tests.loading import bits
-from tests.serving.served import FREE, HOW, Process, Relay, keys_between, local_bits, serving
+from shardio.network.link import Lost
+from shardio.network.servers import Servers
+from shardio.network.stream import Stream
+from shardio.serving import Server, make_keys
+from tests.loading import PATIENCE_S, bits
+from tests.serving.served import (
+    FREE,
+    HOW,
+    Process,
+    Relay,
+    keys_between,
+    local_bits,
+    serving,
+    wait_until,
+)
 
 
 @pytest.fixture(scope="module")
@@ -33,6 +46,15 @@ def process(path: str, keys: Path) -> Iterator[list[Process]]:
     found = [_start(path, keys, FREE)]
     yield found
     assert found[-1].end(signal.SIGTERM) == 0
+
+
+@pytest.fixture(scope="module")
+def edges(path: str) -> Iterator[Server]:
+    """A server that says `beat` often."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("shardio.serving.server._BEAT_S", 0.02)
+        with serving(path) as made:
+            yield made
 
 
 def _start(path: str, keys: Path, bind: str) -> Process:
@@ -119,6 +141,90 @@ def test_a_connection_that_is_cut_within_batches_gives_every_batch_once(path: st
                     assert far.state_dict() == local.state_dict()
             assert not relay.cuts and far.stats().total.n_restarts >= 2
             assert len(server.sessions) == 1  # the same, each time
+
+
+@pytest.mark.parametrize("kind", ["opened", "begun", "end"])
+@pytest.mark.parametrize("tail", ["short", "pad", "drop"])
+def test_a_connection_that_is_lost_at_an_edge_of_an_epoch_gives_every_batch_once(
+    path: str, edges: Server, monkeypatch: pytest.MonkeyPatch, kind: str, tail: str
+) -> None:
+    act, lost = Stream._act, list[str]()
+
+    def lose(self: Stream, head: dict[str, Any], block: Any) -> None:
+        if head["kind"] == kind and not lost:
+            lost.append(kind)
+            raise Lost("cut")
+        act(self, head, block)
+
+    monkeypatch.setattr(Stream, "_act", lose)
+    options: dict[str, Any] = {**HOW, "fields": ["label"], "tail": tail}
+    with ShardLoader(edges.address, 4, timeout_s=PATIENCE_S, **options) as far:
+        found = [(bits(batch), far.state_dict()) for batch in far]
+        with ShardLoader(path, 4, num_workers=0, **options) as local:
+            assert found == [(bits(batch), local.state_dict()) for batch in local]
+            assert far.state_dict() == local.state_dict()
+    assert lost
+
+
+def _hears(patch: pytest.MonkeyPatch, told: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+    """Have clients hear something else than a server says; {} for nothing."""
+    act = Stream._act
+
+    def hear(self: Stream, head: dict[str, Any], block: Any) -> None:
+        if heard := told(head):
+            act(self, heard, block)
+
+    patch.setattr(Stream, "_act", hear)
+
+
+@pytest.mark.parametrize("kind", ["opened", "begun", "batch", "end"])
+def test_an_answer_that_does_not_come_from_a_server_that_is_there_is_overdue(
+    edges: Server, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    _hears(monkeypatch, lambda head: {} if head["kind"] == kind else head)
+    with pytest.raises(BatchOverdue, match="did not come from"):
+        with ShardLoader(edges.address, 4, fields=["label"], timeout_s=0.1, **HOW) as far:
+            list(far)
+
+
+@pytest.mark.parametrize(
+    ("kind", "lie", "said"),
+    [
+        ("opened", {"state": {}}, "epoch is null"),
+        ("begun", {"last": 9}, "the epoch ended in the place of batch 8"),
+        ("begun", {"last": 2}, "batch 2 of epoch 0 came in the place of 2"),
+        ("begun", {"kind": "end"}, "end came before the epoch had begun"),
+        ("batch", {"epoch": 5}, "batch 0 of epoch 5 came in the place of 0"),
+        ("batch", {"kind": "end"}, "the epoch ended in the place of batch 0"),
+    ],
+)
+def test_a_server_that_says_what_cannot_be_is_left(
+    edges: Server, monkeypatch: pytest.MonkeyPatch, kind: str, lie: dict[str, Any], said: str
+) -> None:
+    def lose(self: Servers, lost: Lost) -> None:
+        raise ServerUnreachable(str(lost))
+
+    monkeypatch.setattr(Servers, "lose", lose)
+    _hears(monkeypatch, lambda head: {**head, **lie} if head["kind"] == kind else head)
+    with pytest.raises(ServerUnreachable, match=said):
+        with ShardLoader(edges.address, 4, fields=["label"], **HOW) as far:
+            list(far)
+
+
+def test_a_server_that_is_full_when_it_returns_is_waited_for(path: str) -> None:
+    with serving(path) as server:
+        address = server.address
+        far: Any = ShardLoader(address, 4, prefetch=0, **HOW)
+        batches = iter(far)
+        found = [bits(next(batches))]
+    with far, serving(path, bind=address, max_clients=1) as server:
+        other = ShardLoader(address, 4, **HOW)
+        with ThreadPoolExecutor(1) as pool:
+            rest = pool.submit(lambda: list(map(bits, batches)))
+            wait_until(lambda: "takes no more" in far._stream._servers.said)
+            other.close()
+            found += rest.result()
+    assert found == local_bits(path, 4)
 
 
 def test_another_server_goes_on_where_one_was_lost(path: str) -> None:

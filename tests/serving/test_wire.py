@@ -258,7 +258,7 @@ def test_what_is_no_address_is_refused(text: object) -> None:
 
 def test_the_path_of_a_dataset_is_no_address() -> None:
     assert is_address("tcp://h:1") and is_address(["tcp://h:1", "tcp://h:2"])
-    assert not any(map(is_address, ["/data/set", [], None, ["tcp://h:1", 7]]))
+    assert not any(map(is_address, ["/data/set", [], None, ["tcp://h:1", 7], [["tcp://h:1"]]]))
     with pytest.raises(InvalidArgument, match="different"):
         parse_all(["tcp://h:1", "tcp://h:1"])
 
