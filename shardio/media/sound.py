@@ -190,13 +190,16 @@ def _span(opened: _Opened, start: int, stop: int) -> AudioFrame | None:
     """Decode samples `start` to `stop`, with silence in gaps; None where no packet has any."""
     heard = opened.heard
     wanted = heard.packets(start, stop)
-    exact = str(opened.stream.parameters["codec"]).startswith(_EXACT_CODECS)
+    stream = opened.stream
+    exact = str(stream.parameters["codec"]).startswith(_EXACT_CODECS)
     lead = 0 if exact else min(wanted.start, LEAD_PACKETS)
     made: list[npt.NDArray[Any]] = []
     like: AudioFrame | None = None
     position, latest, at = start, -1, 0
     parts = opened.parts(range(wanted.start - lead, wanted.stop))
-    for number, frame in frames_of(opened.codec, parts, lead):
+    # Others remember more than a flush makes them forget: AAC draws noise from a generator.
+    codec = opened.codec if exact else open_audio_decoder(stream.parameters, stream.extradata)
+    for number, frame in frames_of(codec, parts, lead):
         if number < wanted.start or not heard.counts[number]:
             continue
         if number != latest:

@@ -63,6 +63,22 @@ def test_any_span_is_what_was_encoded_there(
             assert np.abs(found - whole[start:stop]).max() < (0.01 if codec == "aac" else 1e-3)
 
 
+@pytest.mark.parametrize(
+    ("name", "codec"), [("a.m4a", "aac"), ("a.mp3", "libmp3lame"), ("a.ogg", "libopus")]
+)
+def test_a_span_has_the_same_values_whatever_was_decoded_before(
+    tmp_path: Path, name: str, codec: str
+) -> None:
+    noise = np.random.default_rng(0).normal(0, 0.02, 48_000).astype(np.float32)
+    stream = demux(str(write(tmp_path / name, codec, noise)), "audio")
+    with AudioDecoder() as fresh:
+        expected = fresh.decode(stream, 20_000, 24_000)
+    with AudioDecoder() as used:
+        for start in (30_000, 11, 20_000):
+            used.decode(stream, start, start + 7_000)
+            assert np.array_equal(used.decode(stream, 20_000, 24_000), expected)
+
+
 @pytest.mark.parametrize("rate", [8_000, 16_000, 44_100, 96_000])
 def test_a_resampled_span_is_that_of_the_resampled_whole(tmp_path: Path, rate: int) -> None:
     stream = demux(str(write(tmp_path / "a.wav", "pcm_s16le")), "audio")
