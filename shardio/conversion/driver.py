@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from shardio.cluster import Engine, EngineName
@@ -12,10 +12,10 @@ from shardio.conversion.appending import load_base
 from shardio.conversion.files import append_files, convert_files
 from shardio.conversion.given import Given
 from shardio.conversion.labels import read_labels, relabel, with_own_classes
-from shardio.conversion.plan import list_inputs
+from shardio.conversion.plan import Listing, list_inputs
 from shardio.conversion.report import ConversionReport, Progress
 from shardio.conversion.request import Request
-from shardio.conversion.source import classes_of
+from shardio.conversion.source import Source, classes_of
 from shardio.conversion.staging import Staging
 from shardio.conversion.uploading import Upload
 from shardio.errors import InvalidArgument
@@ -83,7 +83,8 @@ def convert(
         labels: a CSV or JSON Lines file with the class of each path, instead of folders; see
             `read_labels`.
         storage_options: where `out` is the URL of a place in an object store: what obstore takes.
-            It is converted into the folder of the cache first, and uploaded from there.
+            Shards go there as they are finished; the folder of the cache has those under way, and
+            what a conversion that goes on needs to know.
         engine: "local", or "ray": the machines of a Ray cluster convert, all of which must see
             `src` and `out` under these paths; `workers` are processes on all of them together. The
             bytes are the same, and each engine goes on with what the other has begun.
@@ -103,13 +104,6 @@ def convert(
     """
     if shard_bytes < 1:
         raise InvalidArgument(f"shard_bytes is {shard_bytes}; it must be at least 1")
-    upload = None
-    if isinstance(out, str) and is_url(out):
-        upload = Upload(out, storage_options, resume=resume, append=append, overwrite=overwrite)
-        if upload.is_converted:
-            return upload.publish()
-        out = upload.folder
-    check_folder_name(out)
     request = Request(
         kind,
         options,
@@ -122,29 +116,66 @@ def convert(
         overwrite,
         Engine(engine, address),
     )
-    if samples is not None or not isinstance(src, str | os.PathLike):
-        given = Given(src, samples, names, schema)
-        report = given.convert(os.fspath(out), request, append=append, labels=labels is not None)
-        return report if upload is None else upload.publish(report)
-    if names is not None:
-        raise InvalidArgument("names: only for samples that are tuples, not for files")
-    request = replace(request, source=os.fspath(src))
-    request.check(schema, append=append)
-    base = load_base(out) if append else None
-    staging = Staging(os.fspath(out), resume=resume, overwrite=overwrite, appends=append)
-    listing = list_inputs(os.fspath(src), but=str(staging.out))
-    # Now, so that options are refused before anything is made.
-    job_in, listing = request.job(base, listing, out)
-    job = job_in(str(staging.folder))
-    if labels is not None:
-        listing = relabel(listing, read_labels(os.fspath(labels)), os.fspath(labels))
-    if (classes := classes_of(job.source)) is not None:
-        if labels is not None:
+    asked = _Asked(src, samples, names, schema, labels, append)
+    if not (isinstance(out, str) and is_url(out)):
+        return asked.convert(out, request)
+    for_folders = {"append": append, "overwrite": overwrite}
+    with Upload(out, storage_options, resume=resume, **for_folders) as upload:
+        if upload.is_converted:
+            return upload.publish()
+        request = replace(request, sender=upload.sender)
+        return upload.publish(asked.convert(upload.folder, request))
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What is converted, of the arguments of `convert`."""
+
+    src: Any
+    samples: Callable[[Any], Any] | None
+    names: Sequence[str] | None
+    schema: Schema | None
+    labels: PathName | None
+    append: bool
+
+    def convert(self, out: PathName, request: Request) -> ConversionReport:
+        """Convert it into a folder."""
+        check_folder_name(out)
+        if self.samples is None and isinstance(self.src, str | os.PathLike):
+            return self._convert_files(os.fspath(self.src), out, request)
+        given = Given(self.src, self.samples, self.names, self.schema)
+        has_labels = self.labels is not None
+        return given.convert(os.fspath(out), request, append=self.append, labels=has_labels)
+
+    def _convert_files(self, src: str, out: PathName, request: Request) -> ConversionReport:
+        if self.names is not None:
+            raise InvalidArgument("names: only for samples that are tuples, not for files")
+        request = replace(request, source=src)
+        request.check(self.schema, append=self.append)
+        base = load_base(out) if self.append else None
+        staging = Staging(
+            os.fspath(out),
+            resume=request.resume,
+            overwrite=request.overwrite,
+            appends=self.append,
+        )
+        listing = list_inputs(src, but=str(staging.out))
+        # Now, so that options are refused before anything is made.
+        job_in, listing = request.job(base, listing, out)
+        job = job_in(str(staging.folder))
+        listing = self._labelled(listing, job.source)
+        return (append_files if self.append else convert_files)(listing, staging, job, request)
+
+    def _labelled(self, listing: Listing, source: Source) -> Listing:
+        """The inputs with the classes that a file, or what reads them, says."""
+        if self.labels is not None:
+            place = os.fspath(self.labels)
+            listing = relabel(listing, read_labels(place), place)
+        if (classes := classes_of(source)) is None:
+            return listing
+        if self.labels is not None:
             raise InvalidArgument(
-                f"labels: the samples of {job.source.kind!r} have labels of their own here, or are "
+                f"labels: the samples of {source.kind!r} have labels of their own here, or are "
                 "of no class: leave it out"
             )
-        listing = with_own_classes(listing, classes)
-    convert_all = append_files if append else convert_files
-    report = convert_all(listing, staging, job, request)
-    return report if upload is None else upload.publish(report)
+        return with_own_classes(listing, classes)

@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from shardio.conversion.appending import (
@@ -26,6 +27,7 @@ from shardio.conversion.patience import step_s_of
 from shardio.conversion.plan import Listing, Unit, cut
 from shardio.conversion.report import ConversionReport, InputReport
 from shardio.conversion.request import Request
+from shardio.conversion.sending import Sender
 from shardio.conversion.source import options_of, view_of
 from shardio.conversion.staging import Staging
 from shardio.conversion.unit import Job, convert_unit
@@ -40,7 +42,9 @@ def convert_files(
     """Cut, run, publish a new dataset."""
     start_s = time.monotonic()
     units = cut(listing.inputs)
-    ledger = Ledger(listing, units, request.progress)
+    sender = request.sender
+    send = None if sender is None else partial(_send, sender, staging)
+    ledger = Ledger(listing, units, request.progress, send)
     converter = _described(job)
     settings = settings_of(converter, job.source.libraries())
     with staging:
@@ -53,7 +57,7 @@ def convert_files(
             _run(units, job, request, ledger, staging, settings)
             reports = ledger.reports()
             _refuse_nothing(reports, job, request, staging)
-            found = _publish(job, ledger, reports, staging, converter)
+            found = _publish(job, ledger, reports, staging, converter, sender)
         staging.finish()
     return ConversionReport(
         dataset=staging.out,
@@ -144,19 +148,30 @@ def _refuse_nothing(
         raise
 
 
+def _send(sender: Sender, staging: Staging, place: str, shard: ShardSummary) -> None:
+    sender.send(str(staging.folder / place), shard)
+
+
 def _publish(
     job: Job,
     ledger: Ledger,
     reports: Sequence[InputReport],
     staging: Staging,
     converter: Mapping[str, Any],
+    sender: Sender | None,
 ) -> Generation:
-    """Make the finished shards a dataset."""
+    """Make the finished shards a dataset, whether they lie here or were sent."""
     # Readers take the schema from a shard: a dataset without samples has an empty one.
     placed = ledger.shards() or [_empty_shard(job)]
     shards = [shard for _, shard in placed]
     schema = job.source.schema()
-    staging.move_out([(place, shard.name) for place, shard in placed], lineage_of(schema, shards))
+    moves = [(place, shard.name) for place, shard in placed]
+    if sender is not None:
+        if not ledger.shards():
+            _send(sender, staging, *placed[0])
+        sender.finish()
+        moves = []
+    staging.move_out(moves, lineage_of(schema, shards))
     return publish(
         staging.out,
         schema=schema,

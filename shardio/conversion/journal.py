@@ -21,6 +21,7 @@ import zstandard
 
 from shardio.conversion.events import InputDone, UnitDone
 from shardio.conversion.plan import Unit
+from shardio.conversion.sending import name_sent
 from shardio.conversion.source import Outcome
 from shardio.disk import unlink
 from shardio.errors import DataError, DatasetCorrupt, DatasetExists, InvalidArgument
@@ -186,7 +187,8 @@ def forget_record(folder: Path) -> None:
 def read_record(folder: Path, unit: Unit) -> tuple[list[InputDone], UnitDone] | None:
     """Read what an earlier conversion recorded of a unit, and check its shards to the last byte.
 
-    None where nothing is recorded, or anything is not as it was: the unit is converted anew.
+    None where nothing is recorded, or anything is not as it was: the unit is converted anew. So it
+    is where its shards were uploaded by other names than they have in this plan.
     """
     with contextlib.suppress(DataError, OSError, LookupError, TypeError, ValueError):
         content = read_sealed(folder / RECORD)
@@ -205,15 +207,17 @@ def read_record(folder: Path, unit: Unit) -> tuple[list[InputDone], UnitDone] | 
             )
             for position, one in enumerate(content["inputs"], unit.first)
         ]
-        if all(_is_sound(folder, shard) for shard in shards):
+        if all(_is_sound(folder, unit, shard) for shard in shards):
             return done, UnitDone(unit.number, content["stopped"], tuple(shards))
     return None
 
 
-def _is_sound(folder: Path, shard: ShardSummary) -> bool:
+def _is_sound(folder: Path, unit: Unit, shard: ShardSummary) -> bool:
     if os.path.basename(shard.name) != shard.name:
         return False  # it lies elsewhere: nothing that a conversion wrote
     place = os.path.join(folder, shard.name)
+    if (name := name_sent(place)) is not None:  # main looks for it
+        return name == unit.published(shard).name
     with ShardReader(place, verify="off") as reader:
         found = ShardSummary(shard.name, len(reader), reader.header.file_size, reader.id)
     return found == shard and not audit_shard(place)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 from shardio.conversion.events import InputDone, UnitDone, UnitEvent
 from shardio.conversion.plan import Listing, Unit
@@ -15,6 +14,8 @@ from shardio.writer import ShardSummary
 class Ledger:
     """What is known of every unit so far, and which is to be done next. Pure bookkeeping.
 
+    `send` is told of every shard of a unit that is done: where it lies, and as it is published.
+
     Once a unit has stopped at a broken input, only the units before it count: whatever later
     ones did, in whatever order, is forgotten. So the result does not depend on the workers.
     """
@@ -24,8 +25,9 @@ class Ledger:
         listing: Listing,
         units: Sequence[Unit],
         progress: Callable[[Progress], None] | None,
+        send: Callable[[str, ShardSummary], object] | None = None,
     ) -> None:
-        self._listing, self._progress = listing, progress
+        self._listing, self._progress, self._send = listing, progress, send
         self._units, self._n_begun = units, 0
         self._running: set[int] = set()
         self._done: dict[int, InputDone] = {}
@@ -61,18 +63,21 @@ class Ledger:
             self._running.discard(event.unit)
             if event.stopped and (self.stopped_at is None or event.unit < self.stopped_at):
                 self.stopped_at = event.unit
+            if self._send is not None and self._counts(event.unit):
+                for place, shard in self._shards_of(event.unit):
+                    self._send(place, shard)
+
+    def _counts(self, unit: int) -> bool:
+        return self.stopped_at is None or unit <= self.stopped_at
+
+    def _shards_of(self, unit: int) -> list[tuple[str, ShardSummary]]:
+        made = self._units[unit]
+        return [(f"{made.key}/{one.name}", made.published(one)) for one in self._shards[unit]]
 
     def shards(self) -> list[tuple[str, ShardSummary]]:
         """The shards that count, in order of the plan: where each lies, and as it is published."""
-        return [
-            (
-                f"{self._units[unit].key}/{shard.name}",
-                replace(shard, name=f"{unit:06d}-{shard.name}"),
-            )
-            for unit in sorted(self._shards)
-            if self.stopped_at is None or unit <= self.stopped_at
-            for shard in self._shards[unit]
-        ]
+        units = [unit for unit in sorted(self._shards) if self._counts(unit)]
+        return [placed for unit in units for placed in self._shards_of(unit)]
 
     @property
     def classes(self) -> tuple[str, ...]:

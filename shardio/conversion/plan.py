@@ -9,13 +9,14 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from shardio.conversion.patterns import Pattern, Reached, pattern_of
 from shardio.conversion.source import Input, Item
 from shardio.errors import InvalidArgument
 from shardio.format.checksum import hash_bytes
+from shardio.writer import ShardSummary
 
 MIN_UNIT_BYTES: Final = 1 << 20  # smaller units would give shards too small to read well
 MAX_UNIT_BYTES: Final = 128 << 20  # larger ones would leave workers idle at the end
@@ -47,6 +48,10 @@ class Unit:
             for one in self.inputs
         ]
         return f"{hash_bytes(json.dumps(content).encode()):016x}"
+
+    def published(self, shard: ShardSummary) -> ShardSummary:
+        """A shard of the unit, by the name that it has in the dataset."""
+        return replace(shard, name=f"{self.number:06d}-{shard.name}")
 
 
 @dataclass(frozen=True, slots=True)

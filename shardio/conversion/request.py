@@ -14,6 +14,7 @@ from shardio.conversion.guessing import guess_kind
 from shardio.conversion.parts import join
 from shardio.conversion.plan import Listing
 from shardio.conversion.report import Progress
+from shardio.conversion.sending import Sender
 from shardio.conversion.source import fit, make_source
 from shardio.conversion.unit import Job
 from shardio.errors import InvalidArgument
@@ -25,7 +26,10 @@ ON_ERROR: Final = ("skip", "stop")
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """The options of a conversion, as they are given; `source` is the name of what is read."""
+    """The options of a conversion, as they are given; `source` is the name of what is read.
+
+    `sender` takes finished shards to where the dataset is to be, if that is not here.
+    """
 
     kind: str | None
     options: Mapping[str, Any]
@@ -37,6 +41,7 @@ class Request:
     resume: bool
     overwrite: bool
     engine: Engine = LOCAL
+    sender: Sender | None = None
     source: str = ""
 
     @property

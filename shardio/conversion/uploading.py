@@ -1,24 +1,28 @@
-"""Conversions into object stores: first into a folder of this machine, then shard by shard there.
+"""Conversions into object stores: shards go there as they are finished, the generation last.
 
 Whoever reads the URL sees nothing before all of it is there: the generation is written when every
-shard is, `dataset.json` last, each only if nobody else was faster. What ends early is gone on with,
-the conversion in the folder and the upload by what is not there yet.
+shard is, `dataset.json` last, each only if nobody else was faster. What ends early is gone on with:
+a folder of this machine has the journal of the conversion.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
+from shardio.closing import Closing
+from shardio.conversion.claim import Claim
 from shardio.conversion.report import ConversionReport, InputReport
-from shardio.disk import make_folder, remove_tree
-from shardio.errors import DatasetExists, InvalidArgument, ShardNotFound
+from shardio.conversion.sending import Sender, check_sent, send
+from shardio.disk import make_folder, remove_tree, rename
+from shardio.errors import DataError, DatasetExists, InvalidArgument, ShardioError, ShardNotFound
 from shardio.format.checksum import hash_bytes
-from shardio.format.layout import PAGE
 from shardio.manifest import GENERATIONS, POINTER, Generation, holds_dataset, load
 from shardio.manifest.shard_list import bytes_of
 from shardio.remote.interruptible import side_by_side
@@ -27,11 +31,13 @@ from shardio.remote.places import Remote
 from shardio.writer import ShardSummary
 
 _AT_ONCE: Final = 4
-"""Shards that are uploaded side by side."""
+"""Shards that are uploaded, or looked for, side by side."""
+_OURS: Final = re.compile(r"\d{6}-\d{3,}\.shard")
+"""Names of shards; what an interrupted conversion sent, and the one that went on has no use for."""
 
 
-class Upload:
-    """A dataset on its way into a store.
+class Upload(Closing):
+    """A dataset on its way into a store; ends its threads, and gives up what nobody goes on with.
 
     Args:
         url: where it is to be.
@@ -40,7 +46,8 @@ class Upload:
         for_folders: options that only folders have, and whether they are given.
 
     Raises:
-        DatasetExists: something is there; or an earlier one was converted, and not uploaded.
+        DatasetExists: something is there; or an earlier one was converted, and not published.
+        DatasetConflict: another conversion is at work there.
         InvalidArgument: an option is for folders, or the URL is a web server's.
     """
 
@@ -63,51 +70,107 @@ class Upload:
         self._objects, self._start_s = Objects(url, remote.options), time.monotonic()
         name = hash_bytes(f"{self._objects.endpoint} {self._objects.url}".encode())
         self.folder = os.path.join(remote.folder, "converting", f"{name:016x}")
-        """The folder that it is converted into first."""
+        """The folder of this machine that it is converted in."""
+        self._done = f"{self.folder}.done"
+        """What that is called once the dataset is published."""
+        self._claim, self._has_taken = Claim(self._objects, Path(f"{self.folder}.json")), False
+        self._tidy_up()
         self.is_converted = holds_dataset(self.folder)
-        """Whether there is nothing left to do but to upload."""
-        if self._objects.holds(POINTER) and not (self.is_converted and resume):
-            raise DatasetExists(f"{url}: already holds a dataset; choose another place")
+        """Whether there is nothing left to do but to publish."""
+        self._begin(is_ours=self._claim.is_there(), resume=resume)
+        self.sender = Sender(self._objects)
+
+    def _begin(self, *, is_ours: bool, resume: bool) -> None:
+        """Make sure that nothing is there but what is ours, and that nobody else begins."""
+        url = self._objects.url
         if not resume and self.is_converted:
             raise DatasetExists(
-                f"{self.folder}: what was converted for {url} is not uploaded to the end: go on by "
-                "resume (--resume), or remove that folder"
+                f"{self.folder}: what was converted for {url} is not published yet: go on by "
+                "resume (--resume), or remove that folder and what lies at the URL"
             )
-        if not resume and (found := self._objects.names()):
-            raise DatasetExists(f"{url}: already holds data ({found[0]}); choose another place")
+        if self._is_published():
+            return
+        if not is_ours:
+            if found := self._objects.names():
+                raise DatasetExists(f"{url}: already holds data ({found[0]}); choose another place")
+            self._claim.take()
+            self._has_taken = True
         make_folder(os.path.dirname(self.folder))
 
+    def _is_published(self) -> bool:
+        """Whether a dataset is there, and it is the one that was converted here.
+
+        Raises:
+            DatasetExists: it is another one.
+        """
+        try:
+            pointer = self._objects.read(POINTER)
+        except ShardNotFound:
+            return False
+        if self.is_converted and pointer == Path(self.folder, POINTER).read_bytes():
+            return True
+        raise DatasetExists(f"{self._objects.url}: already holds a dataset; choose another place")
+
     def publish(self, report: ConversionReport | None = None) -> ConversionReport:
-        """Upload what the folder holds, remove the folder, and say what was done.
+        """Have all that the folder names there, the generation last, and say what was done.
+
+        Args:
+            report: of the conversion; without one, of an earlier process's.
 
         Raises:
             DatasetConflict: another writer has published there.
+            ShardNotFound, ShardChanged: a shard that was uploaded is not what lies there.
             StoreDenied, StoreUnavailable: resuming goes on later.
         """
         found, root = load(self.folder), Path(self.folder)
-        side_by_side(_AT_ONCE, self._upload, [summary for summary, _ in found.files])
+        shards = [shard for shard, _ in found.files]
+        here = {shard.name for shard in shards if (root / shard.name).exists()}
+        side_by_side(_AT_ONCE, self._send, [shard for shard in shards if shard.name in here])
+        if report is None:  # who sent the others was another process
+            sent = [shard for shard in shards if shard.name not in here]
+            side_by_side(_AT_ONCE, self._check, sent)
         for part in found.parts:
             self._objects.upload(f"{GENERATIONS}/{part.path.name}", str(part.path))
         report = report or _report_of(found)  # reads the inputs, which may lie in a part
+        self._remove_others({shard.name for shard in shards})
         for name in (f"{GENERATIONS}/{found.number:06d}.json", POINTER):
             self._objects.put(name, (root / name).read_bytes(), exclusive=True)
-        remove_tree(self.folder)
+        rename(self.folder, self._done)
+        self._tidy_up()
         elapsed_s = time.monotonic() - self._start_s
         return replace(report, dataset=self._objects.url, elapsed_s=elapsed_s)
 
-    def _upload(self, shard: ShardSummary) -> None:
-        """Write a shard, unless it is there: its last page has the hash of all it holds."""
-        path = os.path.join(self.folder, shard.name)
+    def close(self) -> None:
+        """End the threads. Where there is nothing to go on with, others may begin."""
+        self.sender.close()
+        if self._has_taken and not os.path.exists(self.folder):
+            with contextlib.suppress(ShardioError, OSError):  # then who begins next is told
+                self._claim.give_up()
+
+    def _tidy_up(self) -> None:
+        """Remove what a dataset that is published needs no more, the first time or the next."""
+        if os.path.exists(self._done):
+            self._claim.give_up()
+            remove_tree(self._done)
+
+    def _send(self, shard: ShardSummary) -> None:
+        send(self._objects, os.path.join(self.folder, shard.name), shard)
+
+    def _check(self, shard: ShardSummary) -> None:
         try:
-            tail = self._objects.read_tail(shard.name, PAGE)
-        except ShardNotFound:
-            self._objects.upload(shard.name, path)
-            return
-        with open(path, "rb") as file:
-            file.seek(-PAGE, os.SEEK_END)
-            is_there = tail.n_bytes == shard.n_bytes and bytes(tail.data) == file.read()
-        if not is_there:
-            self._objects.upload(shard.name, path)
+            check_sent(self._objects, shard)
+        except (DataError, ShardNotFound) as error:
+            error.add_note(
+                f"to convert all of it again, remove {self.folder} and what lies at "
+                f"{self._objects.url}"
+            )
+            raise
+
+    def _remove_others(self, names: set[str]) -> None:
+        """Remove shards that were sent, and have no part in the dataset."""
+        for name in self._objects.names():
+            if _OURS.fullmatch(name) and name not in names:
+                self._objects.remove(name)
 
 
 def _report_of(found: Generation) -> ConversionReport:

@@ -196,10 +196,12 @@ class Objects:
         return True
 
     def names(self) -> list[str]:
-        """The names of the first objects below the URL, at most a page of them."""
-        found = self._persist("", lambda: obstore().list(self._opened(), chunk_size=50))
-        page: list[Any] = self._persist("", lambda: next(iter(found), []))
-        return [each["path"] for each in page]
+        """The names of all objects below the URL."""
+
+        def read() -> list[str]:
+            return [each["path"] for page in obstore().list(self._opened()) for each in page]
+
+        return self._persist("", read)
 
     def remove(self, name: str) -> None:
         """Remove an object; it may be gone already."""

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.request import urlopen
 
 import pytest
 
 import shardio
-from shardio.errors import DatasetConflict, DatasetExists, InvalidArgument, StoreUnavailable
+from shardio.errors import (
+    DatasetConflict,
+    DatasetExists,
+    InvalidArgument,
+    ShardChanged,
+    ShardNotFound,
+    StoreUnavailable,
+)
+from shardio.remote.objects import Objects
 from shardio_tools import cli
 from tests.lines import install, write
 from tests.remote.scene import Fault, Scene
@@ -31,8 +42,6 @@ def _convert(store: Scene, src: Any, url: str, **options: Any) -> Any:
 
 
 def _objects(store: Scene, url: str) -> Iterator[str]:
-    from shardio.remote.objects import Objects
-
     yield from sorted(Objects(url, store.options).names())
 
 
@@ -56,7 +65,7 @@ def test_what_is_there_is_what_a_folder_would_have(
 
 
 def test_an_upload_that_fails_publishes_nothing_and_resuming_ends_it(
-    store: Scene, lines: Path, monkeypatch: pytest.MonkeyPatch
+    store: Scene, lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("shardio.manifest.parts.LISTED_MAX", 1)
     url = store.url("resumed")
@@ -64,8 +73,11 @@ def test_an_upload_that_fails_publishes_nothing_and_resuming_ends_it(
     with pytest.raises(StoreUnavailable):
         _convert(store, lines, url, told={"deadline_s": 0.3}, **OPTIONS)
     names = list(_objects(store, url))
-    assert names and all(name.endswith(".shard") for name in names)
-    with pytest.raises(DatasetExists, match="not uploaded to the end"):
+    *shards, claim = names
+    assert shards and all(name.endswith(".shard") for name in shards)
+    assert claim == "conversion.json"
+    assert not list((tmp_path / "cache").rglob("*.shard"))  # they lie there, and no more here
+    with pytest.raises(DatasetExists, match="not published yet"):
         _convert(store, lines, url, **OPTIONS)
     store.proxy.forget()
     report = _convert(store, lines, url, resume=True, **OPTIONS)
@@ -73,15 +85,118 @@ def test_an_upload_that_fails_publishes_nothing_and_resuming_ends_it(
     assert _texts(store, url) == ["one", "two", "three", "four"]
 
 
-def test_resuming_uploads_anew_what_is_there_with_other_bytes(store: Scene, lines: Path) -> None:
-    url = store.url("mended")
-    store.proxy.faults = [Fault("error", "generations", times=99, method="PUT")]
+def test_what_was_sent_is_not_sent_again(store: Scene, lines: Path, tmp_path: Path) -> None:
+    url = store.url("halfway")
+    store.proxy.faults = [Fault("error", "000001-000", times=99, method="PUT")]
     with pytest.raises(StoreUnavailable):
         _convert(store, lines, url, told={"deadline_s": 0.3}, **OPTIONS)
-    store.put(f"mended/{next(_objects(store, url))}", b"another's")
+    sent, *_ = _objects(store, url)
+    assert sent == "000000-000.shard"
+    notes = list((tmp_path / "cache").rglob("*.shard.sent"))
+    assert len(notes) == sum(name.endswith(".shard") for name in _objects(store, url))
     store.proxy.forget()
-    _convert(store, lines, url, resume=True, **OPTIONS)
+    store.proxy.faults = [Fault("error", "000000-000", times=99, method="PUT")]
+    assert _convert(store, lines, url, resume=True, **OPTIONS).n_samples == 4
     assert _texts(store, url) == ["one", "two", "three", "four"]
+
+
+def test_shards_that_the_plan_no_longer_has_are_removed(store: Scene, lines: Path) -> None:
+    url = store.url("replanned")
+    options = {**OPTIONS, "on_error": "stop"}
+    write(lines, {"c/3.txt": "five six seven eight nine ten"})
+    with _interrupted_at_the_end(), pytest.raises(KeyboardInterrupt):
+        _convert(store, lines, url, **options)
+    before = {name for name in _objects(store, url) if name.endswith(".shard")}
+    write(lines, {"a/0.txt": "zero"})
+    (lines / "c/3.txt").unlink()
+    _convert(store, lines, url, resume=True, **options)
+    assert _texts(store, url) == ["zero", "one", "two", "three", "four"]
+    with shardio.open(url, storage_options=store.options) as dataset:
+        names = {shard.name for shard in dataset.shards}
+    assert before - names
+    assert {name for name in _objects(store, url) if name.endswith(".shard")} == names
+
+
+@contextmanager
+def _interrupted_at_the_end() -> Iterator[None]:
+    """Conversions are interrupted when all shards are there."""
+    with pytest.MonkeyPatch.context() as during:
+        during.setattr("shardio.conversion.files.publish", _interrupted)
+        yield
+
+
+def _interrupted(*_: Any, **__: Any) -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("what", ["gone", "another's"])
+def test_what_was_sent_and_is_not_there_any_more_is_an_error(
+    store: Scene, lines: Path, what: str
+) -> None:
+    url = store.url(f"lost-{what[:4]}")
+    with _interrupted_at_the_end(), pytest.raises(KeyboardInterrupt):
+        _convert(store, lines, url, **OPTIONS)
+    sent, other, *_ = _objects(store, url)
+    if what == "gone":
+        Objects(url, store.options).remove(sent)
+    else:
+        with urlopen(f"{store.options['aws_endpoint']}/bucket/{url[12:]}/{other}") as answer:
+            store.put(f"{url[12:]}/{sent}", answer.read())
+    with pytest.raises((ShardNotFound, ShardChanged), match=f"{sent}: (was uploaded|another)"):
+        _convert(store, lines, url, resume=True, **OPTIONS)
+
+
+def test_while_one_converts_there_another_is_refused(
+    store: Scene, lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = store.url("claimed")
+    with _interrupted_at_the_end(), pytest.raises(KeyboardInterrupt):
+        _convert(store, lines, url, **OPTIONS)
+    there = list(_objects(store, url))
+    monkeypatch.setenv("SHARDIO_CACHE", str(tmp_path / "of another machine"))
+    for resume in (False, True):
+        with pytest.raises(DatasetConflict, match=rf"converting there|{platform.node()}, since "):
+            _convert(store, lines, url, resume=resume, **OPTIONS)
+    assert list(_objects(store, url)) == there
+    monkeypatch.setenv("SHARDIO_CACHE", str(tmp_path / "cache"))
+    _convert(store, lines, url, resume=True, **OPTIONS)
+    assert "conversion.json" not in _objects(store, url)
+
+
+def test_a_conversion_of_nothing_leaves_nothing_there(store: Scene, lines: Path) -> None:
+    url = store.url("nothing")
+    with pytest.raises(InvalidArgument):
+        _convert(store, lines, url, kind="videos", workers=0)
+    with pytest.raises(InvalidArgument):
+        _convert(store, lines, url, **{**OPTIONS, "on_error": "never"})
+    assert list(_objects(store, url)) == []
+
+
+def test_who_is_killed_while_tidying_up_has_published(
+    store: Scene, lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = store.url("tidied")
+    with monkeypatch.context() as during, pytest.raises(KeyboardInterrupt):
+        during.setattr("shardio.conversion.uploading.Upload._tidy_up", _tidy_up_later())
+        _convert(store, lines, url, **OPTIONS)
+    assert _texts(store, url) == ["one", "two", "three", "four"]
+    with pytest.raises(DatasetExists, match="already holds a dataset"):
+        _convert(store, lines, url, resume=True, **OPTIONS)
+    assert "conversion.json" not in _objects(store, url)
+    assert list((tmp_path / "cache" / "converting").iterdir()) == []
+
+
+def _tidy_up_later() -> Any:
+    calls = iter([lambda *_: None, _interrupted])
+    return lambda self: next(calls)(self)
+
+
+def test_samples_of_a_program_are_converted_there(store: Scene, lines: Path) -> None:
+    url = store.url("samples")
+    report = _convert(store, ({"number": n} for n in range(5)), url)
+    assert report.n_samples == 5
+    with shardio.open(url, storage_options=store.options) as dataset:
+        assert [sample["number"] for sample in dataset] == list(range(5))
 
 
 def test_who_publishes_second_is_refused(

@@ -1,0 +1,173 @@
+"""Finished shards go into a store while others are converted; of each a note stays in its place.
+
+The note says by which name the shard was uploaded. So a conversion takes no more room here than its
+shards that are under way, and the next one knows what need not be done again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections import deque
+from pathlib import Path
+from typing import Final
+
+from shardio.closing import Closing
+from shardio.disk import unlink
+from shardio.errors import DataError, ShardChanged, ShardNotFound
+from shardio.format.layout import PAGE
+from shardio.reader import ShardReader
+from shardio.remote.objects import Objects
+from shardio.remote.ranges import RangeFile
+from shardio.sealed import read_sealed, sealed, write_sealed
+from shardio.writer import ShardSummary
+
+_AT_ONCE: Final = 4
+"""Shards that are uploaded side by side."""
+_MOST_WAITING: Final = 8
+"""Shards that wait for that; who has another one waits, too."""
+_LOOK_UP_S: Final = 0.25
+
+
+def name_sent(path: str) -> str | None:
+    """The name that a shard which lay at `path` was uploaded by; None where it was not."""
+    with contextlib.suppress(DataError, OSError):
+        return str(read_sealed(_note(path)).get("name"))
+    return None
+
+
+def send(objects: Objects, path: str, shard: ShardSummary) -> None:
+    """Upload a shard, unless it is there: its last page has the hash of all it holds.
+
+    Raises:
+        StoreDenied, StoreUnavailable: the store does not take it.
+    """
+    try:
+        tail = objects.read_tail(shard.name, PAGE)
+    except ShardNotFound:
+        objects.upload(shard.name, path)
+        return
+    with open(path, "rb") as file:
+        file.seek(-PAGE, os.SEEK_END)
+        is_there = tail.n_bytes == shard.n_bytes and bytes(tail.data) == file.read()
+    if not is_there:
+        objects.upload(shard.name, path)
+
+
+def check_sent(objects: Objects, shard: ShardSummary) -> None:
+    """Make sure that a shard that was uploaded is there, by its end.
+
+    Raises:
+        ShardNotFound, ShardChanged: it is not, or another object is.
+        StoreDenied, StoreUnavailable: nobody knows.
+    """
+    place = f"{objects.url}/{shard.name}"
+    try:
+        content = RangeFile(objects, shard.name)
+        with ShardReader(place, verify="off", access="pread", content=content) as reader:
+            found = ShardSummary(shard.name, len(reader), reader.header.file_size, reader.id)
+    except ShardNotFound as error:
+        raise ShardNotFound(f"{place}: was uploaded, and is not there any more") from error
+    if found != shard:
+        raise ShardChanged(
+            "another object has taken the place of the shard that was uploaded",
+            code="replaced",
+            path=place,
+            expected=shard,
+            found=found,
+        )
+
+
+class Sender(Closing):
+    """Owns the threads that upload shards, until `close`.
+
+    Args:
+        objects: where they go.
+    """
+
+    def __init__(self, objects: Objects) -> None:
+        self._objects = objects
+        self._changed = threading.Condition()
+        self._waiting: deque[tuple[str, ShardSummary]] = deque()
+        self._n_under_way = 0
+        self._failed: BaseException | None = None
+        self._is_over = False
+        self._threads: list[threading.Thread] = []
+
+    def send(self, path: str, shard: ShardSummary) -> None:
+        """Have the shard at `path` uploaded by its name; returns before it is, unless many wait.
+
+        Where it was already, it is looked for.
+
+        Raises:
+            ShardioError: what an upload has met.
+        """
+        with self._changed:
+            while len(self._waiting) >= _MOST_WAITING and self._failed is None:
+                self._changed.wait(_LOOK_UP_S)
+            self._raise()
+            self._waiting.append((path, shard))
+            self._changed.notify_all()
+            if len(self._threads) < _AT_ONCE:
+                thread = threading.Thread(target=self._run, name="shardio-send", daemon=True)
+                self._threads.append(thread)
+                thread.start()
+
+    def finish(self) -> None:
+        """Wait until all shards are there.
+
+        Raises:
+            ShardioError: what an upload has met.
+        """
+        with self._changed:
+            while (self._waiting or self._n_under_way) and self._failed is None:
+                self._changed.wait(_LOOK_UP_S)
+            self._raise()
+
+    def close(self) -> None:
+        """Begin nothing more; what is under way is not waited for, and is noted no more."""
+        with self._changed:
+            self._is_over = True
+            self._waiting.clear()
+            self._changed.notify_all()
+
+    def _raise(self) -> None:
+        if self._failed is not None:
+            raise self._failed
+
+    def _run(self) -> None:
+        while (job := self._next()) is not None:
+            try:
+                self._do(*job)
+            except BaseException as error:  # noqa: BLE001  # raised where the next is sent
+                with self._changed:
+                    self._failed = self._failed or error
+            with self._changed:
+                self._n_under_way -= 1
+                self._changed.notify_all()
+
+    def _next(self) -> tuple[str, ShardSummary] | None:
+        with self._changed:
+            while not self._waiting and not self._is_over:
+                self._changed.wait()
+            if self._is_over or self._failed is not None:
+                return None
+            self._n_under_way += 1
+            self._changed.notify_all()
+            return self._waiting.popleft()
+
+    def _do(self, path: str, shard: ShardSummary) -> None:
+        if name_sent(path) is not None:
+            check_sent(self._objects, shard)
+            unlink(path)  # whoever noted it was killed before
+            return
+        send(self._objects, path, shard)
+        with self._changed:  # once it is over, the next conversion may be at work there
+            if not self._is_over:
+                write_sealed(_note(path), sealed({"name": shard.name}), exclusive=False)
+                unlink(path)
+
+
+def _note(path: str) -> Path:
+    return Path(f"{path}.sent")
