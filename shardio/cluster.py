@@ -14,12 +14,12 @@ import platform
 import threading
 import time
 import traceback
-import types
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, Self, TypeVar, get_args
 
+from shardio.closing import Closing
 from shardio.errors import (
     EnvironmentUnsuitable,
     InvalidArgument,
@@ -88,7 +88,7 @@ class Engine:
 LOCAL: Final = Engine()
 
 
-class Cluster:
+class Cluster(Closing):
     """Owns a connection to a Ray cluster from `with` to its end; what runs there ends with it.
 
     A connection that the program has already is borrowed, and stays.
@@ -251,16 +251,13 @@ class Cluster:
             del self._running[reference]
             self._ray.cancel(reference, force=True)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: types.TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
+        """End what runs, and the connection if it was made here. Idempotent."""
         try:
             self._cancel(list(self._running))
         finally:
             if self._is_owner:
+                self._is_owner = False
                 self._ray.shutdown()
 
 

@@ -128,7 +128,7 @@ class ShardLoader(Closing):
     """
 
     def __new__(cls, *arguments: Any, **options: Any) -> Any:
-        """Of the address of a server, make a RemoteLoader, which has the same methods."""
+        """Of the address of a server, make a RemoteLoader, which iterates and resumes alike."""
         dataset = arguments[0] if arguments else options.pop("dataset", None)
         if cls is ShardLoader and is_address(dataset):
             return RemoteLoader(dataset, *arguments[1:], **options)
