@@ -20,12 +20,12 @@ from shardio.errors import (
     InvalidArgument,
     ShardChanged,
     ShardNotFound,
-    StoreDenied,
     StoreUnavailable,
 )
+from shardio.remote.failures import Passing, replaced, sorted_out
 from shardio.remote.interruptible import interruptible
-from shardio.remote.places import checked_url
-from shardio.remote.stores import brief, endpoint_of, is_denied, obstore, open_store
+from shardio.remote.places import AZURE, checked_url
+from shardio.remote.stores import endpoint_of, obstore, open_store
 
 T = TypeVar("T")
 
@@ -82,6 +82,11 @@ class Objects:
         return Objects, (self.url, {**self._options, "deadline_s": self.deadline_s})
 
     @property
+    def _is_azure(self) -> bool:
+        """Whether the store gives no range that is counted from the end."""
+        return self.url.partition("://")[0].lower() in AZURE
+
+    @property
     def endpoint(self) -> str:
         """Which server is asked, where that is not the one of the URL's scheme."""
         return endpoint_of(self._options)
@@ -103,8 +108,12 @@ class Objects:
         return found.data
 
     def read_tail(self, name: str, n_bytes: int) -> Part:
-        """The last n_bytes of an object, or all it has; by one request."""
-        return self._get(name, {"suffix": n_bytes})
+        """The last n_bytes of an object, or all it has; by one request, but two of Azure."""
+        if not self._is_azure:
+            return self._get(name, {"suffix": n_bytes})
+        found = self._persist(name, lambda: obstore().head(self._opened(), name))
+        size = found["size"]
+        return self._get(name, (max(0, size - n_bytes), size), tag=found["e_tag"])
 
     def download(
         self,
@@ -135,7 +144,7 @@ class Objects:
                 part = interruptible(ask)
                 if part.n_bytes != n_bytes:
                     raise self._changed(name, n_bytes, part.n_bytes)
-            except _Passing as passing:
+            except Passing as passing:
                 n_tries += 1
                 size = max(_LEAST_PIECE_BYTES, size // 2)
                 self._pause(name, passing, began, n_tries, None, check)
@@ -183,7 +192,7 @@ class Objects:
             )
             found = obstore().head(self._opened(), name)["size"]
             if found != n_bytes:
-                raise _Passing(f"{n_bytes} bytes were sent, {found} are there")
+                raise Passing(f"{n_bytes} bytes were sent, {found} are there")
 
         self._persist(name, write)
 
@@ -226,16 +235,16 @@ class Objects:
         is_weak = tag is not None and tag.startswith("W/")  # matches nothing: RFC 9110, 13.1.1
         if tag is not None and not is_weak:
             options["if_match"] = tag
-        with _sorted_out(self, name):
+        with sorted_out(self.url, name, self._options):
             answer = obstore().get(self._opened(), name, options=options)
             whole, (start, end) = answer.meta, answer.range
             data = memoryview(answer.bytes())
         if len(data) != end - start or part is None and len(data) != whole["size"]:
-            raise _Passing(f"{end - start} bytes were announced, {len(data)} came")
+            raise Passing(f"{end - start} bytes were announced, {len(data)} came")
         if isinstance(part, tuple) and (start != part[0] or end != min(part[1], whole["size"])):
-            raise _Passing(f"bytes {part[0]} to {part[1]} were asked for, {start} to {end} came")
+            raise Passing(f"bytes {part[0]} to {part[1]} were asked for, {start} to {end} came")
         if is_weak and whole["e_tag"] != tag:
-            raise self._replaced(name)
+            raise replaced(self.url, name)
         return Part(data, whole["size"], whole["e_tag"])
 
     def _persist(self, name: str, call: Callable[[], T], deadline_s: float | None = None) -> T:
@@ -243,16 +252,16 @@ class Objects:
         began, n_tries = time.monotonic(), 0
         while True:
             try:
-                with _sorted_out(self, name):
+                with sorted_out(self.url, name, self._options):
                     return interruptible(call)
-            except _Passing as passing:
+            except Passing as passing:
                 n_tries += 1
                 self._pause(name, passing, began, n_tries, deadline_s, never_ends)
 
     def _pause(
         self,
         name: str,
-        passing: _Passing,
+        passing: Passing,
         began: float,
         n_tries: int,
         deadline_s: float | None,
@@ -280,56 +289,6 @@ class Objects:
             expected=expected,
             found=found,
         )
-
-    def _replaced(self, name: str) -> ShardChanged:
-        return ShardChanged(
-            "another object has taken the place of the one that was being read",
-            code="replaced",
-            path=f"{self.url}/{name}",
-        )
-
-    def explain(self, name: str, error: Exception) -> Exception:
-        """What an error of obstore is to us; `_Passing` if another try may succeed."""
-        place, kind = f"{self.url}/{name}", type(error).__name__
-        if isinstance(error, FileNotFoundError):
-            return ShardNotFound(f"{place}: there is no such object in the store")
-        if kind in ("AlreadyExistsError",):
-            return FileExistsError(place)
-        if kind in ("PreconditionError", "NotModifiedError"):
-            return self._replaced(name)
-        words = brief(error, self._options)
-        if is_denied(error):
-            return StoreDenied(
-                f"{place}: the store refuses: {words}; renew or correct the credentials "
-                "(environment, storage_options), or ask for permission to read there"
-            )
-        kinds = ("NotSupportedError", "InvalidPathError", "UnknownConfigurationKeyError")
-        if kind in kinds or "builder error" in words:  # no request came to be
-            way_out = "; copy the dataset to a folder" if kind == kinds[0] else ""
-            return InvalidArgument(f"{place}: {words}{way_out}")
-        return _Passing(words)
-
-
-class _Passing(Exception):
-    """Something that the next try need not meet."""
-
-
-class _sorted_out:
-    """Errors of obstore leave it as ours."""
-
-    def __init__(self, objects: Objects, name: str) -> None:
-        self._objects, self._name = objects, name
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if error is None or not isinstance(error, Exception):
-            return
-        home = type(error).__module__
-        if home.startswith("obstore") or isinstance(error, FileNotFoundError):
-            if not isinstance(error, ShardNotFound):
-                raise self._objects.explain(self._name, error) from None
 
 
 def _write_all(file: IO[bytes], data: memoryview) -> None:

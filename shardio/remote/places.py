@@ -16,10 +16,8 @@ from urllib.parse import urlsplit
 from shardio.access.filesystems import Access
 from shardio.errors import InvalidArgument
 
-SCHEMES: Final = (
-    *("s3", "s3a", "gs", "az", "azure", "adl", "abfs", "abfss"),
-    *("http", "https"),
-)
+AZURE: Final = ("az", "azure", "adl", "abfs", "abfss")
+SCHEMES: Final = ("s3", "s3a", "gs", *AZURE, "http", "https")
 _SCHEME: Final = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]+)://")
 CACHE_VARIABLE: Final = "SHARDIO_CACHE"
 """The environment variable that names the folder of the cache."""

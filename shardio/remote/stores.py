@@ -1,27 +1,21 @@
-"""obstore, which is loaded late: stores made of a URL and options, and its errors in few words."""
+"""obstore, which is loaded late: stores made of a URL and options."""
 
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping
 from datetime import timedelta
 from types import ModuleType
 from typing import Any, Final
 
 from shardio.errors import EnvironmentUnsuitable, InvalidArgument
+from shardio.remote.failures import brief
 
 REQUEST_S: Final = 30
 """A request, of at most a piece, that takes longer is made again: 280 kB/s of a piece of 8 MiB."""
-_MOST_CHARACTERS: Final = 300
-_SECRETS: Final = ("key", "token", "secret", "password", "credential", "authorization", "sas")
 _ENDPOINTS: Final = (
     *("aws_endpoint_url_s3", "aws_endpoint_url", "aws_endpoint", "endpoint_url", "endpoint"),
     *("azure_storage_endpoint", "azure_endpoint"),
-)
-_DENIED: Final = re.compile(
-    r"ExpiredToken|InvalidAccessKeyId|SignatureDoesNotMatch|InvalidToken|AuthorizationHeader"
-    r"|AccessDenied|AuthenticationFailed|RequestTimeTooSkewed|InvalidClientTokenId|\b40[13]\b"
 )
 
 _users: Final[dict[str, int]] = {}
@@ -89,42 +83,6 @@ def endpoint_of(options: Mapping[str, Any]) -> str:
 def _is_plain(url: str, options: Mapping[str, Any]) -> bool:
     """Whether the user has named a server by http://, where nothing is encrypted."""
     return url.startswith("http://") or endpoint_of(options).startswith("http://")
-
-
-def brief(error: BaseException, options: Mapping[str, Any]) -> str:
-    """What an error of obstore says, in one line, without anything that may be secret."""
-    text = str(error)
-    code, message = (re.search(f"<{tag}>([^<]*)</{tag}>", text) for tag in ("Code", "Message"))
-    if code is not None:
-        text = f"{code[1]}: {message[1]}" if message is not None else code[1]
-    text = text.partition("\n\nDebug source")[0]
-    text = re.sub(r"://[^/\s]*@", "://…@", text)
-    text = " ".join(re.sub(r"\?[^\s\"'>)]*", "", text).split())
-    for secret in _secrets_of(options):
-        text = text.replace(secret, "…")
-    return text if len(text) <= _MOST_CHARACTERS else f"{text[:_MOST_CHARACTERS]}…"
-
-
-def is_denied(error: BaseException) -> bool:
-    """Whether a store has refused what it was shown, or was not shown: trying again is no use."""
-    if type(error).__name__ in ("PermissionDeniedError", "UnauthenticatedError"):
-        return True
-    text = str(error)
-    found = re.search("<Code>([^<]*)</Code>", text)
-    status = re.search(r"status(?: code)?:? *(\d\d\d)[^\n]*", text, re.IGNORECASE)
-    shown = found[1] if found is not None else status[0] if status is not None else ""
-    return _DENIED.search(shown) is not None
-
-
-def _secrets_of(options: Mapping[str, Any]) -> list[str]:
-    """The values of options that may be secret, also of options within options."""
-    found = []
-    for name, value in options.items():
-        if isinstance(value, Mapping):
-            found += _secrets_of(value)
-        elif isinstance(value, str) and any(part in name.lower() for part in _SECRETS):
-            found.append(value)
-    return [each for each in found if len(each) > 3]
 
 
 def _profile_of(url: str, options: Mapping[str, Any]) -> Any:

@@ -97,6 +97,23 @@ def test_of_a_server_with_weak_tags_a_replaced_object_is_noticed_as_well(
         some.read_range("a.shard", 0, 10, tag)
 
 
+def test_where_no_range_is_counted_from_the_end_the_size_is_asked_first(
+    store: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.put("azure/it", b"0123456789")
+    monkeypatch.setattr("shardio.remote.objects.AZURE", ("s3",))
+    found = Objects(store.url("azure"), store.options)
+    for n_bytes, expected in ((4, b"6789"), (99, b"0123456789")):
+        tail = found.read_tail("it", n_bytes)
+        assert (bytes(tail.data), tail.n_bytes) == (expected, 10)
+    assert store.proxy.requests["it"] == 4
+
+
+def test_a_bucket_that_is_missing_is_not_waited_for(store: Scene) -> None:
+    with pytest.raises(InvalidArgument, match="there is no such bucket: NoSuchBucket"):
+        Objects("s3://nobody/here", store.options).names()
+
+
 def test_what_lasts_is_an_error_at_the_deadline(store: Scene) -> None:
     store.proxy.faults = [Fault("error", times=1000)]
     with pytest.raises(
