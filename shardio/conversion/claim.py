@@ -24,7 +24,7 @@ CLAIM: Final = "conversion.json"
 
 
 class Claim:
-    """The right to write below a URL. Several conversions of this machine may have it: see Staging.
+    """The right to write below a URL; it is this machine's, of whose conversions one has it.
 
     Args:
         objects: below the URL.

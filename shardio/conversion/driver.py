@@ -121,7 +121,7 @@ def convert(
         return asked.convert(out, request)
     for_folders = {"append": append, "overwrite": overwrite}
     with Upload(out, storage_options, resume=resume, **for_folders) as upload:
-        if upload.is_converted:
+        if upload.is_converted and not upload.has_plan:  # of samples that came from a program
             return upload.publish()
         request = replace(request, sender=upload.sender)
         return upload.publish(asked.convert(upload.folder, request))
@@ -158,6 +158,7 @@ class _Asked:
             resume=request.resume,
             overwrite=request.overwrite,
             appends=self.append,
+            way_out=request.way_out,
         )
         listing = list_inputs(src, but=str(staging.out))
         # Now, so that options are refused before anything is made.

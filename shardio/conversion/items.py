@@ -93,7 +93,11 @@ def convert_items(
     request.check(None, append=append)
     base = load_base(out) if append else None
     staging = Staging(
-        os.fspath(out), resume=request.resume, overwrite=request.overwrite, appends=append
+        os.fspath(out),
+        resume=request.resume,
+        overwrite=request.overwrite,
+        appends=append,
+        way_out=request.way_out,
     )
     listing = list_items(items)
     parts = None if names is None else tuple(names)

@@ -129,16 +129,17 @@ def refuse_other_settings(plan: Plan, settings: Mapping[str, Any], out: Path, wa
         )
 
 
-def refuse_other_units(plan: Plan, units: Sequence[str], out: Path) -> None:
+def refuse_other_units(plan: Plan, units: Sequence[str], out: Path, way_out: str) -> None:
     """Make sure that a dataset that was published is of the inputs as they are now.
 
     Raises:
         DatasetExists: it is not, so resuming would pass it off as what it is not.
     """
     if plan.units != tuple(units):
+        others = "append (--append) adds new ones, overwrite (--overwrite) begins anew"
         raise DatasetExists(
             f"{out}: the interrupted conversion had published its dataset, and its inputs are "
-            "others now; append (--append) adds new ones, overwrite (--overwrite) begins anew"
+            f"others now; {way_out or others}"
         )
 
 

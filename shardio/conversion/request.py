@@ -49,6 +49,11 @@ class Request:
         """How many processes convert."""
         return usable_cpus() if self.workers is None else self.workers
 
+    @property
+    def way_out(self) -> str:
+        """How to begin anew what goes on to a store; nothing for a folder, which says it."""
+        return "" if self.sender is None else self.sender.way_out
+
     def refuse_for_samples(self, *, labels: bool) -> None:
         """Make sure that nothing is given that is for files alone."""
         for_files = {

@@ -10,6 +10,7 @@ import contextlib
 import os
 import threading
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -18,7 +19,7 @@ from shardio.disk import unlink
 from shardio.errors import DataError, ShardChanged, ShardNotFound
 from shardio.format.layout import PAGE
 from shardio.reader import ShardReader
-from shardio.remote.objects import Objects
+from shardio.remote.objects import Objects, never_ends
 from shardio.remote.ranges import RangeFile
 from shardio.sealed import read_sealed, sealed, write_sealed
 from shardio.writer import ShardSummary
@@ -37,26 +38,42 @@ def name_sent(path: str) -> str | None:
     return None
 
 
-def send(objects: Objects, path: str, shard: ShardSummary) -> None:
+def send(
+    objects: Objects,
+    path: str,
+    shard: ShardSummary,
+    check: Callable[[], None] = never_ends,
+) -> None:
     """Upload a shard, unless it is there: its last page has the hash of all it holds.
+
+    Args:
+        objects: where it goes.
+        path: where it lies.
+        shard: by the name that it gets.
+        check: called before each request but the first; what it raises ends the upload.
 
     Raises:
         StoreDenied, StoreUnavailable: the store does not take it.
     """
     try:
         tail = objects.read_tail(shard.name, PAGE)
+        with open(path, "rb") as file:
+            file.seek(-PAGE, os.SEEK_END)
+            is_there = tail.n_bytes == shard.n_bytes and bytes(tail.data) == file.read()
     except ShardNotFound:
-        objects.upload(shard.name, path)
-        return
-    with open(path, "rb") as file:
-        file.seek(-PAGE, os.SEEK_END)
-        is_there = tail.n_bytes == shard.n_bytes and bytes(tail.data) == file.read()
+        is_there = False
     if not is_there:
-        objects.upload(shard.name, path)
+        check()
+        objects.upload(shard.name, path, check=check)
 
 
-def check_sent(objects: Objects, shard: ShardSummary) -> None:
+def check_sent(objects: Objects, shard: ShardSummary, way_out: str) -> None:
     """Make sure that a shard that was uploaded is there, by its end.
+
+    Args:
+        objects: where it went.
+        shard: by the name that it got.
+        way_out: what can be done where it is not.
 
     Raises:
         ShardNotFound, ShardChanged: it is not, or another object is.
@@ -68,10 +85,12 @@ def check_sent(objects: Objects, shard: ShardSummary) -> None:
         with ShardReader(place, verify="off", access="pread", content=content) as reader:
             found = ShardSummary(shard.name, len(reader), reader.header.file_size, reader.id)
     except ShardNotFound as error:
-        raise ShardNotFound(f"{place}: was uploaded, and is not there any more") from error
+        raise ShardNotFound(
+            f"{place}: was uploaded, and is not there any more; {way_out}"
+        ) from error
     if found != shard:
         raise ShardChanged(
-            "another object has taken the place of the shard that was uploaded",
+            f"another object has taken the place of the shard that was uploaded; {way_out}",
             code="replaced",
             path=place,
             expected=shard,
@@ -84,15 +103,17 @@ class Sender(Closing):
 
     Args:
         objects: where they go.
+        way_out: what else can be done than to resume, for errors.
     """
 
-    def __init__(self, objects: Objects) -> None:
-        self._objects = objects
+    def __init__(self, objects: Objects, way_out: str) -> None:
+        self._objects, self.way_out = objects, way_out
         self._changed = threading.Condition()
         self._waiting: deque[tuple[str, ShardSummary]] = deque()
         self._n_under_way = 0
         self._failed: BaseException | None = None
         self._is_over = False
+        self._at_end: Callable[[], object] = _nothing
         self._threads: list[threading.Thread] = []
 
     def send(self, path: str, shard: ShardSummary) -> None:
@@ -132,6 +153,16 @@ class Sender(Closing):
             self._waiting.clear()
             self._changed.notify_all()
 
+    def at_end(self, call: Callable[[], object]) -> None:
+        """Have a call made once it is closed, and what was under way has come to its end."""
+        with self._changed:
+            self._at_end = call
+            self._let_go()
+
+    def _let_go(self) -> None:
+        if self._is_over and not self._n_under_way:
+            self._at_end()
+
     def _raise(self) -> None:
         if self._failed is not None:
             raise self._failed
@@ -145,6 +176,7 @@ class Sender(Closing):
                     self._failed = self._failed or error
             with self._changed:
                 self._n_under_way -= 1
+                self._let_go()
                 self._changed.notify_all()
 
     def _next(self) -> tuple[str, ShardSummary] | None:
@@ -159,14 +191,28 @@ class Sender(Closing):
 
     def _do(self, path: str, shard: ShardSummary) -> None:
         if name_sent(path) is not None:
-            check_sent(self._objects, shard)
-            unlink(path)  # whoever noted it was killed before
-            return
-        send(self._objects, path, shard)
-        with self._changed:  # once it is over, the next conversion may be at work there
-            if not self._is_over:
+            check_sent(self._objects, shard, self.way_out)
+        else:
+            send(self._objects, path, shard, self._check)
+            with self._changed:
+                self._check()
                 write_sealed(_note(path), sealed({"name": shard.name}), exclusive=False)
-                unlink(path)
+        with self._changed:
+            self._check()
+            unlink(path)  # or whoever noted it was killed before
+
+    def _check(self) -> None:
+        """Change nothing once it is over."""
+        if self._is_over:
+            raise _Over
+
+
+class _Over(Exception):
+    """An upload that nobody waits for any more."""
+
+
+def _nothing() -> None:
+    pass
 
 
 def _note(path: str) -> Path:

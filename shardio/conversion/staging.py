@@ -57,9 +57,10 @@ class Staging:
 
     `resume` goes on with what an interrupted conversion left there, or begins where there is
     nothing; `overwrite` begins anew, and a dataset in `out` gives way once the new one is done.
-    `appends`: to the dataset in `out`.
-    At the end of a conversion that called `finish` the folder disappears. After an error it stays
-    if any unit is finished; otherwise it disappears too, and so does `out` if it was made here.
+    `appends`: to the dataset in `out`. `way_out`: how to begin anew, of one that goes to a store.
+    At the end of a conversion that called `finish` the folder disappears; for a store, all but the
+    plan. After an error it stays if any unit is finished; otherwise it disappears too, and so does
+    `out` if it was made here.
 
     Raises:
         DatasetExists: `out` is a file, or holds data or an interrupted conversion, and neither
@@ -75,12 +76,14 @@ class Staging:
         resume: bool = False,
         overwrite: bool = False,
         appends: bool = False,
+        way_out: str = "",
     ) -> None:
         self.out = Path(os.path.abspath(out))
         self.folder = self.out / NAME
-        self.is_published = False
-        self.lock_fd = -1
+        self.is_published, self.lock_fd = False, -1
         self._resume, self._overwrite, self.appends = resume, overwrite, appends
+        anew = self._give_up if appends else "overwrite (--overwrite) starts again"
+        self._way_out, self._anew = way_out, way_out or anew
         self._moves = Moves(self.out, self.folder)
         self._plan: Plan | None = None
         self._has_begun = self._is_finished = self._made_out = False
@@ -137,8 +140,8 @@ class Staging:
         if not (self._resume or self._overwrite):
             raise DatasetExists(self._interrupted())
         if self._resume:
-            self._plan = self._read_plan("overwrite (--overwrite) starts again")
-            if self._plan is not None and self._plan.appends:
+            self._plan = self._read_plan(self._anew)
+            if self._plan and self._plan.appends:
                 raise DatasetExists(self._interrupted())
         if not self.is_published:
             self._moves.undo()
@@ -163,14 +166,13 @@ class Staging:
 
     def _interrupted(self) -> str:
         """Say what lies here, and how to go on."""
-        plan = None
         with contextlib.suppress(DataError, InvalidArgument):
             plan = read_plan(self.folder)
-        if plan is not None and plan.appends:
-            return (
-                f"{self.out}: an interrupted append lies here; append and resume (--append "
-                f"--resume) goes on with what it has finished; {self._give_up}"
-            )
+            if plan is not None and plan.appends:
+                return (
+                    f"{self.out}: an interrupted append lies here; append and resume (--append "
+                    f"--resume) goes on with what it has finished; {self._give_up}"
+                )
         if self.appends:
             return (
                 f"{self.out}: an interrupted conversion lies here; resume it (--resume) before "
@@ -178,7 +180,7 @@ class Staging:
             )
         return (
             f"{self.out}: an interrupted conversion lies here; resume (--resume) goes on with "
-            "what it has finished, overwrite (--overwrite) starts again"
+            f"what it has finished, {self._anew}"
         )
 
     @property
@@ -203,10 +205,9 @@ class Staging:
             DatasetExists: the earlier one is published, and was of other inputs.
         """
         if self._plan is not None:
-            way_out = self._give_up if self.appends else "or overwrite to start again"
-            refuse_other_settings(self._plan, settings, self.out, way_out)
+            refuse_other_settings(self._plan, settings, self.out, f"or {self._anew}")
             if self.is_published:
-                refuse_other_units(self._plan, units, self.out)
+                refuse_other_units(self._plan, units, self.out, self._way_out)
         self._has_begun = True
         if self.is_published:
             return
@@ -241,8 +242,8 @@ class Staging:
         Raises:
             DatasetConflict: another writer has put something of the same name there.
         """
-        replace = self._plan is not None and self._plan.replaces
-        self._moves.do(shards, lineage, number, replace=replace)
+        replaces = self._plan is not None and self._plan.replaces
+        self._moves.do(shards, lineage, number, replace=replaces)
 
     def forget_units(self) -> None:
         """Remove what units have left: none of it is of use."""
@@ -262,7 +263,8 @@ class Staging:
             rename(self.folder / PLAN, self.folder / PUBLISHED)
             sync_folder(str(self.folder))
         self._clear(but={PUBLISHED})
-        unlink(self.folder / PUBLISHED)
+        if not self._way_out:
+            unlink(self.folder / PUBLISHED)
 
     def _clear(self, but: frozenset[str] | set[str] = frozenset()) -> None:
         for entry in list(os.scandir(self.folder)):
@@ -296,10 +298,8 @@ class Staging:
             remove_tree(self.folder)
         elif error is not None:
             way = "append and resume (--append --resume)" if self.appends else "resume (--resume)"
-            or_else = self._give_up if self.appends else "overwrite (--overwrite) starts again"
-            error.add_note(
-                f"{self.out}: what is finished is kept; {way} goes on with it, {or_else}"
-            )
+            kept = f"{self.out}: what is finished is kept; {way} goes on with it"
+            error.add_note(f"{kept}, {self._anew}")
         if self._made_out:
             remove_folder(self.out)  # unless the dataset is there
 

@@ -18,14 +18,23 @@ from typing import Any, Final
 
 from shardio.closing import Closing
 from shardio.conversion.claim import Claim
+from shardio.conversion.journal import NAME, place_of_plan
 from shardio.conversion.report import ConversionReport, InputReport
 from shardio.conversion.sending import Sender, check_sent, send
+from shardio.conversion.staging import LOCK_PATIENCE_S
 from shardio.disk import make_folder, remove_tree, rename
-from shardio.errors import DataError, DatasetExists, InvalidArgument, ShardioError, ShardNotFound
+from shardio.errors import (
+    DatasetConflict,
+    DatasetExists,
+    InvalidArgument,
+    ShardioError,
+    ShardNotFound,
+)
 from shardio.format.checksum import hash_bytes
 from shardio.manifest import GENERATIONS, POINTER, Generation, holds_dataset, load
 from shardio.manifest.shard_list import bytes_of
 from shardio.remote.interruptible import side_by_side
+from shardio.remote.locks import exclusive
 from shardio.remote.objects import Objects
 from shardio.remote.places import Remote
 from shardio.writer import ShardSummary
@@ -47,7 +56,7 @@ class Upload(Closing):
 
     Raises:
         DatasetExists: something is there; or an earlier one was converted, and not published.
-        DatasetConflict: another conversion is at work there.
+        DatasetConflict: another conversion is at work there, of this machine or of another.
         InvalidArgument: an option is for folders, or the URL is a web server's.
     """
 
@@ -71,14 +80,37 @@ class Upload(Closing):
         name = hash_bytes(f"{self._objects.endpoint} {self._objects.url}".encode())
         self.folder = os.path.join(remote.folder, "converting", f"{name:016x}")
         """The folder of this machine that it is converted in."""
+        self._way_out = (
+            f"to convert all of it again, remove {self.folder} and what lies at {self._objects.url}"
+        )
+        self.sender, self._lock = Sender(self._objects, self._way_out), contextlib.ExitStack()
         self._done = f"{self.folder}.done"
         """What that is called once the dataset is published."""
         self._claim, self._has_taken = Claim(self._objects, Path(f"{self.folder}.json")), False
-        self._tidy_up()
-        self.is_converted = holds_dataset(self.folder)
+        self.is_converted = False
         """Whether there is nothing left to do but to publish."""
-        self._begin(is_ours=self._claim.is_there(), resume=resume)
-        self.sender = Sender(self._objects)
+        try:
+            make_folder(remote.folder)
+            self._refuse_others_here(f"{remote.folder}/converting.lock", name >> 2)
+            self._tidy_up()
+            self.is_converted = holds_dataset(self.folder)
+            self._begin(is_ours=self._claim.is_there(), resume=resume)
+        except BaseException:
+            self.close()
+            raise
+
+    def _refuse_others_here(self, place: str, byte: int) -> None:
+        """Make sure that no conversion of this machine is at work: it would have the same claim."""
+        end_s = time.monotonic() + LOCK_PATIENCE_S
+        while not self._lock.enter_context(exclusive(place, byte)):
+            self._lock.close()
+            if time.monotonic() > end_s:
+                raise DatasetConflict(
+                    f"{self._objects.url}: another conversion of this machine is writing there, or "
+                    "an upload of one that was interrupted has not ended: wait for it, or choose "
+                    "another place"
+                )
+            time.sleep(0.02)
 
     def _begin(self, *, is_ours: bool, resume: bool) -> None:
         """Make sure that nothing is there but what is ours, and that nobody else begins."""
@@ -86,16 +118,22 @@ class Upload(Closing):
         if not resume and self.is_converted:
             raise DatasetExists(
                 f"{self.folder}: what was converted for {url} is not published yet: go on by "
-                "resume (--resume), or remove that folder and what lies at the URL"
+                f"resume (--resume); {self._way_out}"
             )
         if self._is_published():
             return
         if not is_ours:
-            if found := self._objects.names():
+            if found := self._objects.names(1):
                 raise DatasetExists(f"{url}: already holds data ({found[0]}); choose another place")
             self._claim.take()
             self._has_taken = True
+            self._is_published()  # another may have begun, and have come to its end, in between
         make_folder(os.path.dirname(self.folder))
+
+    @property
+    def has_plan(self) -> bool:
+        """Whether a plan lies here, which says of what inputs an earlier conversion is."""
+        return place_of_plan(Path(self.folder, NAME)) is not None
 
     def _is_published(self) -> bool:
         """Whether a dataset is there, and it is the one that was converted here.
@@ -115,7 +153,7 @@ class Upload(Closing):
         """Have all that the folder names there, the generation last, and say what was done.
 
         Args:
-            report: of the conversion; without one, of an earlier process's.
+            report: of the conversion; without one, it is of samples, by an earlier process.
 
         Raises:
             DatasetConflict: another writer has published there.
@@ -126,15 +164,15 @@ class Upload(Closing):
         shards = [shard for shard, _ in found.files]
         here = {shard.name for shard in shards if (root / shard.name).exists()}
         side_by_side(_AT_ONCE, self._send, [shard for shard in shards if shard.name in here])
-        if report is None:  # who sent the others was another process
+        if self.is_converted:  # who sent the others was another process
             sent = [shard for shard in shards if shard.name not in here]
             side_by_side(_AT_ONCE, self._check, sent)
         for part in found.parts:
             self._objects.upload(f"{GENERATIONS}/{part.path.name}", str(part.path))
         report = report or _report_of(found)  # reads the inputs, which may lie in a part
-        self._remove_others({shard.name for shard in shards})
         for name in (f"{GENERATIONS}/{found.number:06d}.json", POINTER):
             self._objects.put(name, (root / name).read_bytes(), exclusive=True)
+        self._remove_others({shard.name for shard in shards})  # now that they are no other writer's
         rename(self.folder, self._done)
         self._tidy_up()
         elapsed_s = time.monotonic() - self._start_s
@@ -143,9 +181,12 @@ class Upload(Closing):
     def close(self) -> None:
         """End the threads. Where there is nothing to go on with, others may begin."""
         self.sender.close()
-        if self._has_taken and not os.path.exists(self.folder):
-            with contextlib.suppress(ShardioError, OSError):  # then who begins next is told
-                self._claim.give_up()
+        try:
+            if self._has_taken and not os.path.exists(self.folder):
+                with contextlib.suppress(ShardioError, OSError):  # then who begins next is told
+                    self._claim.give_up()
+        finally:
+            self.sender.at_end(self._lock.close)
 
     def _tidy_up(self) -> None:
         """Remove what a dataset that is published needs no more, the first time or the next."""
@@ -157,14 +198,7 @@ class Upload(Closing):
         send(self._objects, os.path.join(self.folder, shard.name), shard)
 
     def _check(self, shard: ShardSummary) -> None:
-        try:
-            check_sent(self._objects, shard)
-        except (DataError, ShardNotFound) as error:
-            error.add_note(
-                f"to convert all of it again, remove {self.folder} and what lies at "
-                f"{self._objects.url}"
-            )
-            raise
+        check_sent(self._objects, shard, self._way_out)
 
     def _remove_others(self, names: set[str]) -> None:
         """Remove shards that were sent, and have no part in the dataset."""

@@ -8,6 +8,7 @@ at once: nothing there, no permission, another object in the place of the one be
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 import random
 import time
@@ -174,8 +175,13 @@ class Objects:
                     "nothing of theirs was changed; choose another place"
                 ) from None
 
-    def upload(self, name: str, path: str) -> None:
+    def upload(self, name: str, path: str, *, check: Callable[[], None] = never_ends) -> None:
         """Write a file as an object, in parts where it is large; it appears whole or not at all.
+
+        Args:
+            name: of the object.
+            path: of the file.
+            check: called before it is tried again; what it raises ends that.
 
         Raises:
             StoreUnavailable: also where the store has another number of bytes afterwards.
@@ -194,7 +200,7 @@ class Objects:
             if found != n_bytes:
                 raise Passing(f"{n_bytes} bytes were sent, {found} are there")
 
-        self._persist(name, write)
+        self._persist(name, write, check=check)
 
     def holds(self, name: str) -> bool:
         """Whether there is an object of this name."""
@@ -204,11 +210,15 @@ class Objects:
             return False
         return True
 
-    def names(self) -> list[str]:
-        """The names of all objects below the URL."""
+    def names(self, most: int | None = None) -> list[str]:
+        """The names of all objects below the URL; or of the first, at most so many."""
 
         def read() -> list[str]:
-            return [each["path"] for page in obstore().list(self._opened()) for each in page]
+            pages = obstore().list(self._opened())
+            return [
+                each["path"]
+                for each in itertools.islice(itertools.chain.from_iterable(pages), most)
+            ]
 
         return self._persist("", read)
 
@@ -247,7 +257,14 @@ class Objects:
             raise replaced(self.url, name)
         return Part(data, whole["size"], whole["e_tag"])
 
-    def _persist(self, name: str, call: Callable[[], T], deadline_s: float | None = None) -> T:
+    def _persist(
+        self,
+        name: str,
+        call: Callable[[], T],
+        deadline_s: float | None = None,
+        *,
+        check: Callable[[], None] = never_ends,
+    ) -> T:
         """Try until it succeeds, fails for good, or the deadline has passed."""
         began, n_tries = time.monotonic(), 0
         while True:
@@ -256,7 +273,7 @@ class Objects:
                     return interruptible(call)
             except Passing as passing:
                 n_tries += 1
-                self._pause(name, passing, began, n_tries, deadline_s, never_ends)
+                self._pause(name, passing, began, n_tries, deadline_s, check)
 
     def _pause(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,15 +13,21 @@ from urllib.request import urlopen
 import pytest
 
 import shardio
+from shardio.conversion.claim import Claim
+from shardio.conversion.report import Progress
+from shardio.conversion.sending import Sender
+from shardio.conversion.uploading import Upload
 from shardio.errors import (
     DatasetConflict,
     DatasetExists,
     InvalidArgument,
     ShardChanged,
     ShardNotFound,
+    StoreDenied,
     StoreUnavailable,
 )
 from shardio.remote.objects import Objects
+from shardio.writer import ShardSummary
 from shardio_tools import cli
 from tests.lines import install, write
 from tests.remote.scene import Fault, Scene
@@ -159,8 +166,100 @@ def test_while_one_converts_there_another_is_refused(
             _convert(store, lines, url, resume=resume, **OPTIONS)
     assert list(_objects(store, url)) == there
     monkeypatch.setenv("SHARDIO_CACHE", str(tmp_path / "cache"))
+    with pytest.raises(DatasetExists, match=rf"resume.*, to convert all of it again, .* {url}"):
+        _convert(store, lines, url, **OPTIONS)
     _convert(store, lines, url, resume=True, **OPTIONS)
     assert "conversion.json" not in _objects(store, url)
+
+
+def test_two_of_one_machine_do_not_convert_to_one_place(
+    store: Scene, lines: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = store.url("twice")
+    monkeypatch.setattr("shardio.conversion.uploading.LOCK_PATIENCE_S", 0)
+    publish = Upload.publish
+
+    def late(self: Upload, *given: Any) -> Any:
+        for resume in (False, True):
+            with pytest.raises(DatasetConflict, match="another conversion of this machine"):
+                _convert(store, lines, url, resume=resume, **OPTIONS)
+        return publish(self, *given)
+
+    monkeypatch.setattr(Upload, "publish", late)
+    assert _convert(store, lines, url, **OPTIONS).n_samples == 4
+    assert _texts(store, url) == ["one", "two", "three", "four"]
+
+
+def test_nobody_goes_on_before_what_an_interrupted_one_was_uploading_has_come_to_its_end(
+    store: Scene, lines: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = store.url("under-way")
+    has_begun, may_end = threading.Event(), threading.Event()
+
+    def slow(*_: Any) -> None:
+        has_begun.set()
+        may_end.wait(60)
+
+    def interrupted(progress: Progress) -> None:
+        if progress.n_inputs_done == 2:
+            has_begun.wait(60)
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as during:
+        during.setattr("shardio.conversion.sending.send", slow)
+        during.setattr("shardio.conversion.uploading.LOCK_PATIENCE_S", 0)
+        with pytest.raises(KeyboardInterrupt):
+            _convert(store, lines, url, progress=interrupted, **OPTIONS)
+        with pytest.raises(DatasetConflict, match="an upload of one that was interrupted"):
+            _convert(store, lines, url, resume=True, **OPTIONS)
+    may_end.set()
+    assert _convert(store, lines, url, resume=True, **OPTIONS).n_samples == 4
+    assert _texts(store, url) == ["one", "two", "three", "four"]
+
+
+def test_a_sender_that_is_closed_removes_nothing_any_more(
+    store: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sender = Sender(Objects(store.url("closed"), store.options), "")
+    has_ended = threading.Event()
+    monkeypatch.setattr("shardio.conversion.sending.name_sent", lambda _: "000000-000.shard")
+    monkeypatch.setattr("shardio.conversion.sending.check_sent", lambda *_: sender.close())
+    (tmp_path / "000.shard").write_bytes(b"of the next conversion")
+    sender.at_end(has_ended.set)
+    sender.send(str(tmp_path / "000.shard"), ShardSummary("000000-000.shard", 1, 1, "0"))
+    assert has_ended.wait(60)
+    assert (tmp_path / "000.shard").exists()
+
+
+def test_who_came_and_published_before_the_claim_is_seen(
+    store: Scene, lines: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take = Claim.take
+
+    def late(self: Claim) -> None:
+        store.put("just/dataset.json", b"another's")
+        take(self)
+
+    monkeypatch.setattr(Claim, "take", late)
+    with pytest.raises(DatasetExists, match="already holds a dataset"):
+        _convert(store, lines, store.url("just"), **OPTIONS)
+    assert list(_objects(store, store.url("just"))) == ["dataset.json"]
+
+
+def test_what_is_converted_is_not_passed_off_as_of_other_inputs(store: Scene, lines: Path) -> None:
+    url = store.url("others")
+    store.proxy.faults = [Fault("denied", "generations", times=99, method="PUT")]
+    with pytest.raises(StoreDenied):
+        _convert(store, lines, url, **OPTIONS)
+    store.proxy.forget()
+    with pytest.raises(InvalidArgument, match="repeat was 1, is 2; .* or to convert all of it"):
+        _convert(store, lines, url, resume=True, repeat=2, **OPTIONS)
+    write(lines, {"c/3.txt": "five"})
+    with pytest.raises(DatasetExists, match="its inputs are others now; to convert all of it"):
+        _convert(store, lines, url, resume=True, **OPTIONS)
+    (lines / "c/3.txt").unlink()
+    (lines / "c").rmdir()
+    assert _convert(store, lines, url, resume=True, **OPTIONS).n_samples == 4
 
 
 def test_a_conversion_of_nothing_leaves_nothing_there(store: Scene, lines: Path) -> None:
@@ -207,11 +306,13 @@ def test_who_publishes_second_is_refused(
 
     def late(self: Any, *given: Any) -> Any:
         store.put("raced/generations/000001.json", b"another's")
+        store.put("raced/000777-000.shard", b"another's")
         return publish(self, *given)
 
     monkeypatch.setattr("shardio.conversion.uploading.Upload.publish", late)
     with pytest.raises(DatasetConflict, match="another writer published first"):
         _convert(store, lines, url, **OPTIONS)
+    assert "000777-000.shard" in _objects(store, url)
 
 
 def test_a_place_that_holds_something_is_refused(store: Scene, lines: Path) -> None:
