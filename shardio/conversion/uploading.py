@@ -41,7 +41,7 @@ from shardio.writer import ShardSummary
 
 _AT_ONCE: Final = 4
 """Shards that are uploaded, or looked for, side by side."""
-_OURS: Final = re.compile(r"\d{6}-\d{3,}\.shard")
+_OURS: Final = re.compile(r"\d{6,}-\d{3,}\.shard")
 """Names of shards; what an interrupted conversion sent, and the one that went on has no use for."""
 
 
@@ -86,7 +86,7 @@ class Upload(Closing):
         self.sender, self._lock = Sender(self._objects, self._way_out), contextlib.ExitStack()
         self._done = f"{self.folder}.done"
         """What that is called once the dataset is published."""
-        self._claim, self._has_taken = Claim(self._objects, Path(f"{self.folder}.json")), False
+        self._claim, self._has_claim = Claim(self._objects, Path(f"{self.folder}.json")), False
         self.is_converted = False
         """Whether there is nothing left to do but to publish."""
         try:
@@ -94,7 +94,8 @@ class Upload(Closing):
             self._refuse_others_here(f"{remote.folder}/converting.lock", name >> 2)
             self._tidy_up()
             self.is_converted = holds_dataset(self.folder)
-            self._begin(is_ours=self._claim.is_there(), resume=resume)
+            self._has_claim = self._claim.is_there()
+            self._begin(resume=resume)
         except BaseException:
             self.close()
             raise
@@ -112,7 +113,7 @@ class Upload(Closing):
                 )
             time.sleep(0.02)
 
-    def _begin(self, *, is_ours: bool, resume: bool) -> None:
+    def _begin(self, *, resume: bool) -> None:
         """Make sure that nothing is there but what is ours, and that nobody else begins."""
         url = self._objects.url
         if not resume and self.is_converted:
@@ -122,12 +123,14 @@ class Upload(Closing):
             )
         if self._is_published():
             return
-        if not is_ours:
+        if not self._has_claim:
             if found := self._objects.names(1):
                 raise DatasetExists(f"{url}: already holds data ({found[0]}); choose another place")
             self._claim.take()
-            self._has_taken = True
+            self._has_claim = True
             self._is_published()  # another may have begun, and have come to its end, in between
+        if not self.is_converted and not self.has_plan:
+            remove_tree(self.folder)  # samples of a program that was killed: nobody goes on there
         make_folder(os.path.dirname(self.folder))
 
     @property
@@ -182,7 +185,7 @@ class Upload(Closing):
         """End the threads. Where there is nothing to go on with, others may begin."""
         self.sender.close()
         try:
-            if self._has_taken and not os.path.exists(self.folder):
+            if self._has_claim and not os.path.exists(self.folder):
                 with contextlib.suppress(ShardioError, OSError):  # then who begins next is told
                     self._claim.give_up()
         finally:

@@ -264,6 +264,13 @@ def test_what_is_converted_is_not_passed_off_as_of_other_inputs(store: Scene, li
 
 def test_a_conversion_of_nothing_leaves_nothing_there(store: Scene, lines: Path) -> None:
     url = store.url("nothing")
+    with Upload(url, store.options, resume=False) as upload:
+        Path(upload.folder).mkdir()
+    Path(upload.folder).rmdir()  # as if it were killed with the claim alone
+    assert list(_objects(store, url)) == ["conversion.json"]
+    with pytest.raises(InvalidArgument):
+        _convert(store, lines, url, **{**OPTIONS, "on_error": "never"})
+    assert list(_objects(store, url)) == []
     with pytest.raises(InvalidArgument):
         _convert(store, lines, url, kind="videos", workers=0)
     with pytest.raises(InvalidArgument):
@@ -296,6 +303,18 @@ def test_samples_of_a_program_are_converted_there(store: Scene, lines: Path) -> 
     assert report.n_samples == 5
     with shardio.open(url, storage_options=store.options) as dataset:
         assert [sample["number"] for sample in dataset] == list(range(5))
+
+
+def test_what_a_program_that_was_killed_has_written_is_in_nobodys_way(
+    store: Scene, lines: Path
+) -> None:
+    url = store.url("killed")
+    with Upload(url, store.options, resume=False) as upload:
+        Path(upload.folder).mkdir()
+        Path(upload.folder, "000000-000.shard").write_bytes(b"half")
+    assert list(_objects(store, url)) == ["conversion.json"]
+    assert _convert(store, ({"number": n} for n in range(5)), url).n_samples == 5
+    assert "conversion.json" not in _objects(store, url)
 
 
 def test_who_publishes_second_is_refused(
