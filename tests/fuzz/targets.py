@@ -123,7 +123,14 @@ class ShardFile:
             if chosen % 16 == 0:
                 self._repair()
             return outcome_of(error)
-        missed = [f for f in findings or () if not _is_for_audits(f, _VERIFY[chosen % 3])]
+        verify = _VERIFY[chosen % 3]
+        # A chunk that a forged table gives to two streams is checked as the first one's, once.
+        shared = {f.field for f in findings or () if f.code == "counting" and verify == "first"}
+        missed = [
+            f
+            for f in findings or ()
+            if not (_is_for_audits(f, verify) or f.code == "checksum" and f.field in shared)
+        ]
         if missed and n_read:  # who reads no row looks at no index
             raise PromiseBroken(f"a reader did not notice: {missed[0]}")
         return "sound" if not findings else "read, with findings"
