@@ -171,6 +171,8 @@ class Bringing:
         finally:
             if self._ahead is not None:
                 self._ahead.close()
+                for bucket in self._dataset.buckets:
+                    bucket.close()  # once more: what they had under way is in nobody's use now
 
 
 def _wanted(dataset: ShardDataset, recipe: Recipe, plan: Plan) -> Iterator[Wanted]:

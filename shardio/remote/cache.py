@@ -22,16 +22,16 @@ import os
 import random
 import shutil
 import time
-import warnings
-from collections.abc import Callable, Iterator
-from typing import IO, Any, Final, NamedTuple
+from collections.abc import Callable
+from typing import IO, Any, Final
 
 from shardio import disk
 from shardio.errors import CacheFull, EnvironmentUnsuitable, ShardCorrupt, ShardIncomplete
 from shardio.format.checksum import hash_bytes
 from shardio.remote.arrival import check_arrived
-from shardio.remote.locks import ByteLocks, alone_in, exclusive
+from shardio.remote.locks import ByteLocks, exclusive
 from shardio.remote.objects import Objects, never_ends
+from shardio.remote.room import Room, byte_of, remove
 from shardio.writer import ShardSummary
 
 README: Final = """\
@@ -43,18 +43,7 @@ _TIMES: Final = 3
 _POLL_S: Final = 0.02
 _IN_USE_S: Final = 10.0
 """A shard that others only use is here; if it is not for so long, somebody removed it."""
-_MANY: Final = 1000
-"""Where so many files are there, more is removed at a time: looking at all of them takes long."""
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
-
-
-class Cached(NamedTuple):
-    """A file in the cache that may be removed if nobody uses it."""
-
-    used_s: float
-    path: str
-    n_bytes: int
-    byte: int
 
 
 class ShardCache:
@@ -82,11 +71,12 @@ class ShardCache:
                     file.write(text)
         self._lock_path = os.path.join(self.root, "locks")
         self._locks = ByteLocks(self._lock_path)
-        self._warned = False
-        if most_bytes is None:
-            free = shutil.disk_usage(folder).free
-            most_bytes = (free + sum(each.n_bytes for each in self._files())) * 9 // 10
-        self.most_bytes = most_bytes
+        self._room = Room(folder, most_bytes)
+
+    @property
+    def most_bytes(self) -> int:
+        """How much may lie in the cache, of all datasets."""
+        return self._room.most_bytes
 
     def path_of(self, shard: ShardSummary) -> str:
         """Where a shard is, or will be."""
@@ -95,7 +85,7 @@ class ShardCache:
 
     def hold_if_here(self, shard: ShardSummary) -> str | None:
         """The path of a shard if it is here and verified, held until `release`; else None."""
-        byte = _byte_of(shard.id)
+        byte = byte_of(shard.id)
         if not self._locks.share(byte):
             return None
         path = self.path_of(shard)
@@ -121,7 +111,7 @@ class ShardCache:
             StoreUnavailable, StoreDenied, ShardNotFound, ShardChanged: from the store.
             EnvironmentUnsuitable: the file is gone, though somebody uses it.
         """
-        byte, waits_from_s = _byte_of(shard.id), time.monotonic()
+        byte, waits_from_s = byte_of(shard.id), time.monotonic()
         while True:
             if (path := self.hold_if_here(shard)) is not None:
                 return path
@@ -144,11 +134,12 @@ class ShardCache:
 
     def release(self, shard: ShardSummary) -> None:
         """Undo one `hold`."""
-        self._locks.give_back(_byte_of(shard.id))
+        self._locks.give_back(byte_of(shard.id))
 
     def close(self) -> None:
-        """Let go of all that is held. Idempotent."""
+        """Let go of all that is held, and of what is too much. Idempotent."""
         self._locks.close()
+        self._room.trim()
 
     def _fetch(self, shard: ShardSummary, check: Callable[[], None]) -> None:
         """Download and verify a shard that nobody else has anything to do with now."""
@@ -158,10 +149,10 @@ class ShardCache:
                 check_arrived(path, shard)
                 _record(path, shard)
                 return
-            _remove(path)
+            remove(path)
         half = os.path.join(self.root, f".{os.path.basename(path)}.{shard.n_bytes}.part")
         for n_left in reversed(range(_TIMES)):
-            self._reserve(half, shard.n_bytes)
+            self._room.reserve(half, shard.n_bytes)
             self._download(shard, half, check)
             try:
                 check_arrived(half, shard)
@@ -170,7 +161,7 @@ class ShardCache:
                 if not n_left:
                     raise self._damaged(shard, error) from error
                 continue
-            disk.rename(half, path)
+            self._room.settle(half, path)
             _record(path, shard)
             return
 
@@ -188,58 +179,8 @@ class ShardCache:
             except OSError as error:
                 if error.errno not in _FULL:
                     raise
-                with alone_in(self.folder):
-                    if not self._evict(shard.n_bytes, half):
-                        raise self._full(shard) from error
-
-    def _reserve(self, half: str, n_bytes: int) -> None:
-        """Make room for a download, and have it counted; it may be counted already."""
-        with alone_in(self.folder):
-            if os.path.exists(half):
-                return
-            place = os.path.join(self.folder, "used")
-            used = _read_count(place)
-            if used is None or used + n_bytes > self.most_bytes:
-                files = list(self._files())
-                used = sum(each.n_bytes for each in files)
-                spare = self.most_bytes // 20 if len(files) > _MANY else 0
-                used -= self._evict(used + n_bytes + spare - self.most_bytes, half)
-                if used + n_bytes > self.most_bytes and not self._warned:
-                    self._warned = True
-                    warnings.warn(
-                        f"{self.folder}: {used} bytes are in use at once, and {n_bytes} are needed "
-                        f"beside them: more than cache_bytes={self.most_bytes}, which would have "
-                        "to be larger for as many workers, or such a shuffle",
-                        stacklevel=2,
-                    )
-            disk.perform("create", half, _make_empty, half)
-            _write_count(place, used + n_bytes)
-
-    def _evict(self, n_bytes: int, but: str) -> int:
-        """Remove what was used least recently and nobody uses; returns how many bytes went."""
-        freed = 0
-        for each in sorted(self._files()):
-            if freed >= n_bytes:
-                break
-            if each.path == but:
-                continue
-            locks = os.path.join(os.path.dirname(each.path), "locks")
-            with exclusive(locks, each.byte) as is_alone:
-                if is_alone:
-                    _remove(each.path)
-                    freed += each.n_bytes
-        return freed
-
-    def _files(self) -> Iterator[Cached]:
-        """All shards in the cache, and what came of them, of all datasets."""
-        with os.scandir(self.folder) as datasets:
-            folders = [each.path for each in datasets if each.is_dir(follow_symlinks=False)]
-        for folder in folders:
-            with os.scandir(folder) as found:
-                for entry in found:
-                    with contextlib.suppress(OSError, ValueError):  # gone meanwhile, not ours
-                        if cached := _cached(entry):
-                            yield cached
+                if not self._room.free(shard.n_bytes, half):
+                    raise self._full(shard) from error
 
     def _damaged(self, shard: ShardSummary, error: Exception) -> ShardCorrupt:
         found = ShardCorrupt(
@@ -254,7 +195,7 @@ class ShardCache:
 
     def _full(self, shard: ShardSummary) -> CacheFull:
         free = shutil.disk_usage(self.folder).free
-        used = sum(each.n_bytes for each in self._files())
+        used = self._room.count()
         return CacheFull(
             f"{self.folder}: the disk is full: {shard.n_bytes} bytes are needed for {shard.name}, "
             f"{free} are free, and the {used} of the cache are in use; choose a cache on a larger "
@@ -275,29 +216,6 @@ class _Watched:
 
 def _name_of(objects: Objects) -> str:
     return f"{hash_bytes(f'{objects.endpoint} {objects.url}'.encode()):016x}"
-
-
-def _byte_of(id_: str) -> int:
-    """The byte that is locked for a shard: as good as its own."""
-    return int(id_[:15], 16)
-
-
-def _cached(entry: os.DirEntry[str]) -> Cached | None:
-    name = entry.name
-    if name.endswith(".part"):
-        _, id_, _, n_bytes, _ = name.rsplit(".", 4)
-        return Cached(entry.stat().st_mtime, entry.path, int(n_bytes), _byte_of(id_))
-    if not name.endswith(".shard"):
-        return None
-    used_s = 0.0
-    with contextlib.suppress(OSError):
-        used_s = os.stat(f"{entry.path}.ok").st_mtime
-    return Cached(used_s, entry.path, entry.stat().st_size, _byte_of(name.rsplit(".", 2)[1]))
-
-
-def _remove(path: str) -> None:
-    disk.unlink(f"{path}.ok")
-    disk.unlink(path)
 
 
 def _line(path: str, shard: ShardSummary) -> str:
@@ -328,21 +246,3 @@ def _boot() -> str:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             return file.read().strip()
     return ""
-
-
-def _make_empty(path: str) -> None:
-    os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
-
-
-def _read_count(path: str) -> int | None:
-    try:
-        with open(path, encoding="ascii") as file:
-            return int(file.read())
-    except (OSError, ValueError):
-        return None
-
-
-def _write_count(path: str, count: int) -> None:
-    with contextlib.suppress(OSError):  # then it is counted anew
-        with open(path, "w", encoding="ascii") as file:
-            file.write(str(count))

@@ -21,6 +21,13 @@ _FLOCK: Final = struct.Struct("@hhqqi4x")
 """l_type, l_whence, l_start, l_len, l_pid, which must be 0."""
 
 
+class _Alone(threading.local):
+    is_inside = False
+
+
+_alone: Final = _Alone()
+
+
 class ByteLocks:
     """The shared locks of one file, which it owns. They are counted, and end with this process.
 
@@ -105,11 +112,18 @@ def exclusive(path: str, byte: int) -> Iterator[bool]:
 def alone_in(folder: str) -> Iterator[None]:
     """Wait until nobody else is inside of the same `with`; the kernel lets go of who dies."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    _alone.is_inside = True
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
         yield
     finally:
         os.close(fd)
+        _alone.is_inside = False
+
+
+def is_alone_in_any() -> bool:
+    """Whether this thread is inside of `alone_in`, and would wait for itself."""
+    return _alone.is_inside
 
 
 def _open(path: str) -> int:

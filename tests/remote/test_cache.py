@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import signal
 import subprocess
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -174,6 +176,76 @@ def test_where_all_is_in_use_more_lies_there_than_was_asked_for_and_a_warning_sa
         with pytest.warns(UserWarning, match="in use at once, and .* more than cache_bytes="):
             cache.hold(shards[1])
         assert len(_names(tmp_path)) == 2
+
+
+def test_what_was_too_much_goes_with_the_last_that_used_it(
+    store: Scene, url: str, tmp_path: Path, shards: tuple[ShardSummary, ...]
+) -> None:
+    most = 2 * max(shard.n_bytes for shard in shards)
+    with (
+        _holder(store, url, tmp_path, shards[:2]) as other,
+        _cache(store, url, tmp_path, most) as cache,
+        pytest.warns(UserWarning, match="in use at once"),
+    ):
+        assert line_of(other) == "held"
+        for shard in shards[2:4]:
+            cache.hold(shard)
+        for shard in shards[2:4]:
+            cache.release(shard)
+        assert len(_names(tmp_path)) == 4
+        cache.close()
+        assert _names(tmp_path) == [shard.name.split(".")[0] for shard in shards[:2]]
+        cache.close()
+        assert len(_names(tmp_path)) == 2
+
+
+def test_a_cache_that_is_closed_in_the_middle_of_a_download_waits_for_nobody(
+    store: Scene,
+    url: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    shards: tuple[ShardSummary, ...],
+) -> None:
+    perform = disk.perform
+
+    def close(call: str, path: str, function: Any, *given: Any, **named: Any) -> Any:
+        if call == "create" and path.endswith(".part"):
+            other.close()  # as a finalizer may
+        return perform(call, path, function, *given, **named)
+
+    objects = Objects(url, store.options)
+    other, cache = (ShardCache(str(tmp_path / "cache"), None, objects) for _ in range(2))
+    monkeypatch.setattr(disk, "perform", close)
+    thread = threading.Thread(target=cache.hold, args=(shards[0],), daemon=True)
+    thread.start()
+    thread.join(60)
+    assert not thread.is_alive()
+    assert len(_names(tmp_path)) == 1
+    cache.close()
+
+
+def test_a_shard_gets_its_name_while_nobody_counts_what_lies_there(
+    store: Scene,
+    url: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    shards: tuple[ShardSummary, ...],
+) -> None:
+    perform, renamed = disk.perform, []
+
+    def look(call: str, path: Any, function: Any, *given: Any, **named: Any) -> Any:
+        if call == "rename":
+            renamed.append(path)
+            fd = os.open(tmp_path / "cache", os.O_RDONLY)
+            with pytest.raises(BlockingIOError):
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.close(fd)
+        return perform(call, path, function, *given, **named)
+
+    with _cache(store, url, tmp_path) as cache:
+        monkeypatch.setattr(disk, "perform", look)
+        cache.hold(shards[0])
+    assert len(renamed) == 1
 
 
 def test_wrong_bytes_are_downloaded_again(
