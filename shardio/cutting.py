@@ -14,15 +14,14 @@ from shardio.dataset import ShardDataset
 from shardio.errors import InvalidArgument
 from shardio.events import kind_of_events
 from shardio.footage import Footage
-from shardio.format.checksum import distinct
 from shardio.format.fields import Array, Field, Video
 from shardio.format.schema import Schema
 from shardio.format.streams import Streams
 from shardio.media.framing import Place
 from shardio.order import OF_CLIPS, OF_CROPS, hashes_of, key_of
+from shardio.scan import Part, scan
 from shardio.units import Rows
 
-_AT_ONCE: Final = 1 << 16
 _HALF: Final = 1 << 32
 _OPTIONS: Final = ("frames", "stride", "step", "size")
 """What the view of a generation says of clips."""
@@ -128,19 +127,18 @@ def cut(dataset: ShardDataset, clip: Clip, name: str) -> Cut:
     n_frames = np.zeros(dataset.n_shown, np.int64)
     sizes: set[tuple[int, int]] = set()
     around = _Around(dataset, clip.around) if clip.around is not None else None
-    for start in range(0, len(n_frames), _AT_ONCE):
-        rows = dataset.rows(np.arange(start, min(start + _AT_ONCE, len(n_frames))))
-        shards = dataset.locate(rows)
-        for shard in distinct(shards).tolist():
-            places = np.flatnonzero(shards == shard)
-            reader = dataset.reader(shard, name)
-            videos = Footage(reader, name, rows[places] - dataset.starts[shard], clip)
-            n_frames[start + places] = videos.n_frames
-            has_clip = videos.n_frames >= clip.span
-            if around is not None:
-                has_clip = around.take(shard, videos, start + places, has_clip)
-            if len(sizes) < 2:
-                sizes |= _sizes(videos.lines[has_clip])
+
+    def look(part: Part) -> tuple[Footage, Happened | None]:
+        videos = Footage(part.reader(name), name, part.rows, clip)
+        return videos, None if around is None else around.look(part, videos)
+
+    for part, (videos, happened) in scan(dataset, look):
+        n_frames[part.numbers] = videos.n_frames
+        has_clip = videos.n_frames >= clip.span
+        if around is not None and happened is not None:
+            has_clip = around.take(happened, part.numbers, has_clip)
+        if len(sizes) < 2:
+            sizes |= _sizes(videos.lines[has_clip])
     events = None if around is None else around.events(len(n_frames))
     clips = Clips(clip, n_frames, events)
     if n_frames.any() and not len(clips):
@@ -151,6 +149,10 @@ def cut(dataset: ShardDataset, clip: Clip, name: str) -> Cut:
     return Cut(clip, name, size, len(n_frames), told)
 
 
+Happened = tuple[Rows, npt.NDArray[Any]]
+"""How many events each video has, and all of them."""
+
+
 class _Around:
     """Gathers the events of those videos that are long enough for a clip.
 
@@ -159,16 +161,20 @@ class _Around:
     """
 
     def __init__(self, dataset: ShardDataset, name: str) -> None:
-        self._dataset, self._name = dataset, name
+        self._name = name
         self._kind = kind_of_events(dataset.schema, name)
         self._videos: list[Rows] = []
         self._values = [np.zeros(0, self._kind)]
 
+    def look(self, part: Part, videos: Footage) -> Happened:
+        """The events of some videos of a shard."""
+        return videos.events(part.reader(self._name), self._name)
+
     def take(
-        self, shard: int, videos: Footage, numbers: Rows, is_long: npt.NDArray[np.bool_]
+        self, happened: Happened, numbers: Rows, is_long: npt.NDArray[np.bool_]
     ) -> npt.NDArray[np.bool_]:
-        """Take the events of some videos of a shard, which have these numbers; returns whose."""
-        counts, values = videos.events(self._dataset.reader(shard, self._name), self._name)
+        """Take the events of some videos, which have these numbers; returns whose."""
+        counts, values = happened
         self._values.append(values[np.repeat(is_long, counts)].astype(self._kind))
         counts = counts * is_long
         self._videos.append(np.repeat(numbers, counts))

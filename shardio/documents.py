@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
 from shardio.dataset import ShardDataset
 from shardio.errors import InvalidArgument
-from shardio.format.checksum import distinct
 from shardio.format.fields import Array, Field
 from shardio.format.schema import Schema
 from shardio.packing import Pack
+from shardio.scan import Part, scan
 from shardio.units import Rows
-
-_AT_ONCE: Final = 1 << 16
 
 
 def to_be_packed(schema: Schema, pack: Any, asked: tuple[str, ...] | None) -> Pack:
@@ -99,12 +97,11 @@ def _lengths(dataset: ShardDataset, pack: Pack) -> Rows:
     if field.is_fixed:
         return np.full(n, field.shape[0], np.int64)
     lengths, itemsize = np.zeros(n, np.int64), field.numpy.itemsize
-    for start in range(0, n, _AT_ONCE):
-        rows = dataset.shown_rows(np.arange(start, min(start + _AT_ONCE, n)))
-        shards = dataset.locate(rows)
-        for shard in distinct(shards).tolist():
-            places = np.flatnonzero(shards == shard)
-            local = rows[places] - dataset.starts[shard]
-            entries = dataset.reader(shard, name).records.entries(name, local)
-            lengths[start + places] = entries["n_bytes"].astype(np.int64) // itemsize
+
+    def look(part: Part) -> Rows:
+        n_bytes: Rows = part.reader(name).records.entries(name, part.rows)["n_bytes"]
+        return n_bytes.astype(np.int64) // itemsize
+
+    for part, found in scan(dataset, look):
+        lengths[part.numbers] = found
     return lengths

@@ -13,13 +13,12 @@ import numpy as np
 from shardio.clips import Clip
 from shardio.dataset import ShardDataset
 from shardio.errors import InvalidArgument
-from shardio.format.checksum import distinct
 from shardio.format.fields import Array, Audio, Field
 from shardio.format.schema import Schema
 from shardio.format.streams import Streams
+from shardio.scan import Part, scan
 from shardio.sounds import Sound
 
-_AT_ONCE: Final = 1 << 16
 _NEARLY: Final = Fraction(199, 200)
 """What is at least so much of the longest is followed by silence rather than put into a list."""
 
@@ -210,12 +209,12 @@ def _common(dataset: ShardDataset, name: str, column: str, option: str, what: st
 
 def _lines(dataset: ShardDataset, name: str, sound: str) -> Iterator[Streams]:
     """What the index has of the streams of a field, of all rows shown that have some sound."""
-    for start in range(0, dataset.n_shown, _AT_ONCE):
-        rows = dataset.shown_rows(np.arange(start, min(start + _AT_ONCE, dataset.n_shown)))
-        shards = dataset.locate(rows)
-        for shard in distinct(shards).tolist():
-            own = rows[shards == shard] - dataset.starts[shard]
-            own = own[dataset.reader(shard, sound).records.present(sound, own)]
-            records = dataset.reader(shard, name).records
-            lines = records.streams.lines(name, own, records.entries(name, own))
-            yield lines[lines["n_packets"] > 0]
+
+    def look(part: Part) -> Streams:
+        own = part.rows[part.reader(sound).records.present(sound, part.rows)]
+        records = part.reader(name).records
+        found: Streams = records.streams.lines(name, own, records.entries(name, own))
+        return found
+
+    for _, lines in scan(dataset, look):
+        yield lines[lines["n_packets"] > 0]

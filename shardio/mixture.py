@@ -294,6 +294,11 @@ class Mixture(ShardDataset):
         source = int(np.searchsorted(self._shards_before(), shard, side="right")) - 1
         return source, shard - int(self._shards_before()[source])
 
+    def glance(self, shard: int, name: str) -> ShardReader:
+        """A reader of a shard's file that has a field; see Filed."""
+        source, local = self._source_of(shard)
+        return self.sources[source].glance(local, name)
+
     def _open_file(self, file: int) -> ShardReader:
         group, shard = divmod(file, len(self.shards))
         source, local = self._source_of(shard)

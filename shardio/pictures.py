@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Final
-
-import numpy as np
 
 from shardio.dataset import ShardDataset
-from shardio.format.checksum import distinct
 from shardio.format.fields import Array, Field, Image
 from shardio.format.schema import Schema
+from shardio.reader import ShardReader
+from shardio.scan import Part, scan
 from shardio.units import Rows
 
-_AT_ONCE: Final = 1 << 16
 Sizes = Mapping[str, tuple[int, int]]
 """Height and width of those fields whose pictures all have the same."""
 
@@ -55,22 +52,21 @@ def common_sizes(dataset: ShardDataset, names: Iterable[str]) -> Sizes:
 
 
 def _common_size(dataset: ShardDataset, name: str) -> tuple[int, int] | None:
+    def look(part: Part) -> list[tuple[int, int]]:
+        return _sizes_in(part.reader(name), name, part.rows)
+
     common: tuple[int, int] | None = None
-    for start in range(0, len(dataset), _AT_ONCE):
-        rows = dataset.rows(np.arange(start, min(start + _AT_ONCE, len(dataset))))
-        shards = dataset.locate(rows)
-        for shard in distinct(shards).tolist():
-            own = rows[shards == shard] - dataset.starts[shard]
-            for size in _sizes_in(dataset, shard, name, own):
-                if size != (common or size):
-                    return None
-                common = size
+    for _, sizes in scan(dataset, look, n=len(dataset), rows_of=dataset.rows):
+        for size in sizes:
+            if size != (common or size):
+                return None
+            common = size
     return common
 
 
-def _sizes_in(dataset: ShardDataset, shard: int, name: str, rows: Rows) -> list[tuple[int, int]]:
+def _sizes_in(reader: ShardReader, name: str, rows: Rows) -> list[tuple[int, int]]:
     """The sizes that some pictures of a shard have, each once; no more than two of them."""
-    records = dataset.reader(shard, name).records
+    records = reader.records
     sizes = records.shapes(name, rows)[:, :2][records.present(name, rows)]
     if not len(sizes):
         return []

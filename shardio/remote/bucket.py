@@ -83,8 +83,10 @@ class Bucket:
             ShardCorrupt, CacheFull, StoreUnavailable, StoreDenied, ShardNotFound, ShardChanged: as
                 `ShardCache.hold` says.
         """
-        if self._remote.whole:
-            return self._cache.hold(summary)
+        return self._cache.hold(summary) if self._remote.whole else self.glance(summary)
+
+    def glance(self, summary: ShardSummary) -> str:
+        """The same for a look at a file: where it is not here, this is its URL."""
         return self._cache.hold_if_here(summary) or f"{self.root}/{summary.name}"
 
     @property
@@ -103,7 +105,7 @@ class Bucket:
         self._cache.release(summary)
 
     def content(self, summary: ShardSummary, path: str) -> PreadFile | None:
-        """What reads a file that `hold` has given the path of, if it is not here; else None."""
+        """What reads a file by the path that it was held by, if it is not here; else None."""
         if os.path.isabs(path):
             return None
         return RangeFile(self._objects, summary.name)

@@ -7,11 +7,15 @@ that of the process.
 
 from __future__ import annotations
 
+import functools
+import itertools
 import threading
-from collections.abc import Callable, Iterable
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from typing import Final, TypeVar
 
+S = TypeVar("S")
 T = TypeVar("T")
 
 _LOOK_UP_S: Final = 0.25
@@ -55,6 +59,24 @@ def side_by_side(n_threads: int, call: Callable[[T], object], items: Iterable[T]
         running, _ = _some_ended(running)
     for each in failed:
         each.result()
+
+
+def in_order(n_threads: int, call: Callable[[S], T], items: Iterable[S]) -> Iterator[T]:
+    """What a call gives for each of some items, in their order; so many are made at a time.
+
+    What it raises is raised in its turn. What is under way then, or when no more is wanted, is not
+    waited for.
+    """
+    left, coming = iter(items), deque[Future[T]]()
+    while True:
+        begun = (_begun(functools.partial(call, item)) for item in left)
+        coming.extend(itertools.islice(begun, n_threads - len(coming)))
+        if not coming:
+            return
+        running = [first := coming.popleft()]
+        while running:
+            running, _ = _some_ended(running)
+        yield first.result()
 
 
 def _some_ended(running: list[Future[T]]) -> tuple[list[Future[T]], list[Future[T]]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from shardio.access.filesystems import Access
 from shardio.access.page_cache import will_open
+from shardio.access.pread import PreadFile
 from shardio.errors import DatasetCorrupt
 from shardio.format.checksum import distinct
 from shardio.format.schema import Schema
@@ -82,6 +83,14 @@ class Filed:
         first = 0 if name is None else self._first_files.get(name, 0)
         return self._opened.reader(first + self._numbers[shard])
 
+    def glance(self, shard: int, name: str) -> ShardReader:
+        """A reader of the same file, for a look at its index: not kept, nor is the file brought.
+
+        In any thread. It belongs to the caller, and verifies for itself.
+        """
+        group = self._group(name)
+        return self._open_from(group, shard, self._files_in.glance)
+
     def known(self, shard: int, name: str | None = None) -> ShardReader | None:
         """The same, if it is open."""
         first = 0 if name is None else self._first_files.get(name, 0)
@@ -131,11 +140,19 @@ class Filed:
 
     def _open_file(self, file: int) -> ShardReader:
         number, shard = divmod(file, self._n_shards)
-        _, schema, shards, _ = self._groups[number]
-        summary = shards[shard]
-        path = self._files_in.hold(summary)
+        return self._open_from(self._groups[number], shard, self._files_in.hold)
+
+    def _open_from(
+        self, group: Group, shard: int, hold: Callable[[ShardSummary], str]
+    ) -> ShardReader:
+        """Open a file of a group, once its place has it, or knows how to read it."""
+        summary = group.shards[shard]
+        path = hold(summary)
+        content = self._files_in.content(summary, path)
+        if content is not None:  # which was not held
+            return self._open_expected(path, summary, group.schema, content)
         try:
-            reader = self._open_expected(path, summary, schema)
+            reader = self._open_expected(path, summary, group.schema)
         except BaseException:
             self._files_in.release(summary)
             raise
@@ -144,9 +161,10 @@ class Filed:
         held.atexit = False
         return reader
 
-    def _open_expected(self, path: str, summary: ShardSummary, schema: Schema) -> ShardReader:
+    def _open_expected(
+        self, path: str, summary: ShardSummary, schema: Schema, content: PreadFile | None = None
+    ) -> ShardReader:
         """Open a file, which must be the one that the generation names."""
-        content = self._files_in.content(summary, path)
         reader = ShardReader(path, verify=self._verify, access=self.access, content=content)
         found = (reader.id, len(reader), reader.header.file_size)
         expected = (summary.id, summary.n_samples, summary.n_bytes)

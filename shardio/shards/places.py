@@ -60,8 +60,14 @@ class Place(Protocol):
             ShardNotFound: there is none, as far as that is known without opening it.
         """
 
+    def glance(self, summary: ShardSummary) -> str:
+        """The same for a look at a file, which is not brought here for it."""
+
     def content(self, summary: ShardSummary, path: str) -> PreadFile | None:
-        """What reads a file that `hold` gave this path of, if it is not here; else None."""
+        """What reads a file by the path that it was held by, if it is not here; else None.
+
+        That one is not held, and not to be released.
+        """
 
     def release(self, summary: ShardSummary) -> None:
         """No longer keep a file. In any thread, in the middle of anything, also once closed."""
@@ -113,6 +119,10 @@ class Folder:
         path = self.path_of(summary)
         refuse_links_outside(self.root, path)
         return path
+
+    def glance(self, summary: ShardSummary) -> str:
+        """The same."""
+        return self.hold(summary)
 
     def release(self, summary: ShardSummary) -> None:
         """Do nothing: files stay."""

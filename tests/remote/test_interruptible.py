@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from shardio.remote.interruptible import interruptible, side_by_side
+from shardio.remote.interruptible import in_order, interruptible, side_by_side
 from shardio.remote.objects import Objects
 from tests.loading import PATIENCE_S
 from tests.remote.scene import Fault, Scene
@@ -63,7 +63,7 @@ def test_a_call_gives_what_it_returns_or_raises() -> None:
 
 
 @pytest.mark.usefixtures("ours")
-@pytest.mark.parametrize("how", ["one", "several"])
+@pytest.mark.parametrize("how", ["one", "several", "in order"])
 def test_who_presses_ctrl_c_does_not_wait_for_what_hangs(how: str) -> None:
     met, go_on, begun = threading.Event(), threading.Event(), []
 
@@ -75,7 +75,12 @@ def test_who_presses_ctrl_c_does_not_wait_for_what_hangs(how: str) -> None:
     def several() -> None:
         side_by_side(1, hang, range(9))
 
-    call = several if how == "several" else lambda: interruptible(hang)
+    ways: dict[str, Callable[[], object]] = {
+        "one": lambda: interruptible(hang),
+        "several": several,
+        "in order": lambda: list(in_order(1, hang, range(9))),
+    }
+    call = ways[how]
     assert Hang(met, go_on).interrupts(call)
     for thread in threading.enumerate():
         if thread.name == "shardio-request":
@@ -140,3 +145,43 @@ def test_what_is_under_way_at_an_error_is_waited_for(monkeypatch: pytest.MonkeyP
     with pytest.raises(ValueError, match="the first"):
         side_by_side(2, call, [0, 1])
     assert ended == [1]
+
+
+def test_calls_in_order_give_what_they_return_however_long_each_takes() -> None:
+    threads, others_done = 3, threading.Event()
+    done: list[int] = []
+
+    def call(item: int) -> int:
+        if item == 0:
+            others_done.wait(PATIENCE_S)
+        done.append(item)
+        if item == 2:
+            others_done.set()
+        return item * item
+
+    assert list(in_order(threads, call, range(20))) == [item * item for item in range(20)]
+    assert done.index(2) < done.index(0)
+    assert list(in_order(threads, call, [])) == []
+
+
+def test_no_more_calls_are_begun_than_may_be_at_a_time() -> None:
+    taken: list[int] = []
+
+    def items() -> Iterator[int]:
+        for item in range(9):
+            taken.append(item)
+            yield item
+
+    found = in_order(3, str, items())
+    assert (next(found), taken) == ("0", [0, 1, 2])
+    assert (next(found), taken) == ("1", [0, 1, 2, 3])
+
+
+def test_an_error_is_raised_in_its_turn() -> None:
+    def call(item: int) -> int:
+        return 1 // (item - 2)
+
+    found = in_order(4, call, range(9))
+    assert [next(found), next(found)] == [-1, -1]
+    with pytest.raises(ZeroDivisionError):
+        next(found)
