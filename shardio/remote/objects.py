@@ -24,7 +24,7 @@ from shardio.errors import (
     StoreUnavailable,
 )
 from shardio.remote.failures import Passing, replaced, sorted_out
-from shardio.remote.interruptible import interruptible
+from shardio.remote.interruptible import in_order, interruptible
 from shardio.remote.places import AZURE, checked_url
 from shardio.remote.stores import endpoint_of, obstore, open_store
 
@@ -34,6 +34,8 @@ DEADLINE_S: Final = 120.0
 """How long a call goes on without a byte of progress."""
 PIECE_BYTES: Final = 8 << 20
 """What one request of a download asks for."""
+_PIECES_AT_ONCE: Final = 4
+"""One connection to a store brings less than the network does, and each request waits before."""
 _LEAST_PIECE_BYTES: Final = 256 << 10
 _FIRST_PAUSE_S: Final = 0.1
 _LONGEST_PAUSE_S: Final = 5.0
@@ -126,6 +128,8 @@ class Objects:
     ) -> None:
         """Append to `file` what it lacks of an object of n_bytes.
 
+        After each failure less is asked for at a time, as the network may be slow.
+
         Args:
             name: of the object.
             file: unbuffered, at its end; it may have the beginning already.
@@ -135,24 +139,28 @@ class Objects:
         Raises:
             ShardChanged: the object has another size, or is replaced meanwhile.
         """
-        done, tag, size = file.tell(), None, PIECE_BYTES
+        done, tag = file.tell(), None
+        size, n_at_once = PIECE_BYTES, _PIECES_AT_ONCE
         began, n_tries = time.monotonic(), 0
         while done < n_bytes:
             check()
-            end = min(done + size, n_bytes)
+            pieces = ((at, min(at + size, n_bytes)) for at in range(done, n_bytes, size))
+            ask = functools.partial(self._get_once, name, tag=tag)
             try:
-                ask = functools.partial(self._get_once, name, (done, end), tag)
-                part = interruptible(ask)
-                if part.n_bytes != n_bytes:
-                    raise self._changed(name, n_bytes, part.n_bytes)
+                for part in in_order(n_at_once, ask, pieces):
+                    if part.n_bytes != n_bytes:
+                        raise self._changed(name, n_bytes, part.n_bytes)
+                    tag = tag or part.tag
+                    if part.tag not in (tag, None):
+                        raise replaced(self.url, name)
+                    _write_all(file, part.data)
+                    done += len(part.data)
+                    began, n_tries = time.monotonic(), 0
+                    check()
             except Passing as passing:
                 n_tries += 1
-                size = max(_LEAST_PIECE_BYTES, size // 2)
+                size, n_at_once = max(_LEAST_PIECE_BYTES, size // 2), max(1, n_at_once // 2)
                 self._pause(name, passing, began, n_tries, None, check)
-                continue
-            _write_all(file, part.data)
-            done, tag = done + len(part.data), part.tag
-            began, n_tries = time.monotonic(), 0
 
     def put(self, name: str, data: bytes, *, exclusive: bool) -> None:
         """Write a small object; exclusive: only if there is none of this name.

@@ -21,7 +21,8 @@ from shardio.errors import (
     StoreUnavailable,
 )
 from shardio.remote import stores
-from shardio.remote.objects import Objects
+from shardio.remote.objects import Objects, Part
+from tests.loading import PATIENCE_S
 from tests.remote.scene import Fault, Scene
 
 DATA = bytes(range(256)) * 1000
@@ -63,6 +64,40 @@ def test_what_passes_is_tried_again_from_the_byte_that_was_reached(
     store.proxy.faults = [fault]
     assert _downloaded(some, tmp_path / "a") == DATA
     fault.go_on.set()
+
+
+def test_pieces_come_several_at_a_time_and_lie_in_order(
+    store: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    some, all_are_asked_for, others = objects(store), threading.Barrier(3), threading.Semaphore(0)
+    get = Objects._get_once
+
+    def get_late(self: Objects, name: str, part: Any, tag: str | None) -> Part:
+        all_are_asked_for.wait(PATIENCE_S)
+        if part[0] == 0:
+            others.acquire(timeout=PATIENCE_S)
+            others.acquire(timeout=PATIENCE_S)
+        found = get(self, name, part, tag)
+        others.release()
+        return found
+
+    monkeypatch.setattr(Objects, "_get_once", get_late)
+    assert _downloaded(some, tmp_path / "a") == DATA
+
+
+def test_pieces_of_two_objects_are_not_put_together(
+    store: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    get = Objects._get_once
+
+    def get_other(self: Objects, name: str, part: Any, tag: str | None) -> Part:
+        found = get(self, name, part, tag)
+        return found._replace(tag='"another"') if part[0] == 200_000 else found
+
+    monkeypatch.setattr(Objects, "_get_once", get_other)
+    with pytest.raises(ShardChanged, match="another object has taken the place"):
+        _downloaded(objects(store), tmp_path / "a")
+    assert (tmp_path / "a").read_bytes() == DATA[:200_000]
 
 
 def test_a_download_goes_on_with_what_is_there(store: Scene, tmp_path: Path) -> None:
