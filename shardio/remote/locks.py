@@ -47,15 +47,17 @@ class ByteLocks:
     def share(self, byte: int) -> bool:
         """Take a shared lock, or take it once more; False where somebody has an exclusive one."""
         self._begin_anew_after_fork()
-        with self._mutex:
-            n_held = self._counts.get(byte, 0)
-            if self._fd < 0:
-                self._fd = _open(self._path)
-            if not n_held and not _lock(self._fd, fcntl.F_RDLCK, byte):
-                return False
-            self._counts[byte] = n_held + 1
-        self._undo()
-        return True
+        try:
+            with self._mutex:
+                n_held = self._counts.get(byte, 0)
+                if self._fd < 0:
+                    self._fd = _open(self._path)
+                if not n_held and not _lock(self._fd, fcntl.F_RDLCK, byte):
+                    return False
+                self._counts[byte] = n_held + 1
+                return True
+        finally:
+            self._undo()  # what was given back meanwhile
 
     def give_back(self, byte: int) -> None:
         """Undo one `share`. In any thread, in the middle of anything, as finalizers run."""
@@ -100,23 +102,30 @@ class ByteLocks:
 
 @contextlib.contextmanager
 def exclusive(path: str, byte: int) -> Iterator[bool]:
-    """Whether nobody has a byte of a file, here or elsewhere; if so, nobody gets it meanwhile."""
-    fd = _open(path)
+    """Whether nobody has a byte of a file, here or elsewhere; if so, nobody gets it meanwhile.
+
+    A process that is forked meanwhile gets the same lock, which closing leaves it: so it is undone.
+    """
+    fd, pid = _open(path), os.getpid()
     try:
         yield _lock(fd, fcntl.F_WRLCK, byte)
     finally:
+        if pid == os.getpid():
+            _lock(fd, fcntl.F_UNLCK, byte)
         os.close(fd)
 
 
 @contextlib.contextmanager
 def alone_in(folder: str) -> Iterator[None]:
     """Wait until nobody else is inside of the same `with`; the kernel lets go of who dies."""
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    fd, pid = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC), os.getpid()
     _alone.is_inside = True
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
         yield
     finally:
+        if pid == os.getpid():
+            fcntl.flock(fd, fcntl.LOCK_UN)  # as in `exclusive`
         os.close(fd)
         _alone.is_inside = False
 
