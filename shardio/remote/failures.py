@@ -15,6 +15,8 @@ _DENIED: Final = re.compile(
     r"|AccessDenied|AuthenticationFailed|RequestTimeTooSkewed|InvalidClientTokenId|\b40[13]\b"
 )
 
+_BEYOND: Final = re.compile(r"^InvalidRange\b|status code: 416\b")
+
 
 class Passing(Exception):
     """Something that the next try need not meet."""
@@ -72,6 +74,18 @@ def _explained(url: str, name: str, error: Exception, options: Mapping[str, Any]
         )
     if re.search("NoSuchBucket|ContainerNotFound", words):
         return InvalidArgument(f"{place}: there is no such bucket: {words}; make it first")
+    if _BEYOND.search(words):
+        return ShardChanged(
+            "the object in the store ends before what was asked for: it is empty, or a shorter one "
+            "has taken its place; publish it anew, or open the dataset anew",
+            code="file_size",
+            path=place,
+        )
+    if "Header missing" in words:  # what answers does so every time
+        return InvalidArgument(
+            f"{place}: {words}: the server does not say what it must of objects, as one that sends "
+            "them in chunks; copy the dataset to a folder"
+        )
     kinds = ("NotSupportedError", "InvalidPathError", "UnknownConfigurationKeyError")
     if kind in kinds or "builder error" in words:  # no request came to be
         way_out = "; copy the dataset to a folder" if kind == kinds[0] else ""

@@ -6,6 +6,8 @@ import http.server
 import os
 import pickle
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +113,16 @@ def test_an_object_of_another_size_is_refused(store: Scene, tmp_path: Path) -> N
         _downloaded(objects(store), tmp_path / "a", len(DATA) + 5)
 
 
+def test_an_object_that_ends_before_what_was_reached_is_refused_at_once(
+    store: Scene, tmp_path: Path
+) -> None:
+    (tmp_path / "a").write_bytes(bytes(len(DATA) + 1))
+    with pytest.raises(ShardChanged, match=r"a\.shard: the object in the store ends before"):
+        _downloaded(objects(store), tmp_path / "a", len(DATA) + 5)
+    with pytest.raises(ShardChanged, match="ends before what was asked for"):
+        objects(store).read_range("a.shard", len(DATA) + 1, 5)
+
+
 def test_an_object_that_is_replaced_meanwhile_is_refused(store: Scene) -> None:
     some = objects(store)
     tag = some.read_tail("a.shard", 10).tag
@@ -188,15 +200,29 @@ def test_an_option_that_nobody_knows_is_refused_by_its_name(store: Scene) -> Non
 
 def test_a_web_server_without_ranges_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.shard").write_bytes(DATA)
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Plain) as server:
-        server.folder = str(tmp_path)  # type: ignore[attr-defined]
+    with _served(tmp_path, _Plain) as some:
+        assert some.read("a.shard") == DATA
+        with pytest.raises(InvalidArgument, match="Range request .* copy the dataset to a"):
+            some.read_tail("a.shard", 10)
+
+
+def test_a_web_server_that_does_not_say_how_much_comes_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.shard").write_bytes(DATA)
+    with (
+        _served(tmp_path, _Chunked) as some,
+        pytest.raises(InvalidArgument, match="Content-Length .* copy the dataset to a folder"),
+    ):
+        some.read("a.shard")
+
+
+@contextmanager
+def _served(folder: Path, handler: type[_Plain]) -> Iterator[Objects]:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        server.folder = str(folder)  # type: ignore[attr-defined]
         thread = threading.Thread(target=server.serve_forever, args=(0.05,))
         thread.start()
-        some = Objects(f"http://127.0.0.1:{server.server_port}/")
         try:
-            assert some.read("a.shard") == DATA
-            with pytest.raises(InvalidArgument, match="Range request .* copy the dataset to a"):
-                some.read_tail("a.shard", 10)
+            yield Objects(f"http://127.0.0.1:{server.server_port}/", {"deadline_s": 10})
         finally:
             server.shutdown()
             thread.join()
@@ -210,6 +236,14 @@ class _Plain(http.server.SimpleHTTPRequestHandler):
 
     def log_message(self, format: str, *args: Any) -> None:
         pass
+
+
+class _Chunked(_Plain):
+    """Gives whole files, and does not say how long they are."""
+
+    def send_header(self, keyword: str, value: str) -> None:
+        if keyword.lower() != "content-length":
+            super().send_header(keyword, value)
 
 
 def test_an_endpoint_without_a_scheme_is_refused(store: Scene) -> None:
