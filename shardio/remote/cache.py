@@ -23,10 +23,18 @@ import random
 import shutil
 import time
 from collections.abc import Callable
-from typing import IO, Any, Final
+from typing import IO, Any, Final, TypeVar
 
 from shardio import disk
-from shardio.errors import CacheFull, EnvironmentUnsuitable, ShardCorrupt, ShardIncomplete
+from shardio.errors import (
+    CacheFull,
+    DataError,
+    EnvironmentUnsuitable,
+    ShardCorrupt,
+    ShardIncomplete,
+    ShardioError,
+    ShardUnsupported,
+)
 from shardio.format.checksum import hash_bytes
 from shardio.remote.arrival import check_arrived
 from shardio.remote.locks import ByteLocks, exclusive
@@ -44,6 +52,10 @@ _POLL_S: Final = 0.02
 _IN_USE_S: Final = 10.0
 """A shard that others only use is here; if it is not for so long, somebody removed it."""
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
+_DAMAGED: Final = (ShardCorrupt, ShardIncomplete, ShardUnsupported)
+"""What a shard raises of which any byte may have changed: also those that say its version."""
+
+T = TypeVar("T")
 
 
 class ShardCache:
@@ -55,23 +67,36 @@ class ShardCache:
         folder: the cache; made if it is missing, for this user alone.
         most_bytes: how much may lie in it, of all datasets; None for nine tenths of what is free.
         objects: the dataset in its store.
+
+    Raises:
+        EnvironmentUnsuitable: nothing can be written there.
     """
 
     def __init__(self, folder: str, most_bytes: int | None, objects: Objects) -> None:
         self.folder, self._objects = folder, objects
         self.root = os.path.join(folder, _name_of(objects))
-        os.makedirs(folder, mode=0o700, exist_ok=True)
-        os.makedirs(self.root, mode=0o700, exist_ok=True)
+        try:
+            self._prepare()
+        except OSError as error:
+            raise EnvironmentUnsuitable(
+                f"{folder}: cannot be a cache of shards ({error}): name another folder by `cache`, "
+                "or by the environment variable SHARDIO_CACHE"
+            ) from error
+        self._lock_path = os.path.join(self.root, "locks")
+        self._locks = ByteLocks(self._lock_path)
+        self._room = Room(folder, most_bytes)
+
+    def _prepare(self) -> None:
+        """Make the folders, and the files in them that say what they are."""
+        for folder in (self.folder, self.root):
+            os.makedirs(folder, mode=0o700, exist_ok=True)
         for path, text in (
-            (os.path.join(folder, "README.txt"), README),
-            (os.path.join(self.root, "origin"), f"{objects.url}\n"),
+            (os.path.join(self.folder, "README.txt"), README),
+            (os.path.join(self.root, "origin"), f"{self._objects.url}\n"),
         ):
             if not os.path.exists(path):
                 with open(path, "w", encoding="utf-8") as file:
                     file.write(text)
-        self._lock_path = os.path.join(self.root, "locks")
-        self._locks = ByteLocks(self._lock_path)
-        self._room = Room(folder, most_bytes)
 
     @property
     def most_bytes(self) -> int:
@@ -86,7 +111,10 @@ class ShardCache:
     def hold_if_here(self, shard: ShardSummary) -> str | None:
         """The path of a shard if it is here and verified, held until `release`; else None."""
         byte = byte_of(shard.id)
-        if not self._locks.share(byte):
+        try:
+            if not self._locks.share(byte):
+                return None
+        except FileNotFoundError:  # the cache was removed
             return None
         path = self.path_of(shard)
         if _is_good(path, shard):
@@ -109,8 +137,20 @@ class ShardCache:
             ShardCorrupt: what comes from the store is not what was written, three times.
             CacheFull: the disk is, with shards that are in use.
             StoreUnavailable, StoreDenied, ShardNotFound, ShardChanged: from the store.
-            EnvironmentUnsuitable: the file is gone, though somebody uses it.
+            ShardUnsupported: a newer shardio wrote it.
+            EnvironmentUnsuitable: the file is gone, though somebody uses it, or the cache is.
         """
+        try:
+            return self._hold(shard, check)
+        except FileNotFoundError as error:
+            if isinstance(error, ShardioError) or os.path.isdir(self.root):
+                raise
+            raise EnvironmentUnsuitable(
+                f"{self.root}: was removed while it is in use: open the dataset anew, or choose "
+                "another cache"
+            ) from error
+
+    def _hold(self, shard: ShardSummary, check: Callable[[], None]) -> str:
         byte, waits_from_s = byte_of(shard.id), time.monotonic()
         while True:
             if (path := self.hold_if_here(shard)) is not None:
@@ -145,50 +185,58 @@ class ShardCache:
         """Download and verify a shard that nobody else has anything to do with now."""
         path = self.path_of(shard)
         if os.path.exists(path):  # since before the machine started anew, or damaged on its disk
-            with contextlib.suppress(ShardCorrupt, ShardIncomplete):
+            with contextlib.suppress(*_DAMAGED):
                 check_arrived(path, shard)
-                _record(path, shard)
+                self._with_room(shard, lambda: _record(path, shard))
                 return
             remove(path)
         half = os.path.join(self.root, f".{os.path.basename(path)}.{shard.n_bytes}.part")
         for n_left in reversed(range(_TIMES)):
-            self._room.reserve(half, shard.n_bytes)
-            self._download(shard, half, check)
+            self._with_room(shard, lambda: self._room.reserve(half, shard.n_bytes))
+            self._with_room(shard, lambda: self._download(shard, half, check))
             try:
                 check_arrived(half, shard)
-            except (ShardCorrupt, ShardIncomplete) as error:
+            except _DAMAGED as error:
                 disk.unlink(half)
                 if not n_left:
-                    raise self._damaged(shard, error) from error
+                    raise self._damaged(shard, half, error) from error
                 continue
             self._room.settle(half, path)
-            _record(path, shard)
+            self._with_room(shard, lambda: _record(path, shard))
             return
 
     def _download(self, shard: ShardSummary, half: str, check: Callable[[], None]) -> None:
+        with open(half, "ab", buffering=0) as file:
+            file.seek(0, os.SEEK_END)
+            if file.tell() > shard.n_bytes:
+                file.truncate(0)
+                file.seek(0)
+            watched: Any = _Watched(file, half)
+            self._objects.download(shard.name, watched, shard.n_bytes, check=check)
+
+    def _with_room(self, shard: ShardSummary, call: Callable[[], T]) -> T:
+        """Make a call that writes, again where the disk is full and others can make room."""
         while True:
             try:
-                with open(half, "ab", buffering=0) as file:
-                    file.seek(0, os.SEEK_END)
-                    if file.tell() > shard.n_bytes:
-                        file.truncate(0)
-                        file.seek(0)
-                    watched: Any = _Watched(file, half)
-                    self._objects.download(shard.name, watched, shard.n_bytes, check=check)
-                return
+                return call()
             except OSError as error:
                 if error.errno not in _FULL:
                     raise
-                if not self._room.free(shard.n_bytes, half):
+                if not self._room.free(shard.n_bytes):
                     raise self._full(shard) from error
 
-    def _damaged(self, shard: ShardSummary, error: Exception) -> ShardCorrupt:
+    def _damaged(
+        self, shard: ShardSummary, half: str, error: DataError
+    ) -> ShardCorrupt | ShardUnsupported:
+        place = f"{self._objects.url}/{shard.name}"
+        if isinstance(error, ShardUnsupported):
+            return ShardUnsupported(str(error).replace(half, place))
         found = ShardCorrupt(
             f"the object in the store is damaged: it was downloaded {_TIMES} times, and each time "
             f"other than it was written ({error}); publish it anew, or open the dataset anew if "
             "another has taken its place",
             code=getattr(error, "code", "incomplete"),
-            path=f"{self._objects.url}/{shard.name}",
+            path=place,
         )
         found.field, found.sample = getattr(error, "field", None), getattr(error, "sample", None)
         return found

@@ -95,7 +95,7 @@ class Remote:
         if named := os.environ.get(CACHE_VARIABLE):
             return os.path.abspath(os.path.expanduser(named))
         home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-        return os.path.join(home, "shardio")
+        return os.path.abspath(os.path.join(home, "shardio"))
 
 
 def is_url(place: str) -> bool:

@@ -41,6 +41,8 @@ class Room:
     def __init__(self, folder: str, most_bytes: int | None) -> None:
         self._folder, self._place = folder, os.path.join(folder, "used")
         self._warned = False
+        self._is_told = most_bytes is not None
+        """Whether somebody said how much may lie there, or had something brought."""
         if most_bytes is None:
             most_bytes = (shutil.disk_usage(folder).free + self.count()) * 9 // 10
         self.most_bytes = most_bytes
@@ -54,6 +56,7 @@ class Room:
 
         Where all is in use there is none: a warning says so, and there will be more than may be.
         """
+        self._is_told = True
         with alone_in(self._folder):
             if os.path.exists(half):
                 return
@@ -62,7 +65,7 @@ class Room:
                 files = list(self._files())
                 used = sum(each.n_bytes for each in files)
                 spare = self.most_bytes // 20 if len(files) > _MANY else 0
-                used -= self._remove_unused(used + n_bytes + spare - self.most_bytes, half)
+                used -= self._remove_unused(used + n_bytes + spare - self.most_bytes)
                 if used + n_bytes > self.most_bytes and not self._warned:
                     self._warned = True
                     warnings.warn(
@@ -79,18 +82,19 @@ class Room:
         with alone_in(self._folder):
             disk.rename(half, path)
 
-    def free(self, n_bytes: int, half: str) -> bool:
+    def free(self, n_bytes: int) -> bool:
         """Remove as much as a download is short of, as the disk is full; False if nothing went."""
         with alone_in(self._folder):
-            return self._remove_unused(n_bytes, half) > 0
+            return self._remove_unused(n_bytes) > 0
 
     def trim(self) -> None:
         """Remove what is too much, as more was in use than may lie there, and no longer is.
 
         May be called by a finalizer: where that runs in the middle of this module, nothing is done.
-        What cannot be removed now makes room for what is downloaded next.
+        What cannot be removed now makes room for what is downloaded next. Who only had a look, and
+        said nothing of how much may lie there, removes nothing.
         """
-        if is_alone_in_any():
+        if is_alone_in_any() or not self._is_told:
             return
         with contextlib.suppress(OSError), alone_in(self._folder):
             used = _read_count(self._place)
@@ -99,14 +103,12 @@ class Room:
                 used -= self._remove_unused(used - self.most_bytes)
                 _write_count(self._place, used)
 
-    def _remove_unused(self, n_bytes: int, but: str = "") -> int:
+    def _remove_unused(self, n_bytes: int) -> int:
         """Remove what nobody uses until it is as much; returns how many bytes went."""
         freed = 0
         for each in sorted(self._files()):
             if freed >= n_bytes:
                 break
-            if each.path == but:
-                continue
             locks = os.path.join(os.path.dirname(each.path), "locks")
             with exclusive(locks, each.byte) as is_alone:
                 if is_alone:
@@ -119,7 +121,7 @@ class Room:
         with os.scandir(self._folder) as datasets:
             folders = [each.path for each in datasets if each.is_dir(follow_symlinks=False)]
         for folder in folders:
-            with os.scandir(folder) as found:
+            with contextlib.suppress(OSError), os.scandir(folder) as found:
                 for entry in found:
                     with contextlib.suppress(OSError, ValueError):  # gone meanwhile, not ours
                         if cached := _cached(entry):

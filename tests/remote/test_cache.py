@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import shutil
 import signal
 import subprocess
 import threading
@@ -16,7 +17,7 @@ from typing import Any
 import pytest
 
 from shardio import disk
-from shardio.errors import CacheFull, EnvironmentUnsuitable, ShardCorrupt
+from shardio.errors import CacheFull, EnvironmentUnsuitable, ShardCorrupt, ShardUnsupported
 from shardio.manifest import load
 from shardio.reader import ShardReader
 from shardio.remote.arrival import check_arrived
@@ -248,6 +249,92 @@ def test_a_shard_gets_its_name_while_nobody_counts_what_lies_there(
     assert len(renamed) == 1
 
 
+def test_who_only_had_a_look_removes_nothing(
+    store: Scene,
+    url: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    shards: tuple[ShardSummary, ...],
+) -> None:
+    with _cache(store, url, tmp_path, 1 << 30) as cache:
+        cache.hold(shards[0])
+        cache.release(shards[0])
+    full = os.statvfs_result((4096, 4096, 0, 0, 0, 0, 0, 0, 0, 255))
+    with monkeypatch.context() as during:
+        during.setattr("os.statvfs", lambda _: full)
+        with _cache(store, url, tmp_path) as cache:
+            assert cache.most_bytes < shards[0].n_bytes
+    assert len(_names(tmp_path)) == 1
+    with _cache(store, url, tmp_path, 1):
+        pass
+    assert _names(tmp_path) == []
+
+
+def test_a_dataset_that_is_removed_meanwhile_is_not_counted(
+    store: Scene,
+    url: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    shards: tuple[ShardSummary, ...],
+) -> None:
+    scandir, gone = os.scandir, tmp_path / "cache" / "of another"
+
+    def look(place: Any) -> Any:
+        if os.fspath(place) == os.fspath(gone):
+            gone.rmdir()
+        return scandir(place)
+
+    with _cache(store, url, tmp_path) as cache:
+        gone.mkdir()
+        monkeypatch.setattr(os, "scandir", look)
+        cache.hold(shards[0])
+    assert not gone.exists()
+
+
+def test_a_cache_that_is_removed_while_it_is_in_use_is_an_error(
+    store: Scene, url: str, tmp_path: Path, shards: tuple[ShardSummary, ...]
+) -> None:
+    with _cache(store, url, tmp_path) as cache:
+        shutil.rmtree(cache.root)
+        assert cache.hold_if_here(shards[0]) is None
+        with pytest.raises(EnvironmentUnsuitable, match=f"^{cache.root}: was removed while it is"):
+            cache.hold(shards[0])
+
+
+def test_what_cannot_be_a_cache_is_an_error_that_says_how_to_name_another(
+    store: Scene, url: str, tmp_path: Path
+) -> None:
+    (tmp_path / "cache").write_text("a file")
+    with (
+        pytest.raises(
+            EnvironmentUnsuitable, match=r"/cache: cannot be .* File exists.* by `cache`"
+        ),
+        _cache(store, url, tmp_path),
+    ):
+        pass
+
+
+def test_bytes_that_came_as_of_another_version_are_downloaded_again(
+    store: Scene, url: str, tmp_path: Path, folder: Path, shards: tuple[ShardSummary, ...]
+) -> None:
+    whole = (folder / shards[0].name).read_bytes()
+    newer = whole[:8] + bytes([whole[8] ^ 128]) + whole[9:]
+    with _cache(store, url, tmp_path) as cache:
+        path = Path(cache.path_of(shards[0]))
+        part = path.with_name(f".{path.name}.{shards[0].n_bytes}.part")
+        part.write_bytes(newer)
+        assert Path(cache.hold(shards[0])).read_bytes() == whole
+        cache.release(shards[0])
+        path.write_bytes(newer)
+        assert Path(cache.hold(shards[0])).read_bytes() == whole
+        cache.release(shards[0])
+        path.unlink()
+        store.put(f"cached/{shards[0].name}", newer)
+        with pytest.raises(ShardUnsupported, match=f"^{url}/{shards[0].name}: format version 129"):
+            cache.hold(shards[0])
+        assert not part.exists()
+
+
 def test_wrong_bytes_are_downloaded_again(
     store: Scene, url: str, tmp_path: Path, folder: Path, shards: tuple[ShardSummary, ...]
 ) -> None:
@@ -270,12 +357,14 @@ def test_an_object_that_is_damaged_is_an_error_that_names_its_url(
     assert _names(tmp_path) == []
 
 
-def _fill_disk(monkeypatch: pytest.MonkeyPatch, n_refused: int) -> None:
+def _fill_disk(
+    monkeypatch: pytest.MonkeyPatch, n_refused: int, call_refused: str = "write", end: str = ".part"
+) -> None:
     """Have the disk refuse so many writes of what is downloaded."""
     left, perform = [n_refused], disk.perform
 
     def refuse(call: str, path: str, function: Any, *given: Any, **named: Any) -> Any:
-        if call == "write" and path.endswith(".part") and left[0]:
+        if call == call_refused and path.endswith(end) and left[0]:
             left[0] -= 1
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
         return perform(call, path, function, *given, **named)
@@ -283,17 +372,22 @@ def _fill_disk(monkeypatch: pytest.MonkeyPatch, n_refused: int) -> None:
     monkeypatch.setattr(disk, "perform", refuse)
 
 
+@pytest.mark.parametrize(
+    ("call", "end"), [("create", ".part"), ("write", ".part"), ("create", ".ok"), ("write", ".ok")]
+)
 def test_a_full_disk_gets_room_from_what_nobody_uses(
     store: Scene,
     url: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     shards: tuple[ShardSummary, ...],
+    call: str,
+    end: str,
 ) -> None:
     with _cache(store, url, tmp_path) as cache:
         cache.hold(shards[0])
         cache.release(shards[0])
-        _fill_disk(monkeypatch, 1)
+        _fill_disk(monkeypatch, 1, call, end)
         cache.hold(shards[1])
     assert _names(tmp_path) == [shards[1].name.split(".")[0]]
 

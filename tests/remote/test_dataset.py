@@ -175,6 +175,12 @@ def test_a_file_url_is_a_folder(folder: Path) -> None:
         assert len(local) == N
 
 
+def test_the_folder_of_the_cache_is_absolute(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SHARDIO_CACHE", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", "here")
+    assert Remote().folder == str(Path.cwd() / "here" / "shardio")
+
+
 def test_how_it_is_read_never_shows_what_is_secret(store: Scene, tmp_path: Path) -> None:
     assert "secret" not in repr(Remote.of(tmp_path, 5, store.options))
     with pytest.raises(InvalidArgument) as caught:
