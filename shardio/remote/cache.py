@@ -75,6 +75,7 @@ class ShardCache:
     def __init__(self, folder: str, most_bytes: int | None, objects: Objects) -> None:
         self.folder, self._objects = folder, objects
         self.root = os.path.join(folder, _name_of(objects))
+        self._lock_path = os.path.join(self.root, "locks")
         try:
             self._prepare()
         except OSError as error:
@@ -82,7 +83,6 @@ class ShardCache:
                 f"{folder}: cannot be a cache of shards ({error}): name another folder by `cache`, "
                 "or by the environment variable SHARDIO_CACHE"
             ) from error
-        self._lock_path = os.path.join(self.root, "locks")
         self._locks = ByteLocks(self._lock_path)
         self._room = Room(folder, most_bytes)
 
@@ -97,6 +97,8 @@ class ShardCache:
             if not os.path.exists(path):
                 with open(path, "w", encoding="utf-8") as file:
                     file.write(text)
+        with open(self._lock_path, "ab"):  # also where all is here, and may only be read
+            pass
 
     @property
     def most_bytes(self) -> int:

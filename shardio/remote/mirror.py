@@ -99,9 +99,13 @@ class Mirror:
         path = self._path(name)
         disk.make_folder(os.path.dirname(path))
         temporary = f"{path}.{secrets.token_hex(6)}.tmp"
-        with disk.create(temporary) as file:
-            file.write(content)
-        disk.rename(temporary, path)
+        try:
+            with disk.create(temporary) as file:
+                file.write(content)
+            disk.rename(temporary, path)
+        except BaseException:
+            disk.unlink(temporary)
+            raise
 
     def _path(self, name: str) -> str:
         return os.path.join(self.folder, name)

@@ -74,8 +74,8 @@ class Room:
                         "have to be larger for as many workers, or such a shuffle",
                         stacklevel=level_of_caller(),
                     )
+            _write_count(self._place, used + n_bytes)  # first: too much is counted anew
             disk.perform("create", half, _make_empty, half)
-            _write_count(self._place, used + n_bytes)
 
     def settle(self, half: str, path: str) -> None:
         """Rename what has come whole; not while somebody counts, who could miss it under both."""

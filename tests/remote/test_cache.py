@@ -301,17 +301,36 @@ def test_a_cache_that_is_removed_while_it_is_in_use_is_an_error(
             cache.hold(shards[0])
 
 
+@pytest.mark.parametrize("what", ["a file", "read-only"])
 def test_what_cannot_be_a_cache_is_an_error_that_says_how_to_name_another(
-    store: Scene, url: str, tmp_path: Path
+    store: Scene, url: str, tmp_path: Path, what: str
 ) -> None:
-    (tmp_path / "cache").write_text("a file")
+    if what == "a file":
+        (tmp_path / "cache").write_text(what)
+    else:
+        with _cache(store, url, tmp_path) as cache:
+            locks = Path(cache.root, "locks")
+        locks.unlink()
+        locks.mkdir()  # which not even root can write to
     with (
-        pytest.raises(
-            EnvironmentUnsuitable, match=r"/cache: cannot be .* File exists.* by `cache`"
-        ),
+        pytest.raises(EnvironmentUnsuitable, match=r"/cache: cannot be a cache .* by `cache`"),
         _cache(store, url, tmp_path),
     ):
         pass
+
+
+def test_who_is_killed_while_room_is_made_has_counted_too_much_rather_than_too_little(
+    store: Scene,
+    url: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    shards: tuple[ShardSummary, ...],
+) -> None:
+    _fill_disk(monkeypatch, 99, "create")
+    with _cache(store, url, tmp_path) as cache:
+        with pytest.raises(CacheFull):
+            cache.hold(shards[0])
+        assert (tmp_path / "cache" / "used").read_text() == str(shards[0].n_bytes)
 
 
 def test_bytes_that_came_as_of_another_version_are_downloaded_again(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import pickle
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ import numpy as np
 import pytest
 
 import shardio
+from shardio import disk
 from shardio.errors import DatasetCorrupt, DatasetNotFound, InvalidArgument, StoreUnavailable
 from shardio.remote.mirror import Mirror
 from shardio.remote.objects import Objects
@@ -179,6 +182,22 @@ def test_the_folder_of_the_cache_is_absolute(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.delenv("SHARDIO_CACHE", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", "here")
     assert Remote().folder == str(Path.cwd() / "here" / "shardio")
+
+
+def test_a_full_disk_keeps_nothing_of_a_state(
+    store: Scene, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    perform = disk.perform
+
+    def refuse(call: str, path: Any, function: Any, *given: Any, **named: Any) -> Any:
+        if call == "write":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+        return perform(call, path, function, *given, **named)
+
+    monkeypatch.setattr(disk, "perform", refuse)
+    with pytest.raises(OSError, match=r"No space left on device: .*dataset\.json"):
+        _open(store, url, tmp_path)
+    assert list(tmp_path.rglob("*.tmp")) == []
 
 
 def test_how_it_is_read_never_shows_what_is_secret(store: Scene, tmp_path: Path) -> None:
