@@ -22,7 +22,9 @@ from shardio.manifest import load
 from shardio.reader import ShardReader
 from shardio.remote.arrival import check_arrived
 from shardio.remote.cache import ShardCache
+from shardio.remote.locks import is_alone_in_any
 from shardio.remote.objects import Objects
+from shardio.remote.room import Room
 from shardio.writer import ShardSummary
 from tests.loading import TWO_FIELDS, two_fields, write_dataset
 from tests.remote.scene import Fault, Scene, line_of, program
@@ -176,7 +178,8 @@ def test_where_all_is_in_use_more_lies_there_than_was_asked_for_and_a_warning_sa
         cache.hold(shards[0])
         with pytest.warns(UserWarning, match="in use at once, and .* more than cache_bytes="):
             cache.hold(shards[1])
-        assert len(_names(tmp_path)) == 2
+        cache.hold(shards[2])  # without another warning, which would be an error
+        assert len(_names(tmp_path)) == 3
 
 
 def test_what_was_too_much_goes_with_the_last_that_used_it(
@@ -196,6 +199,8 @@ def test_what_was_too_much_goes_with_the_last_that_used_it(
         assert len(_names(tmp_path)) == 4
         cache.close()
         assert _names(tmp_path) == [shard.name.split(".")[0] for shard in shards[:2]]
+        n_bytes = sum(shard.n_bytes for shard in shards[:2])
+        assert (tmp_path / "cache" / "used").read_text() == str(n_bytes)
         cache.close()
         assert len(_names(tmp_path)) == 2
 
@@ -215,7 +220,7 @@ def test_a_cache_that_is_closed_in_the_middle_of_a_download_waits_for_nobody(
         return perform(call, path, function, *given, **named)
 
     objects = Objects(url, store.options)
-    other, cache = (ShardCache(str(tmp_path / "cache"), None, objects) for _ in range(2))
+    other, cache = (ShardCache(str(tmp_path / "cache"), 1 << 30, objects) for _ in range(2))
     monkeypatch.setattr(disk, "perform", close)
     thread = threading.Thread(target=cache.hold, args=(shards[0],), daemon=True)
     thread.start()
@@ -264,7 +269,14 @@ def test_who_only_had_a_look_removes_nothing(
         during.setattr("os.statvfs", lambda _: full)
         with _cache(store, url, tmp_path) as cache:
             assert cache.most_bytes < shards[0].n_bytes
-    assert len(_names(tmp_path)) == 1
+        assert len(_names(tmp_path)) == 1
+        with _cache(store, url, tmp_path) as cache, pytest.warns(UserWarning, match="in use"):
+            cache.hold(shards[1])
+            cache.release(shards[1])
+        assert _names(tmp_path) == []
+    with _cache(store, url, tmp_path, 1 << 30) as cache:
+        cache.hold(shards[0])
+        cache.release(shards[0])
     with _cache(store, url, tmp_path, 1):
         pass
     assert _names(tmp_path) == []
@@ -409,6 +421,40 @@ def test_a_full_disk_gets_room_from_what_nobody_uses(
         _fill_disk(monkeypatch, 1, call, end)
         cache.hold(shards[1])
     assert _names(tmp_path) == [shards[1].name.split(".")[0]]
+
+
+def test_room_for_a_full_disk_is_made_while_nobody_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Room, "_remove_unused", lambda *_: int(is_alone_in_any()))
+    assert Room(str(tmp_path), None).free(5)
+
+
+def test_what_is_gone_on_with_is_counted_once(tmp_path: Path) -> None:
+    room, half = Room(str(tmp_path), 100), tmp_path / "set" / ".a.12.shard.30.part"
+    half.parent.mkdir()
+    for _ in range(2):
+        room.reserve(str(half), 30)
+        assert (tmp_path / "used").read_text() == "30"
+        assert room.count() == 30  # though nothing of it has come yet
+
+
+def test_where_many_shards_are_there_more_is_removed_at_a_time(
+    store: Scene,
+    url: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    shards: tuple[ShardSummary, ...],
+) -> None:
+    most = sum(shard.n_bytes for shard in shards[:3])
+    with _cache(store, url, tmp_path, most) as cache:
+        for shard in shards[:4]:
+            cache.hold(shard)
+            cache.release(shard)
+        assert len(_names(tmp_path)) == 3
+        monkeypatch.setattr("shardio.remote.room._MANY", 2)
+        cache.hold(shards[4])
+        assert len(_names(tmp_path)) == 2
 
 
 def test_a_full_disk_with_nothing_to_remove_is_an_error_that_says_what_is_needed(

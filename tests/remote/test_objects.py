@@ -23,6 +23,7 @@ from shardio.errors import (
     StoreUnavailable,
 )
 from shardio.remote import stores
+from shardio.remote.failures import Passing
 from shardio.remote.objects import Objects, Part
 from tests.loading import PATIENCE_S
 from tests.remote.scene import Fault, Scene
@@ -85,6 +86,38 @@ def test_pieces_come_several_at_a_time_and_lie_in_order(
 
     monkeypatch.setattr(Objects, "_get_once", get_late)
     assert _downloaded(some, tmp_path / "a") == DATA
+
+
+def test_after_a_failure_less_is_asked_for_and_what_comes_makes_the_next_one_the_first(
+    store: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    get, failed, tries = Objects._get_once, set[int](), list[int]()
+    sizes = []
+
+    def fail_once(self: Objects, name: str, part: Any, tag: str | None) -> Part:
+        if part[0] not in failed:
+            failed.add(part[0])
+            raise Passing("not yet")
+        sizes.append(part[1] - part[0])
+        return get(self, name, part, tag)
+
+    monkeypatch.setattr("shardio.remote.objects._PIECES_AT_ONCE", 1)
+    monkeypatch.setattr(Objects, "_get_once", fail_once)
+    monkeypatch.setattr(Objects, "_pause", lambda *given: tries.append(given[4]))
+    assert _downloaded(objects(store), tmp_path / "a") == DATA
+    assert sizes == [50_000] * 5 + [6_000]
+    assert tries == [1] * 6
+
+
+def test_a_download_that_is_cancelled_asks_for_no_further_piece(
+    store: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shardio.remote.objects._PIECES_AT_ONCE", 1)
+    calls = iter([None])
+    with open(tmp_path / "a", "ab", buffering=0) as file, pytest.raises(StopIteration):
+        objects(store).download("a.shard", file, len(DATA), check=lambda: next(calls))
+    assert (tmp_path / "a").read_bytes() == DATA[:100_000]
+    assert store.proxy.n_bytes["a.shard"] == 100_000
 
 
 def test_pieces_of_two_objects_are_not_put_together(
