@@ -66,6 +66,21 @@ def test_clips_of_videos_in_a_store_are_those_of_the_same_in_a_folder(
         assert 0 < len(pair[0]) < 3 * len(pair[0].clips.n_frames)
 
 
+def test_many_samples_are_looked_at_a_part_at_a_time(
+    remote: ShardDataset, folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    numbers = np.random.default_rng(4).integers(0, N, 3 * N)
+    with shardio.open(folder) as local, local.select(numbers) as expected:
+        cut(expected, CLIP, "video")
+        monkeypatch.setattr("shardio.scan._AT_ONCE", 7)
+        with local.select(numbers) as here, remote.select(numbers) as there:
+            for found in (here, there):
+                cut(found, CLIP, "video")
+                assert found.clips is not None
+                assert expected.clips is not None
+                assert found.clips.n_frames.tolist() == expected.clips.n_frames.tolist()
+
+
 def test_shards_in_a_store_are_looked_into_several_at_a_time(
     store: Scene, remote: ShardDataset
 ) -> None:
