@@ -60,7 +60,7 @@ def send(
         with open(path, "rb") as file:
             file.seek(-PAGE, os.SEEK_END)
             is_there = tail.n_bytes == shard.n_bytes and bytes(tail.data) == file.read()
-    except ShardNotFound:
+    except (ShardNotFound, ShardChanged):  # the latter where an empty object is
         is_there = False
     if not is_there:
         check()

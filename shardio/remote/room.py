@@ -98,7 +98,7 @@ class Room:
             return
         with contextlib.suppress(OSError), alone_in(self._folder):
             used = _read_count(self._place)
-            if used is not None and used > self.most_bytes:
+            if used is None or used > self.most_bytes:
                 used = self.count()
                 used -= self._remove_unused(used - self.most_bytes)
                 _write_count(self._place, used)

@@ -15,7 +15,7 @@ import pytest
 import shardio
 from shardio.conversion.claim import Claim
 from shardio.conversion.report import Progress
-from shardio.conversion.sending import Sender
+from shardio.conversion.sending import Sender, send
 from shardio.conversion.uploading import Upload
 from shardio.errors import (
     DatasetConflict,
@@ -26,6 +26,7 @@ from shardio.errors import (
     StoreDenied,
     StoreUnavailable,
 )
+from shardio.remote.failures import replaced
 from shardio.remote.objects import Objects
 from shardio.writer import ShardSummary
 from shardio_tools import cli
@@ -215,6 +216,20 @@ def test_nobody_goes_on_before_what_an_interrupted_one_was_uploading_has_come_to
     may_end.set()
     assert _convert(store, lines, url, resume=True, **OPTIONS).n_samples == 4
     assert _texts(store, url) == ["one", "two", "three", "four"]
+
+
+def test_an_empty_object_in_the_place_of_a_shard_is_written_over(
+    store: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(self: Objects, name: str, n_bytes: int) -> None:
+        raise replaced(self.url, name)  # as stores do of any range of it
+
+    objects = Objects(store.url("empty"), store.options)
+    (tmp_path / "a").write_bytes(b"a shard")
+    with monkeypatch.context() as during:
+        during.setattr(Objects, "read_tail", refuse)
+        send(objects, str(tmp_path / "a"), ShardSummary("a.shard", 1, 7, "0"))
+    assert objects.read("a.shard") == b"a shard"
 
 
 def test_a_sender_that_is_closed_removes_nothing_any_more(
