@@ -14,11 +14,13 @@ import platform
 import threading
 import time
 import traceback
+import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, Self, TypeVar, get_args
 
+from shardio.callers import level_of_caller
 from shardio.closing import Closing
 from shardio.errors import (
     EnvironmentUnsuitable,
@@ -110,6 +112,8 @@ class Cluster(Closing):
         if n_at_once is not None and n_at_once < 1:
             raise InvalidArgument(f"workers is {n_at_once}; with engine='ray' it must be 1 or more")
         self._ray = ray_module()
+        found = self._ray.exceptions
+        self._lost = found.NodeDiedError, found.ObjectLostError  # in the midst of a job, or behind
         self._engine, self._n_at_once = engine, n_at_once
         self._sees = os.path.abspath(sees)
         self._running: dict[Any, tuple[int, Any]] = {}
@@ -118,7 +122,7 @@ class Cluster(Closing):
         self._n_lost_meanwhile: Counter[int] = Counter()
         self._dead: set[str] = set()
         self._looked_s = 0.0
-        self._is_owner = False
+        self._is_told = self._is_owner = False
 
     def __enter__(self) -> Self:
         if not self._ray.is_initialized():
@@ -169,7 +173,7 @@ class Cluster(Closing):
             try:
                 result = self._ray.get(done)
             except self._ray.exceptions.RayError as error:
-                if isinstance(error, self._ray.exceptions.NodeDiedError):
+                if isinstance(error, self._lost):
                     self._note_loss(number, name_of, error)
                 elif not copies:
                     self._mourn(error, number, name_of)
@@ -192,6 +196,26 @@ class Cluster(Closing):
                 return None
             if done:
                 return done[0]
+            self._tell_of_waiting()
+
+    def _tell_of_waiting(self) -> None:
+        """Warn, once in a row, where nothing is done because no machine could do it."""
+        is_waiting = not any(map(self._can_work, self._ray.nodes()))
+        if is_waiting and not self._is_told:
+            gpus = f" and gpus={self._engine.gpus:g}" if self._engine.gpus else ""
+            warnings.warn(
+                f"waiting for a machine: none of the Ray cluster has a CPU{gpus} for a job now; "
+                "start one there, or interrupt this",
+                RuntimeWarning,
+                stacklevel=level_of_caller(),
+            )
+        self._is_told = is_waiting
+
+    def _can_work(self, node: Mapping[str, Any]) -> bool:
+        """Whether a machine has what a job takes, or has given it to one."""
+        there = node["Resources"]
+        has_gpus = there.get("GPU", 0) >= self._engine.gpus
+        return bool(node["Alive"]) and there.get("CPU", 0) >= 1 and has_gpus
 
     def _dead_nodes(self) -> set[str]:
         self._looked_s = time.monotonic()

@@ -46,7 +46,7 @@ def connect(ray: Any, address: str | None) -> None:
             ray.init(place, **options)
     except (OSError, ValueError, RuntimeError) as error:
         raise EnvironmentUnsuitable(
-            f"Ray at {place!r} cannot be reached: {first_line(error)}"
+            f"Ray at {place!r} cannot be reached: {_said(error)}"
         ) from error
 
 
@@ -59,6 +59,12 @@ def _refuse_silence(place: str) -> None:
     host, _, port = place.removeprefix("ray://").rpartition(":")
     if host and port.isdecimal():
         socket.create_connection((host.strip("[]"), int(port)), _PATIENCE_S).close()
+
+
+def _said(error: Exception) -> str:
+    """What an error says; all of it where the first line only announces the others, as versions."""
+    line = first_line(error)
+    return " ".join(str(error).split()) if line.endswith(":") else line
 
 
 def first_line(error: Exception) -> str:

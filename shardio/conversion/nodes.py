@@ -9,6 +9,7 @@ spoils nothing.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import platform
 import secrets
@@ -17,6 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
+from shardio._engine.launch import Zygote, acquire
 from shardio.cluster import Cluster, Engine
 from shardio.conversion.crew import run_crew
 from shardio.conversion.events import UnitEvent
@@ -68,6 +70,7 @@ class _Work:
             return Attempt((*done, end))
         folder = os.path.join(self.attempts, secrets.token_hex(8))
         make_folder(folder)
+        _keep_zygote()
         log = UnitLog()
         # Its number is where it lies in the list of units, which here has one.
         run_crew([replace(unit, number=0)], replace(self.job, folder=folder), 1, log)
@@ -88,6 +91,15 @@ class _Work:
                 f"machine {platform.node()} of the Ray cluster would make other bytes: "
                 f"{'; '.join(others)}; install the same everywhere"
             )
+
+
+@functools.cache
+def _keep_zygote() -> Zygote:
+    """Have what starts processes stay for later units, until this process ends.
+
+    To begin, it takes half a second, which is more than most units do.
+    """
+    return acquire()
 
 
 def run_on_nodes(

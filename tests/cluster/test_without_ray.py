@@ -14,8 +14,11 @@ from typing import Any
 
 import pytest
 
+import shardio
 from shardio import Array, cluster
+from shardio._engine.launch import Zygote, acquire, release
 from shardio.cluster import Cluster, Engine
+from shardio.conversion import nodes
 from shardio.errors import EnvironmentUnsuitable, InvalidArgument, TransformError, WorkerDied
 from shardio.surgery import add_column, audit_dataset, compute_stats
 from shardio.version import __version__
@@ -29,6 +32,10 @@ class RayError(Exception):
 
 
 class NodeDied(RayError):
+    pass
+
+
+class ObjectLost(RayError):
     pass
 
 
@@ -47,6 +54,7 @@ class StandIn:
     exceptions = SimpleNamespace(
         RayError=RayError,
         NodeDiedError=NodeDied,
+        ObjectLostError=ObjectLost,
         WorkerCrashedError=Crashed,
         OutOfMemoryError=type("OutOfMemory", (RayError,), {}),
     )
@@ -57,12 +65,16 @@ class StandIn:
         self.options: dict[str, Any] = {}
         self.dead: list[str] = []
         self.n_alive = 1
+        self.n_waits = 0  # that come to an end without a result
+        self.refusal: Exception | None = None
         self.is_on = False
 
     def is_initialized(self) -> bool:
         return self.is_on
 
     def init(self, place: str, **options: Any) -> None:
+        if self.refusal is not None:
+            raise self.refusal
         self.is_on = True
 
     def shutdown(self) -> None:
@@ -95,6 +107,9 @@ class StandIn:
         return given
 
     def wait(self, references: Sequence[Reference], **_: Any) -> tuple[Any, Any]:
+        self.n_waits -= 1
+        if self.n_waits >= 0:
+            return [], references
         done = [each for each in references if each.value != "silence"][-1:]
         return done, [each for each in references if each not in done]
 
@@ -120,6 +135,9 @@ def ray(monkeypatch: pytest.MonkeyPatch) -> Iterator[StandIn]:
     yield stand_in
     assert not stand_in.is_on
     cluster._function.cache_clear()
+    if nodes._keep_zygote.cache_info().currsize:
+        release(nodes._keep_zygote())
+        nodes._keep_zygote.cache_clear()
 
 
 def squares(tmp_path: Path, n_jobs: int = 5, **options: Any) -> list[tuple[int, int]]:
@@ -138,7 +156,9 @@ def test_jobs_are_done_in_any_order(ray: StandIn, tmp_path: Path) -> None:
     assert ray.options["max_retries"] == 0  # what is lost is begun again here, where it is known
 
 
-@pytest.mark.parametrize("fate", [NodeDied("gone"), Crashed("signal 9"), "silence"])
+@pytest.mark.parametrize(
+    "fate", [NodeDied("gone"), ObjectLost("with its machine"), Crashed("signal 9"), "silence"]
+)
 def test_a_job_that_is_lost_is_done_again(
     ray: StandIn, tmp_path: Path, fate: RayError | str
 ) -> None:
@@ -220,6 +240,44 @@ def test_more_gpus_than_a_machine_has_are_refused(ray: StandIn, tmp_path: Path) 
         next(opened.run(abs, lambda: (0, 0), str))
 
 
+def test_a_cluster_without_machines_is_waited_for_and_that_is_said_once(
+    ray: StandIn, tmp_path: Path
+) -> None:
+    ray.n_alive, ray.n_waits, ray.dead = 0, 3, ["it had a GPU"]
+    with pytest.warns(RuntimeWarning, match="waiting for a machine: none .* has a CPU for") as told:
+        assert squares(tmp_path) == ALL
+    assert len(told) == 1
+
+
+def test_machines_that_only_take_long_are_waited_for_in_silence(
+    ray: StandIn, tmp_path: Path
+) -> None:
+    ray.n_waits = 3
+    assert squares(tmp_path) == ALL
+
+
+def test_a_machine_with_gpus_that_is_gone_is_said_to_be_waited_for(
+    ray: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = Cluster(Engine("ray", gpus=1), sees=tmp_path)
+    monkeypatch.setattr(opened, "_refuse_lack_of_gpus", lambda: None)  # it was there then
+    monkeypatch.setattr(
+        ray, "nodes", lambda: [{"NodeID": "a", "Alive": True, "Resources": {"CPU": 9.0}}]
+    )
+    ray.n_waits, jobs = 1, iter([(0, 3)])
+    with opened, pytest.warns(RuntimeWarning, match="has a CPU and gpus=1 for a job now"):
+        assert list(opened.run(abs, lambda: next(jobs, None), str)) == [(0, 3)]
+
+
+def test_a_cluster_of_other_versions_is_refused_with_both(ray: StandIn, tmp_path: Path) -> None:
+    ray.refusal = RuntimeError(
+        "Version mismatch: The cluster was started with:\n    Ray: 2.9\n    Python: 3.12.1\n"
+        "This process on 10.0.0.1 was started with:\n    Ray: 2.60\n    Python: 3.11.2\n"
+    )
+    with pytest.raises(EnvironmentUnsuitable, match=r"with: Ray: 2\.9 .* with: Ray: 2\.60 Python"):
+        squares(tmp_path)
+
+
 class Unpicklable(Exception):
     def __init__(self, what: str, where: str) -> None:
         super().__init__(what)
@@ -274,6 +332,22 @@ def test_a_conversion_with_losses_makes_the_same_bytes(
     there = convert(lines, tmp_path / "there", workers=None, engine="ray")
     assert there.inputs == here.inputs
     assert contents(tmp_path / "there") == contents(tmp_path / "here")
+
+
+def test_what_starts_processes_stays_for_the_units_to_come(
+    ray: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[Zygote] = []
+
+    def note() -> Zygote:
+        found.append(acquire())
+        return found[-1]
+
+    monkeypatch.setattr(nodes, "acquire", note)
+    monkeypatch.setattr("shardio.conversion.plan.MIN_UNIT_BYTES", 8)
+    shardio.convert(range(2), tmp_path / "out", samples=lambda n: {"n": n}, engine="ray")
+    (zygote,) = found
+    assert zygote.is_running()
 
 
 def test_an_attempt_that_is_given_up_spoils_nothing(
