@@ -9,11 +9,7 @@ from __future__ import annotations
 
 import functools
 import os
-import pickle
-import platform
-import threading
 import time
-import traceback
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,13 +18,8 @@ from typing import Any, Final, Literal, Self, TypeVar, get_args
 
 from shardio.callers import level_of_caller
 from shardio.closing import Closing
-from shardio.errors import (
-    EnvironmentUnsuitable,
-    InvalidArgument,
-    ShardioError,
-    TransformError,
-    WorkerDied,
-)
+from shardio.cluster_job import do_job
+from shardio.errors import EnvironmentUnsuitable, InvalidArgument, WorkerDied
 from shardio.ray_connection import connect, first_line, ray_module
 from shardio.version import __version__
 
@@ -40,7 +31,6 @@ MAX_LOST: Final = 8
 
 Where it is not known whether a machine did the job, it is as many as are left, if these are more.
 """
-_WATCH_S: Final = 0.5
 _LOOK_S: Final = 5.0
 _AHEAD: Final = 2
 """Jobs that wait for each CPU of the cluster, with the one that it does."""
@@ -158,7 +148,7 @@ class Cluster(Closing):
         remote = self._ray.remote(num_cpus=1, num_gpus=self._engine.gpus, max_retries=0)
         # In a list, a reference is left as it is: Ray would unpickle the function for each job.
         held = [self._ray.put(function)]
-        do = functools.partial(remote(_do).remote, held, self._sees, __version__)
+        do = functools.partial(remote(do_job).remote, held, self._sees, __version__)
         self._dead = self._dead_nodes()
         while True:
             while len(self._running) < self._room() and (job := next_job()) is not None:
@@ -283,62 +273,3 @@ class Cluster(Closing):
             if self._is_owner:
                 self._is_owner = False
                 self._ray.shutdown()
-
-
-def _do(held: list[Any], sees: str, version: str, value: Any) -> Any:
-    """Do a job; what it raises is given back. Runs on a machine of the cluster, in Ray's process.
-
-    `sees` exists where the jobs are given, and has a name of its own.
-    """
-    try:
-        _end_with(os.getppid())
-        if version != __version__:
-            raise EnvironmentUnsuitable(
-                f"machine {platform.node()} of the Ray cluster has shardio {__version__}, this one "
-                f"{version}: install the same everywhere"
-            )
-        if not os.path.exists(sees):
-            raise EnvironmentUnsuitable(
-                f"machine {platform.node()} of the Ray cluster does not see {sees}: source and "
-                "dataset must lie on a file system that all machines have under the same path"
-            )
-        return _function(held[0])(value)
-    except Exception as error:  # noqa: BLE001  # it is raised where the jobs are given
-        if not isinstance(error, ShardioError | OSError):  # these say themselves what is wrong
-            error.add_note(f"on machine {platform.node()}:\n{traceback.format_exc()}")
-        return _portable(error)
-
-
-def _portable(error: Exception) -> Exception:
-    """The error, or its text where nobody could make it of its pickle again."""
-    import cloudpickle  # type: ignore[import-untyped]
-
-    try:
-        again = pickle.loads(cloudpickle.dumps(error))  # our own, never data
-    except Exception:  # noqa: BLE001  # classes of users fail in any way they like
-        again = None
-    if isinstance(again, Exception):
-        return error
-    return TransformError("".join(traceback.format_exception_only(error)).strip())
-
-
-@functools.lru_cache(1)
-def _function(reference: Any) -> Callable[[Any], Any]:
-    """What is done, with all that it has kept since the first job of this process."""
-    found: Callable[[Any], Any] = ray_module().get(reference)
-    return found
-
-
-@functools.cache
-def _end_with(parent: int) -> None:
-    """From now on this process ends when its parent does, the part of Ray that is its machine.
-
-    Ray itself would wait for the end of the job, and whoever waits for the job, for Ray.
-    """
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(_WATCH_S)
-        os._exit(1)
-
-    threading.Thread(target=watch, name="shardio-watch", daemon=True).start()

@@ -31,7 +31,8 @@ RANKS = {
     "shardio.timeline": 1,
     "shardio.signatures": 1,
     "shardio.launchers": 1,
-    "shardio.cluster": 2,
+    "shardio.cluster": 3,
+    "shardio.cluster_job": 2,
     "shardio.ray_connection": 1,  # Ray stops here
     "shardio.disk": 0,  # whatever changes a file system
     "shardio.format": 1,  # bytes <-> values

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import shardio
-from shardio import Array, cluster
+from shardio import Array, cluster, cluster_job
 from shardio._engine.launch import Zygote, acquire, release
 from shardio.cluster import Cluster, Engine
 from shardio.conversion import nodes
@@ -60,7 +60,7 @@ class StandIn:
     )
 
     def __init__(self) -> None:
-        self.fates: list[RayError | str] = []  # of the first jobs
+        self.fates: list[RayError | str | None] = []  # of the first jobs
         self.cancelled: list[Reference] = []
         self.options: dict[str, Any] = {}
         self.dead: list[str] = []
@@ -130,11 +130,11 @@ def ray(monkeypatch: pytest.MonkeyPatch) -> Iterator[StandIn]:
     monkeypatch.setitem(sys.modules, "ray", stand_in)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-    monkeypatch.setattr(cluster, "_end_with", lambda parent: None)
+    monkeypatch.setattr(cluster_job, "_end_with", lambda parent: None)
     monkeypatch.setattr(cluster, "_LOOK_S", -1.0)
     yield stand_in
     assert not stand_in.is_on
-    cluster._function.cache_clear()
+    cluster_job._function.cache_clear()
     if nodes._keep_zygote.cache_info().currsize:
         release(nodes._keep_zygote())
         nodes._keep_zygote.cache_clear()
@@ -176,6 +176,18 @@ def test_of_copies_of_a_job_the_first_result_counts(ray: StandIn, tmp_path: Path
         assert sorted(number for number, _ in found) == [0, 1]
     assert sorted(calls) == [0, 1]
     assert len(ray.cancelled) == 2  # the silent one, and the copy of the other
+
+
+def test_a_copy_that_fails_is_nothing_where_another_goes_on(ray: StandIn, tmp_path: Path) -> None:
+    ray.fates = [None, "silence", RayError("its machine was cut off")]
+    assert squares(tmp_path, 2) == ALL[:2]
+    assert [each.value for each in ray.cancelled] == ["silence"]
+
+
+def test_machines_that_were_lost_before_are_nothing_new(ray: StandIn, tmp_path: Path) -> None:
+    ray.dead = ["yesterday"]
+    assert squares(tmp_path) == ALL
+    assert ray.cancelled == []  # no job was begun twice
 
 
 @pytest.mark.parametrize(
@@ -220,7 +232,7 @@ def test_a_job_may_be_lost_less_often(ray: StandIn, tmp_path: Path) -> None:
     ],
 )
 def test_what_a_machine_lacks_it_says(tmp_path: Path, sees: str, version: str, said: str) -> None:
-    found = cluster._do([], str(tmp_path / sees), version, 0)
+    found = cluster_job.do_job([], str(tmp_path / sees), version, 0)
     assert isinstance(found, EnvironmentUnsuitable)
     assert re.search(said, str(found))
 
@@ -292,6 +304,19 @@ def test_an_error_that_cannot_travel_has_its_text_do_so(ray: StandIn, tmp_path: 
         Cluster(Engine("ray"), sees=tmp_path) as opened,
     ):
         next(opened.run(fail, lambda: (0, 0), str))
+
+
+def test_a_job_that_asks_its_process_to_end_is_told_with_its_place(
+    ray: StandIn, tmp_path: Path
+) -> None:
+    def leave(number: int) -> None:
+        sys.exit(number)
+
+    with (
+        pytest.raises(WorkerDied, match=r"(?s)asks its process to end.*in leave"),
+        Cluster(Engine("ray"), sees=tmp_path) as opened,
+    ):
+        next(opened.run(leave, lambda: (0, 3), str))
 
 
 def test_machines_without_shardio_are_told_as_such(ray: StandIn, tmp_path: Path) -> None:
