@@ -19,6 +19,7 @@ from shardio import Array, cluster, cluster_job
 from shardio._engine.launch import Zygote, acquire, release
 from shardio.cluster import Cluster, Engine
 from shardio.conversion import nodes
+from shardio.conversion.crew import run_crew
 from shardio.errors import EnvironmentUnsuitable, InvalidArgument, TransformError, WorkerDied
 from shardio.surgery import add_column, audit_dataset, compute_stats
 from shardio.version import __version__
@@ -204,7 +205,7 @@ def test_machines_that_were_lost_before_are_nothing_new(ray: StandIn, tmp_path: 
     ],
 )
 def test_a_job_that_is_lost_too_often_is_named(
-    ray: StandIn, tmp_path: Path, fates: list[RayError | str], said: str
+    ray: StandIn, tmp_path: Path, fates: list[RayError | str | None], said: str
 ) -> None:
     ray.fates = fates
     with pytest.raises(WorkerDied, match=said):
@@ -237,6 +238,17 @@ def test_what_a_machine_lacks_it_says(tmp_path: Path, sees: str, version: str, s
     assert re.search(said, str(found))
 
 
+def test_a_path_that_machines_must_see_stays_what_it_was(
+    ray: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "here").touch()
+    monkeypatch.chdir(tmp_path)
+    opened, jobs = Cluster(Engine("ray"), sees="here"), iter([(0, 3)])
+    monkeypatch.chdir("/")
+    with opened:
+        assert list(opened.run(abs, lambda: next(jobs, None), str)) == [(0, 3)]
+
+
 @pytest.mark.parametrize("gpus", [1.5, float("nan"), float("inf"), 0.00001])
 def test_what_is_no_share_of_a_gpu_is_refused(ray: StandIn, gpus: float) -> None:
     with pytest.raises(InvalidArgument, match=r"a share of one GPU such as 0\.5"):
@@ -259,6 +271,16 @@ def test_a_cluster_without_machines_is_waited_for_and_that_is_said_once(
     with pytest.warns(RuntimeWarning, match="waiting for a machine: none .* has a CPU for") as told:
         assert squares(tmp_path) == ALL
     assert len(told) == 1
+
+
+def test_machines_that_were_there_meanwhile_are_waited_for_anew(
+    ray: StandIn, tmp_path: Path
+) -> None:
+    opened = Cluster(Engine("ray"), sees=tmp_path)
+    with pytest.warns(RuntimeWarning, match="waiting for a machine") as told:
+        for ray.n_alive in (1, 0, 0, 1, 0):
+            opened._tell_of_waiting()
+    assert len(told) == 2
 
 
 def test_machines_that_only_take_long_are_waited_for_in_silence(
@@ -373,6 +395,30 @@ def test_what_starts_processes_stays_for_the_units_to_come(
     shardio.convert(range(2), tmp_path / "out", samples=lambda n: {"n": n}, engine="ray")
     (zygote,) = found
     assert zygote.is_running()
+
+
+def test_a_cluster_goes_on_with_what_one_machine_has_finished_and_begun(
+    ray: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines, out = install(tmp_path, monkeypatch), tmp_path / "out"
+    convert(lines, tmp_path / "whole")
+
+    def interrupt(state: Any) -> None:
+        if state.name == "c/4.txt":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        convert(lines, out, progress=interrupt)
+    begun: list[str] = []
+
+    def run(units: Sequence[Any], *given: Any) -> None:
+        begun.extend(unit.inputs[0].name for unit in units)
+        run_crew(units, *given)
+
+    monkeypatch.setattr(nodes, "run_crew", run)
+    convert(lines, out, workers=None, engine="ray", resume=True)
+    assert contents(out) == contents(tmp_path / "whole")
+    assert sorted(begun) == ["b/readme", "d/5.txt"]
 
 
 def test_an_attempt_that_is_given_up_spoils_nothing(

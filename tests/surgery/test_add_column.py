@@ -226,10 +226,16 @@ def test_a_worker_that_ends_is_replaced_once_over_a_shard(folder: Path, tmp_path
 
     add_column(folder, "n", Array("int64"), fatal, workers=2)
     assert values_of(folder, "n") == list(range(N))
+    tries = tmp_path / "tries"
+
+    def always_fatal(_: object) -> None:
+        with open(tries, "a") as file:
+            file.write("1")
+        os.kill(os.getpid(), signal.SIGKILL)
+
     with pytest.raises(WorkerDied, match="2 workers ended over shard 0: signal 9"):
-        add_column(
-            folder, "m", Array("int64"), lambda _: os.kill(os.getpid(), signal.SIGKILL), workers=1
-        )
+        add_column(folder, "m", Array("int64"), always_fatal, workers=1)
+    assert tries.read_text() == "11"
     after = tree(folder)
     assert before.keys() < after.keys()
     assert load(folder).number == 2
