@@ -18,7 +18,7 @@ from shardio.manifest import Generation, Side, load_generation, whole_schema
 from shardio.surgery.computing import add_computed, misfit
 from shardio.surgery.overtaking import tell_overtaken
 from shardio.surgery.rewriting import Rewriting, SurgeryReport
-from shardio.surgery.soundness import Progress, tell_writing
+from shardio.surgery.soundness import Progress, ends_of, tell_step
 
 Values = Iterable[Any] | Callable[[Any], Any]
 
@@ -144,11 +144,11 @@ def _add_given(
     progress: Progress | None,
 ) -> None:
     """Write the values into a shard for each shard of the dataset."""
-    sizes = [shard.n_bytes for shard in dataset.shards]
-    tell_writing(progress, 0, sizes)
-    for k in range(len(sizes)):
+    ends = ends_of(shard.n_bytes for shard in dataset.shards)
+    tell_step(progress, "writing", 0, ends)
+    for k in range(len(dataset.shards)):
         _add_shard(rewriting, dataset, k, name, values)
-        tell_writing(progress, k + 1, sizes)
+        tell_step(progress, "writing", k + 1, ends)
     if next(values, _END) is not _END:
         raise _wrong_number(dataset, "more")
 

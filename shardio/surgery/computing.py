@@ -15,7 +15,7 @@ from shardio.errors import InvalidArgument, SchemaError
 from shardio.format.schema import Schema
 from shardio.surgery.jobs import ShardJob, done_for_each
 from shardio.surgery.rewriting import Rewriting
-from shardio.surgery.soundness import Progress, tell_writing
+from shardio.surgery.soundness import Progress, ends_of, tell_step
 from shardio.writer import ShardSummary, ShardWriter
 
 Function = Callable[[Any], Any]
@@ -37,16 +37,16 @@ def add_computed(
         InvalidArgument: a batch gives another number of values than it has samples.
         SchemaError: a value does not fit.
     """
-    sizes = [shard.n_bytes for shard in dataset.shards]
+    ends = ends_of(shard.n_bytes for shard in dataset.shards)
     column = _Column(dataset, rewriting.schema, function, batch_size, rewriting.staging)
     done: dict[int, tuple[str, ShardSummary]] = {}
-    tell_writing(progress, 0, sizes)
+    tell_step(progress, "writing", 0, ends)
     for k, made in done_for_each(
-        column, len(sizes), workers=workers, engine=engine, sees=rewriting.staging
+        column, len(dataset.shards), workers=workers, engine=engine, sees=rewriting.staging
     ):
         done[k] = made
-        tell_writing(progress, len(done), sizes)
-    for k in range(len(sizes)):
+        tell_step(progress, "writing", len(done), ends)
+    for k in range(len(dataset.shards)):
         rewriting.take(*done[k])
 
 

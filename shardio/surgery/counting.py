@@ -19,7 +19,7 @@ from shardio.manifest import load_generation, publish_next
 from shardio.reader import ShardReader
 from shardio.surgery.jobs import ShardJob, done_for_each
 from shardio.surgery.overtaking import tell_overtaken
-from shardio.surgery.soundness import Progress, SurgeryProgress
+from shardio.surgery.soundness import Progress, ends_of, tell_step
 from shardio.units import Rows
 
 _CHUNK_ITEMS: Final = 1 << 20
@@ -97,19 +97,19 @@ def _count(dataset: ShardDataset, engine: Engine, progress: Progress | None) -> 
     """Count each shard by itself; their order decides how they are put together, not who counts."""
     arrays = {name: array for name, field in dataset.schema.items() if (array := array_of(field))}
     whole = _Counts({name: _Tally(array) for name, array in arrays.items()}, _ClassTally(dataset))
-    sizes = [shard.n_bytes for shard in dataset.shards]
+    n_shards, ends = len(dataset.shards), ends_of(shard.n_bytes for shard in dataset.shards)
     waiting: dict[int, _Counts] = {}
     n_done = n_joined = 0
-    _tell(progress, 0, sizes)
+    tell_step(progress, "counting", 0, ends)
     for k, found in done_for_each(
-        _Counting(dataset, arrays), len(sizes), workers=None, engine=engine, sees=dataset.path
+        _Counting(dataset, arrays), n_shards, workers=None, engine=engine, sees=dataset.path
     ):
         waiting[k] = found
         while n_joined in waiting:
             whole.join(waiting.pop(n_joined))
             n_joined += 1
         n_done += 1
-        _tell(progress, n_done, sizes)
+        tell_step(progress, "counting", n_done, ends)
     fields = {name: tally.as_json() for name, tally in whole.tallies.items()}
     return {"samples": len(dataset), "fields": fields, **whole.by_class.as_json()}
 
@@ -159,12 +159,6 @@ class _Counts:
         for name, tally in self.tallies.items():
             tally.join(other.tallies[name])
         self.by_class.join(other.by_class)
-
-
-def _tell(progress: Progress | None, n_done: int, sizes: list[int]) -> None:
-    if progress is not None:
-        n_bytes = sum(sizes[:n_done])
-        progress(SurgeryProgress("counting", n_done, len(sizes), n_bytes, sum(sizes)))
 
 
 def _values(

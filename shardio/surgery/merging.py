@@ -14,7 +14,7 @@ from shardio.format.schema import Schema
 from shardio.manifest import ROWS
 from shardio.surgery.overtaking import tell_overtaken
 from shardio.surgery.rewriting import SHARD_BYTES, Rewriting, SurgeryReport
-from shardio.surgery.soundness import Progress, require_sound, tell_writing
+from shardio.surgery.soundness import Progress, ends_of, require_sound, tell_step
 
 LABEL = "label"
 """The field whose numbers are positions in the class names."""
@@ -63,9 +63,9 @@ def merge(
         for path in sources:
             require_sound(path, workers, progress)
         with Rewriting(out, datasets[0].schema, shard_bytes=shard_bytes) as rewriting:
-            sizes = [shard.n_bytes for dataset in datasets for shard in dataset.shards]
+            ends = ends_of(shard.n_bytes for dataset in datasets for shard in dataset.shards)
             for n_done, _ in enumerate(_write(datasets, changes, rewriting)):
-                tell_writing(progress, n_done, sizes)
+                tell_step(progress, "writing", n_done, ends)
             return rewriting.report(
                 classes=classes,
                 inputs=[entry for dataset in datasets for entry in dataset.inputs],

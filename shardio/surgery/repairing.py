@@ -27,6 +27,7 @@ from shardio.surgery.mending import mend, unreadable_pages
 from shardio.surgery.overtaking import published_in, refuse_overtaken
 from shardio.surgery.rewriting import SHARD_BYTES, Rewriting
 from shardio.surgery.shard_audit import examine
+from shardio.surgery.soundness import ends_of
 from shardio.writer import ShardSummary
 
 _MAX_REASON: Final = 300
@@ -159,19 +160,19 @@ def repair(
         OSError: the disk refuses to write; nothing is published.
     """
     before, patient = published_in(source), admit(os.fspath(source))
-    sizes = [sum(_size_of(part.path) for part in parts) for parts in patient.shards]
+    ends = ends_of(sum(_size_of(part.path) for part in parts) for parts in patient.shards)
     repairs: list[ShardRepair] = []
     with Rewriting(out, patient.schema, shard_bytes=shard_bytes) as rewriting:
         for i, parts in enumerate(patient.shards):
             if progress is not None:
-                progress(RepairProgress(i, len(sizes), sum(sizes[:i]), sum(sizes)))
+                progress(RepairProgress(i, len(ends) - 1, ends[i], ends[-1]))
             found = ShardRepair(parts[0].name)
             _save(parts, rewriting, found)
             repairs.append(found)
             if found.losses:
                 refuse_overtaken(source, before)
         if progress is not None:
-            progress(RepairProgress(len(sizes), len(sizes), sum(sizes), sum(sizes)))
+            progress(RepairProgress(len(ends) - 1, len(ends) - 1, ends[-1], ends[-1]))
         repairs += [
             ShardRepair(name, losses=[Loss(None, None, reason)])
             for name, reason in patient.unnamed.items()

@@ -20,9 +20,10 @@ from shardio.surgery.rewriting import (
 )
 from shardio.surgery.soundness import (
     Progress,
+    ends_of,
     require_sound,
     require_sound_shards,
-    tell_writing,
+    tell_step,
 )
 
 PathName = str | os.PathLike[str]
@@ -82,12 +83,12 @@ def _append_shards(
 ) -> None:
     """Write the samples of some shards anew."""
     chosen = list(numbers)
-    sizes = [dataset.shards[k].n_bytes for k in chosen]
-    tell_writing(progress, 0, sizes)
+    ends = ends_of(dataset.shards[k].n_bytes for k in chosen)
+    tell_step(progress, "writing", 0, ends)
     for n_done, k in enumerate(chosen, 1):
         for sample in dataset.samples(k):
             rewriting.append(sample)
-        tell_writing(progress, n_done, sizes)
+        tell_step(progress, "writing", n_done, ends)
 
 
 def compact(

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import astuple, dataclass
+from itertools import accumulate
 from pathlib import Path
 
 from shardio.errors import DatasetCorrupt
@@ -30,11 +31,15 @@ class SurgeryProgress:
 Progress = Callable[[SurgeryProgress], None]
 
 
-def tell_writing(progress: Progress | None, n_done: int, sizes: Sequence[int]) -> None:
-    """Report that so many of the shards, whose sizes are given, are written."""
+def ends_of(sizes: Iterable[int]) -> list[int]:
+    """How many bytes lie before each shard, and behind the last: for the progress of a step."""
+    return list(accumulate(sizes, initial=0))
+
+
+def tell_step(progress: Progress | None, step: str, n_done: int, ends: Sequence[int]) -> None:
+    """Report that so many of the shards are through, of which `ends_of` was taken."""
     if progress is not None:
-        n_bytes = sum(sizes[:n_done])
-        progress(SurgeryProgress("writing", n_done, len(sizes), n_bytes, sum(sizes)))
+        progress(SurgeryProgress(step, n_done, len(ends) - 1, ends[n_done], ends[-1]))
 
 
 def require_sound(

@@ -215,6 +215,14 @@ def test_workers_are_other_processes_that_keep_the_function(folder: Path) -> Non
     assert calls == []
 
 
+def test_progress_says_what_the_shards_have_that_are_through(folder: Path) -> None:
+    told: list[SurgeryProgress] = []
+    sizes = [shard.n_bytes for shard in load(folder).shards]
+    add_column(folder, "n", Array("int64"), number_of, progress=told.append)
+    assert [one.n_bytes_done for one in told] == [0, *itertools.accumulate(sizes)]
+    assert {(one.n_shards, one.n_bytes) for one in told} == {(len(sizes), sum(sizes))}
+
+
 def test_a_worker_that_ends_is_replaced_once_over_a_shard(folder: Path, tmp_path: Path) -> None:
     once, before = tmp_path / "once", tree(folder)
 
