@@ -220,7 +220,10 @@ class _Outbox(Closing):
             self._await_block()
             place = self._stock.fill(sheaf.apart)
         # Copied, as the dataset may meanwhile write something else into its arrays.
-        self._socket.send_multipart(sheaf.frames(self._n_sent, place))
+        frames = sheaf.frames(self._n_sent, place)
+        if place is not None:
+            self._stock.spend()  # before: what is interrupted may have been sent all the same
+        self._socket.send_multipart(frames)
         self._n_under_way += n_bytes
         self._n_sent += len(sheaf)
         self._sheaf = Sheaf(self._channel.index)

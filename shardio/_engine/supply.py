@@ -145,8 +145,10 @@ class Stock:
     def fill(self, buffers: Sequence[Any]) -> tuple[int, list[int]]:
         """Copy what lies in buffers into a block; its number, and the sizes of the buffers.
 
+        The block stays in the stock until `spend`.
+
         Raises:
-            MemoryShort: there is no memory for it; the block stays in the stock.
+            MemoryShort: there is no memory for it.
             EnvironmentUnsuitable: there is none left, as one was lost.
         """
         if self._loss is not None and not self._idle:
@@ -163,4 +165,8 @@ class Stock:
             require(n_lacking, what, way_out)
         block.grow(n_bytes)
         write_buffers(parts, block.bytes, starts)
-        return self._idle.pop(), sizes
+        return number, sizes
+
+    def spend(self) -> None:
+        """The block that was filled last is on its way: what is written there is main's."""
+        self._idle.pop()

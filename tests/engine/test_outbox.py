@@ -91,6 +91,30 @@ def test_a_sample_for_whose_arrays_there_is_no_memory_fails_alone(
     assert sent[-1] == (Kind.END, 0, 4, 0)
 
 
+def test_a_block_whose_message_cannot_be_made_is_filled_with_the_next_sample(
+    ends: tuple[socket.socket, Channel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    main, channel = ends
+    block = reserve_memory_file(1 << 20, "a block")
+    socket.send_fds(main, [WORD.pack(Word.BLOCK, 0)], [block])
+    os.close(block)
+    main.shutdown(socket.SHUT_WR)
+    frames, places = Sheaf.frames, list[Any]()
+
+    def refuse_once(self: Sheaf, first: int, place: Any = None) -> list[Any]:
+        places.append(place)
+        if len(places) == 1:
+            raise MemoryError
+        return frames(self, first, place)
+
+    monkeypatch.setattr(Sheaf, "frames", refuse_once)
+    sent = Sent()
+    with _Outbox(sent, channel, 1 << 30) as outbox:
+        outbox.send_samples([np.zeros(1 << 16), np.ones(1 << 16)], 9)
+    assert [head[0] for head in sent[1:]] == [Kind.SKIPPED, Kind.IN_BLOCK, Kind.END]
+    assert [number for number, _ in places] == [0, 0]
+
+
 def test_a_block_whose_descriptor_is_lost_is_an_error_and_not_waited_for(
     ends: tuple[socket.socket, Channel], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -44,6 +44,7 @@ class Side(Closing):
         """What a worker sends arrives."""
         buffers = [pickle.PickleBuffer(array.data) for array in arrays]
         number, sizes = self.stocks[worker].fill(buffers)
+        self.stocks[worker].spend()
         found = self.supply.hand_over(worker, number, sizes)
         self.supply.give(self.send)
         return found
