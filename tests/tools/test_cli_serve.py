@@ -45,6 +45,8 @@ def test_keys_are_made_and_it_says_what_to_copy(
         (["SET", "--transform", "math:pi"], "it is no function"),
         (["SET", "--batch-transform", "math"], "--batch-transform must be"),
         (["SET", "--max-clients", "0"], "max_clients"),
+        (["SET", "--client", "b"], "--client is the name"),
+        (["SET", "--make-keys", "k"], "leave DATASET out"),
     ],
 )
 def test_what_cannot_be_served_is_one_line_that_says_why(

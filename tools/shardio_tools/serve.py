@@ -42,8 +42,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Serve until a signal ends it, and return the exit code."""
     if options.make_keys is not None:
+        if options.path is not None:
+            raise InvalidArgument(
+                "serve: --make-keys DIR makes keys and serves nothing: leave DATASET out"
+            )
         _make_keys(options)
         return 0
+    if options.client is not None:
+        raise InvalidArgument("serve: --client is the name that --make-keys DIR gives a client")
     if options.path is None:
         raise InvalidArgument("serve: say which DATASET, or --make-keys DIR")
     with make_server(
