@@ -6,15 +6,14 @@ import os
 import tempfile
 import weakref
 from collections import deque
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from shardio._engine.linux import files_explained, interrupts_held
-from shardio._engine.mail import zeromq
+from shardio._engine.linux import check_files, files_explained, interrupts_held
+from shardio._engine.mail import OWN_FILES, zeromq
 from shardio.closing import Closing
 from shardio.disk import remove_tree
 from shardio.errors import InvalidArgument
@@ -23,9 +22,6 @@ _NAME: Final = "samples"
 _RANDOM_LETTERS: Final = 8  # of `tempfile.mkdtemp`
 _MOST_BYTES: Final = 107
 """Of the path of a socket: the kernel has no room for more."""
-
-_OWN_FILES: Final = 16
-"""More than a context and a socket take, without those who are connected."""
 
 
 def check_prefix(prefix: Any) -> str:
@@ -62,7 +58,7 @@ class Inbox(Closing):
 
     def __init__(self, prefix: str, n_senders: int) -> None:
         self._zmq = zeromq()
-        _check_files(_OWN_FILES + n_senders)
+        check_files(OWN_FILES + n_senders)
         self._frames = _Frames()
         parent, name = os.path.split(prefix)
         self._folder: Path | None = Path(tempfile.mkdtemp(prefix=name, dir=parent))
@@ -117,13 +113,6 @@ class Inbox(Closing):
         self._context.term()
         self.hide()
         self._frames.close()
-
-
-def _check_files(n_files: int) -> None:
-    """Raise unless so many files can be opened: ZeroMQ ends the program where it finds none."""
-    with interrupts_held(), files_explained(), ExitStack() as opened:
-        for _ in range(n_files):
-            opened.callback(os.close, os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
 
 
 class _Frames(Closing):

@@ -25,6 +25,7 @@ from shardio.errors import EnvironmentUnsuitable
 
 __all__ = [
     "Finalizer",
+    "check_files",
     "die_with_parent",
     "end_process",
     "explain_files",
@@ -172,6 +173,16 @@ def explain_files(error: OSError) -> None:
             f"this process may have {most}, as `ulimit -n` says: raise that limit, or lower "
             "num_workers or prefetch, or let go of batches and loaders"
         ) from error
+
+
+def check_files(n_files: int) -> None:
+    """Raise EnvironmentUnsuitable unless so many files can be opened.
+
+    For before ZeroMQ opens its own, which ends the program where there are none.
+    """
+    with interrupts_held(), files_explained(), contextlib.ExitStack() as opened:
+        for _ in range(n_files):
+            opened.callback(os.close, os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
 
 
 def open_pidfd(pid: int) -> int:

@@ -38,6 +38,9 @@ memory of its own. It has a buffer of 8 KiB, of which shorter ones would be piec
 LEAST_IN_BLOCK_BYTES: Final = 128 << 10
 """Arrays of a sample, together, that travel in a block: it takes a message there and one back."""
 
+OWN_FILES: Final = 16
+"""More than a context and a socket of ZeroMQ take, without those who are connected."""
+
 _OVERHEAD_BYTES: Final = 256
 """What a sample is counted for beyond its bytes: a small one is mostly that."""
 

@@ -40,11 +40,18 @@ class ServerKeys:
         """Whether a client has this key; the folder is read anew, so that keys may come and go.
 
         A file that is no key, as one that is just being written, is nobody's.
+
+        Raises:
+            OSError: neither the folder nor what lies in it can be read, as where no more files may
+                be open.
         """
-        for path in self.clients.glob("*.public"):
-            with contextlib.suppress(InvalidArgument):
-                if _read(path) == public:
-                    return True
+        for name in os.listdir(self.clients):
+            if name.endswith(".public"):
+                with contextlib.suppress(FileNotFoundError, IsADirectoryError, PermissionError):
+                    with open(self.clients / name, "rb") as file:
+                        key = file.read(_MOST_BYTES).strip()
+                    if key == public and _FORM.fullmatch(key):
+                        return True
         return False
 
 

@@ -6,7 +6,8 @@ import struct
 import time
 from typing import Any, Final
 
-from shardio._engine.mail import zeromq
+from shardio._engine.linux import check_files
+from shardio._engine.mail import OWN_FILES, zeromq
 from shardio.closing import Closing
 from shardio.errors import InvalidArgument
 from shardio.network.address import Address
@@ -17,6 +18,9 @@ HEARTBEAT_MS: Final = 2_000
 """How often both sides ask for a sign of life, in ZeroMQ's own thread."""
 SILENCE_MS: Final = 10_000
 """After which a connection is given up."""
+
+ASK_AGAIN: Final = 300
+"""What ZAP says where it is not known whether a client may come in."""
 
 _LEAVE_MS: Final = 200
 _EVENT: Final = struct.Struct("=HI")
@@ -42,12 +46,17 @@ class Link(Closing):
         address: of the server.
         keys: of CURVE; None only on this machine.
         most_bytes: of a block that may arrive.
+
+    Raises:
+        InvalidArgument: ZeroMQ makes nothing of the address.
+        EnvironmentUnsuitable: too few files may be open, or pyzmq is missing.
     """
 
     def __init__(self, address: Address, keys: ClientKeys | None, most_bytes: int) -> None:
         zmq = self._zmq = zeromq("a loader of a server's batches")
         self.address, self.heard_s, self.has_heard = address, time.monotonic(), False
         self._most_bytes = max(most_bytes, MOST_HEAD_BYTES)
+        check_files(OWN_FILES)
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
         try:
@@ -127,6 +136,8 @@ class Link(Closing):
         event, value = _EVENT.unpack(frames[0])
         if event == zmq.EVENT_CONNECT_RETRIED:
             raise Lost("nobody listens there, or there is no such host")
+        if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH and value == ASK_AGAIN:
+            raise Lost("the server cannot read the keys of its clients just now")
         if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
             raise Denied(f"{_DENIED} ({value})")
         if event in (

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from shardio._engine.mail import zeromq
 from shardio.network.keys import ServerKeys, z85
+from shardio.network.link import ASK_AGAIN
 
 _ENDPOINT: Final = "inproc://zeromq.zap.01"
 DOMAIN: Final = b"shardio"
@@ -30,7 +31,6 @@ class Gatekeeper:
         self.socket = context.socket(self._zmq.REP)
         self.socket.linger = 0
         self.socket.bind(_ENDPOINT)
-        self.n_denied = 0
 
     def answer(self) -> None:
         """Answer one question, if there is one."""
@@ -39,9 +39,10 @@ class Gatekeeper:
         except self._zmq.Again:
             return
         request_id = frames[1] if len(frames) > 1 else b""
-        is_known = self._is_known(frames)
-        self.n_denied += not is_known
-        code, said = (b"200", b"OK") if is_known else (b"400", b"unknown key")
+        try:
+            code, said = (b"200", b"OK") if self._is_known(frames) else (b"400", b"unknown key")
+        except OSError as error:  # whoever reaches the port may have used up all files
+            code, said = str(ASK_AGAIN).encode(), str(error.strerror).encode("ascii", "replace")
         self.socket.send_multipart([_VERSION, request_id, code, said, b"", b""])
 
     def _is_known(self, frames: list[bytes]) -> bool:

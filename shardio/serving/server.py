@@ -15,7 +15,8 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from shardio._engine.mail import zeromq
+from shardio._engine.linux import check_files
+from shardio._engine.mail import OWN_FILES, zeromq
 from shardio.closing import Closing
 from shardio.errors import EnvironmentUnsuitable, InvalidArgument
 from shardio.loader import ShardLoader
@@ -44,6 +45,8 @@ _AT_ONCE: Final = 64
 """Messages that are read before others have their turn."""
 _MOST_UNSENT: Final = 4 * MOST_AHEAD
 """Messages for one client, which credit bounds; whoever reads none of them is taken for gone."""
+_MOST_UNHEARD: Final = 16
+"""Messages of one client that have come and wait for their turn; each may have 4 MiB."""
 _GOODBYE_S: Final = 2.0
 
 
@@ -67,7 +70,7 @@ class Server(Closing):
 
     Raises:
         InvalidArgument: the address is none, is in use, or is open to others without keys.
-        EnvironmentUnsuitable: pyzmq is missing.
+        EnvironmentUnsuitable: pyzmq is missing, or too few files may be open.
     """
 
     def __init__(
@@ -97,6 +100,7 @@ class Server(Closing):
         self._at_work = threading.Lock()
         """Held by `run`, whose sockets nobody else may close."""
         self._of_the_bell = threading.RLock()  # a signal may come while it is held
+        check_files(OWN_FILES)
         self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._context = zmq.Context()
         self.n_garbled = 0
@@ -113,7 +117,8 @@ class Server(Closing):
     def _listen(self, asked: Address, keys: ServerKeys | None) -> Any:
         zmq, socket = self._zmq, self._context.socket(self._zmq.ROUTER)
         socket.linger = 0
-        socket.sndhwm = _MOST_UNSENT
+        socket.sndhwm, socket.rcvhwm = _MOST_UNSENT, _MOST_UNHEARD
+        socket.handshake_ivl = SILENCE_MS  # whoever connects and says nothing takes up a file
         socket.router_mandatory = True
         socket.maxmsgsize = MOST_HEAD_BYTES
         socket.heartbeat_ivl, socket.heartbeat_timeout = HEARTBEAT_MS, SILENCE_MS

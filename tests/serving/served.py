@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import select
 import shutil
 import socket
@@ -102,6 +103,20 @@ def keys_between(folder: Path, client: Path, server: Path) -> Path:
     return folder
 
 
+@contextlib.contextmanager
+def few_files(n_more: int) -> Iterator[None]:
+    """Let this process open so many files more, about."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    highest = max(map(int, os.listdir("/proc/self/fd")))
+    with contextlib.ExitStack() as opened:
+        while (fd := os.open(os.devnull, os.O_RDONLY)) <= highest:
+            opened.callback(os.close, fd)
+        os.close(fd)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 1 + n_more, hard))
+        opened.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
+        yield
+
+
 def wait_until(is_so: Callable[[], object]) -> None:
     """Wait for what another thread does."""
     end_s = time.monotonic() + PATIENCE_S
@@ -122,6 +137,7 @@ __all__ = [
     "Process",
     "Relay",
     "Server",
+    "few_files",
     "keys_between",
     "local_bits",
     "make_keys",

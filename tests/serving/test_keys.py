@@ -9,6 +9,7 @@ import pytest
 from shardio import InvalidArgument
 from shardio._engine.mail import zeromq
 from shardio.network.keys import client_keys, make_keys, server_keys, z85
+from tests.serving.served import few_files
 
 
 @pytest.fixture
@@ -51,6 +52,12 @@ def test_a_file_that_is_not_written_yet_lets_nobody_in_and_nobody_out(folder: Pa
     (folder / "clients" / "a.public").write_text("")
     (folder / "clients" / "b.public").symlink_to("nowhere")
     assert server.knows(client.public) and not server.knows(b"")
+
+
+def test_where_keys_cannot_be_read_nobody_is_said_to_be_unknown(folder: Path) -> None:
+    server = server_keys(folder)
+    with few_files(0), pytest.raises(OSError, match="Too many open files"):
+        server.knows(b"")
 
 
 @pytest.mark.parametrize("name", ["client", "clients", "../x", ".x", ""])

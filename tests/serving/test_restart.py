@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
 import signal
 import socket
 import threading
@@ -15,6 +17,7 @@ import pytest
 
 from shardio import InvalidArgument, ShardLoader
 from shardio.errors import BatchOverdue, ServerUnreachable
+from shardio.network.keys import ServerKeys
 from shardio.network.link import Lost
 from shardio.network.servers import Servers
 from shardio.network.stream import Stream
@@ -117,6 +120,24 @@ def test_a_client_with_keys_gets_nothing_from_a_server_without(path: str, keys: 
         with pytest.raises(ServerUnreachable, match="the handshake failed"):
             _asks(server.address, keys / "ours" / "client", timeout_s=0.2)
         assert server.sessions == []
+
+
+def test_a_client_asks_again_where_the_server_cannot_read_its_keys(
+    path: str, keys: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    knows, asked = ServerKeys.knows, list[bytes]()
+
+    def refuse_once(self: ServerKeys, public: bytes) -> bool:
+        asked.append(public)
+        if len(asked) == 1:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return knows(self, public)
+
+    monkeypatch.setattr(ServerKeys, "knows", refuse_once)
+    with serving(path, keys=keys / "ours") as server:
+        with _asks(server.address, keys / "ours" / "client") as far:
+            assert len(far) == 8
+    assert len(set(asked)) == 1 < len(asked)
 
 
 def test_a_client_is_let_in_as_soon_as_its_key_is_there(path: str, keys: Path) -> None:
