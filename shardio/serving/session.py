@@ -7,12 +7,13 @@ own thread. It fills ahead as far as the client grants it, and never more than s
 from __future__ import annotations
 
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, Final, cast
 
 from shardio.batch import Batch
-from shardio.errors import InvalidArgument, MemoryShort
+from shardio.errors import EnvironmentUnsuitable, InvalidArgument, MemoryShort
 from shardio.handover import Pass
 from shardio.loader import ShardLoader
 from shardio.network import asked, failures
@@ -20,11 +21,14 @@ from shardio.network.filled import pack_batch
 from shardio.network.wire import VERSION, Garbled, mapping, number, pack
 
 MOST_UNTAKEN_BYTES: Final = 256 << 20
-"""Of batches that were sent and that no loop has got, unless a single one is larger."""
+"""Of batches that were sent and that no loop has got, or that have not left, whatever a client says
+of them; unless a single one is larger."""
 MOST_AHEAD: Final = 1 << 10
 """Batches, whatever a client grants."""
 _MOST_TOLD: Final = 16
 """Messages that wait for the loader; a client waits for most of its answers."""
+_LOOK_S: Final = 0.05
+"""How often it looks whether what was granted has room, where that depends on the network."""
 
 Head = dict[str, Any]
 Frames = list[Any]
@@ -38,6 +42,10 @@ class Session:
         make_loader: makes the loader of these options.
         served: what else its batches depend on.
         post: takes the frames of a message to the client.
+
+    Raises:
+        Garbled: the message is none.
+        EnvironmentUnsuitable: there can be no thread more.
     """
 
     def __init__(
@@ -63,9 +71,16 @@ class Session:
         self._step = self._taken = self._upto = 0
         self._untaken: deque[tuple[int, int]] = deque()
         """Step and bytes of what was sent and not taken."""
+        self._unsent: deque[tuple[weakref.ref[Any], int]] = deque()
+        """Blocks that ZeroMQ may still hold, also of passes that are over, and their bytes."""
         self._n_untaken_bytes = self.n_sent = 0
         self._thread = threading.Thread(target=self._run, name="shardio session", daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError as error:
+            raise EnvironmentUnsuitable(
+                f"the server can start no thread for one more client: {error}"
+            ) from error
 
     @property
     def is_running(self) -> bool:
@@ -108,7 +123,7 @@ class Session:
         """The client's loop has got batches, and wants to have more."""
         if number(head, "number") != self._number:
             return
-        self._taken = max(self._taken, number(head, "taken"))
+        self._taken = max(self._taken, min(self._step, number(head, "taken")))
         self._upto = min(number(head, "upto"), self._taken + MOST_AHEAD)
         while self._untaken and self._untaken[0][0] < self._taken:
             self._n_untaken_bytes -= self._untaken.popleft()[1]
@@ -125,13 +140,16 @@ class Session:
                 loader.close()
 
     def _open(self) -> ShardLoader | None:
+        loader: ShardLoader | None = None
         try:
             loader = self._make_loader(asked.from_json(self._asked))
+            self._beginning = self._follows = loader.state_dict()
+            self._say_opened(loader)
         except Exception as error:  # noqa: BLE001  # whatever it is, the client is to know
+            if loader is not None:
+                loader.close()
             self._fail(error)
             return None
-        self._beginning = self._follows = loader.state_dict()
-        self._say_opened(loader)
         return loader
 
     def _say_opened(self, loader: ShardLoader) -> None:
@@ -150,7 +168,7 @@ class Session:
         """Act upon a message, or send a batch; False when it is to end."""
         with self._changed:
             while not (self._is_leaving or self._told or self._may_send):
-                self._changed.wait()
+                self._changed.wait(_LOOK_S if self._is_granted else None)
             if self._is_leaving:
                 return False
             head = self._told.popleft() if self._told else None
@@ -166,10 +184,21 @@ class Session:
         return True
 
     @property
-    def _may_send(self) -> bool:
+    def _is_granted(self) -> bool:
         if self._batches is None or self._step >= self._upto:
             return False
         return not self._untaken or self._n_untaken_bytes < MOST_UNTAKEN_BYTES
+
+    @property
+    def _may_send(self) -> bool:
+        return self._is_granted and self.n_unsent_bytes < MOST_UNTAKEN_BYTES
+
+    @property
+    def n_unsent_bytes(self) -> int:
+        """Bytes of the blocks that have not left: a client may grant, and read nothing."""
+        while self._unsent and self._unsent[0][0]() is None:
+            self._unsent.popleft()
+        return sum(n_bytes for _, n_bytes in self._unsent)
 
     def _act(self, loader: ShardLoader, head: Head) -> None:
         kind = head["kind"]
@@ -218,6 +247,7 @@ class Session:
             self._step = batch.step + 1
             self._untaken.append((batch.step, len(block)))
             self._n_untaken_bytes += len(block)
+            self._unsent.append((weakref.ref(block), len(block)))
         self.n_sent += 1
         self._say("batch", block, number=self._number, state=loader.state_dict(), **head)
 

@@ -1,27 +1,30 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import pickle
+import queue
 import signal
 import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 from shardio import InvalidArgument, ShardLoader
 from shardio._engine.mail import zeromq
-from shardio.errors import EnvironmentUnsuitable, MemoryShort
+from shardio.errors import EnvironmentUnsuitable, LoaderClosed, MemoryShort
 from shardio.network.address import parse
+from shardio.network.link import Link
 from shardio.network.wire import VERSION, Garbled, pack
 from shardio.serving import Server, make_server
 from shardio.serving.session import Session
 from tests.loading import PATIENCE_S, bits
-from tests.serving.served import FREE, HOW, local_bits, serving, wait_until
+from tests.serving.served import FREE, HOW, few_files, local_bits, serving, wait_until
 
 
 @contextlib.contextmanager
@@ -303,6 +306,87 @@ def test_bytes_that_no_loop_takes_bound_a_server_whatever_it_is_granted(
         (session,) = server.sessions
         assert session.n_untaken_bytes < 50_000 + 40_000
         assert [first, *map(bits, batches)] == local_bits(path, 2)
+
+
+@pytest.mark.parametrize("lie", ["credit", "iterate"])
+def test_a_client_that_reads_nothing_takes_no_more_memory_whatever_it_says(
+    path: str, lie: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shardio.serving.session.MOST_UNTAKEN_BYTES", 50_000)
+    kept, said = list[Any](), queue.Queue[str]()
+
+    def post(_: Session, frames: list[Any]) -> None:
+        kept.extend(frames[1:])  # as ZeroMQ does
+        said.put(json.loads(frames[0])["kind"])
+
+    def hear(kind: str) -> None:
+        while said.get(timeout=PATIENCE_S) != kind:
+            pass
+
+    asked = {"options": {"batch_size": 2}, "most_bytes": 1 << 30}
+    session = Session(
+        asked, lambda how: ShardLoader(path, num_workers=0, output="numpy", **how), {}, post
+    )
+    hear("opened")
+    with ShardLoader(path, 2, num_workers=0, output="numpy") as loader:
+        state = loader.state_dict()
+    for number in range(1, 4):
+        session.tell({"kind": "iterate", "number": number, "state": state, "ahead": 9})
+        hear("begun")
+        if lie == "credit":
+            session.tell({"kind": "credit", "number": number, "taken": 1 << 40, "upto": 1 << 50})
+    session.tell({"kind": "check", "state": state})
+    hear("checked")
+    assert sum(len(block) for block in kept) < 50_000 + 40_000
+    session.tell({"kind": "iterate", "number": 9, "state": state, "ahead": 9})
+    hear("begun")
+    kept.clear()
+    hear("batch")
+    session.leave()
+    session.join(PATIENCE_S)
+
+
+def test_a_loader_that_says_nothing_of_itself_is_closed_and_told(path: str) -> None:
+    said, made = list[bytes](), list[ShardLoader]()
+
+    def make_loader(options: dict[str, Any]) -> ShardLoader:
+        made.append(ShardLoader(path, 2, num_workers=0, output="numpy"))
+        made[0].dataset.close()
+        made[0].state_dict = lambda: {1: {2}}  # type: ignore[method-assign, dict-item]
+        return made[0]
+
+    asked = {"options": {}, "most_bytes": 1}
+    session = Session(asked, make_loader, {}, lambda _, frames: said.extend(frames))
+    session.join(PATIENCE_S)
+    assert b'"failed"' in said[-1] and not session.is_running
+    with pytest.raises(LoaderClosed):
+        iter(made[0])
+
+
+def test_a_client_for_whom_there_is_no_thread_is_told_so(
+    path: str, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(EnvironmentUnsuitable, match="no thread for one more client"):
+            ShardLoader(server.address, 4, **HOW)
+    _loads(path, server)
+
+
+@pytest.mark.parametrize("n_more", [0, 3, 5])
+def test_too_few_files_are_an_error_on_either_side_and_end_no_program(
+    path: str, n_more: int
+) -> None:
+    makes: list[Callable[[], object]] = [
+        lambda: Link(parse("tcp://127.0.0.1:1"), None, 1),
+        lambda: Server(lambda _: None, {}, FREE, keys=None, most_clients=1),  # type: ignore[arg-type, return-value]
+    ]
+    for make in makes:
+        with few_files(n_more), pytest.raises(EnvironmentUnsuitable, match="ulimit -n"):
+            make()
 
 
 def test_a_batch_larger_than_the_client_takes_is_an_error_of_its_own(server: Server) -> None:
