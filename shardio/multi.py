@@ -42,7 +42,7 @@ class MultiLoader(Closing):
     Each worker iterates the whole dataset from its beginning, so that n workers give every sample n
     times, unless the dataset leaves out what is the others' (see `worker_info`). The samples of one
     worker come in its order. Larger arrays arrive without a copy, in memory that stays the caller's
-    for as long as anything refers to it.
+    for as long as anything refers to it; in a fork of this process it does not: copy them before.
 
     Every iteration starts workers anew, and ends those of the one before. Workers end with their
     iteration: when it is over, has failed, is let go of, at `kill()`, or with this process.
@@ -153,7 +153,7 @@ class MultiLoader(Closing):
 
     def _next_epoch(self) -> Iterator[Any]:
         """The samples of the servers' next epoch."""
-        if self._servers is None:
+        if self._servers is None or not self._servers.is_ours:
             address, keys, options = self._far
             self._servers = FarSamples(
                 [address] if isinstance(address, str) else list(address or ()),

@@ -17,8 +17,8 @@ from shardio.makers import OUTPUTS, Maker, Output, maker_for
 from shardio.network.address import Address, is_address, parse_all
 from shardio.network.asked import as_json
 from shardio.network.keys import ClientKeys, client_keys
-from shardio.network.opened import Opened, State
-from shardio.network.stream import Arrived, Stream
+from shardio.network.opened import Arrived, Opened, State
+from shardio.network.stream import Stream
 from shardio.option_checks import count, device_or_none, one_of, place_among_ranks, seconds
 from shardio.progress_bar import ProgressBar
 
@@ -108,6 +108,11 @@ class RemoteLoader(Closing):
         return self._opened().lineage
 
     @property
+    def generation(self) -> int:
+        """The number of the dataset's state that the server has open."""
+        return self._opened().generation
+
+    @property
     def served(self) -> State:
         """The names of what is run on samples and batches there, None for nothing."""
         return self._opened().served
@@ -185,6 +190,10 @@ class RemoteLoader(Closing):
     def close(self) -> None:
         """Leave the server; batches that are held stay valid. May be called again."""
         self._finalizer()
+
+    def interrupt(self) -> None:
+        """Have whoever waits in another thread get LoaderClosed, soon; `close` is to follow."""
+        self._stream.interrupt()
 
     def _opened(self) -> Opened:
         opened = self._stream.opened
@@ -289,6 +298,12 @@ class RemotePass:
             n_skipped=self._n_skipped,
             n_restarts=self._stream.n_losses - self._n_losses,
         )
+
+    def so_far(self) -> str:
+        """How much has come, in words, and what was heard last if the server was lost."""
+        n_done, n = self.first_step + self._n_batches, self.last_step
+        said = f": {self._stream.said}" if self._stream.said else ""
+        return f"{n_done} of {n} batches have come{said}"
 
     @property
     def sockets(self) -> tuple[Any, ...]:

@@ -6,11 +6,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
+from shardio.batch import Batch
 from shardio.errors import InvalidArgument
 from shardio.network.address import Address
 from shardio.network.wire import VERSION, mapping, number, text
 
 State = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """A batch, and the state of a loader behind it."""
+
+    batch: Batch
+    state: State
+    n_bytes: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,14 +9,15 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any, Final, Self
 
+from shardio._engine.linux import this_process
 from shardio._engine.mail import zeromq
 from shardio.batch import Batch
 from shardio.closing import Closing
-from shardio.errors import BatchOverdue, InvalidArgument, LoaderClosed
+from shardio.errors import BatchOverdue, InvalidArgument, LoaderClosed, ShardioError
 from shardio.item_stats import SkippedItem
 from shardio.network.far_loader import RemoteLoader, RemotePass
 
@@ -59,7 +60,8 @@ class FarSamples(Closing):
         if given := [name for name in _OURS if name in options]:
             raise InvalidArgument(f"options: MultiLoader decides {given[0]} itself: leave it out")
         self._timeout_s, self._say, self.skipped = timeout_s, say, list[SkippedItem]()
-        self._lock, self._is_closed = threading.Lock(), False
+        self.lock, self._is_closed, self._pid = threading.Lock(), False, this_process.pid
+        self._addresses = list(addresses)
         n = len(addresses)
         self._loaders: list[RemoteLoader] = []
         with ExitStack() as undo:
@@ -78,12 +80,7 @@ class FarSamples(Closing):
                 )
                 undo.callback(loader.close)
                 self._loaders.append(loader)
-                if loader.lineage != self._loaders[0].lineage:
-                    raise InvalidArgument(
-                        f"{address} serves the dataset of lineage {loader.lineage}, "
-                        f"{addresses[0]} that of {self._loaders[0].lineage}: servers that share "
-                        "an epoch serve one dataset"
-                    )
+                self._check_shares(rank)
                 if (found := loader.served.get("batch_transform")) is not None:
                     raise InvalidArgument(
                         f"{address} runs {found} on whole batches, of which there are no samples: "
@@ -91,17 +88,41 @@ class FarSamples(Closing):
                     )
             undo.pop_all()
 
+    def _check_shares(self, rank: int) -> None:
+        """Make sure that a server has the same samples as the first."""
+        loader, first = self._loaders[rank], self._loaders[0]
+        if loader.lineage != first.lineage:
+            raise InvalidArgument(
+                f"{self._addresses[rank]} serves the dataset of lineage {loader.lineage}, "
+                f"{self._addresses[0]} that of {first.lineage}: servers that share an epoch serve "
+                "one dataset"
+            )
+        if loader.generation != first.generation:
+            raise InvalidArgument(
+                f"{self._addresses[rank]} serves generation {loader.generation} of the dataset, "
+                f"{self._addresses[0]} generation {first.generation}, and together they would "
+                "leave samples out: bring the copies to the same one; if it has just changed, "
+                "kill() and iterate again"
+            )
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether this is the process that made it, and no fork of it."""
+        return self._pid == this_process.pid
+
     def epoch(self, number: int) -> Iterator[Any]:
         """The samples of an epoch, as they come; ends the iteration before.
 
         Threads may share it: each gets other samples.
         """
-        with self._lock:
-            return _Shared(self._begin(number), self._lock)
+        with self.lock:
+            return _Shared(self._begin(number), self)
 
     def _begin(self, number: int) -> Iterator[Any]:
         self.skipped.clear()
         passes = []
+        for rank in range(len(self._loaders)):  # one that returned may have another by now
+            self._check_shares(rank)
         for loader in self._loaders:
             state = loader.state_dict()
             beginning = {**state, "epoch": number, "position": 0}
@@ -121,7 +142,7 @@ class FarSamples(Closing):
                     yield from self._rows(*found)
                     came_s = time.monotonic()
                 elif going:
-                    self._wait([each for _, each in going], came_s)
+                    self._wait(going, came_s)
         finally:
             for each in passes:
                 each.end()
@@ -130,7 +151,11 @@ class FarSamples(Closing):
         """A batch of whichever server has one, those first that had none for longest."""
         for _ in range(len(going)):
             server, each = going.popleft()
-            batch = each.take(0.0)
+            try:
+                batch = each.take(0.0)
+            except ShardioError as error:
+                error.add_note(f"of {self._behind(server, each)}")
+                raise
             if each.is_exhausted:
                 self._say(f"server {server} has sent all of its part")
                 continue
@@ -151,35 +176,45 @@ class FarSamples(Closing):
                 for name, column in columns.items()
             }
 
-    def _wait(self, passes: Sequence[RemotePass], came_s: float) -> None:
+    def _behind(self, server: int, each: RemotePass) -> str:
+        return f"server {server} ({self._addresses[server]}) {each.so_far()}"
+
+    def _wait(self, going: Iterable[tuple[int, RemotePass]], came_s: float) -> None:
         if self._timeout_s is not None and time.monotonic() - came_s > self._timeout_s:
             raise BatchOverdue(
-                f"no sample came within {self._timeout_s:g} s from any of {len(passes)} servers"
+                f"no sample came within {self._timeout_s:g} s; of "
+                f"{', of '.join(self._behind(*each) for each in going)}"
             )
         zmq = zeromq()
         poller = zmq.Poller()
-        for each in passes:
+        for _, each in going:
             for socket in each.sockets:
                 poller.register(socket, zmq.POLLIN)
         poller.poll(_STEP_MS)
 
     def close(self) -> None:
         """Leave all servers; for any thread. Idempotent."""
-        self._is_closed = True  # first: who waits lets go of the lock
-        with self._lock:
+        self._is_closed = True
+        for loader in self._loaders:  # first: who waits lets go of the lock
+            loader.interrupt()
+        with self.lock:
             for loader in self._loaders:
                 loader.close()
 
 
 class _Shared:
-    """An iterator for several threads."""
+    """An iterator for several threads; `owner` has their lock, and knows a fork."""
 
-    def __init__(self, samples: Iterator[Any], lock: threading.Lock) -> None:
-        self._samples, self._lock = samples, lock
+    def __init__(self, samples: Iterator[Any], owner: FarSamples) -> None:
+        self._samples, self._owner = samples, owner
 
     def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> Any:
-        with self._lock:
+        if not self._owner.is_ours:
+            raise LoaderClosed(
+                "an iteration was begun before this process was forked off; begin another here"
+            )
+        with self._owner.lock:
             return next(self._samples)

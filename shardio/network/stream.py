@@ -17,10 +17,9 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final, cast
 
-from shardio.batch import Batch
+from shardio._engine.linux import this_process
 from shardio.closing import Closing
 from shardio.errors import BatchOverdue, EnvironmentUnsuitable, LoaderClosed, MemoryShort
 from shardio.network import failures
@@ -28,7 +27,7 @@ from shardio.network.address import Address
 from shardio.network.filled import unpack_batch
 from shardio.network.keys import ClientKeys
 from shardio.network.link import SILENCE_MS, Link, Lost
-from shardio.network.opened import Opened, State
+from shardio.network.opened import Arrived, Opened, State
 from shardio.network.servers import Servers
 from shardio.network.wire import VERSION, Garbled, mapping, number, pack, pack_given
 
@@ -37,15 +36,6 @@ _FIRST_AHEAD: Final = 2
 _SILENCE_S: Final = SILENCE_MS / 1000
 _STEP_S: Final = 0.1
 _NOT_A_WORD: Final = "the server is there, and says nothing of an error"
-
-
-@dataclass(frozen=True, slots=True)
-class Arrived:
-    """A batch, and the state of a loader behind it."""
-
-    batch: Batch
-    state: State
-    n_bytes: int
 
 
 class Stream(Closing):
@@ -81,6 +71,7 @@ class Stream(Closing):
         self._link: Link | None = None
         self._lock = threading.RLock()  # sockets of ZeroMQ are for one thread at a time
         self._is_open = self._is_closed = False
+        self._pid = this_process.pid
         self.n_losses = 0
         self.opened: Opened | None = None
         self._asked: bytes | None = None
@@ -115,8 +106,9 @@ class Stream(Closing):
         """
         self._answer, self._asked = None, pack_given("check", state=state)
         try:
-            if self._link is not None and self._is_open:
-                self._link.send(self._asked)
+            with self._lock:
+                if self._link is not None and self._is_open:
+                    self._link.send(self._asked)
             self._wait(lambda: self._answer, "an answer")
         finally:
             self._asked = None
@@ -125,8 +117,9 @@ class Stream(Closing):
         """Begin a pass; returns its epoch, its first step, and the one behind its last."""
         self.queue.clear()
         self._begun, self._state, self._is_going = None, state, True
-        if self._link is not None and self._is_open:
-            self._iterate()
+        with self._lock:
+            if self._link is not None and self._is_open:
+                self._iterate()
         self._wait(lambda: self._begun, "an answer")
         begun = cast(State, self._begun)
         return begun["epoch"], begun["first"], begun["last"]
@@ -155,12 +148,19 @@ class Stream(Closing):
         return arrived
 
     @property
+    def said(self) -> str:
+        """What was heard last of servers that were lost and have not come back."""
+        return self._servers.said
+
+    @property
     def is_over(self) -> bool:
         """Whether all batches of the pass were taken."""
         return not self._is_going and not self.queue
 
     def stop(self) -> None:
         """End the pass before its end."""
+        if self._pid != this_process.pid:
+            return  # a fork lets go of what is another process's
         with self._lock:
             if self._is_going and self._link is not None:
                 self._link.send(pack("stop", number=self._pass))
@@ -175,9 +175,13 @@ class Stream(Closing):
 
     def close(self) -> None:
         """Take leave, and let go of the connection. Idempotent."""
-        self._is_closed = True  # first: who waits lets go of the lock
+        self.interrupt()  # first: who waits lets go of the lock
         with self._lock:
             self._leave()
+
+    def interrupt(self) -> None:
+        """Have whoever waits in another thread get LoaderClosed, soon; `close` is to follow."""
+        self._is_closed = True
 
     def _leave(self) -> None:
         self._is_going = self._is_open = False

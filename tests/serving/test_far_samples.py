@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import re
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,8 +16,12 @@ import pytest
 import shardio
 from shardio import InvalidArgument, MultiLoader
 from shardio.errors import BatchOverdue, LoaderClosed, ServerUnreachable
-from shardio.network.link import Link
+from shardio.manifest import load, publish_next
+from shardio.network.far_loader import RemoteLoader
+from shardio.network.link import Link, Lost
+from shardio.network.servers import Servers
 from shardio.serving import Server
+from tests.loading import PATIENCE_S, TWO_FIELDS, two_fields, write_dataset
 from tests.serving.served import serving
 from tests.shards import EVERY_FIELD, same_in_batch
 
@@ -122,6 +129,77 @@ def _refuse_sample_7(sample: dict[str, Any]) -> dict[str, Any]:
     return {"label": np.int64(sample["label"])}
 
 
+def test_an_iteration_and_its_servers_are_of_one_process(server: Server) -> None:
+    with MultiLoader(address=server.address, options={"batch_size": 1}) as far:
+        samples = iter(far)
+        next(samples)
+        servers: Any = far._servers
+        servers._pid = 1
+        with pytest.raises(LoaderClosed, match="forked off; begin another"):
+            next(samples)
+        assert _labels(far) == list(range(30))
+        servers._pid = os.getpid()
+        assert _labels(samples) == list(range(1, 30))
+        servers.close()
+
+
+def test_kill_ends_the_wait_for_a_server_that_is_away(path: str) -> None:
+    with serving(path) as server:
+        far = MultiLoader(address=server.address)
+        list(far)
+    lose, is_waiting = Servers.lose, threading.Event()
+
+    def note(self: Servers, lost: Lost) -> None:
+        is_waiting.set()
+        lose(self, lost)
+
+    with ThreadPoolExecutor(1) as pool, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Servers, "lose", note)
+        waiting = pool.submit(list, far)
+        assert is_waiting.wait(PATIENCE_S)
+        far.kill()
+        with pytest.raises(LoaderClosed):
+            waiting.result()
+
+
+def test_a_server_that_is_lost_for_ever_is_named_with_what_has_come(
+    path: str, server: Server
+) -> None:
+    with serving(path) as lost:
+        address = lost.address
+        options = {"batch_size": 1, "prefetch": 0, "fields": ["label"]}
+        far = MultiLoader(address=[server.address, address], options=options)
+        samples = iter(far)
+        found = [next(samples) for _ in range(6)]
+    with far, pytest.MonkeyPatch.context() as patch:
+        patch.setattr("shardio.network.samples.FarSamples._wait", lambda *_: None)
+        patch.setattr("shardio.network.servers.Servers.wait", lambda *_: True)
+        far._servers._loaders[1]._stream._servers._patience_s = 0.0  # type: ignore[union-attr]
+        with pytest.raises(ServerUnreachable) as caught:
+            found += samples
+    (note,) = caught.value.__notes__
+    assert re.match(rf"of server 1 \({address}\) \d of 15 batches have come", note)
+    assert len(set(_labels(found))) == len(found)
+
+
+def test_servers_in_different_states_of_a_dataset_share_no_epoch(tmp_path: Path) -> None:
+    folder = tmp_path / "grows"
+    path = write_dataset(folder, 6, schema=TWO_FIELDS, samples=two_fields(6))
+    with serving(path) as first, serving(path) as second:
+        addresses = [first.address, second.address]
+        with MultiLoader(address=addresses) as far:
+            assert len(list(far)) == 6
+            publish_next(folder, load(folder), classes=("new",))
+            other = RemoteLoader(second.address, 4, output="numpy")
+            loaders = far._servers._loaders  # type: ignore[union-attr]
+            kept, loaders[1] = loaders[1], other
+            with pytest.raises(InvalidArgument, match="serves generation 2 .* generation 1"):
+                iter(far)
+            kept.close()
+            far.kill()
+            assert len(list(far)) == 6
+
+
 def test_servers_of_different_datasets_share_no_epoch(server: Server, other_path: str) -> None:
     with serving(other_path) as other:
         with pytest.raises(InvalidArgument, match="serves the dataset of lineage"):
@@ -192,5 +270,5 @@ def test_samples_that_do_not_come_are_overdue(
         samples = iter(far)
         next(samples)
         monkeypatch.setattr("shardio.network.stream.Stream.take", lambda self, wait_s: None)
-        with pytest.raises(BatchOverdue, match="from any of 1 servers"):
+        with pytest.raises(BatchOverdue, match=r"0.2 s; of server 0 .* 1 of 30 batches have come"):
             list(samples)
