@@ -22,7 +22,7 @@ from shardio.network.address import parse
 from shardio.network.link import Link
 from shardio.network.wire import VERSION, Garbled, pack
 from shardio.serving import Server, make_server
-from shardio.serving.session import Session
+from shardio.serving.session import MOST_AHEAD, Session
 from tests.loading import PATIENCE_S, bits
 from tests.serving.served import FREE, HOW, few_files, local_bits, serving, wait_until
 
@@ -196,6 +196,22 @@ def test_a_connection_has_one_session(peer: Any, server: Server) -> None:
     wait_until(lambda: not server.sessions)
 
 
+def test_a_session_that_has_a_new_connection_does_not_hear_the_one_before(
+    peer: Any, server: Server
+) -> None:
+    peer.send(_opening(5))
+    _hear(peer, "opened")
+    with _peer(server.address) as second:
+        second.send(_opening(5))
+        _hear(second, "opened")
+        peer.send(pack("close"))
+        peer.send(pack("stop", number=1))
+        _hear(peer, "stranger")
+        assert len(server.sessions) == 1
+        second.send(pack("close"))
+        wait_until(lambda: not server.sessions)
+
+
 def test_a_session_keeps_so_many_questions_and_no_more() -> None:
     going = threading.Event()
 
@@ -313,10 +329,11 @@ def test_a_client_that_reads_nothing_takes_no_more_memory_whatever_it_says(
     path: str, lie: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("shardio.serving.session.MOST_UNTAKEN_BYTES", 50_000)
-    kept, said = list[Any](), queue.Queue[str]()
+    kept, said, idle = list[Any](), queue.Queue[str](), threading.Event()
 
     def post(_: Session, frames: list[Any]) -> None:
         kept.extend(frames[1:])  # as ZeroMQ does
+        idle.clear()
         said.put(json.loads(frames[0])["kind"])
 
     def hear(kind: str) -> None:
@@ -328,15 +345,28 @@ def test_a_client_that_reads_nothing_takes_no_more_memory_whatever_it_says(
         asked, lambda how: ShardLoader(path, num_workers=0, output="numpy", **how), {}, post
     )
     hear("opened")
+    wait = session._changed.wait
+
+    def note(timeout_s: float | None = None) -> bool:
+        idle.set()
+        return wait(timeout_s)
+
+    monkeypatch.setattr(session._changed, "wait", note)
     with ShardLoader(path, 2, num_workers=0, output="numpy") as loader:
         state = loader.state_dict()
     for number in range(1, 4):
         session.tell({"kind": "iterate", "number": number, "state": state, "ahead": 9})
         hear("begun")
+        assert idle.wait(PATIENCE_S)
+        session.tell({"kind": "credit", "number": number + 1, "taken": 0, "upto": 99})
+        session.tell({"kind": "stop", "number": number + 1})
+        assert session._upto == 9 and session._number == number  # these were of another pass
         if lie == "credit":
             session.tell({"kind": "credit", "number": number, "taken": 1 << 40, "upto": 1 << 50})
+            assert session._upto <= 15 + MOST_AHEAD
     session.tell({"kind": "check", "state": state})
     hear("checked")
+    assert session._number == 3
     assert sum(len(block) for block in kept) < 50_000 + 40_000
     session.tell({"kind": "iterate", "number": 9, "state": state, "ahead": 9})
     hear("begun")
