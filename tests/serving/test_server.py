@@ -231,14 +231,18 @@ def test_a_session_keeps_so_many_questions_and_no_more() -> None:
     assert not session.is_running
 
 
-def test_sessions_that_are_about_to_end_are_bounded_as_well(path: str) -> None:
+def test_sessions_that_are_about_to_end_are_bounded_as_well(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     going = threading.Event()
+    with serving(path, max_clients=1) as server, _peer(server.address) as peer:
+        make_loader = server._make_loader
 
-    def wait(sample: dict[str, Any]) -> dict[str, Any]:
-        going.wait()
-        return {"label": sample["label"]}
+        def make_late(options: dict[str, Any]) -> ShardLoader:
+            going.wait()
+            return make_loader(options)
 
-    with serving(path, transform=wait, max_clients=1) as server, _peer(server.address) as peer:
+        monkeypatch.setattr(server, "_make_loader", make_late)
         for number in range(3):
             peer.send(_opening(number))
             peer.send(pack("close"))
