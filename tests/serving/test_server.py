@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -140,8 +141,7 @@ def test_options_that_no_loader_takes_are_answered_and_leave_nothing(
     peer: Any, server: Server, options: dict[str, Any]
 ) -> None:
     peer.send(pack("open", version=VERSION, token="2" * 32, most_bytes=1, options=options))
-    while b'"failed"' not in (said := peer.recv()):
-        assert b'"beat"' in said
+    assert _only_beats(_hear(peer, '"failed"'))
     peer.send(pack("close"))
     wait_until(lambda: not server.sessions)
 
@@ -156,11 +156,10 @@ def test_who_has_no_session_is_told_so(peer: Any) -> None:
 def test_nonsense_within_a_session_ends_nothing(peer: Any, server: Server, garbled: str) -> None:
     more = {"most_bytes": 1 << 30, "options": {"batch_size": 4}}
     peer.send(pack("open", version=VERSION, token="1" * 32, **more))
-    assert b'"opened"' in peer.recv()
+    assert _only_beats(_hear(peer, '"opened"'))
     peer.send(pack(garbled, number="x", state=7, ahead=1 << 40, upto=None))
     peer.send(pack("check", state={}))
-    while b"load_state_dict" not in peer.recv():
-        pass
+    _hear(peer, "load_state_dict")
     peer.send(pack("close"))
     wait_until(lambda: not server.sessions)
 
@@ -170,27 +169,36 @@ def _opening(number: int, **more: Any) -> bytes:
     return pack("open", version=VERSION, token=f"{number:032}", **asked)
 
 
-def _hear(peer: Any, kind: str) -> None:
-    while f'"{kind}"'.encode() not in peer.recv():
-        pass
+def _hear(peer: Any, words: str) -> list[bytes]:
+    """Read up to the message that has these words; returns what was said before it."""
+    end_s, said = time.monotonic() + PATIENCE_S, list[bytes]()
+    while not said or words.encode() not in said[-1]:
+        left_s = max(0.0, end_s - time.monotonic())
+        assert peer.poll(left_s * 1000), f"nobody said {words}; the last was {said[-1:]!r:.200}"
+        said.append(peer.recv())
+    return said[:-1]
+
+
+def _only_beats(said: list[bytes]) -> bool:
+    return all(b'"beat"' in each for each in said)
 
 
 def test_a_session_that_ended_and_is_opened_with_nonsense_is_forgotten(
     peer: Any, path: str, server: Server
 ) -> None:
     peer.send(_opening(3, options={"seed": -1}))
-    _hear(peer, "failed")
+    _hear(peer, '"failed"')
     wait_until(lambda: not any(each.is_running for each in server.sessions))
     peer.send(_opening(3, options=[]))
     peer.send(pack("stop", number=1))
-    _hear(peer, "stranger")
+    _hear(peer, '"stranger"')
     _loads(path, server)
 
 
 def test_a_connection_has_one_session(peer: Any, server: Server) -> None:
     for number in range(4):
         peer.send(_opening(number))
-        _hear(peer, "opened")
+        _hear(peer, '"opened"')
         assert len(server.sessions) == 1
     peer.send(pack("close"))
     wait_until(lambda: not server.sessions)
@@ -200,13 +208,13 @@ def test_a_session_that_has_a_new_connection_does_not_hear_the_one_before(
     peer: Any, server: Server
 ) -> None:
     peer.send(_opening(5))
-    _hear(peer, "opened")
+    _hear(peer, '"opened"')
     with _peer(server.address) as second:
         second.send(_opening(5))
-        _hear(second, "opened")
+        _hear(second, '"opened"')
         peer.send(pack("close"))
         peer.send(pack("stop", number=1))
-        _hear(peer, "stranger")
+        _hear(peer, '"stranger"')
         assert len(server.sessions) == 1
         second.send(pack("close"))
         wait_until(lambda: not server.sessions)
@@ -246,11 +254,11 @@ def test_sessions_that_are_about_to_end_are_bounded_as_well(
         for number in range(3):
             peer.send(_opening(number))
             peer.send(pack("close"))
-        _hear(peer, "failed")
+        _hear(peer, '"failed"')
         going.set()
         wait_until(lambda: not any(each.is_running for each in server._ending))
         peer.send(_opening(4))
-        _hear(peer, "opened")
+        _hear(peer, '"opened"')
 
 
 def test_several_clients_each_have_their_own_epoch(path: str, server: Server) -> None:
