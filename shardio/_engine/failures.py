@@ -4,9 +4,59 @@ from __future__ import annotations
 
 import pickle
 import traceback
+from typing import Final
 
-from shardio._engine.wire import pack_error, unpack_error
+import cloudpickle  # type: ignore[import-untyped]  # it has no annotations
+
+from shardio._engine.channel import MAX_MESSAGE_BYTES
 from shardio.errors import TransformError
+
+MAX_ERROR_BYTES: Final = MAX_MESSAGE_BYTES - 32
+"""The longest packed error: it travels in one message, behind a descriptor of `wire`."""
+
+
+def pack_error(error: BaseException) -> bytes:
+    """Pickle an exception and its cause, in at most MAX_ERROR_BYTES.
+
+    An exception that cannot be pickled, or is too large, becomes a TransformError with its text.
+    """
+    limit = MAX_ERROR_BYTES
+    for cause in (error.__cause__, None):
+        packed = _pack(error, cause)
+        if packed is not None and len(packed) <= limit:
+            return packed
+    text = _described(error)
+    if len(text) > limit // 8:
+        text = f"{text[: limit // 16]}\n[…]\n{text[-limit // 16 :]}"
+    return pickle.dumps((TransformError(text), None))
+
+
+def _pack(error: BaseException, cause: BaseException | None) -> bytes | None:
+    """Both, pickled; None where main could not make exceptions of it again."""
+    try:
+        packed: bytes = cloudpickle.dumps((error, cause))
+        found, found_cause = pickle.loads(packed)
+    except BaseException:  # noqa: BLE001  # user classes fail in any way they like, or exit
+        return None
+    are_errors = isinstance(found, BaseException) and isinstance(found_cause, BaseException | None)
+    return packed if are_errors else None
+
+
+def _described(error: BaseException) -> str:
+    """What an exception says, and what it is unless it is ours anyway."""
+    if isinstance(error, TransformError):
+        return str(error)
+    return "".join(traceback.format_exception_only(type(error), error)).strip()
+
+
+def unpack_error(packed: bytes) -> BaseException:
+    """The exception that a worker sent, with its cause."""
+    try:
+        found: BaseException
+        found, found.__cause__ = pickle.loads(packed)  # from our own worker, never from data
+    except Exception as failure:  # noqa: BLE001  # user classes fail in any way they like
+        return TransformError(f"a worker failed, and its exception cannot be unpickled: {failure}")
+    return found
 
 
 def pack_failure(error: BaseException, is_called: str) -> bytes:

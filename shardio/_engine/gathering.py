@@ -28,6 +28,7 @@ from typing import Any, Final
 
 from shardio._engine.arrivals import SKIPPED, Arrivals
 from shardio._engine.crew import Crew, Died, Failed
+from shardio._engine.failures import unpack_error
 from shardio._engine.inbox import Inbox
 from shardio._engine.lenience import Lenience
 from shardio._engine.linux import Finalizer, interrupts_held, this_process
@@ -36,7 +37,6 @@ from shardio._engine.outbox import WANT, WORD, Word, send_all
 from shardio._engine.overdue import overdue, stack_files
 from shardio._engine.start import Start
 from shardio._engine.supply import Supply
-from shardio._engine.wire import unpack_error
 from shardio.callers import level_of_caller
 from shardio.closing import Closing
 from shardio.errors import LoaderClosed, TransformError, WorkerDied

@@ -51,7 +51,7 @@ class Kind(IntEnum):
     HELLO = 1  # the worker is connected
     SAMPLES = 2
     IN_BLOCK = 6  # samples, of which the last one's larger arrays are in a block
-    SKIPPED = 3  # in the place of a sample an exception follows, as of `wire.pack_error`
+    SKIPPED = 3  # in the place of a sample an exception follows, as of `failures.pack_error`
     FAILED = 4  # such an exception ended the worker's iteration
     END = 5  # there is no more: the number is that of all samples of this worker
 

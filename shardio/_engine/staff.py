@@ -13,6 +13,7 @@ from shardio._engine.answers import Answer, Loss
 from shardio._engine.blocks import Block
 from shardio._engine.careful import LeftOut
 from shardio._engine.crew import Crew, Died, Message
+from shardio._engine.failures import unpack_error
 from shardio._engine.kept import Kept
 from shardio._engine.local import Local
 from shardio._engine.parcels import packed, unpacked
@@ -31,7 +32,6 @@ from shardio._engine.wire import (
     pack_task,
     unpack_done,
     unpack_dones,
-    unpack_error,
     unpack_skips,
 )
 from shardio._engine.worker import work

@@ -12,15 +12,10 @@ from __future__ import annotations
 
 import pickle
 import struct
-import traceback
 from enum import IntEnum
 from typing import NamedTuple
 
-import cloudpickle  # type: ignore[import-untyped]  # it has no annotations
-
-from shardio._engine.channel import MAX_MESSAGE_BYTES
 from shardio.batch import Skipped
-from shardio.errors import TransformError
 
 # A NamedTuple's own constructors run Python; for every batch, `tuple.__new__` makes them.
 _TASK = struct.Struct("<HHIQQII")
@@ -121,48 +116,4 @@ def pack_skips(skips: tuple[Skipped, ...]) -> bytes:
 def unpack_skips(packed: bytes) -> tuple[Skipped, ...]:
     """The samples that a worker has skipped."""
     found: tuple[Skipped, ...] = pickle.loads(packed)  # from our own worker, never from data
-    return found
-
-
-def pack_error(error: BaseException) -> bytes:
-    """An exception and its cause, for the bytes behind a Done.
-
-    What cannot be pickled, or is too large, travels as the text that it has.
-    """
-    limit = MAX_MESSAGE_BYTES - DESCRIPTOR_BYTES
-    for cause in (error.__cause__, None):
-        packed = _pack(error, cause)
-        if packed is not None and len(packed) <= limit:
-            return packed
-    text = _text_of(error)
-    if len(text) > limit // 8:
-        text = f"{text[: limit // 16]}\n[…]\n{text[-limit // 16 :]}"
-    return pickle.dumps((TransformError(text), None))
-
-
-def _pack(error: BaseException, cause: BaseException | None) -> bytes | None:
-    """Both, pickled; None where main could not make exceptions of it again."""
-    try:
-        packed: bytes = cloudpickle.dumps((error, cause))
-        found, found_cause = pickle.loads(packed)
-    except BaseException:  # noqa: BLE001  # user classes fail in any way they like, or exit
-        return None
-    are_errors = isinstance(found, BaseException) and isinstance(found_cause, BaseException | None)
-    return packed if are_errors else None
-
-
-def _text_of(error: BaseException) -> str:
-    """What an exception says, and what it is unless it is ours anyway."""
-    if isinstance(error, TransformError):
-        return str(error)
-    return "".join(traceback.format_exception_only(type(error), error)).strip()
-
-
-def unpack_error(packed: bytes) -> BaseException:
-    """The exception that a worker sent, with its cause."""
-    try:
-        found: BaseException
-        found, found.__cause__ = pickle.loads(packed)  # from our own worker, never from data
-    except Exception as failure:  # noqa: BLE001  # user classes fail in any way they like
-        return TransformError(f"a worker failed, and its exception cannot be unpickled: {failure}")
     return found

@@ -15,6 +15,7 @@ import numpy as np
 from shardio._engine.blocks import BlockMap
 from shardio._engine.careful import CarefulFiller, LeftOut
 from shardio._engine.channel import MAX_MESSAGE_BYTES, Channel
+from shardio._engine.failures import pack_error
 from shardio._engine.fill import Filler
 from shardio._engine.kept import Kept
 from shardio._engine.linux import keep_freed_memory, yield_to_main
@@ -36,7 +37,6 @@ from shardio._engine.wire import (
     Status,
     Task,
     pack_done,
-    pack_error,
     pack_skips,
     unpack_task,
     unpack_tasks,

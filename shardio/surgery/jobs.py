@@ -16,8 +16,8 @@ from typing import Any, Final, TypeVar
 
 from shardio._engine.channel import Channel
 from shardio._engine.crew import Crew, Died, Event, Failed
+from shardio._engine.failures import pack_error, unpack_error
 from shardio._engine.pieces import Pieces, send_whole
-from shardio._engine.wire import pack_error, unpack_error
 from shardio.cluster import MAX_DEATHS, Cluster, Engine
 from shardio.dataset import ShardDataset
 from shardio.errors import ShardioError, WorkerDied

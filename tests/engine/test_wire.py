@@ -1,17 +1,13 @@
 from __future__ import annotations
 
-import errno
-import pickle
 import struct
-import sys
-import threading
-from typing import Any, NoReturn
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from shardio._engine.channel import MAX_MESSAGE_BYTES
+from shardio._engine.failures import MAX_ERROR_BYTES
 from shardio._engine.wire import (
     DESCRIPTOR_BYTES,
     Ask,
@@ -19,23 +15,17 @@ from shardio._engine.wire import (
     Status,
     Task,
     pack_done,
-    pack_error,
     pack_task,
     unpack_done,
-    unpack_error,
     unpack_task,
 )
-from shardio.errors import ChecksumMismatch, MemoryShort, ShardioError, TransformError
 
-LIMIT = MAX_MESSAGE_BYTES - DESCRIPTOR_BYTES
 U16, U32, U64 = (st.integers(0, (1 << n) - 1) for n in (16, 32, 64))
-
-
-# Descriptors.
 
 
 def test_a_descriptor_has_32_bytes() -> None:
     assert DESCRIPTOR_BYTES == 32
+    assert MAX_ERROR_BYTES == MAX_MESSAGE_BYTES - DESCRIPTOR_BYTES
     assert len(pack_task(*Task(Ask.FILL, 1, 2, 3, 4, 5, 6))) == 32
     assert len(pack_done(Status.FILLED, 1, 2, 3, 4, 5, 6)) == 32
 
@@ -61,188 +51,3 @@ def test_codes_of_messages_stay_apart() -> None:
     assert len({int(ask) for ask in Ask}) == len(Ask)
     assert len({int(status) for status in Status}) == len(Status)
     assert 0 not in {*map(int, Ask), *map(int, Status)}
-
-
-# Exceptions.
-
-
-class ThreeArgumentsError(Exception):
-    """Can be pickled, and not unpickled: its arguments are not those of its constructor."""
-
-    def __init__(self, a: int, b: int, c: int) -> None:
-        super().__init__(f"{a}-{b}-{c}")
-
-
-class LockedError(Exception):
-    def __init__(self) -> None:
-        super().__init__("locked")
-        self.lock = threading.Lock()
-
-
-class UnspeakableError(Exception):
-    def __str__(self) -> str:
-        raise RuntimeError("no text")
-
-    def __reduce__(self) -> NoReturn:
-        raise RuntimeError("no pickle")
-
-
-class ExitingError(Exception):
-    def __reduce__(self) -> Any:
-        return sys.exit, (3,)
-
-
-class DisguisedError(Exception):
-    def __reduce__(self) -> Any:
-        return str, ("no exception at all",)
-
-
-class ManneredError(Exception):
-    def __init__(self, what: str, *, code: int) -> None:
-        super().__init__(what)
-        self.code = code
-
-    def __reduce__(self) -> Any:
-        return _mannered, (str(self), self.code)
-
-
-def _mannered(what: str, code: int) -> ManneredError:
-    return ManneredError(what, code=code)
-
-
-def sent(error: BaseException) -> BaseException:
-    packed = pack_error(error)
-    assert len(packed) <= LIMIT
-    return unpack_error(packed)
-
-
-@pytest.mark.parametrize(
-    "error",
-    [
-        ValueError("text", 3),
-        KeyError("a"),
-        OSError(errno.ENOSPC, "disk full", "/a/file"),
-        UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid"),
-        MemoryShort("short"),
-        TransformError("größe\n名前"),
-        SystemExit(3),
-    ],
-    ids=lambda error: type(error).__name__,
-)
-def test_an_exception_arrives_with_type_and_arguments(error: BaseException) -> None:
-    found = sent(error)
-    assert type(found) is type(error)
-    assert found.args == error.args
-    assert str(found) == str(error)
-    assert found.__cause__ is None
-
-
-def test_attributes_and_notes_arrive() -> None:
-    error = ManneredError("text", code=7)
-    found = sent(error)
-    assert isinstance(found, ManneredError)
-    assert found.code == 7
-    noted = ValueError("text")
-    noted.add_note("a note")
-    assert getattr(sent(noted), "__notes__", None) == ["a note"]
-
-
-def test_an_error_of_a_shard_arrives_with_its_place() -> None:
-    error = ChecksumMismatch(
-        "text", code="checksum", path="/a", field="x", sample=7, offset=4096, expected="0", found=1
-    )
-    found = sent(error)
-    assert isinstance(found, ChecksumMismatch)
-    assert vars(found) == vars(error)
-    assert str(found) == str(error)
-
-
-def test_a_class_of_a_function_arrives_as_itself() -> None:
-    class LocalError(Exception):
-        pass
-
-    found = sent(LocalError("text"))
-    assert (type(found).__name__, str(found)) == ("LocalError", "text")
-
-
-def with_cause(cause: BaseException) -> TransformError:
-    error = TransformError("the transform raised")
-    error.__cause__ = cause
-    return error
-
-
-def test_the_cause_arrives_too() -> None:
-    found = sent(with_cause(KeyError("mine")))
-    assert isinstance(found, TransformError)
-    assert isinstance(found.__cause__, KeyError)
-    assert found.__cause__.args == ("mine",)
-
-
-STUBBORN = [
-    ThreeArgumentsError(1, 2, 3),
-    LockedError(),
-    UnspeakableError(),
-    ExitingError("exits"),
-    DisguisedError("disguised"),
-]
-
-
-@pytest.mark.parametrize("cause", STUBBORN, ids=lambda error: type(error).__name__)
-def test_a_cause_that_cannot_travel_stays_behind_and_the_error_arrives(
-    cause: BaseException,
-) -> None:
-    found = sent(with_cause(cause))
-    assert type(found) is TransformError
-    assert str(found) == "the transform raised"
-    assert found.__cause__ is None
-
-
-@pytest.mark.parametrize(
-    ("error", "text"),
-    [
-        (ThreeArgumentsError(1, 2, 3), "ThreeArgumentsError: 1-2-3"),
-        (LockedError(), "LockedError: locked"),
-        (UnspeakableError(), "UnspeakableError: <exception str() failed>"),
-        (ExitingError("exits"), "ExitingError: exits"),
-        (DisguisedError("disguised"), "DisguisedError: disguised"),
-        (AssertionError(threading.Lock()), "AssertionError: <unlocked"),
-    ],
-    ids=lambda value: type(value).__name__,
-)
-def test_an_exception_that_cannot_travel_arrives_as_text_with_its_name(
-    error: BaseException, text: str
-) -> None:
-    found = sent(error)
-    assert type(found) is TransformError
-    assert text in str(found)
-
-
-@pytest.mark.parametrize("letter", ["x", "é", "名", "😀"])
-@pytest.mark.parametrize("n", [LIMIT // 8 + 1, LIMIT, 3_000_000])
-def test_a_huge_text_arrives_cut_in_its_middle(letter: str, n: int) -> None:
-    found = sent(TransformError(f"begin {letter * n} end"))
-    assert isinstance(found, TransformError)
-    assert str(found).startswith(f"begin {letter}")
-    assert str(found).endswith(f"{letter} end")
-
-
-def test_a_text_that_just_fits_arrives_whole() -> None:
-    assert len(str(sent(TransformError("x" * (LIMIT - 200))))) == LIMIT - 200
-
-
-def test_a_huge_cause_stays_behind_and_the_error_arrives() -> None:
-    found = sent(with_cause(ValueError("x" * 3_000_000)))
-    assert str(found) == "the transform raised"
-    assert found.__cause__ is None
-
-
-def test_a_huge_exception_that_cannot_travel_arrives_cut() -> None:
-    found = sent(ThreeArgumentsError(1, 2, 10**4000))
-    assert "ThreeArgumentsError: 1-2-1000" in str(found)
-
-
-@pytest.mark.parametrize("packed", [b"", b"garbage", pickle.dumps(3), pickle.dumps((3, 4))])
-def test_bytes_that_hold_no_exception_become_one_that_says_so(packed: bytes) -> None:
-    found = unpack_error(packed)
-    assert isinstance(found, ShardioError)
-    assert "a worker failed" in str(found)
