@@ -16,10 +16,15 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from shardio._engine.batches import Batches, Results
-from shardio._engine.coroutines import Coroutines
-from shardio._engine.delegates import Executing, Processes, most_under_way
+from shardio._engine.executors import (
+    Coroutines,
+    Executing,
+    Hands,
+    Processes,
+    Threads,
+    most_under_way,
+)
 from shardio._engine.failures import add_note, as_failure
-from shardio._engine.hands import Hands, Threads
 from shardio._engine.late import late
 from shardio._engine.lenience import Lenience, shortened
 from shardio._engine.linux import interrupts_held, this_process

@@ -24,8 +24,8 @@ import numpy as np
 import pytest
 
 from shardio import DataLoader, InvalidArgument, MapIterator, Pipeline, WorkerDied
-from shardio._engine import delegates, overdue
-from shardio._engine.hands import Threads
+from shardio._engine import executors, overdue
+from shardio._engine.executors import Threads
 from shardio._engine.line import Line
 from shardio._engine.stage import Job
 from shardio.errors import BatchOverdue, LoaderClosed, TransformError
@@ -540,7 +540,7 @@ def test_a_call_in_a_process_that_is_overdue_is_named_with_its_worker_and_stack(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(overdue, "_PATIENCE_S", PATIENCE_S)  # however busy the machine is
-    monkeypatch.setattr(delegates, "_PATIENCE_S", PATIENCE_S)
+    monkeypatch.setattr(executors, "_PATIENCE_S", PATIENCE_S)
     marker = tmp_path / "stuck"
     pipeline = Pipeline(["", str(marker)]).pipe(_stuck_in_a_process, executor="process")
     iterator: Any = iter(pipeline)
