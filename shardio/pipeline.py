@@ -11,6 +11,7 @@ from collections.abc import AsyncIterable, Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, Final, Literal
 
+from shardio._engine.executors import hire
 from shardio._engine.line import Line
 from shardio._engine.stage import Origin
 from shardio._engine.steps import Batched, Piped, Where
@@ -126,6 +127,7 @@ class Pipeline(Passes):
             Line,
             self._supply.source,
             self._steps,
+            hire=hire,
             n_buffered=self._n_buffered,
             most_skips=self._most_skips,
         )
@@ -220,6 +222,7 @@ class DataLoader(Passes):
             Line,
             source,
             self._steps,
+            hire=hire,
             n_buffered=self._n_buffered,
             most_skips=self._most_skips,
             start=start,

@@ -4,44 +4,51 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from shardio._engine.flow import Flow
 from shardio._engine.late import said
 from shardio._engine.lenience import Lenience
+from shardio._engine.line import SOURCE, Hands, Line
 from shardio._engine.linux import files_explained
 from shardio._engine.portions import Broken, Portions
-from shardio._engine.schedule import DEPTH
 from shardio._engine.stage import Job, Stage
+from shardio._engine.steps import Piped
 from shardio._engine.user_calls import UserCall, checked
 from shardio.errors import EnvironmentUnsuitable, MemoryShort
 from shardio.spent import now_ns
-
-if TYPE_CHECKING:
-    from shardio._engine.line import Line
 
 _PATIENCE_S: Final = 5.0
 """Workers have a second to say what they do, and the thread has to come to ask them."""
 
 
-class Hands(ABC):
-    """Works at some stages of a line."""
+def hire(line: Line, stages: Mapping[Stage, Piped | None]) -> dict[Stage, Hands]:
+    """Make what works at the stages of a line: one event loop for all that is async, else threads.
 
-    @abstractmethod
-    def rouse(self) -> None:
-        """There may be a job; called under the line's lock."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """Begin no job any more, and wait for none; the line is closed, its lock free."""
-
-    def tell(self) -> list[str]:
-        """What is done elsewhere than in threads of this process, in lines; by any thread."""
-        return []
+    Stages whose steps name one crew share its threads; a step with an executor has its own hands.
+    """
+    found: dict[Stage, Hands] = {}
+    asynchronous: list[Stage] = []
+    crews: dict[str, list[Stage]] = {}
+    for stage, step in stages.items():
+        executor = None if step is None else step.executor
+        if executor == "process":
+            found[stage] = Processes(line, stage, stage.n_hands)
+        elif executor is not None:
+            found[stage] = Executing(line, stage, executor)
+        elif stage.call.is_async:
+            asynchronous.append(stage)
+        else:
+            crews.setdefault(SOURCE if step is None else step.crew, []).append(stage)
+    if asynchronous:
+        found |= dict.fromkeys(asynchronous, Coroutines(line, asynchronous))
+    for members in crews.values():
+        n_threads = max(stage.concurrency for stage in members)
+        found |= dict.fromkeys(members, Threads(line, members, n_threads))
+    return found
 
 
 class Threads(Hands):
@@ -258,11 +265,6 @@ class Coroutines(Hands):
             del value
         self._line.end(job, now_ns() - start_ns)
         self._begin()
-
-
-def most_under_way(n_workers: int) -> int:
-    """How many jobs workers are given, so that none waits for its next."""
-    return DEPTH * n_workers + 2
 
 
 class Processes(Hands):

@@ -12,18 +12,11 @@ from __future__ import annotations
 import _thread
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from shardio._engine.batches import Batches, Results
-from shardio._engine.executors import (
-    Coroutines,
-    Executing,
-    Hands,
-    Processes,
-    Threads,
-    most_under_way,
-)
 from shardio._engine.failures import add_note, as_failure
 from shardio._engine.late import late
 from shardio._engine.lenience import Lenience, shortened
@@ -40,12 +33,36 @@ _S_PER_NS: Final = 1e-9
 SOURCE: Final = "source"
 
 
+class Hands(ABC):
+    """Does the jobs of some stages of a line, which owns it."""
+
+    @abstractmethod
+    def rouse(self) -> None:
+        """Look for jobs: there may be one. Called under the line's lock."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Begin no job any more, and wait for none; the line is closed, its lock free."""
+
+    def tell(self) -> list[str]:
+        """Describe, line by line, the jobs that run outside of this process's threads.
+
+        Any thread may call it.
+        """
+        return []
+
+
+Hire = Callable[["Line", Mapping[Stage, Piped | None]], Mapping[Stage, Hands]]
+"""Makes the hands of every stage, given a line and its stages; the source's comes with None."""
+
+
 class Line(Closing):
     """One pass over a source. Owns its threads, which are daemons: none is ever waited for.
 
     Args:
         source: iterable or async iterable; its items, or Positioned ones.
         steps: what is done to them.
+        hire: makes what works at the stages (`executors.hire`).
         n_buffered: how many results may wait for the loop.
         most_skips: how many calls may fail, their items being dropped; None for none.
         start: where the source begins.
@@ -56,6 +73,7 @@ class Line(Closing):
         source: Any,
         steps: Sequence[Piped | Batched],
         *,
+        hire: Hire,
         n_buffered: int,
         most_skips: int | None = None,
         start: Start | None = None,
@@ -76,7 +94,8 @@ class Line(Closing):
         self._began_ns, self._waited_ns = now_ns(), 0
         self._final_stats: PipelineStats | None = None
         self._breakdown: Exception | None = None
-        self._hands = self._hire(steps)
+        pipes = [step for step in steps if isinstance(step, Piped)]
+        self._hands = hire(self, dict(zip(self._active(), [None, *pipes], strict=True)))
         with self.lock:
             self._source.put((Origin(-1, -1, None, None), source))
             self._source.end(None)
@@ -84,29 +103,6 @@ class Line(Closing):
 
     def _active(self) -> list[Stage]:
         return [stage for stage in self._stages if isinstance(stage, Stage)]
-
-    def _hire(self, steps: Iterable[Piped | Batched]) -> dict[Stage | Batches, Hands]:
-        """Who works at which stage: one event loop for all that is async, threads, or others."""
-        found: dict[Stage | Batches, Hands] = {}
-        crews: dict[str, list[Stage]] = {SOURCE: [self._source]}
-        for stage, step in zip(self._stages[1:], steps, strict=True):
-            if not (isinstance(stage, Stage) and isinstance(step, Piped)):
-                continue
-            if step.executor == "process":
-                found[stage] = Processes(self, stage, step.concurrency)
-            elif step.executor is not None:
-                found[stage] = Executing(self, stage, step.executor)
-            else:
-                crews.setdefault(step.crew, []).append(stage)
-        asynchronous = [s for stages in crews.values() for s in stages if s.call.is_async]
-        if asynchronous:
-            found |= dict.fromkeys(asynchronous, Coroutines(self, asynchronous))
-        for stages in crews.values():
-            stages = [stage for stage in stages if not stage.call.is_async]
-            if stages:
-                n_threads = max(stage.concurrency for stage in stages)
-                found |= dict.fromkeys(stages, Threads(self, stages, n_threads))
-        return found
 
     # --- the loop's side --------------------------------------------------------------------
 
@@ -344,7 +340,6 @@ def _iteration(source: Any) -> UserCall:
 def _stage(step: Piped | Batched) -> Stage | Batches:
     if isinstance(step, Batched):
         return Batches(step.n, drop_last=step.drop_last)
-    n = most_under_way(step.concurrency) if step.executor == "process" else step.concurrency
-    stage = Stage(step.name, step.call, n, step.in_order, step.call.yields_many)
+    stage = Stage(step.name, step.call, step.most_under_way, step.in_order, step.call.yields_many)
     stage.n_hands = step.concurrency
     return stage

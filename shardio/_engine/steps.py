@@ -6,6 +6,7 @@ from concurrent.futures import Executor
 from typing import Any, Literal, NamedTuple
 
 from shardio._engine.lenience import shortened
+from shardio._engine.schedule import DEPTH
 from shardio._engine.user_calls import UserCall
 from shardio.errors import InvalidArgument
 
@@ -36,6 +37,13 @@ class Piped(NamedTuple):
     in_order: bool
     crew: str
     executor: Where = None
+
+    @property
+    def most_under_way(self) -> int:
+        """The jobs that are given out at a time: for processes more, so that none waits for one."""
+        if self.executor == "process":
+            return DEPTH * self.concurrency + 2
+        return self.concurrency
 
 
 class Batched(NamedTuple):

@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from shardio._engine.executors import hire
 from shardio._engine.line import Line
 from shardio._engine.steps import Piped
 from shardio._engine.user_calls import user_call
@@ -17,7 +18,7 @@ def test_behind_a_failure_the_stages_before_it_begin_nothing_any_more() -> None:
         Piped(user_call("function", function), "function", 1, in_order=True, crew=crew)
         for crew, function in (("a", lambda item: item), ("b", lambda item: 1 // item))
     )
-    with Line([1, 0, 1], [first, second], n_buffered=3) as line:
+    with Line([1, 0, 1], [first, second], hire=hire, n_buffered=3) as line:
         deadline_s = time.monotonic() + PATIENCE_S
         while not line.stats().stages[-1].n_failed and time.monotonic() < deadline_s:
             time.sleep(0.001)
