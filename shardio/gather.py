@@ -11,8 +11,7 @@ it is copied, and if it needs too many, it is copied in several parts.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -26,31 +25,12 @@ from shardio.format.index import DIMENSION
 from shardio.format.layout import Section
 from shardio.reader import ShardReader
 from shardio.rows import FileRows, MappedRows, PooledRows, read_hashes
+from shardio.shards.opened import OpenFiles
 from shardio.spent import CHECK, SPENT, now_ns
 from shardio.units import Rows
 
 _NOT_YET: Final = -1
 """The place of marks that is known when the file has been open."""
-
-
-class Files(Protocol):
-    """The open files of a dataset; see `shards.opened.OpenFiles`."""
-
-    @property
-    def most(self) -> int | None:
-        """How many may be open at a time; None for all."""
-
-    def reader(self, file: int) -> ShardReader:
-        """The reader of a file, opened if need be."""
-
-    def use(self, files: Rows) -> None:
-        """Have these files make room after all that were used before."""
-
-    def halve(self) -> bool:
-        """From now on have half as many open at a time; False where they are few, or all may be."""
-
-    def tell(self, method: Callable[[int], None], n_maps: int) -> None:
-        """Have a method called before a file makes room; its object has so many maps of each."""
 
 
 class ColumnGather:
@@ -71,7 +51,7 @@ class ColumnGather:
         self,
         name: str,
         field: Array,
-        files: Files,
+        files: OpenFiles,
         first: int,
         *,
         is_mapped: bool,

@@ -6,7 +6,6 @@ return in shared memory.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterable
 from typing import Any, Final, Literal, get_args
 
@@ -16,7 +15,7 @@ from shardio._engine.here import Here
 from shardio._engine.schedule import DEPTH
 from shardio._engine.start import Start
 from shardio.errors import InvalidArgument
-from shardio.loading import Loading, iterator, named, values
+from shardio.loading import Loader, Loading, iterator, named, values
 from shardio.option_checks import OnError, count, most_skips, one_of, seconds
 
 __all__ = ["Loader", "Loading", "SharedMemoryShim", "load", "load_with_workers"]
@@ -24,32 +23,6 @@ __all__ = ["Loader", "Loading", "SharedMemoryShim", "load", "load_with_workers"]
 ItemOrder = Literal["input", "completion"]
 
 _METHODS: Final = ("make_request", "load", "post_process")
-
-
-class Loader(ABC):
-    """How items are loaded: a request is made of each, loaded elsewhere, and finished here.
-
-    `make_request` and `post_process` run in the process and thread that iterates, `load` in a
-    worker, which gets a copy of the loader when it starts: what it changes of itself stays there.
-    """
-
-    @abstractmethod
-    def make_request(self, item: Any) -> Any:
-        """What `load` is to get for an item: small, and picklable."""
-
-    @abstractmethod
-    def load(self, request: Any) -> Any:
-        """Load what was asked for: a tuple of arrays, or anything else that can be pickled."""
-
-    @abstractmethod
-    def post_process(self, response: Any) -> Any:
-        """What the loop gets, of what `load` has returned.
-
-        Arrays in it lie in shared memory, which is theirs for as long as they are held.
-        """
-
-    def shutdown(self) -> None:  # noqa: B027  # most loaders hold nothing
-        """Let go of what the loader holds in this process; called once loading has ended."""
 
 
 class SharedMemoryShim(Loader):

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Iterator
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from shardio._engine.alone import Alone
 from shardio._engine.failures import add_note
@@ -18,17 +19,30 @@ from shardio.errors import InvalidArgument, LoaderClosed, TransformError
 from shardio.item_stats import ItemStats, SkippedItem
 
 
-class Loads(Protocol):
-    """What a loader can do; see `shardio.Loader`."""
+class Loader(ABC):
+    """How items are loaded: a request is made of each, loaded elsewhere, and finished here.
 
+    `make_request` and `post_process` run in the process and thread that iterates, `load` in a
+    worker, which gets a copy of the loader when it starts: what it changes of itself stays there.
+    """
+
+    @abstractmethod
     def make_request(self, item: Any) -> Any:
-        """What a worker is to get for an item."""
+        """What `load` is to get for an item: small, and picklable."""
 
+    @abstractmethod
     def load(self, request: Any) -> Any:
-        """What a worker makes of it."""
+        """Load what was asked for: a tuple of arrays, or anything else that can be pickled."""
 
+    @abstractmethod
     def post_process(self, response: Any) -> Any:
-        """What the loop gets of that."""
+        """What the loop gets, of what `load` has returned.
+
+        Arrays in it lie in shared memory, which is theirs for as long as they are held.
+        """
+
+    def shutdown(self) -> None:  # noqa: B027  # most loaders hold nothing
+        """Let go of what the loader holds in this process; called once loading has ended."""
 
 
 class Loading(Closing, Generator[Any, None, None]):
@@ -42,7 +56,7 @@ class Loading(Closing, Generator[Any, None, None]):
     def __init__(
         self,
         begin: Callable[[], Flow | Here],
-        loader: Loads,
+        loader: Loader,
         items: Iterable[Any],
         timeout_s: float | None,
     ) -> None:
@@ -127,7 +141,7 @@ class Loading(Closing, Generator[Any, None, None]):
 
 
 def values(
-    flow: Flow | Here, loader: Loads, source: Iterator[Any], timeout_s: float | None
+    flow: Flow | Here, loader: Loader, source: Iterator[Any], timeout_s: float | None
 ) -> Generator[Any, None, None]:
     """What becomes of all items of a source."""
     feed = _Feed(flow, loader, source)
@@ -159,7 +173,7 @@ def _await_next(
 class _Feed:
     """Gives a flow the items of a source, and keeps what goes wrong with that until its turn."""
 
-    def __init__(self, flow: Flow | Here, loader: Loads, source: Iterator[Any]) -> None:
+    def __init__(self, flow: Flow | Here, loader: Loader, source: Iterator[Any]) -> None:
         self._flow, self._loader, self._source = flow, loader, source
         self.given: dict[int, Any] = {}
         """The items that were put, by their numbers."""
@@ -198,11 +212,11 @@ class _Feed:
             raise self._failures.pop()  # kept nowhere: its traceback leads here
 
 
-def _finished(loader: Loads, given: dict[int, Any], number: int, response: Any) -> Any:
+def _finished(loader: Loader, given: dict[int, Any], number: int, response: Any) -> Any:
     return _called(loader, "post_process", response, number, given.pop(number))
 
 
-def _called(loader: Loads, method: str, argument: Any, number: int, item: Any) -> Any:
+def _called(loader: Loader, method: str, argument: Any, number: int, item: Any) -> Any:
     """What a method of the loader returns in this process.
 
     Raises:
@@ -218,7 +232,7 @@ def _called(loader: Loads, method: str, argument: Any, number: int, item: Any) -
         raise
 
 
-def named(loader: Loads, method: str) -> str:
+def named(loader: Loader, method: str) -> str:
     """What a method is in messages."""
     return f"{type(loader).__name__}.{method}"
 

@@ -58,7 +58,7 @@ RANKS = {
     "shardio.writer": 4,  # files stop here
     "shardio.manifest": 5,
     "shardio.remote": 6,  # object stores, and the cache of what is in them
-    "shardio.gather": 5,
+    "shardio.gather": 6,
     "shardio.shards": 5,  # which files a dataset has open
     "shardio.order": 3,
     "shardio.choice": 5,
