@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from shardio._engine.bell import Bell
+from shardio._engine.cargo import pack
 from shardio._engine.channel import (
     MAX_FDS,
     MAX_MESSAGE_BYTES,
@@ -67,9 +68,6 @@ class Crew(Closing):
         try:
             with interrupts_held():
                 self._meet_zygote()
-            # Late: the zygote imports what it needs while this process imports cloudpickle.
-            from shardio._engine.cargo import pack
-
             self._held.own_fds.append(memory_file() if start == "fork" else pack(target))
             self._held.own_fds.extend(map(os.dup, fds))
             with interrupts_held():
