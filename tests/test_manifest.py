@@ -125,7 +125,7 @@ def test_keys_that_are_numbers_come_back_as_strings(tmp_path: Path) -> None:
     assert load(tmp_path).converter == {"options": {"2": "b", "10": "a"}}
 
 
-@pytest.mark.parametrize("value", [float("nan"), object(), {1: 0, "a": 1}, "\ud800"], ids=repr)
+@pytest.mark.parametrize("value", [float("nan"), object, {1: 0, "a": 1}, "\ud800"], ids=repr)
 def test_what_json_cannot_say_is_refused_and_nothing_is_published(
     tmp_path: Path, value: object
 ) -> None:

@@ -159,7 +159,7 @@ def transformed(sample: dict[str, Any], rng: np.random.Generator) -> dict[str, A
             "fields": ["frames", "note", "maybe", "boxes"],
         },
     ],
-    ids=str,
+    ids=lambda options: str(options).replace(str(transformed), "transformed"),
 )
 def test_batches_are_those_of_a_dataset_that_was_written_whole(
     whole: Path, added: Path, options: dict[str, Any]

@@ -105,7 +105,7 @@ def test_options_that_are_data_mean_the_same_there(
         ({"transform": dict}, "shardio serve --transform"),
         ({"num_workers": 2}, "shardio serve --workers"),
         ({"reuse": True}, "reuse is not for"),
-        ({"sampler": lambda epoch: [epoch]}, "nothing that runs travels"),
+        ({"sampler": range}, "nothing that runs travels"),
         ({"collate": dict}, "nothing that runs travels"),
         ({"fields": ["nothing"]}, "fields must be different ones of"),
         ({"clip": "all"}, "clip must be a Clip"),
