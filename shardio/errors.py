@@ -239,3 +239,11 @@ class MemoryShort(ShardioError, MemoryError):
 
 class EnvironmentUnsuitable(ShardioError, RuntimeError):
     """A platform feature, program or package is missing; the message says how to get it."""
+
+
+def install_hint(extra: str) -> str:
+    """Return the command that installs an extra of shardio.
+
+    It names the checkout: on package indexes, the name `shardio` is taken by another project.
+    """
+    return f"pip install '.[{extra}]' in a checkout of shardio"

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy.typing as npt
 
-from shardio.errors import EnvironmentUnsuitable, InvalidArgument
+from shardio.errors import EnvironmentUnsuitable, InvalidArgument, install_hint
 
 Ndarray = npt.NDArray[Any]
 
@@ -59,7 +59,7 @@ def _jax() -> Any:
         import jax
     except ImportError as error:
         raise EnvironmentUnsuitable(
-            f"output='jax' needs JAX ({error}): pip install 'shardio[jax]'"
+            f"output='jax' needs JAX ({error}): {install_hint('jax')}"
         ) from error
     return jax
 

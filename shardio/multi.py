@@ -76,7 +76,7 @@ class MultiLoader(Closing):
     Raises:
         InvalidArgument: an argument is not acceptable; the message lists what is.
         ServerUnreachable: (also in the loop) a server does not answer.
-        EnvironmentUnsuitable: pyzmq is missing: pip install 'shardio[zmq]'.
+        EnvironmentUnsuitable: pyzmq is missing: pip install '.[zmq]'.
         WorkerDied, TransformError, BatchOverdue: (in the loop) naming the worker.
         TooManySkipped: (in the loop) one more sample failed than may.
     """

@@ -7,7 +7,7 @@ import socket
 import warnings
 from typing import Any, Final
 
-from shardio.errors import EnvironmentUnsuitable
+from shardio.errors import EnvironmentUnsuitable, install_hint
 
 _PATIENCE_S: Final = 10.0
 
@@ -22,8 +22,7 @@ def ray_module() -> Any:
         import ray
     except ModuleNotFoundError as error:
         raise EnvironmentUnsuitable(
-            "engine 'ray' needs the package 'ray', which is not installed: "
-            "pip install 'shardio[ray]'"
+            f"engine 'ray' needs the package 'ray', which is not installed: {install_hint('ray')}"
         ) from error
     return ray
 

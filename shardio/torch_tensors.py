@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shardio.errors import EnvironmentUnsuitable, InvalidArgument
+from shardio.errors import EnvironmentUnsuitable, InvalidArgument, install_hint
 
 Ndarray = npt.NDArray[Any]
 
@@ -78,7 +78,7 @@ def _torch() -> Any:
         import torch
     except ImportError as error:
         raise EnvironmentUnsuitable(
-            f"output='torch' needs torch ({error}): pip install 'shardio[torch]'"
+            f"output='torch' needs torch ({error}): {install_hint('torch')}"
         ) from error
     return torch
 

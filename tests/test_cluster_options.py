@@ -36,7 +36,7 @@ def test_without_ray_the_error_says_what_to_install(
 ) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     for call in calls(folder, tmp_path / "out", engine="ray"):
-        with pytest.raises(EnvironmentUnsuitable, match=r"pip install 'shardio\[ray\]'"):
+        with pytest.raises(EnvironmentUnsuitable, match=r"pip install '\.\[ray\]'"):
             call()
     assert not (tmp_path / "out").exists()
 

@@ -41,7 +41,7 @@ def found(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("package", sorted(PACKAGES))
 def test_a_package_of_an_extra_is_named_by_it(package: str) -> None:
     assert PACKAGES[package] in PROJECT["optional-dependencies"]
-    with pytest.raises(EnvironmentUnsuitable, match=rf"'shardio\[{PACKAGES[package]}\]'"):
+    with pytest.raises(EnvironmentUnsuitable, match=rf"'\.\[{PACKAGES[package]}\]'"):
         make_source("lacking", {"package": f"{package}.inner"})
 
 

@@ -1,4 +1,4 @@
-"""`pip install shardio` alone stays small: everything else is an extra."""
+"""The core without extras stays small: everything else is an extra."""
 
 from __future__ import annotations
 

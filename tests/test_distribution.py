@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import re
+import shutil
 import subprocess
 import sys
 import tarfile
+import tomllib
 import zipfile
 from importlib.util import find_spec
 from pathlib import Path
@@ -33,6 +38,87 @@ def _wheel_names(built: Path) -> list[str]:
     (wheel,) = built.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         return archive.namelist()
+
+
+# The index has a package of another project under the name of our import package.
+TAKEN = re.compile(
+    r"\bshardio\\?\[[a-z]"
+    r"|\b(?:pip3?\s+install|uv\s+add)\s+(?:-\S+\s+)*['\"]?shardio(?![\w/-])"
+)
+
+
+def _texts() -> dict[str, str]:
+    """Read every text file of the source archive and of continuous integration."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+    listed = project["tool"]["hatch"]["build"]["targets"]["sdist"]["only-include"]
+    found = {}
+    for top in (ROOT / name for name in [*listed, ".ci"]):
+        for path in [top] if top.is_file() else top.rglob("*"):
+            if path.is_file() and "__pycache__" not in path.parts:
+                with contextlib.suppress(UnicodeDecodeError):  # binary
+                    found[str(path.relative_to(ROOT))] = path.read_text("utf-8")
+    return found
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "pip install '{}[zmq]'",
+        r"match='{}\[zmq\]'",
+        "the extra `{}[zmq]`",
+        "pip install {}",
+        "python -m pip install -q -U {}",
+        "uv add {}",
+    ],
+)
+def test_the_name_of_the_other_project_is_recognised(text: str) -> None:
+    assert TAKEN.search(text.format("shardio"))
+    assert not TAKEN.search(text.format("shardio-loader"))
+
+
+def test_nothing_tells_users_to_install_the_other_project() -> None:
+    texts = _texts()
+    assert {"README.md", "pyproject.toml", "tools/_setup.sh", "docs/tutorial.md"} <= texts.keys()
+    offences = [
+        f"{name}:{number}: {line.strip()}"
+        for name, text in texts.items()
+        for number, line in enumerate(text.splitlines(), 1)
+        if TAKEN.search(line)
+    ]
+    assert offences == []
+
+
+def test_the_distribution_has_a_name_of_its_own(built: Path) -> None:
+    (wheel,) = built.glob("*.whl")
+    assert wheel.name.startswith("shardio_loader-")
+
+
+@pytest.mark.parametrize("has_old", [False, True])
+def test_setting_up_removes_the_distribution_of_the_old_name_first(
+    tmp_path: Path, *, has_old: bool
+) -> None:
+    (tmp_path / "tools").mkdir()
+    shutil.copy(ROOT / "tools" / "_setup.sh", tmp_path / "tools")
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    python = tmp_path / ".venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text(  # records what it is asked, and installs nothing
+        f'#!/bin/sh\necho "$*" >>{tmp_path}/asked\n'
+        f'[ "$*" != "-m pip show -q shardio" ] || exit {int(not has_old)}\n'
+    )
+    python.chmod(0o755)
+    for _ in range(2):  # the second one finds nothing to do
+        subprocess.run(
+            ["bash", "-euo", "pipefail", "-c", "source tools/_setup.sh"],
+            cwd=tmp_path,
+            env={**os.environ, "CC": "true"},
+            check=True,
+            capture_output=True,
+        )
+    asked = (tmp_path / "asked").read_text().splitlines()
+    uninstall = "-m pip uninstall -q -y shardio"
+    install = f"-m pip install -q -e {tmp_path}[dev]"
+    assert [line for line in asked if "install" in line] == [uninstall] * has_old + [install]
 
 
 def test_the_wheel_has_exactly_three_top_level_names(built: Path) -> None:

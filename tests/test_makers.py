@@ -13,7 +13,7 @@ def test_without_a_package_its_output_names_the_extra_to_install(
     package: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(EnvironmentUnsuitable, match=rf"pip install 'shardio\[{package}\]'"):
+    with pytest.raises(EnvironmentUnsuitable, match=rf"pip install '\.\[{package}\]'"):
         maker_for(package, None)
 
 

@@ -134,7 +134,7 @@ def test_without_pillow_the_constructor_says_how_to_get_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(EnvironmentUnsuitable, match=r"pip install 'shardio\[images\]'"):
+    with pytest.raises(EnvironmentUnsuitable, match=r"pip install '\.\[images\]'"):
         RandomResizedCrop(8)
 
 

@@ -26,7 +26,7 @@ from typing import Any, Final
 import numpy as np
 
 from shardio._engine.pickles import pickle_apart
-from shardio.errors import EnvironmentUnsuitable
+from shardio.errors import EnvironmentUnsuitable, install_hint
 
 _HEAD: Final = struct.Struct("<IIQQ")
 _SIZE_BYTES: Final = 8
@@ -171,7 +171,7 @@ def zeromq(user: str = "MultiLoader") -> ModuleType:
         import zmq
     except ImportError as error:
         raise EnvironmentUnsuitable(
-            f"{user} needs pyzmq ({error}): pip install 'shardio[zmq]'"
+            f"{user} needs pyzmq ({error}): {install_hint('zmq')}"
         ) from error
     module: ModuleType = zmq
     return module

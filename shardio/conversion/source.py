@@ -16,7 +16,7 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any, ClassVar, Final, Literal, Protocol, get_args
 
-from shardio.errors import EnvironmentUnsuitable, InvalidArgument
+from shardio.errors import EnvironmentUnsuitable, InvalidArgument, install_hint
 from shardio.format.schema import Schema
 from shardio.manifest import ROWS
 
@@ -205,10 +205,10 @@ def fit(source: Source, inputs: Sequence[Input]) -> Source:
 
 def _lacking(kind: str, error: ModuleNotFoundError) -> EnvironmentUnsuitable:
     package = (error.name or "").partition(".")[0]
-    wanted = f"'shardio[{_EXTRAS[package]}]'" if package in _EXTRAS else package
+    extra = _EXTRAS.get(package)
     return EnvironmentUnsuitable(
         f"the converter {kind!r} needs the package {package!r}, which is not installed: "
-        f"pip install {wanted}"
+        f"{install_hint(extra) if extra else f'pip install {package}'}"
     )
 
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from shardio.dataset import ShardDataset
 from shardio.disk import create, sync
-from shardio.errors import EnvironmentUnsuitable, InvalidArgument
+from shardio.errors import EnvironmentUnsuitable, InvalidArgument, install_hint
 from shardio.exporting.asked import Asked, Format
 from shardio.exporting.reading import Samples, Skipped
 from shardio.exporting.target import ABOUT, Target
@@ -167,7 +167,7 @@ def _made(format: str, asked: Asked) -> Format:
         if error.name != package:
             raise
         raise EnvironmentUnsuitable(
-            f"format {format!r} needs {package}: pip install 'shardio[{extra}]'"
+            f"format {format!r} needs {package}: {install_hint(extra)}"
         ) from error
     return kind(asked)
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from shardio.errors import EnvironmentUnsuitable, MediaError
+from shardio.errors import EnvironmentUnsuitable, MediaError, install_hint
 from shardio.media.orientation import LYING, UPRIGHT, exif_orientation
 
 __all__ = [
@@ -201,7 +201,7 @@ def simplejpeg() -> ModuleType:
         import simplejpeg
     except ImportError as error:
         raise EnvironmentUnsuitable(
-            f"JPEG needs simplejpeg ({error}): pip install 'shardio[images]'"
+            f"JPEG needs simplejpeg ({error}): {install_hint('images')}"
         ) from error
     module: ModuleType = simplejpeg
     return module

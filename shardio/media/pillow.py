@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from shardio.errors import EnvironmentUnsuitable, MediaError
+from shardio.errors import EnvironmentUnsuitable, MediaError, install_hint
 from shardio.media.orientation import UPRIGHT, exif_orientation, upright
 
 if TYPE_CHECKING:
@@ -221,6 +221,6 @@ def pillow_image() -> ModuleType:
         from PIL import Image
     except ImportError as error:
         raise EnvironmentUnsuitable(
-            f"pictures need Pillow ({error}): pip install 'shardio[images]'"
+            f"pictures need Pillow ({error}): {install_hint('images')}"
         ) from error
     return Image

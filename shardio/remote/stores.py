@@ -8,7 +8,7 @@ from datetime import timedelta
 from types import ModuleType
 from typing import Any, Final
 
-from shardio.errors import EnvironmentUnsuitable, InvalidArgument
+from shardio.errors import EnvironmentUnsuitable, InvalidArgument, install_hint
 from shardio.remote.failures import brief
 
 REQUEST_S: Final = 30
@@ -33,7 +33,7 @@ def obstore() -> ModuleType:
         import obstore.store
     except ImportError as error:
         raise EnvironmentUnsuitable(
-            f"object stores need obstore ({error}): pip install 'shardio[remote]'"
+            f"object stores need obstore ({error}): {install_hint('remote')}"
         ) from error
     module: ModuleType = obstore
     return module

@@ -6,7 +6,7 @@ import importlib.util
 
 import numpy as np
 
-from shardio.errors import EnvironmentUnsuitable
+from shardio.errors import EnvironmentUnsuitable, install_hint
 from shardio.media import resize
 from shardio.transforms.pictures import Pixels
 
@@ -18,7 +18,7 @@ def check_resizing(who: str) -> None:
         EnvironmentUnsuitable: it is not.
     """
     if importlib.util.find_spec("PIL") is None:
-        raise EnvironmentUnsuitable(f"{who} needs Pillow: pip install 'shardio[images]'")
+        raise EnvironmentUnsuitable(f"{who} needs Pillow: {install_hint('images')}")
 
 
 def resized(pixels: Pixels, height: int, width: int) -> Pixels:

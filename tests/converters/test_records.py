@@ -480,5 +480,5 @@ def test_a_missing_package_names_its_extra(
 ) -> None:
     for name in (package, f"{package}.python.array_record_module"):
         monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(EnvironmentUnsuitable, match=rf"'shardio\[{extra}\]'"):
+    with pytest.raises(EnvironmentUnsuitable, match=rf"'\.\[{extra}\]'"):
         convert(root, tmp_path / "out", kind=kind)

@@ -256,7 +256,7 @@ def test_a_package_that_is_missing_names_its_extra(
         raise ModuleNotFoundError("no", name="pyarrow")
 
     monkeypatch.setattr(driver, "import_module", missing)
-    with pytest.raises(EnvironmentUnsuitable, match=r"shardio\[arrow\]"):
+    with pytest.raises(EnvironmentUnsuitable, match=r"\.\[arrow\]"):
         export(dataset, tmp_path / "out", "parquet")
 
 

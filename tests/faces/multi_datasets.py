@@ -17,7 +17,7 @@ from shardio.multi import worker_info
 
 NEEDS_ZEROMQ = pytest.mark.skipif(
     importlib.util.find_spec("zmq") is None,
-    reason="MultiLoader needs pyzmq: pip install 'shardio[zmq]'",
+    reason="MultiLoader needs pyzmq: pip install '.[zmq]'",
 )
 
 

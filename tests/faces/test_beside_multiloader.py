@@ -18,7 +18,7 @@ pytestmark = [
     NEEDS_ZEROMQ,
     pytest.mark.skipif(
         importlib.util.find_spec("webdataset") is None,
-        reason="webdataset's own is in the extra `peers`: pip install 'shardio[peers]'",
+        reason="webdataset's own is in the extra `peers`: pip install '.[peers]'",
     ),
 ]
 

@@ -9,7 +9,7 @@ import pytest
 
 from shardio import DataLoader, Pipeline
 
-pytest.importorskip("spdl", reason="SPDL is not installed: pip install 'shardio[peers]'")
+pytest.importorskip("spdl", reason="SPDL is not installed: pip install '.[peers]'")
 
 
 def _times_ten(item: int) -> int:

@@ -62,5 +62,5 @@ def test_a_program_says_the_same_with_either(tmp_path: Path) -> None:
     lists = [expected[:5], expected[:3], expected, [], "shutdown", *expected[:3], "shutdown"]
     assert ours == [*lists, "shutdown", "KeyError('in the body')"]
     if find_spec("tinyloader") is None:
-        pytest.skip("to run the original, too: pip install 'shardio[peers]'")
+        pytest.skip("to run the original, too: pip install '.[peers]'")
     assert said_by("tinyloader.loader", tmp_path) == ours

@@ -307,5 +307,5 @@ def test_what_is_not_acceptable_is_refused_at_once(options: dict[str, Any], said
 
 def test_without_zeromq_the_error_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "zmq", None)
-    with pytest.raises(EnvironmentUnsuitable, match=r"pip install 'shardio\[zmq\]'"):
+    with pytest.raises(EnvironmentUnsuitable, match=r"pip install '\.\[zmq\]'"):
         MultiLoader([1])

@@ -395,7 +395,7 @@ def test_without_atheris_the_mutator_works_alone_and_guided_alone_is_an_error(
     assert run_tool(tool, "--minutes", 1, "--processes", 2) == 0
     assert engines == ["mutator", "mutator"]
     assert run_tool(tool, "--minutes", 1, "--engine", "guided") == 3
-    assert "pip install 'shardio[fuzz]'" in capsys.readouterr().out
+    assert "pip install '.[fuzz]'" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

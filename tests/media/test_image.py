@@ -453,7 +453,7 @@ def test_a_missing_package_names_its_extra(package: str, monkeypatch: pytest.Mon
         decode_image(data)
     jpeg.simplejpeg.cache_clear()
     pillow.pillow_image.cache_clear()
-    assert "pip install 'shardio[images]'" in str(raised.value)
+    assert "pip install '.[images]'" in str(raised.value)
     assert "\n" not in str(raised.value)
 
 

@@ -77,7 +77,7 @@ def test_without_zeromq_both_sides_say_how_to_get_it(
 ) -> None:
     monkeypatch.setitem(sys.modules, "zmq", None)
     for make in (lambda: make_server(path, FREE), lambda: ShardLoader(server.address, 4, **HOW)):
-        with pytest.raises(EnvironmentUnsuitable, match=r"pip install 'shardio\[zmq\]'"):
+        with pytest.raises(EnvironmentUnsuitable, match=r"pip install '\.\[zmq\]'"):
             make()
 
 

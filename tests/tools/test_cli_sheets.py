@@ -229,7 +229,7 @@ def test_without_pillow_the_extra_is_named(
     for option in ("--image", "--sheet"):
         inspect(clips, option, tmp_path / "out.png", code=3)
         out, err = capsys.readouterr()
-        assert out == "" and "pip install 'shardio[images]'" in err
+        assert out == "" and "pip install '.[images]'" in err
     pillow_image.cache_clear()
     inspect(clips)
 

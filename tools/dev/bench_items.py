@@ -5,7 +5,7 @@
 Each lane is a process of its own that loads the same items with the same loader, whose arrays
 cost next to nothing to make; `post_process` looks at every page of them. The lanes take turns; the
 median of the ratios of a round counts. tinyloader runs in the Python that SHARDIO_PEERS_PYTHON
-names, by default this one (`pip install 'shardio[peers]'`); without shared memory, as with it what
+names, by default this one (`pip install '.[peers]'`); without shared memory, as with it what
 it gives is wrong. Exits with 1 when ours is less than 3 times as fast, or not exact, with 3 when
 there is no tinyloader.
 
@@ -81,7 +81,7 @@ def main() -> int:
         print(json.dumps(_lane(sys.argv[2])))
         return 0
     if not _has_tinyloader():
-        print("tinyloader is not there: pip install 'shardio[peers]'", file=sys.stderr)
+        print("tinyloader is not there: pip install '.[peers]'", file=sys.stderr)
         return 3
     ratios, n_wrong = [], dict.fromkeys(LANES, 0)
     for _ in range(int(sys.argv[1]) if len(sys.argv) > 1 else 5):

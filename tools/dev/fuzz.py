@@ -275,7 +275,7 @@ def main(arguments: list[str]) -> int:
         return replay(options.replay)
     engines = ["mutator", "guided"] if options.engine == "both" else [options.engine]
     if "guided" in engines and find_spec("atheris") is None:
-        print("atheris is not installed (pip install 'shardio[fuzz]'): no coverage-guided fuzzing")
+        print("atheris is not installed (pip install '.[fuzz]'): no coverage-guided fuzzing")
         engines.remove("guided")
         if not engines:
             return 3
