@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Final
@@ -15,6 +16,7 @@ from shardio import (
     InvalidArgument,
     Json,
     List,
+    MediaError,
     Schema,
     ShardioError,
     Text,
@@ -87,11 +89,35 @@ def make_field(name: str, spec: Any) -> Field:
 
 def go_together(names: Iterable[str]) -> bool:
     """Whether one sample can have fields of these names: not `x` beside `x.y`."""
+    return not _why_not_fields(tuple(names))
+
+
+def check_names(
+    names: Iterable[str], what: str, way_out: str = "rename it or leave it out"
+) -> None:
+    """Refuse names that cannot be those of one sample's fields.
+
+    `what` says in the plural what is named, `way_out` what the user can do.
+
+    Raises:
+        MediaError: a name is there twice, or cannot be that of a field.
+    """
+    every = tuple(names)
+    if len({*every}) < len(every):
+        twice = next(name for name, n in Counter(every).items() if n > 1)
+        raise MediaError(f"two {what} would be the field {twice!r}; {way_out}")
+    if every and (why_not := _why_not_fields(every)):
+        raise MediaError(f"names of {what} must be names of fields: {why_not}; {way_out}")
+
+
+@lru_cache(maxsize=16)  # as a rule, all files have the same names
+def _why_not_fields(names: tuple[str, ...]) -> str:
+    """Return why names cannot be those of one sample's fields; "" if they can."""
     try:
-        Schema({name: Json() for name in names})
-    except ShardioError:
-        return False
-    return True
+        Schema(dict.fromkeys(names, Json()))
+    except ShardioError as error:
+        return str(error)
+    return ""
 
 
 def make_schema(fields: Any) -> Schema:

@@ -33,6 +33,8 @@ from shardio.format.layout import Required
 
 MAX_FIELDS: Final = 1024
 MAX_NAME_BYTES: Final = 255
+_SHOWN: Final = 40
+"""Characters of a name that is too long, in messages."""
 VARYING: Final = -1
 """How a dimension that varies is written in the stored schema."""
 
@@ -69,7 +71,12 @@ class Schema(Mapping[str, Field]):
         self.groups: Final = frozenset(p for name in self._fields for p in _prefixes(name))
         """The names of nested records; what is in them are fields, or further groups."""
         if both := self.groups & self._fields.keys():
-            raise SchemaError(f"{sorted(both)} are names of fields and of nested records")
+            name = min(both)
+            inner = next(each for each in self._fields if each.startswith(f"{name}."))
+            raise SchemaError(
+                f"field {name!r} stands beside field {inner!r}: names of fields and of nested records "
+                "must differ"
+            )
         self._ids = {name: i for i, name in enumerate(self._fields)}
         self.columns: Final[dict[str, Array]] = {
             n: f for n, f in self._fields.items() if isinstance(f, Array) and f.is_column
@@ -196,7 +203,7 @@ def _leaves(fields: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
             types = ", ".join(kind.__name__ for kind in FIELD_TYPES)
             raise SchemaError(f"field {name!r} is {field!r}; expected one of {types}, or a dict")
         if len(name.encode()) > MAX_NAME_BYTES:
-            raise SchemaError(f"field {name!r}: a name has at most {MAX_NAME_BYTES} bytes")
+            raise _too_long(name)
         yield name, field
 
 
@@ -216,10 +223,20 @@ def _check_name(name: object) -> None:
         n_bytes = len(name.encode("utf-8"))
     except UnicodeEncodeError as error:
         raise SchemaError(f"field {name!r} cannot be written in UTF-8") from error
-    if n_bytes > MAX_NAME_BYTES or not _is_printable(name):
+    if n_bytes > MAX_NAME_BYTES:
+        raise _too_long(name)
+    if not _is_printable(name):
         raise SchemaError(
             f"field {name!r}: at most {MAX_NAME_BYTES} bytes of printable characters are allowed"
         )
+
+
+def _too_long(name: str) -> SchemaError:
+    """Return the error for a name of too many bytes, of which it shows the first characters."""
+    return SchemaError(
+        f"field {name[:_SHOWN] + '…'!r}: a name has at most {MAX_NAME_BYTES} bytes, "
+        f"found {len(name.encode())}"
+    )
 
 
 def _is_printable(name: str) -> bool:

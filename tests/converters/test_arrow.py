@@ -334,6 +334,35 @@ def test_what_cannot_be_stored_is_refused_with_the_reason(tmp_path: Path) -> Non
     assert found["other.arrow"] == "column 'y': found int64, expected no such column"
 
 
+@pytest.mark.parametrize("name", WRITERS)
+def test_a_column_and_a_struct_that_would_be_one_field_are_refused(
+    name: str, tmp_path: Path
+) -> None:
+    root = tmp_path / "in"
+    root.mkdir()
+    twins = pa.StructArray.from_arrays([pa.array([1]), pa.array([2])], names=["b", "b"])
+    tables = {
+        "column": pa.table({"a.b": [1], "a": [{"b": 2}]}),
+        "inside": pa.table({"a": [{"b": {"c": 1}, "b.c": 2}]}),
+        "twins": pa.table({"a": twins}),
+    }
+    WRITERS[name](pa.table({"a": [{"b": 3}]}), root / f"0{name}")
+    for stem, table in tables.items():
+        WRITERS[name](table, root / f"{stem}{name}")
+        with pytest.raises(InvalidArgument, match="two columns would be the field 'a.b(.c)?'"):
+            convert(root / f"{stem}{name}", tmp_path / stem)
+    for fields in (None, {"a.b": "int64"}):
+        report = convert(root, tmp_path / f"out {fields}", fields=fields)
+        assert {*reasons(report)} == {f"{stem}{name}" for stem in tables}
+        assert "would be the field 'a.b'; rename it or leave" in reasons(report)[f"column{name}"]
+        with shardio.open(tmp_path / f"out {fields}") as dataset:
+            assert [plain(one["a.b"]) for one in dataset] == [3]
+    for column, value in (("a.b", 1), ("a", 2)):
+        convert(root / f"column{name}", tmp_path / column, columns=[column])
+        with shardio.open(tmp_path / column) as dataset:
+            assert [plain(one["a.b"]) for one in dataset] == [value]
+
+
 def test_columns_can_be_left_out(tmp_path: Path) -> None:
     table = pa.table({"x": [1, 2], "map": pa.array([[], []], pa.map_(pa.string(), pa.int8()))})
     for name in ("x.parquet", "x.arrow"):

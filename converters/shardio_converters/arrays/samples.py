@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from shardio import Array, Input, InvalidArgument, MediaError, Outcome, Text
 from shardio_converters.arrays.stored_array import TEXT
-from shardio_converters.field_specs import Field, fits, go_together, schema_of, spec_of
+from shardio_converters.field_specs import Field, check_names, fits, go_together, spec_of
 from shardio_converters.told_fields import Looks, ToldFields
 from shardio_converters.widening import widened, wider
 
@@ -222,13 +222,7 @@ def _samples_of(arrays: Sequence[NamedArray], *, rows: bool) -> dict[str, tuple[
         MediaError: names are not those of fields, the numbers of rows differ, or a sample would
             have an array of strings.
     """
-    counts = Counter(each.name for each in arrays)
-    if twice := [name for name, n in counts.items() if n > 1]:
-        raise MediaError(f"two arrays would be the field {twice[0]!r}")
-    try:
-        schema_of({each.name: "json" for each in arrays})
-    except InvalidArgument as error:
-        raise MediaError(f"names of arrays must be names of fields: {error}") from error
+    check_names((each.name for each in arrays), "arrays")
     if rows and _n_rows(arrays) is None:
         shapes = ", ".join(f"{each.name!r} {each.shape}" for each in arrays)
         raise MediaError(f"expected arrays of equally many rows, found {shapes}")

@@ -10,7 +10,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from shardio import MediaError
-from shardio_converters.field_specs import list_spec_of, spec_of
+from shardio_converters.field_specs import check_names, list_spec_of, spec_of
 
 MAX_DEPTH: Final = 32
 """Lists and structs in one another; more than any field can have."""
@@ -19,6 +19,7 @@ UNKNOWN: Final = "null"
 MEDIA: Final = {"Image": "image", "Audio": "audio", "Video": "video"}
 """Features of Hugging Face that hold files, as fields in a word."""
 
+_RENAME: Final = "rename it or leave it out (--column, or columns=, names those to take)"
 _KINDS: Final[dict[int, str]] = {
     code: name.removeprefix("Type_").lower()
     for name, code in vars(pa.lib).items()
@@ -72,7 +73,8 @@ def columns_of(
         whole: fields by name; a struct that is one is not taken apart.
 
     Raises:
-        MediaError: a column cannot be stored, two have one name, or one of `only` is missing.
+        MediaError: a column cannot be stored, its name cannot be that of a field beside those of
+            the others, or one of `only` is missing.
     """
     names = list(schema.names)
     if twice := {name for name in names if names.count(name) > 1}:
@@ -85,6 +87,7 @@ def columns_of(
         if only is None or field.name in only:
             place = _Place(field.name, field.name, (), features.get(field.name))
             found += _columns(place, field.type, whole or {})
+    check_names((column.name for column in found), "columns", _RENAME)
     return found
 
 

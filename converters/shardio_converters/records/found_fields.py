@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-from shardio import Input, InvalidArgument, MediaError
-from shardio_converters.field_specs import make_schema, spec_of
+from shardio import Input, MediaError
+from shardio_converters.field_specs import check_names, spec_of
 from shardio_converters.told_fields import Looks
 
 Facts = tuple[str, tuple[int | None, ...]]
@@ -63,7 +63,7 @@ class FoundFields:
             merged = tuple(n if n == m and n else None for n, m in zip(shape, dims, strict=True))
             changed[name] = (dtype, merged)
         if new := changed.keys() - self._facts.keys():
-            _check_names({*self._facts, *new})
+            check_names(sorted({*self._facts, *new}), "members or columns")
         self._facts.update(changed)
 
 
@@ -83,10 +83,3 @@ def tell_fields(
     if not specs:
         raise looks.none_of(what, "; samples have no fields" if found.n_samples else "")
     return specs
-
-
-def _check_names(names: Iterable[str]) -> None:
-    try:
-        make_schema(dict.fromkeys(names, "bytes"))
-    except InvalidArgument as error:
-        raise MediaError(f"ends of names must be names of fields: {error}") from error

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from shardio import Input, InvalidArgument, MediaError
-from shardio_converters.field_specs import make_schema
+from shardio_converters.field_specs import check_names, make_schema
 from shardio_converters.tables.columns import Columns
 from shardio_converters.tables.file_references import word_of
-from shardio_converters.tables.files import Block, check_names, is_csv, is_table, read_blocks
+from shardio_converters.tables.files import Block, is_csv, is_table, read_blocks
 from shardio_converters.told_fields import Looks
 
 
@@ -28,7 +28,7 @@ def find_fields(inputs: Sequence[Input], references: Sequence[str]) -> dict[str,
         with looks.at(one):
             columns, names = _look_at(one, references)
             if columns.names:
-                check_names([*found.names, *columns.names])
+                check_names(dict.fromkeys([*found.names, *columns.names]), "columns")
             n_files += bool(columns.names)
             found.merge(columns)
             for name in references:
@@ -84,7 +84,7 @@ def _look_at(one: Input, references: Sequence[str]) -> tuple[Columns, dict[str, 
     for block in read_blocks(one.path, one.name):
         columns.add(block, is_csv=is_csv(one.name))
         if len(columns.names) > n_names:
-            check_names(columns.names)
+            check_names(columns.names, "columns")
             n_names = len(columns.names)
         for name, found in named.items():
             found.add(values_by_name(block, name))

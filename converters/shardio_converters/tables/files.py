@@ -12,8 +12,8 @@ from json.scanner import make_scanner
 from operator import itemgetter
 from typing import IO, Any, Final
 
-from shardio import InvalidArgument, MediaError, Schema
-from shardio_converters.field_specs import make_schema
+from shardio import MediaError, Schema
+from shardio_converters.field_specs import check_names
 
 DELIMITERS: Final = {".csv": ",", ".tsv": "\t"}
 SUFFIXES: Final = (*DELIMITERS, ".jsonl", ".ndjson")
@@ -141,19 +141,7 @@ def _check_names(names: Sequence[str]) -> None:
             )
         if name in names[: number - 1]:
             raise MediaError(f"two columns are named {name!r}")
-    check_names(names)
-
-
-def check_names(names: Sequence[str]) -> None:
-    """Make sure that columns can be fields of one sample.
-
-    Raises:
-        MediaError: they cannot.
-    """
-    try:
-        make_schema(dict.fromkeys(names, "json"))
-    except InvalidArgument as error:
-        raise MediaError(f"names of columns must be names of fields: {error}") from error
+    check_names(names, "columns")
 
 
 def _read_json(lines: _Lines) -> Iterator[Block]:
