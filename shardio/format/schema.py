@@ -74,8 +74,8 @@ class Schema(Mapping[str, Field]):
             name = min(both)
             inner = next(each for each in self._fields if each.startswith(f"{name}."))
             raise SchemaError(
-                f"field {name!r} stands beside field {inner!r}: names of fields and of nested records "
-                "must differ"
+                f"field {name!r} stands beside field {inner!r}: names of fields and of nested "
+                "records must differ"
             )
         self._ids = {name: i for i, name in enumerate(self._fields)}
         self.columns: Final[dict[str, Array]] = {

@@ -334,6 +334,39 @@ def test_what_cannot_be_stored_is_refused_with_the_reason(tmp_path: Path) -> Non
     assert found["other.arrow"] == "column 'y': found int64, expected no such column"
 
 
+NO_FIELDS = {
+    "": "a field's name must be a non-empty string; found ''",
+    "n" * 300: f"field '{'n' * 40}…': a name has at most 255 bytes, found 300",
+    "a.b": "field 'a' stands beside field 'a.b'",
+    "x..y": "field 'x..y': a part of a dotted name is empty",
+    "x\n": "field 'x\\n': at most 255 bytes of printable characters are allowed",
+}
+
+
+@pytest.mark.parametrize("name", [*WRITERS, "saved"])
+def test_names_that_are_no_fields_are_told_with_the_reason(name: str, tmp_path: Path) -> None:
+    for number, (column, why) in enumerate(NO_FIELDS.items()):
+        root = tmp_path / f"in {number}"
+        root.mkdir()
+        table = pa.table({"a": [1], column: [2]})
+        if name == "saved":  # as Hugging Face's `datasets` does
+            write_stream(table, root / "data-00000-of-00001.arrow")
+            state = {"_data_files": [{"filename": "data-00000-of-00001.arrow"}]}
+            (root / "state.json").write_text(json.dumps(state))
+        else:
+            WRITERS[name](table, root / name)
+        with pytest.raises(InvalidArgument) as told:
+            convert(root, tmp_path / f"out {number}", kind="arrow")
+        assert f"names of columns must be names of fields: {why[:7]}" in str(told.value)
+        assert why in str(told.value)
+        assert "; rename it or leave it out (--column" in str(told.value)
+        convert(root, tmp_path / f"left {number}", kind="arrow", columns=["a"])
+        write_parquet(pa.table({"g": [1]}), root / "good.parquet")
+        if name != "saved":
+            report = convert(root, tmp_path / f"both {number}", kind="arrow")
+            assert why in reasons(report)[name]
+
+
 @pytest.mark.parametrize("name", WRITERS)
 def test_a_column_and_a_struct_that_would_be_one_field_are_refused(
     name: str, tmp_path: Path

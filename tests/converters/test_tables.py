@@ -204,6 +204,14 @@ BROKEN: dict[str, tuple[str | bytes, str]] = {
     "unnamed.csv": (",x\n1,2\n", "column 1 has no name in the first line"),
     "twice.csv": ("id,id\n1,2\n", "two columns are named 'id'"),
     "group.csv": ("id,id.x\n1,2\n", "names of columns must be names of fields"),
+    "beside.csv": ("a,a.b\n1,2\n", "fields: field 'a' stands beside field 'a.b'"),
+    "beside.jsonl": ('{"id": 1, "x": 1, "id.x": 2}\n', "column 'id.x': expected no such column"),
+    "name.csv": (f"id,{'n' * 300}\n1,2\n", "a name has at most 255 bytes, found 300; rename it"),
+    "names.jsonl": (
+        f'{{"{"n" * 300}": 1}}\n',
+        "a name has at most 255 bytes, found 300; rename it",
+    ),
+    "empty.jsonl": ('{"": 1}\n', "a field's name must be a non-empty string; found ''; rename it"),
     "latin.csv": (b"id,x\n1,\xe9\n", "not UTF-8"),
     "utf16.csv": ("id,x\n1,2\n".encode("utf-16"), "not UTF-8"),
     "list.jsonl": ('{"id": 1, "x": 1}\n[1]\n', "line 2: expected an object, found [1]"),
@@ -251,6 +259,16 @@ MISFITS: dict[str, tuple[str | bytes, str]] = {
     "8.jsonl": ('{"i": 1, "g": {"x": 1, "z": 2}}', "column 'g.z': expected no such column"),
     "9.jsonl": ('{"i": 1, "t": 5}', "column 't': expected text, found 5"),
 }
+
+
+def test_names_that_are_no_fields_are_told_with_the_reason(root: Path, tmp_path: Path) -> None:
+    for name in ("beside.csv", "name.csv", "names.jsonl", "empty.jsonl"):
+        content, why = BROKEN[name]
+        write(root, {name: content})
+        with pytest.raises(InvalidArgument) as told:
+            convert(root / name, tmp_path / "out")
+        assert f"{name}: names of columns must be names of fields: " in str(told.value)
+        assert why in str(told.value)
 
 
 def test_rows_that_do_not_fit_given_fields_are_named(root: Path, tmp_path: Path) -> None:

@@ -266,6 +266,8 @@ def _add_leaves(
             found[name] = values
             continue
         is_group = name in schema.groups
+        if not is_group:
+            check_names([name], "columns")
         for line, value in zip(lines, values, strict=False):
             if not is_group or not (value is None or type(value) is dict):
                 what = "an object" if is_group else "no such column"
