@@ -256,6 +256,87 @@ def test_a_data_set_that_was_saved_to_disk_is_as_its_own_library_reads_it(tmp_pa
                 assert plain(sample[name]) == row[name], name
 
 
+ARRAYS = {
+    "x": {"shape": [2, 3], "dtype": "int32", "_type": "Array2D"},
+    "y": {"shape": [None, 2, 2], "dtype": "float32", "_type": "Array3D"},
+}
+"""What Hugging Face's `datasets` writes about columns of arrays."""
+
+
+def check_arrays(out: Path) -> None:
+    with shardio.open(out) as dataset:
+        assert dataset.schema["x"] == Array("int32", (2, 3))
+        assert dataset.schema["y"] == Array("float32", (None, 2, 2))
+        assert [plain(one["x"]) for one in dataset] == [[[i, 1, 2], [3, 4, 5]] for i in range(3)]
+        assert [one["y"].shape for one in dataset] == [(n, 2, 2) for n in range(3)]
+        assert all((one["y"] == i).all() for i, one in enumerate(dataset))
+
+
+def values_of_arrays() -> dict[str, Any]:
+    return {
+        "x": [[[i, 1, 2], [3, 4, 5]] for i in range(3)],
+        "y": [[[[i, i], [i, i]]] * i for i in range(3)],
+    }
+
+
+class Array2DType(pa.ExtensionType):  # type: ignore[misc]
+    """A type as `datasets` registers it once it is imported: `shape`, and no `permutation`."""
+
+    def __init__(self, shape: tuple[int | None, ...], dtype: str) -> None:
+        self.shape, self.value_type = shape, dtype
+        storage = pa.type_for_alias(dtype)
+        for _ in shape:
+            storage = pa.list_(storage)
+        super().__init__(storage, "tests.Array2DType")
+
+    def __arrow_ext_serialize__(self) -> bytes:
+        return json.dumps((self.shape, self.value_type)).encode()
+
+    @classmethod
+    def __arrow_ext_deserialize__(cls, storage_type: Any, serialized: bytes) -> Array2DType:
+        shape, dtype = json.loads(serialized)
+        return cls(tuple(shape), dtype)
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_arrays_of_hugging_face_are_read_while_their_types_are_registered(
+    name: str, tmp_path: Path
+) -> None:
+    arrays = {
+        name: pa.ExtensionArray.from_storage(
+            (kind := Array2DType(tuple(ARRAYS[name]["shape"]), ARRAYS[name]["dtype"])),
+            pa.array(values, kind.storage_type),
+        )
+        for name, values in values_of_arrays().items()
+    }
+    about = {"huggingface": json.dumps({"info": {"features": ARRAYS}})}
+    WRITERS[name](pa.table(arrays).replace_schema_metadata(about), tmp_path / name)
+    convert(tmp_path / name, tmp_path / "out")
+    pa.register_extension_type(Array2DType((2, 3), "int32"))
+    try:
+        convert(tmp_path / name, tmp_path / "registered")
+    finally:
+        pa.unregister_extension_type("tests.Array2DType")
+    check_arrays(tmp_path / "out")
+    check_arrays(tmp_path / "registered")
+
+
+def test_arrays_of_hugging_face_are_read_while_datasets_is_imported(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets", reason="datasets is not installed")
+    features = datasets.Features(
+        {
+            name: getattr(datasets, one["_type"])(tuple(one["shape"]), one["dtype"])
+            for name, one in ARRAYS.items()
+        }
+    )
+    made = datasets.Dataset.from_dict(values_of_arrays(), features=features)
+    made.save_to_disk(tmp_path / "saved")
+    made.to_parquet(tmp_path / "x.parquet")
+    for name in ("saved", "x.parquet"):
+        convert(tmp_path / name, tmp_path / f"out {name}")
+        check_arrays(tmp_path / f"out {name}")
+
+
 def test_parquet_of_hugging_face_has_its_pictures_and_classes(tmp_path: Path) -> None:
     report = convert(MADE / "plain.parquet", tmp_path / "out")
     assert report.classes == ("cat", "\u00e9l\u00e9phant") and report.n_samples == 4

@@ -182,7 +182,7 @@ def dims_of(name: str, type_: pa.DataType) -> tuple[tuple[int | None, ...], pa.D
     """The dimensions of lists in one another, None where they vary, and what the innermost has."""
     dims: tuple[int | None, ...] = ()
     type_ = plain(type_)
-    if hasattr(type_, "shape"):  # a tensor of fixed shape
+    if is_tensor(type_):
         if type_.permutation not in (None, [*range(len(type_.shape))]):
             raise MediaError(f"column {name!r}: {type_} is permuted; write it in row-major order")
         return tuple(int(n) or None for n in type_.shape), type_.value_type
@@ -200,7 +200,7 @@ def plain(type_: pa.DataType) -> pa.DataType:
         kind = kind_of(type_)
         if kind in ("dictionary", "run_end_encoded"):
             type_ = type_.value_type
-        elif kind == "extension" and not hasattr(type_, "shape"):
+        elif kind == "extension" and not is_tensor(type_):
             type_ = type_.storage_type
         else:
             return type_
@@ -215,6 +215,15 @@ def kind_of(type_: pa.DataType) -> str:
 def is_struct(type_: pa.DataType) -> bool:
     """Whether values of a type are records."""
     return kind_of(type_) == "struct"
+
+
+def is_tensor(type_: pa.DataType) -> bool:
+    """Return whether values of a type are Arrow's tensors of one fixed shape.
+
+    Types that other packages register may have a `shape` as well, as Hugging Face's Array2D does;
+    they count as what they are stored as.
+    """
+    return isinstance(type_, pa.FixedShapeTensorType)
 
 
 def is_text(type_: pa.DataType) -> bool:

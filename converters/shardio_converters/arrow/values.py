@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from shardio import Array, Audio, Bytes, Image, Json, List, MediaError, Text, Video
 from shardio.media import demux, probe
-from shardio_converters.arrow.types import Column, is_list, is_struct, is_text
+from shardio_converters.arrow.types import Column, is_list, is_struct, is_tensor, is_text
 from shardio_converters.field_specs import Field, fits
 from shardio_converters.json_values import read_json
 from shardio_converters.widening import widened
@@ -99,7 +99,7 @@ def _unpacked(array: pa.Array) -> pa.Array:
 def _arrays(array: pa.Array, column: Column, field: Array) -> Sequence[Any]:
     """An array of each row, of the field's shape."""
     found = _blocks(array, field.dtype)
-    if hasattr(column.type, "shape"):  # a tensor lies flat
+    if is_tensor(column.type):  # it lies flat
         found = np.reshape(found, (len(array), *column.type.shape))
     dims = field.shape
     if isinstance(found, np.ndarray) and fits(found.shape[1:], dims):
