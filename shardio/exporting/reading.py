@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -16,6 +16,7 @@ from shardio.format.fields import Array, Field
 _MAX_ROWS: Final = 4096
 _MAX_BYTES: Final = 16 << 20
 """Of columns, and of all else, in one batch; a sample of more is a batch of its own."""
+_NUMBER_BYTES: Final = 8  # about; of true, false and null as well
 
 Rows = npt.NDArray[np.int64]
 
@@ -157,11 +158,15 @@ class Samples:
 
 
 def _size_of(values: Iterable[Any]) -> int:
-    """About how many bytes values take."""
+    """Return about how many bytes values take; a Json field may hold any kind of value."""
     n_bytes = 0
     for value in values:
-        if isinstance(value, list | tuple):
+        if isinstance(value, dict):
+            n_bytes += _size_of(value.keys()) + _size_of(value.values())
+        elif isinstance(value, list | tuple):
             n_bytes += _size_of(value)
+        elif isinstance(value, Sized):
+            n_bytes += value.nbytes if hasattr(value, "nbytes") else len(value)
         else:
-            n_bytes += value.nbytes if hasattr(value, "nbytes") else len(value) if value else 0
+            n_bytes += _NUMBER_BYTES
     return n_bytes

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import shardio
+from shardio import Json, Schema, Text
 from shardio.exporting import export
 from tests.exporting.datasets import CLASSES, N, equal, loaded, make, numbers, same
 
@@ -97,6 +98,50 @@ def test_tars_come_back_with_all_but_lists(dataset: shardio.ShardDataset, tmp_pa
             for name in without_lists(dataset):
                 end = ends.get(name, f"{name}.npy")
                 assert same(dataset.schema[name], sample[name], again[end]), (i, name)
+
+
+DEEP: Any = []
+for _ in range(255):
+    DEEP = [DEEP]
+JSON: list[Any] = [
+    *(7, -1, 0, 2.5, -0.0, 5e-324, 1.7976931348623157e308, 10**30, 2**63, -(2**63)),
+    *(True, False, None, "", "\u00df", "null", "1e400", "NaN", "\0", "\u2028\n"),
+    *([], [1, 2], [1, None, "a", [True, {}]], {}, {"a": 1}, {"": {"a.b": [None]}}, [[]] * 3, DEEP),
+]
+"""Values of every kind that JSON has."""
+
+
+@pytest.mark.parametrize("optional", [False, True])
+@pytest.mark.parametrize(
+    ("format", "kind"), [("webdataset", "webdataset"), ("files", "tables"), ("parquet", "arrow")]
+)
+def test_json_of_every_kind_comes_back(
+    format: str, kind: str, tmp_path: Path, *, optional: bool
+) -> None:
+    schema = {"said": Json(optional=optional), "in.side": Json("zstd", optional=optional)}
+    with shardio.DatasetWriter(tmp_path / "d", Schema({**schema, "n": Text()})) as writer:
+        for n, value in enumerate(JSON):
+            writer.append({"said": value, "in.side": JSON[n - 1], "n": str(n)})
+    report = export(tmp_path / "d", tmp_path / "e", format)
+    assert report.n_samples == len(JSON)
+    with back(tmp_path / "e", kind=kind) as found:
+        names = ("said.json", "in.side.json") if kind == "webdataset" else ("said", "in.side")
+        for name in names:
+            assert type(found.schema[name]) is Json
+            values = [one[name] for one in found]
+            expected = JSON if name.startswith("said") else JSON[-1:] + JSON[:-1]
+            assert list(map(repr, values)) == list(map(repr, expected))
+
+
+@pytest.mark.parametrize("value", [7, True, None, "a", [1], {"a": [1]}])
+def test_json_of_one_kind_comes_back_from_every_format(value: Any, tmp_path: Path) -> None:
+    with shardio.DatasetWriter(tmp_path / "d", Schema({"said": Json(), "n": Text()})) as writer:
+        writer.append({"said": value, "n": "x"})
+    for format, kind in (("webdataset", "webdataset"), ("files", "tables"), ("parquet", "arrow")):
+        export(tmp_path / "d", tmp_path / format, format)
+        with back(tmp_path / format, kind=kind) as found:
+            (sample,) = found
+            assert repr(sample.get("said", sample.get("said.json"))) == repr(value)
 
 
 def test_tars_are_what_tarfile_reads(dataset: shardio.ShardDataset, tmp_path: Path) -> None:
