@@ -69,7 +69,7 @@ class Bringing:
         self._at_once = 0
         """How many bytes a pass goes to and fro among, and which are not to make room."""
         self._here = set[str]()
-        """The ids of files that have come, and stay, if all fit into the cache."""
+        """The paths of files that have come, and stay, if all fit into the cache."""
         self._is_done = not dataset.buckets
         if not self._is_done:
             self._check_room(choice)
@@ -135,10 +135,9 @@ class Bringing:
 
     def _has_all(self) -> bool:
         """Whether there is nothing left to bring, now or ever."""
-        if len(self._here) < len(self._dataset.shards):
-            return False
-        if all(summary.id in self._here for _, summary in self._all_files()):
-            self._is_done = self._all_fit()
+        self._is_done = self._all_fit() and all(
+            bucket.path_of(summary) in self._here for bucket, summary in self._all_files()
+        )
         return self._is_done
 
     def _all_files(self) -> Iterator[tuple[Bucket, ShardSummary]]:

@@ -43,7 +43,7 @@ class Ahead:
         wanted: files in the order in which they are needed; asked for as it goes on, in a thread.
         reached: the step that the loop has come to; None when it is over.
         most_bytes: how much may be here that is not needed yet.
-        here: the ids of those that have come are added to it.
+        here: the paths of those that have come are added to it.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class Ahead:
             while (file := self._next()) is not None:
                 with contextlib.suppress(ShardioError, OSError):
                     file.bucket.bring(file.summary, self._check)
-                    self._here.add(file.summary.id)
+                    self._here.add(file.bucket.path_of(file.summary))
 
     def _next(self) -> Wanted | None:
         """The next file, once there is room for it; None at the end."""

@@ -107,12 +107,11 @@ class ShardCache:
 
     def path_of(self, shard: ShardSummary) -> str:
         """Where a shard is, or will be."""
-        stem = shard.name.removesuffix(".shard")[:180]
-        return os.path.join(self.root, f"{stem}.{shard.id}.shard")
+        return os.path.join(self.root, _file_name(shard))
 
     def hold_if_here(self, shard: ShardSummary) -> str | None:
         """The path of a shard if it is here and verified, held until `release`; else None."""
-        byte = byte_of(shard.id)
+        byte = byte_of(_file_name(shard))
         try:
             if not self._locks.share(byte):
                 return None
@@ -153,7 +152,7 @@ class ShardCache:
             ) from error
 
     def _hold(self, shard: ShardSummary, check: Callable[[], None]) -> str:
-        byte, waits_from_s = byte_of(shard.id), time.monotonic()
+        byte, waits_from_s = byte_of(_file_name(shard)), time.monotonic()
         while True:
             if (path := self.hold_if_here(shard)) is not None:
                 return path
@@ -176,7 +175,7 @@ class ShardCache:
 
     def release(self, shard: ShardSummary) -> None:
         """Undo one `hold`."""
-        self._locks.give_back(byte_of(shard.id))
+        self._locks.give_back(byte_of(_file_name(shard)))
 
     def close(self) -> None:
         """Let go of all that is held, and of what is too much. Idempotent."""
@@ -262,6 +261,12 @@ class _Watched:
 
     def write(self, data: memoryview) -> int:
         return disk.perform("write", self._path, self._file.write, data)
+
+
+def _file_name(shard: ShardSummary) -> str:
+    """Return the name of a shard's file in the cache; NAME is cut to fit into 255 bytes with it."""
+    stem = shard.name.removesuffix(".shard").encode()[:180]
+    return f"{stem.decode(errors='ignore')}.{shard.id}.shard"
 
 
 def _name_of(objects: Objects) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import warnings
 from collections.abc import Iterator
@@ -15,10 +16,13 @@ from typing import Final, NamedTuple
 
 from shardio import disk
 from shardio.callers import level_of_caller
+from shardio.format.checksum import hash_bytes
 from shardio.remote.locks import alone_in, exclusive, is_alone_in_any
 
 _MANY: Final = 1000
 """Where so many files are there, more is removed at a time: looking at all of them takes long."""
+_SHARD: Final = re.compile(r".*\.[0-9a-f]{32}\.shard", re.DOTALL)
+"""NAME.ID.shard: other files are not of the cache."""
 
 
 class Cached(NamedTuple):
@@ -128,9 +132,14 @@ class Room:
                             yield cached
 
 
-def byte_of(id_: str) -> int:
-    """The byte that is locked for a shard: as good as its own."""
-    return int(id_[:15], 16)
+def byte_of(file_name: str) -> int:
+    """Return the byte that is locked for a shard, by the name of its file in the cache.
+
+    A hash of 60 bits, so that the end of the byte is an offset of a file as well: of a million
+    shards two have the same with a probability of 4e-7. Shards of equal content have equal ids, but
+    other names, and so each has its own.
+    """
+    return hash_bytes(os.fsencode(file_name)) >> 4
 
 
 def remove(path: str) -> None:
@@ -140,16 +149,17 @@ def remove(path: str) -> None:
 
 
 def _cached(entry: os.DirEntry[str]) -> Cached | None:
-    name = entry.name
-    if name.endswith(".part"):
-        _, id_, _, n_bytes, _ = name.rsplit(".", 4)
-        return Cached(entry.stat().st_mtime, entry.path, int(n_bytes), byte_of(id_))
-    if not name.endswith(".shard"):
+    if entry.name.endswith(".part"):
+        whole, n_bytes, _ = entry.name.removeprefix(".").rsplit(".", 2)
+        if not _SHARD.fullmatch(whole):
+            return None
+        return Cached(entry.stat().st_mtime, entry.path, int(n_bytes), byte_of(whole))
+    if not _SHARD.fullmatch(entry.name):
         return None
     used_s = 0.0
     with contextlib.suppress(OSError):
         used_s = os.stat(f"{entry.path}.ok").st_mtime
-    return Cached(used_s, entry.path, entry.stat().st_size, byte_of(name.rsplit(".", 2)[1]))
+    return Cached(used_s, entry.path, entry.stat().st_size, byte_of(entry.name))
 
 
 def _make_empty(path: str) -> None:

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from shardio.manifest import load
+from tests.loading import TWO_FIELDS, two_fields, write_dataset
 from tests.remote.scene import OPTIONS, Scene, scene
 
 
@@ -32,3 +34,13 @@ def told(store: Scene, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Scene
         if name.startswith("aws_"):
             monkeypatch.setenv(name.upper(), str(value))
     return store
+
+
+@pytest.fixture(scope="session")
+def equal_shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A dataset of 64 shards of four samples, of which each content occurs 8 times."""
+    place = tmp_path_factory.mktemp("equal") / "set"
+    samples = list(two_fields(32))
+    write_dataset(place, 256, 64, TWO_FIELDS, (samples[i % 32] for i in range(256)))
+    assert len({shard.id for shard in load(place).shards}) == 8
+    return place

@@ -11,8 +11,10 @@ import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
@@ -114,6 +116,66 @@ def test_a_shard_that_is_removed_while_it_is_held_is_an_error_and_not_waited_for
             cache.hold(shards[0])
         cache.release(shards[0])
         cache.hold(shards[0])
+
+
+def test_shards_of_equal_content_are_held_and_make_room_each_by_itself(
+    store: Scene, tmp_path: Path, equal_shards: Path
+) -> None:
+    found = load(equal_shards).shards
+    one, other, third = found[0], found[8], found[16]
+    assert one.id == other.id == third.id
+    url = store.put_dataset(equal_shards, "equal")
+    with _cache(store, url, tmp_path, 2 * one.n_bytes) as cache:
+        content = (equal_shards / one.name).read_bytes()
+        for shard in (one, other):
+            assert Path(cache.hold(shard)).read_bytes() == content
+        cache.release(one)
+        cache.hold(third)
+        assert _names(tmp_path) == [shard.name.split(".")[0] for shard in (other, third)]
+    taken = {shard.name: shard.n_bytes for shard in (one, other, third)}
+    assert store.proxy.n_bytes == taken
+
+
+def test_a_process_waits_for_the_shard_that_it_needs_and_not_for_one_of_equal_content(
+    store: Scene, tmp_path: Path, equal_shards: Path
+) -> None:
+    one, other = load(equal_shards).shards[0:9:8]
+    url, hold = store.put_dataset(equal_shards, "equal"), Fault("hold", one.name)
+    store.proxy.faults = [hold]
+    with (
+        _holder(store, url, tmp_path, (one,)) as process,
+        _cache(store, url, tmp_path) as cache,
+    ):
+        assert hold.met.wait(60)
+        cache.hold(other)
+        hold.go_on.set()
+        assert line_of(process) == "held"
+        cache.hold(one)
+    assert store.proxy.n_bytes == {shard.name: shard.n_bytes for shard in (one, other)}
+
+
+@pytest.mark.parametrize("stem", ["a" * 249, "\N{SNOWMAN}" * 83])
+def test_a_shard_of_the_longest_name_has_a_file_in_the_cache(
+    store: Scene, tmp_path: Path, equal_shards: Path, stem: str
+) -> None:
+    known = load(equal_shards).shards[0]
+    content = (equal_shards / known.name).read_bytes()
+    shard = replace(known, name=f"{stem}.shard")
+    store.put(f"long/{quote(shard.name)}", content)
+    with _cache(store, store.url("long"), tmp_path) as cache:
+        assert Path(cache.hold(shard)).read_bytes() == content
+    assert Room(str(tmp_path / "cache"), None).count() == shard.n_bytes
+
+
+def test_what_is_not_of_the_cache_is_neither_counted_nor_removed(tmp_path: Path) -> None:
+    foreign = [tmp_path / "set" / name for name in ("a.shard", "a.12.shard", "a.30.part", "used")]
+    (tmp_path / "set").mkdir()
+    for path in foreign:
+        path.write_bytes(bytes(30))
+    room = Room(str(tmp_path), 1)
+    assert (room.count(), room.free(99)) == (0, False)
+    room.reserve(str(tmp_path / "set" / f".a.{'12' * 16}.shard.1.part"), 1)
+    assert all(path.exists() for path in foreign)
 
 
 def test_processes_share_what_one_has_downloaded(
@@ -432,7 +494,7 @@ def test_room_for_a_full_disk_is_made_while_nobody_counts(
 
 
 def test_what_is_gone_on_with_is_counted_once(tmp_path: Path) -> None:
-    room, half = Room(str(tmp_path), 100), tmp_path / "set" / ".a.12.shard.30.part"
+    room, half = Room(str(tmp_path), 100), tmp_path / "set" / f".a.{'12' * 16}.shard.30.part"
     half.parent.mkdir()
     for _ in range(2):
         room.reserve(str(half), 30)

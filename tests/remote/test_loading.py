@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +63,53 @@ def test_batches_are_those_of_the_folder_and_each_shard_comes_once(
         assert _epoch(loader) == expected[True]
         sizes = {shard.name: shard.n_bytes for shard in loader.dataset.shards}
     assert {name: store.proxy.n_bytes[name] for name in sizes} == sizes
+
+
+@pytest.mark.parametrize("shuffle", [False, True, "blocks", "shards"])
+@pytest.mark.parametrize("num_workers", [0, 1, 2])
+def test_shards_of_equal_content_are_batches_like_any_other(
+    store: Scene, tmp_path: Path, equal_shards: Path, num_workers: int, shuffle: Any
+) -> None:
+    url = store.put_dataset(equal_shards, "equal")
+    given: Any = {"output": "numpy", "num_workers": 0, "shuffle": shuffle}
+    with (
+        ShardLoader(equal_shards, 16, **given) as expected,
+        _loader(store, url, tmp_path, num_workers=num_workers, shuffle=shuffle) as loader,
+    ):
+        for _ in range(2):
+            assert _epoch(loader) == _epoch(expected)
+        sizes = {shard.name: shard.n_bytes for shard in loader.dataset.shards}
+    assert {name: store.proxy.n_bytes[name] for name in sizes} == sizes
+
+
+@pytest.mark.parametrize("what", ["a store", "a mixture"])
+def test_once_every_shard_has_come_no_pass_looks_for_more(
+    store: Scene,
+    tmp_path: Path,
+    equal_shards: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    what: str,
+) -> None:
+    url = store.put_dataset(equal_shards, "equal")
+    with ExitStack() as stack:
+        source: Any = url
+        given: Any = {"cache": tmp_path / "cache", "storage_options": store.options}
+        if what == "a mixture":  # the same shards from two places, and from a folder
+            also = store.put_dataset(equal_shards, "also-equal")
+            remote = [stack.enter_context(shardio.open(each, **given)) for each in (url, also)]
+            source, given = shardio.mix([*remote, equal_shards], weights=[1, 1, 1]), {}
+        loader = stack.enter_context(ShardLoader(source, 16, num_workers=0, **given))
+        batches = iter(loader)
+        next(batches)
+        for thread in threading.enumerate():
+            if thread.name == "shardio-ahead":
+                thread.join(60)
+        for _ in batches:
+            pass
+        monkeypatch.setattr("shardio.bringing.Ahead", None)  # which cannot be made
+        assert len(list(loader)) == len(loader)
+    n_places = 2 if what == "a mixture" else 1
+    assert len(list((tmp_path / "cache").rglob("*.shard"))) == 64 * n_places
 
 
 def test_what_is_cached_needs_no_store(

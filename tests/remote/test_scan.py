@@ -18,6 +18,7 @@ from shardio.manifest import load
 from shardio.remote.bucket import Bucket
 from shardio.remote.locks import exclusive
 from shardio.remote.places import Remote
+from shardio.remote.room import byte_of
 from shardio.scan import Part, scan
 from shardio.writer import ShardSummary
 from tests.loading import PATIENCE_S, write_dataset
@@ -108,10 +109,11 @@ def test_a_look_by_ranges_does_not_let_go_of_what_another_holds(
     other.bring(shard)
     assert bucket.hold(shard) == other.path_of(shard)
     del far
-    locks = Path(other.path_of(shard)).parent / "locks"
-    with exclusive(str(locks), int(shard.id[:15], 16)) as is_free:
+    path = Path(other.path_of(shard))
+    locks, byte = str(path.parent / "locks"), byte_of(path.name)
+    with exclusive(locks, byte) as is_free:
         assert not is_free
     bucket.release(shard)
-    with exclusive(str(locks), int(shard.id[:15], 16)) as is_free:
+    with exclusive(locks, byte) as is_free:
         assert is_free
     other.close()

@@ -88,6 +88,42 @@ def test_two_loaders_on_a_machine_download_every_shard_once(
     assert {name: store.proxy.n_bytes[name] for name in sizes} == sizes
 
 
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("shuffle", [False, True, "shards"])
+def test_two_loaders_download_shards_of_equal_content_once_each(
+    store: Scene, tmp_path: Path, equal_shards: Path, num_workers: int, shuffle: Any
+) -> None:
+    url, hold = store.put_dataset(equal_shards, "equal"), Fault("hold")
+    store.proxy.faults = [hold]
+    given: Any = {"num_workers": num_workers, "shuffle": shuffle}
+    with (
+        _program(store, url, tmp_path, 2, **given) as one,
+        _program(store, url, tmp_path, 2, **given) as two,
+    ):
+        assert (line_of(one), line_of(two)) == ("open", "open")
+        hold.go_on.set()
+        assert line_of(one) == line_of(two) == _expected(equal_shards, shuffle, 2)
+    sizes = {path.name: path.stat().st_size for path in equal_shards.rglob("*.shard")}
+    assert {name: store.proxy.n_bytes[name] for name in sizes} == sizes
+
+
+@pytest.mark.parametrize("num_workers", [0, 1, 2])
+def test_two_loaders_make_room_among_shards_of_equal_content(
+    store: Scene, tmp_path: Path, equal_shards: Path, num_workers: int
+) -> None:
+    url = store.put_dataset(equal_shards, "equal")
+    most = 20 * max(path.stat().st_size for path in equal_shards.rglob("*.shard"))
+    given: Any = {"num_workers": num_workers, "shuffle": "shards", "cache_bytes": most}
+    with (
+        _program(store, url, tmp_path, 2, **given) as one,
+        _program(store, url, tmp_path, 2, **given) as two,
+    ):
+        assert (line_of(one), line_of(two)) == ("open", "open")
+        assert line_of(one) == line_of(two) == _expected(equal_shards, "shards", 2)
+    shards = list((tmp_path / "cache").rglob("*.shard"))
+    assert 0 < sum(path.stat().st_size for path in shards) <= most
+
+
 def test_what_a_killed_loader_was_downloading_another_goes_on_with(
     store: Scene, url: str, tmp_path: Path, folder: Path, sizes: dict[str, int]
 ) -> None:
