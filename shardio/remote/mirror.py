@@ -18,6 +18,7 @@ from shardio import disk
 from shardio.callers import level_of_caller
 from shardio.errors import DatasetNotFound, ShardNotFound, StoreUnavailable
 from shardio.manifest.parts import names_of_parts
+from shardio.remote.locks import alone_in
 from shardio.remote.objects import Objects
 
 POINTER: Final = "dataset.json"
@@ -68,12 +69,11 @@ class Mirror:
         """Remove all states: what came is not what was written, or another dataset's."""
         with contextlib.suppress(FileNotFoundError):
             for name in os.listdir(self._path(GENERATIONS)):
-                disk.unlink(self._path(f"{GENERATIONS}/{name}"))
+                if not name.endswith(".tmp"):  # which another process is about to rename
+                    disk.unlink(self._path(f"{GENERATIONS}/{name}"))
 
     def _bring_pointer(self) -> None:
-        path, old = self._path(POINTER), None
-        with contextlib.suppress(FileNotFoundError):
-            old = Path(path).read_bytes()
+        old = self._pointer()
         try:
             new = self._objects.read(POINTER, deadline_s=None if old is None else _PATIENCE_S)
         except ShardNotFound as error:
@@ -89,10 +89,19 @@ class Mirror:
                 stacklevel=level_of_caller(),
             )
             return
-        if new != old:
-            if old is None or _lineage(new) != _lineage(old):
-                self.forget()
-            self.write(POINTER, new)
+        with alone_in(self.folder):
+            # Read again: of processes that begin at a time, the first may have brought states.
+            old = self._pointer()
+            if new != old:
+                if old is None or _lineage(new) != _lineage(old):
+                    self.forget()
+                self.write(POINTER, new)
+
+    def _pointer(self) -> bytes | None:
+        """Return the content of `dataset.json` as it was brought last; None before that."""
+        with contextlib.suppress(FileNotFoundError):
+            return Path(self._path(POINTER)).read_bytes()
+        return None
 
     def write(self, name: str, content: bytes) -> None:
         """Write a file that appears whole or not at all."""

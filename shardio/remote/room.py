@@ -114,7 +114,10 @@ class Room:
             if freed >= n_bytes:
                 break
             locks = os.path.join(os.path.dirname(each.path), "locks")
-            with exclusive(locks, each.byte) as is_alone:
+            with (
+                contextlib.suppress(FileNotFoundError),  # the dataset's folder was removed
+                exclusive(locks, each.byte) as is_alone,
+            ):
                 if is_alone:
                     remove(each.path)
                     freed += each.n_bytes

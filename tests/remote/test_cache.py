@@ -24,7 +24,7 @@ from shardio.manifest import load
 from shardio.reader import ShardReader
 from shardio.remote.arrival import check_arrived
 from shardio.remote.cache import ShardCache
-from shardio.remote.locks import is_alone_in_any
+from shardio.remote.locks import exclusive, is_alone_in_any
 from shardio.remote.objects import Objects
 from shardio.remote.room import Room
 from shardio.writer import ShardSummary
@@ -364,6 +364,22 @@ def test_a_dataset_that_is_removed_meanwhile_is_not_counted(
         monkeypatch.setattr(os, "scandir", look)
         cache.hold(shards[0])
     assert not gone.exists()
+
+
+def test_a_dataset_that_is_removed_while_room_is_made_hinders_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("gone", "here"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / f"a.{'12' * 16}.shard").write_bytes(bytes(30))
+
+    def remove(path: str, byte: int) -> Any:
+        shutil.rmtree(tmp_path / "gone", ignore_errors=True)
+        return exclusive(path, byte)
+
+    monkeypatch.setattr("shardio.remote.room.exclusive", remove)
+    assert Room(str(tmp_path), 40).free(60)
+    assert list(tmp_path.rglob("*.shard")) == []
 
 
 def test_a_cache_that_is_removed_while_it_is_in_use_is_an_error(

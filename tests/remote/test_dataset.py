@@ -219,3 +219,51 @@ def test_the_files_of_long_lists_come_with_the_state_that_names_them(
         store.put(f"long/{name}", name.encode())
     Mirror(str(tmp_path), Objects(store.url("long"), store.options)).bring(None)
     assert [(tmp_path / name).read_text() for name in names] == names
+
+
+@pytest.mark.parametrize("was_known", [None, "of another dataset"])
+def test_a_state_that_another_process_has_just_brought_stays(
+    store: Scene, url: str, tmp_path: Path, folder: Path, was_known: str | None
+) -> None:
+    objects = Objects(url, store.options)
+    first, second = (Mirror(str(tmp_path), each) for each in (objects, _Overtaken(objects)))
+    if was_known:
+        first.write("dataset.json", b'{"generation": 1, "lineage": "0123456789abcdef"}')
+        first.write("generations/000001.json", was_known.encode())
+    second_objects: Any = second._objects
+    second_objects.overtake = lambda: first.bring(None)
+    second.bring(None)
+    state = tmp_path / "generations" / "000001.json"
+    assert state.read_bytes() == (folder / "generations" / "000001.json").read_bytes()
+    assert store.proxy.requests["000001.json"] == 1
+
+
+def test_a_state_that_is_being_written_is_not_removed_by_another_process(
+    store: Scene, url: str, tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mirror, other = (Mirror(str(tmp_path), Objects(url, store.options)) for _ in range(2))
+    perform = disk.perform
+
+    def remove(call: str, path: Any, function: Any, *given: Any, **named: Any) -> Any:
+        if call == "rename":
+            other.forget()
+        return perform(call, path, function, *given, **named)
+
+    monkeypatch.setattr(disk, "perform", remove)
+    mirror.bring(None)
+    state = (tmp_path / "generations" / "000001.json").read_bytes()
+    assert state == (folder / "generations" / "000001.json").read_bytes()
+
+
+class _Overtaken:
+    """Objects of a process that gets `dataset.json`, and then is overtaken by another one."""
+
+    def __init__(self, objects: Objects) -> None:
+        self.url, self._objects = objects.url, objects
+        self.overtake: Any = None
+
+    def read(self, name: str, **given: Any) -> bytes:
+        found = self._objects.read(name, **given)
+        if name == "dataset.json":
+            self.overtake()
+        return found
