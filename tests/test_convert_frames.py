@@ -291,6 +291,22 @@ def test_what_no_field_takes_is_refused_with_row_and_column(
     assert not (tmp_path / "out").exists()
 
 
+def test_an_object_that_cannot_be_stored_is_named_by_column_and_row(tmp_path: Path) -> None:
+    class Lost:
+        def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+            raise KeyError("lost")
+
+    picture = pytest.importorskip("PIL.Image", reason="pictures are Pillow's").new("RGB", (1, 1))
+    odd = {
+        "KeyError: 'lost'": [np.ones(2), Lost()],
+        "cannot write empty image": [picture, picture.resize((1, 1)).crop((0, 0, 0, 0))],
+    }
+    for expected, values in odd.items():
+        with pytest.raises(InvalidArgument, match=f"column 'x', row 1: .*{expected}"):
+            shardio.convert(pd.DataFrame({"x": values}), tmp_path / "out")
+        assert not (tmp_path / "out").exists()
+
+
 def test_a_frame_takes_no_names_and_no_workers(tmp_path: Path) -> None:
     frame = pd.DataFrame({"x": [1]})
     with pytest.raises(InvalidArgument, match="names: a data frame has its own"):

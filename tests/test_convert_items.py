@@ -306,6 +306,121 @@ def test_what_says_how_to_become_an_array_does(tmp_path: Path) -> None:
         assert dataset[0]["a"].tolist() == [0, 1, 2]
 
 
+class Unready:
+    """As a tensor of torch that lies nowhere, or is sparse: what says it is an array is none."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+        raise self.error
+
+
+class OddTensor(Unready):
+    """In place of torch's own, where torch is not installed."""
+
+    __module__ = "torch"
+    dtype = "torch.float8_e4m3fn"
+
+    def numpy(self, *, force: bool = False) -> Any:
+        raise self.error
+
+
+OddTensor.__name__ = "Tensor"
+
+
+def circle() -> list[Any]:
+    found: list[Any] = [1, "a"]
+    found.append(found)
+    return found
+
+
+UNREADY = {
+    "picture": (PIL.new("RGB", (0, 0)), PIL.new("RGB", (2, 2)), "cannot write empty image"),
+    "tensor": (OddTensor(TypeError("unsupported ScalarType")), np.ones(2), "unsupported Scalar"),
+    "meta": (OddTensor(NotImplementedError("no data")), np.ones(2), "NotImplementedError: no data"),
+    "array": (Unready(KeyError("lost")), np.ones(2), "a .*Unready cannot be .* KeyError: 'lost'"),
+    "inner": ({"a": [Unready(OSError(5, "gone"))]}, {"a": [1.5]}, r"OSError: \[Errno 5\] gone"),
+    "circle": (circle(), [1, "a"], "RecursionError"),
+}
+
+
+@pytest.mark.parametrize("kind", UNREADY)
+@pytest.mark.parametrize("n_workers", [0, 1])
+@pytest.mark.parametrize("bad", [0, 2])
+def test_a_value_that_cannot_be_stored_costs_its_item_alone(
+    tmp_path: Path, kind: str, n_workers: int, bad: int
+) -> None:
+    values = [UNREADY[kind][n != bad] for n in range(4)]
+    source: Any = [{"x": value, "n": n} for n, value in enumerate(values)]
+    report = shardio.convert(
+        range(4), tmp_path / "items", samples=source.__getitem__, workers=n_workers
+    )
+    by_position = shardio.convert(source, tmp_path / "set", workers=n_workers)
+    for each, out in ((report, tmp_path / "items"), (by_position, tmp_path / "set")):
+        assert [one.name for one in each.broken] == [str(bad)]
+        expected = rf"sample 0: field 'x': .*{UNREADY[kind][2]}"
+        assert re.search(expected, each.broken[0].reason, re.DOTALL), each.broken[0].reason
+        assert column(out, "n") == [n for n in range(4) if n != bad]
+
+
+def test_a_sample_that_raises_when_it_is_read_costs_its_item_alone(tmp_path: Path) -> None:
+    class Lost(dict[str, Any]):
+        def items(self) -> Any:
+            raise RuntimeError("no connection")
+
+    source = [Lost(x=1), {"x": 2}, Lost(x=3)]
+    schema = Schema({"x": Array("int64")})
+    for name, given in (("told", None), ("given", schema)):
+        report = shardio.convert(
+            range(3), tmp_path / name, samples=source.__getitem__, workers=0, schema=given
+        )
+        assert [one.name for one in report.broken] == ["0", "2"]
+        assert "RuntimeError: no connection" in report.broken[1].reason
+        assert column(tmp_path / name, "x") == [2]
+
+
+def test_where_no_value_can_be_stored_the_first_one_says_why(tmp_path: Path) -> None:
+    calls = []
+
+    def make(n: int) -> dict[str, Any]:
+        calls.append(n)
+        return {"x": Unready(KeyError("lost"))}
+
+    with pytest.raises(SchemaError, match=r"field 'x': .*Unready .*KeyError: 'lost'") as caught:
+        shardio.convert(range(100), tmp_path / "out", samples=make, workers=0)
+    assert caught.value.__notes__ == ["while making samples of 0"] and len(calls) == 64
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_iterable_says_which_sample_and_field_cannot_be_stored(tmp_path: Path) -> None:
+    for n in (0, 2):
+        samples = [{"x": Unready(KeyError("lost")) if k == n else np.ones(2)} for k in range(3)]
+        expected = f"sample {n}: field 'x': .*KeyError: 'lost'"
+        with pytest.raises(SchemaError, match=expected):
+            shardio.convert(iter(samples), tmp_path / "out")
+        assert not (tmp_path / "out").exists()
+        shardio.convert([{"x": np.ones(2)}], tmp_path / f"base{n}")
+        with pytest.raises(SchemaError, match=expected):
+            shardio.convert(iter(samples), tmp_path / f"base{n}", append=True)
+        with shardio.open(tmp_path / f"base{n}") as dataset:
+            assert dataset.generation == 1
+
+
+def test_a_tensor_of_torch_that_is_no_array_costs_its_item_alone(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch", reason="torch is too large for the extra dev")
+    odd = {
+        "sparse": torch.eye(2).to_sparse(),
+        "meta": torch.empty(2, device="meta"),
+        "float8": torch.zeros(2).to(torch.float8_e4m3fn),
+    }
+    for name, tensor in odd.items():
+        source = [{"x": tensor}, {"x": torch.zeros(2)}]
+        report = shardio.convert(source, tmp_path / name, workers=0)
+        assert [one.name for one in report.broken] == ["0"], name
+        assert "sample 0: field 'x': a torch.Tensor cannot be" in report.broken[0].reason
+
+
 def test_a_function_that_no_worker_can_have_is_refused(tmp_path: Path) -> None:
     with (tmp_path / "file").open("w") as file:
 

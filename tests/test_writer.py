@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 
+import shardio
 from shardio import writer as writer_module
 from shardio.errors import InvalidArgument, LoaderClosed, SchemaError
 from shardio.format.fields import Array, Audio, Bytes, Text, Video
@@ -256,6 +257,21 @@ def test_a_sample_is_copied_and_may_be_changed_after_it_was_appended(tmp_path: P
             writer.append({"x": reused, "y": reused})
     with ShardReader(tmp_path / "a.shard") as reader:
         assert [int(s["x"][7]) for s in reader] == [int(s["y"][7]) for s in reader] == [*range(5)]
+
+
+def test_a_value_whose_class_raises_is_refused_and_the_writer_goes_on(tmp_path: Path) -> None:
+    class Lost:
+        def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+            raise KeyError("lost")
+
+    for name, shape in (("column", (2,)), ("varying", (None,)), ("large", (2000,))):
+        schema = Schema({"x": Array("float64", shape)})
+        with shardio.DatasetWriter(tmp_path / name, schema) as writer:
+            with pytest.raises(SchemaError, match=r"sample 0: field 'x': .*Lost.*KeyError: 'lost'"):
+                writer.append({"x": Lost()})
+            writer.append({"x": np.zeros(shape[0] or 3)})
+        with shardio.open(tmp_path / name) as dataset:
+            assert len(dataset) == 1
 
 
 def test_nothing_has_the_final_name_before_the_end(tmp_path: Path) -> None:

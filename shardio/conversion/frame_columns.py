@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from shardio.conversion.values import is_picture, plain
-from shardio.errors import InvalidArgument
+from shardio.errors import InvalidArgument, SchemaError
 from shardio.format.fields import DTYPES, Array, Bytes, Field, Image, Json, List, Text
 
 
@@ -67,7 +67,23 @@ def object_column(
             )
         known = merged
     field = replace(known.field or Json() if known else Json(), optional=has_nulls)
-    return Column(name, field, lambda start, stop: [_as(field, v) for v in values(start, stop)])
+
+    def stored(start: int, stop: int) -> list[Any]:
+        return [_as(name, row, field, v) for row, v in enumerate(values(start, stop), start)]
+
+    return Column(name, field, stored)
+
+
+def _plain(name: str, row: int, value: Any, field: Field | None = None) -> Any:
+    """Return the value of a row as `plain` does.
+
+    Raises:
+        InvalidArgument: it cannot be stored; the error names column and row.
+    """
+    try:
+        return plain(value, field)
+    except SchemaError as error:
+        raise InvalidArgument(f"column {name!r}, row {row}: {error}") from error
 
 
 class _Found(NamedTuple):
@@ -134,7 +150,7 @@ def _found(name: str, row: int, value: Any) -> _Found:
         return _found_of_list(value)
     if is_picture(value):
         return _Found(Image())
-    made = plain(value)
+    made = _plain(name, row, value)
     if isinstance(made, np.ndarray) and made.dtype.name in DTYPES:
         return _Found(Array(made.dtype.name, tuple(n or None for n in made.shape)))
     kind = f"an array of {made.dtype}" if isinstance(made, np.ndarray) else _class_of(value)
@@ -177,7 +193,7 @@ def _found_of_list(value: Sequence[Any]) -> _Found:
     return _JSON
 
 
-def _as(field: Field, value: Any) -> Any:
+def _as(name: str, row: int, field: Field, value: Any) -> Any:
     """A value of a row as the field of its column takes it."""
     if value is None:
         return None
@@ -185,7 +201,7 @@ def _as(field: Field, value: Any) -> Any:
         return [np.asarray(each, field.element.numpy) for each in value]
     if isinstance(field, Array) and isinstance(value, list | tuple):
         return np.asarray(value, field.numpy)
-    return str(value) if isinstance(field, Text) else plain(value, field)
+    return str(value) if isinstance(field, Text) else _plain(name, row, value, field)
 
 
 _TEXT: Final = _Found(Text())

@@ -20,6 +20,7 @@ from shardio.format.values import encode_array, encode_record, encode_stream
 _MAX_TRIED: Final = 64
 """Items that are looked at, at most, for one that gives a sample to take the fields from."""
 
+_NO_SAMPLE: Final = object()
 MakesSamples = Callable[[Any], Any]
 
 
@@ -63,6 +64,8 @@ class ItemSource:
                 sample = checked(named(value, self.names), self.schema())
             except (MediaError, SchemaError) as error:
                 raise MediaError(f"sample {n_samples}: {error}") from error
+            except Exception as error:  # from a class of the user's, such as a mapping
+                raise MediaError(f"sample {n_samples}: {_told(error)}") from error
             yield sample
             n_samples += 1
         return Outcome("converted") if n_samples else Outcome("too_short", "gave no sample")
@@ -135,18 +138,42 @@ def infer_of(make: MakesSamples, inputs: Sequence[Input], names: tuple[str, ...]
 
     Raises:
         InvalidArgument: the first items give none.
-        SchemaError: it is no sample.
+        SchemaError: it is no sample, or no value of the first items can be stored.
     """
     first_error: Exception | None = None
     for one in inputs[:_MAX_TRIED]:
         try:
-            for value in _made(make, _unpacked(one)):
-                return infer_fields(named(value, names))
+            found = next(_made(make, _unpacked(one)), _NO_SAMPLE)
         except MediaError as error:
             error.add_note(f"while making samples of {one.name}")
             first_error = first_error or error
+            continue
+        if found is _NO_SAMPLE:
+            continue
+        sample = named(found, names)
+        try:
+            return _inferred(sample)
+        except SchemaError as error:  # of this item alone: those behind it may have other values
+            error.add_note(f"while making samples of {one.name}")
+            first_error = first_error or error
+    if isinstance(first_error, SchemaError):
+        raise first_error
     reason = f"; the first error: {first_error}" if first_error else ""
     raise InvalidArgument(
         f"none of the first {min(_MAX_TRIED, len(inputs))} items gives a sample to take "
         f"the schema from; give schema={reason}"
     ) from first_error
+
+
+def _inferred(sample: Mapping[str, Any]) -> Schema:
+    """Return the schema of a sample.
+
+    Raises:
+        SchemaError: a value cannot be stored, or the sample's own class raised an error.
+    """
+    try:
+        return infer_fields(sample)
+    except SchemaError:
+        raise
+    except Exception as error:
+        raise SchemaError(_told(error)) from error

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from shardio.conversion.appending import follow, load_base, refuse_other_schema
 from shardio.conversion.report import ConversionReport
 from shardio.conversion.values import infer_fields, ready
 from shardio.dataset_writer import DatasetWriter
-from shardio.errors import InvalidArgument
+from shardio.errors import InvalidArgument, SchemaError
 from shardio.format.schema import Schema
 from shardio.surgery.rewriting import Rewriting
 
@@ -26,12 +27,14 @@ def convert_samples(
     if schema is None:
         if first is None:
             raise InvalidArgument("there is no sample to take the schema from; give schema=")
-        schema = infer_fields(first)
+        try:
+            schema = infer_fields(first)
+        except SchemaError as error:
+            raise SchemaError(f"sample 0: {error}") from error
     with DatasetWriter(out, schema, shard_bytes=shard_bytes) as writer:
         if first is not None:
-            writer.append(ready(first, schema))
-        for sample in rest:
-            writer.append(ready(sample, schema))
+            for sample in _all_ready(chain((first,), rest), schema):
+                writer.append(sample)
         generation = writer.close()
     return ConversionReport(
         dataset=Path(out),
@@ -57,8 +60,8 @@ def append_samples(
         refuse_other_schema(base.schema, schema, out)
     n_samples = 0
     with Rewriting(out, base.schema, shard_bytes=shard_bytes, previous=base) as rewriting:
-        for sample in samples:
-            rewriting.append(ready(sample, base.schema))
+        for sample in _all_ready(samples, base.schema):
+            rewriting.append(sample)
             n_samples += 1
         found = latest = follow(base, Path(out))
         if n_samples:
@@ -80,3 +83,17 @@ def append_samples(
         n_samples_before=latest.n_samples,
         stats_dropped=found.stats != latest.stats,
     )
+
+
+def _all_ready(samples: Iterable[Mapping[str, Any]], schema: Schema) -> Iterator[Mapping[str, Any]]:
+    """Yield samples as a writer takes them.
+
+    Raises:
+        SchemaError: a value cannot be stored; it names the sample and the field.
+    """
+    for number, sample in enumerate(samples):
+        try:
+            found = ready(sample, schema)
+        except SchemaError as error:
+            raise SchemaError(f"sample {number}: {error}") from error
+        yield found

@@ -43,10 +43,21 @@ def plain(value: Any, field: Field | None = None) -> Any:
     plain as well, anything else is left as it is.
 
     Raises:
-        SchemaError: PNG has no pictures of this mode.
+        SchemaError: PNG has no pictures of this mode, or the value's own class raised an error, as
+            for tensors that are sparse or hold no data.
     """
     if type(value) in _PLAIN:
         return value
+    try:
+        return _plain(value, field)
+    except (SchemaError, MemoryError):
+        raise
+    except Exception as error:
+        kind = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
+        raise SchemaError(f"a {kind} cannot be stored: {type(error).__name__}: {error}") from error
+
+
+def _plain(value: Any, field: Field | None) -> Any:
     if isinstance(value, Mapping):
         return {name: plain(each) for name, each in value.items()}
     if isinstance(value, list | tuple):
@@ -112,7 +123,8 @@ def infer_fields(sample: Mapping[str, Any]) -> Schema:
     Raises:
         SchemaError: a value is of no type that a field has.
     """
-    found: dict[str, Field] = dict(infer_schema({n: plain(v) for n, v in sample.items()}))
+    values = {name: _plain_field(name, value) for name, value in sample.items()}
+    found: dict[str, Field] = dict(infer_schema(values))
     for name, value in sample.items():
         field = found[name]
         if is_picture(value):
@@ -123,5 +135,18 @@ def infer_fields(sample: Mapping[str, Any]) -> Schema:
 
 
 def ready(sample: Mapping[str, Any], schema: Schema) -> dict[str, Any]:
-    """A sample with plain values, those of nested records under their dotted names."""
-    return {name: plain(value, schema.get(name)) for name, value in schema.flatten(sample).items()}
+    """Return a sample with plain values, those of nested records under their dotted names.
+
+    Raises:
+        SchemaError: as of `plain`; it names the field.
+    """
+    flat = schema.flatten(sample)
+    return {name: _plain_field(name, value, schema.get(name)) for name, value in flat.items()}
+
+
+def _plain_field(name: str, value: Any, field: Field | None = None) -> Any:
+    """Return the value of a field as `plain` does; errors name the field."""
+    try:
+        return plain(value, field)
+    except SchemaError as error:
+        raise SchemaError(f"field {name!r}: {error}") from error

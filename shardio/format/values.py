@@ -85,9 +85,16 @@ def _as_dtype(name: str, field: Array, value: object) -> npt.NDArray[Any]:
         raise SchemaError(f"field {name!r}: expected dtype {field.dtype}, found {found.dtype}")
     try:
         return _converted(np.asarray(value), field)
+    except MemoryError:
+        raise
     except (TypeError, ValueError, OverflowError) as error:
         raise SchemaError(
             f"field {name!r}: expected {field.dtype}, found {_kind_of(value)}: {error}"
+        ) from error
+    except Exception as error:  # what a class raises in __array__ may be anything
+        raise SchemaError(
+            f"field {name!r}: expected {field.dtype}, found {_kind_of(value)}, which cannot be "
+            f"converted: {type(error).__name__}: {error}"
         ) from error
 
 
@@ -145,8 +152,8 @@ def encode_record(name: str, field: Field, value: object) -> tuple[memoryview, t
             raise SchemaError(f"field {name!r}: shape {array.shape} is not below 2^48 bytes")
         return array.reshape(-1).view(np.uint8).data, array.shape
     if isinstance(field, Json):
-        record = canonical_json(value)  # first: it refuses what refers to itself
         try:
+            record = canonical_json(value)  # first: it refuses what refers to itself
             check_json(value)
         except SchemaError as error:
             raise SchemaError(f"field {name!r}: {error}") from error
