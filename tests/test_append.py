@@ -156,6 +156,23 @@ def test_where_nothing_is_new_nothing_is_published(lines: Path, out: Path) -> No
         assert contents(out) == before
 
 
+@pytest.mark.parametrize("n_workers", [0, 2])
+def test_where_no_new_input_gives_a_sample_nothing_is_published(
+    lines: Path, out: Path, n_workers: int
+) -> None:
+    append(lines, out)
+    before = contents(out)
+    write(lines, {"new/7.txt": "!", "new/8.txt": ""})
+    for _ in range(2):
+        report = append(lines, out, workers=n_workers)
+        assert (report.n_samples, report.generation, report.n_samples_before) == (0, 2, 11)
+        assert outcomes(report)["new/7.txt"] == "broken"
+        assert outcomes(report)["new/8.txt"] == "too_short"
+        assert contents(out) == before
+    write(lines, {"new/7.txt": "twelve"})
+    assert append(lines, out).generation == 3 and texts(out)[-1] == "twelve"
+
+
 def test_what_gave_nothing_may_give_something_later(lines: Path, out: Path) -> None:
     write(lines, {"a/2.txt": "mended", "b/9.txt": "broken !"})
     append(lines, out)

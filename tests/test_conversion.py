@@ -149,14 +149,50 @@ def test_on_error_skip_goes_on_after_it(lines: Path, tmp_path: Path) -> None:
     assert not report.stopped and "not_reached" not in report.counts
 
 
-@pytest.mark.parametrize(("content", "outcome"), [("", "too_short"), ("!", "broken")])
-def test_inputs_of_the_kind_that_give_no_sample_at_all_make_an_empty_dataset(
-    lines: Path, tmp_path: Path, content: str, outcome: str
+@pytest.mark.parametrize("n_workers", [0, 2])
+@pytest.mark.parametrize("folder", ["missing", "empty"])
+@pytest.mark.parametrize(
+    ("content", "outcome", "on_error"),
+    [("", "too_short", "skip"), ("!", "broken", "skip"), ("!", "broken", "stop")],
+)
+def test_where_no_input_gives_a_sample_nothing_is_published(
+    lines: Path,
+    tmp_path: Path,
+    content: str,
+    outcome: str,
+    on_error: str,
+    folder: str,
+    n_workers: int,
 ) -> None:
-    write(tmp_path / "none", {"readme": "hello", "1.txt": content})
-    report = convert(tmp_path / "none", tmp_path / "out")
-    assert report.counts == {"not_video": 1, outcome: 1}
-    assert report.n_samples == len(shardio.open(tmp_path / "out")) == 0
+    source, out = tmp_path / "none", tmp_path / "out"
+    write(source, {"a/1.txt": content, "b/2.txt": content})
+    if folder == "empty":
+        out.mkdir()
+    for _ in range(2):
+        report = convert(source, out, on_error=on_error, workers=n_workers)
+        after = outcome if on_error == "skip" else "not_reached"
+        assert outcomes(report) == {"a/1.txt": outcome, "b/2.txt": after}
+        assert (report.n_samples, report.n_bytes, report.generation) == (0, 0, 0)
+        assert (report.dataset, report.classes) == (out, ("a", "b"))
+        assert not [*out.iterdir()] if folder == "empty" else not out.exists()
+    write(source, {"a/1.txt": "one"})
+    report = convert(source, out, workers=n_workers)
+    assert texts(out) == ["one"] and report.generation == 1
+
+
+def test_where_no_input_gives_a_sample_the_dataset_that_was_to_be_replaced_stays(
+    lines: Path, tmp_path: Path
+) -> None:
+    source, out = tmp_path / "none", tmp_path / "out"
+    convert(lines, out)
+    before = contents(out)
+    write(source, {"1.txt": "!"})
+    report = convert(source, out, overwrite=True)
+    assert (outcomes(report), report.generation) == ({"1.txt": "broken"}, 0)
+    assert contents(out) == before
+    write(source, {"1.txt": "eight"})
+    convert(source, out, overwrite=True)
+    assert texts(out) == ["eight"]
 
 
 def test_shards_roll_over_at_shard_bytes(lines: Path, tmp_path: Path) -> None:
@@ -385,10 +421,19 @@ def test_samples_of_an_iterable_are_written_with_the_schema_of_the_first(tmp_pat
     assert (last["text"], bytes(last["raw"]), last["extra"]) == ("2", b"\x02", {"n": [2]})
 
 
-def test_an_iterable_with_a_schema_may_be_empty_and_without_one_may_not(tmp_path: Path) -> None:
+def test_an_empty_iterable_publishes_nothing_and_without_a_schema_is_refused(
+    tmp_path: Path,
+) -> None:
+    out = tmp_path / "out"
     with pytest.raises(InvalidArgument, match="no sample to take the schema from"):
-        shardio.convert([], tmp_path / "out")
-    assert shardio.convert([], tmp_path / "out", schema=NUMBERS).n_samples == 0
+        shardio.convert([], out)
+    for _ in range(2):
+        report = shardio.convert([], out, schema=NUMBERS)
+        assert (report.n_samples, report.n_bytes, report.generation) == (0, 0, 0)
+        assert not out.exists()
+    shardio.convert([{"n": 1}], out, schema=Schema({"n": Array("int64")}))
+    with pytest.raises(DatasetExists):
+        shardio.convert([], out, schema=NUMBERS)
 
 
 def test_an_iterable_takes_no_options_of_converters(tmp_path: Path) -> None:

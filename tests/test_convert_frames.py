@@ -12,6 +12,7 @@ import pytest
 
 import shardio
 from shardio import Array, Bytes, InvalidArgument, Json, List, Schema, Text
+from shardio.conversion.frames import FrameRows
 from shardio.errors import SchemaError
 
 pd = pytest.importorskip("pandas", reason="its frames are converted")
@@ -220,13 +221,14 @@ def test_an_index_is_stored_if_it_has_a_name(tmp_path: Path) -> None:
 
 
 def test_frames_without_rows_have_fields(tmp_path: Path) -> None:
-    schema, _ = converted(
-        pd.DataFrame({"x": np.zeros(0, "f4"), "t": pd.Series([], dtype=object)}), tmp_path / "a"
-    )
-    assert schema == {"x": Array("float32"), "t": Json()}
+    frame = pd.DataFrame({"x": np.zeros(0, "f4"), "t": pd.Series([], dtype=object)})
+    assert dict(FrameRows(frame).schema) == {"x": Array("float32"), "t": Json()}
     empty = pl.DataFrame(schema={"x": pl.List(pl.Int8), "t": pl.String})
-    schema, _ = converted(empty, tmp_path / "b")
-    assert schema == {"x": Array("int8", VARIES), "t": Text()}
+    assert dict(FrameRows(empty).schema) == {"x": Array("int8", VARIES), "t": Text()}
+    for each in (frame, empty):
+        report = shardio.convert(each, tmp_path / "out")
+        assert (report.n_samples, report.generation) == (0, 0)
+        assert not (tmp_path / "out").exists()
 
 
 def test_a_frame_of_many_rows_keeps_their_order(tmp_path: Path) -> None:

@@ -257,6 +257,23 @@ def test_positions_of_a_large_data_set_are_taken_in_runs(monkeypatch: pytest.Mon
         assert [i for first, last in runs for i in range(first, last + 1)] == list(range(n))
 
 
+def test_where_no_item_gives_a_sample_nothing_is_published(tmp_path: Path) -> None:
+    out, schema = tmp_path / "out", Schema({"x": Array("int64")})
+
+    def fail(n: int) -> dict[str, Any] | None:
+        return {"x": "text"} if n else None
+
+    for _ in range(2):
+        report = shardio.convert(range(2), out, samples=fail, schema=schema, workers=0)
+        assert [one.outcome for one in report.inputs] == ["too_short", "broken"]
+        assert report.generation == 0 and not out.exists()
+    shardio.convert(range(2), out, samples=lambda n: {"x": n}, schema=schema, workers=0)
+    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    report = shardio.convert(range(2), out, samples=fail, schema=schema, workers=0, overwrite=True)
+    assert [one.name for one in report.broken] == ["1"] and report.generation == 0
+    assert before == {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+
+
 def test_a_tuple_without_names_is_refused_with_the_way_out(tmp_path: Path) -> None:
     with pytest.raises(SchemaError, match=r"found a tuple of 2; name what it has: names=\("):
         shardio.convert(Pairs(2), tmp_path / "out", workers=0)

@@ -107,6 +107,26 @@ def test_where_nothing_is_finished_nothing_is_left(lines: Path, tmp_path: Path) 
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("folder", ["new", "dataset"])
+def test_resumed_where_no_input_gives_a_sample_nothing_is_published_or_left(
+    tmp_path: Path, lines: Path, folder: str
+) -> None:
+    source, out, replaces = tmp_path / "none", tmp_path / "out", folder == "dataset"
+    if replaces:
+        convert(lines, out)
+    before = contents(out)
+    write(source, {"1.txt": "! and more", "2.txt": " " * 9, "3.txt": "! and more"})
+    interrupted(source, out, 2, overwrite=replaces)
+    assert (out / ".conversion").exists()
+    report = convert(source, out, resume=True)
+    assert list(outcomes(report).values()) == ["broken", "too_short", "broken"]
+    assert (report.n_samples, report.generation) == (0, 0)
+    assert contents(out) == before and not (out / ".conversion").exists()
+    write(source, {"1.txt": "one"})
+    convert(source, out, overwrite=replaces)
+    assert texts(out) == ["one"]
+
+
 def test_a_failure_to_publish_takes_the_shards_back_and_keeps_them(
     lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -292,7 +292,7 @@ def changes(
     classes: tuple[str, ...],
     reports: Sequence[InputReport],
 ) -> dict[str, Any]:
-    """What the next generation has that `latest` has not; nothing, where nothing has changed.
+    """Return what the next generation has that `latest` has not.
 
     Statistics of the whole are true no longer; those of a subset are, unless they count classes
     that have become more.
@@ -303,11 +303,7 @@ def changes(
         for entry in latest.inputs
     ]
     entries = (*kept, *again.values())
-    if not shards and classes == latest.classes and entries == latest.inputs:
-        return {}
-    stats = dict(latest.stats)
-    if shards:
-        stats.pop("whole", None)
+    stats = {name: value for name, value in latest.stats.items() if name != "whole"}
     if classes != latest.classes:
         stats = {}
     return {

@@ -60,7 +60,8 @@ def convert(
     is refused there, unless it is to `resume`: finished units are kept if every byte of them is
     what it was and their inputs have not changed; the result is that of a conversion that was never
     interrupted. Or it may `overwrite`: it begins anew, and a dataset in `out` gives way when the
-    new one is done.
+    new one is done. Where no input gives a sample, nothing is published: `out` stays as it was, and
+    the report says what became of each.
 
     The dataset is a new one, or with `append` the one at `out`, which gets a new generation: its
     samples keep their positions and classes their numbers, what is new comes behind them. Files
@@ -124,7 +125,8 @@ def convert(
         if upload.is_converted and not upload.has_plan:  # of samples that came from a program
             return upload.publish()
         request = replace(request, sender=upload.sender)
-        return upload.publish(asked.convert(upload.folder, request))
+        report = asked.convert(upload.folder, request)
+        return upload.publish(report) if report.generation else upload.give_up(report)
 
 
 @dataclass(frozen=True, slots=True)

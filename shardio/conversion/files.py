@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -31,15 +30,14 @@ from shardio.conversion.sending import Sender
 from shardio.conversion.source import options_of, view_of
 from shardio.conversion.staging import Staging
 from shardio.conversion.unit import Job, convert_unit
-from shardio.disk import make_folder
 from shardio.manifest import Generation, lineage_of, load, publish, publish_next
-from shardio.writer import ShardSummary, ShardWriter
+from shardio.writer import ShardSummary
 
 
 def convert_files(
     listing: Listing, staging: Staging, job: Job, request: Request
 ) -> ConversionReport:
-    """Cut, run, publish a new dataset."""
+    """Cut, run, publish a new dataset; without a sample, leave `out` as it was."""
     start_s = time.monotonic()
     units = cut(listing.inputs)
     sender = request.sender
@@ -57,18 +55,40 @@ def convert_files(
             _run(units, job, request, ledger, staging, settings)
             reports = ledger.reports()
             _refuse_nothing(reports, job, request, staging)
+            if not ledger.shards():
+                staging.forget_units()
+                return _unpublished(job, ledger, reports, staging, start_s)
             found = _publish(job, ledger, reports, staging, converter, sender)
         staging.finish()
+    return replace(
+        _unpublished(job, ledger, reports, staging, start_s),
+        n_samples=found.n_samples,
+        n_bytes=sum(shard.n_bytes for shard in found.shards),
+        classes=found.classes,
+        generation=found.number,
+        view=found.view,
+    )
+
+
+def _unpublished(
+    job: Job,
+    ledger: Ledger,
+    reports: Sequence[InputReport],
+    staging: Staging,
+    start_s: float,
+) -> ConversionReport:
+    """Return the report of a new dataset of which nothing is published."""
     return ConversionReport(
         dataset=staging.out,
         kind=job.source.kind,
-        n_samples=found.n_samples,
-        n_bytes=sum(shard.n_bytes for shard in found.shards),
+        n_samples=0,
+        n_bytes=0,
         elapsed_s=time.monotonic() - start_s,
         inputs=tuple(reports),
-        classes=found.classes,
+        classes=ledger.classes,
         stopped=any(report.outcome == "not_reached" for report in reports),
-        view=found.view,
+        generation=0,
+        view=view_of(job.source),
     )
 
 
@@ -161,14 +181,11 @@ def _publish(
     sender: Sender | None,
 ) -> Generation:
     """Make the finished shards a dataset, whether they lie here or were sent."""
-    # Readers take the schema from a shard: a dataset without samples has an empty one.
-    placed = ledger.shards() or [_empty_shard(job)]
+    placed = ledger.shards()
     shards = [shard for _, shard in placed]
     schema = job.source.schema()
     moves = [(place, shard.name) for place, shard in placed]
     if sender is not None:
-        if not ledger.shards():
-            _send(sender, staging, *placed[0])
         sender.finish()
         moves = []
     staging.move_out(moves, lineage_of(schema, shards))
@@ -188,11 +205,11 @@ def _publish_next(base: Generation, job: Job, ledger: Ledger, staging: Staging) 
     """Add the finished shards to the dataset, unless nothing has come of the inputs."""
     latest = follow(base, staging.out)
     placed = ledger.shards()
+    if not placed:
+        return latest
     names = staging.free_names(latest.number + 1, [shard.name for _, shard in placed])
     shards = [replace(shard, name=names[shard.name]) for _, shard in placed]
     changed = changes(latest, shards, ledger.classes, ledger.reports())
-    if not changed:
-        return latest
     moves = [(place, names[shard.name]) for place, shard in placed]
     staging.move_out(moves, latest.lineage, latest.number + 1)
     return publish_next(
@@ -219,11 +236,3 @@ def _described(job: Job) -> dict[str, Any]:
             "shard_bytes": job.shard_bytes,
         },
     }
-
-
-def _empty_shard(job: Job) -> tuple[str, ShardSummary]:
-    """Write a shard without samples; where it lies, and as it is published."""
-    folder = os.path.join(job.folder, "empty")
-    make_folder(folder)
-    with ShardWriter(os.path.join(folder, "000.shard"), job.source.schema()) as writer:
-        return "empty/000.shard", replace(writer.close(), name="000000-000.shard")

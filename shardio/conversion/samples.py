@@ -20,7 +20,10 @@ from shardio.surgery.rewriting import Rewriting
 def convert_samples(
     samples: Iterable[Mapping[str, Any]], out: str, schema: Schema | None, shard_bytes: int
 ) -> ConversionReport:
-    """Write samples to a new dataset at `out`; without `schema`, the first sample gives it."""
+    """Write samples to a new dataset at `out`; without `schema`, the first sample gives it.
+
+    Without a sample, nothing is published.
+    """
     start_s = time.monotonic()
     rest = iter(samples)
     first = next(rest, None)
@@ -32,9 +35,13 @@ def convert_samples(
         except SchemaError as error:
             raise SchemaError(f"sample 0: {error}") from error
     with DatasetWriter(out, schema, shard_bytes=shard_bytes) as writer:
-        if first is not None:
-            for sample in _all_ready(chain((first,), rest), schema):
-                writer.append(sample)
+        if first is None:
+            writer.abort()
+            return ConversionReport(
+                Path(out), "samples", 0, 0, time.monotonic() - start_s, generation=0
+            )
+        for sample in _all_ready(chain((first,), rest), schema):
+            writer.append(sample)
         generation = writer.close()
     return ConversionReport(
         dataset=Path(out),

@@ -181,6 +181,18 @@ class Upload(Closing):
         elapsed_s = time.monotonic() - self._start_s
         return replace(report, dataset=self._objects.url, elapsed_s=elapsed_s)
 
+    def give_up(self, report: ConversionReport) -> ConversionReport:
+        """Remove what was sent, as there is nothing to publish; return the report of this place.
+
+        Raises:
+            DatasetConflict: another conversion is at work there.
+            StoreDenied, StoreUnavailable: the store cannot be asked.
+        """
+        if self._claim.is_there():
+            self._remove_others(set())
+        remove_tree(self.folder)  # so that the claim goes as well
+        return replace(report, dataset=self._objects.url)
+
     def close(self) -> None:
         """End the threads. Where there is nothing to go on with, others may begin."""
         self.sender.close()

@@ -293,6 +293,46 @@ def test_a_conversion_of_nothing_leaves_nothing_there(store: Scene, lines: Path)
     assert list(_objects(store, url)) == []
 
 
+@pytest.mark.parametrize("n_workers", [0, 1])
+def test_where_no_input_gives_a_sample_nothing_is_left_there(
+    store: Scene, lines: Path, tmp_path: Path, n_workers: int
+) -> None:
+    url = store.url(f"broken{n_workers}")
+    options = {**OPTIONS, "workers": n_workers}
+    write(tmp_path / "none", {"1.txt": "!", "2.txt": ""})
+    for resume in (False, True, False):
+        report = _convert(store, tmp_path / "none", url, resume=resume, **options)
+        assert (report.dataset, report.n_samples, report.generation) == (url, 0, 0)
+        assert [one.outcome for one in report.inputs] == ["broken", "too_short"]
+        assert list(_objects(store, url)) == []
+        assert list((tmp_path / "cache" / "converting").iterdir()) == []
+    schema = shardio.Schema({"text": shardio.Text()})
+    report = _convert(store, [], url, schema=schema)
+    assert (report.dataset, report.generation) == (url, 0)
+    assert list(_objects(store, url)) == []
+    assert _convert(store, lines, url, **options).n_samples == 4
+    assert _texts(store, url) == ["one", "two", "three", "four"]
+
+
+def test_where_no_input_gives_a_sample_any_more_what_was_sent_is_removed(
+    store: Scene, lines: Path, tmp_path: Path
+) -> None:
+    url = store.url("gone")
+
+    def interrupt(state: Progress) -> None:
+        if state.n_inputs_done == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        _convert(store, lines, url, progress=interrupt, **OPTIONS)
+    write(lines, {"a/1.txt": "!", "b/2.txt": "!"})
+    report = _convert(store, lines, url, resume=True, **OPTIONS)
+    assert (report.n_samples, report.generation) == (0, 0)
+    assert list(_objects(store, url)) == []
+    write(lines, {"a/1.txt": "one"})
+    assert _convert(store, lines, url, **OPTIONS).n_samples == 1
+
+
 def test_who_is_killed_while_tidying_up_has_published(
     store: Scene, lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -226,8 +226,38 @@ def test_the_longest_clip_that_can_be_asked_for_is_only_too_long_for_every_file(
 ) -> None:
     options = [f"--{name}={LIMITS[name]}" for name in ("frames", "stride")]
     source, out = str(videos / "dogs"), str(tmp_path / "out")
-    assert cli.main(["convert", source, out, "--size=16", "--workers=0", *options, "--json"]) == 0
+    assert cli.main(["convert", source, out, "--size=16", "--workers=0", *options, "--json"]) == 1
     assert json.loads(capsys.readouterr().out)["files"] == {"too_short": 1}
+
+
+@pytest.mark.parametrize("what", ["broken", "too short"])
+def test_where_no_file_gives_a_sample_the_report_says_that_nothing_is_published(
+    what: str, videos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, out = tmp_path / "source", tmp_path / "out"
+    source.mkdir()
+    (source / "a.mp4").write_bytes(b"nothing of a video")
+    options = [*SMALL, "--kind=videos"]
+    if what == "too short":
+        write_video(source / "a.mp4", scene(9))
+        options.append("--frames=100")
+    command = ["convert", str(source), str(out), *options]
+    for more in ([], ["--on-error=stop"], ["--resume"]):
+        assert cli.main([*command, *more]) == 1
+        lines = capsys.readouterr().out.splitlines()
+        assert any(line.lstrip().startswith("a.mp4: ") for line in lines)
+        assert lines[-1] == f"no sample came of 1 file: nothing is published, {out} is as it was"
+        assert not out.exists()
+    assert cli.main([*command, "--quiet"]) == 1
+    said = capsys.readouterr()
+    assert said.out == "" and said.err.endswith(f"nothing is published, {out} is as it was\n")
+    assert cli.main([*command, "--json"]) == 1
+    report = json.loads(capsys.readouterr().out)
+    assert (report["generation"], report["samples"], report["bytes"]) == (0, 0, 0)
+    assert cli.main(["convert", str(videos / "dogs"), str(out), *SMALL]) == 0
+    assert cli.main([*command, "--overwrite"]) == 1
+    assert capsys.readouterr().out.endswith(f"nothing is published, {out} is as it was\n")
+    assert cli.main(["inspect", str(out)]) == 0
 
 
 def test_append_says_what_is_new_what_is_there_and_what_has_changed(

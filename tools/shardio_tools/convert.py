@@ -2,7 +2,7 @@
 
 Every file below SRC is looked at and accounted for. The name of the folder that holds a file is its
 class. Exit code 1 means that some files are broken, or have changed since they were converted; they
-are listed, and all others are converted.
+are listed, and all others are converted. It also means that no file gave a sample.
 """
 
 from __future__ import annotations
@@ -99,10 +99,13 @@ def run(options: argparse.Namespace) -> int:
             progress=lambda state: line.show(state.n_bytes_done, state.n_bytes, _note(state)),
             **given,
         )
+    code = 1 if report.broken or report.changed or not report.generation else 0
     if options.quiet and not options.json:
         for source in (*report.changed, *report.broken):
             complain(f"{source.outcome}: {plain(source.name)}: {plain(source.reason)}")
-        return 1 if report.broken or report.changed else 0
+        if not report.generation:
+            complain(_nothing(report))
+        return code
     stored = _measured(report, options)
     if options.json:
         say_json({**as_json(report), **stored_json(report, stored)})
@@ -110,12 +113,19 @@ def run(options: argparse.Namespace) -> int:
         lines = describe(report, has_file=options.labels is not None, appends=options.append)
         *before, last = lines
         say("\n".join([*before, *_fields(report), *describe_stored(report, stored), last]))
-    return 1 if report.broken or report.changed else 0
+    return code
+
+
+def _nothing(report: shardio.ConversionReport) -> str:
+    """Return the line of a report for a conversion without a sample."""
+    n_files = counted(len(report.inputs), "file")
+    place = plain(str(report.dataset))
+    return f"no sample came of {n_files}: nothing is published, {place} is as it was"
 
 
 def _fields(report: shardio.ConversionReport) -> Iterator[str]:
     """Say what was told from the files: the fields of a sample."""
-    if report.kind not in MEDIA:
+    if report.kind not in MEDIA and report.generation:
         with shardio.open(report.dataset) as dataset:
             fields = ", ".join(_field(*each) for each in dataset.schema.items())
         yield f"a sample has {plain(fields)}"
@@ -241,9 +251,13 @@ def describe(
             "--overwrite converts anew, a file under another name is a new one"
         )
     if report.stopped:
-        yield "stopped at the first broken file; what comes before it is published"
+        published = "; what comes before it is published" if report.generation else ""
+        yield f"stopped at the first broken file{published}"
     if report.stats_dropped:
         yield "statistics of the samples before are dropped; shardio stats counts again"
+    if not report.generation:
+        yield _nothing(report)
+        return
     n_converted = report.counts.get("converted", 0)
     total = report.n_samples_before + report.n_samples
     yield (
