@@ -31,6 +31,7 @@ _EMPTY: Final = pack_state(NO_FIELD, EMPTY)
 _CLAIMED: Final = pack_state(NO_FIELD, CLAIMED)
 _FILLED: Final = pack_state(NO_FIELD, FILLED)
 _HERE: Final = os.path.dirname(__file__)
+_READ_ONLY: Final = "\n  arrays given to a transform are read-only: write into a copy, x = x.copy()"
 
 Call = Callable[[int, Callable[..., Any], tuple[Any, ...]], Any]
 """Calls a function of the user: with what keys its draws, the function, and its arguments."""
@@ -153,6 +154,7 @@ class TransformedValues:
             sample = {name: sample[name] for name in self._names}  # in their order
         if self._pictures is not None:
             sample = self._pictures.of_sample(sample, shard, local)
+        _make_read_only(sample)
         key = generators.key(epoch, position)
         arguments = (sample, generators.keyed(key)) if self._takes_rng else (sample,)
         start_ns = now_ns()
@@ -162,6 +164,8 @@ class TransformedValues:
             raise
         except BaseException as error:  # sys.exit and StopIteration are failures too
             what, text = told("the transform", error)
+            if isinstance(error, ValueError) and "read-only" in what:
+                what += _READ_ONLY
             raise self.placed(what, row, shard, position, text) from error
         SPENT.sums_ns[TRANSFORM] += now_ns() - start_ns
         return made
@@ -172,6 +176,17 @@ class TransformedValues:
         """What went wrong with a sample, and which it is."""
         place = f"{named(self._dataset, row, shard)} of {self._recipe.path} (position {position})"
         return TransformError(f"{what}\n  at {place}" + (f"\n\n{text}" if text else ""))
+
+
+def _make_read_only(sample: Mapping[str, Any]) -> None:
+    """Clear the writable flag of a sample's arrays.
+
+    Stored arrays lie in a mapped file, which must not be written to. Decoded ones own their memory,
+    but a transform that writes into them would fail on a dataset that has the same values stored.
+    """
+    for value in sample.values():
+        if isinstance(value, np.ndarray):
+            value.flags.writeable = False
 
 
 def named(dataset: ShardDataset, row: int, shard: int) -> str:
