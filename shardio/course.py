@@ -17,6 +17,7 @@ from shardio.dataset import ShardDataset
 from shardio.division import Division
 from shardio.drawing import draw_once, running_sums
 from shardio.errors import InvalidArgument
+from shardio.format.arraylike import is_masked
 from shardio.format.checksum import hash_bytes
 from shardio.manifest.shard_list import bytes_of
 from shardio.mixture import Mixture
@@ -199,6 +200,8 @@ def _checked(weights: Any, n: int) -> npt.NDArray[np.float64]:
     """A copy of weights, one for each of n samples."""
     what = f"weights must be {n} numbers from 0 up, one for each sample, not all 0"
     try:
+        if is_masked(weights):
+            raise TypeError("found a masked array, which would lose its mask; fill it")
         given = np.asarray(weights)
         if given.size and given.dtype.kind not in "biufO":
             raise TypeError(f"found an array of {given.dtype}, shape {given.shape}")

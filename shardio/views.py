@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from shardio.cached import cached
 from shardio.errors import InvalidArgument
+from shardio.format.arraylike import is_masked
 from shardio.format.checksum import hash_bytes
 
 _Numbers = npt.NDArray[np.int64]
@@ -152,6 +153,20 @@ class RowList:
         return f"list-{hash_bytes(self._rows.data):016x}"
 
 
+def _as_array(found: Any, where: str) -> npt.NDArray[Any]:
+    """Return what a caller passed as an array; of rows of unequal lengths, one that no check takes.
+
+    Raises:
+        InvalidArgument: it is a masked array, which would lose its mask.
+    """
+    if is_masked(found):
+        raise InvalidArgument(f"{where}: found a masked array, which would lose its mask; fill it")
+    try:
+        return np.asarray(found)
+    except ValueError:
+        return np.zeros((1, 1))
+
+
 def check_positions(found: Any, n: int, where: str) -> _Numbers:
     """Integers from 0 to n - 1 as an array of int64, in any order, also repeatedly.
 
@@ -163,10 +178,7 @@ def check_positions(found: Any, n: int, where: str) -> _Numbers:
     Raises:
         InvalidArgument: it is none, or one of them is out of range.
     """
-    try:
-        numbers = np.asarray(found)
-    except ValueError:  # rows of unequal lengths
-        numbers = np.zeros((1, 1))
+    numbers = _as_array(found, where)
     if not numbers.size and numbers.ndim == 1:
         return np.zeros(0, np.int64)
     if numbers.ndim != 1 or numbers.dtype.kind not in "iu":
@@ -189,10 +201,7 @@ def check_mask(found: Any, n: int, where: str) -> _Numbers:
     Raises:
         InvalidArgument: it is not n booleans.
     """
-    try:
-        mask = np.asarray(found)
-    except ValueError:  # rows of unequal lengths
-        mask = np.zeros((1, 1))
+    mask = _as_array(found, where)
     if mask.shape != (n,) or mask.dtype != np.bool_:
         raise InvalidArgument(
             f"{where} must be {n} booleans, one for each sample; found {mask.dtype} {mask.shape}"

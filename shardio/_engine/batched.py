@@ -17,6 +17,7 @@ from shardio._engine.heap import put_value, reserve
 from shardio._engine.itinerary import Stretch
 from shardio._engine.joining import Places, StoredJoins, Values, join
 from shardio._engine.recipe import Recipe, Schemas
+from shardio._engine.returned import checked
 from shardio._engine.scratch import Scratch, copy_rows
 from shardio._engine.stored import StoredValues
 from shardio._engine.transformed import Call, TransformedValues, call_keyed, named, told
@@ -202,7 +203,10 @@ class Batches:
             said, text = told(what, error)
             raise TransformError(f"{said}\n  at {self._named(share)}\n\n{text}") from error
         SPENT.sums_ns[TRANSFORM] += now_ns() - start_ns
-        return made
+        try:
+            return checked(made)
+        except SchemaError as error:
+            raise TransformError(f"{error}\n  at {self._named(share)}") from None
 
     def first(self, samples: Schema, share: Share) -> Schemas:
         """What the user makes of the first batch, of such samples.

@@ -18,6 +18,7 @@ from shardio._engine.itinerary import Stretch
 from shardio._engine.packed import PackedTokens
 from shardio._engine.pictures import Pictures
 from shardio._engine.recipe import Recipe
+from shardio._engine.returned import checked
 from shardio._engine.sounds import Sounds
 from shardio.cached import cached
 from shardio.collate import CLAIMED, EMPTY, FILLED, NO_FIELD, BlockLayout, pack_state
@@ -134,7 +135,7 @@ class TransformedValues:
         place = named(self._dataset, int(rows[0]), int(self._dataset.locate(rows)[0]))
         return f"the first sample ({place})"
 
-    def sample(self, stretch: Stretch, k: int, *, epoch: int, position: int) -> Mapping[str, Any]:
+    def sample(self, stretch: Stretch, k: int, *, epoch: int, position: int) -> Any:
         """What the transform makes of sample k of a stretch, with every generator keyed for it."""
         dataset, generators = self._dataset, self._generators
         row, shard = int(stretch.rows[k]), int(stretch.shards[k])
@@ -159,7 +160,7 @@ class TransformedValues:
         arguments = (sample, generators.keyed(key)) if self._takes_rng else (sample,)
         start_ns = now_ns()
         try:
-            made: Mapping[str, Any] = self._call(key, self._transform, arguments)
+            made = self._call(key, self._transform, arguments)
         except self._passes:
             raise
         except BaseException as error:  # sys.exit and StopIteration are failures too
@@ -168,7 +169,10 @@ class TransformedValues:
                 what += _READ_ONLY
             raise self.placed(what, row, shard, position, text) from error
         SPENT.sums_ns[TRANSFORM] += now_ns() - start_ns
-        return made
+        try:
+            return checked(made)
+        except SchemaError as error:
+            raise self.placed(str(error), row, shard, position) from None
 
     def placed(
         self, what: str, row: int, shard: int, position: int, text: str = ""

@@ -14,6 +14,7 @@ import numpy as np
 
 from shardio.conversion.values import is_picture, plain
 from shardio.errors import InvalidArgument, SchemaError
+from shardio.format.arraylike import refuse_masked
 from shardio.format.fields import DTYPES, Array, Bytes, Field, Image, Json, List, Text
 
 
@@ -51,6 +52,7 @@ def object_column(
 
     Raises:
         InvalidArgument: rows have objects that no one field takes; it names the first such row.
+        SchemaError: a row has a masked array.
     """
     known: _Found | None = None
     has_nulls = False
@@ -138,6 +140,7 @@ def _said(found: _Found | None) -> str:
 
 def _found(name: str, row: int, value: Any) -> _Found:
     """What takes one value."""
+    refuse_masked(f"column {name!r}, row {row}", value)
     if isinstance(value, str | Decimal):
         return _TEXT
     if kind := _kind_of(value):

@@ -66,7 +66,7 @@ def _plain(value: Any, field: Field | None) -> Any:
         return _of_torch(value)
     if is_picture(value):
         return np.asarray(value) if isinstance(field, Array) else _png(value)
-    if isinstance(value, np.generic):
+    if isinstance(value, np.ndarray | np.generic):  # a masked array as such, to be refused
         return value
     if callable(give := getattr(value, "numpy", None)):  # a tensor of tinygrad, or TensorFlow
         return give()

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardio.errors import SchemaError, ShardCorrupt
+from shardio.format.arraylike import refuse_masked
 from shardio.format.fields import (
     MAX_RECORD_BYTES,
     Array,
@@ -66,8 +67,7 @@ def _show(shape: tuple[int | None, ...]) -> str:
 
 def _as_dtype(name: str, field: Array, value: object) -> npt.NDArray[Any]:
     wanted = field.numpy
-    if isinstance(value, np.ma.MaskedArray):
-        raise SchemaError(f"field {name!r}: a masked array would lose its mask; fill it first")
+    refuse_masked(f"field {name!r}", value, len(field.shape))
     if isinstance(value, np.ndarray | np.generic):
         found = np.asarray(value)
         if field.dtype == "bfloat16":
