@@ -103,6 +103,17 @@ def write_video(
     return path
 
 
+def write_cut(path: Path, images: Sequence[Image], n_before: int, **options: Any) -> Path:
+    """Encode images to Matroska as cutting by copy leaves them: the first `n_before` below 0."""
+    return write_video(
+        path,
+        images,
+        times=range(-n_before, len(images) - n_before),
+        container_options={"avoid_negative_ts": "disabled"},
+        **options,
+    )
+
+
 def write_sound(path: Path) -> Path:
     """A file with sound alone."""
     with av.open(str(path), "w") as out:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
@@ -30,7 +30,7 @@ from shardio.media.decoders import (
 )
 from shardio.media.framing import shown_size
 from shardio.media.picture import turned_by
-from shardio.media.times import settled
+from shardio.media.times import settled, with_all_times
 
 if TYPE_CHECKING:
     from av import VideoFrame
@@ -72,7 +72,9 @@ def finished(
     )
 
 
-def checked(stream: EncodedStream, untimed: npt.NDArray[np.bool_], step: int) -> EncodedStream:
+def checked(
+    stream: EncodedStream, untimed: npt.NDArray[np.bool_], interval: Fraction
+) -> EncodedStream:
     """Decode every packet, and return the stream with the table that this proves.
 
     Packets whose frames are not shown become HIDDEN; keyframes from which decoding gives other
@@ -80,8 +82,8 @@ def checked(stream: EncodedStream, untimed: npt.NDArray[np.bool_], step: int) ->
 
     Args:
         stream: what a container says.
-        untimed: the packets for which it says no time: they follow what is shown before them.
-        step: by how many ticks, where a packet has no duration.
+        untimed: the packets for which it stores no time; theirs are counted, by `with_all_times`.
+        interval: ticks from one frame to the next at the rate of the stream.
 
     Raises:
         MediaError: a packet is damaged, or the clock of the stream starts anew in its midst.
@@ -92,7 +94,7 @@ def checked(stream: EncodedStream, untimed: npt.NDArray[np.bool_], step: int) ->
     order = out[(flags[out] & PacketFlag.HIDDEN) == 0]  # an edit list may hide what comes out
     flags |= PacketFlag.HIDDEN
     flags[order] &= ~np.int64(PacketFlag.HIDDEN)
-    times = _times(stream, order.tolist(), untimed, step)
+    times = _times(stream, order, untimed, interval)
     pts = stream.packets["pts"].copy()
     pts[order] = times
     packets = pack_packets(packet_sizes(stream.packets), flags, pts, stream.packets["duration"])
@@ -103,18 +105,17 @@ def checked(stream: EncodedStream, untimed: npt.NDArray[np.bool_], step: int) ->
 
 
 def _times(
-    stream: EncodedStream, order: list[int], untimed: npt.NDArray[np.bool_], step: int
+    stream: EncodedStream,
+    order: npt.NDArray[np.int64],
+    untimed: npt.NDArray[np.bool_],
+    interval: Fraction,
 ) -> list[int]:
-    """The time of each packet of `order`, which is that of presentation; they rise."""
-
-    def told() -> Iterator[tuple[int, int]]:
-        following = int(stream.packets["pts"][order[0]]) if order else 0
-        for number in order:
-            time = following if untimed[number] else int(stream.packets["pts"][number])
-            following = time + (int(stream.packets["duration"][number]) or step)
-            yield time, number
-
-    times = [time for time, _ in settled(told())]
+    """Return the time of each packet of `order`, which is that of presentation; they rise."""
+    packets = stream.packets[order]
+    stored = zip(packets["pts"].tolist(), untimed[order].tolist(), strict=True)
+    known = [None if is_untimed else time for time, is_untimed in stored]
+    complete = with_all_times(known, packets["duration"].tolist(), interval)
+    times = [time for time, _ in settled((time, None) for time in complete)]
     for n, (before, after) in enumerate(zip(times, times[1:], strict=False), 1):
         if after < before:
             raise MediaError(

@@ -69,7 +69,8 @@ class MuxedStream:
 def mux(stream: EncodedStream) -> MuxedStream:
     """Make a file of a stream; its packets and times are those that demuxing it gives.
 
-    Of sound, the clock may begin elsewhere; the samples that are heard are the same.
+    Of sound, the clock may begin elsewhere; the samples that are heard are the same. Video that
+    begins before 0, where few containers store times, may begin at 0.
 
     Raises:
         MediaError: no container that is tried carries the stream unchanged; it says why.
@@ -88,7 +89,7 @@ def mux(stream: EncodedStream) -> MuxedStream:
         except MediaError as error:
             reasons.append(str(error))
             continue
-        difference = _difference(stream, again, codec, is_sound)
+        difference = _difference(stream, again, codec, shift, is_sound)
         if difference is None:
             return MuxedStream(data, suffix)
         reasons.append(f"{form}: its {difference} would be others")
@@ -104,7 +105,10 @@ class _Unfit(Exception):
 def _tried(stream: EncodedStream, codec: str, is_sound: object) -> Iterator[tuple[str, str, int]]:
     """Formats, the ends of their names, and by how many ticks times are put earlier."""
     if not is_sound:
-        yield from ((form, suffix, 0) for form, suffix in (_GIF if codec == "gif" else _VIDEO))
+        is_shown = packet_flags(stream.packets) & PacketFlag.HIDDEN == 0
+        first = int(stream.packets["pts"][is_shown].min(initial=0))
+        for shift in dict.fromkeys((0, first)):
+            yield from ((*form, shift) for form in (_GIF if codec == "gif" else _VIDEO))
         return
     forms = (*_SOUND.get(codec.partition("_")[0], ()), *_ANY_SOUND)
     begin = int(stream.packets["pts"][0]) + int(stream.parameters.get("skip", 0))
@@ -202,7 +206,7 @@ def _packets(stream: EncodedStream, shift: int, is_sound: object) -> Iterator[An
 
 
 def _difference(
-    stream: EncodedStream, again: EncodedStream, codec: str, is_sound: object
+    stream: EncodedStream, again: EncodedStream, codec: str, shift: int, is_sound: object
 ) -> str | None:
     """Name what two streams have in different ways; None where that is nothing."""
     if is_sound and codec.startswith("pcm"):
@@ -220,7 +224,7 @@ def _difference(
         same = np.array_equal(times - times[:1], found - found[:1])
         return None if same and said[0] == said[1] else "samples that are heard"
     scale = stream.time_base / again.time_base
-    if scale.denominator != 1 or not np.array_equal(times * scale.numerator, found):
+    if scale.denominator != 1 or not np.array_equal((times - shift) * scale.numerator, found):
         return "times"
     shown = [_shown_as(each) for each in (stream, again)]
     return None if shown[0] == shown[1] else "shape or colours"

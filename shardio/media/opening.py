@@ -18,7 +18,15 @@ if TYPE_CHECKING:
     from av.container import InputContainer
     from av.video.stream import VideoStream
 
-__all__ = ["DECODER_OPTIONS", "audio_stream", "check_whole", "open_container", "video_streams"]
+__all__ = [
+    "DECODER_OPTIONS",
+    "audio_stream",
+    "check_whole",
+    "has_guessed_times",
+    "open_container",
+    "stored_times",
+    "video_streams",
+]
 
 # Only these are tried: others would read a text file as ANSI art, a JPEG as a video of one frame,
 # and a playlist as whatever files and addresses it names.
@@ -32,8 +40,11 @@ DECODER_OPTIONS = {"err_detect": "crccheck+explode"}
 _STALE_TAG_US = 1_000_000  # a duration that a muxer wrote may be a little off; never by a second
 
 
-def open_container(source: str | bytes, name: str) -> InputContainer:
+def open_container(source: str | bytes, name: str, *, fills_in: bool = True) -> InputContainer:
     """Open a path, or the bytes of a file; `name` is what errors call it.
+
+    Args:
+        fills_in: have FFmpeg guess the times and durations that the container does not store.
 
     Raises:
         MediaError: no container is recognised.
@@ -42,6 +53,8 @@ def open_container(source: str | bytes, name: str) -> InputContainer:
     import av
 
     options = {"format_whitelist": _DEMUXERS, "protocol_whitelist": "file"}
+    if not fills_in:
+        options["fflags"] = "nofillin"
     # `file:` keeps FFmpeg from reading a protocol into the name.
     place = f"file:{source}" if isinstance(source, str) else io.BytesIO(source)
     try:
@@ -84,6 +97,24 @@ def audio_stream(container: InputContainer, name: str) -> AudioStream:
     if stream.codec_context is None:
         raise MediaError(f"{name}: no decoder for its audio stream")
     return stream
+
+
+def has_guessed_times(container: InputContainer, stream: VideoStream | AudioStream) -> bool:
+    """Return True if FFmpeg may guess the times of the first packets. Call it before reading any.
+
+    FFmpeg drops times below 0 from Matroska, and of some codecs it guesses them instead: back
+    from the first time it has, by durations rounded to milliseconds, or, if the probed packets
+    have no time, up from 0, so that the clock starts anew where the first known time follows.
+    """
+    start = stream.start_time
+    return "matroska" in container.format.name and (start is None or start < 0)
+
+
+def stored_times(source: str | bytes, name: str, index: int) -> list[int | None]:
+    """Return the time of each packet of a stream as its container stores it, else None."""
+    with open_container(source, name, fills_in=False) as container:
+        packets = container.demux(container.streams[index])
+        return [packet.pts for packet in packets if packet.size]
 
 
 def _found(container: InputContainer) -> str:

@@ -13,7 +13,13 @@ import numpy as np
 from shardio.errors import MediaError
 from shardio.format.streams import EncodedStream, PacketFlag, pack_packets
 from shardio.media.decoders import numbered_packet, open_audio_decoder
-from shardio.media.opening import audio_stream, check_whole, open_container
+from shardio.media.opening import (
+    audio_stream,
+    check_whole,
+    has_guessed_times,
+    open_container,
+    stored_times,
+)
 from shardio.media.sound_times import packet_times
 
 if TYPE_CHECKING:
@@ -36,7 +42,7 @@ def demux_sound(source: bytes | str, container: InputContainer, name: str) -> En
     """
     stream = audio_stream(container, name)
     try:
-        return _read(source, container, stream).stream()
+        return _read(source, container, stream, name).stream()
     except MediaError as error:
         raise MediaError(f"{name}: {error}") from error
 
@@ -58,13 +64,13 @@ def sound_of(source: bytes | str, name: str = "") -> EncodedStream | None:
             return None
         stream = audio_stream(container, name)
         try:
-            cut = _read(source, container, stream)
+            cut = _read(source, container, stream, name)
             return cut.stream() if cut.parts else None
         except MediaError as error:
             raise MediaError(f"{name}: its sound: {error}") from error
 
 
-def _read(source: bytes | str, container: InputContainer, stream: AudioStream) -> _Cut:
+def _read(source: bytes | str, container: InputContainer, stream: AudioStream, name: str) -> _Cut:
     """Take in every packet of an audio stream."""
     import av
 
@@ -79,6 +85,7 @@ def _read(source: bytes | str, container: InputContainer, stream: AudioStream) -
         parameters |= {"stream": stream.index, "audio_streams": n_streams}
     time_base = stream.time_base or Fraction(1, codec.sample_rate)
     cut, end = _Cut(time_base, parameters, codec.extradata or b""), 0
+    is_guessed = has_guessed_times(container, stream)
     try:
         for packet in container.demux(stream):
             if packet.is_corrupt:
@@ -89,6 +96,8 @@ def _read(source: bytes | str, container: InputContainer, stream: AudioStream) -
             if packet.pts is not None:
                 end = max(end, packet.pts + (packet.duration or 0))
         check_whole(source, container, stream, end)
+        if is_guessed:
+            cut.times = stored_times(source, name, stream.index)
     except av.FFmpegError as error:
         raise MediaError(f"breaks after {len(cut.parts)} packets: {error.strerror}") from error
     return cut

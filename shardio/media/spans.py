@@ -18,7 +18,7 @@ from shardio.format.streams import (
     packet_sizes,
 )
 from shardio.media.checking import checked, finished
-from shardio.media.opening import check_whole, open_container, video_streams
+from shardio.media.opening import check_whole, has_guessed_times, open_container, video_streams
 from shardio.media.streams import Cut
 
 if TYPE_CHECKING:
@@ -46,6 +46,11 @@ class SpanReader(Closing):
         try:
             streams = video_streams(self._container, path)
             self._source, self._n_streams = streams[0], len(streams)
+            if has_guessed_times(self._container, self._source):
+                raise MediaError(
+                    "its first packets have no time that FFmpeg reads (Matroska, before 0), so no "
+                    "span can be cut out; re-encode it"
+                )
             self._head = Cut(self._container, self._source, is_head=True)
             check_whole(path, self._container, self._source, self._container_end())
             self._time_base = self._head.time_base()
@@ -80,7 +85,7 @@ class SpanReader(Closing):
             stream = _within(stream, first, stop, round(zero / self._time_base))
             if self._check or (self._check is None and cut.is_doubtful(stream)):
                 timed = np.zeros(len(stream.packets), bool)
-                stream = checked(stream, timed, cut.frame_duration())
+                stream = checked(stream, timed, cut.frame_interval())
         except av.FFmpegError as error:
             raise MediaError(f"{self._path}: damaged: {error.strerror}") from error
         except MediaError as error:

@@ -23,9 +23,17 @@ from shardio.format.streams import EncodedStream, PacketFlag, pack_packets, pack
 from shardio.media.checking import checked, finished
 from shardio.media.colours import display_of, stream_facts
 from shardio.media.decoders import decoder_parameters
-from shardio.media.opening import DECODER_OPTIONS, check_whole, open_container, video_streams
+from shardio.media.opening import (
+    DECODER_OPTIONS,
+    check_whole,
+    has_guessed_times,
+    open_container,
+    stored_times,
+    video_streams,
+)
 from shardio.media.packets import PACKED, encoder_note, hidden_packets, spare_layers
 from shardio.media.sound_packets import demux_sound
+from shardio.media.times import frame_interval
 
 if TYPE_CHECKING:
     from av import Packet, VideoFrame
@@ -52,7 +60,8 @@ def demux(
         kind: "video" or "audio".
         check: decode every frame once: proves that nothing is damaged, that each keyframe is one
             and that times are in the order of presentation, and mends times and keyframes that are
-            not. None: only where the container or codec leaves that open. Sound is always decoded.
+            not. None: only where the container or codec leaves that open. False: only where
+            packets have no time, for decoding alone tells their order. Sound is always decoded.
         name: what errors call it; the path by default.
 
     Raises:
@@ -66,13 +75,16 @@ def demux(
         if kind == "audio":
             return demux_sound(source, container, name)
         streams = video_streams(container, name)
+        is_guessed = has_guessed_times(container, streams[0])
         try:
             cut = Cut(container, streams[0])
             check_whole(source, container, streams[0], cut.end())
+            if is_guessed:
+                cut.times = stored_times(source, name, streams[0].index)
             stream = cut.stream(len(streams))
-            if check or (check is None and cut.is_doubtful(stream)):
-                step = cut.frame_duration()
-                stream = checked(stream, np.array([p is None for p in cut.times], bool), step)
+            untimed = np.array([time is None for time in cut.times], bool)
+            if check or untimed.any() or (check is None and cut.is_doubtful(stream)):
+                stream = checked(stream, untimed, cut.frame_interval())
             return stream
         except MediaError as error:
             raise MediaError(f"{name}: {error}") from error
@@ -247,10 +259,9 @@ class Cut:
             raise MediaError("the video stream has no time base")
         return self.source.time_base
 
-    def frame_duration(self) -> int:
-        """Ticks from one frame to the next, for containers that store no times."""
-        rate = self.source.average_rate or Fraction(25)
-        return max(1, round(1 / (rate * self.time_base())))
+    def frame_interval(self) -> Fraction:
+        """Return the ticks from one frame to the next, at the average rate."""
+        return frame_interval(self.source.average_rate, self.time_base())
 
     def is_doubtful(self, stream: EncodedStream) -> bool:
         """Whether the table needs a decoder's word."""
@@ -260,7 +271,6 @@ class Cut:
         return (
             not self.container.format.name.startswith(_EXACT_CONTAINERS)
             or self.parameters["codec"] not in _EXACT_CODECS
-            or None in self.times
             or first > 0
             or bool((pts[shown] < pts[first]).any())
             or len(np.unique(pts[shown])) < int(shown.sum())

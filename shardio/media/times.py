@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import heapq
+import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from fractions import Fraction
+from itertools import accumulate
 from typing import TypeVar
 
 import numpy as np
@@ -12,7 +15,16 @@ import numpy.typing as npt
 
 from shardio.errors import MediaError
 
-__all__ = ["REORDER_WINDOW", "Rising", "durations_of", "settled"]
+__all__ = [
+    "REORDER_WINDOW",
+    "Rising",
+    "durations_of",
+    "exact_duration",
+    "frame_interval",
+    "nearest_tick",
+    "settled",
+    "with_all_times",
+]
 
 _T = TypeVar("_T")
 
@@ -55,6 +67,59 @@ def settled(frames: Iterable[tuple[int, _T]]) -> Iterator[tuple[int, _T]]:
         yield heapq.heappop(times), waiting.popleft()
     if failure is not None:
         raise failure
+
+
+def frame_interval(rate: Fraction | None, time_base: Fraction) -> Fraction:
+    """Return the ticks from one frame to the next at `rate` frames per second; at least 1.
+
+    A stream without a rate is taken to have 25 frames per second.
+    """
+    return max(Fraction(1), 1 / ((rate or Fraction(25)) * time_base))
+
+
+def exact_duration(duration: int | None, interval: Fraction) -> Fraction:
+    """Return a frame's duration in ticks: `interval` if a container rounds it or stores none."""
+    if not duration or abs(duration - interval) < 1:
+        return interval
+    return Fraction(duration)
+
+
+def nearest_tick(time: Fraction) -> int:
+    """Round to whole ticks, halves up: times that are a tick or more apart stay apart."""
+    return math.floor(time + Fraction(1, 2))
+
+
+def with_all_times(
+    times: Sequence[int | None], durations: Sequence[int], interval: Fraction
+) -> list[int]:
+    """Return the time of every frame: its own, or one counted from the frames that have one.
+
+    Frames before the first known time are counted back from it, all others onwards from the latest
+    known time before them. Where the next known time is too near for that, they are spread evenly
+    in between. If no time is known, the first frame is shown at 0.
+
+    Args:
+        times: in ticks, in the order of presentation; None where the container stores none.
+        durations: in ticks; 0 where unknown.
+        interval: ticks from one frame to the next, from `frame_interval`.
+    """
+    found = [0 if time is None else time for time in times]
+    lengths = (exact_duration(duration, interval) for duration in durations)
+    places = list(accumulate(lengths, initial=Fraction(0)))
+
+    def count(first: int, stop: int, known: int) -> None:
+        for n in range(first, stop):
+            found[n] = nearest_tick(found[known] + places[n] - places[known])
+
+    known = [n for n, time in enumerate(times) if time is not None] or [0]
+    count(0, known[0], known[0])
+    for this, following in zip(known, [*known[1:], len(found)], strict=True):
+        count(this + 1, following, this)
+        if following < len(found) and found[this] < found[following] <= found[following - 1]:
+            span = found[following] - found[this]
+            for n in range(this + 1, following):
+                found[n] = found[this] + span * (n - this) // (following - this)
+    return found
 
 
 class Rising:

@@ -8,6 +8,7 @@ their container declares. Damage that changes pixels within the rules of the cod
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
@@ -15,9 +16,21 @@ from typing import TYPE_CHECKING, Any
 from shardio.closing import Closing
 from shardio.errors import MediaError
 from shardio.media.colours import display_of, stream_facts
-from shardio.media.opening import DECODER_OPTIONS, check_whole, open_container, video_streams
+from shardio.media.opening import (
+    DECODER_OPTIONS,
+    check_whole,
+    has_guessed_times,
+    open_container,
+    video_streams,
+)
 from shardio.media.picture import Picture, PictureMaker
-from shardio.media.times import settled
+from shardio.media.times import (
+    exact_duration,
+    frame_interval,
+    nearest_tick,
+    settled,
+    with_all_times,
+)
 
 if TYPE_CHECKING:
     from av import VideoFrame
@@ -41,17 +54,22 @@ class VideoFile(Closing):
     The first video stream that is not a cover picture is read, by one thread: parallelism is
     across files.
 
+    Args:
+        path: of the file.
+        fills_in: have FFmpeg guess the times and durations that the container does not store.
+
     Raises:
         MediaError: no container is recognised, it holds no video, or nothing decodes it.
         FileNotFoundError: there is no such file.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, *, fills_in: bool = True) -> None:
         self.path = path
-        self._container = open_container(path, path)
+        self._container = open_container(path, path, fills_in=fills_in)
         try:
             self._stream, self._facts = self._choose()
             self.time_base = self._exact_time_base()
+            self._is_guessed = has_guessed_times(self._container, self._stream)
         except BaseException:
             self._container.close()
             raise
@@ -112,21 +130,17 @@ class VideoFile(Closing):
     def _timed(
         self, maker: PictureMaker, wanted: Callable[[int], bool]
     ) -> Iterator[tuple[int, Picture | None]]:
-        """Decode and convert; where the container stores no times, count them up."""
+        """Decode and convert."""
         import av
 
-        following = self._stream.start_time or 0
-        step = self._frame_duration()
         n = 0
         rotation, display = 0, None
         try:
-            for frame in self._frames():
+            for time, frame in self._timed_frames():
                 # Not of every frame: PyAV's `side_data` makes a cycle with its frame, and cycles
                 # of 3 MB each pile up to a gigabyte before the collector looks at them.
                 if not n or frame.rotation != rotation:
                     rotation, display = frame.rotation, display_of(frame)
-                time = frame.pts if frame.pts is not None else following
-                following = time + (frame.duration or step)
                 if not n:
                     self._note(frame)
                 yield time, maker.picture(frame, display) if wanted(n) else None
@@ -148,6 +162,46 @@ class VideoFile(Closing):
         if aspect and aspect != 1:
             self._facts["pixel_aspect"] = f"{aspect.numerator}:{aspect.denominator}"
 
+    def _timed_frames(self) -> Iterator[tuple[int, VideoFrame]]:
+        """Decode every frame, and count the times that the container does not store."""
+        interval = frame_interval(self._stream.average_rate, self.time_base)
+        counted = self._counted_times(interval) if self._is_guessed else None
+        following = Fraction(0)
+        for n, frame in enumerate(self._frames()):
+            if frame.pts is None and counted is None:
+                counted = self._counted_times(interval) if self._has_times() else []
+            time = counted[n] if counted else frame.pts
+            if time is None:  # as of all frames then
+                time = nearest_tick(following)
+                following += exact_duration(frame.duration, interval)
+            yield time, frame
+
+    def _counted_times(self, interval: Fraction) -> list[int]:
+        """Return the time of every frame up to the end or a break, by `with_all_times`.
+
+        The file is decoded once more: only a decoder can count the frames before the first known
+        time, and holding their pictures back could take any amount of memory.
+        """
+        import av
+
+        times, durations = list[int | None](), list[int]()
+        with VideoFile(self.path, fills_in=not self._is_guessed) as again:
+            with contextlib.suppress(av.FFmpegError, MediaError):
+                for frame in again._frames():
+                    times.append(frame.pts)
+                    durations.append(frame.duration or 0)
+        return with_all_times(times, durations, interval)
+
+    def _has_times(self) -> bool:
+        """Return True if any packet has a time; the packets of a raw stream have none."""
+        import av
+
+        with VideoFile(self.path) as again:
+            with contextlib.suppress(av.FFmpegError):
+                packets = again._container.demux(again._stream)
+                return any(packet.pts is not None for packet in packets)
+        return False
+
     def _frames(self) -> Iterator[VideoFrame]:
         self._end = 0
         for packet in self._container.demux(self._stream):
@@ -159,10 +213,6 @@ class VideoFile(Closing):
                 if frame.is_corrupt:
                     raise MediaError("a frame does not decode without concealment")
                 yield frame
-
-    def _frame_duration(self) -> int:
-        """Ticks from one frame to the next, for containers that store no times."""
-        return max(1, round(self.interval / self.time_base))
 
     def close(self) -> None:
         """Release the file and the decoder; pictures handed out stay valid."""

@@ -19,7 +19,7 @@ from shardio.media import ClipDecoder, encoding
 from shardio.surgery import merge, reshard
 from shardio_converters.media.videos import Videos
 from tests.converters.stores import STORES, on_every_store, with_the_broken
-from tests.media_made import Image, scene, write_sound, write_video
+from tests.media_made import Image, scene, write_cut, write_sound, write_video
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
 
@@ -102,6 +102,24 @@ def test_the_clips_of_the_default_view_are_those_that_raw_holds(
                     assert psnr(found, clip["frames"]) > max(20, others + 4)
                 row += 1
         assert row == len(raw) == sum(e.get("detail", {}).get("clips", 0) for e in dataset.inputs)
+
+
+@pytest.mark.parametrize("store", STORES)
+def test_frames_keep_the_times_of_a_file_that_lacks_the_first_ones(
+    tmp_path: Path, store: str
+) -> None:
+    path = write_cut(tmp_path / "a.mkv", scene(30), 10, codec_options={"bf": "3"})
+    out = tmp_path / "out"
+    report = shardio.convert(path, out, workers=0, store=store, **{**SMALL, "frames": 30})
+    assert "retimed" not in report.inputs[0].detail
+    if store == "raw":
+        with shardio.open(out) as dataset:
+            times = dataset[0]["pts"]
+    else:
+        clip = shardio.Clip(30, size=(32, 32), times=True)
+        with shardio.ShardLoader(out, batch_size=1, clip=clip, num_workers=0) as loader:
+            times = next(iter(loader))["frames_pts"][0]
+    assert times.tolist() == [40 * n for n in range(-10, 20)]
 
 
 def test_a_video_that_is_encoded_has_the_size_asked_for_and_packets_have_their_own(

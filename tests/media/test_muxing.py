@@ -13,9 +13,9 @@ import pytest
 
 from shardio import MediaError
 from shardio.format.streams import PacketFlag, pack_packets, packet_flags
-from shardio.media import JpegEncoder, demux, encode, mux
+from shardio.media import JpegEncoder, demux, encode, mux, times_of
 from shardio.media.video import VideoFile
-from tests.media_made import scene, write_video
+from tests.media_made import scene, write_cut, write_video
 
 
 @pytest.mark.parametrize("codec", ["h264", "hevc", "av1"])
@@ -49,6 +49,16 @@ def test_files_of_other_containers_come_back_as_they_were(name: str, tmp_path: P
     assert (
         again.packets["pts"] * again.time_base == stream.packets["pts"] * stream.time_base
     ).all()
+
+
+@pytest.mark.parametrize("codec", ["libx264", "mpeg4", "libvpx-vp9"])
+def test_video_that_begins_before_0_begins_at_0_in_its_file(codec: str, tmp_path: Path) -> None:
+    stream = demux(str(write_cut(tmp_path / "a.mkv", scene(20), 7, codec=codec)))
+    assert times_of(stream).tolist() == list(range(-280, 520, 40))
+    again = demux(mux(stream).data)
+    assert bytes(again.data[:]) == bytes(stream.data[:])
+    times = [time * again.time_base for time in times_of(again).tolist()]
+    assert times == [Fraction(n, 25) for n in range(20)]
 
 
 def test_a_turned_video_stays_turned(tmp_path: Path) -> None:

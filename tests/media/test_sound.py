@@ -183,6 +183,37 @@ def test_a_gap_is_silent_and_takes_its_time(tmp_path: Path, codec: str) -> None:
         np.testing.assert_array_equal(part, found[begin - 10 : begin + 5_010])
 
 
+@pytest.mark.parametrize("codec", ["aac", "ac3", "flac", "libopus", "libmp3lame", "pcm_s16le"])
+def test_sound_that_begins_below_0_in_matroska_stays_beside_its_pictures(
+    tmp_path: Path, codec: str
+) -> None:
+    """FFmpeg counts back by whole milliseconds there: 16 of them late after 50 packets."""
+    paths = tmp_path / "whole.mkv", tmp_path / "cut.mkv"
+    for path, begin in zip(paths, (0, -48_000), strict=True):
+        with av.open(str(path), "w", options={"avoid_negative_ts": "disabled"}) as out:
+            stream: Any = out.add_stream(codec, rate=48_000, layout="stereo")
+            kind = stream.codec_context.format.name
+            for n in range(0, 96_000, 1024):
+                phase = np.arange(n, n + 1024)
+                wave = 0.5 * np.sin(phase**2 / 3e6)  # no two spans are alike
+                dtype, most = {"s16": (np.int16, 2**15), "s32": (np.int32, 2**31)}.get(
+                    kind.rstrip("p"), (np.float32, 1)
+                )
+                values = (wave * most).astype(dtype)
+                planar = np.stack([values, values])
+                samples = planar if kind.endswith("p") else np.repeat(values, 2)[None]
+                frame = av.AudioFrame.from_ndarray(samples, format=kind, layout="stereo")
+                frame.sample_rate, frame.pts = 48_000, n + begin
+                out.mux(stream.encode(frame))
+            out.mux(stream.encode())
+    whole, cut = (demux(str(path), "audio") for path in paths)
+    with AudioDecoder() as decoder:
+        wanted, _ = decoder.decode_at(whole, Fraction(5, 4), 12_000, rate=48_000)
+        found, _ = decoder.decode_at(cut, Fraction(1, 4), 12_000, rate=48_000)
+    assert np.abs(wanted).max() > 0.3
+    assert np.array_equal(found, wanted)
+
+
 def test_what_is_broken_or_asked_wrongly_is_refused(tmp_path: Path) -> None:
     path = write_sound(tmp_path / "a.wav")
     stream = demux(str(path), "audio")

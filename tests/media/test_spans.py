@@ -13,7 +13,7 @@ import pytest
 from shardio import EncodedStream, MediaError
 from shardio.format.streams import packet_sizes
 from shardio.media import ClipDecoder, SpanReader, demux, times_of
-from tests.media_made import scene, write_video
+from tests.media_made import scene, write_cut, write_video
 
 N_FRAMES = 40
 CODECS: dict[str, dict[str, Any]] = {
@@ -89,6 +89,13 @@ def test_what_is_no_video_or_cut_off_is_refused(tmp_path: Path) -> None:
         SpanReader(str(path))
     path.write_text("no video")
     with pytest.raises(MediaError, match="not a readable video"):
+        SpanReader(str(path))
+
+
+@pytest.mark.parametrize("codec", ["libx264", "libvpx-vp9"])
+def test_a_file_whose_first_frames_have_no_time_is_refused(tmp_path: Path, codec: str) -> None:
+    path = write_cut(tmp_path / "a.mkv", scene(70), 60, codec=codec)
+    with pytest.raises(MediaError, match=r"a\.mkv: its first packets have no time"):
         SpanReader(str(path))
 
 

@@ -19,7 +19,7 @@ from shardio.media.clips import ClipDecoder
 from shardio.media.framing import shown_size
 from shardio.media.streams import demux
 from shardio.media.video import VideoFile
-from tests.media_made import Image, scene, write_gif, write_sound, write_video
+from tests.media_made import Image, scene, write_cut, write_gif, write_sound, write_video
 
 B_FRAMES = {"bf": "3", "g": "12"}
 OPEN = {"g": "10", "bf": "3", "x264-params": "open-gop=1:b-pyramid=normal:bframes=3:keyint=10"}
@@ -110,6 +110,48 @@ def assert_same_as_the_file(stream: EncodedStream, path: Path | str) -> None:
 def test_every_frame_by_packets_is_that_of_the_file(variant: str, tmp_path: Path) -> None:
     path = made(variant, tmp_path)
     assert_same_as_the_file(demux(str(path)), path)
+
+
+@pytest.mark.parametrize("n_before", [1, 12, 29, 60])
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param({"codec_options": B_FRAMES}, id="B-frames"),
+        pytest.param({"codec_options": OPEN}, id="open groups"),
+        pytest.param({"codec_options": {"bf": "0"}}, id="nothing reordered"),
+        pytest.param(VARIANTS["HEVC"][1], id="HEVC"),
+        pytest.param({"codec": "mpeg4", "codec_options": {"bf": "2", "g": "9"}}, id="MPEG-4"),
+        pytest.param(VARIANTS["VP8"][1], id="VP8"),
+        pytest.param(VARIANTS["VP9"][1], id="VP9"),
+    ],
+)
+def test_frames_before_0_in_matroska_leave_the_times_of_others_alone(
+    options: dict[str, Any], n_before: int, tmp_path: Path
+) -> None:
+    """FFmpeg drops times below 0: frames that have one are counted back from the first at 0."""
+    n_frames = n_before + 4
+    path = write_cut(tmp_path / "a.mkv", scene(n_frames), n_before, rate=24, **options)
+    stream = demux(str(path))
+    ticks = Fraction(1000, 24)  # the container's are milliseconds
+    wanted = [round(n * ticks) for n in range(-n_before, 4)]
+    found = shown_times(stream)
+    assert found[n_before:] == wanted[n_before:]
+    assert all(abs(a - b) <= 1 for a, b in zip(found, wanted, strict=True))
+    assert stream.duration == pytest.approx(n_frames * ticks, abs=2)
+    assert_same_as_the_file(stream, path)
+
+
+def test_where_no_time_is_known_the_order_is_that_of_presentation_without_a_check_too(
+    tmp_path: Path,
+) -> None:
+    paths = (
+        made("no container", tmp_path),
+        write_cut(tmp_path / "b.mkv", scene(30), 12, codec_options=B_FRAMES),
+    )
+    for path in paths:
+        trusted, proven = demux(str(path), check=False), demux(str(path), check=True)
+        assert np.array_equal(trusted.packets, proven.packets)
+        assert_same_as_the_file(trusted, path)
 
 
 @pytest.mark.parametrize("variant", ["B-frames", "open groups", "VP9", "HEVC", "rotated"])
@@ -209,7 +251,7 @@ def test_a_keyframe_that_is_none_is_found_out(tmp_path: Path) -> None:
     packets = stream.packets.copy()
     lie = next(n for n in range(len(packets) - 1, 0, -1) if n not in keys)
     packets["stored"][lie] |= np.uint64(PacketFlag.KEY << 48)
-    proven = checked(replace(stream, packets=packets), np.zeros(len(packets), bool), 1)
+    proven = checked(replace(stream, packets=packets), np.zeros(len(packets), bool), Fraction(1))
     assert np.flatnonzero(packet_flags(proven.packets) & PacketFlag.KEY).tolist() == keys
     assert_same_as_the_file(proven, path)
 

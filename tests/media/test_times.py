@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from fractions import Fraction
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from shardio.errors import MediaError
-from shardio.media.times import REORDER_WINDOW, Rising, settled
+from shardio.media.times import (
+    REORDER_WINDOW,
+    Rising,
+    frame_interval,
+    nearest_tick,
+    settled,
+    with_all_times,
+)
 
 
 @given(st.lists(st.integers(0, 50), max_size=80))
@@ -63,6 +71,60 @@ def test_frames_flow_before_the_stream_ends() -> None:
 
     assert next(settled(endless())) == (0, 0)
     assert len(taken) == REORDER_WINDOW + 1
+
+
+@given(
+    st.lists(st.booleans(), min_size=1, max_size=60),
+    st.fractions(1, 100, max_denominator=999),
+    st.integers(-500, 500),
+)
+def test_times_that_are_missing_are_those_of_the_rate(
+    are_known: list[bool], interval: Fraction, begin: int
+) -> None:
+    """Whichever are missing, and however the durations of the container are rounded."""
+    times = [begin + nearest_tick(n * interval) for n in range(len(are_known))]
+    known = [time if is_known else None for time, is_known in zip(times, are_known, strict=True)]
+    found = with_all_times(known, [int(interval)] * len(known), interval)
+    offset = 0 if any(are_known) else times[0]
+    assert all(abs(a + offset - b) <= 1 for a, b in zip(found, times, strict=True))
+    assert all(a == b for a, b in zip(found, known, strict=True) if b is not None)
+
+
+@given(st.lists(st.tuples(st.integers(1, 90), st.booleans(), st.integers(0, 90)), max_size=60))
+def test_known_times_stay_whatever_the_durations_say(
+    frames: list[tuple[int, bool, int]],
+) -> None:
+    times, time = list[int | None](), 0
+    for step, is_known, _ in frames:
+        time += step
+        times.append(time if is_known else None)
+    found = with_all_times(times, [duration for _, _, duration in frames], Fraction(100, 3))
+    assert all(a == b for a, b in zip(found, times, strict=True) if b is not None)
+    assert all(a < b for a, b in zip(found, found[1:], strict=False))
+
+
+@pytest.mark.parametrize(
+    ("times", "durations", "found"),
+    [
+        ([None, None, 0, 40], [40, 40, 40, 40], [-80, -40, 0, 40]),
+        ([None, None, 7, 40], [10, 0, 9, 9], [-43, -33, 7, 40]),  # 0: unknown, as by the rate
+        ([3, None, None, 100], [30, 30, 30, 9], [3, 33, 63, 100]),
+        ([3, None, None, 9], [40, 40, 40, 40], [3, 5, 7, 9]),  # no room: spread
+        ([500, None, 0, None], [40, 40, 40, 40], [500, 540, 0, 40]),  # a clock that starts anew
+        ([None, None, None], [40, 40, 40], [0, 40, 80]),
+        ([], [], []),
+    ],
+)
+def test_missing_times_are_counted_from_those_that_are_known(
+    times: list[int | None], durations: list[int], found: list[int]
+) -> None:
+    assert with_all_times(times, durations, Fraction(40)) == found
+
+
+def test_the_interval_of_frames_is_exact_and_at_least_a_tick() -> None:
+    assert frame_interval(Fraction(30_000, 1001), Fraction(1, 1000)) == Fraction(1001, 30)
+    assert frame_interval(Fraction(5000), Fraction(1, 1000)) == 1
+    assert frame_interval(None, Fraction(1, 1000)) == 40
 
 
 @pytest.mark.parametrize(

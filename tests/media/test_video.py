@@ -13,8 +13,17 @@ import numpy as np
 import pytest
 
 from shardio.errors import MediaError
+from shardio.media.streams import demux
 from shardio.media.video import VideoFile, library_versions
-from tests.media_made import Image, plain_decode, scene, write_gif, write_sound, write_video
+from tests.media_made import (
+    Image,
+    plain_decode,
+    scene,
+    write_cut,
+    write_gif,
+    write_sound,
+    write_video,
+)
 
 B_FRAMES = {"bf": "3", "g": "12"}
 
@@ -111,6 +120,30 @@ def test_a_stream_without_any_times_is_counted_up(tmp_path: Path) -> None:
     assert times[0] == 0
     assert [b - a for a, b in zip(times, times[1:], strict=False)] == [times[1]] * 4
     assert times[1] * time_base == Fraction(1, 25)
+
+
+def test_times_that_a_container_lacks_are_counted_back_from_the_first_it_has(
+    tmp_path: Path,
+) -> None:
+    path = write_cut(tmp_path / "a.mkv", scene(40), 14, codec_options=B_FRAMES)
+    _, plain, _ = plain_decode(path, 48)
+    assert plain[:14] == [None] * 14 and plain[14:] == list(range(0, 26 * 40, 40))
+    _, times, _ = decode(path)
+    assert times == list(range(-14 * 40, 26 * 40, 40))
+
+
+def test_a_file_that_lacks_times_and_breaks_gives_what_comes_before(tmp_path: Path) -> None:
+    path = write_cut(tmp_path / "a.mkv", scene(40), 14, codec_options={**B_FRAMES, "crf": "10"})
+    stream = demux(str(path))
+    content = bytearray(path.read_bytes())
+    begin, end = (int(stream.packets["offset"][n]) for n in (30, 31))
+    place = content.index(stream.data[begin:end])
+    content[place + 5 : place + end - begin] = bytes(end - begin - 5)
+    path.write_bytes(content)
+    times = list[int]()
+    with VideoFile(str(path)) as video, pytest.raises(MediaError, match=r"breaks after \d+ frames"):
+        times.extend(time for time, _ in video.pictures(48))
+    assert len(times) > 14 and times == [40 * n for n in range(-14, len(times) - 14)]
 
 
 def test_a_transparent_gif_lies_over_black_and_keeps_its_delays(tmp_path: Path) -> None:
