@@ -67,8 +67,8 @@ class ShardLoader(Closing):
             everything in this process, with the same batches.
         transform: `f(sample)` or `f(sample, rng)`, from a dict of fields to a dict of fields, run
             in the workers. Arrays it is given are read-only. `rng` is a numpy Generator keyed by
-            (seed, epoch, position); Python's and NumPy's global generators are keyed likewise.
-            Every sample must have the fields, dtypes and shapes of the first.
+            (seed, epoch, position); the global generators of Python, NumPy and torch (on the CPU)
+            are keyed likewise. Every sample must have the fields, dtypes and shapes of the first.
         batch_transform: `f(batch)` or `f(batch, rng)`, from a dict of what is in a whole batch to
             another, run in the workers; its generators are keyed by the position of the first
             sample, so that what it draws depends on batch_size, rank and world_size.

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import random
+import sys
 import threading
 import time
+import types
 from collections.abc import Callable, Iterator
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +19,7 @@ import pytest
 import shardio
 from shardio import Array, Schema, ShardLoader
 from shardio._engine.turns import Turns
+from shardio.items import Loader, load_with_workers
 
 pytestmark = pytest.mark.usefixtures("warm_zygote", "quick_disk")
 
@@ -171,3 +176,204 @@ def test_turns_are_had_in_the_order_of_asking() -> None:
         thread.join()
     assert order[:3] == [0, 1, 2]
     assert sorted(order[3:]) == [0, 1, 2]
+
+
+# --- torch's generator ----------------------------------------------------------------------
+
+STAND_IN = """
+import random
+
+
+class Generator:
+    def __init__(self):
+        self._random = random.Random(67280421310721)  # as torch does: the same in every process
+
+    def manual_seed(self, seed):
+        self._random.seed(seed)
+
+    def seed(self):
+        self._random.seed()
+
+    def get_state(self):
+        return self._random.getstate()
+
+    def set_state(self, state):
+        self._random.setstate(state)
+
+
+default_generator = Generator()
+
+
+def rand():
+    return default_generator._random.random()
+"""
+
+METHODS = ["zygote", "spawn", "forkserver", "fork", "thread"]
+
+
+def draw_from_torch(sample: dict[str, Any]) -> dict[str, Any]:
+    """Draw twice from torch, which may not have been imported in this process."""
+    import torch
+
+    return {"label": sample["label"], "drawn": torch.rand(2).numpy()}
+
+
+def draw_from_stand_in(sample: dict[str, Any]) -> dict[str, Any]:
+    import torch
+
+    made: Any = torch
+    return {"label": sample["label"], "drawn": np.array([made.rand(), made.rand()])}
+
+
+class DrawingLoader(Loader):
+    """Draws a number from torch for every item."""
+
+    def make_request(self, item: Any) -> Any:
+        return item
+
+    def load(self, request: Any) -> Any:
+        import torch
+
+        made: Any = torch
+        return made.rand()
+
+    def post_process(self, response: Any) -> Any:
+        return response
+
+
+def draw_for_batch(batch: dict[str, Any]) -> dict[str, Any]:
+    import torch
+
+    made: Any = torch
+    return batch | {"drawn": np.array([made.rand() for _ in batch["label"]])}
+
+
+@pytest.fixture
+def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A module called torch that workers find, and that nobody has imported yet."""
+    (tmp_path / "modules").mkdir()
+    (tmp_path / "modules" / "torch.py").write_text(STAND_IN)
+    monkeypatch.syspath_prepend(str(tmp_path / "modules"))
+    monkeypatch.setitem(sys.modules, "torch", None)  # put back what there was, or nothing
+    del sys.modules["torch"]
+
+
+@pytest.mark.usefixtures("stand_in")
+@pytest.mark.parametrize("is_loaded", [True, False])
+@pytest.mark.parametrize("function", ["transform", "batch_transform", "collate"])
+def test_torchs_generator_is_keyed_for_any_number_of_workers(
+    folder: str, function: str, is_loaded: object
+) -> None:
+    def gather(samples: list[dict[str, Any]]) -> dict[str, Any]:
+        return draw_for_batch({"label": np.stack([sample["label"] for sample in samples])})
+
+    functions: dict[str, dict[str, Any]] = {
+        "transform": {"transform": draw_from_stand_in},
+        "batch_transform": {"transform": None, "batch_transform": draw_for_batch},
+        "collate": {"transform": None, "collate": gather},
+    }
+    given = functions[function]
+    found = []
+    for num_workers in (0, 1, 2):
+        sys.modules.pop("torch", None)
+        if is_loaded:
+            importlib.import_module("torch")
+        with loading(folder, num_workers=num_workers, **given) as loader:
+            found.append([drawn(loader) for _ in range(2)])
+    assert found[0] == found[1] == found[2]
+    numbers = np.ravel(found[0])
+    assert len({*numbers.tolist()}) == len(numbers), "samples and epochs draw their own"
+
+
+@pytest.mark.usefixtures("stand_in")
+@pytest.mark.parametrize("method", METHODS)
+def test_torchs_generator_is_keyed_however_workers_start(folder: str, method: str) -> None:
+    with loading(folder, transform=draw_from_stand_in, num_workers=0) as loader:
+        expected = drawn(loader)
+    del sys.modules["torch"]
+    options: dict[str, Any] = {"num_workers": 2, "start_method": method}
+    with loading(folder, transform=draw_from_stand_in, **options) as loader:
+        assert drawn(loader) == expected
+
+
+@pytest.mark.usefixtures("stand_in")
+@pytest.mark.parametrize("here", [{"num_workers": 0}, {"num_workers": 2, "start_method": "thread"}])
+@pytest.mark.parametrize("is_loaded", [True, False])
+def test_the_programs_generator_of_torch_is_left_as_it_was(
+    folder: str, here: dict[str, Any], is_loaded: object
+) -> None:
+    expected: Any = types.ModuleType("expected")
+    exec(STAND_IN, vars(expected))  # as in a program that has no loader
+    if is_loaded:
+        torch: Any = importlib.import_module("torch")
+        torch.default_generator.manual_seed(5)
+        expected.default_generator.manual_seed(5)
+    finders = [*sys.meta_path]
+    with loading(folder, transform=draw_from_stand_in, **here) as loader:
+        drawn(loader)
+    assert sys.modules["torch"].rand() == expected.rand()
+    assert sys.meta_path == finders, "what waits for an import of torch is gone"
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_torch_is_imported_as_without_a_loader_and_not_by_it(folder: str) -> None:
+    with loading(folder, num_workers=0) as loader:
+        drawn(loader)
+    assert "torch" not in sys.modules
+
+    def look(sample: dict[str, Any]) -> dict[str, Any]:
+        import torch
+
+        assert torch.__spec__ is not None
+        assert type(torch.__spec__.loader) is type(torch.__loader__) is SourceFileLoader
+        return sample | {"drawn": 0}
+
+    with loading(folder, transform=look, num_workers=0) as loader:
+        drawn(loader)
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_a_transform_that_imports_torch_inside_of_another_leaves_it_keyed(folder: str) -> None:
+    with loading(folder, transform=draw_from_stand_in, num_workers=0) as loader:
+        expected = drawn(loader)
+    del sys.modules["torch"]
+    nested: list[Any] = []
+
+    def transform(sample: dict[str, Any]) -> dict[str, Any]:
+        if not nested:
+            with loading(folder, transform=draw_from_stand_in, num_workers=0) as loader:
+                nested.append(drawn(loader))
+        return draw_from_stand_in(sample)
+
+    with loading(folder, transform=transform, num_workers=0) as loader:
+        assert drawn(loader) == expected
+    assert nested == [expected]
+
+
+def test_torch_draws_the_same_for_any_number_of_workers(folder: str) -> None:
+    torch = pytest.importorskip("torch")
+    torch.manual_seed(5)
+    state = torch.get_rng_state()
+    found = []
+    for options in ({"num_workers": 0}, {"num_workers": 1}, {"num_workers": 2}) + tuple(
+        {"num_workers": 2, "start_method": method} for method in ("spawn", "thread")
+    ):
+        with loading(folder, transform=draw_from_torch, **options) as loader:
+            found.append([drawn(loader) for _ in range(2)])
+    assert all(each == found[0] for each in found)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.usefixtures("stand_in")
+@pytest.mark.parametrize("method", ["zygote", "fork"])
+@pytest.mark.parametrize("is_loaded", [True, False])
+def test_workers_that_load_items_draw_unlike_each_other_from_torch(
+    method: Any, is_loaded: object
+) -> None:
+    if is_loaded:
+        importlib.import_module("torch")
+    found = set[float]()
+    for _ in range(2):
+        with load_with_workers(DrawingLoader(), range(4), 1, start_method=method) as values:
+            found.update(values)
+    assert len(found) == 2 * 4

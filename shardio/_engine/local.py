@@ -27,7 +27,7 @@ from shardio.errors import LoaderClosed
 class Local:
     """This process as its only worker: tasks are done when their answers are waited for.
 
-    Python's and NumPy's global generators are left as they were.
+    The global generators are left as they were.
     """
 
     depth = 1

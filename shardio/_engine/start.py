@@ -87,9 +87,10 @@ def run(place: int, fds: _Fds, target: Target | None) -> NoReturn:
     """
     name_process("shardio-worker")
     gc.enable()
-    random = sys.modules.get("numpy.random")
-    if random is not None:
-        random.seed()  # forked workers would all draw the same numbers
+    # Late, for main: it reads this module's constants before it needs NumPy.
+    from shardio._engine.global_generators import seed_generators_of_worker
+
+    seed_generators_of_worker()
     channel_fd, cargo_fd = fds[:GIVEN_AT]
     channel = Channel(place, socket.socket(fileno=channel_fd), fds[GIVEN_AT:])
     code = 0

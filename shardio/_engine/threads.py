@@ -1,8 +1,8 @@
 """Workers that are threads of this process: a crew like that of `crew.py`, without processes.
 
 They run the same loop over the same messages, each with a dataset of its own, and share the maps of
-blocks. What a process keeps apart they have in common: the user's function is one object, and
-Python's and NumPy's global generators are one each, which `turns.py` deals out.
+blocks. What a process keeps apart they have in common: the user's function is one object, and the
+global generators are one each, which `turns.py` deals out.
 """
 
 from __future__ import annotations

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 import traceback
 from collections.abc import Callable, Mapping
 from typing import Any, Final
@@ -13,6 +12,7 @@ import numpy.typing as npt
 
 from shardio._engine.blocks import BlockMap
 from shardio._engine.clips import VideoClips
+from shardio._engine.global_generators import seed_generators
 from shardio._engine.heap import put_value
 from shardio._engine.itinerary import Stretch
 from shardio._engine.packed import PackedTokens
@@ -39,9 +39,8 @@ Call = Callable[[int, Callable[..., Any], tuple[Any, ...]], Any]
 
 
 def call_keyed(key: int, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
-    """Call the user's function with Python's and NumPy's global generators keyed."""
-    random.seed(key)
-    np.random.seed(key & 0xFFFFFFFF)  # the user's code may draw from it
+    """Call the user's function with the global generators keyed: it may draw from them."""
+    seed_generators(key)
     return function(*arguments)
 
 

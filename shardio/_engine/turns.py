@@ -1,4 +1,4 @@
-"""Whose turn it is with Python's and NumPy's global generators, which a process has once.
+"""Whose turn it is with the global generators of `global_generators.py`, which a process has once.
 
 Wherever code of the user runs in this process, in worker threads or with num_workers=0, they are
 keyed for the sample; so one thread at a time has them.
@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-import random
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Any, Final
+from typing import Final
 
-import numpy as np
+from shardio._engine.global_generators import States, generator_states, restore_generators
 
 
 class Turns:
@@ -27,7 +26,7 @@ class Turns:
         self._changed = threading.Condition()
         self._holder: threading.Thread | None = None
         self._waiting: deque[object] = deque()
-        self._states: tuple[Any, Any]
+        self._states: States
 
     def take(self, is_unwanted: Callable[[], bool] = lambda: False) -> bool:
         """Wait for the turn of this thread, in the order of asking; end it with `end`.
@@ -43,7 +42,7 @@ class Turns:
                 )
                 if is_unwanted():
                     return False
-                self._states = _states()
+                self._states = generator_states()
                 self._holder = threading.current_thread()
                 return True
             finally:
@@ -59,7 +58,7 @@ class Turns:
         """End the turn of a thread, if it has it."""
         with self._changed:
             if self._holder is thread:
-                _set_states(self._states)
+                restore_generators(self._states)
                 self._holder = None
                 self._changed.notify_all()
 
@@ -68,11 +67,11 @@ class Turns:
         """A turn of this thread, or a part of the one that it has; the states come back after."""
         thread = threading.current_thread()
         if self._holder is thread:
-            states = _states()
+            states = generator_states()
             try:
                 yield
             finally:
-                _set_states(states)
+                restore_generators(states)
             return
         try:
             self.take()
@@ -87,22 +86,13 @@ class Turns:
         if self._holder is not thread:
             yield
             return
-        states = _states()
+        states = generator_states()
         self.end(thread)
         try:
             yield
         finally:
             self.take()
-            _set_states(states)
-
-
-def _states() -> tuple[Any, Any]:
-    return random.getstate(), np.random.get_state()
-
-
-def _set_states(states: tuple[Any, Any]) -> None:
-    random.setstate(states[0])
-    np.random.set_state(states[1])
+            restore_generators(states)
 
 
 TURNS: Final = Turns()
