@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -17,13 +18,14 @@ from shardio.conversion.appending import (
     refuse_repaired,
     sift,
 )
+from shardio.conversion.compaction import Placed, compact, is_small
 from shardio.conversion.crew import run_crew
 from shardio.conversion.finding import NothingFound, refuse_nothing
 from shardio.conversion.journal import settings_of
 from shardio.conversion.ledger import Ledger
 from shardio.conversion.nodes import run_on_nodes
 from shardio.conversion.patience import step_s_of
-from shardio.conversion.plan import Listing, Unit, cut
+from shardio.conversion.plan import Listing, Unit, cut, has_items
 from shardio.conversion.report import ConversionReport, InputReport
 from shardio.conversion.request import Request
 from shardio.conversion.sending import Sender
@@ -40,8 +42,8 @@ def convert_files(
     """Cut, run, publish a new dataset; without a sample, leave `out` as it was."""
     start_s = time.monotonic()
     units = cut(listing.inputs)
-    sender = request.sender
-    send = None if sender is None else partial(_send, sender, staging)
+    compacts, sender = has_items(listing.inputs), request.sender
+    send = None if sender is None else partial(_send, sender, job, compacts=compacts)
     ledger = Ledger(listing, units, request.progress, send)
     converter = _described(job)
     settings = settings_of(converter, job.source.libraries())
@@ -58,7 +60,8 @@ def convert_files(
             if not ledger.shards():
                 staging.forget_units()
                 return _unpublished(job, ledger, reports, staging, start_s)
-            found = _publish(job, ledger, reports, staging, converter, sender)
+            placed = _finished(ledger, job, sender, compacts=compacts)
+            found = _publish(job, ledger, placed, reports, staging, converter, sender)
         staging.finish()
     return replace(
         _unpublished(job, ledger, reports, staging, start_s),
@@ -109,17 +112,17 @@ def append_files(
         staging.begin(settings, [unit.key for unit in units])
         _run(units, job, request, ledger, staging, settings)
         _refuse_nothing([*ledger.reports(), *additions.others], job, request, staging)
-        found = _publish_next(base, job, ledger, staging)
+        placed = _finished(ledger, job, None, compacts=has_items(listing.inputs))
+        found = _publish_next(base, job, ledger, placed, staging)
         staging.finish()
-    shards = ledger.shards()
     order = {source.name: position for position, source in enumerate(listing.inputs)}
     reports = sorted([*ledger.reports(), *additions.others], key=lambda one: order[one.name])
-    n_samples = sum(shard.n_samples for _, shard in shards)
+    n_samples = sum(shard.n_samples for _, shard in placed)
     return ConversionReport(
         dataset=staging.out,
         kind=job.source.kind,
         n_samples=n_samples,
-        n_bytes=sum(shard.n_bytes for _, shard in shards),
+        n_bytes=sum(shard.n_bytes for _, shard in placed),
         elapsed_s=time.monotonic() - start_s,
         inputs=tuple(reports),
         classes=found.classes,
@@ -168,26 +171,39 @@ def _refuse_nothing(
         raise
 
 
-def _send(sender: Sender, staging: Staging, place: str, shard: ShardSummary) -> None:
-    sender.send(str(staging.folder / place), shard)
+def _finished(ledger: Ledger, job: Job, sender: Sender | None, *, compacts: bool) -> list[Placed]:
+    """Return the shards that are to be published; with a sender, all are uploaded."""
+    made = ledger.shards()
+    placed = compact(made, job) if compacts else made
+    if sender is not None:
+        if compacts:
+            sent = {place for place, shard in made if not is_small(shard, job.shard_bytes)}
+            for place, shard in placed:
+                if place not in sent:
+                    sender.send(os.path.join(job.folder, place), shard)
+        sender.finish()
+    return placed
+
+
+def _send(sender: Sender, job: Job, place: str, shard: ShardSummary, *, compacts: bool) -> None:
+    """Upload a shard, unless it is to be put together with others first."""
+    if not (compacts and is_small(shard, job.shard_bytes)):
+        sender.send(os.path.join(job.folder, place), shard)
 
 
 def _publish(
     job: Job,
     ledger: Ledger,
+    placed: Sequence[Placed],
     reports: Sequence[InputReport],
     staging: Staging,
     converter: Mapping[str, Any],
     sender: Sender | None,
 ) -> Generation:
     """Make the finished shards a dataset, whether they lie here or were sent."""
-    placed = ledger.shards()
     shards = [shard for _, shard in placed]
     schema = job.source.schema()
-    moves = [(place, shard.name) for place, shard in placed]
-    if sender is not None:
-        sender.finish()
-        moves = []
+    moves = [(place, shard.name) for place, shard in placed] if sender is None else []
     staging.move_out(moves, lineage_of(schema, shards))
     return publish(
         staging.out,
@@ -201,10 +217,11 @@ def _publish(
     )
 
 
-def _publish_next(base: Generation, job: Job, ledger: Ledger, staging: Staging) -> Generation:
+def _publish_next(
+    base: Generation, job: Job, ledger: Ledger, placed: Sequence[Placed], staging: Staging
+) -> Generation:
     """Add the finished shards to the dataset, unless nothing has come of the inputs."""
     latest = follow(base, staging.out)
-    placed = ledger.shards()
     if not placed:
         return latest
     names = staging.free_names(latest.number + 1, [shard.name for _, shard in placed])

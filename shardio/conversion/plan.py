@@ -130,8 +130,11 @@ def _check_root(source: str, pattern: Pattern) -> None:
 
 
 def cut(inputs: Sequence[Input]) -> list[Unit]:
-    """Cut inputs into units of about equal cost; items, whose bytes say nothing, evenly."""
-    if inputs and isinstance(inputs[0], Item):
+    """Cut inputs into units of about equal cost; items, whose bytes say nothing, evenly.
+
+    The small shards that units of items may give are put together by `compact`.
+    """
+    if has_items(inputs):
         n_items = min(max(_power_of_two(len(inputs) // N_UNITS), 1), MAX_UNIT_ITEMS)
         starts = range(0, len(inputs), n_items)
         return [
@@ -149,6 +152,11 @@ def cut(inputs: Sequence[Input]) -> list[Unit]:
             units.append(Unit(len(units), position + 1 - len(run), tuple(run)))
             run, n_bytes = [], 0
     return units
+
+
+def has_items(inputs: Sequence[Input]) -> bool:
+    """Return whether these are items, whose own bytes do not tell how many bytes they give."""
+    return bool(inputs) and isinstance(inputs[0], Item)
 
 
 def _weight(one: Input) -> int:

@@ -44,7 +44,7 @@ from shardio.manifest import holds_dataset, refuse_existing
 from shardio.storage import sync_folder
 
 _OURS: Final = re.compile(
-    r"(attempts-)?[0-9a-f]{16}|replaced|\d+-\d+\.unit|(plan|moves|published)\.json"
+    r"(attempts-)?[0-9a-f]{16}|compacted|replaced|\d+-\d+\.unit|(plan|moves|published)\.json"
     r"|\.(plan|moves)\.json\.[0-9a-f]+\.tmp"
 )
 """Names of what a conversion puts into its folder."""

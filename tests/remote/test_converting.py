@@ -13,6 +13,7 @@ from urllib.request import urlopen
 import pytest
 
 import shardio
+from shardio.conversion import compaction
 from shardio.conversion.claim import Claim
 from shardio.conversion.report import Progress
 from shardio.conversion.sending import Sender, send
@@ -56,6 +57,10 @@ def _objects(store: Scene, url: str) -> Iterator[str]:
 def _texts(store: Scene, url: str) -> list[str]:
     with shardio.open(url, storage_options=store.options) as dataset:
         return [sample["text"] for sample in dataset]
+
+
+def _interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
 
 
 def test_what_is_there_is_what_a_folder_would_have(
@@ -331,6 +336,36 @@ def test_where_no_input_gives_a_sample_any_more_what_was_sent_is_removed(
     assert list(_objects(store, url)) == []
     write(lines, {"a/1.txt": "one"})
     assert _convert(store, lines, url, **OPTIONS).n_samples == 1
+
+
+def test_small_shards_of_items_are_put_together_before_they_are_sent(
+    store: Scene, lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = store.url("items")
+    monkeypatch.setattr(compaction, "MIN_SHARD_BYTES", 200_000)
+
+    def make(n: int) -> dict[str, Any]:
+        return {"n": n, "x": bytes([n]) * (250_000 if n in (50, 51) else 10_000)}
+
+    def interrupt(state: Progress) -> None:
+        if state.n_inputs_done == 60:
+            raise KeyboardInterrupt
+
+    shardio.convert(range(100), tmp_path / "out", samples=make, workers=0)
+    with pytest.raises(KeyboardInterrupt):
+        _convert(store, range(100), url, samples=make, workers=0, progress=interrupt)
+    with monkeypatch.context() as patch:
+        patch.setattr(Sender, "finish", _interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            _convert(store, range(100), url, samples=make, workers=0, resume=True)
+    _convert(store, range(100), url, samples=make, workers=0, resume=True)
+    here = [p for p in sorted((tmp_path / "out").rglob("*")) if p.is_file()]
+    assert list(_objects(store, url)) == [str(p.relative_to(tmp_path / "out")) for p in here]
+    assert 3 < sum(p.suffix == ".shard" for p in here) < 15
+    for path in here:
+        name = str(path.relative_to(tmp_path / "out"))
+        assert bytes(Objects(url, store.options).read(name)) == path.read_bytes(), name
+    assert list((tmp_path / "cache" / "converting").iterdir()) == []
 
 
 def test_who_is_killed_while_tidying_up_has_published(
