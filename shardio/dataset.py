@@ -16,6 +16,7 @@ from shardio.access.filesystems import Access
 from shardio.choice import check_takes_one
 from shardio.closing import Closing
 from shardio.errors import DatasetCorrupt, InvalidArgument, MemoryShort
+from shardio.file_names import check_encodable
 from shardio.format.schema import Schema
 from shardio.gather import ColumnGather
 from shardio.manifest import Generation, load, load_generation
@@ -98,6 +99,7 @@ class ShardDataset(Shown, Described, Filed, Sequence[dict[str, Any]], Closing):
         """Where its files lie: absolute, as they are opened later, whatever chdir did meanwhile."""
         if is_url(self.path):
             return Bucket(self.path, self.remote)
+        check_encodable(self.path, "path")
         return Folder(os.path.abspath(self.path), self.path)
 
     def _load(self, number: int | None) -> Generation:

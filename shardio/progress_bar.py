@@ -43,9 +43,10 @@ class ProgressBar:
         title: str,
         file: TextIO | None,
     ) -> None:
-        self._batches, self._stats, self._title = batches, stats, title
+        self._batches, self._stats = batches, stats
         self._n_batches, self._n_done = n_batches, n_done
         self._file = sys.stderr if file is None else file
+        self._title = title = _writable(title, self._file)
         self._bar = _bar(self._file, title, n_batches, n_done) if self._file.isatty() else None
         self._every_s = _LINE_EVERY_S if self._bar is None else _EVERY_S
         self._next_s = time.monotonic() + self._every_s
@@ -83,6 +84,12 @@ class ProgressBar:
                 (task,) = self._bar.task_ids
                 self._bar.update(task, completed=self._n_done, note=note, refresh=True)
         self._next_s = time.monotonic() + self._every_s
+
+
+def _writable(title: str, file: TextIO) -> str:
+    """Escape the characters of a title that the encoding of a file lacks."""
+    encoding = getattr(file, "encoding", None) or "utf-8"
+    return title.encode(encoding, "backslashreplace").decode(encoding)
 
 
 def _bar(file: TextIO, title: str, n_batches: int, n_done: int) -> Progress:

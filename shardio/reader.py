@@ -22,6 +22,7 @@ from shardio.access.filesystems import Access
 from shardio.access.pread import PreadFile
 from shardio.closing import Closing
 from shardio.errors import InvalidArgument, LoaderClosed, ShardCorrupt
+from shardio.file_names import check_encodable
 from shardio.format.fields import Array
 from shardio.format.layout import PAGE, Kind, Section
 from shardio.opening import open_sections
@@ -64,6 +65,7 @@ class ShardReader(Closing):
         self._place = os.path.abspath(path)  # looked at later, whatever chdir did meanwhile
         self._bytes: Content
         if content is None:
+            check_encodable(path, "path")
             self._bytes, self.file = open_content(self.path, access)
         else:
             self._bytes, self.file = content, content.state

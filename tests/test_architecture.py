@@ -23,6 +23,7 @@ RANKS = {
     "shardio.version": 0,
     "shardio.cached": 0,
     "shardio.callers": 0,
+    "shardio.file_names": 1,
     "shardio.closing": 0,
     "shardio.spent": 0,
     "shardio.loading_stats": 0,

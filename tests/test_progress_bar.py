@@ -108,3 +108,15 @@ def test_a_closed_file_does_not_end_the_loop(loader: ShardLoader) -> None:
     bar = loader.progress(file=file)
     file.close()
     assert len(list(bar)) == 10
+
+
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_a_title_that_the_file_cannot_hold_is_escaped(
+    loader: ShardLoader, *, is_terminal: bool
+) -> None:
+    raw = io.BytesIO()
+    with io.TextIOWrapper(raw, "ascii") as file:
+        file.isatty = lambda: is_terminal  # type: ignore[method-assign]
+        assert len(list(loader.progress("größe", file=file))) == 10
+        file.flush()
+        assert rb"gr\xf6\xdfe" in raw.getvalue()

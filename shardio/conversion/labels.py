@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from shardio.conversion.plan import Listing
 from shardio.errors import InvalidArgument
+from shardio.file_names import check_encodable
 
 COLUMNS: Final = ("path", "label")
 _JSON_SUFFIXES: Final = (".json", ".jsonl", ".ndjson")
@@ -31,6 +32,7 @@ def read_labels(path: str) -> dict[str, str]:
         InvalidArgument: the file breaks one of these rules, or labels a path twice; it says where.
         OSError: the file cannot be read.
     """
+    check_encodable(path, "labels (--labels)")
     is_json = path.lower().endswith(_JSON_SUFFIXES)
     found: dict[str, str] = {}
     lines: dict[str, int] = {}

@@ -10,6 +10,8 @@ from fnmatch import translate
 from functools import lru_cache
 from typing import Final
 
+from shardio.file_names import utf8_name
+
 _SPECIAL: Final = re.compile(r"[*?\[]")
 _ANY_FOLDERS: Final = "**"
 
@@ -83,7 +85,10 @@ def _is_fixed(root: str, part: str) -> bool:
 
 
 def _fits(part: str, name: str) -> bool:
-    return bool(_compiled(part).match(name)) and (name[:1] != "." or part[:1] == ".")
+    # `?` and `[…]` stand for a character, also where the locale makes several of it.
+    return bool(_compiled(utf8_name(part)).match(utf8_name(name))) and (
+        name[:1] != "." or part[:1] == "."
+    )
 
 
 @lru_cache(maxsize=256)

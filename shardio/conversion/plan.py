@@ -15,6 +15,7 @@ from typing import Final
 from shardio.conversion.patterns import Pattern, Reached, pattern_of
 from shardio.conversion.source import Input, Item
 from shardio.errors import InvalidArgument
+from shardio.file_names import check_encodable, stored_name
 from shardio.format.checksum import hash_bytes
 from shardio.writer import ShardSummary
 
@@ -89,7 +90,7 @@ def list_inputs(source: str, but: str = "") -> Listing:
     _check_root(source, pattern)
     root = os.path.abspath(pattern.root)
     if not os.path.isdir(root):
-        return Listing((_input(_text(os.path.basename(root)), root, -1),), ())
+        return Listing((_input(stored_name(os.path.basename(root)), root, -1),), ())
     if (written := _identity(but)) is not None and _identity(root) == written:
         raise InvalidArgument(
             f"{pattern.root}: is the folder that is written to; choose another one"
@@ -101,14 +102,14 @@ def list_inputs(source: str, but: str = "") -> Listing:
             folders.add(folder)
         for name in names:
             below = os.path.join(folder, name) if name else folder
-            files.append((_text(below), os.path.join(root, below), _text(folder)))
+            files.append((stored_name(below), os.path.join(root, below), stored_name(folder)))
     if not files:
         raise InvalidArgument(
             f"{source}: matches no file below the folder {pattern.root}"
             if pattern.parts
             else f"{source}: holds no file to convert"
         )
-    classes = tuple(sorted(map(_text, folders)))
+    classes = tuple(sorted(map(stored_name, folders)))
     labels = {"": -1} | {name: label for label, name in enumerate(classes)}
     inputs = (_input(name, path, labels[folder]) for name, path, folder in sorted(files))
     return Listing(tuple(inputs), classes)
@@ -117,6 +118,7 @@ def list_inputs(source: str, but: str = "") -> Listing:
 def _check_root(source: str, pattern: Pattern) -> None:
     """Make sure that there is a file or folder; for a pattern, a folder."""
     root = pattern.root
+    check_encodable(source, "src (SRC)")
     if pattern.parts and not os.path.isdir(root):
         raise InvalidArgument(f"{source}: matches no file: there is no folder {root}")
     if not os.path.lexists(root):
@@ -234,19 +236,3 @@ def _input(name: str, path: str, label: int) -> Input:
         return Input(name, path, 0, label)
     stamp = status.st_mtime_ns, status.st_ctime_ns
     return Input(name, path, status.st_size, label, stamp)
-
-
-def _text(name: str) -> str:
-    """Make a file name storable: bytes that are no UTF-8 are written as hexadecimal escapes.
-
-    Names that differ stay different: what has escapes, or looks as if it had, has its backslashes
-    doubled.
-    """
-    raw = os.fsencode(name)
-    try:
-        text = raw.decode("utf-8")
-    except UnicodeDecodeError:
-        text = "\\x"
-    if "\\x" in text:
-        raw = raw.replace(b"\\", b"\\\\")
-    return raw.decode("utf-8", "backslashreplace")

@@ -19,6 +19,7 @@ from shardio.exporting.asked import Asked, Prepare, dtype_out, numbers_out, refu
 from shardio.exporting.members import Encode, encoder_of, prepare_of
 from shardio.exporting.naming import distinct_names, safe_path
 from shardio.exporting.reading import Batch
+from shardio.file_names import local_name
 from shardio.format.fields import Array, Bytes, Field, Json, Text
 
 TABLE: Final = "samples.jsonl"
@@ -73,7 +74,7 @@ class Files:
         self._table = create(folder / TABLE)
         for name in self._encoders:
             for place in ("", *self._classes):
-                self._make(folder / self._folders[name] / place)
+                self._make(folder / local_name(os.path.join(self._folders[name], place)))
 
     def add(self, batch: Batch) -> None:
         """Write samples."""
@@ -125,11 +126,11 @@ class Files:
         """Write a file; returns its name, which another one may have had before."""
         stem = os.path.join(folder, place)
         try:
-            self._make((self._root / stem).parent)
+            self._make((self._root / local_name(stem)).parent)
         except (FileExistsError, NotADirectoryError):  # a file has the name of this folder
             stem = os.path.join(folder, f"{number:09d}")
         for name in (stem, f"{stem}-{number}", *(f"{stem}-{number}-{i}" for i in range(2, 99))):
-            path = self._root / f"{name}{ending}"
+            path = self._root / local_name(f"{name}{ending}")
             try:
                 file = create(path)
             except FileExistsError:

@@ -13,6 +13,7 @@ from shardio.disk import create, sync
 from shardio.exporting.asked import Asked, Prepare, dtype_out, numbers_out, refuse
 from shardio.exporting.naming import distinct_names
 from shardio.exporting.reading import Batch, Samples
+from shardio.file_names import local_name
 from shardio.format.fields import Array, Field, Text
 
 _MAGIC: Final = b"\x93NUMPY\x01\x00"
@@ -49,7 +50,7 @@ class Arrays:
     def begin(self, folder: Path) -> None:
         """Make a file for each field, with room for its head."""
         for name, stem in self._names.items():
-            path = folder / f"{stem}.npy"
+            path = folder / local_name(f"{stem}.npy")
             file = self._files.enter_context(create(path))
             file.write(self._head(name, len(self._asked.dataset)))
             self._open[name] = path, file

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from shardio.errors import DatasetExists, InvalidArgument
+from shardio.file_names import check_encodable
 
 POINTER: Final = "dataset.json"
 """The file that names the published generation: a folder that has it is a dataset."""
@@ -28,11 +29,8 @@ def check_folder_name(name: str | os.PathLike[str]) -> None:
         raise InvalidArgument(
             "out (OUT) is empty; expected the name of a folder, as '.' is for the current one"
         )
-    try:
-        is_name = b"\0" not in os.fsencode(text)
-    except UnicodeEncodeError:  # half a character
-        is_name = False
-    if not is_name:
+    check_encodable(text, "out (OUT)")
+    if b"\0" in os.fsencode(text):
         raise InvalidArgument(f"out (OUT) is {text!r}, which is no name that a folder can have")
 
 

@@ -25,6 +25,7 @@ from shardio.conversion.plan import list_inputs
 from shardio.conversion.source import make_source
 from shardio.dataset import ShardDataset
 from shardio.errors import InvalidArgument, MediaError
+from shardio.file_names import original_name
 from shardio.format.fields import Audio, Image, Video
 from shardio.format.streams import EncodedStream
 from shardio.manifest import load
@@ -106,7 +107,7 @@ def estimate(
     chosen = {each.name: each for one in _spread(every, n_inputs) for each in (one, *one.parts)}
     with tempfile.TemporaryDirectory(prefix="shardio-estimate-") as folder:
         for one in chosen.values():
-            place = Path(folder, "in", one.name)
+            place = Path(folder, "in", original_name(one.name))
             place.parent.mkdir(parents=True, exist_ok=True)
             place.symlink_to(os.path.abspath(one.path))
         source = os.path.join(folder, "in")
@@ -207,7 +208,7 @@ def _compared(
         return
     root = pattern_of(src).root
     for one, row in _spread(list(_converted(report)), _MAX_COMPARED):
-        path = os.path.join(root, one.name) if os.path.isdir(root) else root
+        path = os.path.join(root, original_name(one.name)) if os.path.isdir(root) else root
         found = error_of(Input(one.name, path, one.n_bytes, one.label), dataset[row])
         if found is not None:
             error, n_values = found

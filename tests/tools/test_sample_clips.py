@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import io
+import sys
 from pathlib import Path
 
 import av
@@ -58,3 +60,13 @@ def test_a_command_line_without_a_folder_says_how_to_use_it(
 ) -> None:
     assert sample_clips.main([]) == 2
     assert "FOLDER" in capsys.readouterr().err
+
+
+def test_a_folder_whose_name_cannot_be_printed_is_escaped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raw = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, "ascii", write_through=True))
+    monkeypatch.setattr(sample_clips, "write_clips", lambda folder: 4)
+    assert sample_clips.main([f"{tmp_path}/ß\udcff"]) == 0
+    assert raw.getvalue().endswith(rb"/\xdf\udcff" + b"\n")

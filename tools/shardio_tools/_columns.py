@@ -16,6 +16,7 @@ import numpy as np
 import shardio
 from shardio import Array, InvalidArgument
 from shardio.errors import SchemaError
+from shardio_tools._render import utf8_name
 
 Kind = shardio.Array | shardio.Bytes | shardio.Json | shardio.List | shardio.Text
 
@@ -107,7 +108,7 @@ def read_function(place: str) -> Callable[..., Any]:
     path, _, name = place.rpartition(":")
     if not os.path.isfile(path):
         raise InvalidArgument(f"{place}: expected FILE.py:NAME; there is no file {path!r}")
-    found = runpy.run_path(path).get(name)
+    found = runpy.run_path(path).get(utf8_name(name))
     if not callable(found):
         raise InvalidArgument(f"{path}: has no function {name!r}")
     return cast(Callable[..., Any], found)

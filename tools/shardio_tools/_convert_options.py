@@ -6,6 +6,7 @@ import argparse
 from typing import Final
 
 from shardio_tools._engines import add_engine
+from shardio_tools._render import utf8_name
 
 # What the converter takes, beside what every conversion takes: none of these is passed on unless
 # it is given, so that its default is stated in one place, the converter.
@@ -48,6 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--kind",
+        type=utf8_name,
         help="videos, images, audio, arrays, tables, arrow, webdataset, hdf5, … "
         "(default: told from the names)",
     )
@@ -122,6 +124,7 @@ def _add_arrays(group: argparse._ArgumentGroup) -> None:
     )
     add(
         "--column",
+        type=utf8_name,
         action="append",
         dest="columns",
         metavar="NAME",
@@ -140,6 +143,7 @@ def _add_arrays(group: argparse._ArgumentGroup) -> None:
     )
     add(
         "--reference",
+        type=utf8_name,
         dest="references",
         metavar="COLUMN",
         action="append",

@@ -10,6 +10,7 @@ from typing import Final
 import shardio
 from shardio.media import pillow_image
 from shardio_tools._picture_files import STILLS, check_target, suffix_of
+from shardio_tools._render import utf8_name
 from shardio_tools._terminal import check_terminal
 
 COUNT: Final = 24
@@ -30,7 +31,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--clip", metavar="START:STOP[:STRIDE]", help="these frames of a clip or video")
     add("--sheet", metavar="FILE", help="write samples from all over the dataset on one sheet")
     add("--count", type=int, metavar="N", help=f"samples of a sheet (default: {COUNT})")
-    add("--field", metavar="NAME", help="the field to show, where several hold pictures")
+    add(
+        "--field",
+        type=utf8_name,
+        metavar="NAME",
+        help="the field to show, where several hold pictures",
+    )
     add(
         "--side",
         type=int,

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import codecs
 import contextlib
+import io
 import json
 import math
 import os
+import re
 import sys
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -24,6 +26,8 @@ MAX_LISTED: Final = 20
 """Entries of a list that are printed before the rest is only counted."""
 _STEPS: Final = 10
 """Lines of plain progress from start to end."""
+_UNDECODED: Final = re.compile("[\udc80-\udcff]+")
+"""Bytes of a file name that the locale's encoding lacks, as Python spells them."""
 
 
 OUTCOMES: Final = {
@@ -37,6 +41,16 @@ OUTCOMES: Final = {
     "changed": "changed since it was converted",
 }
 """What became of an input, in words; other converters may have further outcomes."""
+
+
+def escape_unwritable() -> None:
+    """Make standard output and error escape characters that their encoding lacks.
+
+    A file's name may hold what the terminal's encoding cannot.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def say(text: str = "") -> None:
@@ -115,17 +129,38 @@ def _json_begin(
 ) -> tuple[Iterator[tuple[str, Any]] | None, str]:
     """The entries of a list or object, each with what comes before it; and how `value` begins."""
     if isinstance(value, Mapping) and value:
-        return ((f"{encoder.encode(str(key))}: ", entry) for key, entry in value.items()), "{"
+        return (
+            (f"{encoder.encode(readable(str(key)))}: ", entry) for key, entry in value.items()
+        ), "{"
     if isinstance(value, list | tuple) and value:
         return (("", entry) for entry in value), "["
     if isinstance(value, float) and not math.isfinite(value):
         value = str(value)
-    return None, encoder.encode(value)
+    return None, encoder.encode(readable(value) if isinstance(value, str) else value)
 
 
 def plain(text: str) -> str:
     """`text` with line breaks and control characters escaped: names come from other people."""
+    text = readable(text)
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def readable(text: str) -> str:
+    """Return `text` with what the locale could not decode of file names decoded as UTF-8."""
+    return _UNDECODED.sub(
+        lambda found: (
+            found[0].encode("utf-8", "surrogateescape").decode("utf-8", "surrogateescape")
+        ),
+        text,
+    )
+
+
+def utf8_name(name: str) -> str:
+    """Return a command-line argument or file name as UTF-8 text, whatever the locale.
+
+    For names in data. Bytes that are no UTF-8 stay as Python's surrogates.
+    """
+    return os.fsencode(name).decode("utf-8", "surrogateescape")
 
 
 def shortened(text: str, n_chars: int = 72) -> str:

@@ -15,7 +15,7 @@ from shardio import InvalidArgument
 from shardio.surgery import add_column
 from shardio_tools._columns import Kind, parse_field, read_column, read_function
 from shardio_tools._engines import add_engine, engine_of
-from shardio_tools._render import plain
+from shardio_tools._render import plain, utf8_name
 from shardio_tools._steps import Steps, tell
 
 
@@ -23,7 +23,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command to its parser."""
     add = parser.add_argument
     add("path", metavar="DATASET", help="the dataset that is to have the field")
-    add("name", metavar="NAME", help="of the field; with dots, of one in a nested record")
+    add(
+        "name",
+        type=utf8_name,
+        metavar="NAME",
+        help="of the field; with dots, of one in a nested record",
+    )
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument(
         "--from", dest="file", metavar="FILE", help="its values: .npy, .jsonl, .csv"

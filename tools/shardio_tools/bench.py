@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from shardio.measuring import Conclusion, LoadingReport, LoadingRun, measure_loading
-from shardio_tools._render import counted, plain, say, say_json, show_line, table
+from shardio_tools._render import counted, plain, say, say_json, show_line, table, utf8_name
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,8 +35,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         help="how long each half of a run takes: first and warm (default: 2)",
     )
-    add("--fields", metavar="NAME,…", help="read these fields only")
-    add("--subset", metavar="NAME", help="load one of its subsets instead")
+    add("--fields", type=utf8_name, metavar="NAME,…", help="read these fields only")
+    add("--subset", type=utf8_name, metavar="NAME", help="load one of its subsets instead")
     add("--device", metavar="NAME", help="make tinygrad Tensors on this device (default: arrays)")
     add("--timeline", metavar="FILE.svg", help="draw workers and batches over time")
     add("--quiet", action="store_true", help="print nothing but errors")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import errno
-import io
 import os
 import sys
 from collections.abc import Sequence
@@ -41,7 +40,7 @@ from shardio_tools import (
     stats,
     verify,
 )
-from shardio_tools._render import complain, flush, plain, silence
+from shardio_tools._render import complain, escape_unwritable, flush, plain, silence
 from shardio_tools._stores import refuse_urls
 
 OK, BAD_DATA, USAGE, ENVIRONMENT, INTERRUPTED, NOBODY_READS = 0, 1, 2, 3, 130, 141
@@ -74,10 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         SystemExit: from argparse: 0 after --help, 2 for arguments that do not parse.
     """
     _stand_in()
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            # A file's name may hold what the terminal's encoding cannot.
-            stream.reconfigure(errors="backslashreplace")
+    escape_unwritable()
     try:
         try:
             return _run(parser().parse_args(arguments))

@@ -18,6 +18,7 @@ from shardio_tools._render import (
     say,
     say_json,
     size,
+    utf8_name,
 )
 
 
@@ -32,8 +33,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=("webdataset", "parquet", "npy", "files"),
         help="what to write",
     )
-    add("--fields", metavar="NAME,…", help="export these fields only")
-    add("--subset", metavar="NAME", help="export one of its subsets instead")
+    add("--fields", type=utf8_name, metavar="NAME,…", help="export these fields only")
+    add("--subset", type=utf8_name, metavar="NAME", help="export one of its subsets instead")
     add(
         "--shard-bytes",
         type=int,

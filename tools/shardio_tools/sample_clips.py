@@ -16,6 +16,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from shardio_tools._render import escape_unwritable, plain
+
 N_CLIPS = 6
 N_FRAMES = 96
 RATE = 24
@@ -91,9 +93,11 @@ def main(arguments: list[str]) -> int:
     if len(arguments) != 1 or arguments[0].startswith("-"):
         print("usage: python -m shardio_tools.sample_clips FOLDER", file=sys.stderr)
         return 2
+    escape_unwritable()
     folder = Path(arguments[0])
     n_clips = write_clips(folder)
-    print(f"{n_clips} clips of {N_FRAMES} frames in {len(MOTIONS)} classes below {folder}")
+    place = plain(str(folder))
+    print(f"{n_clips} clips of {N_FRAMES} frames in {len(MOTIONS)} classes below {place}")
     return 0
 
 

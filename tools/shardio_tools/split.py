@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 
 from shardio.surgery import SplitReport, split
-from shardio_tools._render import counted, plain, say, say_json, table
+from shardio_tools._render import counted, plain, say, say_json, table, utf8_name
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -23,7 +23,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME=SHARE,…",
         help="the subsets, and the share of the samples that each is to have; together 1",
     )
-    add("--group", metavar="FIELD", help="samples with the same value in this field stay together")
+    add(
+        "--group",
+        type=utf8_name,
+        metavar="FIELD",
+        help="samples with the same value in this field stay together",
+    )
     add("--seed", type=int, metavar="N", default=0, help="of the chance (default: 0)")
     add("--quiet", action="store_true", help="print nothing but errors")
     add("--json", action="store_true", help="print the report as JSON")
@@ -32,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def _parts(text: str) -> dict[str, float]:
     """Read "train=0.9,val=0.1"."""
     parts: dict[str, float] = {}
-    for entry in text.split(","):
+    for entry in utf8_name(text).split(","):
         name, _, share = entry.rpartition("=")
         if name in parts:
             raise argparse.ArgumentTypeError(f"{name!r} comes twice")

@@ -10,7 +10,7 @@ import argparse
 from shardio.surgery import compute_stats
 from shardio_tools._engines import add_engine, engine_of
 from shardio_tools._numbers import describe_counts
-from shardio_tools._render import counted, plain, say, say_json
+from shardio_tools._render import counted, plain, say, say_json, utf8_name
 from shardio_tools._steps import Steps
 
 
@@ -18,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command to its parser."""
     add = parser.add_argument
     add("path", metavar="DATASET", help="the dataset to count")
-    add("--subset", metavar="NAME", help="count one of its subsets instead")
+    add("--subset", type=utf8_name, metavar="NAME", help="count one of its subsets instead")
     add_engine(add)
     add("--quiet", action="store_true", help="print nothing but errors")
     add("--json", action="store_true", help="print the statistics as JSON")

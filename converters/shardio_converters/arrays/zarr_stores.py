@@ -26,6 +26,7 @@ from shardio_converters.arrays.array_files import ONLY
 from shardio_converters.arrays.blocks import BlockArray, refuse_bomb
 from shardio_converters.arrays.stored_array import TEXT, check_text
 from shardio_converters.field_specs import DTYPES
+from shardio_converters.file_names import named_path
 
 ROOTS: Final = ("zarr.json", ".zgroup", ".zarray")
 """What describes a store, a group or an array; the first that is there."""
@@ -50,7 +51,10 @@ _DAMAGE: Final = (
 
 @dataclass(frozen=True)
 class _Store:
-    """A store that is open: what reads it, its files by their paths in it, its bytes."""
+    """A store that is open: what reads it, its files by their paths in it, its bytes.
+
+    `path_of` maps the folder of an array to the path under which zarr finds it.
+    """
 
     zarr: Any
     store: Any
@@ -58,6 +62,7 @@ class _Store:
     size: Callable[[str], int]
     names: Sequence[str]
     n_bytes: int
+    path_of: Callable[[str], str] = str
 
 
 def stores_in(inputs: Iterable[Input]) -> dict[str, list[str]]:
@@ -130,7 +135,8 @@ def _open_folder(zarr: Any, source: Input) -> _Store:
         return os.path.getsize(paths[name])
 
     store = zarr.storage.LocalStore(folder, read_only=True)
-    return _Store(zarr, store, read, size, sorted(paths), sum(one.n_bytes for one in every))
+    n_bytes = sum(one.n_bytes for one in every)
+    return _Store(zarr, store, read, size, sorted(paths), n_bytes, partial(named_path, ""))
 
 
 def _open_zip(zarr: Any, source: Input, files: ExitStack) -> _Store:
@@ -214,7 +220,9 @@ def _open_array(found: _Store, folder: str, about: dict[str, Any]) -> BlockArray
     """Look at an array, before anything of it is read."""
     what = f"array {folder or ONLY!r}"
     version = about.get("zarr_format")
-    array = found.zarr.open_array(found.store, path=folder, mode="r", zarr_format=version)
+    array = found.zarr.open_array(
+        found.store, path=found.path_of(folder), mode="r", zarr_format=version
+    )
     checks = partial(_check_blosc, found, folder, {"codecs": [about.get("compressor")], **about})
     dtype, shape = array.dtype, array.shape
     is_text = dtype.kind in "UT"

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from shardio import Input, MediaError
+from shardio_converters.file_names import data_name
 
 PARQUET: Final = (".parquet", ".pq")
 SUFFIXES: Final = (*PARQUET, ".arrow", ".arrows", ".feather", ".ipc")
@@ -163,7 +164,7 @@ def refuse_missing_tables(source: Input) -> None:
         MediaError: one is not.
     """
     if os.path.basename(source.name) == STATE:
-        there = os.listdir(os.path.dirname(source.path))
+        there = map(data_name, os.listdir(os.path.dirname(source.path)))
         if missing := sorted((_listed(source.path) or frozenset()).difference(there)):
             raise MediaError(f"{missing[0]!r}, which it lists, is missing")
 

@@ -21,6 +21,7 @@ import xxhash
 import zstandard
 
 from shardio import MediaError
+from shardio_converters.file_names import data_name, named_path
 from shardio_converters.records.mds_columns import Column, Piece
 from shardio_converters.records.zstd_files import open_zstd
 
@@ -84,7 +85,7 @@ def check_index(path: str) -> int:
 def _is_below(folder: str, name: str) -> bool:
     """Whether a file is there: an index of merged ones names those of the folders below its own."""
     leads_out = name.startswith("/") or ".." in name.split("/")
-    return not leads_out and os.path.isfile(os.path.join(folder, name))
+    return not leads_out and os.path.isfile(named_path(folder, name))
 
 
 def _read_index(path: str) -> list[dict[str, Any]]:
@@ -125,7 +126,7 @@ def _compare(file: IO[bytes], path: str, key: str) -> None:
         raise MediaError(f"{INDEX} beside it: {error}") from error
     if not shards:
         return  # of something else
-    name = os.path.basename(path)
+    name = data_name(os.path.basename(path))
     found = [entry[key] for entry in shards if entry.get(key) and entry[key]["basename"] == name]
     if not found:
         raise MediaError(f"{INDEX} beside it names {len(shards):,} shards, and not this one")

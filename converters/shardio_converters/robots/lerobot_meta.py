@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from shardio import MediaError
 from shardio_converters.arrow.files import open_table
+from shardio_converters.file_names import data_name
 
 INFO: Final = "meta/info.json"
 EPISODE: Final = ("episode_index", "length")
@@ -81,7 +82,7 @@ def read_episode_tables(root: str, cameras: Sequence[str]) -> tuple[list[str], C
     wanted = [*EPISODE, *DATA_PLACE, *videos]
     found: dict[str, list[npt.NDArray[Any]]] = {name: [] for name in wanted}
     paths = sorted(Path(root, _EPISODES).rglob("*.parquet"))
-    names = [path.relative_to(root).as_posix() for path in paths]
+    names = [data_name(path.relative_to(root).as_posix()) for path in paths]
     for path, name in zip(paths, names, strict=True):
         with naming(name), open_table(str(path), name) as table:
             if missing := [key for key in wanted if key not in table.schema.names]:

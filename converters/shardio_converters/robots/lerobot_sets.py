@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from shardio import Input, InvalidArgument, MediaError
 from shardio_converters.field_specs import make_field
+from shardio_converters.file_names import named_path
 from shardio_converters.robots import lerobot_meta
 
 INFO: Final = lerobot_meta.INFO
@@ -103,7 +104,7 @@ class RobotSet:
         if n_found != self.n_episodes:
             raise MediaError(f"expected {self.n_episodes:,} episodes in {META}, found {n_found:,}")
         for name, rows in self.rows.items():
-            if not os.path.lexists(os.path.join(root, name)):
+            if not os.path.lexists(named_path(root, name)):
                 raise MediaError(f"{name}, which has {len(rows):,} of the episodes, is missing")
 
     def _footage(self, camera: str, row: int) -> Footage:

@@ -1,0 +1,16 @@
+"""Names of files in data, which are UTF-8, and as Python spells them, which the locale decides."""
+
+from __future__ import annotations
+
+import os
+
+
+def named_path(folder: str, name: str) -> str:
+    """Return the path of a file that data names relative to a folder."""
+    # JSON can escape halves of characters: no file has such a name, and none is found.
+    return os.path.join(folder, os.fsdecode(name.encode("utf-8", "surrogatepass")))
+
+
+def data_name(name: str) -> str:
+    """Return the name under which data mentions a file that Python lists as `name`."""
+    return os.fsencode(name).decode("utf-8", "surrogateescape")
