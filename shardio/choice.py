@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
@@ -13,7 +13,8 @@ from shardio.errors import InvalidArgument
 
 Shuffle = bool | Literal["full", "blocks", "shards"]
 Sampler = Collection[int] | Callable[[int], Collection[int]]
-"""What a user may draw with: positions of the view, or what gives them for an epoch."""
+"""Positions of the view; a sampler as torch has them, iterated for each epoch; or a function of the
+epoch's number that returns positions."""
 _SHUFFLES: Final = (True, False, "full", "blocks", "shards")
 _MOST_DRAWS: Final = 1 << 48
 
@@ -65,6 +66,11 @@ class Choice:
         return (self.shuffle is not False) + (self.sampler is not None) + (self.weights is not None)
 
     @property
+    def has_fixed_sampler(self) -> bool:
+        """True if there is a sampler that holds the positions of every epoch."""
+        return self.sampler is not None and holds_positions(self.sampler)
+
+    @property
     def is_in_blocks(self) -> bool:
         """Whether an epoch is shuffled inside of windows."""
         return self.shuffle == "blocks"
@@ -78,6 +84,33 @@ class Choice:
     def is_full(self) -> bool:
         """Whether an epoch is a permutation of all samples."""
         return self.shuffle is True or self.shuffle == "full"
+
+
+def holds_positions(sampler: Any) -> bool:
+    """True if a sampler is a container, whose positions are those of every epoch.
+
+    Anything else that can be iterated, as torch's samplers are, may draw anew each time.
+    """
+    if callable(sampler):
+        return False
+    return isinstance(sampler, Sequence | Set | Mapping) or any(
+        hasattr(type(sampler), name) for name in ("__array__", "__getitem__")
+    )
+
+
+def check_deals_once(sampler: Any, rank: int, world_size: int) -> None:
+    """Make sure that a sampler leaves the ranks to the loader, as a DistributedSampler does not.
+
+    Raises:
+        InvalidArgument: both deal samples out.
+    """
+    n = getattr(sampler, "num_replicas", 1)
+    if world_size > 1 and isinstance(n, int) and n > 1:
+        raise InvalidArgument(
+            f"sampler is a {type(sampler).__name__} that deals samples out to {n} ranks, and so "
+            f"does the loader, of which this is rank {rank} of {world_size}: pass shuffle=True in "
+            "place of the sampler, or rank=0, world_size=1 beside it"
+        )
 
 
 def _gives_samples(sampler: object) -> bool:

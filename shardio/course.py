@@ -9,8 +9,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from shardio._engine.global_generators import seed_generators
 from shardio._engine.recipe import Plan
 from shardio._engine.shared import SharedArray
+from shardio._engine.turns import TURNS
 from shardio.blend import Blend
 from shardio.choice import Choice
 from shardio.dataset import ShardDataset
@@ -21,6 +23,7 @@ from shardio.format.arraylike import is_masked
 from shardio.format.checksum import hash_bytes
 from shardio.manifest.shard_list import bytes_of
 from shardio.mixture import Mixture
+from shardio.order import OF_SAMPLERS, SampleGenerators
 from shardio.progress import Progress
 from shardio.shard_order import ShardWindow
 from shardio.views import check_positions
@@ -80,6 +83,8 @@ class Course:
         if choice.is_in_shards:
             _check_has_shards(dataset)
             self.window = ShardWindow.of(dataset.shard_ends, len(dataset))
+        if choice.sampler is not None and not callable(choice.sampler):
+            self._check_sampler()
         if choice.weights is not None:
             weights = _checked(choice.weights, self._n_samples)
             self._weights_hash = _hash_of(weights)
@@ -168,14 +173,43 @@ class Course:
         where = "sampler"
         if callable(found):
             found, where = found(epoch), f"sampler({epoch})"
+        elif not self._is_fixed:
+            found = _iterated(found, seed=self._choice.seed, epoch=epoch)
         if not isinstance(found, np.ndarray | Sequence) and isinstance(found, Iterable):
             found = list(found)
         return check_positions(found, self._n_samples, where)
 
+    def _check_sampler(self) -> None:
+        """Make sure that a sampler gives positions, and the same ones again for the same epoch.
+
+        Raises:
+            InvalidArgument: it does not.
+        """
+        numbers = self._table(0).numbers.array
+        if not self._is_fixed and not np.array_equal(numbers, self._sampled(0)):
+            raise InvalidArgument(
+                f"sampler {self._choice.sampler!r}, iterated twice for epoch 0 with the global "
+                "generators seeded alike, gives different positions, so that no epoch could be "
+                "resumed: leave out a generator of its own, or pass a function of the epoch's "
+                "number that returns positions, sampler=f(epoch)"
+            )
+
     @property
     def _is_fixed(self) -> bool:
         """Whether every epoch has the same samples in the same order."""
-        return self._choice.sampler is not None and not callable(self._choice.sampler)
+        return self._choice.has_fixed_sampler
+
+
+def _iterated(sampler: Any, *, seed: int, epoch: int) -> list[Any]:
+    """Iterate a sampler for an epoch, with the global generators seeded for it.
+
+    So one that draws from them, as torch's do, gives all ranks the same, and a resumed epoch too.
+    """
+    with TURNS.one():
+        seed_generators(SampleGenerators(seed, OF_SAMPLERS).key(epoch, 0))
+        if callable(getattr(sampler, "set_epoch", None)):
+            sampler.set_epoch(epoch)
+        return list(sampler)
 
 
 def _check_has_shards(dataset: ShardDataset) -> None:

@@ -57,7 +57,8 @@ class ShardLoader(Closing):
         shuffle: True or "full" permutes all samples, anew each epoch; "blocks" in windows of 256
             MiB, for data larger than memory; "shards" in windows of 8 shards; False not at all.
         seed: of the order and of the transform's generators, from 0 up.
-        sampler: the numbers of the samples of an epoch in their order, also repeatedly; or a
+        sampler: the numbers of the samples of an epoch in their order, also repeatedly; a sampler
+            as torch has them, iterated for each epoch with the global generators seeded; or a
             function of the epoch's number that gives them, always the same for the same one.
         weights: how likely each sample is, from 0 up; an epoch then has draws.
         replacement: whether a sample may be drawn again within an epoch.

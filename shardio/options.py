@@ -11,7 +11,7 @@ from shardio._engine.memory import default_budget
 from shardio._engine.recipe import Dct, Recipe
 from shardio._engine.staff import StartMethod
 from shardio.access.filesystems import Access
-from shardio.choice import Choice, check_takes_one
+from shardio.choice import Choice, check_deals_once, check_takes_one
 from shardio.clips import Clip
 from shardio.collation import Collation, Kind, Sizes, collation_of
 from shardio.cutting import Cut, cut, default_clip, videos_among
@@ -143,6 +143,7 @@ def check_options(dataset: ShardDataset, choice: Choice, asked: Asked) -> Option
         # Else what it makes decides, or of which size clips are.
         collation.expand(_delivered(dataset.schema, media))
     rank, world_size = place_among_ranks(asked["rank"], asked["world_size"])
+    check_deals_once(choice.sampler, rank, world_size)
     n_workers, n_ahead, n_bytes = asked["num_workers"], asked["prefetch"], asked["memory_bytes"]
     if n_workers is None:
         n_workers = min(usable_cpus(), _MOST_WORKERS)

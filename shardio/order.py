@@ -222,6 +222,7 @@ def _feistel_wide(cells: _U64, width: int, height: int, keys: list[int]) -> _U64
 
 
 OF_SAMPLES, OF_BATCHES, OF_COLLATION, OF_CLIPS, OF_CROPS, OF_SOUNDS = 2, 48, 49, 50, 51, 52
+OF_SAMPLERS = 53
 """Streams of random numbers: what is drawn from one says nothing of another."""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,6 +22,19 @@ WORKERS = pytest.mark.parametrize("num_workers", [0, 2])
 State = dict[str, Any]
 
 WEIGHTS = np.arange(N) % 7 / 10
+
+
+class Drawing:
+    """A sampler that draws anew from the global generators whenever it is iterated."""
+
+    def __len__(self) -> int:
+        return 40
+
+    def __iter__(self) -> Iterator[int]:
+        drawn = random.sample(range(N), 20) + np.random.permutation(N)[:20].tolist()
+        return iter(drawn)
+
+
 CHOICES: dict[str, dict[str, Any]] = {
     "as it is": {},
     "full": {"shuffle": "full"},
@@ -28,6 +42,7 @@ CHOICES: dict[str, dict[str, Any]] = {
     "shards": {"shuffle": "shards"},
     "sampler": {"sampler": [5, 3, 3, 52, *range(40)]},
     "sampler by epoch": {"sampler": lambda epoch: [*range(epoch, N, 3), *range(30)]},
+    "sampler that draws": {"sampler": Drawing()},
     "weights": {"weights": WEIGHTS},
     "many draws": {"weights": WEIGHTS, "n_draws": 2 * N},
     "drawn once": {"weights": WEIGHTS, "replacement": False},
@@ -223,6 +238,93 @@ def test_a_sampler_may_name_more_samples_than_there_are_or_none(
     for sampler in (list(range(N)) * 3, []):
         with loader(folder, 100, num_workers=num_workers, sampler=sampler) as made:
             assert labels(made) == sampler
+
+
+@WORKERS
+def test_a_sampler_that_draws_gives_every_epoch_its_own_samples(
+    folder: str, num_workers: int
+) -> None:
+    random.seed(1)
+    np.random.seed(1)
+    states = random.getstate(), repr(np.random.get_state())
+    found = []
+    for seed in (3, 3, 4):
+        with loader(folder, num_workers=num_workers, sampler=Drawing(), seed=seed) as made:
+            found.append([labels(made) for _ in range(3)])
+    assert (random.getstate(), repr(np.random.get_state())) == states
+    assert found[0] == found[1]
+    epochs = [tuple(epoch) for each in found[1:] for epoch in each]
+    assert len({*epochs}) == 6
+
+
+def test_a_sampler_is_told_its_epoch(folder: str) -> None:
+    class Counting(Sized):
+        epoch = 100
+
+        def set_epoch(self, epoch: int) -> None:
+            self.epoch = epoch
+
+        def __iter__(self) -> Iterator[int]:
+            return iter([self.epoch] * 3)
+
+    with loader(folder, sampler=Counting()) as made:
+        assert [labels(made) for _ in range(2)] == [[0] * 3, [1] * 3]
+        state = made.state_dict()
+    with loader(folder, sampler=Counting()) as made:
+        made.load_state_dict(state)
+        assert labels(made) == [2] * 3
+
+
+def test_a_sampler_with_a_generator_of_its_own_is_refused(folder: str) -> None:
+    class Stateful(Sized):
+        def __init__(self) -> None:
+            self.generator = random.Random(0)
+
+        def __iter__(self) -> Iterator[int]:
+            return iter(self.generator.sample(range(N), 20))
+
+    said = r"sampler .*Stateful.* iterated twice for epoch 0.*sampler=f\(epoch\)"
+    with pytest.raises(InvalidArgument, match=said):
+        loader(folder, sampler=Stateful())
+    with loader(folder, sampler=lambda epoch: Stateful()) as made:  # draws what epoch 0 draws
+        assert labels(made) == [*Stateful()]
+
+
+def test_a_sampler_that_deals_out_to_ranks_is_refused_where_the_loader_does(folder: str) -> None:
+    class Dealing(Sized):
+        num_replicas = 2
+
+    with pytest.raises(InvalidArgument, match=r"Dealing.*2 ranks.*shuffle=True.*world_size=1"):
+        loader(folder, sampler=Dealing(), rank=0, world_size=2)
+    with loader(folder, sampler=Dealing(), rank=0, world_size=1) as made:
+        assert labels(made) == [7, 8, 7]
+
+
+def test_samplers_of_torch_draw_anew_and_resume(folder: str) -> None:
+    torch = pytest.importorskip("torch", reason="torch is too large for the extra dev")
+    data = torch.utils.data
+    torch.manual_seed(7)
+    samplers = [
+        data.RandomSampler(range(N)),
+        data.RandomSampler(range(N), replacement=True, num_samples=70),
+        data.WeightedRandomSampler(torch.ones(N), 50),
+        data.SubsetRandomSampler(range(5, 45)),
+        data.distributed.DistributedSampler(range(N), num_replicas=1, rank=0),
+    ]
+    for sampler in samplers:
+        with loader(folder, sampler=sampler) as made:
+            whole = [drawn(made) for _ in range(3)]
+        assert [label for _, label, _ in whole[0]] != [label for _, label, _ in whole[1]]
+        state = state_after(folder, 5, n_epochs=1, sampler=sampler)
+        torch.rand(3)  # a program that goes on has drawn something else
+        with loader(folder, 7, num_workers=2, sampler=sampler) as made:
+            made.load_state_dict(state)
+            assert [drawn(made), drawn(made)] == [whole[1][20:], whole[2]]
+    for fixed in (data.SequentialSampler(range(N)), torch.arange(N)):
+        with loader(folder, sampler=fixed) as made:
+            assert labels(made, 2) == [*range(N)] * 2
+    with pytest.raises(InvalidArgument, match="RandomSampler.* iterated twice"):
+        loader(folder, sampler=data.RandomSampler(range(N), generator=torch.Generator()))
 
 
 def test_a_function_is_asked_once_for_each_epoch(folder: str) -> None:

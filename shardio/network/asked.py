@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import fields
 from fractions import Fraction
 from typing import Any, Final
 
 import numpy as np
 
+from shardio.choice import holds_positions
 from shardio.clips import Clip
 from shardio.errors import InvalidArgument
 from shardio.network.wire import Garbled
@@ -85,6 +86,13 @@ def _as_json(name: str, value: Any) -> Any:
         )
     if name == "collate" and isinstance(value, Mapping):
         return {str(field): _plain(rule) for field, rule in value.items()}
+    if name == "sampler" and isinstance(value, Iterable) and not holds_positions(value):
+        raise InvalidArgument(
+            "sampler is iterated anew for each epoch, and nothing that runs travels to a server: "
+            f"pass a sequence of positions; found {value!r}"
+        )
+    if name == "sampler" and isinstance(value, Set | Mapping):
+        return np.asarray(list(value)).tolist()
     if name in ("sampler", "weights"):
         return np.asarray(value).tolist()
     if name == "fields" and not isinstance(value, str):

@@ -4,6 +4,7 @@ import ast
 import json
 import pickle
 import random
+from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -168,6 +169,18 @@ def test_options_come_back_as_they_were_asked_for() -> None:
         "weights": [0.0, 1 / 7, 2 / 7],
         "sampler": [0, 1, 2, 3],
     }
+
+
+def test_a_sampler_travels_if_it_holds_positions() -> None:
+    assert asked.as_json({"sampler": {3: "a", 1: "b"}}) == {"sampler": [3, 1]}
+    assert asked.as_json({"sampler": {7}}) == {"sampler": [7]}
+
+    class Drawing:
+        def __iter__(self) -> Iterator[int]:
+            return iter([1])
+
+    with pytest.raises(InvalidArgument, match=r"sampler is iterated anew .*pass a sequence"):
+        asked.as_json({"sampler": Drawing()})
 
 
 def test_thousands_of_damaged_options_are_refused_or_are_some() -> None:
