@@ -16,6 +16,7 @@ from shardio.conversion.plan import Listing, list_inputs
 from shardio.conversion.report import ConversionReport, Progress
 from shardio.conversion.request import Request
 from shardio.conversion.source import Source, classes_of
+from shardio.conversion.split_folders import warn_of_split
 from shardio.conversion.staging import Staging
 from shardio.conversion.uploading import Upload
 from shardio.errors import InvalidArgument
@@ -117,7 +118,7 @@ def convert(
         overwrite,
         Engine(engine, address),
     )
-    asked = _Asked(src, samples, names, schema, labels, append)
+    asked = _Asked(src, samples, names, schema, labels, append, out)
     if not (isinstance(out, str) and is_url(out)):
         return asked.convert(out, request)
     for_folders = {"append": append, "overwrite": overwrite}
@@ -139,6 +140,7 @@ class _Asked:
     schema: Schema | None
     labels: PathName | None
     append: bool
+    out: PathName
 
     def convert(self, out: PathName, request: Request) -> ConversionReport:
         """Convert it into a folder."""
@@ -166,6 +168,10 @@ class _Asked:
         # Now, so that options are refused before anything is made.
         job_in, listing = request.job(base, listing, out)
         job = job_in(str(staging.folder))
+        if self.labels is None:
+            names_own = classes_of(job.source) is not None
+            out_named = os.fspath(self.out)  # the folder `out` may be a cache of a store's place
+            warn_of_split(listing.classes, src, out_named, are_classes=not names_own)
         listing = self._labelled(listing, job.source)
         return (append_files if self.append else convert_files)(listing, staging, job, request)
 

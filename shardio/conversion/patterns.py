@@ -13,7 +13,7 @@ from typing import Final
 from shardio.file_names import utf8_name
 
 _SPECIAL: Final = re.compile(r"[*?\[]")
-_ANY_FOLDERS: Final = "**"
+ANY_FOLDERS: Final = "**"
 
 Reached = frozenset[int]
 """How much of a pattern the path to a folder has matched: the parts that may come next."""
@@ -43,7 +43,7 @@ class Pattern:
         """What may come next in a folder of this name; nothing where none of it is meant."""
         if self.is_whole(reached):
             return reached
-        stays = [k for k in reached if self.parts[k] == _ANY_FOLDERS and name[:1] != "."]
+        stays = [k for k in reached if self.parts[k] == ANY_FOLDERS and name[:1] != "."]
         return self._and_after([*stays, *(k + 1 for k in self._matched(reached, name))])
 
     def takes(self, reached: Reached, name: str) -> bool:
@@ -52,13 +52,13 @@ class Pattern:
 
     def _matched(self, reached: Reached, name: str) -> list[int]:
         """The parts among those that may come next that match a name."""
-        return [k for k in reached if self.parts[k] != _ANY_FOLDERS and _fits(self.parts[k], name)]
+        return [k for k in reached if self.parts[k] != ANY_FOLDERS and _fits(self.parts[k], name)]
 
     def _and_after(self, numbers: Iterable[int]) -> Reached:
         """With the parts that may come next as well because `**` before them matches nothing."""
         found = set(numbers)
         for k, part in enumerate(self.parts):
-            if k in found and part == _ANY_FOLDERS:
+            if k in found and part == ANY_FOLDERS:
                 found.add(k + 1)
         return frozenset(found)
 
@@ -76,7 +76,7 @@ def pattern_of(source: str) -> Pattern:
     while parts and _is_fixed(root, parts[0]):
         root = os.path.join(root, parts.pop(0))
     if source.endswith(os.sep):  # folders only
-        parts.append(_ANY_FOLDERS)
+        parts.append(ANY_FOLDERS)
     return Pattern(root or os.curdir, tuple(parts))
 
 

@@ -7,6 +7,7 @@ import os
 import random
 import tempfile
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from inspect import signature
@@ -113,7 +114,9 @@ def estimate(
         source = os.path.join(folder, "in")
         out = os.path.join(folder, "out")
         try:
-            sample = convert(source, out, kind=kind, workers=workers, **options)
+            with warnings.catch_warnings():  # of a split, by names of the temporary folder
+                warnings.simplefilter("ignore", UserWarning)
+                sample = convert(source, out, kind=kind, workers=workers, **options)
         except NothingFound as error:
             raise InvalidArgument(
                 f"{os.fspath(src)}: none of {len(chosen)} files tried, of {len(listing.inputs)}, "

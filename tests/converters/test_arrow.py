@@ -239,7 +239,8 @@ def test_lists_are_whole_where_batches_are_cut(name: str, tmp_path: Path) -> Non
 
 def test_a_data_set_that_was_saved_to_disk_is_as_its_own_library_reads_it(tmp_path: Path) -> None:
     known = json.loads((MADE / "values.json").read_text(encoding="utf-8"))
-    report = convert(MADE / "saved", tmp_path / "out")
+    with pytest.warns(UserWarning, match="test and train are named like the parts of a split"):
+        report = convert(MADE / "saved", tmp_path / "out")
     assert report.counts == {"converted": 3, "part": 5}
     assert report.classes == ("cat", "\u00e9l\u00e9phant")
     with shardio.open(tmp_path / "out") as dataset:
@@ -634,6 +635,7 @@ def test_the_command_takes_columns_and_says_what_became_of_them(
     assert "a sample has x int64, z text, label int64, source text" in capsys.readouterr().out
 
 
+@pytest.mark.filterwarnings("ignore:.*parts of a split:UserWarning")
 def test_the_bytes_are_the_same_for_any_number_of_workers(tmp_path: Path) -> None:
     for n_workers in (0, 2):
         shardio.convert(MADE / "saved", tmp_path / str(n_workers), workers=n_workers)

@@ -10,6 +10,7 @@ import argparse
 import errno
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 from types import ModuleType
 
@@ -107,7 +108,9 @@ def _run(options: argparse.Namespace) -> int:
     """Run the command and put into words what ends it; returns the exit code."""
     try:
         refuse_urls(options)
-        code: int = COMMANDS[options.command].run(options)
+        with warnings.catch_warnings():
+            warnings.showwarning = lambda message, *_: complain(f"warning: {plain(str(message))}")
+            code: int = COMMANDS[options.command].run(options)
     except KeyboardInterrupt as error:
         _complain_of(error, f"{options.command}: interrupted")
         return INTERRUPTED

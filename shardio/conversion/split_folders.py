@@ -1,0 +1,145 @@
+"""Folders that are named like the parts of a split, such as train and val, and the way out."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import warnings
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from shardio.callers import level_of_caller
+from shardio.conversion.patterns import ANY_FOLDERS, pattern_of
+
+_PARTS: Final = {
+    **dict.fromkeys(("train", "training"), "train"),
+    **dict.fromkeys(("val", "valid", "validation", "dev"), "val"),
+    **dict.fromkeys(("test", "testing"), "test"),
+    **dict.fromkeys(("eval", "evaluation"), "eval"),
+    **dict.fromkeys(("holdout", "heldout"), "holdout"),
+}
+"""What the parts of a split are called, and which part each of these names means."""
+_BESIDE: Final = frozenset(
+    "audio clean clips data files images img imgs other set split videos".split()
+)
+"""Words that stand beside such a name in a folder's, as in train_images and dev-clean."""
+_WORD: Final = re.compile(r"[^\W\d_]+")
+_MAX_NAMED: Final = 4
+
+
+@dataclass(frozen=True, slots=True)
+class SplitFolders:
+    """The folders that are named like the parts of a split.
+
+    They lie in `parents`, paths below the source, as many folders deep each; `classes` has the
+    folders that lie in those of each name, by paths below them.
+    """
+
+    parents: tuple[str, ...]
+    classes: dict[str, frozenset[str]]
+
+    @property
+    def depth(self) -> int:
+        """The number of folders between the source and these."""
+        return self.parents[0].count("/") + 1 if self.parents[0] else 0
+
+
+def warn_of_split(folders: Iterable[str], source: str, out: str, *, are_classes: bool) -> None:
+    """Warn where the folders of a source look like the parts of a split.
+
+    Args:
+        folders: paths below the source of those that hold files, or nothing.
+        source: what is converted, as the caller names it.
+        out: where it is converted to.
+        are_classes: whether the folders are the classes of the samples.
+    """
+    if (found := find_split(folders)) is not None:
+        text = _described(found, source, out, are_classes=are_classes)
+        warnings.warn(text, stacklevel=level_of_caller())
+
+
+def find_split(folders: Iterable[str]) -> SplitFolders | None:
+    """Find the topmost folders that lie side by side and are named like parts of a split."""
+    paths = [tuple(folder.split("/")) for folder in folders]
+    for depth in range(max(map(len, paths), default=0)):
+        sides: dict[tuple[str, ...], set[str]] = {}
+        for path in paths:
+            if len(path) > depth and _part_of(path[depth]):
+                sides.setdefault(path[:depth], set()).add(path[depth])
+        parents = {parent for parent, names in sides.items() if len({*map(_part_of, names)}) > 1}
+        if not parents:
+            continue
+        classes: dict[str, set[str]] = {}
+        for path in paths:
+            if path[:depth] in parents and _part_of(path[depth]):
+                classes.setdefault(path[depth], set()).add("/".join(path[depth + 1 :]))
+        return SplitFolders(
+            tuple(sorted(map("/".join, parents))),
+            {name: frozenset(classes[name] - {""}) for name in sorted(classes)},
+        )
+    return None
+
+
+def _part_of(name: str) -> str:
+    """Return which part of a split the name of a folder says; "" where it says none."""
+    words = _WORD.findall(name.casefold())
+    found = [_PARTS[word] for word in words if word in _PARTS]
+    is_one = len(found) == 1 and all(word in _PARTS or word in _BESIDE for word in words)
+    return found[0] if is_one else ""
+
+
+def _described(found: SplitFolders, source: str, out: str, *, are_classes: bool) -> str:
+    """Say what was found, what becomes of it, and the commands that keep the parts apart."""
+    named = [
+        f"{name} ({len(inner):,} folder{'s' * (len(inner) > 1)})" if inner else name
+        for name, inner in found.classes.items()
+    ]
+    text = (
+        f"{source}: the folders {_listed(named)} are named like the parts of a split; all their "
+        "samples go into one dataset"
+    )
+    if are_classes:
+        first = [_example(found, name) for name in found.classes]
+        text += f", with classes such as {_listed([repr(name) for name in first])}"
+    commands = [_command(found, name, source, out) for name in found.classes]
+    text += f". To make a dataset of each, convert it by itself: {'; '.join(commands)}"
+    lacking = _lacking(found)
+    if are_classes and lacking:
+        text += (
+            ". Classes are numbered by name: for equal numbers make an empty folder for each class "
+            f"that a part lacks, as {lacking}"
+        )
+    return text
+
+
+def _example(found: SplitFolders, name: str) -> str:
+    """Return one of the classes of a part, by its path below the source."""
+    return "/".join(filter(None, (found.parents[0], name, min(found.classes[name], default=""))))
+
+
+def _listed(names: Sequence[str]) -> str:
+    shown = [*names[:_MAX_NAMED], *["…"] * (len(names) > _MAX_NAMED)]
+    return ", ".join(shown) if len(shown) > 2 else " and ".join(shown)
+
+
+def _command(found: SplitFolders, name: str, source: str, out: str) -> str:
+    """Return the command that converts one part, of a pattern with what it says of files."""
+    pattern = pattern_of(source)
+    above = found.parents[0].split("/") if len(found.parents) == 1 else ["*"] * found.depth
+    before, rest = pattern.parts[: found.depth + 1], pattern.parts[found.depth + 1 :]
+    if ANY_FOLDERS in before:
+        rest = pattern.parts[before.index(ANY_FOLDERS) :]
+    place = os.path.join(pattern.root, *above, name, *rest)
+    return shlex.join(["shardio", "convert", place, f"{out.rstrip('/')}-{name}"])
+
+
+def _lacking(found: SplitFolders) -> str:
+    """Return the path of a class that one part has and another lacks; "" where there is none."""
+    parts = {name: inner for name, inner in found.classes.items() if inner}
+    every = frozenset[str]().union(*parts.values())
+    for name, inner in parts.items():
+        if len(found.parents) == 1 and every - inner:
+            return "/".join(filter(None, (found.parents[0], name, min(every - inner))))
+    return ""
