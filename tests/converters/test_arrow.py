@@ -257,7 +257,7 @@ def test_a_data_set_that_was_saved_to_disk_is_as_its_own_library_reads_it(tmp_pa
                 assert plain(sample[name]) == row[name], name
 
 
-ARRAYS = {
+ARRAYS: dict[str, dict[str, Any]] = {
     "x": {"shape": [2, 3], "dtype": "int32", "_type": "Array2D"},
     "y": {"shape": [None, 2, 2], "dtype": "float32", "_type": "Array3D"},
 }
@@ -280,7 +280,7 @@ def values_of_arrays() -> dict[str, Any]:
     }
 
 
-class Array2DType(pa.ExtensionType):  # type: ignore[misc]
+class Array2DType(pa.ExtensionType):  # type: ignore[misc, name-defined]
     """A type as `datasets` registers it once it is imported: `shape`, and no `permutation`."""
 
     def __init__(self, shape: tuple[int | None, ...], dtype: str) -> None:

@@ -159,6 +159,21 @@ def test_json_is_read_as_the_library_reads_it(root: Path, tmp_path: Path) -> Non
         assert dataset[0]["x"] == {"a": [None]}
 
 
+@pytest.mark.parametrize("encoding", ["json", "str_float"])
+@pytest.mark.parametrize("text", ["1e400", "-1e400", "1e-400"])
+def test_numbers_that_float64_does_not_have_are_refused(
+    encoding: str, text: str, root: Path, tmp_path: Path
+) -> None:
+    (root / "a.mds").write_bytes(shard([{"x": b"0.0e-400"}, {"x": b"5e-324"}], {"x": encoding}))
+    (root / "b.mds").write_bytes(shard([{"x": text.encode()}], {"x": encoding}))
+    (one,) = convert(root, tmp_path / "out").broken
+    assert f"sample 0, column 'x': expected a number in the range of float64, found {text}" in (
+        one.reason
+    )
+    with shardio.open(tmp_path / "out") as dataset:
+        assert [sample["x"] for sample in dataset] == [0, 5e-324]
+
+
 GOOD = shard([{"x": b"one"}, {"x": b"two"}], {"x": "str"})
 BAD = {
     "pickle": (shard([{"x": b"N."}], {"x": "pkl"}), "'pkl': a pickle, which can run any code"),

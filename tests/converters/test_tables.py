@@ -5,14 +5,18 @@ from __future__ import annotations
 import csv
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import shardio
 from shardio import Array, Bytes, Image, Input, InvalidArgument, Json, Text
+from shardio_converters.json_values import may_be_out_of_range
 from shardio_converters.tables.tables import Tables
 from shardio_tools.cli import main
 
@@ -102,6 +106,9 @@ def test_rows_of_json_lines_are_those_that_json_reads(root: Path, tmp_path: Path
         (["1", "2.5", "1e3", ".5", "nan", "-Inf"], "float64"),
         (["0.5", "9007199254740993"], "text"),
         (["1.5", "1e999"], "text"),
+        (["1.5", "-1e999"], "text"),
+        (["1.5", "1e-999"], "text"),
+        (["-0.0", "0e999", "5e-324", " inf "], "float64"),
         (["0123", "0456"], "text"),
         (["0123", "1.5"], "text"),
         (["1_000", "2"], "text"),
@@ -292,6 +299,69 @@ def test_nan_of_json_lines_is_a_number(root: Path, tmp_path: Path) -> None:
     convert(root, tmp_path / "out")
     with shardio.open(tmp_path / "out") as dataset:
         np.testing.assert_array_equal([s["x"] for s in dataset], [np.nan, -np.inf, 1])
+
+
+OUT_OF_RANGE = (
+    *("1e400", "-1e400", "1E+0400", "1e-400", "-1.5e-0400", "2e-324", "1.8e308"),
+    *(f"1{'0' * 350}.0", f"2{'0' * 209}e99", f"0.{'0' * 350}1", f"-0.{'0' * 250}1e-99"),
+)
+IN_RANGE = ("0.0", "-0.0", "0e400", "0.000E-999", "5e-324", "3e-324", "1.7e308", "1e0022", "1e99")
+
+
+@pytest.mark.parametrize("number", OUT_OF_RANGE)
+def test_no_number_becomes_infinite_or_0(number: str, root: Path, tmp_path: Path) -> None:
+    shown = number if len(number) <= 40 else f"{number[:40]}…"
+    why = f"expected a number in the range of float64, found {shown}, which would become"
+    write(root, {"1.csv": f"x\n1.50\n{number}\n"})
+    convert(root / "1.csv", tmp_path / "csv")
+    with shardio.open(tmp_path / "csv") as dataset:
+        assert [sample["x"] for sample in dataset] == ["1.50", number]
+    values = (number, f"[0.5, {number}]", f'{{"y": {number}}}', f'[{{"y.z": [{number}]}}]')
+    lines: dict[str, str | bytes] = {
+        f"{n}.jsonl": f'{{"x": 1.5}}\n{{"a": 0, "x": {v}}}\n' for n, v in enumerate(values)
+    }
+    write(root, lines)
+    for name in lines:
+        with pytest.raises(InvalidArgument, match=f"{name}: line 2, column 'x': {re.escape(why)}"):
+            convert(root / name, tmp_path / "none")
+    write(root, {"lists.csv": f'x\n"[1.5, {number}]"\n', "good.jsonl": '{"x": [0.5]}\n'})
+    for n, (word, names) in enumerate(
+        {"float64": ["1.csv", "0.jsonl"], "float32[*]": ["lists.csv"], "json": [*lines]}.items()
+    ):
+        report = convert(root, tmp_path / f"out {n}", fields={"x": word, "a": "int64?"})
+        assert {name: why in reasons(report)[name] for name in names} == dict.fromkeys(names, True)
+
+
+@pytest.mark.parametrize("name", ["1.csv", "1.jsonl"])
+def test_numbers_that_float64_has_are_stored(name: str, root: Path, tmp_path: Path) -> None:
+    lines = [f'{{"x": {number}}}' if name == "1.jsonl" else number for number in IN_RANGE]
+    write(root, {name: "\n".join(["x"] * (name == "1.csv") + lines)})
+    convert(root, tmp_path / "out")
+    with shardio.open(tmp_path / "out") as dataset:
+        assert dataset.schema["x"] == Array("float64")
+        assert [repr(float(one["x"])) for one in dataset] == [repr(float(n)) for n in IN_RANGE]
+
+
+@pytest.mark.parametrize("row", ['{"x": 1e400, "y": 1,}', '{"x": 1e400, "y": ' + "[" * 100_000])
+def test_a_damaged_row_with_a_number_out_of_range_is_named(
+    row: str, root: Path, tmp_path: Path
+) -> None:
+    write(root, {"1.jsonl": f'{{"x": 1}}\n{row}\n'})
+    with pytest.raises(InvalidArgument, match="1.jsonl: line 2: expected a number in the range"):
+        convert(root, tmp_path / "out")
+
+
+@given(
+    before=st.text(max_size=50),
+    number=st.sampled_from(OUT_OF_RANGE),
+    at=st.one_of(st.integers(0, 300), st.integers((1 << 15) - 700, (1 << 15) + 300)),
+)
+def test_no_number_out_of_range_is_overlooked(before: str, number: str, at: int) -> None:
+    assert may_be_out_of_range(f"{json.dumps(before)}{' ' * at}{number}")
+    assert may_be_out_of_range(f"{' ' * at}{number}, {json.dumps(before)}")
+    assert not may_be_out_of_range(
+        "".join(f"{' ' * at}{one}," for one in ("1e22", "-1.5E-07", "e"))
+    )
 
 
 @pytest.fixture

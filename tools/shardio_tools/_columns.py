@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import os
 import re
 import runpy
@@ -142,7 +143,9 @@ def _json_lines(path: str, name: str, field: Kind) -> Iterator[Any]:
             if not text.strip():
                 continue
             try:
-                yield json.loads(text, object_pairs_hook=_unique)
+                yield json.loads(text, object_pairs_hook=_unique, parse_float=_real)
+            except _OutOfRange as error:
+                raise InvalidArgument(f"{path}, line {line}: {error}") from error
             except (ValueError, RecursionError) as error:
                 raise InvalidArgument(f"{path}, line {line}: not JSON: {error}") from error
 
@@ -177,6 +180,8 @@ def _csv_lines(path: str, name: str, field: Kind) -> Iterator[Any]:
                 cell = row[place]
                 try:
                     yield None if field.optional and not cell else convert(cell)
+                except _OutOfRange as error:
+                    raise InvalidArgument(f"{path}, line {rows.line_num}: {error}") from error
                 except ValueError as error:
                     where = f"{path}, line {rows.line_num}"
                     raise InvalidArgument(
@@ -214,8 +219,21 @@ def _whole(text: str) -> int:
     return int(_digits(text))
 
 
+class _OutOfRange(ValueError):
+    """A number that float64 holds only as infinity, or as 0 although it is not 0."""
+
+
 def _real(text: str) -> float:
-    return float(_digits(text))
+    """Return the float64 nearest to a number, as conversions of tables do."""
+    value = float(_digits(text))
+    is_zero = not text.lower().partition("e")[0].strip("+-0. ")
+    is_infinite = "n" in text.lower()
+    if (value == 0 and not is_zero) or (math.isinf(value) and not is_infinite):
+        raise _OutOfRange(
+            f"expected a number in the range of float64, found {_shown(text)}, which would become "
+            f"{value}; store it as text"
+        )
+    return value
 
 
 def _digits(text: str) -> str:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from shardio import Array, Bytes, Image, Json, MediaError, Text
 from shardio.media import probe
 from shardio_converters.field_specs import DTYPES, fits, spec_of
-from shardio_converters.json_values import read_json
+from shardio_converters.json_values import OutOfRange, float_of, read_json
 from shardio_converters.records.found_fields import Facts
 
 _SCALARS: Final = tuple(name for name in DTYPES if name != "bool")
@@ -181,7 +181,9 @@ def _whole_number(data: bytes) -> np.int64:
 
 def _number(data: bytes) -> np.float64:
     try:
-        return np.float64(float(_text(data)))
+        return np.float64(float_of(_text(data)))
+    except OutOfRange as error:
+        raise MediaError(str(error)) from error
     except ValueError as error:
         raise MediaError(f"expected a number, found {data[:40]!r}") from error
 

@@ -46,8 +46,3 @@ def kind_of(cells: Sequence[str], known: str | None) -> str | None:
     if known is None and not any(cells):
         return None
     return next((kind for kind in kinds if kind != TEXT and holds_only(kind, cells)), TEXT)
-
-
-def is_overflow(cell: str, value: float) -> bool:
-    """Whether a number that is written out became infinite."""
-    return value in (float("inf"), float("-inf")) and "n" not in cell.lower()

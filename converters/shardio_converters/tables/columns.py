@@ -8,14 +8,8 @@ from typing import Any, Final
 
 from shardio import InvalidArgument
 from shardio_converters.field_specs import make_schema, spec_of
-from shardio_converters.tables.cells import (
-    BOOL,
-    FLOAT,
-    INT,
-    TEXT,
-    is_overflow,
-    kind_of,
-)
+from shardio_converters.json_values import is_out_of_range
+from shardio_converters.tables.cells import BOOL, FLOAT, INT, TEXT, kind_of
 from shardio_converters.tables.files import Block, columns_of
 from shardio_converters.tables.numbers import MAX_EXACT, as_numbers
 
@@ -90,7 +84,9 @@ class _Column:
             numbers = [cell.strip() for cell in cells if cell]
             whole = [int(cell) for cell in numbers if cell.lstrip("+-").isdigit()]
             self._add_range(whole)
-            if len(whole) < len(numbers) and any(is_overflow(one, float(one)) for one in numbers):
+            if len(whole) < len(numbers) and any(
+                is_out_of_range(one, float(one)) for one in numbers
+            ):
                 return TEXT
         return kind
 

@@ -14,6 +14,7 @@ from typing import IO, Any, Final
 
 from shardio import MediaError, Schema
 from shardio_converters.field_specs import check_names
+from shardio_converters.json_values import OutOfRange, float_of, may_be_out_of_range
 
 DELIMITERS: Final = {".csv": ",", ".tsv": "\t"}
 SUFFIXES: Final = (*DELIMITERS, ".jsonl", ".ndjson")
@@ -26,6 +27,7 @@ _BLOCK_CHARS: Final = 1 << 17
 _BLOCK_ROWS: Final = 256
 _SPACE: Final = " \t\r\n"  # of JSON
 _SCAN: Final = make_scanner(json.JSONDecoder())  # type: ignore[arg-type]
+_SCAN_CHECKED: Final = make_scanner(json.JSONDecoder(parse_float=float_of))  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +172,8 @@ def _json_block(texts: list[str], n_lines: int) -> Iterator[Block]:
 def _load_line(text: str, number: int) -> dict[str, Any]:
     try:
         row = load(text)
+    except OutOfRange as error:
+        raise MediaError(f"line {number}{_column_out_of_range(text)}: {error}") from error
     except (ValueError, RecursionError) as error:
         reason = str(error).removeprefix("Expecting ")  # the place in it is said by the rest
         raise MediaError(f"line {number}: not JSON: {reason}") from error
@@ -178,16 +182,39 @@ def _load_line(text: str, number: int) -> dict[str, Any]:
     return row
 
 
+def _column_out_of_range(text: str) -> str:
+    """Return the first column of a row that has a number out of range, for a message."""
+
+    def read(number: str) -> float | OutOfRange:
+        try:
+            return float_of(number)
+        except OutOfRange as error:
+            return error
+
+    try:
+        row = json.loads(text, parse_float=read)
+    except (ValueError, RecursionError):  # the row is damaged as well
+        return ""
+    for name, value in row.items() if type(row) is dict else ():
+        values = [value]
+        while values:
+            if OutOfRange in map(type, values):
+                return f", column {name!r}"
+            values = inside(values)
+    return ""
+
+
 def _load_all(texts: Sequence[str]) -> list[dict[str, Any]] | None:
     """The objects in many texts; None where one is no object, or might have a name twice."""
+    whole = "\n".join(texts)
+    scan = _SCAN_CHECKED if may_be_out_of_range(whole) else _SCAN
     try:
-        found = [*map(_SCAN, texts, repeat(0))]  # which stops at a text that begins as none does
+        found = [*map(scan, texts, repeat(0))]  # which stops at a text that begins as none does
     except (ValueError, RecursionError):
         return None
     rows = [row for row, _ in found]
     if [end for _, end in found] != [*map(len, texts)] or {*map(type, rows)} - {dict}:
         return None
-    whole = "\n".join(texts)
     n_names = sum(map(len, rows))
     if whole.count("{") > len(rows):  # objects in objects, or in texts
         inner = inside(rows)
@@ -225,13 +252,14 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-_DECODER: Final = json.JSONDecoder(object_pairs_hook=_once)
+_DECODER: Final = json.JSONDecoder(object_pairs_hook=_once, parse_float=float_of)
 
 
 def load(text: str) -> Any:
     """What a text of JSON says.
 
     Raises:
+        OutOfRange: it has a number that float64 does not have.
         ValueError: it says nothing, or something twice.
         RecursionError: it is nested too deep.
     """

@@ -13,14 +13,16 @@ import numpy.typing as npt
 
 from shardio import Array, Json, MediaError, Text
 from shardio_converters.field_specs import spec_of
-from shardio_converters.tables.cells import BOOL, FLOAT, INT, holds_only, is_overflow
+from shardio_converters.json_values import float_of
+from shardio_converters.tables.cells import BOOL, FLOAT, INT, holds_only
 from shardio_converters.tables.files import NESTED, inside, load
 from shardio_converters.tables.numbers import as_numbers, cast
 
 _MAX_DEPTH: Final = 256  # what a field of JSON holds
 _MAX_SHOWN: Final = 40
 _KINDS: Final = {"b": BOOL, "i": INT, "u": INT, "f": FLOAT}
-_INFINITE: Final = frozenset((float("inf"), float("-inf")))
+_ODD: Final = frozenset((float("inf"), float("-inf"), 0.0))
+"""What numbers become that float64 does not have."""
 
 Field = Array | Json | Text
 Column = Sequence[Any]
@@ -57,10 +59,10 @@ def _of_cells(field: Field, cells: Column) -> Iterable[Any]:
     if not holds_only(kind, cells):
         raise ValueError(_expected(field, cells[0]))
     values = [*map(make, cells)] if all(cells) else [make(one) if one else None for one in cells]
-    if kind == FLOAT and not _INFINITE.isdisjoint(values):
+    if kind == FLOAT and not _ODD.isdisjoint(values):
         for cell, value in zip(cells, values, strict=True):
-            if value is not None and is_overflow(cell, value):
-                raise ValueError(_expected(field, cell))
+            if value in _ODD:
+                float_of(cell)
     return _of_values(field, values)
 
 
