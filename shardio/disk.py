@@ -1,9 +1,9 @@
 """The one door through which shardio changes a file system: every write, fsync, rename and removal.
 
 `perform` sees each of these calls by name, with the file that it is about. An error of the system
-leaves it with that file's name, which the system does not say of a write. Tests and the tools that
-prove what a conversion survives replace `perform`: to count the calls, to let one of them fail, or
-to end the process there.
+leaves it with that file's name, which the system does not say of a write, and with RLIMIT_FSIZE
+where that is what it met. Tests and the tools that prove what a conversion survives replace
+`perform`: to count the calls, to let one of them fail, or to end the process there.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import contextlib
 import errno
 import io
 import os
+import resource
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -39,7 +40,35 @@ def perform(call: str, path: str, function: Callable[P, R], *given: P.args, **na
     except OSError as error:
         if error.filename is None:
             error.filename = path
+        explain_file_limit(error)
         raise
+
+
+def most_file_bytes() -> int | None:
+    """Return how large this process may make a file (RLIMIT_FSIZE), in memory as well; None: any.
+
+    Python ignores SIGXFSZ, so that a write beyond it fails with EFBIG, and nothing is killed.
+    """
+    soft, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+    return None if soft == resource.RLIM_INFINITY else soft
+
+
+def explain_file_limit(error: OSError, n_bytes: int | None = None) -> None:
+    """Add limit, need and way out to an error that is about RLIMIT_FSIZE; leave others alone.
+
+    Args:
+        error: raised by a call of the system.
+        n_bytes: how large the file has to be, if that is known.
+    """
+    most = most_file_bytes()
+    if error.errno != errno.EFBIG or most is None:
+        return
+    need = "more" if n_bytes is None else f"at least {n_bytes}"
+    error.strerror = (
+        f"{os.strerror(errno.EFBIG)}: it needs {need} bytes, and RLIMIT_FSIZE allows {most}: "
+        "raise that limit (`ulimit -f unlimited`)"
+    )
+    error.args = (error.errno, error.strerror)  # what is pickled
 
 
 class _File(io.FileIO):
@@ -50,7 +79,11 @@ class _File(io.FileIO):
         super().__init__(file, mode)
 
     def write(self, data: ReadableBuffer, /) -> int:
-        return perform("write", self._path, super().write, data)
+        try:
+            return perform("write", self._path, super().write, data)
+        except OSError as error:
+            explain_file_limit(error, self.tell() + memoryview(data).nbytes)
+            raise
 
 
 def create(path: str | os.PathLike[str]) -> IO[bytes]:

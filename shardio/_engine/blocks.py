@@ -25,9 +25,15 @@ import numpy as np
 import numpy.typing as npt
 
 from shardio._engine.large_pages import map_whole, take_large_pages
-from shardio._engine.linux import files_explained, interrupts_held
+from shardio._engine.linux import (
+    file_limit_explained,
+    files_explained,
+    interrupts_held,
+    resize_memory_file,
+)
 from shardio._engine.memory import available_bytes, require
 from shardio.collate import BlockViews
+from shardio.disk import most_file_bytes
 from shardio.errors import MemoryShort
 
 _F_ADD_SEALS: Final = 1033
@@ -49,21 +55,21 @@ def reserve_memory_file(n_bytes: int, what: str) -> int:
         MemoryShort: there is not that much memory; nothing was reserved.
     """
     require(n_bytes, what)  # before the reservation: over a cgroup's limit that kills, not fails
-    with _new_memory_file(n_bytes) as fd:
+    with _new_memory_file(n_bytes, what) as fd:
         take_large_pages(fd, n_bytes)
         with _refusals_explained(n_bytes, what):
             os.posix_fallocate(fd, 0, n_bytes)
     return fd
 
 
-def sparse_memory_file(n_bytes: int) -> int:
+def sparse_memory_file(n_bytes: int, what: str) -> int:
     """Likewise, but a page takes memory only when it is touched; if there is none, that kills."""
-    with _new_memory_file(n_bytes) as fd:
+    with _new_memory_file(n_bytes, what) as fd:
         return fd
 
 
 @contextlib.contextmanager
-def _new_memory_file(n_bytes: int) -> Iterator[int]:
+def _new_memory_file(n_bytes: int, what: str) -> Iterator[int]:
     """A memory file, which is sealed at the end; or closed, should anything fail before."""
     flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
     try:
@@ -71,7 +77,7 @@ def _new_memory_file(n_bytes: int) -> Iterator[int]:
     except OSError:  # kernels before 6.3 do not know this flag
         fd = os.memfd_create("shardio", flags)
     try:
-        os.ftruncate(fd, n_bytes)
+        resize_memory_file(fd, n_bytes, what)
         yield fd
         fcntl.fcntl(fd, _F_ADD_SEALS, _F_SEAL_SHRINK)
     except BaseException:
@@ -136,11 +142,13 @@ class BlockMap:
                         f"{self._most}: raise it, or lower batch_size"
                     )
                 better = min(better, self._most)
+            if (most := most_file_bytes()) is not None:
+                better = min(better, most)
             page = mmap.PAGESIZE
             wanted = -(-max(n_bytes, better) // page) * page
             what = "a batch's values of varying size"
             require(wanted - size, what)
-            with _refusals_explained(wanted - size, what):
+            with file_limit_explained(wanted, what), _refusals_explained(wanted - size, what):
                 os.posix_fallocate(self._fd, 0, wanted)
         self.see_growth(n_bytes)
 

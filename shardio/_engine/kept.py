@@ -10,7 +10,7 @@ import mmap
 import os
 from typing import Final
 
-from shardio._engine.linux import memory_file
+from shardio._engine.linux import memory_file, resize_memory_file
 from shardio._engine.wire import DESCRIPTOR_BYTES
 
 _COUNT: Final = 0
@@ -21,7 +21,7 @@ def kept_file(n_workers: int) -> int:
     """Make the memory for all workers, a page each; the caller owns the descriptor."""
     fd = memory_file()
     try:
-        os.ftruncate(fd, max(1, n_workers) * mmap.PAGESIZE)
+        resize_memory_file(fd, max(1, n_workers) * mmap.PAGESIZE, "answers held back")
     except BaseException:
         os.close(fd)
         raise

@@ -21,7 +21,8 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
-from shardio.errors import EnvironmentUnsuitable
+from shardio.disk import most_file_bytes
+from shardio.errors import EnvironmentUnsuitable, MemoryShort
 
 __all__ = [
     "Finalizer",
@@ -31,12 +32,14 @@ __all__ = [
     "explain_files",
     "files_explained",
     "has_ended",
+    "file_limit_explained",
     "interrupts_held",
     "keep_freed_memory",
     "memory_file",
     "name_process",
     "open_pidfd",
     "read_umask",
+    "resize_memory_file",
     "this_process",
     "yield_to_main",
 ]
@@ -231,14 +234,40 @@ def memory_file(*parts: bytes) -> int:
         explain_files(error)
         raise _lacking("memfd_create", str(error)) from error
     try:
-        for part in parts:
-            view = memoryview(part)
-            while view:
-                view = view[os.write(fd, view) :]
+        with file_limit_explained(sum(map(len, parts)), "what workers are sent"):
+            for part in parts:
+                view = memoryview(part)
+                while view:
+                    view = view[os.write(fd, view) :]
     except BaseException:
         os.close(fd)
         raise
     return fd
+
+
+def resize_memory_file(fd: int, n_bytes: int, what: str) -> None:
+    """Set the length of a memory file for `what`; pages take memory when they are touched.
+
+    Raises:
+        MemoryShort: RLIMIT_FSIZE does not allow a file of n_bytes.
+    """
+    with file_limit_explained(n_bytes, what):
+        os.ftruncate(fd, n_bytes)
+
+
+@contextlib.contextmanager
+def file_limit_explained(n_bytes: int, what: str) -> Iterator[None]:
+    """Raise MemoryShort where RLIMIT_FSIZE does not allow a memory file of n_bytes for `what`."""
+    try:
+        yield
+    except OSError as error:
+        most = most_file_bytes()
+        if error.errno != errno.EFBIG or most is None:
+            raise
+        raise MemoryShort(
+            f"{what}: a memory file of {n_bytes} bytes is needed, and RLIMIT_FSIZE allows {most}: "
+            "raise that limit (`ulimit -f unlimited`)"
+        ) from error
 
 
 def die_with_parent(parent_pid: int) -> None:

@@ -22,9 +22,10 @@ def marks_file(n_marks: int) -> int:
     Raises:
         MemoryShort: there is not that much memory.
     """
+    what = "the table of what has been checked"
     if n_marks > _MOST_RESERVED:
-        return sparse_memory_file(n_marks)
-    return reserve_memory_file(max(1, n_marks), "the table of what has been checked")
+        return sparse_memory_file(n_marks, what)
+    return reserve_memory_file(max(1, n_marks), what)
 
 
 class SharedArray:

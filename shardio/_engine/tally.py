@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from shardio._engine.linux import memory_file
+from shardio._engine.linux import memory_file, resize_memory_file
 from shardio.division import Division
 from shardio.loading_stats import LoadingStats
 from shardio.spent import CHECK, DECODE, SPENT, TRANSFORM, now_ns
@@ -120,7 +120,7 @@ class Tallies:
         self.fd = memory_file()
         """For the workers; the caller closes it."""
         try:
-            os.ftruncate(self.fd, n_lines * _LINE * 8)
+            resize_memory_file(self.fd, n_lines * _LINE * 8, "the tallies of passes")
             whole = np.frombuffer(mmap.mmap(self.fd, 0), np.uint64).reshape(n_lines, _LINE)
         except BaseException:
             os.close(self.fd)

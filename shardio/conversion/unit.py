@@ -26,7 +26,7 @@ from shardio.writer import ShardSummary, ShardWriter
 
 _MAX_REASON: Final = 1000  # characters of a reason that are kept
 _OF_THE_MACHINE: Final = frozenset(
-    (errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC)
+    (errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC)
 )
 """Errors that have another cause than the file at which they strike."""
 

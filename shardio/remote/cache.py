@@ -213,7 +213,11 @@ class ShardCache:
                 file.truncate(0)
                 file.seek(0)
             watched: Any = _Watched(file, half)
-            self._objects.download(shard.name, watched, shard.n_bytes, check=check)
+            try:
+                self._objects.download(shard.name, watched, shard.n_bytes, check=check)
+            except OSError as error:
+                disk.explain_file_limit(error, shard.n_bytes)
+                raise
 
     def _with_room(self, shard: ShardSummary, call: Callable[[], T]) -> T:
         """Make a call that writes, again where the disk is full and others can make room."""

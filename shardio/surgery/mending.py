@@ -19,6 +19,7 @@ from typing import Final
 import numpy as np
 
 from shardio.access.files import open_shard
+from shardio.disk import create
 from shardio.errors import DataError, ShardCorrupt
 from shardio.format.checksum import (
     BLOCK_BYTES,
@@ -100,7 +101,8 @@ def mend(path: str, folder: Path, schema: Schema | None = None) -> Mended:
     if not notes:
         return Mended(path)
     if not n_holes:
-        shutil.copyfile(path, copy)
+        with open(path, "rb") as source, create(copy) as target:
+            shutil.copyfileobj(source, target, 1 << 20)
     with open(copy, "r+b") as file:
         file.truncate(header.file_size)
         for offset, patch in draft.patches.items():
@@ -159,7 +161,7 @@ def _is_readable(fd: int, place: int, n_bytes: int = PAGE) -> bool:
 
 def _copy_around(path: str, copy: Path, holes: set[int]) -> None:
     """Copy a file page by page, and leave out what cannot be read."""
-    with open(path, "rb", buffering=0) as source, open(copy, "wb") as target:
+    with open(path, "rb", buffering=0) as source, create(copy) as target:
         n_bytes = os.fstat(source.fileno()).st_size
         for page in range(0, n_bytes, PAGE):
             if page not in holes:

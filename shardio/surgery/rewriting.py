@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Self
 
+from shardio.disk import create, sync
 from shardio.errors import DatasetConflict, DatasetNotFound, InvalidArgument, ShardioError
 from shardio.format.schema import Schema
 from shardio.manifest import (
@@ -148,10 +149,9 @@ class Rewriting:
         """Add a copy of a finished shard that lies elsewhere, byte for byte."""
         self.cut()
         name = self._next_name()
-        with open(path, "rb") as source, open(self.staging / name, "xb") as copy:
+        with open(path, "rb") as source, create(self.staging / name) as copy:
             shutil.copyfileobj(source, copy, 1 << 20)
-            copy.flush()
-            os.fsync(copy.fileno())
+            sync(copy, self.staging / name)
         self._enter_staged(dataclasses.replace(summary, name=name))
 
     def take(self, path: str, summary: ShardSummary) -> None:

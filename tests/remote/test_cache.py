@@ -28,6 +28,7 @@ from shardio.remote.locks import exclusive, is_alone_in_any
 from shardio.remote.objects import Objects
 from shardio.remote.room import Room
 from shardio.writer import ShardSummary
+from tests.limits import files_of_at_most
 from tests.loading import TWO_FIELDS, two_fields, write_dataset
 from tests.remote.scene import Fault, Scene, line_of, program
 from tests.shards import write_media, write_shard
@@ -548,6 +549,19 @@ def test_a_full_disk_with_nothing_to_remove_is_an_error_that_says_what_is_needed
         _fill_disk(monkeypatch, 99)
         with pytest.raises(CacheFull, match=f"{shards[1].n_bytes} bytes are needed .* in use"):
             cache.hold(shards[1])
+
+
+def test_a_shard_that_is_larger_than_a_file_may_be_says_so_and_is_gone_on_with_later(
+    store: Scene, url: str, tmp_path: Path, shards: tuple[ShardSummary, ...]
+) -> None:
+    n_bytes, half = shards[0].n_bytes, shards[0].n_bytes // 2
+    words = f"needs at least {n_bytes} bytes, and RLIMIT_FSIZE allows {half}: .*{shards[0].id}"
+    with _cache(store, url, tmp_path) as cache:
+        with files_of_at_most(half), pytest.raises(OSError, match=words):
+            cache.hold(shards[0])
+        store.proxy.forget()
+        cache.hold(shards[0])
+    assert store.proxy.n_bytes == {shards[0].name: n_bytes - half}
 
 
 def test_after_the_machine_has_started_anew_what_is_there_is_verified_once_more(

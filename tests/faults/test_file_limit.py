@@ -1,0 +1,177 @@
+"""RLIMIT_FSIZE, which holds for memory files too: an error with limit, need and way out.
+
+A limit of a process holds for those that it starts: each case runs in a program of its own.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Generator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shardio import Image, Input, Outcome, Schema, disk
+from shardio._engine import blocks
+from shardio.errors import MemoryShort
+from shardio.media import encode_jpeg
+from shardio_tools import cli
+from tests.limits import files_of_at_most
+from tests.lines import Lines, contents, convert, install
+from tests.loading import TWO_FIELDS, two_fields, write_dataset
+
+ROOT = str(Path(__file__).resolve().parents[2])
+LIMITED = """
+import resource, sys
+sys.path[:0] = sys.argv[2].split(":")
+limit = int(sys.argv[1])
+resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+del sys.argv[1:3]
+"""
+LOAD = """
+from shardio import ShardLoader
+place, batch_size, num_workers = sys.argv[1], *map(int, sys.argv[2:])
+with ShardLoader(place, batch_size, num_workers=num_workers, output="numpy") as loader:
+    print(sum(len(batch["image"]) for batch in loader))
+"""
+COMMAND = """
+from shardio.conversion import plan
+from shardio_tools import cli
+plan.MIN_UNIT_BYTES, plan.MIN_INPUT_BYTES = 8, 0
+raise SystemExit(cli.main(sys.argv[1:]))
+"""
+
+
+def _run(
+    code: str, n_bytes: int, *arguments: object, path: str = ROOT
+) -> subprocess.CompletedProcess[str]:
+    """Run a program in which no file may be larger than n_bytes."""
+    command = [sys.executable, "-c", LIMITED + code, n_bytes, path, *arguments]
+    return subprocess.run(
+        list(map(str, command)), capture_output=True, text=True, check=False, timeout=120
+    )
+
+
+@pytest.mark.parametrize("num_workers", [0, 1, 2])
+@pytest.mark.parametrize("n_bytes", [0, 1 << 13, 600 << 10])
+def test_a_loader_says_what_it_needs(tmp_path: Path, num_workers: int, n_bytes: int) -> None:
+    place = write_dataset(tmp_path / "set", 128, 2, TWO_FIELDS, two_fields(128))
+    done = _run(LOAD, n_bytes, place, 128, num_workers)
+    found = re.search(
+        rf"MemoryShort: .*: a memory file of (\d+) bytes is needed, and RLIMIT_FSIZE allows "
+        rf"{n_bytes}: raise that limit \(`ulimit -f unlimited`\)$",
+        done.stderr,
+        re.MULTILINE,
+    )
+    assert found is not None, done.stderr
+    assert int(found[1]) > n_bytes
+    if n_bytes == 600 << 10:
+        assert "MemoryShort: a block for batches: " in done.stderr
+    assert _run(LOAD, 4 << 20, place, 128, num_workers).stdout == "128\n"
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_batch_that_outgrows_the_limit_is_an_error(tmp_path: Path, num_workers: int) -> None:
+    schema = Schema({"image": Image()})
+    sizes = [16] * 31 + [1200]
+    samples = ({"image": encode_jpeg(np.zeros((n, n, 3), np.uint8))} for n in sizes)
+    place = write_dataset(tmp_path / "set", 32, 1, schema, samples)
+    done = _run(LOAD, 3 << 20, place, 1, num_workers)
+    assert re.search(r"MemoryShort: .* memory file of \d{7} bytes .* allows 3145728: ", done.stderr)
+    assert _run(LOAD, 64 << 20, place, 1, num_workers).stdout == "32\n"
+
+
+def test_a_block_grows_as_far_as_the_limit_allows() -> None:
+    with files_of_at_most(1 << 20):
+        block = blocks.Block(0, 64 << 10)
+        block.grow(128 << 10, better=4 << 20)
+        assert len(block.bytes) == 1 << 20
+        with pytest.raises(
+            MemoryShort, match=r"of 1052672 bytes is .* RLIMIT_FSIZE allows 1048576"
+        ):
+            block.grow((1 << 20) + 1)
+    os.close(block.fd)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("n_bytes", [100, 8 << 10, 20 << 10])
+def test_a_conversion_says_so_and_goes_on_once_it_may(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, n_bytes: int, workers: int
+) -> None:
+    lines = install(tmp_path, monkeypatch)
+    convert(lines, tmp_path / "whole")
+    out = tmp_path / "out"
+    command = ["convert", lines, out, "--kind=lines", f"--workers={workers}"]
+    done = _run(COMMAND, n_bytes, *command, path=f"{ROOT}:{tmp_path / 'site'}")
+    assert done.returncode == cli.ENVIRONMENT, done.stderr
+    found = re.search(
+        rf"^shardio: {out}/\S+: File too large: it needs at least (\d+) bytes, and RLIMIT_FSIZE "
+        rf"allows {n_bytes}: raise that limit \(`ulimit -f unlimited`\)$",
+        done.stderr,
+        re.MULTILINE,
+    )
+    assert found is not None, done.stderr
+    assert int(found[1]) > n_bytes
+    assert "Traceback" not in done.stderr
+    assert not out.exists() or [path.name for path in out.iterdir()] == [".conversion"]
+    resumed = _run(COMMAND, 1 << 30, *command, "--resume", path=f"{ROOT}:{tmp_path / 'site'}")
+    assert resumed.returncode == cli.OK, resumed.stderr
+    assert contents(out) == contents(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("command", ["merge", "reshard", "repair", "stats", "export"])
+def test_a_command_that_writes_says_so_and_leaves_the_dataset_as_it_was(
+    tmp_path: Path, command: str
+) -> None:
+    source, out = tmp_path / "set", tmp_path / "out"
+    write_dataset(source, 128, 2, TWO_FIELDS, two_fields(128))
+    if command == "repair":  # the last page is made of the first
+        shard = next(source.glob("*.shard"))
+        shard.write_bytes(shard.read_bytes()[:-4096] + bytes(4096))
+    arguments = {
+        "merge": ["merge", out, source],
+        "reshard": ["reshard", source, out],
+        "repair": ["repair", source, out],
+        "stats": ["stats", source],
+        "export": ["export", source, out, "--format=webdataset"],
+    }[command]
+    before = contents(source)
+    done = _run(COMMAND, 256, *arguments)
+    assert done.returncode == cli.ENVIRONMENT, done.stderr
+    assert re.search(
+        r"^shardio: \S+: File too large: it needs .* RLIMIT_FSIZE allows 256: raise that limit",
+        done.stderr,
+        re.MULTILINE,
+    )
+    assert contents(source) == before
+    assert _run(COMMAND, 1 << 30, *arguments).returncode == cli.OK
+
+
+def test_a_limit_met_by_a_converter_does_not_cost_the_input(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = install(tmp_path, monkeypatch)
+
+    def write_much(self: Lines, source: Input) -> Generator[Mapping[str, Any], None, Outcome]:
+        yield from ()
+        raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
+
+    monkeypatch.setattr(Lines, "samples", write_much)
+    with pytest.raises(OSError, match="File too large"):
+        convert(lines, tmp_path / "out", on_error="skip")
+
+
+def test_an_error_of_the_system_that_is_about_another_limit_stays_as_it_is() -> None:
+    error = OSError(errno.EFBIG, os.strerror(errno.EFBIG))
+    disk.explain_file_limit(error, 5)  # none is set: the file system's own
+    assert str(error) == "[Errno 27] File too large"
+    with files_of_at_most(100):
+        error = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        disk.explain_file_limit(error, 5)
+    assert str(error) == "[Errno 28] No space left on device"
