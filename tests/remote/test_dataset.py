@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import pickle
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -225,13 +226,11 @@ def test_the_files_of_long_lists_come_with_the_state_that_names_them(
 def test_a_state_that_another_process_has_just_brought_stays(
     store: Scene, url: str, tmp_path: Path, folder: Path, was_known: str | None
 ) -> None:
-    objects = Objects(url, store.options)
-    first, second = (Mirror(str(tmp_path), each) for each in (objects, _Overtaken(objects)))
+    first = Mirror(str(tmp_path), Objects(url, store.options))
+    second = Mirror(str(tmp_path), _Overtaken(url, store.options, lambda: first.bring(None)))
     if was_known:
         first.write("dataset.json", b'{"generation": 1, "lineage": "0123456789abcdef"}')
         first.write("generations/000001.json", was_known.encode())
-    second_objects: Any = second._objects
-    second_objects.overtake = lambda: first.bring(None)
     second.bring(None)
     state = tmp_path / "generations" / "000001.json"
     assert state.read_bytes() == (folder / "generations" / "000001.json").read_bytes()
@@ -255,15 +254,15 @@ def test_a_state_that_is_being_written_is_not_removed_by_another_process(
     assert state == (folder / "generations" / "000001.json").read_bytes()
 
 
-class _Overtaken:
+class _Overtaken(Objects):
     """Objects of a process that gets `dataset.json`, and then is overtaken by another one."""
 
-    def __init__(self, objects: Objects) -> None:
-        self.url, self._objects = objects.url, objects
-        self.overtake: Any = None
+    def __init__(self, url: str, options: Any, overtake: Callable[[], None]) -> None:
+        super().__init__(url, options)
+        self._overtake = overtake
 
     def read(self, name: str, **given: Any) -> bytes:
-        found = self._objects.read(name, **given)
+        found = super().read(name, **given)
         if name == "dataset.json":
-            self.overtake()
+            self._overtake()
         return found
