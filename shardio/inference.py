@@ -9,6 +9,7 @@ from typing import Any, Final
 import numpy as np
 
 from shardio.errors import SchemaError
+from shardio.format.arraylike import is_bfloat16_bits, shown_dtype
 from shardio.format.fields import DTYPES, Array, Bytes, Field, Json, List, Text
 from shardio.format.schema import Schema
 
@@ -61,7 +62,7 @@ def _infer_present(name: str, value: object, source: Field | None) -> Field:
         return _infer_array(name, np.asarray(value), source)
     raise SchemaError(
         f"field {name!r}: a {type(value).__module__}.{type(value).__name__} cannot be put into a "
-        "batch; return NumPy arrays, numbers, str, bytes, or what JSON can say"
+        "batch; return NumPy arrays, tensors of torch, numbers, str, bytes, or what JSON can say"
     )
 
 
@@ -74,7 +75,7 @@ def _infer_list(name: str, value: Sequence[Any], source: Field | None) -> List:
 
 
 def _infer_array(name: str, value: np.ndarray[Any, Any], source: Field | None) -> Array:
-    dtype = value.dtype.name
+    dtype = "bfloat16" if is_bfloat16_bits(value.dtype) else value.dtype.name
     if dtype not in DTYPES:
         raise SchemaError(f"field {name!r}: dtype {value.dtype} is not one of {', '.join(DTYPES)}")
     shape: tuple[int | None, ...] = tuple(n if n else None for n in value.shape)
@@ -84,6 +85,14 @@ def _infer_array(name: str, value: np.ndarray[Any, Any], source: Field | None) -
         if source.dtype == dtype and len(source.shape) == value.ndim and not source.is_fixed:
             shape = (None,) * value.ndim
     return Array(dtype, shape)
+
+
+def _is_dtype(found: np.dtype[Any], field: Array) -> bool:
+    """True if a dtype is that of a field, in either byte order."""
+    if is_bfloat16_bits(found):
+        return bool(field.dtype == "bfloat16")
+    wanted = field.numpy
+    return bool(found == wanted or found.name == wanted.name)  # names take 5 µs
 
 
 def infer_batch(made: object, n_rows: int, source: Schema) -> tuple[Schema, frozenset[str]]:
@@ -106,7 +115,7 @@ def infer_batch(made: object, n_rows: int, source: Schema) -> tuple[Schema, froz
         if not isinstance(value, _NUMBERS | list | tuple):
             raise SchemaError(
                 f"field {name!r}: a {type(value).__name__} cannot be put into a batch; return "
-                "NumPy arrays, numbers, or lists with a value for each sample"
+                "NumPy arrays, tensors of torch, numbers, or lists with a value for each sample"
             )
         array = _infer_array(name, np.asarray(value), known)
         fields[name] = Array(array.dtype, (None,) * len(array.shape))
@@ -157,18 +166,18 @@ def check_batch(made: object, n_rows: int, schema: Schema, whole: Iterable[str])
             continue
         given = made[name]
         if isinstance(given, _ARRAYS):
-            if given.dtype == field.numpy and given.ndim == len(field.shape):
-                continue  # as nearly always: the names of dtypes take 5 µs
+            if _is_dtype(given.dtype, field) and given.ndim == len(field.shape):
+                continue
         elif _is_column(given) or not isinstance(given, _NUMBERS | list | tuple):
             raise SchemaError(
                 f"field {name!r}: the first batch had an array of {field.dtype}, this has a "
                 f"{type(given).__name__}"
             )
         value = np.asarray(given)
-        if value.dtype.name != field.numpy.name or value.ndim != len(field.shape):
+        if not _is_dtype(value.dtype, field) or value.ndim != len(field.shape):
             raise SchemaError(
                 f"field {name!r}: the first batch had {field.dtype} of {len(field.shape)} "
-                f"dimensions, this has {value.dtype} of shape {value.shape}"
+                f"dimensions, this has {shown_dtype(value.dtype)} of shape {value.shape}"
             )
 
 
@@ -186,7 +195,7 @@ def check_sample(sample: object, schema: Schema, first: str = "the first sample"
         if not isinstance(field, Array) or (field.optional and sample[name] is None):
             continue
         made = sample[name]
-        if isinstance(made, _ARRAYS) and made.shape == field.shape and made.dtype == field.numpy:
+        if isinstance(made, _ARRAYS) and made.shape == field.shape and _is_dtype(made.dtype, field):
             continue  # as nearly always: the rest takes ten times as long
         if not isinstance(made, _NUMBERS):
             raise SchemaError(
@@ -194,13 +203,13 @@ def check_sample(sample: object, schema: Schema, first: str = "the first sample"
                 f"this has a {type(made).__name__}"
             )
         value = np.asarray(made)
-        # By name: the byte order is no difference, it is changed on the way into the block.
-        same = value.dtype.name == field.numpy.name and len(value.shape) == len(field.shape)
+        # The byte order is no difference: it is changed on the way into the block.
+        same = _is_dtype(value.dtype, field) and len(value.shape) == len(field.shape)
         if not same or any(
             d is not None and d != n for d, n in zip(field.shape, value.shape, strict=True)
         ):
-            ways = "" if value.dtype.name != field.numpy.name or not field.shape else _OTHER_SHAPES
+            ways = "" if not _is_dtype(value.dtype, field) or not field.shape else _OTHER_SHAPES
             raise SchemaError(
                 f"field {name!r}: {first} had {field.dtype} of shape {field.shape}, "
-                f"this has {value.dtype} of shape {value.shape}{ways}"
+                f"this has {shown_dtype(value.dtype)} of shape {value.shape}{ways}"
             )

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,6 +16,7 @@ import pytest
 import shardio
 from shardio import Array, List, Schema, ShardLoader
 from shardio.errors import InvalidArgument, SchemaError, TransformError
+from shardio.map_view import MapView
 from tests.loading import TWO_FIELDS, bits, two_fields, write_dataset
 
 pytestmark = pytest.mark.usefixtures("warm_zygote", "quick_disk")
@@ -51,7 +56,7 @@ MASKED: dict[str, Callable[[], Any]] = {
     "nothing masked": lambda: np.ma.masked_array([1.0, 2.0]),
     "list of arrays": lambda: [np.zeros(2), np.ma.masked_array([1.0, 2.0], [False, True])],
 }
-MESSAGE = r"'x(\[1\])?'.*a masked array would lose its mask.*\.filled\(.*getmaskarray"
+MESSAGE = r"'x(\[\d\])*'.*a masked array would lose its mask.*\.filled\(.*getmaskarray"
 EVERY_MASKED = pytest.mark.parametrize("kind", MASKED)
 
 
@@ -213,3 +218,263 @@ def test_a_masked_array_chooses_no_samples(folder: str) -> None:
     for options in ({"weights": np.ma.ones(N)}, {"sampler": numbers}):
         with pytest.raises(InvalidArgument, match="(weights|sampler).*masked array"):
             epoch(folder, **options)
+
+
+# --- tensors --------------------------------------------------------------------------------
+
+
+def stand_in(array: np.ndarray[Any, Any], device: str = "cpu", layout: str = "strided") -> Any:
+    """An object with the class name and the methods of a tensor that requires a gradient."""
+
+    def numpy(self: Any, *, force: bool = False) -> Any:
+        assert force
+        return array
+
+    members = {
+        "__module__": "torch",
+        "__array__": None,  # as of one that cannot be read without `force`
+        "numpy": numpy,
+        "dtype": f"torch.{array.dtype}",
+        "device": SimpleNamespace(type=device, __str__=lambda: device),
+        "layout": f"torch.{layout}",
+    }
+    return type("Tensor", (), members)()
+
+
+def numbers(label: int) -> np.ndarray[Any, Any]:
+    return np.arange(6, dtype=np.float32).reshape(2, 3) + label
+
+
+@WORKERS
+@TAKERS
+def test_a_tensor_is_taken_as_its_array_without_torch(
+    folder: str, taker: str, num_workers: int
+) -> None:
+    options: Fields = {"num_workers": num_workers}
+    tensors = made_by(taker, lambda label: stand_in(numbers(label)))
+    found = epoch(folder, **options, **{taker: tensors})
+    assert found == epoch(folder, **options, **{taker: made_by(taker, numbers)})
+
+
+@TAKERS
+@pytest.mark.parametrize("first", [0, 5])
+@pytest.mark.parametrize(
+    ("attributes", "text"),
+    [
+        (
+            {"device": "cuda"},
+            r"'x(\[\d\])*': expected a tensor on the CPU, found one on cuda.*x\.cpu\(\)",
+        ),
+        (
+            {"layout": "sparse_coo"},
+            r"'x(\[\d\])*': expected a dense tensor, found .*sparse_.*to_dense\(\)",
+        ),
+    ],
+    ids=["cuda", "sparse"],
+)
+def test_a_tensor_that_is_no_array_is_refused(
+    folder: str, taker: str, attributes: dict[str, str], text: str, first: int
+) -> None:
+    def make(label: int) -> Any:
+        return stand_in(numbers(label), **attributes) if label == first else numbers(label)
+
+    with pytest.raises(TransformError, match=text) as caught:
+        epoch(folder, **{taker: made_by(taker, make)})
+    assert f" of {folder}" in str(caught.value)
+
+
+def test_what_user_code_keeps_is_not_changed(folder: str) -> None:
+    kept: list[Fields] = []
+
+    def transform(sample: Fields) -> Fields:
+        kept.append({"x": stand_in(numbers(0)), "y": [stand_in(numbers(1))]})
+        return kept[-1]
+
+    epoch(folder, transform=transform)
+    assert {type(each["x"]).__name__ for each in kept} == {"Tensor"}
+    assert {type(each["y"][0]).__name__ for each in kept} == {"Tensor"}
+
+
+def test_torch_is_not_imported_for_a_loader(folder: str) -> None:
+    code = (
+        "import sys, shardio\n"
+        f"options = {{'output': 'numpy', 'num_workers': 0, 'transform': dict}}\n"
+        f"with shardio.ShardLoader({folder!r}, 4, **options) as loader: list(loader)\n"
+        "assert 'torch' not in sys.modules and 'numpy.ma' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def tensor_kinds() -> dict[str, Callable[[int], Any]]:
+    """Tensors of torch, made in whatever process asks."""
+    import torch
+
+    def of(label: int) -> Any:
+        return torch.arange(6, dtype=torch.float32).reshape(2, 3) + label
+
+    return {
+        "plain": of,
+        "with a gradient": lambda label: of(label).requires_grad_() * 2,
+        "parameter": lambda label: torch.nn.Parameter(of(label)),
+        "transposed": lambda label: of(label).T,
+        "strided": lambda label: of(label)[:, ::2],
+        "expanded": lambda label: of(label)[:, :1].expand(2, 5),
+        "negative view": lambda label: torch.complex(of(label), of(label)).conj().imag,
+        "without dimensions": lambda label: of(label).sum(),
+        "int64": lambda label: of(label).long(),
+        "bool": lambda label: of(label) > 3,
+        "uint8": lambda label: of(label).to(torch.uint8),
+        "float16": lambda label: of(label).half(),
+        "list": lambda label: [of(label), of(label)],
+        "list with arrays": lambda label: (of(label), of(label).numpy()),
+    }
+
+
+NEEDS_TORCH = "torch is too large for the extra dev"
+
+
+def as_arrays(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return [as_arrays(each) for each in value]
+    return value if isinstance(value, np.ndarray) else value.numpy(force=True).copy()
+
+
+@pytest.mark.parametrize(
+    "running",
+    [{"num_workers": 0}, {"num_workers": 1}, {"num_workers": 2, "start_method": "thread"}],
+    ids=["here", "1 worker", "threads"],
+)
+@TAKERS
+def test_tensors_of_torch_are_taken_as_their_arrays(
+    folder: str, taker: str, running: dict[str, Any]
+) -> None:
+    pytest.importorskip("torch", reason=NEEDS_TORCH)
+
+    def tensors(given: Any) -> Fields:
+        if taker == "transform":
+            return {kind: make(int(given["label"])) for kind, make in tensor_kinds().items()}
+        labels = [each["label"] for each in given] if taker == "collate" else given["label"]
+        return {kind: [make(int(i)) for i in labels] for kind, make in tensor_kinds().items()}
+
+    def arrays(given: Any) -> Fields:
+        return {kind: as_arrays(value) for kind, value in tensors(given).items()}
+
+    found = epoch(folder, **running, **{taker: tensors})
+    assert found == epoch(folder, **running, **{taker: arrays})
+    assert len(found[0][-1]) == len(tensor_kinds())
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+@TAKERS
+def test_a_tensor_of_bfloat16_arrives_as_one(folder: str, taker: str, num_workers: int) -> None:
+    torch = pytest.importorskip("torch", reason=NEEDS_TORCH)
+
+    def make(label: int) -> Any:
+        import torch
+
+        return (torch.full((3, 2), label + 0.5, dtype=torch.bfloat16).requires_grad_() * 1).T
+
+    options: Fields = {"output": "torch", "num_workers": num_workers, taker: made_by(taker, make)}
+    with ShardLoader(folder, BATCH, **options) as loader:
+        batches = list(loader)
+    if taker == "transform":
+        found = torch.cat([batch["x"] for batch in batches])
+        assert found.dtype == torch.bfloat16 and found.shape == (N, 2, 3)
+        assert found[:, 1, 2].tolist() == [label + 0.5 for label in range(N)]
+    else:
+        rows = [row for batch in batches for row in batch["x"]]
+        half = np.array([label + 0.5 for label in range(N)], np.float32).view(np.uint32) >> 16
+        assert [row[1, 2] for row in rows] == half.tolist()
+
+
+def test_bits_of_bfloat16_are_not_taken_for_whole_numbers(folder: str, tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch", reason=NEEDS_TORCH)
+    half = torch.ones(2, dtype=torch.bfloat16)
+
+    def transform(sample: Fields) -> Fields:
+        return {"x": half if sample["label"] == 5 else np.ones(2, np.uint16)}
+
+    with pytest.raises(TransformError, match=r"had uint16 of shape \(2,\), this has bfloat16"):
+        epoch(folder, transform=transform)
+    with pytest.raises(SchemaError, match="expected dtype uint16, found bfloat16"):
+        write([{"x": half}], Schema({"x": Array("uint16", (2,))}), tmp_path / "out")
+
+
+@pytest.mark.parametrize("kind", ["sparse", "float8", "meta", "complex"])
+def test_a_tensor_of_torch_that_is_no_array_is_refused(
+    folder: str, tmp_path: Path, kind: str
+) -> None:
+    torch = pytest.importorskip("torch", reason=NEEDS_TORCH)
+    tensor, text = {
+        "sparse": (torch.eye(2).to_sparse(), r"expected a dense tensor, found .*to_dense\(\)"),
+        "float8": (torch.ones(2).to(torch.float8_e4m3fn), r"torch\.float8_e4m3fn.*\.float\(\)"),
+        "meta": (torch.ones(2, device="meta"), "expected a tensor on the CPU, found one on meta"),
+        "complex": (torch.ones(2, dtype=torch.complex64), "dtype complex64"),
+    }[kind]
+    with pytest.raises(TransformError, match=f"'x': .*{text}"):
+        epoch(folder, transform=lambda sample: {"x": tensor})
+    with pytest.raises(SchemaError, match=f"'x': .*({text}|expected dtype)"):
+        write([{"x": tensor}], Schema({"x": Array("float32", (2,))}), tmp_path / "out")
+
+
+def test_tensors_of_unequal_shapes_are_padded(folder: str) -> None:
+    torch = pytest.importorskip("torch", reason=NEEDS_TORCH)
+
+    def transform(sample: Fields) -> Fields:
+        return {"x": torch.ones(1 + int(sample["label"]) % 3)}
+
+    options: Fields = {"output": "torch", "num_workers": 0, "collate": "pad"}
+    with ShardLoader(folder, BATCH, transform=transform, **options) as loader:
+        batch = next(iter(loader))
+    assert batch["x"].tolist() == [[1, 0, 0], [1, 1, 0], [1, 1, 1], [1, 0, 0]]
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_torchs_default_collate_is_a_collate_function(folder: str, num_workers: int) -> None:
+    torch = pytest.importorskip("torch", reason=NEEDS_TORCH)
+    collate = torch.utils.data.default_collate
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = epoch(folder, collate=collate, num_workers=num_workers)
+    assert found == epoch(folder)
+
+
+def test_a_batch_transform_is_given_arrays_whatever_collate_returns(folder: str) -> None:
+    torch = pytest.importorskip("torch", reason=NEEDS_TORCH)
+    kinds = set[type]()
+
+    def look(batch: Fields) -> Fields:
+        kinds.update(type(value) for value in batch.values())
+        return batch
+
+    collate = torch.utils.data.default_collate
+    assert epoch(folder, collate=collate, batch_transform=look) == epoch(folder)
+    assert kinds == {np.ndarray}
+
+
+def test_a_map_view_takes_tensors_of_a_transform(folder: str) -> None:
+    torch = pytest.importorskip("torch", reason=NEEDS_TORCH)
+    with MapView(folder, transform=lambda s: {"x": torch.tensor(s["image"])}) as samples:
+        assert samples[3]["x"].shape == (64, 96)
+
+
+def test_a_writer_takes_tensors(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch", reason=NEEDS_TORCH)
+    fields = {"x": Array("float32", (2,)), "half": Array("bfloat16", (2,))}
+    schema = Schema({**fields, "each": List(Array("int64", (None,)))})
+    x = torch.ones(2, requires_grad=True) * 3
+    write([{"x": x, "half": x.bfloat16(), "each": [x.long()]}], schema, tmp_path / "out")
+    with shardio.open(tmp_path / "out") as dataset:
+        sample = dataset[0]
+    assert sample["x"].tolist() == [3, 3] and sample["each"][0].tolist() == [3, 3]
+    bits_of = torch.from_numpy(sample["half"].copy()).view(torch.bfloat16)
+    assert bits_of.tolist() == [3, 3]
+
+
+def test_a_list_of_tensors_with_a_gradient_is_refused_by_a_field_of_one_array(
+    tmp_path: Path,
+) -> None:
+    torch = pytest.importorskip("torch", reason=NEEDS_TORCH)
+    x = torch.ones(2, requires_grad=True)
+    with pytest.raises(SchemaError, match="'x': expected float32, found list: .*requires grad"):
+        write([{"x": [x, x]}], Schema({"x": Array("float32", (2, 2))}), tmp_path / "out")

@@ -17,7 +17,7 @@ from shardio._engine.heap import put_value, reserve
 from shardio._engine.itinerary import Stretch
 from shardio._engine.joining import Places, StoredJoins, Values, join
 from shardio._engine.recipe import Recipe, Schemas
-from shardio._engine.returned import checked
+from shardio._engine.returned import plain
 from shardio._engine.scratch import Scratch, copy_rows
 from shardio._engine.stored import StoredValues
 from shardio._engine.transformed import Call, TransformedValues, call_keyed, named, told
@@ -204,7 +204,7 @@ class Batches:
             raise TransformError(f"{said}\n  at {self._named(share)}\n\n{text}") from error
         SPENT.sums_ns[TRANSFORM] += now_ns() - start_ns
         try:
-            return checked(made)
+            return plain(made)
         except SchemaError as error:
             raise TransformError(f"{error}\n  at {self._named(share)}") from None
 

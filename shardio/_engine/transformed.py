@@ -18,7 +18,7 @@ from shardio._engine.itinerary import Stretch
 from shardio._engine.packed import PackedTokens
 from shardio._engine.pictures import Pictures
 from shardio._engine.recipe import Recipe
-from shardio._engine.returned import checked
+from shardio._engine.returned import plain
 from shardio._engine.sounds import Sounds
 from shardio.cached import cached
 from shardio.collate import CLAIMED, EMPTY, FILLED, NO_FIELD, BlockLayout, pack_state
@@ -169,7 +169,7 @@ class TransformedValues:
             raise self.placed(what, row, shard, position, text) from error
         SPENT.sums_ns[TRANSFORM] += now_ns() - start_ns
         try:
-            return checked(made)
+            return plain(made)
         except SchemaError as error:
             raise self.placed(str(error), row, shard, position) from None
 

@@ -8,8 +8,8 @@ from typing import Any, Final
 from shardio.conversion.frame_columns import Column
 from shardio.conversion.pandas_columns import pandas_columns
 from shardio.conversion.polars_columns import polars_columns
-from shardio.conversion.values import is_of
 from shardio.errors import InvalidArgument, ShardioError
+from shardio.format.arraylike import is_of
 from shardio.format.schema import Schema
 
 _AT_ONCE: Final = 4096

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from shardio.conversion.values import is_of
 from shardio.errors import MediaError
+from shardio.format.arraylike import is_of
 
 MAX_ITEMS: Final = 16_384
 """Items that a data set is cut into, at most: each has its line in the report."""

@@ -14,20 +14,13 @@ from typing import Any, Final
 import numpy as np
 
 from shardio.errors import SchemaError
+from shardio.format.arraylike import is_of
 from shardio.format.fields import Array, Field, Image
 from shardio.format.schema import Schema
 from shardio.inference import infer_schema
 
 _PLAIN: Final = frozenset((str, bytes, bool, int, float, np.ndarray, type(None)))
 _PNG_MODES: Final = ("1", "L", "LA", "P", "RGB", "RGBA", "I;16")
-
-
-def is_of(value: object, package: str, name: str) -> bool:
-    """Whether a value is of a class of this name from a package, or of one derived from it."""
-    return any(
-        kind.__name__ == name and kind.__module__.partition(".")[0] == package
-        for kind in type(value).__mro__
-    )
 
 
 def is_picture(value: object) -> bool:

@@ -8,7 +8,13 @@ import numpy as np
 import numpy.typing as npt
 
 from shardio.errors import SchemaError, ShardCorrupt
-from shardio.format.arraylike import refuse_masked
+from shardio.format.arraylike import (
+    is_bfloat16_bits,
+    is_of,
+    refuse_masked,
+    shown_dtype,
+    tensor_to_array,
+)
 from shardio.format.fields import (
     MAX_RECORD_BYTES,
     Array,
@@ -68,6 +74,8 @@ def _show(shape: tuple[int | None, ...]) -> str:
 def _as_dtype(name: str, field: Array, value: object) -> npt.NDArray[Any]:
     wanted = field.numpy
     refuse_masked(f"field {name!r}", value, len(field.shape))
+    if is_of(value, "torch", "Tensor"):
+        value = tensor_to_array(name, value)
     if isinstance(value, np.ndarray | np.generic):
         found = np.asarray(value)
         if field.dtype == "bfloat16":
@@ -76,13 +84,15 @@ def _as_dtype(name: str, field: Array, value: object) -> npt.NDArray[Any]:
                 return found.view(wanted)
             if found.dtype.newbyteorder("<") == wanted:
                 return found.astype(wanted, copy=False)
-        elif np.can_cast(found.dtype, wanted, "safe"):
+        elif not is_bfloat16_bits(found.dtype) and np.can_cast(found.dtype, wanted, "safe"):
             cast = found.astype(wanted, copy=False)
             # What NumPy calls safe rounds large integers.
             if found.dtype.itemsize == 8 and found.dtype.kind in "iu" and wanted.kind == "f":
                 _refuse_rounding(name, found, cast)
             return cast
-        raise SchemaError(f"field {name!r}: expected dtype {field.dtype}, found {found.dtype}")
+        raise SchemaError(
+            f"field {name!r}: expected dtype {field.dtype}, found {shown_dtype(found.dtype)}"
+        )
     try:
         return _converted(np.asarray(value), field)
     except MemoryError:
