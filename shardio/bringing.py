@@ -183,7 +183,7 @@ def _wanted(dataset: ShardDataset, recipe: Recipe, plan: Plan) -> Iterator[Wante
     for number, first in enumerate(range(division.first_step, division.last_step, n_steps)):
         last = min(first + n_steps, division.last_step)
         stretch = itinerary.at(plan, division.positions(first, last))
-        rows = stretch.rows if dataset.packed is None else dataset.rows_within(stretch.numbers)
+        rows = stretch.rows if dataset.rows.packed is None else dataset.rows.within(stretch.numbers)
         shards, places = np.unique(dataset.locate(rows), return_index=True)
         for i in np.argsort(places, kind="stable").tolist():
             shard = int(shards[i])

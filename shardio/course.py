@@ -51,7 +51,8 @@ class Course:
 
     def __init__(self, dataset: ShardDataset, choice: Choice) -> None:
         self._n_samples = len(dataset)
-        bundling = dataset.bundling
+        rows = dataset.rows
+        bundling = rows.bundling
         self._bundle = 1 if bundling is None else bundling.k
         """How many clips lie together where an epoch is shuffled."""
         self._choice = choice
@@ -68,21 +69,20 @@ class Course:
                     "sampler and weights decide the order of an epoch, and so does a mixture: pass "
                     "weights to shardio.mix, or load the sources one by one"
                 )
-        packed = dataset.packed
+        packed = rows.packed
         self._tokens = packed.n_tokens if packed is not None and packed.is_padded else None
         self.window: Window | ShardWindow | None = None
         """Of epochs that begin now."""
         if choice.is_in_blocks:
             n_bytes, n_samples = bytes_of(dataset.shards), int(dataset.starts[-1])
-            if (
-                dataset.clips is not None or dataset.packed is not None
-            ):  # as if all rows had as many as those that are shown
-                n_samples = n_samples * len(dataset) // max(1, dataset.n_shown)
+            if rows.clips is not None or packed is not None:
+                # As if all rows had as many as those that are shown.
+                n_samples = n_samples * len(dataset) // max(1, rows.n_rows)
                 n_samples = max(1, n_samples // self._bundle)  # of which runs are made then
             self.window = Window.of(n_bytes, n_samples)
         if choice.is_in_shards:
             _check_has_shards(dataset)
-            self.window = ShardWindow.of(dataset.shard_ends, len(dataset))
+            self.window = ShardWindow.of(rows.shard_ends, len(dataset))
         if choice.sampler is not None and not callable(choice.sampler):
             self._check_sampler()
         if choice.weights is not None:
@@ -217,11 +217,11 @@ def _check_has_shards(dataset: ShardDataset) -> None:
     wrong = None
     if isinstance(dataset, Mixture):
         wrong = "a mixture has those of several datasets"
-    elif dataset.selection is not None and not dataset.selection.ascends:
+    elif dataset.rows.row_list is not None and not dataset.rows.row_list.ascends:
         wrong = "those of this selection come in another; sort what select() is given"
-    elif dataset.packed is not None:
+    elif dataset.rows.packed is not None:
         wrong = "a window of tokens may begin in one shard and end in another"
-    elif dataset.bundling is not None:
+    elif dataset.rows.bundling is not None:
         wrong = "per_video keeps clips of a video together, wherever it lies"
     if wrong is not None:
         raise InvalidArgument(

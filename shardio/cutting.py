@@ -124,7 +124,7 @@ def cut(dataset: ShardDataset, clip: Clip, name: str) -> Cut:
             asked for; or the field of events is none, or has one outside of its video.
         ShardCorrupt: that part of the index is damaged.
     """
-    n_frames = np.zeros(dataset.n_shown, np.int64)
+    n_frames = np.zeros(dataset.rows.n_rows, np.int64)
     sizes: set[tuple[int, int]] = set()
     around = _Around(dataset, clip.around) if clip.around is not None else None
 
@@ -144,7 +144,7 @@ def cut(dataset: ShardDataset, clip: Clip, name: str) -> Cut:
     if n_frames.any() and not len(clips):
         raise InvalidArgument(_why_none(dataset, clip, name, int(n_frames.max())))
     size = clip.size or _common(dataset, clip, name, sizes)
-    dataset.cut(clips)
+    dataset.rows.cut(clips)
     told = None if events is None else (events.values.dtype.str, len(events.values))
     return Cut(clip, name, size, len(n_frames), told)
 

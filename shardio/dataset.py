@@ -26,7 +26,7 @@ from shardio.remote.bucket import Bucket
 from shardio.remote.places import Remote, is_url, local_path
 from shardio.shards.filed import Filed, Group
 from shardio.shards.places import Folder, Place
-from shardio.shown import Shown
+from shardio.shown import RowSelection
 from shardio.units import VERIFY, Rows, Verify
 from shardio.views import RowList, check_mask, check_positions
 
@@ -34,7 +34,7 @@ _AT_ONCE: Final = 8192
 """Rows of a column that are gathered in one call."""
 
 
-class ShardDataset(Shown, Described, Filed, Sequence[dict[str, Any]], Closing):
+class ShardDataset(Described, Filed, Sequence[dict[str, Any]], Closing):
     """All samples of a dataset, by number; owns its shards' maps until `close()`.
 
     Pickled, it is opened anew where it arrives: the same state and samples, of files by their path.
@@ -83,10 +83,13 @@ class ShardDataset(Shown, Described, Filed, Sequence[dict[str, Any]], Closing):
         self._generation: Generation = self._load(generation)
         self._schema = self._generation.whole_schema
         self.subset = subset
-        self._view = None if subset is None else self._subset_rows(subset)
         self._verify = verify
         counts = self._generation.counts
-        self._starts: Rows = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
+        self.starts: Rows = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
+        """The number of each shard's first row, and the number of all rows at the end."""
+        view = None if subset is None else self._subset_rows(subset)
+        self.rows = RowSelection(self.starts, view)
+        """The samples that it shows, and the rows that they are."""
         # As most datasets are written; a division finds the shard in a tenth of a search's time.
         is_even = len(counts) and (counts[:-1] == counts[0]).all() and counts[-1] <= counts[0]
         self._rows_per_shard = max(1, int(counts[0])) if is_even else 0
@@ -127,19 +130,17 @@ class ShardDataset(Shown, Described, Filed, Sequence[dict[str, Any]], Closing):
             generation=self.generation,
             remote=self.remote,
         )
-        return (
-            reopen,
-            (self._root,),
-            {
-                "_view": self._view,
-                "_clips": self._clips,
-                "_packed": self._packed,
-            },
-        )
+        return reopen, (self._root,), self.rows.state
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        self.rows.restore(state)
+
+    def __len__(self) -> int:
+        return len(self.rows)
 
     def __repr__(self) -> str:
         part = "" if self.subset is None else f"subset {self.subset!r}, "
-        part = part if self.selection is None else "a selection, "
+        part = part if self.rows.row_list is None else "a selection, "
         return (
             f"ShardDataset({self.path!r}: {part}{len(self)} samples in {len(self.shards)} shards, "
             f"generation {self.generation})"
@@ -149,17 +150,17 @@ class ShardDataset(Shown, Described, Filed, Sequence[dict[str, Any]], Closing):
         """One sample as a dict, or a list of them for a slice; raw arrays are read-only views."""
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
-        row, n = operator.index(index), len(self)
+        row, n = operator.index(index), len(self.rows)
         if not -n <= row < n:
             raise IndexError(f"{self.path}: sample {row} of {n}")
         row += n if row < 0 else 0
-        if not self.is_plain:
-            row = int(self.rows(np.array([row]))[0])
-        shard = int(np.searchsorted(self._starts, row, side="right")) - 1
-        return self.sample(shard, row - int(self._starts[shard]))
+        if not self.rows.is_plain:
+            row = int(self.rows.at(np.array([row]))[0])
+        shard = int(np.searchsorted(self.starts, row, side="right")) - 1
+        return self.sample(shard, row - int(self.starts[shard]))
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        if not self.is_plain:
+        if not self.rows.is_plain:
             return (self[i] for i in range(len(self)))
         return (sample for shard in range(len(self.shards)) for sample in self.samples(shard))
 
@@ -220,7 +221,7 @@ class ShardDataset(Shown, Described, Filed, Sequence[dict[str, Any]], Closing):
             generation=self.generation,
             remote=self.remote,
         )
-        found.show(RowList(self.rows(positions)))
+        found.rows.show(RowList(self.rows.at(positions)))
         return found
 
     def _column(self, name: str) -> npt.NDArray[Any]:
@@ -232,7 +233,7 @@ class ShardDataset(Shown, Described, Filed, Sequence[dict[str, Any]], Closing):
         found = np.empty((len(self), field.row_bytes or 0), np.uint8)
         for start in range(0, len(self), _AT_ONCE):
             part = found[start : start + _AT_ONCE]
-            rows = self.rows(np.arange(start, start + len(part)))
+            rows = self.rows.at(np.arange(start, start + len(part)))
             shards, gather = self.locate(rows), self.gather(name)
             gather.gather(gather.place(rows, shards), rows, shards, part)
         shape = tuple(each or 0 for each in field.shape)
@@ -242,7 +243,7 @@ class ShardDataset(Shown, Described, Filed, Sequence[dict[str, Any]], Closing):
         """The number of the shard that each of `rows` lies in."""
         if self._rows_per_shard:
             return rows // self._rows_per_shard
-        return np.searchsorted(self._starts, rows, side="right") - 1
+        return np.searchsorted(self.starts, rows, side="right") - 1
 
     @property
     def buckets(self) -> list[Bucket]:
@@ -274,8 +275,8 @@ class ShardDataset(Shown, Described, Filed, Sequence[dict[str, Any]], Closing):
             self._opened,
             first,
             is_mapped=self.access == "mmap",
-            starts=self._starts[:-1],
-            counts=np.diff(self._starts),
+            starts=self.starts[:-1],
+            counts=np.diff(self.starts),
             marks=marks,
             first_marks=first_marks[first : first + n],
             verify=self._verify,

@@ -82,7 +82,7 @@ def pack_documents(dataset: ShardDataset, pack: Pack) -> None:
         ShardCorrupt: that part of the index is damaged.
     """
     lengths = _lengths(dataset, pack) + (pack.eot is not None)
-    dataset.pack(pack, np.cumsum(lengths, dtype=np.int64))
+    dataset.rows.pack(pack, np.cumsum(lengths, dtype=np.int64))
     if lengths.any() and not len(dataset):
         whole = ' with rest="drop"' if pack.rest == "drop" else ""
         raise InvalidArgument(
@@ -93,7 +93,7 @@ def pack_documents(dataset: ShardDataset, pack: Pack) -> None:
 
 def _lengths(dataset: ShardDataset, pack: Pack) -> Rows:
     """How many tokens the document has in each row that is shown."""
-    name, field, n = pack.name, pack.documents(dataset.schema), dataset.n_shown
+    name, field, n = pack.name, pack.documents(dataset.schema), dataset.rows.n_rows
     if field.is_fixed:
         return np.full(n, field.shape[0], np.int64)
     lengths, itemsize = np.zeros(n, np.int64), field.numpy.itemsize

@@ -112,7 +112,7 @@ def hear(
     """
     if not names:
         return None
-    if sound.where == "random" and dataset.clips is not None:
+    if sound.where == "random" and dataset.rows.clips is not None:
         raise InvalidArgument(
             f"{dataset.path}: samples are clips of {video!r}, and their sound is what is heard "
             'meanwhile; where="random" is for sound alone: leave it out and pass '
@@ -129,7 +129,7 @@ def _field(dataset: ShardDataset, name: str, sound: Sound, video: str | None) ->
         channels = _common(dataset, name, "width", "channels", "channels")
     if sound.length is not None:
         return HeardField(name, rate, channels, n_samples(sound.length, rate))
-    clip = None if dataset.clips is None else dataset.clips.clip
+    clip = None if dataset.rows.clips is None else dataset.rows.clips.clip
     if clip is None or video is None:
         lengths = _bounds(dataset, name, name, None)
     elif clip.rate is not None:

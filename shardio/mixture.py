@@ -15,7 +15,6 @@ import numpy as np
 from shardio.access.filesystems import Access
 from shardio.agreement import check_agreement, common_fields
 from shardio.blend import Blend, Mixing
-from shardio.clips import Clips
 from shardio.dataset import ShardDataset
 from shardio.errors import InvalidArgument
 from shardio.format.checksum import hash_bytes
@@ -23,13 +22,13 @@ from shardio.format.schema import Schema
 from shardio.manifest import Generation
 from shardio.manifest.default_view import ROWS
 from shardio.manifest.listing import Side
-from shardio.packing import Pack, Packed
 from shardio.reader import ShardReader
 from shardio.remote.bucket import Bucket
 from shardio.remote.places import Remote
 from shardio.shards.places import Place
+from shardio.shown import MixtureSelection
 from shardio.units import Rows, Verify
-from shardio.views import RowList, RowRuns, check_positions
+from shardio.views import RowList, check_positions
 from shardio.writer import ShardSummary
 
 _NAMED: Final = 3
@@ -78,8 +77,6 @@ class Mixture(ShardDataset):
         self.sources: Final = tuple(sources)
         """The datasets that it is made of, in order."""
         self.mixing: Final = mixing
-        self._has_selection = any(source.selection is not None for source in sources)
-        self._selected: RowList | None = None
         paths = [source.path for source in sources[:_NAMED]]
         more = f" and {len(sources) - _NAMED} more" if len(sources) > _NAMED else ""
         is_mapped = all(source.access == "mmap" for source in sources)
@@ -87,10 +84,9 @@ class Mixture(ShardDataset):
         for source in sources:
             source.access = access
         super().__init__(f"a mixture of {', '.join(paths)}{more}", verify=verify, access=access)
-        self._ends: Rows = np.cumsum([len(source) for source in sources])
-        """The number behind that of each source's last sample."""
-        if any(source._view is not None for source in sources):
-            self._view = self._runs()
+        self.rows: MixtureSelection = MixtureSelection(
+            self.starts, [source.rows for source in sources], list(map(repr, sources))
+        )
 
     @classmethod
     def reopened(cls, mixed: Mixed, verify: Verify, access: Access) -> Self:
@@ -106,7 +102,7 @@ class Mixture(ShardDataset):
                 remote=each.remote.of_workers,
             )
             if each.n_selected is not None:
-                source.show(RowList(np.broadcast_to(np.int64(0), each.n_selected)))
+                source.rows.show(RowList(np.broadcast_to(np.int64(0), each.n_selected)))
             sources.append(source)
         return cls(sources, mixed.mixing, verify)
 
@@ -118,7 +114,7 @@ class Mixture(ShardDataset):
                 each.root,
                 each.generation,
                 each.subset,
-                None if each.selection is None else len(each),
+                None if each.rows.row_list is None else len(each),
                 each.remote,
             )
             for each in self.sources
@@ -128,8 +124,8 @@ class Mixture(ShardDataset):
     @property
     def blend(self) -> Blend:
         """What an epoch that begins now has."""
-        sizes = np.diff(self._ends, prepend=0)
-        firsts = self._ends - sizes
+        sizes = np.diff(self.rows.ends, prepend=0)
+        firsts = self.rows.ends - sizes
         return Blend(self.mixing, tuple(sizes.tolist()), tuple(firsts.tolist()))
 
     def sources_of(self, indices: Any) -> Rows:
@@ -140,7 +136,7 @@ class Mixture(ShardDataset):
         """
         numbers = np.asarray(indices)
         check_positions(numbers.reshape(-1), len(self), "indices")
-        return np.searchsorted(self._ends, numbers, side="right")
+        return np.searchsorted(self.rows.ends, numbers, side="right")
 
     def check_agreement(self, fields: Iterable[str] | None) -> Iterable[str] | None:
         """Make sure that all sources have some fields alike, and return these; see `agreement`."""
@@ -150,77 +146,10 @@ class Mixture(ShardDataset):
     # As a dataset.
 
     def __reduce__(self) -> tuple[Any, ...]:
-        state = {"_clips": self._clips, "_packed": self._packed, "_ends": self._ends}
-        return Mixture, (self.sources, self.mixing, self._verify), state
+        return Mixture, (self.sources, self.mixing, self._verify), self.rows.state
 
     def __repr__(self) -> str:
         return f"Mixture({len(self)} samples of {len(self.sources)} sources: {self.sources})"
-
-    @property
-    def view_id(self) -> str:
-        """What tells its view from others over the same sources; empty where that is all samples.
-
-        Of which sources, and in which order, its lineage says.
-        """
-        found = ",".join(source.view_id for source in self.sources)
-        return self._identified(found if self._view is not None else "")
-
-    @property
-    def selection(self) -> RowList | None:
-        """The rows, of all shards, of those sources that are selections, one after another."""
-        if self._selected is None and self._has_selection:
-            parts = [
-                source.selection.every() + first
-                for source, first in zip(self.sources, self._first_rows(), strict=True)
-                if source.selection is not None
-            ]
-            self._selected = RowList(np.concatenate(parts))
-        return self._selected
-
-    def show(self, selection: RowList) -> None:
-        """Have these rows in the place of its `selection`, of as many."""
-        self._selected = selection
-
-    def cut(self, clips: Clips) -> None:
-        """Have it show clips of the videos in the rows that its sources show.
-
-        Raises:
-            InvalidArgument: a source has no clip.
-        """
-        super().cut(clips)
-        ends = np.concatenate([[0], clips.ends])
-        self._ends = ends[np.cumsum([source.n_shown for source in self.sources])]
-        for source, n in zip(self.sources, np.diff(self._ends, prepend=0), strict=True):
-            if not n:
-                raise InvalidArgument(
-                    f"{source} is to be mixed, and none of its videos has a clip: leave it out"
-                )
-
-    def pack(self, pack: Pack, ends: Rows, firsts: Rows | None = None) -> None:
-        """Have it show windows of the documents that its sources show, each of one source.
-
-        Raises:
-            InvalidArgument: a source has none.
-        """
-        self._packed = Packed(pack, ends, [source.n_shown for source in self.sources], firsts)
-        self._ends = np.cumsum(self._packed.n_windows)
-        for source, n in zip(self.sources, self._packed.n_windows, strict=True):
-            if not n:
-                raise InvalidArgument(
-                    f"{source} is to be mixed, and its tokens fill no window: leave it out"
-                )
-
-    def _clip_ends(self, clips: Clips) -> list[Rows]:
-        parts = np.split(clips.ends, np.cumsum([source.n_shown for source in self.sources])[:-1])
-        return [part - before for part, before in zip(parts, [0, *self._ends], strict=False)]
-
-    def shown_rows(self, numbers: Rows) -> Rows:
-        """The rows of all shards that its sources show, by their numbers up to `n_shown`."""
-        rows = super().shown_rows(numbers)
-        if self.selection is not None:
-            listed = np.flatnonzero(rows >= self.starts[-1])
-            rows[listed] = self.selection.rows(rows[listed] - self.starts[-1])
-        return rows
 
     def sample(
         self, shard: int, row: int, names: Iterable[str] | None = None, *, beware: bool = True
@@ -316,23 +245,3 @@ class Mixture(ShardDataset):
     def _shards_before(self) -> Rows:
         counts = [len(source.shards) for source in self.sources]
         return np.cumsum([0, *counts])[:-1]
-
-    def _first_rows(self) -> list[int]:
-        """The row, of all shards, that each source begins with."""
-        found: list[int] = self.starts[self._shards_before()].tolist()
-        return found
-
-    def _runs(self) -> RowRuns:
-        """Its rows; those of selections are numbered behind all rows, by their place in those."""
-        starts, counts, n_listed = [], [], int(self.starts[-1])
-        for source, first in zip(self.sources, self._first_rows(), strict=True):
-            view = source._view
-            if isinstance(view, RowRuns):
-                begins, n_rows = view.runs
-                starts.append(begins + first)
-                counts.append(n_rows)
-                continue
-            starts.append(np.array([first if view is None else n_listed]))
-            counts.append(np.array([len(source)]))
-            n_listed += 0 if view is None else len(source)
-        return RowRuns(np.concatenate(starts), np.concatenate(counts))

@@ -259,7 +259,7 @@ def recipe_of(
         pictures=media.pictures,
         dct=media.dct,
         cut=cut,
-        packing=None if media.pack is None else Packing(media.pack, dataset.n_shown),
+        packing=None if media.pack is None else Packing(media.pack, dataset.rows.n_rows),
         hearing=hear(dataset, media.sounds, media.sound, media.video),
         remote=dataset.remote.of_workers,
     )

@@ -56,7 +56,7 @@ def _common_size(dataset: ShardDataset, name: str) -> tuple[int, int] | None:
         return _sizes_in(part.reader(name), name, part.rows)
 
     common: tuple[int, int] | None = None
-    for _, sizes in scan(dataset, look, n=len(dataset), rows_of=dataset.rows):
+    for _, sizes in scan(dataset, look, n=len(dataset), rows_of=dataset.rows.at):
         for size in sizes:
             if size != (common or size):
                 return None

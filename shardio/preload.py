@@ -71,9 +71,9 @@ def _all(dataset: ShardDataset, extents: Extents, *, of_records: bool) -> Ranges
     """Where the values of all samples of a view lie."""
     of = extents.records if of_records else extents.fixed
     found = [NOTHING]
-    is_packed = dataset.packed is not None
-    n = dataset.n_shown if is_packed else len(dataset)
-    rows_of = dataset.shown_rows if is_packed else dataset.rows
+    is_packed = dataset.rows.packed is not None
+    n = dataset.rows.n_rows if is_packed else len(dataset)
+    rows_of = dataset.rows.shown if is_packed else dataset.rows.at
     for start in range(0, n, _AT_ONCE):
         rows = rows_of(np.arange(start, min(start + _AT_ONCE, n)))
         found.append(merged(of(rows, dataset.locate(rows)), _GRAIN_BYTES))

@@ -54,7 +54,7 @@ def state_of(progress: Progress, dataset: ShardDataset, order: Mapping[str, Any]
 
 def _identity(dataset: ShardDataset, order: Mapping[str, Any]) -> dict[str, Any]:
     """What the meaning of a position depends on."""
-    return {"lineage": dataset.lineage, "view": dataset.view_id, **order}
+    return {"lineage": dataset.lineage, "view": dataset.rows.view_id, **order}
 
 
 def progress_of(
@@ -92,12 +92,12 @@ def progress_of(
     if order["shuffle"] == "blocks":
         window = Window.from_state(state.get("window"))
     elif order["shuffle"] == "shards":
-        ends, found = dataset.shard_ends, state.get("window")
+        ends, found = dataset.rows.shard_ends, state.get("window")
         window = ShardWindow.from_state(found, ends, n_samples, dataset.path)
     tokens = None
-    if dataset.packed is not None and dataset.packed.is_padded:
+    if dataset.rows.packed is not None and dataset.rows.packed.is_padded:
         had = (n_samples,) if sizes is None else sizes
-        tokens = _tokens(state, dataset, dataset.packed, None if "rows" in order else had)
+        tokens = _tokens(state, dataset, dataset.rows.packed, None if "rows" in order else had)
     return Progress(epoch, position, n_samples, window, sizes, tokens)
 
 

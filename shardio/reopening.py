@@ -37,7 +37,7 @@ def open_anew(
             raise InvalidArgument(f"subset={subset!r} of {dataset.path}: mix subsets instead")
         sources = [open_anew(source, verify, access, None, remote) for source in dataset.sources]
         return Mixture(sources, dataset.mixing, verify)
-    if dataset.selection is not None and subset is not None:
+    if dataset.rows.row_list is not None and subset is not None:
         raise InvalidArgument(
             f"subset={subset!r} of a selection of {dataset.path}: select from that subset instead"
         )
@@ -50,6 +50,6 @@ def open_anew(
         generation=dataset.generation,
         remote=dataset.remote.like(remote),
     )
-    if dataset.selection is not None:
-        opened.show(dataset.selection)
+    if dataset.rows.row_list is not None:
+        opened.rows.show(dataset.rows.row_list)
     return opened

@@ -57,7 +57,7 @@ def scan(
     Raises:
         ShardioError: from opening a shard, or from `find`.
     """
-    parts = _parts(dataset, dataset.n_shown if n is None else n, rows_of or dataset.shown_rows)
+    parts = _parts(dataset, dataset.rows.n_rows if n is None else n, rows_of or dataset.rows.shown)
     if dataset.buckets:
         yield from in_order(_N_THREADS, lambda part: (part, find(part)), parts)
     else:

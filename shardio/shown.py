@@ -1,49 +1,55 @@
-"""Which samples of its rows a dataset shows: all, those of a view, clips, or windows of tokens."""
+"""The samples that a dataset shows of its rows: all, those of a view, clips, or token windows."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from shardio.bundles import Bundling
 from shardio.clips import Clips
+from shardio.errors import InvalidArgument
 from shardio.format.checksum import distinct
 from shardio.packing import Pack, Packed
 from shardio.units import Rows
 from shardio.views import RowList, RowRuns
 
 
-class Shown:
-    """Positions and the rows that are there, of a dataset which sets `_starts` and `_view`."""
+class RowSelection:
+    """The samples that a dataset shows, and the row that each of them is or is cut from.
 
-    _starts: Rows
-    _view: RowRuns | RowList | None
-    _clips: Clips | None = None
-    _packed: Packed | None = None
+    Args:
+        starts: the number of each shard's first row, and the number of all rows at the end.
+        view: the rows that are shown; None for all.
+    """
+
+    def __init__(self, starts: Rows, view: RowRuns | RowList | None = None) -> None:
+        self.shard_starts = starts
+        """The number of each shard's first row, and the number of all rows at the end."""
+        self._view = view
+        self._clips: Clips | None = None
+        self._packed: Packed | None = None
 
     def __len__(self) -> int:
         if self._packed is not None:
             return len(self._packed)
-        return self.n_shown if self._clips is None else len(self._clips)
+        return self.n_rows if self._clips is None else len(self._clips)
 
     @property
-    def n_shown(self) -> int:
-        """How many rows it shows; as many samples, unless these are clips or windows."""
-        return int(self._starts[-1]) if self._view is None else len(self._view)
+    def n_rows(self) -> int:
+        """Number of rows that are shown: of samples, unless these are clips or windows."""
+        return int(self.shard_starts[-1]) if self._view is None else len(self._view)
 
     @property
     def is_plain(self) -> bool:
-        """Whether its samples are all rows, in order."""
+        """True if the samples are all rows, in order."""
         return self._view is None and self._clips is None and self._packed is None
 
     @property
-    def starts(self) -> Rows:
-        """The number of each shard's first row, and of all rows at the end."""
-        return self._starts
-
-    @property
     def shard_ends(self) -> Rows:
-        """How many of its samples lie in each shard and those before; of rows in their order."""
-        ends = self._starts[1:]
+        """For each shard, the number of samples in it and the shards before; the rows ascend."""
+        ends = self.shard_starts[1:]
         if self._view is not None:
             ends = self._view.n_below(ends)
         if self._clips is not None:
@@ -52,74 +58,205 @@ class Shown:
 
     @property
     def view_id(self) -> str:
-        """What tells its view from others over the same dataset; empty where that is all rows.
+        """Identity of the view among others of the same dataset; empty if it is all rows.
 
         It stays the same when samples are appended that the view has no part in.
         """
-        of_rows = "" if self._view is None else self._view.identity
-        return self._identified(of_rows)
+        return self._identify("" if self._view is None else self._view.identity)
 
-    def _identified(self, of_rows: str) -> str:
-        """What tells its samples from others, by what tells its rows."""
+    def _identify(self, rows_id: str) -> str:
+        """Return the identity of the samples, given the identity of their rows."""
         if self._packed is not None:
-            return f"{of_rows} {self._packed.pack.identity}".lstrip()
-        return of_rows if self._clips is None else f"{of_rows} {self._clips.clip.identity}".lstrip()
+            return f"{rows_id} {self._packed.pack.identity}".lstrip()
+        return rows_id if self._clips is None else f"{rows_id} {self._clips.clip.identity}".lstrip()
 
     @property
-    def selection(self) -> RowList | None:
-        """The rows that it shows, if they were chosen by `select`."""
+    def view(self) -> RowRuns | RowList | None:
+        """The rows that are shown; None for all."""
+        return self._view
+
+    @property
+    def row_list(self) -> RowList | None:
+        """The rows that are shown, if `select` chose them."""
         return self._view if isinstance(self._view, RowList) else None
 
-    def show(self, selection: RowList) -> None:
-        """Have it show these rows of all shards, instead of whatever it shows."""
-        self._view = selection
+    def show(self, row_list: RowList) -> None:
+        """Show these rows of all shards, and no others."""
+        self._view = row_list
 
     @property
     def clips(self) -> Clips | None:
-        """What its samples are cut out of its rows by, if they are clips."""
+        """The clips that the samples are, cut from the rows; None if they are not clips."""
         return self._clips
 
     @property
     def packed(self) -> Packed | None:
-        """What its samples are made of its rows by, if they are windows of tokens."""
+        """The token windows that the samples are, made of the rows; None if they are not."""
         return self._packed
 
     @property
     def bundling(self) -> Bundling | None:
-        """What its samples lie together in where they are shuffled, if they are clips that do."""
+        """The clips that stay together in a shuffle; None where each sample moves alone."""
         if self._clips is None or self._clips.clip.per_video in (None, 1):
             return None
         return Bundling(self._clips.clip.per_video, self._clip_ends(self._clips))
 
     def _clip_ends(self, clips: Clips) -> list[Rows]:
-        """For each source, how many clips there are of its first video, its first two, …."""
+        """For each source, count the clips of its first video, its first two videos, and so on."""
         return [clips.ends]
 
     def cut(self, clips: Clips) -> None:
-        """Have it show clips of the videos in the rows that it shows."""
+        """Show clips of the videos in the rows that are shown."""
         self._clips = clips
 
     def pack(self, pack: Pack, ends: Rows, firsts: Rows | None = None) -> None:
-        """Have it show windows of the documents in the rows that it shows; see Packed."""
+        """Show windows of the documents in the rows that are shown; see Packed."""
         self._packed = Packed(pack, ends, firsts=firsts)
 
-    def rows(self, positions: Rows) -> Rows:
-        """The rows of all shards that the samples at `positions` are, or are cut out of.
+    def at(self, positions: Rows) -> Rows:
+        """Return the rows of all shards that the samples at `positions` are, or are cut from.
 
-        Of a window it is the one that it begins in.
+        The row of a window is the one that the window begins in.
         """
         if self._packed is not None:
             positions = self._packed.firsts[positions]
         elif self._clips is not None:
             positions = self._clips.videos(positions)
-        return self.shown_rows(positions)
+        return self.shown(positions)
 
-    def shown_rows(self, numbers: Rows) -> Rows:
-        """The rows of all shards that it shows, by their numbers up to `n_shown`."""
+    def shown(self, numbers: Rows) -> Rows:
+        """Map numbers of shown rows, below `n_rows`, to rows of all shards."""
         return numbers if self._view is None else self._view.rows(numbers)
 
-    def rows_within(self, positions: Rows) -> Rows:
-        """All rows that the samples at `positions` are made of: of windows, every document's."""
+    def within(self, positions: Rows) -> Rows:
+        """Return all rows that the samples at `positions` are made of, every document's."""
         if self._packed is None:
-            return self.rows(positions)
-        return self.shown_rows(distinct(self._packed.parts(positions).documents))
+            return self.at(positions)
+        return self.shown(distinct(self._packed.parts(positions).documents))
+
+    @property
+    def state(self) -> tuple[Any, ...]:
+        """Everything that was set after the start; for `restore` of an equal selection."""
+        return self._view, self._clips, self._packed
+
+    def restore(self, state: tuple[Any, ...]) -> None:
+        """Show what the selection showed that `state` was taken from."""
+        self._view, self._clips, self._packed = state
+
+
+class MixtureSelection(RowSelection):
+    """The samples that the sources of a mixture show, end to end.
+
+    Args:
+        starts: of the shards of all sources, as in RowSelection.
+        sources: the selection of each source; borrowed.
+        names: of each source, for messages.
+    """
+
+    def __init__(self, starts: Rows, sources: Sequence[RowSelection], names: Sequence[str]) -> None:
+        n_rows = [int(source.shard_starts[-1]) for source in sources]
+        firsts = [0, *np.cumsum(n_rows).tolist()][:-1]
+        """The row, of all shards, that each source begins with."""
+        is_plain = all(source.view is None for source in sources)
+        super().__init__(starts, None if is_plain else _end_to_end(sources, firsts, sum(n_rows)))
+        self._sources, self._names, self._first_rows = tuple(sources), tuple(names), firsts
+        self._has_row_list = any(source.row_list is not None for source in sources)
+        self._row_list: RowList | None = None
+        self._ends: Rows = np.cumsum([len(source) for source in sources])
+
+    @property
+    def ends(self) -> Rows:
+        """For each source, the number behind that of its last sample."""
+        return self._ends
+
+    @property
+    def view_id(self) -> str:
+        """Identity of the view among others of the same sources; empty if it is all samples.
+
+        The lineage of the mixture identifies the sources and their order.
+        """
+        found = ",".join(source.view_id for source in self._sources)
+        return self._identify(found if self._view is not None else "")
+
+    @property
+    def row_list(self) -> RowList | None:
+        """The rows, of all shards, of those sources that show a list of rows, end to end."""
+        if self._row_list is None and self._has_row_list:
+            parts = [
+                source.row_list.every() + first
+                for source, first in zip(self._sources, self._first_rows, strict=True)
+                if source.row_list is not None
+            ]
+            self._row_list = RowList(np.concatenate(parts))
+        return self._row_list
+
+    def show(self, row_list: RowList) -> None:
+        """Show these rows in the place of `row_list`, which has as many."""
+        self._row_list = row_list
+
+    def cut(self, clips: Clips) -> None:
+        """Show clips of the videos in the rows that the sources show.
+
+        Raises:
+            InvalidArgument: a source has no clip.
+        """
+        super().cut(clips)
+        ends = np.concatenate([[0], clips.ends])
+        self._ends = ends[np.cumsum([source.n_rows for source in self._sources])]
+        for name, n in zip(self._names, np.diff(self._ends, prepend=0), strict=True):
+            if not n:
+                raise InvalidArgument(
+                    f"{name} is to be mixed, and none of its videos has a clip: leave it out"
+                )
+
+    def pack(self, pack: Pack, ends: Rows, firsts: Rows | None = None) -> None:
+        """Show windows of the documents that the sources show, each window of one source.
+
+        Raises:
+            InvalidArgument: a source has none.
+        """
+        self._packed = Packed(pack, ends, [source.n_rows for source in self._sources], firsts)
+        self._ends = np.cumsum(self._packed.n_windows)
+        for name, n in zip(self._names, self._packed.n_windows, strict=True):
+            if not n:
+                raise InvalidArgument(
+                    f"{name} is to be mixed, and its tokens fill no window: leave it out"
+                )
+
+    def _clip_ends(self, clips: Clips) -> list[Rows]:
+        parts = np.split(clips.ends, np.cumsum([source.n_rows for source in self._sources])[:-1])
+        return [part - before for part, before in zip(parts, [0, *self._ends], strict=False)]
+
+    def shown(self, numbers: Rows) -> Rows:
+        """Map numbers of rows that the sources show, below `n_rows`, to rows of all shards."""
+        rows = super().shown(numbers)
+        if self.row_list is not None:
+            n_rows = self.shard_starts[-1]
+            listed = np.flatnonzero(rows >= n_rows)
+            rows[listed] = self.row_list.rows(rows[listed] - n_rows)
+        return rows
+
+    @property
+    def state(self) -> tuple[Any, ...]:
+        """Everything that was set after the start, but what the sources show."""
+        return self._clips, self._packed, self._ends
+
+    def restore(self, state: tuple[Any, ...]) -> None:
+        """Show what the selection showed that `state` was taken from."""
+        self._clips, self._packed, self._ends = state
+
+
+def _end_to_end(sources: Sequence[RowSelection], firsts: Sequence[int], n_rows: int) -> RowRuns:
+    """Lay views end to end; the rows of lists are numbered from `n_rows` on, in their order."""
+    starts, counts, n_listed = [], [], n_rows
+    for source, first in zip(sources, firsts, strict=True):
+        view = source.view
+        if isinstance(view, RowRuns):
+            begins, n_of_each = view.runs
+            starts.append(begins + first)
+            counts.append(n_of_each)
+            continue
+        starts.append(np.array([first if view is None else n_listed]))
+        counts.append(np.array([len(source)]))
+        n_listed += 0 if view is None else len(source)
+    return RowRuns(np.concatenate(starts), np.concatenate(counts))

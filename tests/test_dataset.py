@@ -472,7 +472,7 @@ def test_a_pickled_dataset_is_opened_anew_with_the_samples_that_it_shows(
             for dataset in (whole, chosen):
                 with pickle.loads(pickle.dumps(dataset)) as found:
                     assert (len(found), found.generation) == (len(dataset), dataset.generation)
-                    assert (found.access, found.view_id) == ("pread", dataset.view_id)
+                    assert (found.access, found.rows.view_id) == ("pread", dataset.rows.view_id)
                     assert same_sample(found[-1], dataset[-1])
 
 

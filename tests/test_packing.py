@@ -8,6 +8,7 @@ import pickle
 import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -114,7 +115,8 @@ class _Memory:
 
     def __init__(self, documents: list[Document], pack: Pack, sources: list[int]) -> None:
         self.schema, self.access, self.is_partial = SCHEMA, "pread", False
-        self.packed = Packed(pack, ends_of([len(each) for each in documents], pack), sources)
+        ends = ends_of([len(each) for each in documents], pack)
+        self.rows = SimpleNamespace(packed=Packed(pack, ends, sources))
         self.documents = documents
 
 
@@ -194,7 +196,7 @@ def test_any_windows_in_any_order_are_those_of_documents_laid_end_to_end(
     expected = [each for s in streams if s for each in naive_windows(s, pack)]
     documents = [each for stream in streams for each in stream]
     made = _Memory(documents, pack, [len(stream) for stream in streams])
-    assert len(made.packed) == len(expected)
+    assert len(made.rows.packed) == len(expected)
     if not expected:
         return
     numbers = data.draw(st.lists(st.integers(0, len(expected) - 1), min_size=1, max_size=9))
@@ -459,14 +461,15 @@ def test_origins_are_the_documents_that_windows_begin_in(folder: str) -> None:
 def test_only_what_is_packed_is_read_and_its_windows_can_be_preloaded(folder: str) -> None:
     with loader(folder, Pack(8), preload=True, shuffle=True) as made:
         assert set(next(iter(made))) == {"tokens", "tokens_mask"}
-        assert made.dataset.rows_within(np.array([0, 1, 0])).tolist() == [0, 2]
+        assert made.dataset.rows.within(np.array([0, 1, 0])).tolist() == [0, 2]
 
 
 def test_a_dataset_that_shows_windows_can_be_pickled(folder: str) -> None:
     with loader(folder) as made:
         with pickle.loads(pickle.dumps(made.dataset)) as found:
             assert isinstance(found, ShardDataset)
-            assert (len(found), found.view_id) == (len(made.dataset), made.dataset.view_id)
+            assert len(found) == len(made.dataset)
+            assert found.rows.view_id == made.dataset.rows.view_id
 
 
 def test_a_changed_byte_names_the_document(tmp_path: Path) -> None:
@@ -487,7 +490,7 @@ def test_a_changed_byte_names_the_document(tmp_path: Path) -> None:
 
 def test_a_document_of_another_length_than_the_index_said_is_an_error(folder: str) -> None:
     with loader(folder) as made:
-        packed = made.dataset.packed
+        packed = made.dataset.rows.packed
         assert packed is not None
         packed.ends = packed.ends.copy()
         packed.ends[2:] += 1  # as if the file had been another when it was opened

@@ -188,7 +188,7 @@ def test_a_subset_is_shuffled_by_what_it_shows_of_each_shard(folder: Path) -> No
     with open_dataset(folder, subset="some") as dataset:
         shown = [int(sample["label"]) for sample in dataset]
         expected = [sum(label < 5 * k for label in shown) for k in range(1, 11)]
-        assert dataset.shard_ends.tolist() == expected
+        assert dataset.rows.shard_ends.tolist() == expected
     with loader(folder, subset="some") as made:
         found = drawn(made)
     assert sorted(found) == shown
@@ -347,9 +347,10 @@ def test_an_empty_dataset_has_an_epoch_without_samples(tmp_path: Path) -> None:
 def test_clips_are_shuffled_by_the_shards_of_their_videos(tmp_path: Path) -> None:
     folder = write_dataset(tmp_path / "d", 12, 4, LABEL, ({"label": i} for i in range(12)))
     with open_dataset(folder) as dataset:
-        dataset.cut(Clips(Clip(4, 2, step=3), np.array([4, 8, 16, 0, 7, 9, 11, 6, 40, 8, 8, 8])))
+        n_frames = np.array([4, 8, 16, 0, 7, 9, 11, 6, 40, 8, 8, 8])
+        dataset.rows.cut(Clips(Clip(4, 2, step=3), n_frames))
         ends = [0, *np.cumsum([0, 1, 4, 0, 1, 1, 2, 0, 12, 1, 1, 1]).tolist()]
-        assert dataset.shard_ends.tolist() == [ends[3], ends[6], ends[9], ends[12]]
+        assert dataset.rows.shard_ends.tolist() == [ends[3], ends[6], ends[9], ends[12]]
 
 
 def test_the_mean_window_is_what_a_window_says() -> None:

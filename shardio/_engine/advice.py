@@ -142,7 +142,7 @@ class Advice:
         extents, cadence = self._extents, self._cadence
         rows, shards = stretch.rows[part], stretch.shards[part]
         if self._recipe.packing is not None:
-            rows = self._dataset.rows_within(stretch.origins[part, 0])
+            rows = self._dataset.rows.within(stretch.origins[part, 0])
             shards = self._dataset.locate(rows)
         starts = stretch.cuts.starts[part] if self._clips is not None else rows
         if n_probed:

@@ -42,7 +42,7 @@ class Claims:
 
 def claim_of_first(recipe: Recipe, dataset: ShardDataset, number: int = 0) -> Claims:
     """The sample, of a number in the view, that the schema of batches is made from."""
-    rows = dataset.rows(np.array([number]))
+    rows = dataset.rows.at(np.array([number]))
     shard = int(dataset.locate(rows)[0])
     row = int(rows[0] - dataset.starts[shard])
     place = f"sample {row} of shard {dataset.shards[shard].name} of {recipe.path}"

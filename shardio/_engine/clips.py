@@ -133,7 +133,7 @@ class VideoClips(Closing):
         return int(times.pts[first]) * stream.time_base, seconds
 
     def _frames(self, start: int, times: FrameTimes | None) -> range | Numbers:
-        clip, clips = self._cut.clip, self._dataset.clips
+        clip, clips = self._cut.clip, self._dataset.rows.clips
         if times is not None and clips is not None and clip.goes_by_times:
             return frames_of(clips, start, times)
         return range(start, start + clip.span, clip.stride)

@@ -55,7 +55,7 @@ class Stretch:
     ) -> None:
         self._dataset, self._keys = dataset, keys
         self.first, self.last, self.numbers, self.tokens = first, last, numbers, tokens
-        rows = dataset.rows(numbers)
+        rows = dataset.rows.at(numbers)
         self.n, self.rows, self.shards = len(rows), rows, dataset.locate(rows)
         self.origins: npt.NDArray[np.int64] = np.empty((len(rows), 3), np.int64)
         self.origins[:, 0] = numbers
@@ -65,9 +65,9 @@ class Stretch:
 
     def shards_within(self, part: slice) -> Rows:
         """The shards that some of the samples are made of."""
-        if self._dataset.packed is None:
+        if self._dataset.rows.packed is None:
             return self.shards[part]
-        return self._dataset.locate(self._dataset.rows_within(self.origins[part, 0]))
+        return self._dataset.locate(self._dataset.rows.within(self.origins[part, 0]))
 
     def slots(self, name: str) -> Rows:
         """Where each sample's row of a column lies; for `ColumnGather.gather`."""
@@ -80,7 +80,7 @@ class Stretch:
     @cached
     def cuts(self) -> Cuts:
         """Where the clip of each sample begins, and is cropped; of a dataset that shows clips."""
-        clips = self._dataset.clips
+        clips = self._dataset.rows.clips
         if clips is None:
             raise AssertionError("a recipe with a cut is for a dataset that shows its clips")
         seed, epoch, positions = self._keys
@@ -189,7 +189,8 @@ class Itinerary:
 
     @cached
     def _bundling(self) -> Bundling | None:
-        return self._dataset.bundling  # late: a worker is told what it shows after it has opened it
+        # Late: a worker's dataset is told what it shows after it was opened.
+        return self._dataset.rows.bundling
 
     def _order_of(self, plan: Plan) -> Ordering:
         is_in_shards = isinstance(plan.window, ShardWindow)
@@ -198,7 +199,7 @@ class Itinerary:
             shuffle=self._shuffle,
             seed=self._seed,
             bundling=self._bundling,
-            shard_ends=self._dataset.shard_ends if is_in_shards else None,
+            shard_ends=self._dataset.rows.shard_ends if is_in_shards else None,
         )
 
     def _look(self, plan: Plan, step: int) -> Stretch:

@@ -134,9 +134,8 @@ class PackedTokens:
 
     @property
     def _packed(self) -> Packed:
-        packed = (
-            self._dataset.packed
-        )  # late: a worker is told of it after it has opened the dataset
+        # Late: a worker's dataset is told what it shows after it was opened.
+        packed = self._dataset.rows.packed
         if packed is None:
             raise AssertionError("a recipe that packs is for a dataset that shows windows")
         return packed
@@ -167,7 +166,7 @@ class PackedTokens:
         return ahead
 
     def _shards(self, documents: Rows) -> Rows:
-        return self._dataset.locate(self._dataset.shown_rows(documents))
+        return self._dataset.locate(self._dataset.rows.shown(documents))
 
     def _pieces(self, ahead: _Ahead, within: slice) -> list[Record]:
         """The bytes that some windows have together, eot and padding included."""
@@ -219,7 +218,7 @@ class PackedTokens:
     def _read(self, documents: Rows) -> list[Record]:
         """Whole documents, verified."""
         dataset, name = self._dataset, self.name
-        rows = dataset.shown_rows(documents)
+        rows = dataset.rows.shown(documents)
         shards = dataset.locate(rows)
         if self._field.is_column:
             out = np.empty((len(rows), self._field.row_bytes or 0), np.uint8)

@@ -21,25 +21,25 @@ def shared_tables(dataset: ShardDataset) -> tuple[SharedArray, ...]:
     Raises:
         MemoryShort: there is not that much memory.
     """
-    tables = []
-    if dataset.selection is not None:
-        selection = SharedArray.of(dataset.selection.every(), "the rows of a selection")
-        dataset.show(RowList(selection.array))
+    tables, rows = [], dataset.rows
+    if rows.row_list is not None:
+        selection = SharedArray.of(rows.row_list.every(), "the rows of a selection")
+        rows.show(RowList(selection.array))
         tables.append(selection)
-    if dataset.clips is not None:
-        n_frames = SharedArray.of(dataset.clips.n_frames, "how many frames each video has")
-        dataset.clips.n_frames = n_frames.array
+    if rows.clips is not None:
+        n_frames = SharedArray.of(rows.clips.n_frames, "how many frames each video has")
+        rows.clips.n_frames = n_frames.array
         tables.append(n_frames)
-        if dataset.clips.events is not None:
-            counts, values = dataset.clips.events
+        if rows.clips.events is not None:
+            counts, values = rows.clips.events
             shared = SharedArray.of(counts, "how many events each video has")
             events = SharedArray.of(values, "the events of videos")
-            dataset.clips.events = Events(shared.array, events.array)
+            rows.clips.events = Events(shared.array, events.array)
             tables += [shared, events]
-    if dataset.packed is not None:
-        ends = SharedArray.of(dataset.packed.ends, "where each document ends")
-        firsts = SharedArray.of(dataset.packed.firsts, "which document each window begins in")
-        dataset.packed.ends, dataset.packed.firsts = ends.array, firsts.array
+    if rows.packed is not None:
+        ends = SharedArray.of(rows.packed.ends, "where each document ends")
+        firsts = SharedArray.of(rows.packed.firsts, "which document each window begins in")
+        rows.packed.ends, rows.packed.firsts = ends.array, firsts.array
         tables += [ends, firsts]
     return tuple(tables)
 
@@ -50,7 +50,7 @@ def show_as_told(dataset: ShardDataset, recipe: Recipe, fds: Sequence[int]) -> N
     if recipe.packing is not None:
         firsts = SharedArray.received(left.pop(), "<i8", recipe.n_samples)
         ends = SharedArray.received(left.pop(), "<i8", recipe.packing.n_documents)
-        dataset.pack(recipe.packing.pack, ends.array, firsts.array)
+        dataset.rows.pack(recipe.packing.pack, ends.array, firsts.array)
     if recipe.cut is not None:
         events = None
         if recipe.cut.events is not None:
@@ -58,7 +58,7 @@ def show_as_told(dataset: ShardDataset, recipe: Recipe, fds: Sequence[int]) -> N
             counts = SharedArray.received(left.pop(), "<i8", recipe.cut.n_videos)
             events = Events(counts.array, values.array)
         n_frames = SharedArray.received(left.pop(), "<i8", recipe.cut.n_videos)
-        dataset.cut(Clips(recipe.cut.clip, n_frames.array, events))
+        dataset.rows.cut(Clips(recipe.cut.clip, n_frames.array, events))
     if left:
         selection = SharedArray.received(left.pop(), "<i8", recipe.n_selected)
-        dataset.show(RowList(selection.array))
+        dataset.rows.show(RowList(selection.array))

@@ -115,7 +115,7 @@ def _heard_bytes(dataset: ShardDataset, field: HeardField, rows: Rows) -> float:
 
     Clips are shorter, but how much is not known here.
     """
-    if dataset.clips is not None:
+    if dataset.rows.clips is not None:
         return 0
     records = dataset.reader(0, field.name).records
     lines = records.streams.lines(field.name, rows, records.entries(field.name, rows))

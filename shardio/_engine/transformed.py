@@ -130,7 +130,7 @@ class TransformedValues:
     @cached
     def _first(self) -> str:
         """What batches are laid out by, in words."""
-        rows = self._dataset.rows(np.zeros(1, np.int64))
+        rows = self._dataset.rows.at(np.zeros(1, np.int64))
         place = named(self._dataset, int(rows[0]), int(self._dataset.locate(rows)[0]))
         return f"the first sample ({place})"
 

@@ -136,7 +136,7 @@ def _opened(
         return ShardDataset(dataset, subset=subset)
     if subset is not None:
         raise InvalidArgument("subset is for the path of a dataset: open it with its subset")
-    if dataset.clips is not None or dataset.packed is not None:
+    if dataset.rows.clips is not None or dataset.rows.packed is not None:
         raise InvalidArgument(
             f"{dataset.path}: shows clips or windows; what is exported is whole samples"
         )

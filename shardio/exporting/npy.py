@@ -118,7 +118,7 @@ def _measured(asked: Asked, texts: Mapping[str, Field]) -> tuple[dict[str, int],
 def _first_lacking(asked: Asked, name: str) -> int | None:
     """The first sample that lacks an optional field."""
     dataset, found = asked.dataset, []
-    rows = dataset.rows(np.arange(len(dataset)))
+    rows = dataset.rows.at(np.arange(len(dataset)))
     shards = dataset.locate(rows)
     for shard in np.unique(shards).tolist():
         here = np.flatnonzero(shards == shard)

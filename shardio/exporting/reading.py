@@ -78,7 +78,7 @@ class Samples:
         starts = self.dataset.starts
         for start in range(0, len(self.dataset), n_rows):
             numbers = np.arange(start, min(start + n_rows, len(self.dataset)))
-            rows = self.dataset.rows(numbers)
+            rows = self.dataset.rows.at(numbers)
             shards = self.dataset.locate(rows)
             ends = [*(np.flatnonzero(np.diff(shards)) + 1).tolist(), len(rows)]
             begin = 0

@@ -47,7 +47,7 @@ class Filed:
     path: str
     access: Access
     _files_in: Place
-    _starts: Rows
+    starts: Rows
     _verify: Verify
 
     def _begin(self, groups: Sequence[Group]) -> None:
@@ -216,7 +216,7 @@ class Filed:
     def _most_marks(self, name: str) -> Rows:
         """How many units the files at most have that a field, or with "" a sample, lies in."""
         group = self._group(name)
-        return most_marks(group.schema, np.diff(self._starts), group.sizes)
+        return most_marks(group.schema, np.diff(self.starts), group.sizes)
 
     def share_marks(self, marks: npt.NDArray[np.uint8]) -> None:
         """Remember what has been checked in `marks`, n_marks bytes; opens files as that does."""

@@ -138,10 +138,10 @@ class _Counting(ShardJob):
     def _rows_in(self, k: int) -> Rows:
         """The rows of a shard that are counted."""
         dataset, n_samples = self.dataset, self.dataset.shards[k].n_samples
-        if dataset.is_plain:
+        if dataset.rows.is_plain:
             return np.arange(n_samples)
         if self._rows is None:
-            self._rows = dataset.rows(np.arange(len(dataset)))
+            self._rows = dataset.rows.at(np.arange(len(dataset)))
         start = int(dataset.starts[k])
         first, last = np.searchsorted(self._rows, [start, start + n_samples])
         return self._rows[first:last] - start

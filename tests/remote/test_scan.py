@@ -60,11 +60,11 @@ def test_clips_of_videos_in_a_store_are_those_of_the_same_in_a_folder(
             )
         found, expected = (cut(each, CLIP, "video") for each in pair)
         assert found == expected
-        assert pair[0].clips is not None
-        assert pair[1].clips is not None
+        assert pair[0].rows.clips is not None
+        assert pair[1].rows.clips is not None
         assert len(pair[0]) == len(pair[1])
-        assert pair[0].clips.n_frames.tolist() == pair[1].clips.n_frames.tolist()
-        assert 0 < len(pair[0]) < 3 * len(pair[0].clips.n_frames)
+        assert pair[0].rows.clips.n_frames.tolist() == pair[1].rows.clips.n_frames.tolist()
+        assert 0 < len(pair[0]) < 3 * len(pair[0].rows.clips.n_frames)
 
 
 def test_many_samples_are_looked_at_a_part_at_a_time(
@@ -77,9 +77,9 @@ def test_many_samples_are_looked_at_a_part_at_a_time(
         with local.select(numbers) as here, remote.select(numbers) as there:
             for found in (here, there):
                 cut(found, CLIP, "video")
-                assert found.clips is not None
-                assert expected.clips is not None
-                assert found.clips.n_frames.tolist() == expected.clips.n_frames.tolist()
+                assert found.rows.clips is not None
+                assert expected.rows.clips is not None
+                assert found.rows.clips.n_frames.tolist() == expected.rows.clips.n_frames.tolist()
 
 
 def test_shards_in_a_store_are_looked_into_several_at_a_time(

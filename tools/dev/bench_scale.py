@@ -54,7 +54,7 @@ key, middle = {"seed": 1, "epoch": 7}, numpy.arange(n // 2, n // 2 + CHUNK)
 makers = {
     "full": lambda: Order(n, shuffle=True, **key),
     "blocks": lambda: WindowedOrder(n, Window.of(n * 100_000, n), **key),
-    "shards": lambda: ShardOrder(dataset.shard_ends, n, SHARDS_PER_WINDOW, **key),
+    "shards": lambda: ShardOrder(dataset.rows.shard_ends, n, SHARDS_PER_WINDOW, **key),
 }
 for name, make in makers.items():
     start = time.perf_counter()
