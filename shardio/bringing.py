@@ -142,12 +142,15 @@ class Bringing:
 
     def _all_files(self) -> Iterator[tuple[Bucket, ShardSummary]]:
         for shard in range(len(self._dataset.shards)):
-            for place, summary in self._dataset.files_for(shard, self._recipe.fields):
+            for place, summary in self._dataset.files.located(shard, self._recipe.fields):
                 if isinstance(place, Bucket):
                     yield place, summary
 
     def _sizes(self) -> Rows:
-        return self._dataset.brought_sizes(self._recipe.fields)
+        """The bytes of the files in object stores that the fields lie in."""
+        places = self._dataset.files.sizes_by_place(self._recipe.fields)
+        brought = [sizes for place, sizes in places if isinstance(place, Bucket)]
+        return np.concatenate([np.zeros(0, np.int64), *brought])
 
     def _most_bytes(self) -> int:
         """How much the caches may hold."""
@@ -189,7 +192,7 @@ def _wanted(dataset: ShardDataset, recipe: Recipe, plan: Plan) -> Iterator[Wante
             shard = int(shards[i])
             if last_seen[shard] < number - 1:
                 step = first + int(places[i]) * (last - first) // len(rows)
-                for place, summary in dataset.files_for(shard, recipe.fields):
+                for place, summary in dataset.files.located(shard, recipe.fields):
                     if isinstance(place, Bucket):
                         yield Wanted(step, place, summary)
         last_seen[shards] = number

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import operator
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -22,9 +21,10 @@ from shardio.gather import ColumnGather
 from shardio.manifest import Generation, load, load_generation
 from shardio.manifest.described import Described
 from shardio.manifest.shard_list import sizes_of
+from shardio.reader import ShardReader
 from shardio.remote.bucket import Bucket
 from shardio.remote.places import Remote, is_url, local_path
-from shardio.shards.filed import Filed, Group
+from shardio.shards.filed import DatasetFiles, Group, ShardFiles
 from shardio.shards.places import Folder, Place
 from shardio.shown import RowSelection
 from shardio.units import VERIFY, Rows, Verify
@@ -34,7 +34,7 @@ _AT_ONCE: Final = 8192
 """Rows of a column that are gathered in one call."""
 
 
-class ShardDataset(Described, Filed, Sequence[dict[str, Any]], Closing):
+class ShardDataset(Described, Sequence[dict[str, Any]], Closing):
     """All samples of a dataset, by number; owns its shards' maps until `close()`.
 
     Pickled, it is opened anew where it arrives: the same state and samples, of files by their path.
@@ -76,11 +76,10 @@ class ShardDataset(Described, Filed, Sequence[dict[str, Any]], Closing):
         self.path = local_path(os.fspath(path))
         self.remote = remote or Remote.of(cache, cache_bytes, storage_options)
         """How it is read if it is in an object store."""
-        self._files_in = self._find()
-        self._root = self._files_in.root
-        self.access: Access = self._files_in.access(access)
-        """What `access` came to: "mmap" or "pread"."""
-        self._generation: Generation = self._load(generation)
+        place = _place_of(self.path, self.remote)
+        self._root = place.root
+        access = place.access(access)
+        self._generation: Generation = self._load(place, generation)
         self._schema = self._generation.whole_schema
         self.subset = subset
         self._verify = verify
@@ -95,25 +94,30 @@ class ShardDataset(Described, Filed, Sequence[dict[str, Any]], Closing):
         self._rows_per_shard = max(1, int(counts[0])) if is_even else 0
         whole = "", self._generation.schema, self._generation.shards
         sides = ((side.name, side.schema, side.shards) for side in self._generation.sides)
-        self._begin([Group(*group, sizes_of(group[2])) for group in (whole, *sides)])
+        groups = [Group(*group, sizes_of(group[2])) for group in (whole, *sides)]
+        self.files: DatasetFiles = self._new_files(place, groups, access)
+        """The files that its samples lie in."""
         self._gathers: dict[str, ColumnGather] = {}
 
-    def _find(self) -> Place:
-        """Where its files lie: absolute, as they are opened later, whatever chdir did meanwhile."""
-        if is_url(self.path):
-            return Bucket(self.path, self.remote)
-        check_encodable(self.path, "path")
-        return Folder(os.path.abspath(self.path), self.path)
+    def _new_files(self, place: Place, groups: Sequence[Group], access: Access) -> DatasetFiles:
+        """Make its files, none of them open."""
+        n_samples, verify = np.diff(self.starts), self._verify
+        return ShardFiles(place, groups, n_samples, verify=verify, access=access, path=self.path)
 
-    def _load(self, number: int | None) -> Generation:
+    def _load(self, place: Place, number: int | None) -> Generation:
         try:
-            folder = self._files_in.described(number)
+            folder = place.described(number)
             return load(folder) if number is None else load_generation(folder, number)
         except DatasetCorrupt:
-            if not self._files_in.distrust():
+            if not place.distrust():
                 raise
-            folder = self._files_in.described(number)
+            folder = place.described(number)
             return load(folder) if number is None else load_generation(folder, number)
+
+    @property
+    def access(self) -> Access:
+        """How its files are read: "mmap" or "pread"."""
+        return self.files.access
 
     @property
     def schema(self) -> Schema:
@@ -164,17 +168,23 @@ class ShardDataset(Described, Filed, Sequence[dict[str, Any]], Closing):
             return (self[i] for i in range(len(self)))
         return (sample for shard in range(len(self.shards)) for sample in self.samples(shard))
 
+    def reader(self, shard: int, name: str | None = None) -> ShardReader:
+        """Return the reader of a shard, opened if need be; it belongs to the dataset.
+
+        With a `name`, return that of the file with this field: the shard, or the one beside it.
+
+        Raises:
+            DatasetCorrupt: the file is another one than the generation names.
+            IndexError: there is no such shard.
+        """
+        return self.files.reader(shard, name)
+
     def sample(
         self, shard: int, row: int, names: Iterable[str] | None = None, *, beware: bool = True
     ) -> dict[str, Any]:
         """Some fields (by default all) of one sample, by its row in its shard."""
         chosen = self._schema if names is None else names
-        if not self._first_files:
-            return self.reader(shard).sample(row, chosen, beware=beware)
-        sample, place = dict[str, Any](), self._numbers[shard]
-        for first, group in itertools.groupby(chosen, key=lambda n: self._first_files.get(n, 0)):
-            sample |= self._opened.reader(first + place).sample(row, group, beware=beware)
-        return sample
+        return self.files.sample(shard, row, chosen, beware=beware)
 
     def samples(self, shard: int) -> Iterator[dict[str, Any]]:
         """All samples of one shard, in order."""
@@ -248,37 +258,32 @@ class ShardDataset(Described, Filed, Sequence[dict[str, Any]], Closing):
     @property
     def buckets(self) -> list[Bucket]:
         """The object stores that its files come from."""
-        return [self._files_in] if isinstance(self._files_in, Bucket) else []
-
-    def brought_sizes(self, names: Iterable[str]) -> Rows:
-        """The bytes of the files in object stores that some fields of all samples lie in."""
-        return self.sizes_for(names) if self.buckets else np.zeros(0, np.int64)
+        return [place for place in self.files.places if isinstance(place, Bucket)]
 
     def gather(self, name: str) -> ColumnGather:
         """What copies rows of a column of all shards at once; made on first use."""
-        self._opened.check_open()
+        self.files.opened.check_open()
         found = self._gathers.get(name)
         while found is None:
             try:
                 found = self._gathers[name] = self._new_gather(name)
             except MemoryShort:  # not so many addresses
-                if not self._opened.halve():
+                if not self.files.opened.halve():
                     raise
         return found
 
     def _new_gather(self, name: str) -> ColumnGather:
-        first, n = self._first_files.get(name, 0), len(self.shards)
-        marks, first_marks = self._all_marks()
+        marks, first_marks = self.files.marks_of(name)
         return ColumnGather(
             name,
             self.schema.columns[name],
-            self._opened,
-            first,
+            self.files.opened,
+            self.files.first(name),
             is_mapped=self.access == "mmap",
             starts=self.starts[:-1],
             counts=np.diff(self.starts),
             marks=marks,
-            first_marks=first_marks[first : first + n],
+            first_marks=first_marks,
             verify=self._verify,
         )
 
@@ -286,9 +291,16 @@ class ShardDataset(Described, Filed, Sequence[dict[str, Any]], Closing):
         """Let go of all shards. Samples that were handed out stay valid. Idempotent."""
         for gather in self._gathers.values():
             gather.close()
-        self._opened.close()
-        self._gathers, self._marks = {}, None
-        self._files_in.close()
+        self._gathers = {}
+        self.files.close()
+
+
+def _place_of(path: str, remote: Remote) -> Place:
+    """Return where a dataset's files lie, by an absolute path: a later chdir changes nothing."""
+    if is_url(path):
+        return Bucket(path, remote)
+    check_encodable(path, "path")
+    return Folder(os.path.abspath(path), path)
 
 
 def open_dataset(

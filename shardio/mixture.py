@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, NoReturn, Self
+from typing import Any, Final, NamedTuple, NoReturn, Self, cast
 
 import numpy as np
 
@@ -22,9 +22,8 @@ from shardio.format.schema import Schema
 from shardio.manifest import Generation
 from shardio.manifest.default_view import ROWS
 from shardio.manifest.listing import Side
-from shardio.reader import ShardReader
-from shardio.remote.bucket import Bucket
 from shardio.remote.places import Remote
+from shardio.shards.filed import DatasetFiles, Group, MixtureFiles, ShardFiles
 from shardio.shards.places import Place
 from shardio.shown import MixtureSelection
 from shardio.units import Rows, Verify
@@ -81,8 +80,6 @@ class Mixture(ShardDataset):
         more = f" and {len(sources) - _NAMED} more" if len(sources) > _NAMED else ""
         is_mapped = all(source.access == "mmap" for source in sources)
         access: Access = "mmap" if is_mapped else "pread"  # a column is read in one way
-        for source in sources:
-            source.access = access
         super().__init__(f"a mixture of {', '.join(paths)}{more}", verify=verify, access=access)
         self.rows: MixtureSelection = MixtureSelection(
             self.starts, [source.rows for source in sources], list(map(repr, sources))
@@ -167,7 +164,7 @@ class Mixture(ShardDataset):
         for source in self.sources:
             source.close()
 
-    def _load(self, number: int | None) -> Generation:
+    def _load(self, place: Place, number: int | None) -> Generation:
         """What it is made of, as if it were a state of one dataset."""
         classes = {source.classes for source in self.sources}
         lineages = "".join(source.lineage for source in self.sources)
@@ -175,18 +172,16 @@ class Mixture(ShardDataset):
         self.has_one_view = all(source.view == view for source in self.sources)
         """Whether the samples of a loader are by default the same of each source."""
         schema = common_fields([source.schema for source in self.sources])
-        self._sided = [
-            name for name in schema if any(name in source.sides for source in self.sources)
-        ]
+        sided = [name for name in schema if any(name in source.sides for source in self.sources)]
         return Generation(
             number=0,
             lineage=f"{hash_bytes(lineages.encode()):016x}",
-            schema=Schema({name: schema[name] for name in schema if name not in self._sided}),
+            schema=Schema({name: schema[name] for name in schema if name not in sided}),
             shards=self._summaries(),
             view=view if self.has_one_view else ROWS,
             classes=classes.pop() if len(classes) == 1 else (),
             sides=tuple(
-                Side(Schema({name: schema[name]}), self._summaries(name)) for name in self._sided
+                Side(Schema({name: schema[name]}), self._summaries(name)) for name in sided
             ),
         )
 
@@ -194,54 +189,10 @@ class Mixture(ShardDataset):
         """The files of all sources that have a field, by default those of whole samples."""
         found = []
         for source in self.sources:
-            for summary in source.summaries(name):
-                found.append(dataclasses.replace(summary, name=source.path_of(summary)))
+            for summary in source.files.summaries(name):
+                found.append(dataclasses.replace(summary, name=source.files.path_of(summary)))
         return tuple(found)
 
-    @property
-    def _most_held(self) -> int | None:
-        bounds = [source._most_held for source in self.sources]
-        return min((bound for bound in bounds if bound is not None), default=None)
-
-    @property
-    def buckets(self) -> list[Bucket]:
-        """The object stores that its sources come from."""
-        return [bucket for source in self.sources for bucket in source.buckets]
-
-    def brought_sizes(self, names: Iterable[str]) -> Rows:
-        """The bytes of the files in object stores that some fields of all samples lie in."""
-        wanted = list(names)
-        return np.concatenate([source.brought_sizes(wanted) for source in self.sources])
-
-    def files_for(self, shard: int, names: Iterable[str]) -> list[tuple[Place, ShardSummary]]:
-        """The files that some fields of a shard's samples lie in, and where those come from."""
-        source, local = self._source_of(shard)
-        return self.sources[source].files_for(local, names)
-
-    def _source_of(self, shard: int) -> tuple[int, int]:
-        """Which source a shard is of, and its number there."""
-        source = int(np.searchsorted(self._shards_before(), shard, side="right")) - 1
-        return source, shard - int(self._shards_before()[source])
-
-    def glance(self, shard: int, name: str) -> ShardReader:
-        """A reader of a shard's file that has a field; see Filed."""
-        source, local = self._source_of(shard)
-        return self.sources[source].glance(local, name)
-
-    def _open_file(self, file: int) -> ShardReader:
-        group, shard = divmod(file, len(self.shards))
-        source, local = self._source_of(shard)
-        first = self.sources[source]._first_files.get(self._sided[group - 1], 0) if group else 0
-        return self.sources[source]._open_file(first + local)
-
-    def _most_marks(self, name: str) -> Rows:
-        return np.concatenate([source._most_marks(name) for source in self.sources])
-
-    def which_files(self, name: str | None = None) -> Rows:
-        """Which file each shard's is that has a field, counted from 0; several may have one."""
-        known: dict[str, int] = {}
-        return np.array([known.setdefault(s.name, len(known)) for s in self.summaries(name)])
-
-    def _shards_before(self) -> Rows:
-        counts = [len(source.shards) for source in self.sources]
-        return np.cumsum([0, *counts])[:-1]
+    def _new_files(self, place: Place, groups: Sequence[Group], access: Access) -> DatasetFiles:
+        files = cast("list[ShardFiles]", [source.files for source in self.sources])
+        return MixtureFiles(files, groups, access=access, path=self.path)

@@ -83,9 +83,9 @@ def _readers(dataset: ShardDataset, shard: int) -> Callable[[str], ShardReader]:
     opened: dict[str, ShardReader] = {}
 
     def glance(name: str) -> ShardReader:
-        ((_, summary),) = dataset.files_for(shard, [name])
+        ((_, summary),) = dataset.files.located(shard, [name])
         if summary.name not in opened:
-            opened[summary.name] = dataset.glance(shard, name)
+            opened[summary.name] = dataset.files.glance(shard, name)
         return opened[summary.name]
 
     return glance

@@ -44,7 +44,7 @@ def column(out: Path, name: str) -> list[Any]:
         return [sample[name] for sample in dataset]
 
 
-def files_of(out: Path) -> dict[str, bytes]:
+def of_shard(out: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted(out.glob("*.shard"))}
 
 
@@ -59,7 +59,7 @@ def test_a_function_makes_samples_of_items_in_their_order_whoever_does_it(tmp_pa
     report = shardio.convert(range(200), here, samples=make, workers=0)
     shardio.convert(range(200), there, samples=make, workers=2)
     assert column(here, "n") == [n for n in range(200) for _ in range(n % 3)]
-    assert files_of(here) == files_of(there)
+    assert of_shard(here) == of_shard(there)
     assert (report.kind, report.counts) == ("items", {"converted": 133, "too_short": 67})
     assert report.inputs[1].name == "1" and report.inputs[0].reason == "gave no sample"
     with shardio.open(here) as dataset:

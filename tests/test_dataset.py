@@ -264,9 +264,9 @@ def test_first_checks_a_sample_once_and_always_each_time(three: Path) -> None:
 
 def test_datasets_that_share_marks_share_what_is_checked(three: Path) -> None:
     with ShardDataset(three) as one, ShardDataset(three) as other, ShardDataset(three) as alone:
-        marks = np.zeros(one.n_marks, np.uint8)
-        one.share_marks(marks)
-        other.share_marks(marks)
+        marks = np.zeros(one.files.n_marks, np.uint8)
+        one.files.share_marks(marks)
+        other.files.share_marks(marks)
         assert not marks.any()
         one[20]
         assert marks.any()
@@ -279,10 +279,10 @@ def test_datasets_that_share_marks_share_what_is_checked(three: Path) -> None:
 
 def test_every_unit_of_every_shard_has_a_mark_of_its_own(three: Path) -> None:
     with ShardDataset(three) as dataset:
-        marks = np.zeros(dataset.n_marks, np.uint8)
-        dataset.share_marks(marks)
+        marks = np.zeros(dataset.files.n_marks, np.uint8)
+        dataset.files.share_marks(marks)
         per_shard = [dataset.reader(i).units.n_marks for i in range(3)]
-        assert dataset.n_marks == sum(per_shard)
+        assert dataset.files.n_marks == sum(per_shard)
         for sample in dataset.reader(1):
             assert sample
         ends = np.cumsum(per_shard)
@@ -293,8 +293,8 @@ def test_every_unit_of_every_shard_has_a_mark_of_its_own(three: Path) -> None:
 
 def test_all_marks_are_set_once_every_sample_was_read(three: Path) -> None:
     with ShardDataset(three) as dataset:
-        marks = np.zeros(dataset.n_marks, np.uint8)
-        dataset.share_marks(marks)
+        marks = np.zeros(dataset.files.n_marks, np.uint8)
+        dataset.files.share_marks(marks)
         for sample in dataset:
             assert sample
         assert marks.all()

@@ -300,7 +300,7 @@ def test_checking_runs_of_other_shards_marks_none_of_this(three: str, name: str)
 @pytest.mark.parametrize("name", HASHED_BY_ROW + IN_RUNS)
 def test_readers_and_gathers_share_their_marks(three: str, name: str) -> None:
     with ShardDataset(three) as dataset:
-        dataset.share_marks(np.zeros(dataset.n_marks, np.uint8))
+        dataset.files.share_marks(np.zeros(dataset.files.n_marks, np.uint8))
         dataset.reader(1).sample(LOCAL, [name])
         flip(dataset, name)
         assert differing(gathered(dataset, name, [ROW]), VALUES[name][[ROW]]) == 1
@@ -309,9 +309,9 @@ def test_readers_and_gathers_share_their_marks(three: str, name: str) -> None:
 @pytest.mark.parametrize("name", HASHED_BY_ROW + IN_RUNS)
 def test_datasets_that_share_marks_check_once_between_them(three: str, name: str) -> None:
     with ShardDataset(three) as one, ShardDataset(three) as other, ShardDataset(three) as alone:
-        marks = np.zeros(one.n_marks, np.uint8)
-        one.share_marks(marks)
-        other.share_marks(marks)
+        marks = np.zeros(one.files.n_marks, np.uint8)
+        one.files.share_marks(marks)
+        other.files.share_marks(marks)
         gathered(one, name, [ROW])
         flip(one, name)
         assert differing(gathered(other, name, [ROW]), VALUES[name][[ROW]]) == 1

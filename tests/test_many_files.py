@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from shardio import Array, Clip, ShardLoader, Video, column_range, mix, storage
+from shardio import dataset as dataset_module
 from shardio._engine.claims import Claims, error_of_death
 from shardio._engine.shared import marks_file
 from shardio.dataset import ShardDataset
@@ -196,13 +197,13 @@ def test_single_samples_outlive_the_file_that_made_room(folder: str) -> None:
 @pytest.mark.usefixtures("few")
 def test_no_file_is_opened_before_it_is_needed(folder: str) -> None:
     with ShardDataset(folder) as dataset:
-        dataset.share_marks(np.zeros(dataset.n_marks, np.uint8))
+        dataset.files.share_marks(np.zeros(dataset.files.n_marks, np.uint8))
         for name in COLUMNS:
             dataset.gather(name)
         assert not files_mapped(folder)
-        assert dataset.known(7) is None
+        assert dataset.files.known(7) is None
         dataset.reader(7)
-        assert dataset.known(7) is not None
+        assert dataset.files.known(7) is not None
         assert files_mapped(folder) == {"000007-000.shard": 1}
 
 
@@ -243,7 +244,8 @@ def test_files_used_longest_ago_make_room(folder: str) -> None:
         out = np.empty((1, 8), np.uint8)
         dataset.gather("label").gather(rows, rows, np.array([1]), out)
         dataset.reader(20)
-        assert [dataset.known(k) is not None for k in (0, 1, 2, 20)] == [True, True, False, True]
+        known = [dataset.files.known(k) is not None for k in (0, 1, 2, 20)]
+        assert known == [True, True, False, True]
 
 
 def test_what_was_checked_stays_known_when_a_file_is_opened_again(
@@ -257,7 +259,7 @@ def test_what_was_checked_stays_known_when_a_file_is_opened_again(
             assert dataset[0]["label"] == 0
             for shard in range(1, 20):
                 dataset.reader(shard)
-            assert dataset.known(0) is None
+            assert dataset.files.known(0) is None
         with open(path_of(copy, 0), "r+b") as file:
             file.seek(offset)
             file.write(b"\x07")
@@ -269,8 +271,8 @@ def test_what_was_checked_stays_known_when_a_file_is_opened_again(
 @pytest.mark.usefixtures("few")
 def test_every_sample_of_an_epoch_is_marked_as_checked(folder: str) -> None:
     with ShardDataset(folder) as dataset:
-        marks = np.zeros(dataset.n_marks, np.uint8)
-        dataset.share_marks(marks)
+        marks = np.zeros(dataset.files.n_marks, np.uint8)
+        dataset.files.share_marks(marks)
         for sample in dataset:
             assert sample
         assert marks.all()
@@ -498,11 +500,11 @@ class _Counting(Folder):
 def place(monkeypatch: pytest.MonkeyPatch) -> list[_Counting]:
     made: list[_Counting] = []
 
-    def find(self: ShardDataset) -> _Counting:
-        made.append(_Counting(os.path.abspath(self.path)))
+    def place_of(path: str, _: object) -> _Counting:
+        made.append(_Counting(os.path.abspath(path)))
         return made[-1]
 
-    monkeypatch.setattr(ShardDataset, "_find", find)
+    monkeypatch.setattr(dataset_module, "_place_of", place_of)
     return made
 
 
@@ -523,7 +525,7 @@ def test_a_file_is_kept_as_long_as_somebody_reads_it(folder: str, place: list[_C
         reader = dataset.reader(0)
         for shard in range(1, 9):
             dataset.reader(shard)
-        assert dataset.known(0) is None
+        assert dataset.files.known(0) is None
         assert place[0].held["000000-000.shard"] == 1
         assert reader[0]["label"] == 0
         del reader

@@ -114,7 +114,8 @@ class _Memory:
     """As much of a dataset as a gather of windows asks for, with documents in memory."""
 
     def __init__(self, documents: list[Document], pack: Pack, sources: list[int]) -> None:
-        self.schema, self.access, self.is_partial = SCHEMA, "pread", False
+        self.schema, self.access = SCHEMA, "pread"
+        self.files = SimpleNamespace(is_partial=False)
         ends = ends_of([len(each) for each in documents], pack)
         self.rows = SimpleNamespace(packed=Packed(pack, ends, sources))
         self.documents = documents

@@ -100,16 +100,16 @@ def test_a_dataset_tells_what_was_added_and_in_which_shards(added: Path) -> None
                 with pytest.raises(IndexError):
                     dataset.reader(shard, field)
                 with pytest.raises(IndexError):
-                    dataset.files_of(shard, field)
+                    dataset.files.of_shard(shard, field)
             with pytest.raises(IndexError):
                 dataset.sample(shard, 0)
         listed = {shard.name for shards in dataset.sides.values() for shard in shards}
         listed |= {shard.name for shard in dataset.shards}
         assert listed == {name for name in os.listdir(added) if name.endswith(".shard")}
         assert len(listed) == N_SHARDS * (1 + len(ADDED))
-        files = dataset.files_of(1)
+        files = dataset.files.of_shard(1)
         assert [len(files), files[0][0]] == [1 + len(ADDED), dataset.shards[1]]
-        ((frames, where),) = dataset.files_of(1, "frames")
+        ((frames, where),) = dataset.files.of_shard(1, "frames")
         assert frames == dataset.sides["frames"][1]
         assert where == str(added / frames.name)
 
@@ -192,9 +192,9 @@ def test_a_loader_goes_on_with_its_generation_when_a_column_is_added(tmp_path: P
 def test_marks_of_what_is_verified_cover_every_file(added: Path) -> None:
     with open_dataset(added) as dataset:
         readers = [dataset.reader(k, name) for name in ("odd", *ADDED) for k in range(N_SHARDS)]
-        assert dataset.n_marks == sum(reader.units.n_marks for reader in readers)
-        marks = np.zeros(dataset.n_marks, np.uint8)
-        dataset.share_marks(marks)
+        assert dataset.files.n_marks == sum(reader.units.n_marks for reader in readers)
+        marks = np.zeros(dataset.files.n_marks, np.uint8)
+        dataset.files.share_marks(marks)
         rows, shards = np.array([9]), np.array([1])
         gather = dataset.gather("frames")
         out = np.empty((1, 4 * 24 * 24 * 3), np.uint8)

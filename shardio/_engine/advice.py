@@ -174,7 +174,7 @@ class Advice:
         for name in fields:
             if self._recipe.transform is None and name in dataset.schema.columns:
                 dataset.gather(name).expect_scattered()
-        dataset.expect_scattered()
+        dataset.files.expect_scattered()
 
     def _probe(self, extents: Extents, rows: Rows, shards: Rows, starts: Rows) -> None:
         """See whether some rows lie in memory, and tell the cadence."""

@@ -61,7 +61,7 @@ class ClipExtents:
         return joined(found) if found else NOTHING
 
     def _of_shard(self, shard: int, local: Rows, starts: Rows) -> Ranges:
-        reader, name = self._dataset.reader(shard, self._cut.name), self._cut.name
+        reader, name = self._dataset.files.reader(shard, self._cut.name), self._cut.name
         stored, field = list(reader.schema.records), reader.schema.field_id(name)
         places = {each.key: each.offset for each in reader.sections}
         number = int(self._numbers[shard])

@@ -150,14 +150,14 @@ class VideoClips(Closing):
 
     def _placed(self, error: Exception, shard: int, row: int) -> MediaError:
         """What is wrong with a video, and which it is."""
-        path = self._dataset.reader(shard, self.name).path
+        path = self._dataset.files.reader(shard, self.name).path
         return MediaError(f"{path}, field {self.name!r}, sample {row}: {error}")
 
     def _open(self, shard: int, row: int) -> _Opened:
         """The stream of a video, one of the latest or read anew."""
         found = self._streams.get((shard, row))
         if found is None:
-            records = self._dataset.reader(shard, self.name).records
+            records = self._dataset.files.reader(shard, self.name).records
             (stream,) = records.values(self.name, np.array([row]))
             found = _Opened(stream, FrameTimes(stream) if self._needs_times else None)
             self._streams[shard, row] = found

@@ -97,13 +97,13 @@ class Engine:
     def open(self, dataset: ShardDataset) -> None:
         """Share the dataset's marks with the workers; from now on the engine owns the dataset."""
         self.dataset = dataset
-        marks_fd = marks_file(dataset.n_marks)
+        marks_fd = marks_file(dataset.files.n_marks)
         self._fds = [marks_fd]
         self._fds.append(self._passes.share())
         self._fds.append(self._passes.share_tallies(self._staff.n_workers, self._n_records))
         self._fds.append(kept_file(self._n_workers))
         self._fds.extend(stack_files(self._n_workers))
-        dataset.share_marks(np.frombuffer(mmap.mmap(marks_fd, 0), np.uint8))
+        dataset.files.share_marks(np.frombuffer(mmap.mmap(marks_fd, 0), np.uint8))
         self._tables = shared_tables(dataset)
         self._staff.introduce(dataset, self._fds, self._tables)
         self._inquiry = Inquiry(self._recipe, dataset, self._staff)

@@ -45,12 +45,12 @@ class Files:
         sizes = [np.zeros(0, np.int64)]
         n_files = 0
         for group in names:
-            numbers = dataset.which_files(group[0])
+            numbers = dataset.files.which_files(group[0])
             firsts = np.zeros(int(numbers.max(initial=-1)) + 1, np.int64)
             firsts[numbers[::-1]] = np.arange(len(numbers))[::-1]
             self.groups.append((group, numbers + n_files))
             self._shards.append((group[0], firsts))
-            sizes.append(dataset.sizes(group[0])[firsts])
+            sizes.append(dataset.files.sizes(group[0])[firsts])
             n_files += len(firsts)
         self.sizes: Rows = np.concatenate(sizes)
         taken = -(-self.sizes // GAP_BYTES) * GAP_BYTES + GAP_BYTES
@@ -60,8 +60,8 @@ class Files:
         """Where a file is."""
         for name, shards in self._shards:
             if number < len(shards):
-                summary = self._dataset.summaries(name)[int(shards[number])]
-                return self._dataset.path_of(summary)
+                summary = self._dataset.files.summaries(name)[int(shards[number])]
+                return self._dataset.files.path_of(summary)
             number -= len(shards)
         raise IndexError(f"there is no file {number}")
 
@@ -127,10 +127,10 @@ class _Column:
         self._hashes = _Lane.of(size, size, self._place_of_hashes, starts)
 
     def _place_of_rows(self, shard: int) -> int:
-        return self._dataset.reader(shard, self._name).column_section(self._name).offset
+        return self._dataset.files.reader(shard, self._name).column_section(self._name).offset
 
     def _place_of_hashes(self, shard: int) -> int:
-        return self._dataset.reader(shard, self._name).hashes_section(self._name).offset
+        return self._dataset.files.reader(shard, self._name).hashes_section(self._name).offset
 
     def ranges(self, local: Rows, shards: Rows) -> list[Ranges]:
         found = [self._rows.ranges(local, shards)]
@@ -149,7 +149,7 @@ class _Column:
         """Which units are still to be hashed, and therefore read whole."""
         if self._verify == "always":
             return np.ones(len(units), np.bool_)
-        name, reader = self._name, self._dataset.reader
+        name, reader = self._name, self._dataset.files.reader
         pairs = zip(units.tolist(), shards.tolist(), strict=True)
         fresh = [not reader(shard, name).units.is_checked(name, unit) for unit, shard in pairs]
         return np.array(fresh, np.bool_)
@@ -177,7 +177,7 @@ class _Records:
 
     def _finder(self, kind: Kind, name: str | None = None) -> Callable[[int], int]:
         def find(shard: int) -> int:
-            reader = self._dataset.reader(shard, self._names[0])
+            reader = self._dataset.files.reader(shard, self._names[0])
             number = NO_FIELD if name is None else reader.schema.field_id(name)
             return next(each.offset for each in reader.sections if each.key == (kind, number, 0))
 
@@ -190,7 +190,7 @@ class _Records:
         """
         found = self._entries.get(shard)
         if found is None:
-            stored = list(self._dataset.reader(shard, self._names[0]).schema.records)
+            stored = list(self._dataset.files.reader(shard, self._names[0]).schema.records)
             found = len(stored) * ENTRY.size, [stored.index(name) for name in self._names]
             self._entries[shard] = found
         return found

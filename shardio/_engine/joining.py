@@ -190,7 +190,7 @@ class StoredJoins:
     def _read(self, join: Join, shard: int, places: Rows, local: Rows, values: Values) -> None:
         """The arrays that some samples of one shard have: views of its map, where it is raw."""
         name, field = join.name, join.field
-        reader = self._dataset.reader(shard, name)
+        reader = self._dataset.files.reader(shard, name)
         entries = reader.records.entries(name, local)
         dims = reader.records.shapes(name, local)
         absent = reader.records.absent(name, local, entries)

@@ -55,7 +55,7 @@ class Local:
             # Ctrl-C is meant for this process; in a worker it could only come from user code.
             passes=(KeyboardInterrupt,),
             # What costs a worker its life, which is reported, would cost this program its own.
-            beware=dataset.check_lengths if dataset.access == "mmap" else None,
+            beware=dataset.files.check_lengths if dataset.access == "mmap" else None,
         )
         if self._recipe.skips:
             self._careful = CarefulFiller(self._filler, self._recipe.seed)

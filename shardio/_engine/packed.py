@@ -75,7 +75,7 @@ class PackedTokens:
         """The fields that a window has."""
         self._is_raw = verify != "always" and self._field.codec == "raw"
         self._is_raw &= not self._field.is_fixed and dataset.access == "mmap"
-        self._is_raw &= not dataset.is_partial  # their maps are kept
+        self._is_raw &= not dataset.files.is_partial  # their maps are kept
         self._maps: dict[int, memoryview] = {}
         """Of shards with a document that was read."""
         self._places: Rows = np.zeros(0, np.int64)
@@ -235,7 +235,7 @@ class PackedTokens:
         return records
 
     def _read_shard(self, shard: int, local: Rows, documents: Rows) -> list[Record]:
-        reader, name = self._dataset.reader(shard, self.name), self.name
+        reader, name = self._dataset.files.reader(shard, self.name), self.name
         records = reader.records
         entries = records.entries(name, local)
         self._check_lengths(shard, local, documents, entries)
@@ -251,7 +251,7 @@ class PackedTokens:
         Raises:
             ShardCorrupt: naming the first that is not.
         """
-        records, name = self._dataset.reader(shard, self.name).records, self.name
+        records, name = self._dataset.files.reader(shard, self.name).records, self.name
         n_bytes = entries["n_bytes"].astype(np.int64)
         itemsize = self._field.numpy.itemsize
         wrong = n_bytes != self._packed.lengths(documents) * itemsize

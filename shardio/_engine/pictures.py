@@ -42,7 +42,7 @@ class Pictures:
         try:
             pixels = decode_image(data, out=out, dct=self._dct)
         except (MediaError, InvalidArgument) as error:
-            path = self._dataset.reader(shard, name).path
+            path = self._dataset.files.reader(shard, name).path
             raise MediaError(f"{path}, field {name!r}, sample {row}: {error}") from error
         SPENT.sums_ns[DECODE] += now_ns() - start_ns
         return pixels
@@ -60,7 +60,7 @@ class Pictures:
         Raises:
             ShardCorrupt: no picture has such a shape; MediaError: it is too large.
         """
-        reader = self._dataset.reader(shard, name)
+        reader = self._dataset.files.reader(shard, name)
         found = reader.records.shapes(name, rows).astype(np.int64)
         found[:, 2] = 3
         found[~reader.records.present(name, rows)] = 0

@@ -101,7 +101,7 @@ def _expected_heap(layout: BlockLayout, recipe: Recipe, dataset: ShardDataset) -
         if name in heard:
             per_row += _heard_bytes(dataset, heard[name], rows)
             continue
-        records = dataset.reader(0, name).records
+        records = dataset.files.reader(0, name).records
         join = next((slot.join for slot in layout.joins if slot.join.name == name), None)
         if join is not None and join.rule.kind == "pad":
             per_row += _padded_bytes(join, records.shapes(name, rows))
@@ -117,7 +117,7 @@ def _heard_bytes(dataset: ShardDataset, field: HeardField, rows: Rows) -> float:
     """
     if dataset.rows.clips is not None:
         return 0
-    records = dataset.reader(0, field.name).records
+    records = dataset.files.reader(0, field.name).records
     lines = records.streams.lines(field.name, rows, records.entries(field.name, rows))
     seconds = lines["n_frames"] / np.maximum(1, lines["height"])
     return float(seconds.max()) * field.rate * field.channels * (_SAMPLE_BYTES + 1)

@@ -97,7 +97,7 @@ class Sounds(Closing):
             if found.shape[1] != field.channels:
                 raise MediaError(f"it has {found.shape[1]} channels; its index says {stream.width}")
         except (MediaError, InvalidArgument) as error:
-            path = self._dataset.reader(shard, name).path
+            path = self._dataset.files.reader(shard, name).path
             raise MediaError(f"{path}, field {name!r}, sample {row}: {error}") from error
         SPENT.sums_ns[DECODE] += now_ns() - start_ns
         return self._typed(found), span
@@ -145,7 +145,7 @@ class Sounds(Closing):
         if key in self._streams:
             self._streams.move_to_end(key)
             return self._streams[key]
-        records, own = self._dataset.reader(shard, name).records, np.array([row])
+        records, own = self._dataset.files.reader(shard, name).records, np.array([row])
         found = None
         if records.present(name, own)[0]:
             (found,) = records.values(name, own)

@@ -127,7 +127,8 @@ class StoredValues:
         """Which of the samples have an optional field; returns the same."""
         out = batch.layout.present(batch.memory.bytes, presence)
         for shard, places, local in self._by_shard(batch):
-            out[places] = self._dataset.reader(shard, presence.name).present(presence.name, local)
+            reader = self._dataset.files.reader(shard, presence.name)
+            out[places] = reader.present(presence.name, local)
         return out
 
     def _fill_fixed(
@@ -164,7 +165,7 @@ class StoredValues:
     def _decode_fixed(self, batch: _Batch, name: str, out: Bytes) -> None:
         """Compressed arrays of fixed shape: record by record into their rows."""
         for shard, places, local in self._by_shard(batch):
-            reader = self._dataset.reader(shard, name)
+            reader = self._dataset.files.reader(shard, name)
             entries = reader.records.entries(name, local)
             records = reader.records.read(name, local, entries)
             absent = reader.records.absent(name, local, entries)
@@ -174,7 +175,7 @@ class StoredValues:
     def _decode_pictures(self, batch: _Batch, name: str, outs: list[Bytes]) -> None:
         """Pictures, each straight into the memory that it gets."""
         for shard, places, local in self._by_shard(batch):
-            records = self._dataset.reader(shard, name).records
+            records = self._dataset.files.reader(shard, name).records
             entries = records.entries(name, local)
             absent = records.absent(name, local, entries)
             found = zip(
@@ -237,7 +238,7 @@ class StoredValues:
         by_shard: list[tuple[int, Rows, Rows, Entries]] = []
         n_bytes = np.zeros(len(batch.rows), np.int64)
         for shard, places, local in self._by_shard(batch):
-            entries = self._dataset.reader(shard, slot.name).records.entries(slot.name, local)
+            entries = self._dataset.files.reader(shard, slot.name).records.entries(slot.name, local)
             n_bytes[places] = entries["n_bytes"]
             by_shard.append((shard, places, local, entries))
         starts, total = _placed(n_bytes, used, slot.alignment)
@@ -259,7 +260,7 @@ class StoredValues:
         local: Rows,
         entries: Entries,
     ) -> None:
-        reader = self._dataset.reader(shard, slot.name)
+        reader = self._dataset.files.reader(shard, slot.name)
         field = self._source[slot.name]
         starts = layout.extents(memory.bytes, slot)["place"][places].tolist()
         heap = memory.bytes[layout.heap :].data

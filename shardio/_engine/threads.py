@@ -104,7 +104,7 @@ class _ThreadWorker(Worker):
             recipe,
             dataset,
             # What costs a process its life, which is reported, would cost this program its own.
-            beware=dataset.check_lengths if dataset.access == "mmap" else None,
+            beware=dataset.files.check_lengths if dataset.access == "mmap" else None,
             call=self._common.call,
         )
 

@@ -182,7 +182,7 @@ class Worker(Closing):
         self._cancelled = np.frombuffer(mmap.mmap(fds[CANCELLED], 0), np.uint8)
         self._tally, self._kept = Tally(fds[TALLIES], number), self._hold_back(fds[KEPT], number)
         self._compare(lineage)
-        self._dataset.share_marks(np.frombuffer(mmap.mmap(fds[MARKS], 0), np.uint8))
+        self._dataset.files.share_marks(np.frombuffer(mmap.mmap(fds[MARKS], 0), np.uint8))
         show_as_told(self._dataset, self._recipe, fds[TABLES:])
 
     def _compare(self, lineage: str) -> None:

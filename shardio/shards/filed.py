@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import weakref
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -38,109 +40,274 @@ class Group(NamedTuple):
     sizes: Rows
 
 
-class Filed:
-    """The files of a dataset, by number: its shards, then those beside them, side by side.
+class DatasetFiles(ABC):
+    """The files of a dataset, by number; owns those that are open until `close`.
 
-    A subclass sets what is declared here, then calls `_begin`, and closes `_opened`.
+    The shards come first, then the files beside them, group by group. For one thread.
+
+    Args:
+        groups: the shards, and then the files of each field that lies beside them, as many.
+        most_held: how many files their place keeps at a time; None for any number.
+        access: how they are read, "mmap" or "pread".
+        path: of the dataset, for messages.
     """
 
-    path: str
-    access: Access
-    _files_in: Place
-    starts: Rows
-    _verify: Verify
-
-    def _begin(self, groups: Sequence[Group]) -> None:
-        """Be ready to open files; opens none.
-
-        Args:
-            groups: the shards, and then those of each field that lies beside them, as many.
-        """
-        self._groups, self._n_shards = groups, len(groups[0].shards)
-        n_files = len(groups) * self._n_shards
-        self._numbers = range(self._n_shards)
-        self._first_files = {g.name: k * self._n_shards for k, g in enumerate(groups) if g.name}
-        most = most_open(n_files, self._most_held)
-        n_maps = int(self.access == "mmap")
-        self._opened = OpenFiles(n_files, self._open, most=most, n_maps=n_maps, path=self.path)
+    def __init__(
+        self, groups: Sequence[Group], *, most_held: int | None, access: Access, path: str
+    ) -> None:
+        self._groups, self.n_shards = groups, len(groups[0].shards)
+        self.access: Access = access
+        """How files are read: "mmap" or "pread"."""
+        n_files = len(groups) * self.n_shards
+        self._numbers = range(self.n_shards)
+        self._first_files = {g.name: k * self.n_shards for k, g in enumerate(groups) if g.name}
+        most, n_maps = most_open(n_files, most_held), int(access == "mmap")
+        self.opened = OpenFiles(n_files, self._open, most=most, n_maps=n_maps, path=path)
+        """The files that are open, by number."""
         self._marks: Marks | None = None
         self._first_marks: Rows | None = None
 
-    @property
-    def _most_held(self) -> int | None:
-        """How many files their place keeps at a time, if that is bounded."""
-        return self._files_in.most_held(np.concatenate([group.sizes for group in self._groups]))
+    def first(self, name: str) -> int:
+        """Return the number of the first file that has a field; those of other shards follow."""
+        return self._first_files.get(name, 0)
 
     def reader(self, shard: int, name: str | None = None) -> ShardReader:
-        """The reader of one shard, opened if need be; it belongs to the dataset.
+        """Return the reader of a shard, opened if need be; it belongs to this object.
 
-        With a `name`, of the file that has this field: the shard, or the one beside it.
+        With a `name`, return that of the file with this field: the shard, or the one beside it.
 
         Raises:
             DatasetCorrupt: the file is another one than the generation names.
             IndexError: there is no such shard.
         """
         first = 0 if name is None else self._first_files.get(name, 0)
-        return self._opened.reader(first + self._numbers[shard])
-
-    def glance(self, shard: int, name: str) -> ShardReader:
-        """A reader of the same file, for a look at its index: not kept, nor is the file brought.
-
-        In any thread. It belongs to the caller, and verifies for itself.
-        """
-        group = self._group(name)
-        return self._open_from(group, shard, self._files_in.glance)
+        return self.opened.reader(first + self._numbers[shard])
 
     def known(self, shard: int, name: str | None = None) -> ShardReader | None:
-        """The same, if it is open."""
+        """Return the same reader if it is open."""
         first = 0 if name is None else self._first_files.get(name, 0)
-        return self._opened.known(first + self._numbers[shard])
+        return self.opened.known(first + self._numbers[shard])
 
-    def files_of(self, shard: int, name: str | None = None) -> list[tuple[ShardSummary, str]]:
-        """The files that the samples of a shard lie in, and where they are; or that of a field."""
+    def sample(
+        self, shard: int, row: int, names: Iterable[str], *, beware: bool = True
+    ) -> dict[str, Any]:
+        """Return some fields of one sample, by its row in its shard."""
+        if not self._first_files:
+            return self.opened.reader(self._numbers[shard]).sample(row, names, beware=beware)
+        sample, place = dict[str, Any](), self._numbers[shard]
+        for first, group in itertools.groupby(names, key=self.first):
+            sample |= self.opened.reader(first + place).sample(row, group, beware=beware)
+        return sample
+
+    @abstractmethod
+    def open_file(self, shard: int, name: str) -> ShardReader:
+        """Open the file of a shard that has a field, anew; the reader belongs to the caller."""
+
+    @abstractmethod
+    def glance(self, shard: int, name: str) -> ShardReader:
+        """Open the same file for a look at its index, without having it brought; in any thread.
+
+        The reader belongs to the caller, and verifies for itself.
+        """
+
+    @property
+    @abstractmethod
+    def places(self) -> Sequence[Place]:
+        """The places that the files lie in."""
+
+    @abstractmethod
+    def path_of(self, summary: ShardSummary) -> str:
+        """Return the path that a file has, or will have once it is opened."""
+
+    @abstractmethod
+    def located(self, shard: int, names: Iterable[str]) -> list[tuple[Place, ShardSummary]]:
+        """Return the files that some fields of a shard's samples lie in, with their places."""
+
+    @abstractmethod
+    def sizes_by_place(self, names: Iterable[str]) -> list[tuple[Place, Rows]]:
+        """Return, for each place, the bytes of the files that some fields of all samples lie in."""
+
+    @abstractmethod
+    def which_files(self, name: str | None = None) -> Rows:
+        """Number the different files of a group from 0; return the number of each shard's file."""
+
+    @abstractmethod
+    def most_marks(self, name: str) -> Rows:
+        """Return how many units the files of a group have at most; "" is that of the shards."""
+
+    def of_shard(self, shard: int, name: str | None = None) -> list[tuple[ShardSummary, str]]:
+        """Return the files that a shard's samples, or one field of them, lie in, with paths."""
         names = [None, *self._first_files] if name is None else [name]
         summaries = [self.summaries(each)[shard] for each in names]
         return [(summary, self.path_of(summary)) for summary in summaries]
 
     def summaries(self, name: str | None = None) -> Sequence[ShardSummary]:
-        """The file of every shard that has a field, by default those of the shards themselves."""
+        """Return the file of every shard that has a field, by default the shards themselves."""
         return self._group(name).shards
+
+    def sizes(self, name: str | None = None) -> Rows:
+        """Return the bytes of each of these files."""
+        return self._group(name).sizes
 
     def _group(self, name: str | None) -> Group:
         return next((group for group in self._groups if group.name == name), self._groups[0])
 
-    def sizes(self, name: str | None = None) -> Rows:
-        """The bytes of each of these files."""
-        return self._group(name).sizes
-
-    def sizes_for(self, names: Iterable[str]) -> Rows:
-        """The bytes of the files that some fields of all samples lie in."""
-        groups = {id(group.shards): group for group in map(self._group, names)}
-        return np.concatenate([np.zeros(0, np.int64), *(each.sizes for each in groups.values())])
-
-    def which_files(self, name: str | None = None) -> Rows:
-        """Which of these files each is, counted from 0: its own number, unless it comes again."""
-        return np.arange(self._n_shards)
-
-    def path_of(self, summary: ShardSummary) -> str:
-        """Where a file is, or will be once it is opened."""
-        return self._files_in.path_of(summary)
-
-    def files_for(self, shard: int, names: Iterable[str]) -> list[tuple[Place, ShardSummary]]:
-        """The files that some fields of a shard's samples lie in, and where those come from."""
-        groups = {id(group.shards): group for group in map(self._group, names)}
-        return [(self._files_in, group.shards[shard]) for group in groups.values()]
+    def _groups_of(self, names: Iterable[str]) -> list[Group]:
+        """Return the groups that have some fields, each once."""
+        return list({id(group.shards): group for group in map(self._group, names)}.values())
 
     def _open(self, file: int) -> ShardReader:
-        reader = self._open_file(file)
+        number, shard = divmod(file, self.n_shards)
+        reader = self.open_file(shard, self._groups[number].name)
         if self.is_partial:
             self._all_marks()  # what is found out of a file is known when it is opened again
         self._mark(file, reader)
         return reader
 
-    def _open_file(self, file: int) -> ShardReader:
-        number, shard = divmod(file, self._n_shards)
-        return self._open_from(self._groups[number], shard, self._files_in.hold)
+    def check_lengths(self, shards: Rows) -> None:
+        """Make sure that none of these shards' open files was cut short since it was mapped.
+
+        Raises:
+            ShardChanged: the first that was.
+        """
+        for shard in distinct(shards).tolist():
+            for file in range(shard, len(self._groups) * self.n_shards, self.n_shards):
+                if (reader := self.opened.known(file)) is not None:
+                    reader.check_length()
+
+    @property
+    def is_partial(self) -> bool:
+        """True if there are too many files for all to be open at a time: see `shards.opened`."""
+        return self.opened.most is not None
+
+    @property
+    def n_marks(self) -> int:
+        """Number of units of all files together; opens every one, unless it `is_partial`.
+
+        Then it is how many they have at most.
+        """
+        return int(self._place_marks()[-1])
+
+    def _place_marks(self) -> Rows:
+        if self._first_marks is None:
+            if self.is_partial:
+                counts = np.concatenate([self.most_marks(group.name) for group in self._groups])
+            else:
+                summaries = [each for group in self._groups for each in group.shards]
+                will_open([self.path_of(summary) for summary in summaries])
+                files = range(len(summaries))
+                counts = np.array([self.opened.reader(file).units.n_marks for file in files])
+            self._first_marks = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
+        return self._first_marks
+
+    def share_marks(self, marks: Marks) -> None:
+        """Remember what has been checked in `marks`, n_marks bytes; opens files as that does."""
+        self._place_marks()
+        self._marks = marks
+        for file, reader in self.opened.items():
+            self._mark(file, reader)
+
+    def marks_of(self, name: str) -> tuple[Marks, Rows]:
+        """Return the marks of all files, and where those begin of each file that has a field.
+
+        Opens files as `n_marks` does.
+        """
+        marks, firsts = self._all_marks()
+        first = self.first(name)
+        return marks, firsts[first : first + self.n_shards]
+
+    def _all_marks(self) -> tuple[Marks, Rows]:
+        """Return the marks of all files, and where those of each begin."""
+        first = self._place_marks()
+        if self._marks is None:
+            self.share_marks(zeros(self.n_marks))
+        return self._marks if self._marks is not None else zeros(0), first
+
+    def _mark(self, file: int, reader: ShardReader) -> None:
+        """Have a file's units remember what is checked in the table of all."""
+        if self._marks is not None:
+            first, end = self._place_marks()[file : file + 2].tolist()
+            check_marks(reader, end - first)
+            reader.units.marks = self._marks[first : first + reader.units.n_marks]
+
+    def expect_scattered(self) -> None:
+        """Have the kernel read no more of mapped files than the pages that are touched."""
+        self.opened.expect_scattered()
+
+    def close(self) -> None:
+        """Close all files; what was handed out of them stays valid. Idempotent."""
+        self.opened.close()
+        self._marks = None
+
+
+class ShardFiles(DatasetFiles):
+    """The files of one dataset; owns those that are open, and their place, until `close`.
+
+    Args:
+        place: where they lie.
+        groups: the shards, and then the files of each field that lies beside them, as many.
+        n_samples: of each shard.
+        verify: when hashes are checked, see ShardReader.
+        access: how they are read, "mmap" or "pread".
+        path: of the dataset, for messages.
+    """
+
+    def __init__(
+        self,
+        place: Place,
+        groups: Sequence[Group],
+        n_samples: Rows,
+        *,
+        verify: Verify,
+        access: Access,
+        path: str,
+    ) -> None:
+        self.most_held = place.most_held(np.concatenate([group.sizes for group in groups]))
+        """How many files the place keeps at a time; None for any number."""
+        super().__init__(groups, most_held=self.most_held, access=access, path=path)
+        self._place, self._n_samples, self._verify = place, n_samples, verify
+
+    def set_access(self, access: Access) -> None:
+        """Read files by `access`; to be called before the first is opened."""
+        self.access = access
+
+    def open_file(self, shard: int, name: str) -> ShardReader:
+        """Open the file of a shard that has a field, anew; the reader belongs to the caller."""
+        return self._open_from(self._group(name), shard, self._place.hold)
+
+    def glance(self, shard: int, name: str) -> ShardReader:
+        """Open the same file for a look at its index, without having it brought; in any thread.
+
+        The reader belongs to the caller, and verifies for itself.
+        """
+        return self._open_from(self._group(name), shard, self._place.glance)
+
+    @property
+    def places(self) -> Sequence[Place]:
+        """The place that the files lie in."""
+        return [self._place]
+
+    def path_of(self, summary: ShardSummary) -> str:
+        """Return the path that a file has, or will have once it is opened."""
+        return self._place.path_of(summary)
+
+    def located(self, shard: int, names: Iterable[str]) -> list[tuple[Place, ShardSummary]]:
+        """Return the files that some fields of a shard's samples lie in, with their places."""
+        return [(self._place, group.shards[shard]) for group in self._groups_of(names)]
+
+    def sizes_by_place(self, names: Iterable[str]) -> list[tuple[Place, Rows]]:
+        """Return the bytes of the files that some fields of all samples lie in."""
+        sizes = [group.sizes for group in self._groups_of(names)]
+        return [(self._place, np.concatenate([np.zeros(0, np.int64), *sizes]))]
+
+    def which_files(self, name: str | None = None) -> Rows:
+        """Return the number of each shard's file: the shard's own, as no file comes again."""
+        return np.arange(self.n_shards)
+
+    def most_marks(self, name: str) -> Rows:
+        """Return how many units the files of a group have at most; "" is that of the shards."""
+        group = self._group(name)
+        return most_marks(group.schema, self._n_samples, group.sizes)
 
     def _open_from(
         self, group: Group, shard: int, hold: Callable[[ShardSummary], str]
@@ -148,16 +315,16 @@ class Filed:
         """Open a file of a group, once its place has it, or knows how to read it."""
         summary = group.shards[shard]
         path = hold(summary)
-        content = self._files_in.content(summary, path)
+        content = self._place.content(summary, path)
         if content is not None:  # which was not held
             return self._open_expected(path, summary, group.schema, content)
         try:
             reader = self._open_expected(path, summary, group.schema)
         except BaseException:
-            self._files_in.release(summary)
+            self._place.release(summary)
             raise
         # When the last view that reads the file is gone: also the user's.
-        held = weakref.finalize(reader.content, self._files_in.release, summary)
+        held = weakref.finalize(reader.content, self._place.release, summary)
         held.atexit = False
         return reader
 
@@ -177,68 +344,75 @@ class Filed:
             raise DatasetCorrupt(f"{reader.path}: its schema is not the dataset's")
         return reader
 
-    def check_lengths(self, shards: Rows) -> None:
-        """Make sure that none of these shards' open files was cut short since it was mapped.
+    def close(self) -> None:
+        """Close all files and their place; what was handed out stays valid. Idempotent."""
+        super().close()
+        self._place.close()
 
-        Raises:
-            ShardChanged: the first that was.
-        """
-        for shard in distinct(shards).tolist():
-            for file in range(shard, len(self._groups) * self._n_shards, self._n_shards):
-                if (reader := self._opened.known(file)) is not None:
-                    reader.check_length()
+
+class MixtureFiles(DatasetFiles):
+    """The files of several datasets, one dataset behind the other; owns those that it opens.
+
+    Args:
+        sources: the files of each dataset; borrowed. They are opened as those say.
+        groups: the files of all sources, by absolute paths: see DatasetFiles.
+        access: how they are read, "mmap" or "pread"; the sources' own are read so as well.
+        path: of the mixture, for messages.
+    """
+
+    def __init__(
+        self, sources: Sequence[ShardFiles], groups: Sequence[Group], *, access: Access, path: str
+    ) -> None:
+        bounds = [source.most_held for source in sources if source.most_held is not None]
+        super().__init__(groups, most_held=min(bounds, default=None), access=access, path=path)
+        self._sources = tuple(sources)
+        for source in sources:
+            source.set_access(access)
+        self._firsts: Rows = np.cumsum([0, *(source.n_shards for source in sources)])[:-1]
+        """The number, among all shards, of each source's first."""
+
+    def _locate(self, shard: int) -> tuple[ShardFiles, int]:
+        """Return the source that has a shard, and the number that the shard has there."""
+        source = int(np.searchsorted(self._firsts, shard, side="right")) - 1
+        return self._sources[source], shard - int(self._firsts[source])
+
+    def open_file(self, shard: int, name: str) -> ShardReader:
+        """Open the file of a shard that has a field, anew; the reader belongs to the caller."""
+        source, local = self._locate(shard)
+        return source.open_file(local, name)
+
+    def glance(self, shard: int, name: str) -> ShardReader:
+        """Open the same file for a look at its index; see DatasetFiles."""
+        source, local = self._locate(shard)
+        return source.glance(local, name)
 
     @property
-    def is_partial(self) -> bool:
-        """Whether it has too many files for all to be open at a time: see `shards.opened`."""
-        return self._opened.most is not None
+    def places(self) -> Sequence[Place]:
+        """The places that the sources' files lie in."""
+        return [place for source in self._sources for place in source.places]
 
-    @property
-    def n_marks(self) -> int:
-        """How many units all files have together; opens every one, unless it `is_partial`.
+    def path_of(self, summary: ShardSummary) -> str:
+        """Return the path of a file, which the groups name it by."""
+        return summary.name
 
-        Then it is how many they have at most.
+    def located(self, shard: int, names: Iterable[str]) -> list[tuple[Place, ShardSummary]]:
+        """Return the files that some fields of a shard's samples lie in, with their places."""
+        source, local = self._locate(shard)
+        return source.located(local, names)
+
+    def sizes_by_place(self, names: Iterable[str]) -> list[tuple[Place, Rows]]:
+        """Return, for each source, the bytes of the files that some fields lie in."""
+        wanted = list(names)
+        return [each for source in self._sources for each in source.sizes_by_place(wanted)]
+
+    def which_files(self, name: str | None = None) -> Rows:
+        """Number the different files of a group from 0; return the number of each shard's file.
+
+        A source that comes again brings no file of its own.
         """
-        return int(self._place_marks()[-1])
+        known: dict[str, int] = {}
+        return np.array([known.setdefault(s.name, len(known)) for s in self.summaries(name)])
 
-    def _place_marks(self) -> Rows:
-        if self._first_marks is None:
-            if self.is_partial:
-                counts = np.concatenate([self._most_marks(group.name) for group in self._groups])
-            else:
-                summaries = [each for group in self._groups for each in group.shards]
-                will_open([self.path_of(summary) for summary in summaries])
-                files = range(len(summaries))
-                counts = np.array([self._opened.reader(file).units.n_marks for file in files])
-            self._first_marks = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
-        return self._first_marks
-
-    def _most_marks(self, name: str) -> Rows:
-        """How many units the files at most have that a field, or with "" a sample, lies in."""
-        group = self._group(name)
-        return most_marks(group.schema, np.diff(self.starts), group.sizes)
-
-    def share_marks(self, marks: npt.NDArray[np.uint8]) -> None:
-        """Remember what has been checked in `marks`, n_marks bytes; opens files as that does."""
-        self._place_marks()
-        self._marks = marks
-        for file, reader in self._opened.items():
-            self._mark(file, reader)
-
-    def _all_marks(self) -> tuple[Marks, Rows]:
-        """The marks of all files, and where those of each begin; opens files as `n_marks` does."""
-        first = self._place_marks()
-        if self._marks is None:
-            self.share_marks(zeros(self.n_marks))
-        return self._marks if self._marks is not None else zeros(0), first
-
-    def _mark(self, file: int, reader: ShardReader) -> None:
-        """Have a file's units remember what is checked in the table of all."""
-        if self._marks is not None:
-            first, end = self._place_marks()[file : file + 2].tolist()
-            check_marks(reader, end - first)
-            reader.units.marks = self._marks[first : first + reader.units.n_marks]
-
-    def expect_scattered(self) -> None:
-        """Have the kernel read no more of mapped files than the pages that are touched."""
-        self._opened.expect_scattered()
+    def most_marks(self, name: str) -> Rows:
+        """Return how many units the files of a group have at most; "" is that of the shards."""
+        return np.concatenate([source.most_marks(name) for source in self._sources])

@@ -126,7 +126,7 @@ def compact(
         groups = _groups(previous, shard_bytes)
         chosen = [k for group in groups if _is_rewritten(group, previous) for k in group]
         if chosen:
-            names = [shard.name for k in chosen for shard, _ in dataset.files_of(k)]
+            names = [shard.name for k in chosen for shard, _ in dataset.files.of_shard(k)]
             require_sound_shards(folder, names, workers, progress)
             report = _compacted(dataset, previous, groups, shard_bytes, progress)
         else:

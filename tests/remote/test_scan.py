@@ -103,7 +103,7 @@ def test_a_look_by_ranges_does_not_let_go_of_what_another_holds(
 ) -> None:
     shard: ShardSummary = next(iter(load(folder).shards))
     url = "s3://bucket/scanned"
-    far = remote.glance(0, "video")
+    far = remote.files.glance(0, "video")
     (bucket,) = remote.buckets
     other = Bucket(url, Remote.of(tmp_path / "cache", None, store.options, whole=True))
     other.bring(shard)

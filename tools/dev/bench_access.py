@@ -80,11 +80,11 @@ def measure_check(folder: str) -> tuple[float, int]:
     """The seconds that it takes to look at the length of every shard, and how many there are."""
     with open_dataset(folder, access="mmap") as dataset:
         shards = np.arange(len(dataset.shards))
-        dataset.check_lengths(shards)  # opens them
+        dataset.files.check_lengths(shards)  # opens them
         best = float("inf")
         for _ in range(200):
             start_s = time.perf_counter()
-            dataset.check_lengths(shards)
+            dataset.files.check_lengths(shards)
             best = min(best, time.perf_counter() - start_s)
         return best, len(shards)
 
