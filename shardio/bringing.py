@@ -16,7 +16,7 @@ from shardio._engine.recipe import Plan, Recipe
 from shardio.access.filesystems import Access
 from shardio.callers import level_of_caller
 from shardio.choice import Choice
-from shardio.dataset import ShardDataset
+from shardio.dataset import Dataset
 from shardio.errors import InvalidArgument
 from shardio.remote.ahead import N_THREADS, Ahead, Wanted
 from shardio.remote.bucket import Bucket
@@ -63,7 +63,7 @@ class Bringing:
         InvalidArgument: epochs need more at once than the cache may hold.
     """
 
-    def __init__(self, dataset: ShardDataset, recipe: Recipe, choice: Choice) -> None:
+    def __init__(self, dataset: Dataset, recipe: Recipe, choice: Choice) -> None:
         self._dataset, self._recipe = dataset, recipe
         self._ahead: Ahead | None = None
         self._at_once = 0
@@ -177,7 +177,7 @@ class Bringing:
                     bucket.close()  # once more: what they had under way is in nobody's use now
 
 
-def _wanted(dataset: ShardDataset, recipe: Recipe, plan: Plan) -> Iterator[Wanted]:
+def _wanted(dataset: Dataset, recipe: Recipe, plan: Plan) -> Iterator[Wanted]:
     """The files of a pass, each where it is first needed, and again where that is long ago."""
     division = plan.division
     itinerary = Itinerary(dataset, shuffle=recipe.shuffle, seed=recipe.seed)

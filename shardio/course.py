@@ -15,7 +15,7 @@ from shardio._engine.shared import SharedArray
 from shardio._engine.turns import TURNS
 from shardio.blend import Blend
 from shardio.choice import Choice
-from shardio.dataset import ShardDataset
+from shardio.dataset import Dataset
 from shardio.division import Division
 from shardio.drawing import draw_once, running_sums
 from shardio.errors import InvalidArgument
@@ -49,7 +49,7 @@ class Course:
         InvalidArgument: a sampler or weights that do not fit the dataset.
     """
 
-    def __init__(self, dataset: ShardDataset, choice: Choice) -> None:
+    def __init__(self, dataset: Dataset, choice: Choice) -> None:
         self._n_samples = len(dataset)
         rows = dataset.rows
         bundling = rows.bundling
@@ -212,7 +212,7 @@ def _iterated(sampler: Any, *, seed: int, epoch: int) -> list[Any]:
         return list(sampler)
 
 
-def _check_has_shards(dataset: ShardDataset) -> None:
+def _check_has_shards(dataset: Dataset) -> None:
     """Make sure that the samples of a dataset come shard by shard."""
     wrong = None
     if isinstance(dataset, Mixture):

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardio.clips import Clip, Clips, Events
-from shardio.dataset import ShardDataset
+from shardio.dataset import Dataset
 from shardio.errors import InvalidArgument
 from shardio.events import kind_of_events
 from shardio.footage import Footage
@@ -113,7 +113,7 @@ def default_clip(view: Mapping[str, Any]) -> Clip:
     return Clip(**{name: view[name] for name in _OPTIONS if name in view})
 
 
-def cut(dataset: ShardDataset, clip: Clip, name: str) -> Cut:
+def cut(dataset: Dataset, clip: Clip, name: str) -> Cut:
     """Have a dataset show clips of the videos in a field, of the rows that it shows.
 
     How many frames each has and how long it is are in the index, 64 bytes for each video, all of
@@ -160,7 +160,7 @@ class _Around:
         InvalidArgument: the field is none that can have events.
     """
 
-    def __init__(self, dataset: ShardDataset, name: str) -> None:
+    def __init__(self, dataset: Dataset, name: str) -> None:
         self._name = name
         self._kind = kind_of_events(dataset.schema, name)
         self._videos: list[Rows] = []
@@ -188,7 +188,7 @@ class _Around:
         return Events(np.bincount(videos, minlength=n_videos).astype(np.int64), values)
 
 
-def _why_none(dataset: ShardDataset, clip: Clip, name: str, longest: int) -> str:
+def _why_none(dataset: Dataset, clip: Clip, name: str, longest: int) -> str:
     """Why videos of at most so many frames have no clip at all."""
     if longest >= clip.span:
         return f"{dataset.path}: field {clip.around!r} has no event of any video with a clip"
@@ -213,7 +213,7 @@ def _sizes(lines: Streams) -> set[tuple[int, int]]:
 
 
 def _common(
-    dataset: ShardDataset, clip: Clip, name: str, sizes: Iterable[tuple[int, int]]
+    dataset: Dataset, clip: Clip, name: str, sizes: Iterable[tuple[int, int]]
 ) -> tuple[int, int]:
     """The one size of all videos that have clips.
 

@@ -1,10 +1,11 @@
-"""A dataset: a folder of shards as one sequence of samples. `dataset_writer` makes one."""
+"""Datasets as sequences of samples; a ShardDataset is a folder of shards, see `dataset_writer`."""
 
 from __future__ import annotations
 
 import functools
 import operator
 import os
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
@@ -19,7 +20,6 @@ from shardio.file_names import check_encodable
 from shardio.format.schema import Schema
 from shardio.gather import ColumnGather
 from shardio.manifest import Generation, load, load_generation
-from shardio.manifest.described import Described
 from shardio.manifest.shard_list import sizes_of
 from shardio.reader import ShardReader
 from shardio.remote.bucket import Bucket
@@ -28,91 +28,59 @@ from shardio.shards.filed import DatasetFiles, Group, ShardFiles
 from shardio.shards.places import Folder, Place
 from shardio.shown import RowSelection
 from shardio.units import VERIFY, Rows, Verify
-from shardio.views import RowList, check_mask, check_positions
+from shardio.views import RowList, RowRuns, check_mask, check_positions
+from shardio.writer import ShardSummary
 
 _AT_ONCE: Final = 8192
 """Rows of a column that are gathered in one call."""
 
 
-class ShardDataset(Described, Sequence[dict[str, Any]], Closing):
-    """All samples of a dataset, by number; owns its shards' maps until `close()`.
+class Dataset(Sequence[dict[str, Any]], Closing):
+    """A sequence of samples that are stored in shards; owns `files` until `close`.
 
-    Pickled, it is opened anew where it arrives: the same state and samples, of files by their path.
-    A shard is opened when it is first needed. A column that was added later lies in shards of its
-    own beside the others; *files* are all of them, those beside come behind. The object is for one
-    thread at a time. `verify` and `access` are as in ShardReader; the file system of the folder
-    decides for all shards.
+    A ShardDataset or a Mixture. For one thread at a time.
 
     Args:
-        path: the folder, or its URL: s3://, gs://, az://, https://.
+        path: as it was named, for messages.
+        root: its folder, absolute, or its URL; a mixture has no folder, and its path stands here.
+        generation: the state that was opened.
+        files: the files that its samples lie in; from now on its own.
+        rows: the samples that it shows.
         verify: when hashes are checked, see ShardReader.
-        subset: the name of a subset: its samples alone, numbered from 0.
-        generation: the number of the state to open; by default the published one.
-        cache, cache_bytes, storage_options: of a URL, see ShardLoader. Here shards that are not in
-            the cache are read by ranges.
-        remote: what these three come to, in their place.
-
-    Raises:
-        DatasetNotFound, DatasetCorrupt, ShardUnsupported: from the folder itself.
-        InvalidArgument: there is no such subset.
-        ShardNotFound, ShardCorrupt, …: (also later) from a shard.
+        subset: the name of the subset that `rows` shows, if any.
     """
 
     def __init__(
         self,
-        path: str | os.PathLike[str],
         *,
-        verify: Verify = "first",
-        access: Access = "auto",
+        path: str,
+        root: str,
+        generation: Generation,
+        files: DatasetFiles,
+        rows: RowSelection,
+        verify: Verify,
         subset: str | None = None,
-        generation: int | None = None,
-        cache: str | os.PathLike[str] | None = None,
-        cache_bytes: int | None = None,
-        storage_options: Mapping[str, Any] | None = None,
-        remote: Remote | None = None,
     ) -> None:
-        if verify not in VERIFY:
-            raise InvalidArgument(f"verify must be one of {', '.join(VERIFY)}; found {verify!r}")
-        self.path = local_path(os.fspath(path))
-        self.remote = remote or Remote.of(cache, cache_bytes, storage_options)
-        """How it is read if it is in an object store."""
-        place = _place_of(self.path, self.remote)
-        self._root = place.root
-        access = place.access(access)
-        self._generation: Generation = self._load(place, generation)
-        self._schema = self._generation.whole_schema
-        self.subset = subset
-        self._verify = verify
-        counts = self._generation.counts
-        self.starts: Rows = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
-        """The number of each shard's first row, and the number of all rows at the end."""
-        view = None if subset is None else self._subset_rows(subset)
-        self.rows = RowSelection(self.starts, view)
+        self.path, self.root, self.subset = path, root, subset
+        self.schema: Schema = generation.whole_schema
+        """The fields of its samples."""
+        self.files = files
+        """The files that its samples lie in."""
+        self.rows = rows
         """The samples that it shows, and the rows that they are."""
+        self.starts: Rows = rows.shard_starts
+        """The number of each shard's first row, and the number of all rows at the end."""
+        self._generation, self._verify = generation, verify
         # As most datasets are written; a division finds the shard in a tenth of a search's time.
+        counts = generation.counts
         is_even = len(counts) and (counts[:-1] == counts[0]).all() and counts[-1] <= counts[0]
         self._rows_per_shard = max(1, int(counts[0])) if is_even else 0
-        whole = "", self._generation.schema, self._generation.shards
-        sides = ((side.name, side.schema, side.shards) for side in self._generation.sides)
-        groups = [Group(*group, sizes_of(group[2])) for group in (whole, *sides)]
-        self.files: DatasetFiles = self._new_files(place, groups, access)
-        """The files that its samples lie in."""
         self._gathers: dict[str, ColumnGather] = {}
 
-    def _new_files(self, place: Place, groups: Sequence[Group], access: Access) -> DatasetFiles:
-        """Make its files, none of them open."""
-        n_samples, verify = np.diff(self.starts), self._verify
-        return ShardFiles(place, groups, n_samples, verify=verify, access=access, path=self.path)
-
-    def _load(self, place: Place, number: int | None) -> Generation:
-        try:
-            folder = place.described(number)
-            return load(folder) if number is None else load_generation(folder, number)
-        except DatasetCorrupt:
-            if not place.distrust():
-                raise
-            folder = place.described(number)
-            return load(folder) if number is None else load_generation(folder, number)
+    @property
+    def place(self) -> str:
+        """Its folder as it was named, or absolute where a chdir has made that another one."""
+        return self.path if os.path.abspath(self.path) == self.root else self.root
 
     @property
     def access(self) -> Access:
@@ -120,38 +88,78 @@ class ShardDataset(Described, Sequence[dict[str, Any]], Closing):
         return self.files.access
 
     @property
-    def schema(self) -> Schema:
-        """The fields of its samples."""
-        return self._schema
+    def classes(self) -> tuple[str, ...]:
+        """Class names; a label is a position in them."""
+        return self._generation.classes
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        """For pickle and copy: opened anew by its place, in this state, with these samples."""
-        reopen = functools.partial(
-            ShardDataset,
-            verify=self._verify,
-            access=self.access,
-            subset=self.subset,
-            generation=self.generation,
-            remote=self.remote,
-        )
-        return reopen, (self._root,), self.rows.state
+    @property
+    def lineage(self) -> str:
+        """An id of the first generation, which stays the same when samples are appended."""
+        return self._generation.lineage
 
-    def __setstate__(self, state: tuple[Any, ...]) -> None:
-        self.rows.restore(state)
+    @property
+    def generation(self) -> int:
+        """The number of the state that was opened."""
+        return self._generation.number
+
+    @property
+    def shards(self) -> Sequence[ShardSummary]:
+        """Its shards in order: name, samples, bytes, id; without those beside them."""
+        return self._generation.shards
+
+    @property
+    def sides(self) -> Mapping[str, Sequence[ShardSummary]]:
+        """By name, each column that was added later: its shards, in the order of `shards`."""
+        return {side.name: side.shards for side in self._generation.sides}
+
+    @property
+    def inputs(self) -> Sequence[Mapping[str, Any]]:
+        """The inputs of a conversion, and their outcomes; a long list is read on first use."""
+        return self._generation.inputs
+
+    @property
+    def converter(self) -> Mapping[str, Any]:
+        """The converter that made it, and its options."""
+        return self._generation.converter
+
+    @property
+    def versions(self) -> Mapping[str, str]:
+        """The versions of the libraries that its bytes depend on."""
+        return self._generation.versions
+
+    @property
+    def view(self) -> Mapping[str, Any]:
+        """The samples of a loader that is not asked for others: rows, or clips of videos."""
+        return self._generation.view
+
+    @property
+    def subsets(self) -> Mapping[str, int]:
+        """The names of its subsets, and how many samples each has."""
+        return {name: len(rows) for name, rows in self._generation.subsets.items()}
+
+    @property
+    def stats(self) -> Mapping[str, Any]:
+        """The counts of `shardio stats`: of the "whole", and of its "subsets"."""
+        return self._generation.stats
+
+    @property
+    def surgery(self) -> Mapping[str, Any]:
+        """The command that made this state of others, and its options."""
+        return self._generation.surgery
+
+    @property
+    def buckets(self) -> list[Bucket]:
+        """The object stores that its files come from."""
+        return [place for place in self.files.places if isinstance(place, Bucket)]
 
     def __len__(self) -> int:
         return len(self.rows)
 
-    def __repr__(self) -> str:
-        part = "" if self.subset is None else f"subset {self.subset!r}, "
-        part = part if self.rows.row_list is None else "a selection, "
-        return (
-            f"ShardDataset({self.path!r}: {part}{len(self)} samples in {len(self.shards)} shards, "
-            f"generation {self.generation})"
-        )
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        self.rows.restore(state)
 
     def __getitem__(self, index: Any) -> Any:
-        """One sample as a dict, or a list of them for a slice; raw arrays are read-only views."""
+        """Return a sample as a dict, or a list of them for a slice; raw arrays are read-only."""
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
         row, n = operator.index(index), len(self.rows)
@@ -182,14 +190,15 @@ class ShardDataset(Described, Sequence[dict[str, Any]], Closing):
     def sample(
         self, shard: int, row: int, names: Iterable[str] | None = None, *, beware: bool = True
     ) -> dict[str, Any]:
-        """Some fields (by default all) of one sample, by its row in its shard."""
-        chosen = self._schema if names is None else names
+        """Return some fields (by default all) of one sample, by its row in its shard."""
+        chosen = self.schema if names is None else names
         return self.files.sample(shard, row, chosen, beware=beware)
 
     def samples(self, shard: int) -> Iterator[dict[str, Any]]:
-        """All samples of one shard, in order."""
+        """Iterate over all samples of one shard, in order."""
         return (self.sample(shard, row) for row in range(self.shards[shard].n_samples))
 
+    @abstractmethod
     def select(
         self,
         indices: Sequence[int] | npt.NDArray[np.integer[Any]] | None = None,
@@ -197,71 +206,17 @@ class ShardDataset(Described, Sequence[dict[str, Any]], Closing):
         mask: Sequence[bool] | npt.NDArray[np.bool_] | None = None,
         where: Callable[[dict[str, npt.NDArray[Any]]], Any] | None = None,
         fields: Iterable[str] = (),
-    ) -> ShardDataset:
-        """Some of its samples as a dataset of their own, numbered from 0, over the same files.
-
-        It opens the shards anew, and is closed by itself. One of three says which samples:
-
-        Args:
-            indices: their numbers here, in any order, also repeatedly.
-            mask: for every sample, whether it is one of them.
-            where: gives such a mask for a dict of columns; called once.
-            fields: names of the columns for `where`: raw arrays of fixed shape, (samples, …).
-
-        Raises:
-            InvalidArgument: not one of the three, or one that does not fit.
-            ShardCorrupt, …: from reading the columns.
-        """
-        if sum(each is not None for each in (indices, mask, where)) != 1:
-            raise InvalidArgument("select takes one of indices, mask and where")
-        names = [fields] if isinstance(fields, str) else list(fields)
-        if (where is None) is not (not names):
-            raise InvalidArgument("select(where=…, fields=[…]): each needs the other")
-        if where is not None:
-            check_takes_one("where", "columns", where)
-            mask = where({name: self._column(name) for name in names})
-        if indices is not None:
-            positions = check_positions(indices, len(self), "indices")
-        else:
-            positions = check_mask(mask, len(self), "the mask")
-        found = ShardDataset(
-            self._root,
-            verify=self._verify,
-            access=self.access,
-            generation=self.generation,
-            remote=self.remote,
-        )
-        found.rows.show(RowList(self.rows.at(positions)))
-        return found
-
-    def _column(self, name: str) -> npt.NDArray[Any]:
-        """A whole column of its view; a copy."""
-        field = self.schema.columns.get(name)
-        if field is None:
-            known = ", ".join(self.schema.columns) or "none"
-            raise InvalidArgument(f"{self.path}: {name!r} is no column; there are: {known}")
-        found = np.empty((len(self), field.row_bytes or 0), np.uint8)
-        for start in range(0, len(self), _AT_ONCE):
-            part = found[start : start + _AT_ONCE]
-            rows = self.rows.at(np.arange(start, start + len(part)))
-            shards, gather = self.locate(rows), self.gather(name)
-            gather.gather(gather.place(rows, shards), rows, shards, part)
-        shape = tuple(each or 0 for each in field.shape)
-        return found.view(field.numpy).reshape(len(self), *shape)
+    ) -> Dataset:
+        """Return some of its samples as a dataset of their own; see ShardDataset."""
 
     def locate(self, rows: Rows) -> Rows:
-        """The number of the shard that each of `rows` lies in."""
+        """Return the number of the shard that each of `rows` lies in."""
         if self._rows_per_shard:
             return rows // self._rows_per_shard
         return np.searchsorted(self.starts, rows, side="right") - 1
 
-    @property
-    def buckets(self) -> list[Bucket]:
-        """The object stores that its files come from."""
-        return [place for place in self.files.places if isinstance(place, Bucket)]
-
     def gather(self, name: str) -> ColumnGather:
-        """What copies rows of a column of all shards at once; made on first use."""
+        """Return the gather of a column, which copies rows of all shards; made on first use."""
         self.files.opened.check_open()
         found = self._gathers.get(name)
         while found is None:
@@ -293,6 +248,185 @@ class ShardDataset(Described, Sequence[dict[str, Any]], Closing):
             gather.close()
         self._gathers = {}
         self.files.close()
+
+
+class ShardDataset(Dataset):
+    """All samples of a dataset, by number; owns its shards' maps until `close()`.
+
+    Pickled, it is opened anew where it arrives: the same state and samples, of files by their path.
+    A shard is opened when it is first needed. A column that was added later lies in shards of its
+    own beside the others; *files* are all of them, those beside come behind. The object is for one
+    thread at a time. `verify` and `access` are as in ShardReader; the file system of the folder
+    decides for all shards.
+
+    Args:
+        path: the folder, or its URL: s3://, gs://, az://, https://.
+        verify: when hashes are checked, see ShardReader.
+        subset: the name of a subset: its samples alone, numbered from 0.
+        generation: the number of the state to open; by default the published one.
+        cache, cache_bytes, storage_options: of a URL, see ShardLoader. Here shards that are not in
+            the cache are read by ranges.
+        remote: what these three come to, in their place.
+
+    Raises:
+        DatasetNotFound, DatasetCorrupt, ShardUnsupported: from the folder itself.
+        InvalidArgument: there is no such subset.
+        ShardNotFound, ShardCorrupt, …: (also later) from a shard.
+    """
+
+    files: ShardFiles
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        verify: Verify = "first",
+        access: Access = "auto",
+        subset: str | None = None,
+        generation: int | None = None,
+        cache: str | os.PathLike[str] | None = None,
+        cache_bytes: int | None = None,
+        storage_options: Mapping[str, Any] | None = None,
+        remote: Remote | None = None,
+    ) -> None:
+        if verify not in VERIFY:
+            raise InvalidArgument(f"verify must be one of {', '.join(VERIFY)}; found {verify!r}")
+        path = local_path(os.fspath(path))
+        self.remote = remote or Remote.of(cache, cache_bytes, storage_options)
+        """How it is read if it is in an object store."""
+        place = _place_of(path, self.remote)
+        access = place.access(access)
+        state = _load(place, generation)
+        starts = starts_of(state)
+        view = None if subset is None else _rows_of(state, subset, path)
+        super().__init__(
+            path=path,
+            root=place.root,
+            generation=state,
+            files=ShardFiles(
+                place,
+                groups_of(state),
+                np.diff(starts),
+                verify=verify,
+                access=access,
+                path=path,
+            ),
+            rows=RowSelection(starts, view),
+            verify=verify,
+            subset=subset,
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Return how pickle and copy open it anew: by its place, in this state, these samples."""
+        reopen = functools.partial(
+            ShardDataset,
+            verify=self._verify,
+            access=self.access,
+            subset=self.subset,
+            generation=self.generation,
+            remote=self.remote,
+        )
+        return reopen, (self.root,), self.rows.state
+
+    def __repr__(self) -> str:
+        part = "" if self.subset is None else f"subset {self.subset!r}, "
+        part = part if self.rows.row_list is None else "a selection, "
+        return (
+            f"ShardDataset({self.path!r}: {part}{len(self)} samples in {len(self.shards)} shards, "
+            f"generation {self.generation})"
+        )
+
+    def select(
+        self,
+        indices: Sequence[int] | npt.NDArray[np.integer[Any]] | None = None,
+        *,
+        mask: Sequence[bool] | npt.NDArray[np.bool_] | None = None,
+        where: Callable[[dict[str, npt.NDArray[Any]]], Any] | None = None,
+        fields: Iterable[str] = (),
+    ) -> ShardDataset:
+        """Return some of its samples as a dataset of their own, numbered from 0, of the same files.
+
+        It opens the shards anew, and is closed by itself. One of three says which samples:
+
+        Args:
+            indices: their numbers here, in any order, also repeatedly.
+            mask: for every sample, whether it is one of them.
+            where: gives such a mask for a dict of columns; called once.
+            fields: names of the columns for `where`: raw arrays of fixed shape, (samples, …).
+
+        Raises:
+            InvalidArgument: not one of the three, or one that does not fit.
+            ShardCorrupt, …: from reading the columns.
+        """
+        if sum(each is not None for each in (indices, mask, where)) != 1:
+            raise InvalidArgument("select takes one of indices, mask and where")
+        names = [fields] if isinstance(fields, str) else list(fields)
+        if (where is None) is not (not names):
+            raise InvalidArgument("select(where=…, fields=[…]): each needs the other")
+        if where is not None:
+            check_takes_one("where", "columns", where)
+            mask = where({name: self._column(name) for name in names})
+        if indices is not None:
+            positions = check_positions(indices, len(self), "indices")
+        else:
+            positions = check_mask(mask, len(self), "the mask")
+        found = ShardDataset(
+            self.root,
+            verify=self._verify,
+            access=self.access,
+            generation=self.generation,
+            remote=self.remote,
+        )
+        found.rows.show(RowList(self.rows.at(positions)))
+        return found
+
+    def _column(self, name: str) -> npt.NDArray[Any]:
+        """Copy a whole column of its view."""
+        field = self.schema.columns.get(name)
+        if field is None:
+            known = ", ".join(self.schema.columns) or "none"
+            raise InvalidArgument(f"{self.path}: {name!r} is no column; there are: {known}")
+        found = np.empty((len(self), field.row_bytes or 0), np.uint8)
+        for start in range(0, len(self), _AT_ONCE):
+            part = found[start : start + _AT_ONCE]
+            rows = self.rows.at(np.arange(start, start + len(part)))
+            shards, gather = self.locate(rows), self.gather(name)
+            gather.gather(gather.place(rows, shards), rows, shards, part)
+        shape = tuple(each or 0 for each in field.shape)
+        return found.view(field.numpy).reshape(len(self), *shape)
+
+
+def starts_of(generation: Generation) -> Rows:
+    """Return the number of each shard's first row, and the number of all rows at the end."""
+    return np.concatenate([[0], np.cumsum(generation.counts, dtype=np.int64)])
+
+
+def groups_of(generation: Generation) -> list[Group]:
+    """Return the files of a generation: the shards, then those of each field beside them."""
+    whole = "", generation.schema, generation.shards
+    sides = ((side.name, side.schema, side.shards) for side in generation.sides)
+    return [Group(*group, sizes_of(group[2])) for group in (whole, *sides)]
+
+
+def _load(place: Place, number: int | None) -> Generation:
+    """Read a generation, by default the published one; once more if it came damaged."""
+    try:
+        folder = place.described(number)
+        return load(folder) if number is None else load_generation(folder, number)
+    except DatasetCorrupt:
+        if not place.distrust():
+            raise
+        folder = place.described(number)
+        return load(folder) if number is None else load_generation(folder, number)
+
+
+def _rows_of(generation: Generation, subset: str, path: str) -> RowRuns:
+    """Return the rows of a subset, by its name."""
+    rows = generation.subsets.get(subset)
+    if rows is None:
+        known = ", ".join(map(repr, generation.subsets)) or "none; see shardio split"
+        raise InvalidArgument(f"{path}: no subset {subset!r}; there are: {known}")
+    return rows
 
 
 def _place_of(path: str, remote: Remote) -> Place:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from shardio.dataset import ShardDataset
+from shardio.dataset import Dataset
 from shardio.errors import InvalidArgument
 from shardio.format.fields import Array, Field
 from shardio.format.schema import Schema
@@ -71,7 +71,7 @@ def _why_not(field: Field) -> str | None:
     return None
 
 
-def pack_documents(dataset: ShardDataset, pack: Pack) -> None:
+def pack_documents(dataset: Dataset, pack: Pack) -> None:
     """Have a dataset show windows of the documents in the rows that it shows.
 
     How long each document is, the index says, of which 32 bytes are read for each; the shape of the
@@ -91,7 +91,7 @@ def pack_documents(dataset: ShardDataset, pack: Pack) -> None:
         )
 
 
-def _lengths(dataset: ShardDataset, pack: Pack) -> Rows:
+def _lengths(dataset: Dataset, pack: Pack) -> Rows:
     """How many tokens the document has in each row that is shown."""
     name, field, n = pack.name, pack.documents(dataset.schema), dataset.rows.n_rows
     if field.is_fixed:

@@ -9,7 +9,7 @@ from shardio._engine.engine import Engine
 from shardio._engine.iteration import Iteration
 from shardio._engine.recipe import Plan
 from shardio.course import Course
-from shardio.dataset import ShardDataset
+from shardio.dataset import Dataset
 from shardio.division import Division
 from shardio.options import Options
 from shardio.progress import Progress, progress_of, state_of
@@ -26,7 +26,7 @@ class Epochs:
         InvalidArgument: a sampler or weights that do not fit the dataset.
     """
 
-    def __init__(self, dataset: ShardDataset, options: Options) -> None:
+    def __init__(self, dataset: Dataset, options: Options) -> None:
         self.course = Course(dataset, options.choice)
         """Which samples they have, in which order."""
         self.latest: Iteration | None = None
@@ -53,12 +53,12 @@ class Epochs:
         self._next = start.epoch + 1
         return self.latest
 
-    def state(self, dataset: ShardDataset) -> dict[str, Any]:
+    def state(self, dataset: Dataset) -> dict[str, Any]:
         """How far the latest has come, for `load_state`."""
         progress = self._progress()
         return state_of(progress, dataset, self.course.identity(progress.epoch))
 
-    def load_state(self, state: Mapping[str, Any], dataset: ShardDataset) -> None:
+    def load_state(self, state: Mapping[str, Any], dataset: Dataset) -> None:
         """Have the next one begin where a state was taken.
 
         Raises:

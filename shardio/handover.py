@@ -15,7 +15,7 @@ from shardio._engine.tally import Moment
 from shardio.batch import Batch, Skipped
 from shardio.callers import level_of_caller
 from shardio.collate import BlockLayout
-from shardio.dataset import ShardDataset
+from shardio.dataset import Dataset
 from shardio.makers import Maker
 from shardio.shards.places import Paths
 from shardio.spent import now_ns
@@ -39,7 +39,7 @@ class Handover:
         self,
         engine: Engine,
         maker: Maker | None,
-        dataset: ShardDataset,
+        dataset: Dataset,
         *,
         reuses: bool,
         most_skips: int,

@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 
 from shardio.clips import Clip
-from shardio.dataset import ShardDataset
+from shardio.dataset import Dataset
 from shardio.errors import InvalidArgument
 from shardio.format.fields import Array, Audio, Field
 from shardio.format.schema import Schema
@@ -98,7 +98,7 @@ def heard(
 
 
 def hear(
-    dataset: ShardDataset, names: tuple[str, ...], sound: Sound, video: str | None
+    dataset: Dataset, names: tuple[str, ...], sound: Sound, video: str | None
 ) -> Hearing | None:
     """Look how long the sounds are, and the clips that they are beside, in all rows that are shown.
 
@@ -121,7 +121,7 @@ def hear(
     return Hearing(sound, tuple(_field(dataset, name, sound, video) for name in names))
 
 
-def _field(dataset: ShardDataset, name: str, sound: Sound, video: str | None) -> HeardField:
+def _field(dataset: Dataset, name: str, sound: Sound, video: str | None) -> HeardField:
     rate, channels = sound.rate, sound.channels
     if rate is None:
         rate = _common(dataset, name, "height", "rate", "samples per second")
@@ -155,7 +155,7 @@ def clip_seconds(clip: Clip, duration: Fraction, n_frames: int) -> Fraction:
 
 
 def _bounds(
-    dataset: ShardDataset, name: str, measured: str, clip: Clip | None
+    dataset: Dataset, name: str, measured: str, clip: Clip | None
 ) -> tuple[Fraction, Fraction] | None:
     """The least and the most seconds of sounds, or of clips that have some; None where none has.
 
@@ -193,7 +193,7 @@ def _seconds(line: np.void, clip: Clip | None) -> Fraction:
     return clip_seconds(clip, int(line["duration"]) * time_base, n_frames)
 
 
-def _common(dataset: ShardDataset, name: str, column: str, option: str, what: str) -> int:
+def _common(dataset: Dataset, name: str, column: str, option: str, what: str) -> int:
     """The one value that all sounds of a field have in the index; 1 where there is none."""
     found: set[int] = set()
     for lines in _lines(dataset, name, name):
@@ -207,7 +207,7 @@ def _common(dataset: ShardDataset, name: str, column: str, option: str, what: st
     return found.pop() if found else 1
 
 
-def _lines(dataset: ShardDataset, name: str, sound: str) -> Iterator[Streams]:
+def _lines(dataset: Dataset, name: str, sound: str) -> Iterator[Streams]:
     """What the index has of the streams of a field, of all rows shown that have some sound."""
 
     def look(part: Part) -> Streams:

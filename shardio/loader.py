@@ -17,7 +17,7 @@ from shardio.bringing import Bringing, remote_of
 from shardio.choice import Choice, Sampler, Shuffle
 from shardio.clips import Clip
 from shardio.closing import Closing
-from shardio.dataset import ShardDataset
+from shardio.dataset import Dataset
 from shardio.division import Tail
 from shardio.epochs import Epochs
 from shardio.errors import InvalidArgument
@@ -137,7 +137,7 @@ class ShardLoader(Closing):
 
     def __init__(
         self,
-        dataset: str | os.PathLike[str] | ShardDataset | Sequence[str],
+        dataset: str | os.PathLike[str] | Dataset | Sequence[str],
         batch_size: int,
         *,
         fields: Iterable[str] | None = None,
@@ -243,7 +243,7 @@ class ShardLoader(Closing):
             n_records=N_RECORDS if options.record else 0,
         )
 
-    def _handover_of(self, opened: ShardDataset) -> Handover:
+    def _handover_of(self, opened: Dataset) -> Handover:
         maker = maker_for(self._options.output, self._options.device)
         if maker is not None and maker.aliases:
             self._engine.settle_by(maker.synchronize)
@@ -251,7 +251,7 @@ class ShardLoader(Closing):
         return Handover(self._engine, maker, opened, reuses=self._options.reuse, most_skips=most)
 
     @property
-    def dataset(self) -> ShardDataset:
+    def dataset(self) -> Dataset:
         """The dataset it reads; closed with the loader."""
         return self._engine.dataset
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from shardio._engine.cargo import pickled
 from shardio.closing import Closing
-from shardio.dataset import ShardDataset
+from shardio.dataset import Dataset
 from shardio.errors import InvalidArgument, LoaderClosed
 from shardio.loader import ShardLoader
 
@@ -54,7 +54,7 @@ class MapView(Closing):
         IndexError, TypeError: (later) there is no such sample; a number is no integer.
     """
 
-    def __init__(self, dataset: str | os.PathLike[str] | ShardDataset, **options: Any) -> None:
+    def __init__(self, dataset: str | os.PathLike[str] | Dataset, **options: Any) -> None:
         if unknown := sorted(options.keys() - {*_OPTIONS}):
             raise InvalidArgument(
                 f"{', '.join(unknown)}: no option of a view; there are {', '.join(_OPTIONS)}"

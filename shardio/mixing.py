@@ -11,11 +11,11 @@ from typing import Any, Final, get_args
 import numpy.typing as npt
 
 from shardio.blend import MOST_SOURCES, WHOLE, Exhausted, Mixing
-from shardio.dataset import ShardDataset
+from shardio.dataset import Dataset, ShardDataset
 from shardio.errors import InvalidArgument
 from shardio.mixture import Mixture
 from shardio.remote.places import Remote
-from shardio.reopening import open_anew
+from shardio.reopening import open_one
 
 _EXHAUSTED: Final = get_args(Exhausted)
 _VERIFY: Final = "first"
@@ -34,7 +34,7 @@ def mix(
     Of each 256 positions, counted from an epoch's first, each source has its share. Which they
     are, and which of its samples each takes, follows from the loader's seed and the epoch; with
     shuffle=False the samples of a source come in their order. Sources are opened anew, in the state
-    and with the subset or the selection that they show. The mixture is a ShardDataset of its own:
+    and with the subset or the selection that they show. The mixture is a dataset of its own:
     close it, or use it in a `with`.
 
     Args:
@@ -57,7 +57,7 @@ def mix(
     opened: list[ShardDataset] = []
     for source in given:
         access = source.access if isinstance(source, ShardDataset) else "auto"
-        opened.append(open_anew(source, _VERIFY, access, None, Remote()))
+        opened.append(open_one(source, _VERIFY, access, None, Remote()))
         if not len(opened[-1]):
             raise InvalidArgument(f"{opened[-1]} is to be mixed, and has no samples: leave it out")
     mixture = Mixture(opened, mixing, _VERIFY)
@@ -66,12 +66,12 @@ def mix(
 
 
 def _checked(sources: Any) -> list[str | os.PathLike[str] | ShardDataset]:
-    is_one = isinstance(sources, str | os.PathLike | ShardDataset)
+    is_one = isinstance(sources, str | os.PathLike | Dataset)
     if is_one or isinstance(sources, _UNORDERED) or not isinstance(sources, Iterable):
         raise InvalidArgument(f"mix takes a list of datasets; found {sources!r}")
     found: list[Any] = list(sources)
     for each in found:
-        if not isinstance(each, str | os.PathLike | ShardDataset):
+        if not isinstance(each, str | os.PathLike | Dataset):
             raise InvalidArgument(f"mix takes folders and open datasets; found {each!r}")
         if isinstance(each, Mixture):
             raise InvalidArgument(f"{each.path} cannot be part of a mixture: mix its sources")

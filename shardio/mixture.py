@@ -6,16 +6,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, NoReturn, Self, cast
+from typing import Any, Final, NamedTuple, NoReturn, Self
 
 import numpy as np
 
 from shardio.access.filesystems import Access
 from shardio.agreement import check_agreement, common_fields
 from shardio.blend import Blend, Mixing
-from shardio.dataset import ShardDataset
+from shardio.dataset import Dataset, ShardDataset, groups_of, starts_of
 from shardio.errors import InvalidArgument
 from shardio.format.checksum import hash_bytes
 from shardio.format.schema import Schema
@@ -23,8 +23,7 @@ from shardio.manifest import Generation
 from shardio.manifest.default_view import ROWS
 from shardio.manifest.listing import Side
 from shardio.remote.places import Remote
-from shardio.shards.filed import DatasetFiles, Group, MixtureFiles, ShardFiles
-from shardio.shards.places import Place
+from shardio.shards.filed import MixtureFiles
 from shardio.shown import MixtureSelection
 from shardio.units import Rows, Verify
 from shardio.views import RowList, check_positions
@@ -59,30 +58,44 @@ class Mixed(NamedTuple):
         return sum(each.n_selected or 0 for each in self.ingredients)
 
 
-class Mixture(ShardDataset):
+class Mixture(Dataset):
     """The samples of several datasets as one sequence, laid end to end; a loader mixes them.
 
-    What comes in an epoch of a loader follows `mixing`. As a sequence it has every sample of each
-    source once, in order; `sources_of` tells which source a number belongs to. It has the fields
-    that all sources have alike. Its shards are those of all sources, by absolute paths.
+    The order of a loader's epoch follows `mixing`. As a sequence it has every sample of each source
+    once, in order; `sources_of` returns the source that a number belongs to. It has the fields
+    that all sources have alike. Its shards are those of all sources, by absolute paths. It owns
+    its sources until `close`.
 
     Args:
-        sources: opened for it, all with the same `verify`; it closes them.
+        sources: opened for it, all with the same `verify`, and not read yet.
         mixing: how they are wanted.
         verify: as they have it.
     """
+
+    rows: MixtureSelection
 
     def __init__(self, sources: Sequence[ShardDataset], mixing: Mixing, verify: Verify) -> None:
         self.sources: Final = tuple(sources)
         """The datasets that it is made of, in order."""
         self.mixing: Final = mixing
+        self.has_one_view: Final = all(source.view == sources[0].view for source in sources)
+        """True if the samples of a loader are by default the same of each source."""
         paths = [source.path for source in sources[:_NAMED]]
         more = f" and {len(sources) - _NAMED} more" if len(sources) > _NAMED else ""
+        path = f"a mixture of {', '.join(paths)}{more}"
         is_mapped = all(source.access == "mmap" for source in sources)
         access: Access = "mmap" if is_mapped else "pread"  # a column is read in one way
-        super().__init__(f"a mixture of {', '.join(paths)}{more}", verify=verify, access=access)
-        self.rows: MixtureSelection = MixtureSelection(
-            self.starts, [source.rows for source in sources], list(map(repr, sources))
+        view = sources[0].view if self.has_one_view else ROWS
+        state = _generation_of(sources, view)
+        files = [source.files for source in sources]
+        rows = [source.rows for source in sources]
+        super().__init__(
+            path=path,
+            root=path,
+            generation=state,
+            files=MixtureFiles(files, groups_of(state), access=access, path=path),
+            rows=MixtureSelection(starts_of(state), rows, list(map(repr, sources))),
+            verify=verify,
         )
 
     @classmethod
@@ -140,19 +153,11 @@ class Mixture(ShardDataset):
         schemas = [source.schema for source in self.sources]
         return check_agreement(schemas, [source.path for source in self.sources], fields)
 
-    # As a dataset.
-
     def __reduce__(self) -> tuple[Any, ...]:
         return Mixture, (self.sources, self.mixing, self._verify), self.rows.state
 
     def __repr__(self) -> str:
         return f"Mixture({len(self)} samples of {len(self.sources)} sources: {self.sources})"
-
-    def sample(
-        self, shard: int, row: int, names: Iterable[str] | None = None, *, beware: bool = True
-    ) -> dict[str, Any]:
-        """Some fields (by default all that the mixture has) of one sample, by its row."""
-        return super().sample(shard, row, self.schema if names is None else names, beware=beware)
 
     def select(self, *_: Any, **__: Any) -> NoReturn:
         """Refuse: samples are selected before they are mixed."""
@@ -164,35 +169,32 @@ class Mixture(ShardDataset):
         for source in self.sources:
             source.close()
 
-    def _load(self, place: Place, number: int | None) -> Generation:
-        """What it is made of, as if it were a state of one dataset."""
-        classes = {source.classes for source in self.sources}
-        lineages = "".join(source.lineage for source in self.sources)
-        view = self.sources[0].view
-        self.has_one_view = all(source.view == view for source in self.sources)
-        """Whether the samples of a loader are by default the same of each source."""
-        schema = common_fields([source.schema for source in self.sources])
-        sided = [name for name in schema if any(name in source.sides for source in self.sources)]
-        return Generation(
-            number=0,
-            lineage=f"{hash_bytes(lineages.encode()):016x}",
-            schema=Schema({name: schema[name] for name in schema if name not in sided}),
-            shards=self._summaries(),
-            view=view if self.has_one_view else ROWS,
-            classes=classes.pop() if len(classes) == 1 else (),
-            sides=tuple(
-                Side(Schema({name: schema[name]}), self._summaries(name)) for name in sided
-            ),
-        )
 
-    def _summaries(self, name: str | None = None) -> tuple[ShardSummary, ...]:
-        """The files of all sources that have a field, by default those of whole samples."""
-        found = []
-        for source in self.sources:
-            for summary in source.files.summaries(name):
-                found.append(dataclasses.replace(summary, name=source.files.path_of(summary)))
-        return tuple(found)
+def _generation_of(sources: Sequence[ShardDataset], view: Mapping[str, Any]) -> Generation:
+    """Describe a mixture as if it were a state of one dataset."""
+    classes = {source.classes for source in sources}
+    lineages = "".join(source.lineage for source in sources)
+    schema = common_fields([source.schema for source in sources])
+    sided = [name for name in schema if any(name in source.sides for source in sources)]
+    return Generation(
+        number=0,
+        lineage=f"{hash_bytes(lineages.encode()):016x}",
+        schema=Schema({name: schema[name] for name in schema if name not in sided}),
+        shards=_summaries(sources),
+        view=view,
+        classes=classes.pop() if len(classes) == 1 else (),
+        sides=tuple(
+            Side(Schema({name: schema[name]}), _summaries(sources, name)) for name in sided
+        ),
+    )
 
-    def _new_files(self, place: Place, groups: Sequence[Group], access: Access) -> DatasetFiles:
-        files = cast("list[ShardFiles]", [source.files for source in self.sources])
-        return MixtureFiles(files, groups, access=access, path=self.path)
+
+def _summaries(
+    sources: Sequence[ShardDataset], name: str | None = None
+) -> tuple[ShardSummary, ...]:
+    """Return the files of all sources that have a field, by default those of whole samples."""
+    found = []
+    for source in sources:
+        for summary in source.files.summaries(name):
+            found.append(dataclasses.replace(summary, name=source.files.path_of(summary)))
+    return tuple(found)

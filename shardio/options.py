@@ -15,7 +15,7 @@ from shardio.choice import Choice, check_deals_once, check_takes_one
 from shardio.clips import Clip
 from shardio.collation import Collation, Kind, Sizes, collation_of
 from shardio.cutting import Cut, cut, default_clip, videos_among
-from shardio.dataset import ShardDataset
+from shardio.dataset import Dataset, ShardDataset
 from shardio.division import Tail
 from shardio.documents import pack_documents, to_be_packed
 from shardio.errors import InvalidArgument
@@ -128,7 +128,7 @@ class Asked(TypedDict):
     pack: Pack | None
 
 
-def check_options(dataset: ShardDataset, choice: Choice, asked: Asked) -> Options:
+def check_options(dataset: Dataset, choice: Choice, asked: Asked) -> Options:
     """Check every option against what is acceptable, and fields against the dataset's schema.
 
     Raises:
@@ -180,7 +180,7 @@ def check_options(dataset: ShardDataset, choice: Choice, asked: Asked) -> Option
     )
 
 
-def _media_of(dataset: ShardDataset, asked: Asked) -> Media:
+def _media_of(dataset: Dataset, asked: Asked) -> Media:
     """The fields that are read, and how those of pictures, videos and sound are decoded."""
     schema, clip, sound = dataset.schema, asked["clip"], asked["sound"]
     names = known_fields(asked["fields"], schema)
@@ -225,9 +225,7 @@ def _delivered(schema: Schema, media: Media) -> Schema:
     return decoded(chosen) if media.pictures else chosen
 
 
-def recipe_of(
-    options: Options, dataset: ShardDataset, n_at_most: int | None, cut: Cut | None
-) -> Recipe:
+def recipe_of(options: Options, dataset: Dataset, n_at_most: int | None, cut: Cut | None) -> Recipe:
     """What is in the batches of a loader whose epochs have so many positions, None if unknown.
 
     Raises:
@@ -239,7 +237,7 @@ def recipe_of(
     mixed = dataset.mixed if isinstance(dataset, Mixture) else None
     media = options.media
     return Recipe(
-        path=dataset.path if mixed is not None else dataset.root,
+        path=dataset.root,
         fields=media.fields,
         block_rows=min(options.batch_size, most),
         n_samples=len(dataset),
@@ -261,11 +259,11 @@ def recipe_of(
         cut=cut,
         packing=None if media.pack is None else Packing(media.pack, dataset.rows.n_rows),
         hearing=hear(dataset, media.sounds, media.sound, media.video),
-        remote=dataset.remote.of_workers,
+        remote=dataset.remote.of_workers if isinstance(dataset, ShardDataset) else None,
     )
 
 
-def cut_of(options: Options, dataset: ShardDataset, *, is_asked: bool) -> Cut | None:
+def cut_of(options: Options, dataset: Dataset, *, is_asked: bool) -> Cut | None:
     """Have a dataset show the clips that its loader was asked for; None if it has no videos.
 
     Or the windows of tokens, if it was asked for those.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from shardio.dataset import ShardDataset
+from shardio.dataset import Dataset
 from shardio.format.fields import Array, Field, Image
 from shardio.format.schema import Schema
 from shardio.reader import ShardReader
@@ -38,7 +38,7 @@ def _decoded(field: Field, size: tuple[int, int] | None) -> Field:
     return Array("uint8", (*(size or (None, None)), 3), optional=field.optional)
 
 
-def common_sizes(dataset: ShardDataset, names: Iterable[str]) -> Sizes:
+def common_sizes(dataset: Dataset, names: Iterable[str]) -> Sizes:
     """Look which fields' pictures have one height and width, in all samples that a dataset shows.
 
     That is in the index, 24 bytes for each picture, and is read until one differs. Pictures that
@@ -51,7 +51,7 @@ def common_sizes(dataset: ShardDataset, names: Iterable[str]) -> Sizes:
     return {name: size for name, size in found.items() if size is not None}
 
 
-def _common_size(dataset: ShardDataset, name: str) -> tuple[int, int] | None:
+def _common_size(dataset: Dataset, name: str) -> tuple[int, int] | None:
     def look(part: Part) -> list[tuple[int, int]]:
         return _sizes_in(part.reader(name), name, part.rows)
 

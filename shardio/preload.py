@@ -18,7 +18,7 @@ from shardio._engine.extents import Extents
 from shardio._engine.memory import require_page_cache
 from shardio._engine.ranges import NOTHING, Ranges, joined, merged
 from shardio.access.files import open_shard, resized
-from shardio.dataset import ShardDataset
+from shardio.dataset import Dataset
 
 _N_THREADS: Final = 4
 """So many reads at a time keep a disk busy; more gain little."""
@@ -43,7 +43,7 @@ class _Piece(NamedTuple):
     file_bytes: int
 
 
-def preload(dataset: ShardDataset, fields: Sequence[str]) -> int:
+def preload(dataset: Dataset, fields: Sequence[str]) -> int:
     """Read all that the samples of a view have of some fields; returns how many bytes.
 
     What lies in memory already is only looked at. Ctrl-C ends it within a few MiB.
@@ -67,7 +67,7 @@ def _require(n_bytes: int) -> None:
     require_page_cache(n_bytes, "the fields to preload", _WAY_OUT)
 
 
-def _all(dataset: ShardDataset, extents: Extents, *, of_records: bool) -> Ranges:
+def _all(dataset: Dataset, extents: Extents, *, of_records: bool) -> Ranges:
     """Where the values of all samples of a view lie."""
     of = extents.records if of_records else extents.fixed
     found = [NOTHING]

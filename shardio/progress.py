@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
-from shardio.dataset import ShardDataset
+from shardio.dataset import Dataset
 from shardio.errors import InvalidArgument
 from shardio.mixture import Mixture
 from shardio.packing import Packed
@@ -33,7 +33,7 @@ class Progress(NamedTuple):
     tokens: tuple[int, ...] | None = None
 
 
-def state_of(progress: Progress, dataset: ShardDataset, order: Mapping[str, Any]) -> dict[str, Any]:
+def state_of(progress: Progress, dataset: Dataset, order: Mapping[str, Any]) -> dict[str, Any]:
     """What `progress_of` makes the progress from, as JSON can say it.
 
     `order` is what decides the order of that epoch, beside its number; what is None in it has no
@@ -52,13 +52,13 @@ def state_of(progress: Progress, dataset: ShardDataset, order: Mapping[str, Any]
     return {name: value for name, value in state.items() if value is not None}
 
 
-def _identity(dataset: ShardDataset, order: Mapping[str, Any]) -> dict[str, Any]:
+def _identity(dataset: Dataset, order: Mapping[str, Any]) -> dict[str, Any]:
     """What the meaning of a position depends on."""
     return {"lineage": dataset.lineage, "view": dataset.rows.view_id, **order}
 
 
 def progress_of(
-    state: object, dataset: ShardDataset, order_of: Callable[[int], Mapping[str, Any]]
+    state: object, dataset: Dataset, order_of: Callable[[int], Mapping[str, Any]]
 ) -> Progress:
     """The progress that a state tells of; `order_of` gives what decides the order of an epoch.
 
@@ -114,7 +114,7 @@ def _sizes(state: Mapping[str, Any], mixture: Mixture) -> tuple[int, ...]:
 
 
 def _tokens(
-    state: Mapping[str, Any], dataset: ShardDataset, packed: Packed, had: tuple[int, ...] | None
+    state: Mapping[str, Any], dataset: Dataset, packed: Packed, had: tuple[int, ...] | None
 ) -> tuple[int, ...]:
     """How many tokens each source had when the state's epoch began; `had` is how many windows."""
     found, now = state.get("tokens"), packed.n_tokens

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from shardio.access.filesystems import Access
-from shardio.dataset import ShardDataset
+from shardio.dataset import Dataset, ShardDataset
 from shardio.errors import InvalidArgument
 from shardio.mixture import Mixture
 from shardio.remote.places import Remote, is_url
@@ -13,30 +13,40 @@ from shardio.units import Verify
 
 
 def open_anew(
-    dataset: str | os.PathLike[str] | ShardDataset,
+    dataset: str | os.PathLike[str] | Dataset,
+    verify: Verify,
+    access: Access,
+    subset: str | None,
+    remote: Remote,
+) -> Dataset:
+    """Open what a loader is given: of an open dataset, the state and the subset that it shows.
+
+    `remote` says how shards in object stores are read; those of an open dataset as it was told.
+    """
+    if not isinstance(dataset, Mixture):
+        return open_one(dataset, verify, access, subset, remote)
+    _check_not_asked(remote, dataset)
+    if subset is not None:
+        raise InvalidArgument(f"subset={subset!r} of {dataset.path}: mix subsets instead")
+    sources = [open_one(source, verify, access, None, remote) for source in dataset.sources]
+    return Mixture(sources, dataset.mixing, verify)
+
+
+def open_one(
+    dataset: str | os.PathLike[str] | Dataset,
     verify: Verify,
     access: Access,
     subset: str | None,
     remote: Remote,
 ) -> ShardDataset:
-    """Open what a loader is given: of an open dataset, the state and the subset that it shows.
-
-    `remote` says how shards in object stores are read; those of an open dataset as it was told.
-    """
-    if not isinstance(dataset, ShardDataset):
+    """Open a folder, a URL or an open dataset, which is no mixture; see `open_anew`."""
+    if not isinstance(dataset, Dataset):
         place = os.fspath(dataset)
         access = access if remote.whole or not is_url(place) else "auto"
         return ShardDataset(place, verify=verify, access=access, subset=subset, remote=remote)
-    if remote.is_asked:
-        raise InvalidArgument(
-            f"cache, cache_bytes and storage_options of {dataset.path}, which is open: give them "
-            "to shardio.open instead"
-        )
-    if isinstance(dataset, Mixture):
-        if subset is not None:
-            raise InvalidArgument(f"subset={subset!r} of {dataset.path}: mix subsets instead")
-        sources = [open_anew(source, verify, access, None, remote) for source in dataset.sources]
-        return Mixture(sources, dataset.mixing, verify)
+    if not isinstance(dataset, ShardDataset):
+        raise AssertionError("sources are mixed, not mixtures")
+    _check_not_asked(remote, dataset)
     if dataset.rows.row_list is not None and subset is not None:
         raise InvalidArgument(
             f"subset={subset!r} of a selection of {dataset.path}: select from that subset instead"
@@ -53,3 +63,11 @@ def open_anew(
     if dataset.rows.row_list is not None:
         opened.rows.show(dataset.rows.row_list)
     return opened
+
+
+def _check_not_asked(remote: Remote, dataset: Dataset) -> None:
+    if remote.is_asked:
+        raise InvalidArgument(
+            f"cache, cache_bytes and storage_options of {dataset.path}, which is open: give them "
+            "to shardio.open instead"
+        )

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple, TypeVar
 
 import numpy as np
 
-from shardio.dataset import ShardDataset
+from shardio.dataset import Dataset
 from shardio.reader import ShardReader
 from shardio.remote.interruptible import in_order
 from shardio.units import Rows
@@ -38,7 +38,7 @@ class Part(NamedTuple):
 
 
 def scan(
-    dataset: ShardDataset,
+    dataset: Dataset,
     find: Callable[[Part], T],
     *,
     n: int | None = None,
@@ -65,7 +65,7 @@ def scan(
             yield part, find(part)
 
 
-def _parts(dataset: ShardDataset, n: int, rows_of: Callable[[Rows], Rows]) -> Iterator[Part]:
+def _parts(dataset: Dataset, n: int, rows_of: Callable[[Rows], Rows]) -> Iterator[Part]:
     for start in range(0, n, _AT_ONCE):
         rows = rows_of(np.arange(start, min(start + _AT_ONCE, n)))
         shards = dataset.locate(rows)
@@ -77,7 +77,7 @@ def _parts(dataset: ShardDataset, n: int, rows_of: Callable[[Rows], Rows]) -> It
             yield Part(shard, start + at, local, _readers(dataset, shard))
 
 
-def _readers(dataset: ShardDataset, shard: int) -> Callable[[str], ShardReader]:
+def _readers(dataset: Dataset, shard: int) -> Callable[[str], ShardReader]:
     if not dataset.buckets:
         return lambda name: dataset.reader(shard, name)
     opened: dict[str, ShardReader] = {}

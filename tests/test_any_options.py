@@ -18,7 +18,8 @@ import numpy as np
 import pytest
 
 import shardio
-from shardio import Batch, ShardDataset, ShardLoader
+from shardio import Batch, ShardLoader
+from shardio.dataset import Dataset
 from shardio.errors import InvalidArgument, TooManySkipped, TransformError
 from tests.loading import write_dataset
 
@@ -142,7 +143,7 @@ def epoch_of(loader: ShardLoader) -> Iterator[Said]:
         yield [type(error), str(error).partition("\n")[0]]
 
 
-def epochs(folder: str | ShardDataset, n: int = 2, **options: Any) -> list[list[Said]]:
+def epochs(folder: str | Dataset, n: int = 2, **options: Any) -> list[list[Said]]:
     """All that n epochs say, or why there are none."""
     try:
         with ShardLoader(folder, **options) as loader:
@@ -151,7 +152,7 @@ def epochs(folder: str | ShardDataset, n: int = 2, **options: Any) -> list[list[
         return [[[type(error), str(error).partition("\n")[0]]]]
 
 
-def check(folder: str | ShardDataset, seed: int, n: int) -> None:
+def check(folder: str | Dataset, seed: int, n: int) -> None:
     """Draw options for n samples, and compare what comes: with workers, and behind a state."""
     rng = random.Random(seed)
     options = drawn_options(rng, n)

@@ -19,7 +19,7 @@ from shardio import Array, Clip, ShardLoader, Video, column_range, mix, storage
 from shardio import dataset as dataset_module
 from shardio._engine.claims import Claims, error_of_death
 from shardio._engine.shared import marks_file
-from shardio.dataset import ShardDataset
+from shardio.dataset import Dataset, ShardDataset
 from shardio.errors import (
     ChecksumMismatch,
     EnvironmentUnsuitable,
@@ -74,7 +74,7 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(opened, "_FEWEST_FILES", 1)
 
 
-def loader(folder: str | ShardDataset, **options: Any) -> ShardLoader:
+def loader(folder: str | Dataset, **options: Any) -> ShardLoader:
     options = {"batch_size": 12, "num_workers": 0, "output": "numpy", "seed": 3, **options}
     return ShardLoader(folder, **options)
 

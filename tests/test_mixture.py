@@ -18,7 +18,8 @@ import numpy as np
 import pytest
 
 import shardio
-from shardio import Array, Schema, ShardDataset, ShardLoader, ShardReader, Text, mix
+from shardio import Array, Schema, ShardLoader, ShardReader, Text, mix
+from shardio.dataset import Dataset
 from shardio.errors import (
     ChecksumMismatch,
     DatasetNotFound,
@@ -66,7 +67,7 @@ def mixture(large: str, small: str) -> Iterator[Mixture]:
         yield made
 
 
-def loader(given: ShardDataset, batch_size: int = 4, **options: Any) -> ShardLoader:
+def loader(given: Dataset, batch_size: int = 4, **options: Any) -> ShardLoader:
     defaults: dict[str, Any] = {"num_workers": 0, "output": "numpy", "shuffle": True, "seed": 3}
     return ShardLoader(given, batch_size, **(defaults | options))
 
@@ -206,7 +207,7 @@ def test_sources_that_cannot_be_mixed_are_named(
     with pytest.raises(DatasetNotFound, match="nowhere"):
         mix([large, tmp_path / "nowhere"], weights=[1, 1])
     with pytest.raises(InvalidArgument, match="a mixture of .* cannot be part of a mixture"):
-        mix([mixture, large], weights=[1, 1])
+        mix([mixture, large], weights=[1, 1])  # type: ignore[list-item]
     with shardio.open(small) as opened, opened.select([]) as none:
         with pytest.raises(InvalidArgument, match="a selection, 0 samples.* leave it out"):
             mix([large, none], weights=[1, 1])
@@ -490,7 +491,7 @@ def test_workers_that_are_killed_cost_no_sample_of_a_mixture(large: str, small: 
 # Resume.
 
 
-def state_after(given: ShardDataset, n_batches: int, **options: Any) -> dict[str, Any]:
+def state_after(given: Dataset, n_batches: int, **options: Any) -> dict[str, Any]:
     """The state in the body of a second epoch."""
     with loader(given, **options) as made:
         loaded(made)

@@ -21,7 +21,7 @@ from shardio._engine.ranges import Ranges, blocks_of, merged
 from shardio._engine.recipe import Plan, Recipe
 from shardio.access.files import open_shard
 from shardio.access.page_cache import PAGE_BYTES, is_cached, will_need
-from shardio.dataset import ShardDataset
+from shardio.dataset import Dataset
 from shardio.errors import ShardioError
 from shardio.units import Rows
 
@@ -92,7 +92,7 @@ class Cadence:
 class Advice:
     """Asks for what whoever fills batches by one recipe is about to read. Borrows the dataset."""
 
-    def __init__(self, recipe: Recipe, dataset: ShardDataset) -> None:
+    def __init__(self, recipe: Recipe, dataset: Dataset) -> None:
         self._recipe, self._dataset = recipe, dataset
         self._extents: Extents | None = None
         self._clips: ClipExtents | None = None

@@ -23,7 +23,7 @@ from shardio._engine.stored import StoredValues
 from shardio._engine.transformed import Call, TransformedValues, call_keyed, named, told
 from shardio.batch import Batch
 from shardio.collate import CLAIMED, NO_FIELD, BlockLayout, lay_out, lay_out_whole, pack_state
-from shardio.dataset import ShardDataset
+from shardio.dataset import Dataset
 from shardio.errors import SchemaError, TransformError
 from shardio.format.schema import Schema
 from shardio.inference import check_batch, infer_batch
@@ -66,7 +66,7 @@ class Batches:
     def __init__(
         self,
         recipe: Recipe,
-        dataset: ShardDataset,
+        dataset: Dataset,
         source: Schema,
         stored: StoredValues,
         transformed: TransformedValues,

@@ -17,7 +17,7 @@ import numpy as np
 from shardio._engine.blocks import Block
 from shardio._engine.recipe import Recipe
 from shardio.collate import CLAIMED, EMPTY, NO_FIELD, BlockLayout
-from shardio.dataset import ShardDataset
+from shardio.dataset import Dataset
 from shardio.errors import ShardChanged, WorkerDied
 from shardio.writer import ShardSummary
 
@@ -40,7 +40,7 @@ class Claims:
     places: tuple[tuple[int, int], ...] = ()
 
 
-def claim_of_first(recipe: Recipe, dataset: ShardDataset, number: int = 0) -> Claims:
+def claim_of_first(recipe: Recipe, dataset: Dataset, number: int = 0) -> Claims:
     """The sample, of a number in the view, that the schema of batches is made from."""
     rows = dataset.rows.at(np.array([number]))
     shard = int(dataset.locate(rows)[0])
@@ -52,7 +52,7 @@ def claim_of_first(recipe: Recipe, dataset: ShardDataset, number: int = 0) -> Cl
 
 
 def claims_in(
-    layout: BlockLayout, block: Block, dataset: ShardDataset, fields: tuple[str, ...]
+    layout: BlockLayout, block: Block, dataset: Dataset, fields: tuple[str, ...]
 ) -> Claims:
     """Which samples of which shards were being read or transformed for the batch of a block."""
     origins = layout.origins(block.bytes)
@@ -84,7 +84,7 @@ def clear_claims(layout: BlockLayout, block: Block) -> None:
 
 
 def error_of_death(
-    how: str, by_signal: int | None, claims: Claims, where: str, dataset: ShardDataset
+    how: str, by_signal: int | None, claims: Claims, where: str, dataset: Dataset
 ) -> WorkerDied | ShardChanged:
     """What to raise for a batch whose worker has died.
 
@@ -126,16 +126,14 @@ def is_final(error: WorkerDied | ShardChanged, n_deaths: int) -> bool:
     return isinstance(error, ShardChanged) or n_deaths >= MOST_DEATHS
 
 
-def _suspects(
-    dataset: ShardDataset, claims: Claims
-) -> Iterator[tuple[int, tuple[ShardSummary, str]]]:
+def _suspects(dataset: Dataset, claims: Claims) -> Iterator[tuple[int, tuple[ShardSummary, str]]]:
     """The files that were read from, each with the number of its shard."""
     for shard in claims.rows or range(len(dataset.shards)):
         for file in dataset.files.of_shard(shard, claims.field):
             yield shard, file
 
 
-def _first_lost(dataset: ShardDataset, shard: int, claims: Claims, n_bytes: int) -> int | None:
+def _first_lost(dataset: Dataset, shard: int, claims: Claims, n_bytes: int) -> int | None:
     """The first claimed row of a shard that its file has no bytes for, as far as can be told."""
     rows = claims.rows.get(shard, [])
     reader = dataset.files.known(shard, claims.field)  # as it is now it does not open

@@ -17,7 +17,7 @@ from shardio._engine.extents import Files
 from shardio._engine.ranges import NOTHING, Ranges, joined
 from shardio.access.files import open_shard
 from shardio.cutting import Cut
-from shardio.dataset import ShardDataset
+from shardio.dataset import Dataset
 from shardio.format.checksum import CHUNK_BYTES
 from shardio.format.index import ENTRY, ENTRY_DTYPE
 from shardio.format.layout import NO_FIELD, Kind
@@ -39,7 +39,7 @@ class ClipExtents:
         files: of fields that the videos are among.
     """
 
-    def __init__(self, dataset: ShardDataset, cut: Cut, files: Files) -> None:
+    def __init__(self, dataset: Dataset, cut: Cut, files: Files) -> None:
         self._dataset, self._cut, self._files = dataset, cut, files
         (self._numbers,) = (numbers for names, numbers in files.groups if cut.name in names)
 

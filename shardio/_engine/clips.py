@@ -15,7 +15,7 @@ import numpy.typing as npt
 from shardio.clip_frames import frames_of
 from shardio.closing import Closing
 from shardio.cutting import Cut, Cuts, names_of_times
-from shardio.dataset import ShardDataset
+from shardio.dataset import Dataset
 from shardio.errors import InvalidArgument, MediaError
 from shardio.format.streams import EncodedStream
 from shardio.hearing import clip_seconds
@@ -52,7 +52,7 @@ class VideoClips(Closing):
     asked for moments.
     """
 
-    def __init__(self, dataset: ShardDataset, cut: Cut, *, needs_times: bool = False) -> None:
+    def __init__(self, dataset: Dataset, cut: Cut, *, needs_times: bool = False) -> None:
         self._dataset, self._cut, self.name, self.names = dataset, cut, cut.name, cut.names
         self._needs_times = needs_times or cut.clip.goes_by_times or cut.clip.times
         self._decoder = ClipDecoder(max_streams=_MOST_STREAMS)

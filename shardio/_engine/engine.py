@@ -35,7 +35,7 @@ from shardio._engine.staff import Staff, StartMethod, Workers
 from shardio._engine.tally import Filling
 from shardio._engine.traffic import Traffic
 from shardio.collate import BlockLayout
-from shardio.dataset import ShardDataset
+from shardio.dataset import Dataset
 from shardio.errors import InvalidArgument, LoaderClosed, MemoryShort, SchemaError, TransformError
 from shardio.loading_stats import LoadingStats
 
@@ -85,7 +85,7 @@ class Engine:
         self._is_closed = False
         self._is_inside = False
         """Whether a call is under way; a signal handler in the same thread may call `close`."""
-        self.dataset: ShardDataset
+        self.dataset: Dataset
 
     @files_explained()
     def _new_staff(self) -> Staff:
@@ -94,7 +94,7 @@ class Engine:
         return Workers(self._recipe, self._n_workers, self._start_method)
 
     @files_explained()
-    def open(self, dataset: ShardDataset) -> None:
+    def open(self, dataset: Dataset) -> None:
         """Share the dataset's marks with the workers; from now on the engine owns the dataset."""
         self.dataset = dataset
         marks_fd = marks_file(dataset.files.n_marks)

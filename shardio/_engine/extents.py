@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from shardio._engine.ranges import NOTHING, Ranges, joined
 from shardio.access.files import open_shard
-from shardio.dataset import ShardDataset
+from shardio.dataset import Dataset
 from shardio.format.checksum import distinct, rows_per_unit
 from shardio.format.fields import STREAMED, n_stored_dims
 from shardio.format.index import DIMENSION, ENTRY, ENTRY_DTYPE, stored_bytes
@@ -35,7 +35,7 @@ class Files:
     `sizes` and `starts` are by number. In a mixture several shards may be one file.
     """
 
-    def __init__(self, dataset: ShardDataset, fields: Sequence[str]) -> None:
+    def __init__(self, dataset: Dataset, fields: Sequence[str]) -> None:
         self._dataset = dataset
         inside = [name for name in fields if name not in dataset.sides]
         beside = [[name] for name in fields if name in dataset.sides]
@@ -115,7 +115,7 @@ class _Lane(NamedTuple):
 class _Column:
     """A column, with what has to be hashed of it."""
 
-    def __init__(self, dataset: ShardDataset, name: str, starts: Rows, verify: str) -> None:
+    def __init__(self, dataset: Dataset, name: str, starts: Rows, verify: str) -> None:
         self._name, self._verify, self._dataset = name, verify, dataset
         field = dataset.schema.columns[name]
         row_bytes = field.row_bytes or 0
@@ -158,9 +158,7 @@ class _Column:
 class _Records:
     """The records of some fields that lie in the same files."""
 
-    def __init__(
-        self, dataset: ShardDataset, names: Sequence[str], files: Files, numbers: Rows
-    ) -> None:
+    def __init__(self, dataset: Dataset, names: Sequence[str], files: Files, numbers: Rows) -> None:
         self._dataset, self._names = dataset, names
         self._files, self._numbers = files, numbers
         starts, self._ends = files.starts[numbers], files.starts[numbers + 1]
@@ -254,7 +252,7 @@ class Extents:
 
     def __init__(
         self,
-        dataset: ShardDataset,
+        dataset: Dataset,
         fields: Sequence[str],
         verify: str,
         *,

@@ -27,7 +27,7 @@ from shardio._engine.sounds import Sounds
 from shardio._engine.stored import StoredValues
 from shardio._engine.transformed import Call, TransformedValues, call_keyed
 from shardio.collate import EMPTY, FILLED, NO_FIELD, BlockLayout, pack_state
-from shardio.dataset import ShardDataset
+from shardio.dataset import Dataset
 from shardio.division import Division
 from shardio.errors import SchemaError
 from shardio.format.schema import Schema
@@ -56,7 +56,7 @@ class Filler:
     def __init__(
         self,
         recipe: Recipe,
-        dataset: ShardDataset,
+        dataset: Dataset,
         passes: tuple[type[BaseException], ...] = (),
         beware: Callable[[Rows], None] | None = None,
         call: Call = call_keyed,

@@ -15,7 +15,7 @@ from shardio._engine.local import Local
 from shardio._engine.recipe import Recipe, Schemas
 from shardio._engine.staff import Workers
 from shardio._engine.wire import Ask, Task
-from shardio.dataset import ShardDataset
+from shardio.dataset import Dataset
 from shardio.errors import WorkerDied
 
 _NEXT, _SPREAD = 8, 24
@@ -27,7 +27,7 @@ _ASKED = 0
 class Inquiry:
     """Asks for the schemas of batches, until it is answered. Borrows all it is given."""
 
-    def __init__(self, recipe: Recipe, dataset: ShardDataset, staff: Workers | Local) -> None:
+    def __init__(self, recipe: Recipe, dataset: Dataset, staff: Workers | Local) -> None:
         self._recipe, self._dataset, self._staff = recipe, dataset, staff
         self._is_asked = False
         self._n_deaths = 0

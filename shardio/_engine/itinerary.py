@@ -17,7 +17,7 @@ from shardio.bundles import BundledOrder, Bundling
 from shardio.cached import cached
 from shardio.collate import CLAIMED, NO_FIELD, pack_state
 from shardio.cutting import Cuts, draw_cuts
-from shardio.dataset import ShardDataset
+from shardio.dataset import Dataset
 from shardio.drawing import WeightedOrder
 from shardio.order import CHUNK, OF_SOUNDS, Order, hashes_of, key_of
 from shardio.shard_order import ShardOrder, ShardWindow
@@ -46,7 +46,7 @@ class Stretch:
 
     def __init__(
         self,
-        dataset: ShardDataset,
+        dataset: Dataset,
         first: int,
         last: int,
         numbers: Rows,
@@ -154,7 +154,7 @@ class Itinerary:
     sees to that), and a stretch has those alone: what others do is not worked out.
     """
 
-    def __init__(self, dataset: ShardDataset, *, shuffle: bool, seed: int) -> None:
+    def __init__(self, dataset: Dataset, *, shuffle: bool, seed: int) -> None:
         self._dataset, self._shuffle, self._seed = dataset, shuffle, seed
         self.n_workers = 1
         """How many share the steps of a pass."""

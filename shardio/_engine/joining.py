@@ -16,7 +16,7 @@ from shardio._engine.blocks import BlockMap
 from shardio._engine.heap import reserve
 from shardio.collate import CLAIMED, BlockLayout, JoinSlot, pack_state
 from shardio.collation import Join
-from shardio.dataset import ShardDataset
+from shardio.dataset import Dataset
 from shardio.errors import SchemaError, ShardCorrupt
 from shardio.format.checksum import distinct
 from shardio.format.index import full_shape
@@ -150,7 +150,7 @@ def _concatenate(
 class StoredJoins:
     """Joins what is stored; borrows the dataset."""
 
-    def __init__(self, dataset: ShardDataset, source: Schema) -> None:
+    def __init__(self, dataset: Dataset, source: Schema) -> None:
         self._dataset = dataset
         self._claims = {name: pack_state(i, CLAIMED) for i, name in enumerate(source)}
 

@@ -20,7 +20,7 @@ from shardio._engine.turns import TURNS
 from shardio._engine.wire import CANCELLED, TALLIES, Done, Status, Task
 from shardio.batch import Skipped
 from shardio.collate import BlockLayout
-from shardio.dataset import ShardDataset
+from shardio.dataset import Dataset
 from shardio.errors import LoaderClosed
 
 
@@ -46,7 +46,7 @@ class Local:
         self._plans: dict[int, Plan] = {}
 
     def introduce(
-        self, dataset: ShardDataset, fds: Sequence[int], tables: tuple[SharedArray, ...] = ()
+        self, dataset: Dataset, fds: Sequence[int], tables: tuple[SharedArray, ...] = ()
     ) -> None:
         """Use main's own dataset."""
         self._filler = Filler(

@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from shardio.dataset import ShardDataset
+from shardio.dataset import Dataset
 from shardio.errors import ShardCorrupt
 from shardio.format.checksum import distinct
 from shardio.format.index import Entries
@@ -67,7 +67,7 @@ class PackedTokens:
     `verify` is as the dataset has it.
     """
 
-    def __init__(self, dataset: ShardDataset, pack: Pack, verify: Verify = "first") -> None:
+    def __init__(self, dataset: Dataset, pack: Pack, verify: Verify = "first") -> None:
         self._dataset, self._pack = dataset, pack
         self._field, self.name = pack.documents(dataset.schema), pack.name
         self._made = pack.made(self._field)

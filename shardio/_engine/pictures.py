@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shardio.dataset import ShardDataset
+from shardio.dataset import Dataset
 from shardio.errors import InvalidArgument, MediaError
 from shardio.media.image import MAX_PIXELS, decode_image
 from shardio.spent import DECODE, SPENT, now_ns
@@ -25,7 +25,7 @@ class Pictures:
         dct: as `media.decode_image` has it.
     """
 
-    def __init__(self, dataset: ShardDataset, names: tuple[str, ...], dct: Any) -> None:
+    def __init__(self, dataset: Dataset, names: tuple[str, ...], dct: Any) -> None:
         self._dataset, self.names, self._dct = dataset, frozenset(names), dct
 
     def decode(self, data: Any, name: str, shard: int, row: int, out: Pixels | None = None) -> Any:

@@ -13,7 +13,7 @@ from shardio.blend import Blend
 from shardio.collate import BlockLayout, lay_out, lay_out_whole
 from shardio.collation import STACKED, Collation
 from shardio.cutting import Cut
-from shardio.dataset import ShardDataset
+from shardio.dataset import Dataset
 from shardio.division import Division
 from shardio.format.schema import Schema
 from shardio.hearing import HeardField, Hearing
@@ -90,7 +90,7 @@ class Recipe:
         """Whether any function of the user runs where batches are made."""
         return self.transform is not None or self.makes_batches
 
-    def delivered(self, dataset: ShardDataset) -> Schema:
+    def delivered(self, dataset: Dataset) -> Schema:
         """What samples are without a transform: the fields, with whatever is decoded.
 
         Raises:

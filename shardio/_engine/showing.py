@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from shardio._engine.recipe import Recipe
 from shardio._engine.shared import SharedArray
 from shardio.clips import Clips, Events
-from shardio.dataset import ShardDataset
+from shardio.dataset import Dataset
 from shardio.views import RowList
 
 
-def shared_tables(dataset: ShardDataset) -> tuple[SharedArray, ...]:
+def shared_tables(dataset: Dataset) -> tuple[SharedArray, ...]:
     """Put into memory files what a dataset shows and its recipe does not tell.
 
     Raises:
@@ -44,7 +44,7 @@ def shared_tables(dataset: ShardDataset) -> tuple[SharedArray, ...]:
     return tuple(tables)
 
 
-def show_as_told(dataset: ShardDataset, recipe: Recipe, fds: Sequence[int]) -> None:
+def show_as_told(dataset: Dataset, recipe: Recipe, fds: Sequence[int]) -> None:
     """Have a worker's dataset show what main's does; takes over the descriptors of its tables."""
     left = list(fds)
     if recipe.packing is not None:

@@ -14,7 +14,7 @@ from shardio._engine.recipe import Recipe
 from shardio._engine.schedule import QUICK_DEPTH
 from shardio.collate import ALIGNMENT, BlockLayout, is_fixed
 from shardio.collation import Join
-from shardio.dataset import ShardDataset
+from shardio.dataset import Dataset
 from shardio.errors import MemoryShort
 from shardio.format.schema import Schema
 from shardio.format.values import encode_record
@@ -32,7 +32,7 @@ _SAMPLE_BYTES: Final = 4
 def block_bytes(
     layout: BlockLayout,
     recipe: Recipe,
-    dataset: ShardDataset,
+    dataset: Dataset,
     memory_bytes: int,
     heap_bytes: int = 0,
 ) -> int:
@@ -87,7 +87,7 @@ def n_blocks_wanted(n_workers: int, prefetch: int | None, n_bytes: int) -> int:
     return n_workers + _PREFETCH + 1 + n_extra
 
 
-def _expected_heap(layout: BlockLayout, recipe: Recipe, dataset: ShardDataset) -> int:
+def _expected_heap(layout: BlockLayout, recipe: Recipe, dataset: Dataset) -> int:
     names = [slot.name for slot in layout.varying if slot.name in recipe.fields]
     names += [slot.join.name for slot in layout.joins]
     n = min(_SAMPLED, recipe.n_samples)
@@ -110,7 +110,7 @@ def _expected_heap(layout: BlockLayout, recipe: Recipe, dataset: ShardDataset) -
     return _whole_pages(int(per_row * recipe.block_rows)) + mmap.PAGESIZE
 
 
-def _heard_bytes(dataset: ShardDataset, field: HeardField, rows: Rows) -> float:
+def _heard_bytes(dataset: Dataset, field: HeardField, rows: Rows) -> float:
     """What the longest of some sounds takes when it is decoded, and its mask if it is padded.
 
     Clips are shorter, but how much is not known here.

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from shardio._engine.clips import VideoClips
 from shardio._engine.itinerary import Stretch
 from shardio.closing import Closing
-from shardio.dataset import ShardDataset
+from shardio.dataset import Dataset
 from shardio.errors import InvalidArgument, MediaError
 from shardio.format.streams import EncodedStream
 from shardio.hearing import HeardField, Hearing, n_samples
@@ -40,7 +40,7 @@ class Sounds(Closing):
         clips: of the videos that it is beside, if samples are clips; borrowed.
     """
 
-    def __init__(self, dataset: ShardDataset, hearing: Hearing, clips: VideoClips | None) -> None:
+    def __init__(self, dataset: Dataset, hearing: Hearing, clips: VideoClips | None) -> None:
         self._dataset, self._clips = dataset, clips
         self._dtype = np.dtype(hearing.sound.dtype)
         self._is_drawn = hearing.sound.where == "random"

@@ -36,7 +36,7 @@ from shardio._engine.wire import (
 )
 from shardio._engine.worker import work
 from shardio.collate import BlockLayout
-from shardio.dataset import ShardDataset
+from shardio.dataset import Dataset
 from shardio.errors import EnvironmentUnsuitable
 
 _QUICK: Final = int(Status.QUICK)
@@ -84,7 +84,7 @@ class Workers:
         return bool(self._starting) and time.monotonic() < self._start_end_s
 
     def introduce(
-        self, dataset: ShardDataset, fds: Sequence[int], tables: tuple[SharedArray, ...] = ()
+        self, dataset: Dataset, fds: Sequence[int], tables: tuple[SharedArray, ...] = ()
     ) -> None:
         """Hand over the files that workers share with main; they stay the caller's.
 

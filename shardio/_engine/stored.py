@@ -27,7 +27,7 @@ from shardio.collate import (
     VaryingSlot,
     pack_state,
 )
-from shardio.dataset import ShardDataset
+from shardio.dataset import Dataset
 from shardio.errors import ShardCorrupt
 from shardio.format.checksum import distinct
 from shardio.format.fields import Array
@@ -59,7 +59,7 @@ class StoredValues:
 
     def __init__(
         self,
-        dataset: ShardDataset,
+        dataset: Dataset,
         source: Schema,
         pictures: Pictures,
         clips: VideoClips | None = None,

@@ -32,7 +32,7 @@ from shardio._engine.wire import STACKS
 from shardio._engine.worker import Worker
 from shardio._engine.zygote import GRACE_S
 from shardio.closing import Closing
-from shardio.dataset import ShardDataset
+from shardio.dataset import Dataset
 from shardio.errors import LoaderClosed
 
 __all__ = ["Threads"]
@@ -99,7 +99,7 @@ class _ThreadWorker(Worker):
         self._common = common
         super().__init__(recipe, lambda answer: common.answers.put(Message(index, answer)))
 
-    def _new_filler(self, recipe: Recipe, dataset: ShardDataset) -> Filler:
+    def _new_filler(self, recipe: Recipe, dataset: Dataset) -> Filler:
         return Filler(
             recipe,
             dataset,

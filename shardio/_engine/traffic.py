@@ -22,7 +22,7 @@ from shardio._engine.recipe import Recipe
 from shardio._engine.schedule import Schedule
 from shardio._engine.staff import Staff
 from shardio._engine.wire import Ask, Status, Task
-from shardio.dataset import ShardDataset
+from shardio.dataset import Dataset
 from shardio.errors import InvalidArgument, MemoryShort, TransformError, WorkerDied
 from shardio.spent import now_ns
 
@@ -46,7 +46,7 @@ class Traffic:
     def __init__(
         self,
         recipe: Recipe,
-        dataset: ShardDataset,
+        dataset: Dataset,
         staff: Staff,
         passes: Passes,
         pool: BlockPool,

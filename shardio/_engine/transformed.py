@@ -22,7 +22,7 @@ from shardio._engine.returned import plain
 from shardio._engine.sounds import Sounds
 from shardio.cached import cached
 from shardio.collate import CLAIMED, EMPTY, FILLED, NO_FIELD, BlockLayout, pack_state
-from shardio.dataset import ShardDataset
+from shardio.dataset import Dataset
 from shardio.errors import SchemaError, TransformError
 from shardio.inference import check_sample
 from shardio.order import SampleGenerators
@@ -54,7 +54,7 @@ class TransformedValues:
     def __init__(
         self,
         recipe: Recipe,
-        dataset: ShardDataset,
+        dataset: Dataset,
         pictures: Pictures,
         clips: VideoClips | None = None,
         sounds: Sounds | None = None,
@@ -192,7 +192,7 @@ def _make_read_only(sample: Mapping[str, Any]) -> None:
             value.flags.writeable = False
 
 
-def named(dataset: ShardDataset, row: int, shard: int) -> str:
+def named(dataset: Dataset, row: int, shard: int) -> str:
     """Which sample a row of all shards is, in words."""
     local = row - int(dataset.starts[shard])
     return f"sample {local} of shard {dataset.shards[shard].name}"

@@ -43,7 +43,7 @@ from shardio._engine.wire import (
 )
 from shardio.closing import Closing
 from shardio.collate import BlockLayout
-from shardio.dataset import ShardDataset
+from shardio.dataset import Dataset, ShardDataset
 from shardio.errors import DatasetCorrupt
 from shardio.mixture import Mixture
 from shardio.spent import now_ns
@@ -70,7 +70,7 @@ def work(recipe: Recipe, channel: Channel) -> None:
         worker.take(*received)
 
 
-def _open(recipe: Recipe) -> ShardDataset:
+def _open(recipe: Recipe) -> Dataset:
     """The dataset that main has opened, or the mixture of several, in the same state."""
     if recipe.mixed is not None:
         return Mixture.reopened(recipe.mixed, recipe.verify, recipe.access)
@@ -115,7 +115,7 @@ class Worker(Closing):
         self._filler.close()
         self._dataset.close()
 
-    def _new_filler(self, recipe: Recipe, dataset: ShardDataset) -> Filler:
+    def _new_filler(self, recipe: Recipe, dataset: Dataset) -> Filler:
         return Filler(recipe, dataset)
 
     def _map(self, fd: int) -> BlockMap:

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from shardio.dataset import ShardDataset
+from shardio.dataset import Dataset
 from shardio.errors import InvalidArgument
 from shardio.exporting.reading import Batch
 from shardio.format.fields import FIELD_TYPES, Array, Field, List
@@ -23,7 +23,7 @@ Prepare = Mapping[str, Callable[[Any], Any]]
 class Asked:
     """The samples to export, which of their fields, and how much goes into one file."""
 
-    dataset: ShardDataset
+    dataset: Dataset
     fields: Mapping[str, Field]
     shard_bytes: int
 

@@ -11,7 +11,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
-from shardio.dataset import ShardDataset
+from shardio.dataset import Dataset, ShardDataset
 from shardio.disk import create, sync
 from shardio.errors import EnvironmentUnsuitable, InvalidArgument, install_hint
 from shardio.exporting.asked import Asked, Format
@@ -64,7 +64,7 @@ class ExportReport:
 
 
 def export(
-    dataset: str | os.PathLike[str] | ShardDataset,
+    dataset: str | os.PathLike[str] | Dataset,
     out: str | os.PathLike[str],
     format: str,
     *,
@@ -130,9 +130,9 @@ def export(
 
 
 def _opened(
-    dataset: str | os.PathLike[str] | ShardDataset, subset: str | None
-) -> contextlib.AbstractContextManager[ShardDataset]:
-    if not isinstance(dataset, ShardDataset):
+    dataset: str | os.PathLike[str] | Dataset, subset: str | None
+) -> contextlib.AbstractContextManager[Dataset]:
+    if not isinstance(dataset, Dataset):
         return ShardDataset(dataset, subset=subset)
     if subset is not None:
         raise InvalidArgument("subset is for the path of a dataset: open it with its subset")
@@ -143,7 +143,7 @@ def _opened(
     return contextlib.nullcontext(dataset)
 
 
-def _chosen(dataset: ShardDataset, names: Iterable[str] | None) -> dict[str, Any]:
+def _chosen(dataset: Dataset, names: Iterable[str] | None) -> dict[str, Any]:
     """The fields of some names, or all, in the order of the schema."""
     schema = dataset.schema
     if names is None:
@@ -198,7 +198,7 @@ def _written(
     return n_samples
 
 
-def _origin(dataset: ShardDataset, samples: Samples) -> dict[str, Any]:
+def _origin(dataset: Dataset, samples: Samples) -> dict[str, Any]:
     """What an export says of where it comes from."""
     return {
         "fields": list(samples.fields),

@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from shardio.dataset import ShardDataset
+from shardio.dataset import Dataset
 from shardio.errors import DataError
 from shardio.format.fields import Array, Field
 
@@ -64,7 +64,7 @@ class Samples:
     Without `skips`, the first that is damaged ends it; with it, `skipped` lists those left out.
     """
 
-    dataset: ShardDataset
+    dataset: Dataset
     fields: Mapping[str, Field]
     prepare: Mapping[str, Callable[[Any], Any]] = field(default_factory=dict)
     skips: bool = False

@@ -13,7 +13,7 @@ import pytest
 import shardio
 from shardio import Array, Clip, Schema, Video
 from shardio.cutting import cut
-from shardio.dataset import ShardDataset
+from shardio.dataset import Dataset, ShardDataset
 from shardio.manifest import load
 from shardio.remote.bucket import Bucket
 from shardio.remote.locks import exclusive
@@ -49,7 +49,7 @@ def test_clips_of_videos_in_a_store_are_those_of_the_same_in_a_folder(
     remote: ShardDataset, folder: str, chosen: str
 ) -> None:
     with shardio.open(folder) as local:
-        pair: tuple[ShardDataset, ShardDataset] = (remote, local)
+        pair: tuple[Dataset, Dataset] = (remote, local)
         if chosen == "some":
             numbers = np.random.default_rng(3).integers(0, N, 3 * N)
             pair = remote.select(numbers), local.select(numbers)
