@@ -34,9 +34,9 @@ _NAMED: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class Ingredient:
-    """Which samples a source of a mixture has; `n_selected` are those of a selection, or None.
+    """A source of a mixture, by its place; `n_selected` counts the rows of a selection, else None.
 
-    `remote` says how it is read if it is in an object store.
+    `remote` is how it is read if it is in an object store.
     """
 
     path: str
@@ -47,14 +47,14 @@ class Ingredient:
 
 
 class Mixed(NamedTuple):
-    """What a mixture is made of, for another process to open it as well."""
+    """The sources of a mixture and their shares, for another process to open it as well."""
 
     ingredients: tuple[Ingredient, ...]
     mixing: Mixing
 
     @property
     def n_selected(self) -> int:
-        """How many samples its selections have together."""
+        """Number of samples that its selections have together."""
         return sum(each.n_selected or 0 for each in self.ingredients)
 
 
@@ -100,7 +100,7 @@ class Mixture(Dataset):
 
     @classmethod
     def reopened(cls, mixed: Mixed, verify: Verify, access: Access) -> Self:
-        """One of the same sources; it is to be shown the rows of those that are selections."""
+        """Open the same sources; the rows of those that are selections are shown to it later."""
         sources = []
         for each in mixed.ingredients:
             source = ShardDataset(
@@ -118,7 +118,7 @@ class Mixture(Dataset):
 
     @property
     def mixed(self) -> Mixed:
-        """What `reopened` needs."""
+        """The argument of `reopened`."""
         ingredients = (
             Ingredient(
                 each.root,
@@ -133,13 +133,13 @@ class Mixture(Dataset):
 
     @property
     def blend(self) -> Blend:
-        """What an epoch that begins now has."""
+        """The proportions and the sizes of an epoch that begins now."""
         sizes = np.diff(self.rows.ends, prepend=0)
         firsts = self.rows.ends - sizes
         return Blend(self.mixing, tuple(sizes.tolist()), tuple(firsts.tolist()))
 
     def sources_of(self, indices: Any) -> Rows:
-        """The number of the source that each of some samples is of, such as `batch.indices`.
+        """Return the number of the source that each sample is of, such as those of `batch.indices`.
 
         Raises:
             InvalidArgument: they are no numbers of samples, from 0 up.
