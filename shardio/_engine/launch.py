@@ -29,6 +29,7 @@ PRELOAD = (
     "xxhash",
     "zstandard",
     "shardio._engine.cargo",
+    "shardio._engine.global_generators",
 )
 
 # One thread per process is the point of worker processes; and a zygote must have a single thread.
