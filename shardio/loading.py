@@ -17,6 +17,7 @@ from shardio._engine.linux import Finalizer
 from shardio.closing import Closing
 from shardio.errors import InvalidArgument, LoaderClosed, TransformError
 from shardio.item_stats import ItemStats, SkippedItem
+from shardio.option_checks import refuse_path
 
 
 class Loader(ABC):
@@ -239,6 +240,7 @@ def named(loader: Loader, method: str) -> str:
 
 def iterator(items: Any) -> Iterator[Any]:
     """The items one by one, of whatever can be iterated."""
+    refuse_path("items", items)
     try:
         return iter(items)
     except TypeError as error:

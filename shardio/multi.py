@@ -20,7 +20,7 @@ from shardio.errors import InvalidArgument
 from shardio.item_stats import SkippedItem
 from shardio.network.address import parse_all
 from shardio.network.samples import FarSamples
-from shardio.option_checks import OnError, count, most_skips, one_of, seconds
+from shardio.option_checks import OnError, count, most_skips, one_of, refuse_path, seconds
 
 __all__ = ["MultiLoader", "WorkerInfo", "worker_info"]
 
@@ -99,6 +99,7 @@ class MultiLoader(Closing):
         options: Mapping[str, Any] | None = None,
     ) -> None:
         zeromq()
+        refuse_path("dataset", dataset)
         self._far = _Far(address, keys, dict(options or {}))
         self._servers: FarSamples | None = None
         self._epoch = 0

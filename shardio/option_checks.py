@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from typing import Any, Final, Literal, get_args
 
@@ -35,6 +36,22 @@ def count(name: str, value: Any, least: int, most: int | None = None) -> int:
         limit = "up" if most is None else f"to {most}"
         raise InvalidArgument(f"{name} must be an integer from {least} {limit}; found {value!r}")
     return int(value)
+
+
+def refuse_path(name: str, value: Any) -> None:
+    """Refuse a path or text where items are expected: its characters would be the items.
+
+    Raises:
+        InvalidArgument: naming what loads a dataset at a path.
+    """
+    if not isinstance(value, str | bytes | bytearray | os.PathLike):
+        return
+    path = os.fsdecode(bytes(value)) if isinstance(value, bytes | bytearray) else os.fspath(value)
+    raise InvalidArgument(
+        f"{name} must be an iterable of items, and not a path or text; found {value!r}: "
+        f"shardio.ShardLoader({path!r}, batch_size) loads the shards at a path, shardio.open() "
+        "gives their samples one by one, and list() the characters of a text"
+    )
 
 
 def place_among_ranks(rank: Any, world_size: Any) -> tuple[int, int]:

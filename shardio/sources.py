@@ -9,7 +9,7 @@ from shardio._engine.lenience import shortened
 from shardio._engine.stage import Origin
 from shardio._engine.steps import Positioned, Start
 from shardio.errors import InvalidArgument
-from shardio.option_checks import count
+from shardio.option_checks import count, refuse_path
 
 _VERSION: Final = 1
 
@@ -86,6 +86,7 @@ class Supply:
     """
 
     def __init__(self, name: str, source: Iterable[Any] | AsyncIterable[Any]) -> None:
+        refuse_path(name, source)
         is_sync = not hasattr(type(source), "__aiter__")
         if is_sync and not _is_iterable(source):
             raise InvalidArgument(

@@ -9,6 +9,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -220,6 +221,15 @@ def test_an_empty_mapping_is_a_mapping_without_keys() -> None:
     [
         ({"src": 5}, "src must be iterable"),
         ({"src": list}, "src must be iterable"),
+        (
+            {"src": "out/"},
+            r"src must be an iterable.* 'out/'.*shardio\.ShardLoader\('out/', batch_size\)",
+        ),
+        (
+            {"src": Path("out")},
+            r"src must be an iterable.*shardio\.ShardLoader\('out', batch_size\)",
+        ),
+        ({"src": b"out/"}, r"src must be an iterable.*list\(.*\)"),
         ({"preprocessor": 5}, "preprocessor must be a function"),
         ({"preprocessor": "decode"}, "preprocessor must be a function"),
         ({"aggregator": 5}, "aggregator must be a function"),

@@ -80,6 +80,11 @@ def test_what_is_not_acceptable_is_refused_before_anything_starts() -> None:
             load_with_workers(SAME, [], **arguments)
     with pytest.raises(InvalidArgument, match="items must be iterable; found 7"):
         load_with_workers(SAME, 7)  # type: ignore[arg-type]
+    for make in (load, load_with_workers):
+        with pytest.raises(
+            InvalidArgument, match=r"items must be an iterable.*ShardLoader\('out/', "
+        ):
+            make(SAME, "out/")
     with pytest.raises(InvalidArgument, match="Made.load"):
         list(load_with_workers(loader_of(threading.Lock().acquire), [1], 1))
 

@@ -131,7 +131,7 @@ def test_none_drops_an_item_and_is_counted() -> None:
 
 
 def test_a_mapping_looks_items_up() -> None:
-    assert list(Pipeline("ab").pipe({"a": 1, "b": 2})) == [1, 2]
+    assert list(Pipeline(["a", "b"]).pipe({"a": 1, "b": 2})) == [1, 2]
 
 
 def test_a_pipeline_is_not_changed_by_what_is_added_to_it() -> None:
@@ -616,6 +616,10 @@ def test_async_functions_run_in_the_event_loop_only(executor: Any) -> None:
 @pytest.mark.parametrize(
     ("make", "found"),
     [
+        (
+            lambda: Pipeline("out/"),
+            r"source must be an iterable.*ShardLoader\('out/', batch_size\)",
+        ),
         (lambda: Pipeline(5), "source must be iterable"),  # type: ignore[arg-type]
         (lambda: Pipeline(MapIterator), "found <class 'shardio"),  # type: ignore[arg-type]
         (lambda: Pipeline([1], max_skips=1), "max_skips is for on_error='skip'"),
