@@ -298,9 +298,9 @@ def test_what_user_code_keeps_is_not_changed(folder: str) -> None:
 def test_torch_is_not_imported_for_a_loader(folder: str) -> None:
     code = (
         "import sys, shardio\n"
-        f"options = {{'output': 'numpy', 'num_workers': 0, 'transform': dict}}\n"
+        "options = {'output': 'numpy', 'num_workers': 0, 'transform': dict}\n"
         f"with shardio.ShardLoader({folder!r}, 4, **options) as loader: list(loader)\n"
-        "assert 'torch' not in sys.modules and 'numpy.ma' not in sys.modules\n"
+        "assert 'torch' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
 
