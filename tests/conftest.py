@@ -42,6 +42,12 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
+def pytest_runtest_teardown() -> None:
+    """Undo the real-time priority that SVT-AV1 takes where tests encode with it by themselves."""
+    if os.sched_getscheduler(0) in (os.SCHED_FIFO, os.SCHED_RR):
+        os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+
+
 @pytest.fixture
 def swept() -> None:
     """For tests that count what this process holds: what earlier tests left goes before they do."""

@@ -7,8 +7,9 @@ frames but its own. One thread: the same pictures give the same bytes.
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from fractions import Fraction
 from functools import cache
 from pathlib import Path
@@ -32,6 +33,28 @@ if TYPE_CHECKING:
 __all__ = ["StreamEncoder", "encode"]
 
 _RATE = Fraction(25)
+
+
+@contextlib.contextmanager
+def scheduling_kept() -> Iterator[None]:
+    """Restore the scheduling policy of every thread that an encoder has made real-time.
+
+    SVT-AV1 gives the thread that opens it, and its own, the highest real-time priority where it may
+    (as root): on two cores, two of its processes leave no time to any other, and a process that is
+    started later inherits it. Wrap the call that opens the encoder.
+    """
+    if not hasattr(os, "sched_setscheduler"):  # not Linux
+        yield
+        return
+    policy, priority = os.sched_getscheduler(0), os.sched_getparam(0)
+    real_time = (os.SCHED_FIFO, os.SCHED_RR)
+    try:
+        yield
+    finally:
+        for thread in map(int, os.listdir("/proc/self/task") if policy not in real_time else ()):
+            with contextlib.suppress(ProcessLookupError):  # it has ended
+                if os.sched_getscheduler(thread) in real_time:
+                    os.sched_setscheduler(thread, policy, priority)
 
 
 def _x264(gop: int, crf: int) -> dict[str, str]:
@@ -182,8 +205,10 @@ class StreamEncoder:
         frame = self._frame(picture)
         frame.pts, frame.time_base = len(self._times), 1 / _RATE
         self._times.append(time)
+        is_first = len(self._times) == 1
         try:
-            self._keep(self._codec.encode(frame))
+            with scheduling_kept() if is_first else contextlib.nullcontext():  # it opens the codec
+                self._keep(self._codec.encode(frame))
         except av.FFmpegError as error:
             raise MediaError(f"picture {len(self._times) - 1}: {error.strerror}") from error
 

@@ -18,6 +18,7 @@ import numpy as np
 from shardio.errors import MediaError
 from shardio.format.streams import EncodedStream, PacketFlag, packet_flags, packet_sizes
 from shardio.media.decoders import display_parameter, fraction_parameter
+from shardio.media.encoding import scheduling_kept
 from shardio.media.mp3_trim import trimmed_mp3
 from shardio.media.packets import units_of
 from shardio.media.streams import demux
@@ -157,7 +158,8 @@ def _video_target(container: OutputContainer, stream: EncodedStream) -> Any:
         codec.framerate = rate
     codec.thread_count = 1
     codec.options = _QUICK.get(codec.name, {})
-    codec.open(strict=False)
+    with scheduling_kept():
+        codec.open(strict=False)
     codec.extradata = bytes(stream.extradata) or None
     if display_parameter(told) is not None:
         target.set_display_matrix([int(each) for each in told["display"]])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from shardio.format.streams import PacketFlag, packet_flags
 from shardio.media import encoding
 from shardio.media.clips import ClipDecoder
 from shardio.media.encoding import StreamEncoder, encode
+from shardio.media.muxing import mux
 from shardio.media.runs import FrameTable
 from tests.media_made import Image, scene
 
@@ -22,6 +24,24 @@ BASE = Fraction(1, 25)
 
 def pictures(n: int = 20) -> list[tuple[int, Image | None]]:
     return list(enumerate(scene(n, 64, 48)))
+
+
+def policies() -> set[int]:
+    return {os.sched_getscheduler(int(thread)) for thread in os.listdir("/proc/self/task")}
+
+
+def test_av1_leaves_the_scheduling_of_the_process_as_it_was() -> None:
+    # For root, who may have real-time priority, which SVT-AV1 then takes.
+    before = os.sched_getscheduler(0)
+    encoder = StreamEncoder(64, 48, BASE, codec="av1")
+    for time, picture in pictures(3):
+        assert picture is not None
+        encoder.add(time, picture)
+        assert policies() == {before}
+    stream = encoder.finish()
+    assert policies() == {before}
+    mux(stream)
+    assert policies() == {before}
 
 
 @pytest.mark.parametrize("codec", ["h264", "hevc"])
