@@ -259,30 +259,69 @@ os.write(3, json.dumps(codes).encode())  # after whatever the commands said
 """
 
 
-@pytest.mark.parametrize("streams", [">&-", "2>&-", "<&- >&- 2>&-", ">/dev/full", "2>/dev/full"])
-def test_closed_and_full_streams_change_no_exit_code(streams: str, dataset: Path) -> None:
-    kinds = (["inspect"], ["inspect", "--json"], ["verify"])
-    given = [[*kind, str(path)] for path in (dataset, dataset / "no") for kind in kinds]
+def run_one_after_the_other(
+    streams: str, given: Sequence[Sequence[str]]
+) -> tuple[list[int], subprocess.CompletedProcess[str]]:
+    """Run some commands with their streams as a shell redirects them; returns the exit codes."""
     before = ("-c", ONE_AFTER_THE_OTHER)
     done = run_in_shell(f"3>&1 {streams}", json.dumps(given), before=before)
-    assert json.loads(done.stdout.splitlines()[-1]) == 3 * [cli.OK] + 3 * [cli.USAGE]
     assert "Traceback" not in done.stderr and "Exception" not in done.stderr
+    return json.loads(done.stdout.splitlines()[-1]), done
 
 
-def test_a_report_that_could_not_be_written_is_said_to_be_incomplete(dataset: Path) -> None:
-    done = run_in_shell(">/dev/full", "inspect", dataset)
-    assert done.stderr == (
-        "shardio: standard output: No space left on device; the report is incomplete\n"
-    )
+@pytest.mark.parametrize("streams", [">&-", "2>&-", "<&- >&- 2>&-", "2>/dev/full"])
+def test_closed_streams_and_full_errors_change_no_exit_code(streams: str, dataset: Path) -> None:
+    kinds = (["inspect"], ["inspect", "--json"], ["verify"])
+    given = [[*kind, str(path)] for path in (dataset, dataset / "no") for kind in kinds]
+    codes, _ = run_one_after_the_other(streams, [*given, ["--version"], ["no such command"]])
+    assert codes == 3 * [cli.OK] + 3 * [cli.USAGE] + [cli.OK, cli.USAGE]
 
 
-@pytest.mark.parametrize("streams", [">&- 2>&-", ">/dev/full 2>/dev/full"])
+LOST = "shardio: standard output: No space left on device; the report is incomplete\n"
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("errors", ["", " 2>/dev/full"])
+def test_a_report_that_could_not_be_written_is_an_error(
+    errors: str, unbuffered: str, dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONUNBUFFERED", unbuffered)
+    copy, bad = tmp_path / "copy", tmp_path / "bad"
+    for place in (copy, bad):
+        shutil.copytree(dataset, place)
+    with open(bad / "000000-000.shard", "r+b") as file:
+        file.seek(-100, os.SEEK_END)
+        file.write(b"damage")
+    kinds = (["inspect"], ["verify"], ["stats"], ["diff", str(copy)])
+    given = [[*kind, str(copy), *last] for kind in kinds for last in ([], ["--json"])]
+    given += [["verify", str(bad)], ["--help"], ["--version"], ["stats", "--help"]]
+    codes, done = run_one_after_the_other(f">/dev/full{errors}", given)
+    assert codes == len(given) * [cli.ENVIRONMENT]
+    assert done.stderr.count(LOST) == (0 if errors else len(given))
+    given = [["verify", "--quiet", str(copy)], ["verify", "--quiet", str(bad)], ["inspect", "no"]]
+    codes, _ = run_one_after_the_other(f">/dev/full{errors}", given)
+    assert codes == [cli.OK, cli.BAD_DATA, cli.USAGE]  # which report nothing
+
+
+def test_a_report_that_could_not_be_written_does_not_concern_the_next_command(
+    dataset: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with monkeypatch.context() as context, open("/dev/full", "w") as full:
+        context.setattr(sys, "stdout", full)
+        assert cli.main(["inspect", str(dataset)]) == cli.ENVIRONMENT
+    assert capsys.readouterr().err == LOST
+    assert cli.main(["inspect", str(dataset)]) == cli.OK
+
+
+@pytest.mark.parametrize(
+    ("streams", "code"), [(">&- 2>&-", cli.OK), (">/dev/full 2>/dev/full", cli.ENVIRONMENT)]
+)
 def test_a_conversion_whose_streams_are_closed_or_full_converts(
-    streams: str, videos: Path, dataset: Path, tmp_path: Path
+    streams: str, code: int, videos: Path, dataset: Path, tmp_path: Path
 ) -> None:
     options = ("--frames", "4", "--size", "16", "--workers", "1", "--store", "raw")
     done = run_in_shell(streams, "convert", videos / "dogs", tmp_path / "out", *options)
-    assert (done.returncode, done.stdout, done.stderr) == (cli.OK, "", "")
+    assert (done.returncode, done.stdout, done.stderr) == (code, "", "")
     with shardio.open(tmp_path / "out") as converted:
         assert len(converted) == 2
 

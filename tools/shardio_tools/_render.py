@@ -28,6 +28,8 @@ _STEPS: Final = 10
 """Lines of plain progress from start to end."""
 _UNDECODED: Final = re.compile("[\udc80-\udcff]+")
 """Bytes of a file name that the locale's encoding lacks, as Python spells them."""
+_is_report_lost = False
+"""True if standard output has refused a part of the report."""
 
 
 OUTCOMES: Final = {
@@ -65,7 +67,7 @@ def complain(text: str) -> None:
 
 
 def show_line(text: str, stream: TextIO) -> None:
-    """Print a line of plain progress."""
+    """Print a line at once: plain progress, or what the parser says."""
     _attempt(stream, partial(print, text, file=stream, flush=True))
 
 
@@ -77,9 +79,12 @@ def flush() -> None:
 def _attempt(stream: TextIO, write: Callable[[], object]) -> None:
     """Write; where the system refuses, go on without: what a command does is not what it says.
 
+    A report that is not written whole is remembered: see `is_report_lost`.
+
     Raises:
         BrokenPipeError: nobody reads any more.
     """
+    global _is_report_lost
     try:
         write()
     except BrokenPipeError:
@@ -87,7 +92,19 @@ def _attempt(stream: TextIO, write: Callable[[], object]) -> None:
     except OSError as error:
         silence(stream)
         if stream is sys.stdout:
+            _is_report_lost = True
             complain(f"standard output: {error.strerror}; the report is incomplete")
+
+
+def begin_report() -> None:
+    """Forget what an earlier command could not write."""
+    global _is_report_lost
+    _is_report_lost = False
+
+
+def is_report_lost() -> bool:
+    """True if standard output has refused a part of what the command reported."""
+    return _is_report_lost
 
 
 def silence(stream: TextIO) -> None:

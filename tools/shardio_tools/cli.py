@@ -13,6 +13,7 @@ import sys
 import warnings
 from collections.abc import Sequence
 from types import ModuleType
+from typing import Any
 
 import shardio
 from shardio.errors import (
@@ -41,7 +42,16 @@ from shardio_tools import (
     stats,
     verify,
 )
-from shardio_tools._render import complain, escape_unwritable, flush, plain, silence
+from shardio_tools._render import (
+    begin_report,
+    complain,
+    escape_unwritable,
+    flush,
+    is_report_lost,
+    plain,
+    show_line,
+    silence,
+)
 from shardio_tools._stores import refuse_urls
 
 OK, BAD_DATA, USAGE, ENVIRONMENT, INTERRUPTED, NOBODY_READS = 0, 1, 2, 3, 130, 141
@@ -70,16 +80,23 @@ COMMANDS: dict[str, ModuleType] = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line (by default this process's); returns the exit code.
 
+    A report that could not be written makes it ENVIRONMENT: 0 and 1 would promise one.
+
     Raises:
         SystemExit: from argparse: 0 after --help, 2 for arguments that do not parse.
     """
     _stand_in()
     escape_unwritable()
+    begin_report()
     try:
         try:
-            return _run(parser().parse_args(arguments))
+            code = _run(parser().parse_args(arguments))
         finally:
             flush()
+    except SystemExit as end:
+        if end.code or not is_report_lost():
+            raise
+        return ENVIRONMENT
     except BrokenPipeError:
         for stream in (sys.stdout, sys.stderr):
             try:
@@ -87,6 +104,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             except OSError:
                 silence(stream)  # Python flushes once more at exit, and would complain
         return NOBODY_READS
+    return ENVIRONMENT if is_report_lost() and code in (OK, BAD_DATA) else code
 
 
 def _stand_in() -> None:
@@ -135,9 +153,16 @@ def _complain_of(error: BaseException, what: str) -> None:
         complain("\n".join(map(plain, text.splitlines())) if keeps_lines else plain(text))
 
 
+class _Parser(argparse.ArgumentParser):
+    """A parser whose help and version are reports: argparse ignores errors of writing them."""
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        show_line(message.removesuffix("\n"), file or sys.stderr)
+
+
 def parser() -> argparse.ArgumentParser:
     """Build the parser of the whole command line."""
-    top = argparse.ArgumentParser(
+    top = _Parser(
         prog="shardio", description="Folders of video become shards that feed training loops."
     )
     top.add_argument("--version", action="version", version=f"shardio {shardio.__version__}")
