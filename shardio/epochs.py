@@ -11,6 +11,7 @@ from shardio._engine.recipe import Plan
 from shardio.course import Course
 from shardio.dataset import Dataset
 from shardio.division import Division
+from shardio.option_checks import warn_of_no_batch
 from shardio.options import Options
 from shardio.progress import Progress, progress_of, state_of
 
@@ -34,6 +35,7 @@ class Epochs:
         self._options = options
         self._next: Progress | int = 0
         """Where the next one begins: a place that was loaded, or the epoch."""
+        self._has_warned = False
 
     @property
     def number(self) -> int:
@@ -48,10 +50,20 @@ class Epochs:
     def begin(self, engine: Engine) -> Iteration:
         """Begin the next one."""
         start, course = self._start(), self.course
+        self._warn_of_no_batch(start)
         successor = self._plan(course.beginning(start.epoch + 1)) if course.is_foreseen else None
         self.latest = engine.iterate(self._plan(start), successor)
         self._next = start.epoch + 1
         return self.latest
+
+    def _warn_of_no_batch(self, start: Progress) -> None:
+        """Warn, once for a loader, of a whole epoch of which tail="drop" leaves nothing."""
+        asked, n = self._options, start.n_samples
+        if asked.tail != "drop" or self._has_warned or start.position or not n:
+            return
+        if not self._division(0, n).last_step:
+            self._has_warned = True
+            warn_of_no_batch(start.epoch, n, asked.batch_size, asked.world_size)
 
     def state(self, dataset: Dataset) -> dict[str, Any]:
         """How far the latest has come, for `load_state`."""

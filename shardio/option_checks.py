@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterable
 from typing import Any, Final, Literal, get_args
 
 import numpy as np
 
+from shardio.callers import level_of_caller
 from shardio.collation import Collation
 from shardio.errors import InvalidArgument
 from shardio.format.schema import Schema
@@ -67,6 +69,18 @@ def place_among_ranks(rank: Any, world_size: Any) -> tuple[int, int]:
     if count("rank", rank, 0) >= n:
         raise InvalidArgument(f"{where} must be below world_size, which is {n}; found {rank}")
     return int(rank), n
+
+
+def warn_of_no_batch(epoch: int, n_samples: int, batch_size: int, world_size: int) -> None:
+    """Warn that an epoch has samples and, because of tail="drop", not a single batch."""
+    step = f"{batch_size * world_size} of a step" + f" of {world_size} ranks" * (world_size > 1)
+    warnings.warn(
+        f"epoch {epoch} has no batch: tail='drop' leaves out all of its {n_samples} samples, which "
+        f"are fewer than the {step}: pass a smaller batch_size than {batch_size}, or tail='short' "
+        "or 'pad'",
+        RuntimeWarning,
+        stacklevel=level_of_caller(),
+    )
 
 
 def most_skips(on_error: Any, max_skips: Any) -> int | None:

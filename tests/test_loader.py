@@ -175,7 +175,6 @@ def test_the_epoch_counts_iterations_also_those_left_early(small: str) -> None:
         (50, "short", [50, 50]),
         (50, "drop", [50, 50]),
         (1000, "short", [100]),
-        (1000, "drop", []),
         (99, "short", [99, 1]),
     ],
 )
@@ -188,6 +187,34 @@ def test_batch_size_and_tail_decide_how_long_batches_are(
         assert [batch.n_rows for batch in batches] == sizes
         assert [batch["image"].shape for batch in batches] == [(n, 64, 96) for n in sizes]
         assert [len(batch.indices) for batch in batches] == sizes
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_loader_whose_epochs_have_no_batch_warns_once(small: str, num_workers: int) -> None:
+    said = r"epoch 0 has no batch: .*100 samples.*1000 .*batch_size.*tail='short'"
+    with _loader(small, 1000, tail="drop", num_workers=num_workers) as loader:
+        with pytest.warns(RuntimeWarning, match=said) as caught:
+            assert list(loader) == []
+        assert [each.filename for each in caught] == [__file__]
+        assert list(loader) == []
+        assert len(loader) == 0
+    place: dict[str, Any] = {"rank": 0, "world_size": 3}
+    with _loader(small, 34, tail="drop", num_workers=num_workers, **place) as loader:
+        with pytest.warns(RuntimeWarning, match="fewer than the 102 of a step of 3 ranks"):
+            assert list(loader) == []
+
+
+def test_an_epoch_that_goes_on_or_has_no_samples_may_have_no_batch(small: str) -> None:
+    options: dict[str, Any] = {"tail": "drop", "num_workers": 0}
+    with _loader(small, 60, **options) as loader:
+        next(iter(loader))
+        state = loader.state_dict()
+        assert len(loader) == 1
+    with _loader(small, 60, **options) as loader:
+        loader.load_state_dict(state)
+        assert list(loader) == []
+    with _loader(small, 60, sampler=[], **options) as loader:
+        assert list(loader) == []
 
 
 @pytest.mark.parametrize(

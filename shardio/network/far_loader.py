@@ -19,7 +19,14 @@ from shardio.network.asked import as_json
 from shardio.network.keys import ClientKeys, client_keys
 from shardio.network.opened import Arrived, Opened, State
 from shardio.network.stream import Stream
-from shardio.option_checks import count, device_or_none, one_of, place_among_ranks, seconds
+from shardio.option_checks import (
+    count,
+    device_or_none,
+    one_of,
+    place_among_ranks,
+    seconds,
+    warn_of_no_batch,
+)
 from shardio.progress_bar import ProgressBar
 
 _MOST_BYTES: Final = 1 << 30
@@ -77,6 +84,7 @@ class RemoteLoader(Closing):
             | dict(zip(("rank", "world_size"), place, strict=True))
         )
         most_bytes = min(_MOST_BYTES, default_budget()) if memory_bytes is None else memory_bytes
+        self._asked, self._has_warned = asked, False
         self._maker = maker_for(output, device_or_none(device, output))
         self._stream = Stream(
             self._addresses,
@@ -139,9 +147,19 @@ class RemoteLoader(Closing):
             self._totals += self._latest.stats()
             self._latest = None
         begun = RemotePass(self._stream, self._maker, self._next)
+        self._warn_of_no_batch(begun)
         self._latest = begun
         self._next = {**self._opened().state, "epoch": begun.epoch + 1}
         return begun
+
+    def _warn_of_no_batch(self, begun: RemotePass) -> None:
+        """Warn, once for a loader, of a whole epoch of which tail="drop" leaves nothing."""
+        asked, n = self._asked, begun.state["rows"]
+        if asked.get("tail") != "drop" or self._has_warned or begun.state["position"] or not n:
+            return
+        if not begun.last_step:
+            self._has_warned = True
+            warn_of_no_batch(begun.epoch, n, asked["batch_size"], asked["world_size"])
 
     def progress(self, title: str | None = None, *, file: TextIO | None = None) -> ProgressBar:
         """Iterate, and show how far it is, as `ShardLoader.progress` does."""

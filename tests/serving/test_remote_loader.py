@@ -79,6 +79,14 @@ def test_ranks_have_together_what_one_has(path: str, server: Server) -> None:
             assert list(map(bits, one)) == local_bits(path, 4, **place)
 
 
+def test_epochs_without_a_batch_are_warned_of_once(server: Server) -> None:
+    with ShardLoader(server.address, 1000, tail="drop", **HOW) as far:
+        with pytest.warns(RuntimeWarning, match="epoch 0 has no batch") as caught:
+            assert list(far) == []
+        assert __file__ in [each.filename for each in caught]
+        assert list(far) == []
+
+
 @pytest.mark.parametrize(
     "options",
     [
