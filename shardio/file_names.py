@@ -58,7 +58,11 @@ def check_encodable(path: str | os.PathLike[str], what: str) -> None:
     try:
         os.fsencode(path)
     except UnicodeEncodeError as error:
-        raise InvalidArgument(
-            f"{what} is {os.fspath(path)!r}, which the file system encoding of this process, "
-            f"{error.encoding}, cannot express; set PYTHONUTF8=1, or use a UTF-8 locale"
-        ) from error
+        if error.encoding == "utf-8":  # half of a surrogate pair
+            reason = "which is no name that a folder or file can have"
+        else:
+            reason = (
+                f"which the file system encoding of this process, {error.encoding}, cannot "
+                "express; set PYTHONUTF8=1, or use a UTF-8 locale"
+            )
+        raise InvalidArgument(f"{what} is {os.fspath(path)!r}, {reason}") from error

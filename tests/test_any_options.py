@@ -23,7 +23,10 @@ from shardio.dataset import Dataset
 from shardio.errors import InvalidArgument, TooManySkipped, TransformError
 from tests.loading import write_dataset
 
-pytestmark = pytest.mark.usefixtures("warm_zygote", "quick_disk")
+pytestmark = [
+    pytest.mark.usefixtures("warm_zygote", "quick_disk"),
+    pytest.mark.filterwarnings("ignore:epoch .* has no batch:RuntimeWarning"),  # few samples
+]
 
 N_SETS_OF_OPTIONS = 18
 N_SETS_FOR_MIXTURES = 6

@@ -97,14 +97,11 @@ def _as_dtype(name: str, field: Array, value: object) -> npt.NDArray[Any]:
         return _converted(np.asarray(value), field)
     except MemoryError:
         raise
-    except (TypeError, ValueError, OverflowError) as error:
+    except Exception as error:  # a class may raise anything in __array__
+        is_of_numpy = isinstance(error, TypeError | ValueError | OverflowError | RuntimeError)
+        reason = str(error) if is_of_numpy else f"{type(error).__name__}: {error}"
         raise SchemaError(
-            f"field {name!r}: expected {field.dtype}, found {_kind_of(value)}: {error}"
-        ) from error
-    except Exception as error:  # what a class raises in __array__ may be anything
-        raise SchemaError(
-            f"field {name!r}: expected {field.dtype}, found {_kind_of(value)}, which cannot be "
-            f"converted: {type(error).__name__}: {error}"
+            f"field {name!r}: expected {field.dtype}, found {_kind_of(value)}: {reason}"
         ) from error
 
 
