@@ -134,6 +134,8 @@ class Line(Closing):
                     return entry
                 if self._results.is_over:
                     break
+                if self.is_closed or self._breakdown is not None:
+                    continue  # since the check: nobody will ring for it
             left_s = None if deadline_s is None else deadline_s - time.monotonic()
             if not self._results.wait(left_s):
                 raise self._overdue(timeout_s)

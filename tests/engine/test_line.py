@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 import time
+from collections.abc import Iterator
 
 import pytest
 
@@ -10,6 +12,7 @@ from shardio._engine.executors import hire
 from shardio._engine.line import Line
 from shardio._engine.steps import Piped
 from shardio._engine.user_calls import user_call
+from shardio.errors import LoaderClosed
 from tests.loading import PATIENCE_S
 
 
@@ -26,3 +29,29 @@ def test_behind_a_failure_the_stages_before_it_begin_nothing_any_more() -> None:
         assert line.take(None) is not None
         with pytest.raises(ZeroDivisionError):
             line.take(None)
+
+
+@pytest.mark.parametrize("how", ["break_down", "close"])
+def test_the_end_of_a_line_between_a_look_at_it_and_the_wait_is_seen(how: str) -> None:
+    held = threading.Event()
+
+    def nothing_yet() -> Iterator[int]:
+        held.wait()
+        yield 1
+
+    line = Line(nothing_yet(), [], hire=hire, n_buffered=1)
+    look, looks = line._check_open, list[int]()
+
+    def look_and_end() -> None:
+        look()
+        looks.append(1)
+        if len(looks) == 2:  # the last one before it waits
+            line.close() if how == "close" else line.break_down(ValueError("broken"))
+
+    line._check_open = look_and_end  # type: ignore[method-assign]
+    try:
+        with pytest.raises(LoaderClosed if how == "close" else ValueError):
+            line.take(PATIENCE_S)
+    finally:
+        held.set()
+        line.close()
