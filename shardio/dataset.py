@@ -84,7 +84,7 @@ class Dataset(Sequence[dict[str, Any]], Closing):
 
     @property
     def access(self) -> Access:
-        """How its files are read: "mmap" or "pread"."""
+        """The access method of its files: "mmap" or "pread"."""
         return self.files.access
 
     @property

@@ -54,7 +54,7 @@ def most_file_bytes() -> int | None:
 
 
 def explain_file_limit(error: OSError, n_bytes: int | None = None) -> None:
-    """Add limit, need and way out to an error that is about RLIMIT_FSIZE; leave others alone.
+    """Add the limit, the size needed and the way out to an EFBIG error; leave others unchanged.
 
     Args:
         error: raised by a call of the system.

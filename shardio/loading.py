@@ -21,7 +21,7 @@ from shardio.option_checks import refuse_path
 
 
 class Loader(ABC):
-    """How items are loaded: a request is made of each, loaded elsewhere, and finished here.
+    """A recipe for loading items: make a request of each, load it in a worker, finish it here.
 
     `make_request` and `post_process` run in the process and thread that iterates, `load` in a
     worker, which gets a copy of the loader when it starts: what it changes of itself stays there.
@@ -29,7 +29,7 @@ class Loader(ABC):
 
     @abstractmethod
     def make_request(self, item: Any) -> Any:
-        """What `load` is to get for an item: small, and picklable."""
+        """Return the request that `load` is called with for an item: small and picklable."""
 
     @abstractmethod
     def load(self, request: Any) -> Any:
@@ -37,9 +37,9 @@ class Loader(ABC):
 
     @abstractmethod
     def post_process(self, response: Any) -> Any:
-        """What the loop gets, of what `load` has returned.
+        """Turn the result of `load` into the value that the loop yields.
 
-        Arrays in it lie in shared memory, which is theirs for as long as they are held.
+        Arrays in the result lie in shared memory, and stay valid as long as they are held.
         """
 
     def shutdown(self) -> None:  # noqa: B027  # most loaders hold nothing

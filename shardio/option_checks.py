@@ -72,7 +72,7 @@ def place_among_ranks(rank: Any, world_size: Any) -> tuple[int, int]:
 
 
 def warn_of_no_batch(epoch: int, n_samples: int, batch_size: int, world_size: int) -> None:
-    """Warn that an epoch has samples and, because of tail="drop", not a single batch."""
+    """Warn that tail="drop" leaves an epoch with samples but without a batch."""
     step = f"{batch_size * world_size} of a step" + f" of {world_size} ranks" * (world_size > 1)
     warnings.warn(
         f"epoch {epoch} has no batch: tail='drop' leaves out all of its {n_samples} samples, which "

@@ -140,7 +140,7 @@ class RowSelection:
         return self._view, self._clips, self._packed
 
     def restore(self, state: tuple[Any, ...]) -> None:
-        """Show what the selection showed that `state` was taken from."""
+        """Restore a `state` that an equal selection returned."""
         self._view, self._clips, self._packed = state
 
 
@@ -242,7 +242,7 @@ class MixtureSelection(RowSelection):
         return self._clips, self._packed, self._ends
 
     def restore(self, state: tuple[Any, ...]) -> None:
-        """Show what the selection showed that `state` was taken from."""
+        """Restore a `state` that an equal selection returned."""
         self._clips, self._packed, self._ends = state
 
 

@@ -154,7 +154,7 @@ class RowList:
 
 
 def _as_array(found: Any, where: str) -> npt.NDArray[Any]:
-    """Return what a caller passed as an array; of rows of unequal lengths, one that no check takes.
+    """Return an argument as an array; ragged input becomes an array that every check refuses.
 
     Raises:
         InvalidArgument: it is a masked array, which would lose its mask.

@@ -97,10 +97,10 @@ def check_names(
 ) -> None:
     """Refuse names that cannot be those of one sample's fields.
 
-    `what` says in the plural what is named, `way_out` what the user can do.
+    `what` is the plural noun for messages ("columns"), `way_out` the advice at their end.
 
     Raises:
-        MediaError: a name is there twice, or cannot be that of a field.
+        MediaError: a name is repeated, or is not a valid name of a field.
     """
     every = tuple(names)
     if len({*every}) < len(every):
@@ -110,7 +110,7 @@ def check_names(
         raise MediaError(f"names of {what} must be names of fields: {why_not}; {way_out}")
 
 
-@lru_cache(maxsize=16)  # as a rule, all files have the same names
+@lru_cache(maxsize=16)  # the files of one conversion mostly have the same names
 def _why_not_fields(names: tuple[str, ...]) -> str:
     """Return why names cannot be those of one sample's fields; "" if they can."""
     try:

@@ -11,9 +11,13 @@ from shardio import MediaError
 
 _MAX_DEPTH: Final = 256  # what a Json field holds
 _INFINITY: Final = float("inf")
-_RUN: Final = 96  # digits from a multiple of it on, of which 200 in a row have one
-_DIGITS: Final = np.frombuffer(b"\1" * 8, np.uint64)[0]  # eight times true
-_PART: Final = 1 << 15  # characters; arrays of more are new pages each time: a third of the speed
+_RUN: Final = (
+    96  # any 200 digits in a row contain a whole block of 96 that begins at a multiple of 96
+)
+_DIGITS: Final = np.frombuffer(b"\1" * 8, np.uint64)[0]  # eight True bytes as one word
+_PART: Final = (
+    1 << 15
+)  # characters at a time; larger arrays are allocated anew, at a third of the speed
 _PADDING: Final = b"    "  # for what may follow an "e" that ends a text
 _MAX_SHOWN: Final = 40
 
@@ -70,7 +74,7 @@ def _has_long_number(text: str) -> bool:
 
 
 def is_out_of_range(text: str, value: float) -> bool:
-    """Return whether a number became infinite, or 0, as a float, and is written as another."""
+    """Return True if `value` is infinite or 0, although the number in `text` is not."""
     if value == 0:
         return bool(text.lower().partition("e")[0].strip("+-0. "))
     return value in (_INFINITY, -_INFINITY) and "n" not in text.lower()
@@ -80,8 +84,8 @@ def read_json(data: bytes) -> Any:
     """The value of a text of JSON, as `json.loads` gives it.
 
     Raises:
-        MediaError: it is none, or says what standard JSON cannot: NaN, Infinity, half a character;
-            or it has a number that float64 does not have.
+        MediaError: the text is not JSON; has NaN, Infinity or a lone surrogate, which standard JSON
+            lacks; or has a number outside the range of float64.
     """
     try:
         value = json.loads(data, parse_constant=_refuse, parse_float=float_of)

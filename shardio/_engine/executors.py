@@ -144,7 +144,7 @@ class Threads(Hands):
             line.finish(job, value, now_ns() - start_ns)
 
     def _go_on(self, job: Job) -> None:
-        """Have a generator give results, as long as there is room for them."""
+        """Advance a generator until it ends or the line has no room for more results."""
         start_ns = now_ns()
         if job.results is None:
             job.results = iter(job.stage.call.function(job.item))
@@ -180,13 +180,13 @@ class Coroutines(Hands):
         threading.Thread(target=self._run, name="shardio event loop", daemon=True).start()
 
     def rouse(self) -> None:
-        """Have the event loop look for jobs, if there is one."""
+        """Wake the event loop if a stage has a job."""
         if not self._is_rousing and any(stage.has_work for stage in self._stages):
             self._is_rousing = True
             self._loop.call_soon_threadsafe(self._begin)
 
     def close(self) -> None:
-        """Have all coroutines cancelled."""
+        """Stop the event loop, which cancels all coroutines."""
         try:
             self._loop.call_soon_threadsafe(self._loop.stop)
         except RuntimeError:  # it is closed already
@@ -254,7 +254,7 @@ class Coroutines(Hands):
         self._begin()
 
     async def _go_on(self, job: Job, results: Any) -> None:
-        """Have an async generator give results, waiting for room."""
+        """Advance an async generator to its end, waiting while the line has no room."""
         start_ns = now_ns()
         async for value in results:
             if not self._line.give(job, (value,), now_ns() - start_ns):
@@ -284,7 +284,7 @@ class Processes(Hands):
         self._asked: Future[list[str]] | None = None
 
     def rouse(self) -> None:
-        """Have the thread look for jobs, if there is one."""
+        """Wake the driving thread, or start it, if the stage has a job."""
         if self._is_rousing or not self._stage.has_work:
             return
         self._is_rousing = True
@@ -296,13 +296,13 @@ class Processes(Hands):
             threading.Thread(target=self._work, name=name, daemon=True).start()
 
     def close(self) -> None:
-        """Have the processes ended."""
+        """Wake the driving thread, which ends the processes once the line is closed."""
         with self._line.lock:
             if self._flow is not None:
                 self._flow.nudge()
 
     def tell(self) -> list[str]:
-        """What each worker is doing; the thread is asked, and has little time to say so."""
+        """Return lines on what each worker is doing; [] if the thread does not answer in time."""
         asked: Future[list[str]] = Future()
         with self._line.lock:
             if self._flow is None:
@@ -454,7 +454,7 @@ def _in_one(call: UserCall, name: str) -> Callable[[Any], Any]:
 
 
 def _in_portions(call: UserCall, name: str) -> Callable[[Any], Any]:
-    """The same, but for a generator its `Portions`."""
+    """Return a function that gives the result of a call; for a generator, its `Portions`."""
     return partial(_portions_of if call.yields_many else _one_of, call.function, name)
 
 

@@ -32,7 +32,7 @@ def pack_error(error: BaseException) -> bytes:
 
 
 def _pack(error: BaseException, cause: BaseException | None) -> bytes | None:
-    """Both, pickled; None where main could not make exceptions of it again."""
+    """Pickle an error and its cause; None if they cannot be unpickled as exceptions."""
     try:
         packed: bytes = cloudpickle.dumps((error, cause))
         found, found_cause = pickle.loads(packed)
@@ -43,7 +43,7 @@ def _pack(error: BaseException, cause: BaseException | None) -> bytes | None:
 
 
 def _described(error: BaseException) -> str:
-    """What an exception says, and what it is unless it is ours anyway."""
+    """Return an exception's message, with its type unless it is a TransformError."""
     if isinstance(error, TransformError):
         return str(error)
     return "".join(traceback.format_exception_only(type(error), error)).strip()

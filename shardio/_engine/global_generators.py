@@ -20,8 +20,8 @@ from typing import Any, Final
 import numpy as np
 
 States = tuple[Any, Any, Any]
-"""The states of the three generators; of torch's, where torch is not imported, the seed that it
-will get, or None."""
+"""States of Python's, NumPy's and torch's generators. If torch is not imported, the third is the
+seed set for its import, or None."""
 
 
 def seed_generators(key: int) -> None:
@@ -79,9 +79,9 @@ def _seed_torch(seed: int) -> None:
 
 
 class _TorchImport:
-    """A finder on `sys.meta_path` that has torch's generator seeded once torch is imported.
+    """A finder on `sys.meta_path` that seeds torch's generator once torch is imported.
 
-    It is there only while it has a `seed`.
+    Installed only while `seed` is set.
     """
 
     seed: int | None = None
@@ -122,7 +122,7 @@ class _TorchImport:
 
 
 class _SeedingLoader(Loader):
-    """The loader of torch, and behind it the seeding; the module shows the loader alone."""
+    """A wrapper around torch's loader that seeds the generator afterwards and leaves no trace."""
 
     def __init__(self, loader: Any) -> None:
         self._loader = loader

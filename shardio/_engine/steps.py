@@ -40,7 +40,7 @@ class Piped(NamedTuple):
 
     @property
     def most_under_way(self) -> int:
-        """The jobs that are given out at a time: for processes more, so that none waits for one."""
+        """The maximum number of jobs in flight: more for processes, so that no worker idles."""
         if self.executor == "process":
             return DEPTH * self.concurrency + 2
         return self.concurrency

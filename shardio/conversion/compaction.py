@@ -1,8 +1,8 @@
-"""Neighbouring small shards of a conversion of items are put together before it is published.
+"""Merge neighbouring small shards of a conversion of items before it is published.
 
 How many bytes an item gives is not known before it is converted, so units of items are cut by
 number, small enough for all workers to be busy. The shards that they become are cut by bytes here,
-in the order of the plan: neither the number of workers nor which unit is done first has a part.
+in the order of the plan: the number of workers, and which unit ends first, change nothing.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from shardio.reader import ShardReader
 from shardio.writer import ShardSummary, ShardWriter
 
 MIN_SHARD_BYTES: Final = 8 << 20
-"""Bytes of a shard, at least: its own tables and padding take some 50 kB."""
+"""Minimum bytes of a merged shard, whose tables and padding take some 50 kB."""
 FOLDER: Final = "compacted"
 """The name of the folder that the new shards lie in."""
 
 Placed = tuple[str, ShardSummary]
-"""Where a finished shard lies below the folder of the job, and what it is by its final name."""
+"""The path of a finished shard below the job's folder, and its summary by its final name."""
 
 
 def is_small(shard: ShardSummary, shard_bytes: int) -> bool:
@@ -32,7 +32,7 @@ def is_small(shard: ShardSummary, shard_bytes: int) -> bool:
 
 
 def _least_bytes(shard_bytes: int) -> int:
-    """Return how many bytes end a group: two shards of fewer are not more than `shard_bytes`."""
+    """Return the size that completes a group; two smaller shards fit into `shard_bytes`."""
     return min(MIN_SHARD_BYTES, shard_bytes // 2)
 
 

@@ -153,7 +153,7 @@ def infer_of(make: MakesSamples, inputs: Sequence[Input], names: tuple[str, ...]
         sample = named(found, names)
         try:
             return _inferred(sample)
-        except SchemaError as error:  # of this item alone: those behind it may have other values
+        except SchemaError as error:  # this item only: later items may be storable
             error.add_note(f"while making samples of {one.name}")
             first_error = first_error or error
     if isinstance(first_error, SchemaError):

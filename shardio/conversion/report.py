@@ -84,11 +84,11 @@ class ConversionReport:
 
     `n_samples` and `n_bytes` (of shards) are what it has made, `n_samples_before` what the dataset
     had that was appended to. `inputs` are all files of the source in order of their names (none for
-    samples from an iterable), `generation` the one that has the samples (0: no input gave one, and
-    nothing was published), `stopped` says that the
-    conversion ended at a broken input. `stats_dropped`: the dataset had statistics that are true of
-    its earlier samples alone, which the new generation does not have. `view` is what the samples of
-    a loader are unless it is asked for others. `dataset` is a URL if it is in an object store.
+    samples from an iterable), `generation` the number of the one with the samples (0: no input gave
+    a sample, and nothing was published), `stopped` says that the conversion ended at a broken
+    input. `stats_dropped`: the dataset had statistics that are true of its earlier samples alone,
+    which the new generation does not have. `view` is what the samples of a loader are unless it is
+    asked for others. `dataset` is a URL if it is in an object store.
     """
 
     dataset: Path | str

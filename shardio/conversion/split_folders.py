@@ -20,11 +20,11 @@ _PARTS: Final = {
     **dict.fromkeys(("eval", "evaluation"), "eval"),
     **dict.fromkeys(("holdout", "heldout"), "holdout"),
 }
-"""What the parts of a split are called, and which part each of these names means."""
+"""Folder names for the parts of a split, and the part that each means."""
 _BESIDE: Final = frozenset(
     "audio clean clips data files images img imgs other set split videos".split()
 )
-"""Words that stand beside such a name in a folder's, as in train_images and dev-clean."""
+"""Words allowed beside the part in a folder's name, as in train_images and dev-clean."""
 _WORD: Final = re.compile(r"[^\W\d_]+")
 _MAX_NAMED: Final = 4
 
@@ -33,8 +33,8 @@ _MAX_NAMED: Final = 4
 class SplitFolders:
     """The folders that are named like the parts of a split.
 
-    They lie in `parents`, paths below the source, as many folders deep each; `classes` has the
-    folders that lie in those of each name, by paths below them.
+    `parents` are the folders that hold them, all at one depth, as paths below the source.
+    `classes` maps the name of each to the paths of the folders inside it.
     """
 
     parents: tuple[str, ...]
@@ -83,7 +83,7 @@ def find_split(folders: Iterable[str]) -> SplitFolders | None:
 
 
 def _part_of(name: str) -> str:
-    """Return which part of a split the name of a folder says; "" where it says none."""
+    """Return the part of a split that a folder's name means; "" if none."""
     words = _WORD.findall(name.casefold())
     found = [_PARTS[word] for word in words if word in _PARTS]
     is_one = len(found) == 1 and all(word in _PARTS or word in _BESIDE for word in words)
@@ -125,7 +125,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _command(found: SplitFolders, name: str, source: str, out: str) -> str:
-    """Return the command that converts one part, of a pattern with what it says of files."""
+    """Return the command that converts one part; the source's pattern of files is kept."""
     pattern = pattern_of(source)
     above = found.parents[0].split("/") if len(found.parents) == 1 else ["*"] * found.depth
     before, rest = pattern.parts[: found.depth + 1], pattern.parts[found.depth + 1 :]

@@ -16,7 +16,7 @@ from shardio.errors import SchemaError
 PLAIN_TYPES: Final = frozenset((np.ndarray, str, bytes, bool, int, float, dict, type(None)))
 """Types that most values have: neither masked arrays nor tensors."""
 _BFLOAT16_BITS: Final = np.dtype("<u2", metadata={"bits of": "bfloat16"})
-"""The dtype of arrays made of bfloat16 tensors: uint16, and told from others by its metadata."""
+"""The dtype of arrays made from bfloat16 tensors: uint16 with metadata that marks it."""
 
 
 def is_of(value: object, package: str, name: str) -> bool:
@@ -40,7 +40,7 @@ def shown_dtype(dtype: np.dtype[Any]) -> str:
 def tensor_to_array(name: str, tensor: Any) -> npt.NDArray[Any]:
     """Return a CPU tensor of torch, with or without a gradient, as an array over its memory.
 
-    An array of a bfloat16 tensor has its bits, as uint16, of a dtype that `is_bfloat16_bits` tells.
+    A bfloat16 tensor becomes a uint16 array of its bits, recognized by `is_bfloat16_bits`.
 
     Raises:
         SchemaError: the tensor is on another device, sparse, or of a dtype that NumPy lacks. The

@@ -171,7 +171,7 @@ class VideoFile(Closing):
             if frame.pts is None and counted is None:
                 counted = self._counted_times(interval) if self._has_times() else []
             time = counted[n] if counted else frame.pts
-            if time is None:  # as of all frames then
+            if time is None:  # no frame of the stream has a time
                 time = nearest_tick(following)
                 following += exact_duration(frame.duration, interval)
             yield time, frame

@@ -57,7 +57,7 @@ class DatasetFiles(ABC):
     ) -> None:
         self._groups, self.n_shards = groups, len(groups[0].shards)
         self.access: Access = access
-        """How files are read: "mmap" or "pread"."""
+        """The access method of its files: "mmap" or "pread"."""
         n_files = len(groups) * self.n_shards
         self._numbers = range(self.n_shards)
         self._first_files = {g.name: k * self.n_shards for k, g in enumerate(groups) if g.name}
@@ -84,7 +84,7 @@ class DatasetFiles(ABC):
         return self.opened.reader(first + self._numbers[shard])
 
     def known(self, shard: int, name: str | None = None) -> ShardReader | None:
-        """Return the same reader if it is open."""
+        """Return the reader of a shard if it is open, else None."""
         first = 0 if name is None else self._first_files.get(name, 0)
         return self.opened.known(first + self._numbers[shard])
 
@@ -263,7 +263,7 @@ class ShardFiles(DatasetFiles):
         path: str,
     ) -> None:
         self.most_held = place.most_held(np.concatenate([group.sizes for group in groups]))
-        """How many files the place keeps at a time; None for any number."""
+        """The maximum number of files that the place keeps at a time; None if unlimited."""
         super().__init__(groups, most_held=self.most_held, access=access, path=path)
         self._place, self._n_samples, self._verify = place, n_samples, verify
 
@@ -316,14 +316,14 @@ class ShardFiles(DatasetFiles):
         summary = group.shards[shard]
         path = hold(summary)
         content = self._place.content(summary, path)
-        if content is not None:  # which was not held
+        if content is not None:  # read without being held: nothing to release
             return self._open_expected(path, summary, group.schema, content)
         try:
             reader = self._open_expected(path, summary, group.schema)
         except BaseException:
             self._place.release(summary)
             raise
-        # When the last view that reads the file is gone: also the user's.
+        # Release the file when its last view is gone, the user's included.
         held = weakref.finalize(reader.content, self._place.release, summary)
         held.atexit = False
         return reader

@@ -2,7 +2,7 @@
 
 Every file below SRC is looked at and accounted for. The name of the folder that holds a file is its
 class. Exit code 1 means that some files are broken, or have changed since they were converted; they
-are listed, and all others are converted. It also means that no file gave a sample.
+are listed, and all others are converted. The code is also 1 if no file gave a sample.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ _MAX_DEPTH: Final = 256  # what a field of JSON holds
 _MAX_SHOWN: Final = 40
 _KINDS: Final = {"b": BOOL, "i": INT, "u": INT, "f": FLOAT}
 _ODD: Final = frozenset((float("inf"), float("-inf"), 0.0))
-"""What numbers become that float64 does not have."""
+"""Values that numbers outside the range of float64 are rounded to."""
 
 Field = Array | Json | Text
 Column = Sequence[Any]
@@ -62,7 +62,7 @@ def _of_cells(field: Field, cells: Column) -> Iterable[Any]:
     if kind == FLOAT and not _ODD.isdisjoint(values):
         for cell, value in zip(cells, values, strict=True):
             if value in _ODD:
-                float_of(cell)
+                float_of(cell)  # raises OutOfRange, unless the cell is 0 or infinity itself
     return _of_values(field, values)
 
 
