@@ -32,12 +32,38 @@ class Wanted(NamedTuple):
     summary: ShardSummary
 
 
+class _Coming:
+    """A file that is being downloaded, or here and kept until the loop comes to it."""
+
+    def __init__(self, file: Wanted) -> None:
+        self.file = file
+        self._mutex = threading.Lock()
+        self._is_kept = self._is_reached = False
+
+    def keep(self) -> None:
+        """Keep the file, which is here and held now, unless the loop has come to it already."""
+        with self._mutex:
+            self._is_kept = not self._is_reached
+        if not self._is_kept:
+            self.file.bucket.release(self.file.summary)
+
+    def release(self) -> None:
+        """Keep it no longer, from the cache's view used a moment ago. Idempotent."""
+        with self._mutex:
+            was_kept, self._is_kept, self._is_reached = self._is_kept, False, True
+        if was_kept:
+            self.file.bucket.release(self.file.summary)
+
+
 class _Cancelled(Exception):
     """The pass is over: what is being downloaded stays as far as it came."""
 
 
 class Ahead:
     """Owns the threads that download for one pass, until `close`.
+
+    What was downloaded is kept in the cache until the loop comes to it, or all has been: otherwise
+    the next download could remove it, which of all files there was used least recently.
 
     Args:
         wanted: files in the order in which they are needed; asked for as it goes on, in a thread.
@@ -56,8 +82,8 @@ class Ahead:
         self._wanted, self._reached, self._most_bytes = wanted, reached, most_bytes
         self._here = here
         self._mutex = threading.Lock()
-        self._coming: deque[tuple[int, int]] = deque()
-        """The step and the bytes of what was begun, in order."""
+        self._coming: deque[_Coming] = deque()
+        """What was begun, in order, but for what the loop has come to."""
         self._is_over = False
         self._threads = [
             threading.Thread(target=self._run, name="shardio-ahead", daemon=True)
@@ -79,25 +105,34 @@ class Ahead:
                 thread.join(max(0, end_s - time.monotonic()))
 
     def _run(self) -> None:
-        with contextlib.suppress(_Cancelled):
-            while (file := self._next()) is not None:
+        kept = []
+        try:
+            while (coming := self._next()) is not None:
                 with contextlib.suppress(ShardioError, OSError):
-                    file.bucket.bring(file.summary, self._check)
-                    self._here.add(file.bucket.path_of(file.summary))
+                    bucket, summary = coming.file.bucket, coming.file.summary
+                    bucket.keep(summary, self._check)
+                    kept.append(coming)
+                    coming.keep()
+                    self._here.add(bucket.path_of(summary))
+        except _Cancelled:
+            pass
+        finally:
+            for coming in kept:
+                coming.release()
 
-    def _next(self) -> Wanted | None:
+    def _next(self) -> _Coming | None:
         """The next file, once there is room for it; None at the end."""
         with self._mutex:
             file = next(self._wanted, None)
             while file is not None:
                 self._check()
                 step = self._reached()
-                while self._coming and step is not None and self._coming[0][0] <= step:
-                    self._coming.popleft()
-                n_ahead = sum(n_bytes for _, n_bytes in self._coming)
+                while self._coming and step is not None and self._coming[0].file.step <= step:
+                    self._coming.popleft().release()
+                n_ahead = sum(coming.file.summary.n_bytes for coming in self._coming)
                 if not self._coming or n_ahead + file.summary.n_bytes <= self._most_bytes:
-                    self._coming.append((file.step, file.summary.n_bytes))
-                    return file
+                    self._coming.append(_Coming(file))
+                    return self._coming[-1]
                 time.sleep(_POLL_S)
             return None
 

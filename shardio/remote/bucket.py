@@ -101,8 +101,12 @@ class Bucket:
 
     def bring(self, summary: ShardSummary, check: Callable[[], None] = never_ends) -> None:
         """Have a file here for whoever holds it next; `check` as in `ShardCache.hold`."""
-        self._cache.hold(summary, check)
+        self.keep(summary, check)
         self._cache.release(summary)
+
+    def keep(self, summary: ShardSummary, check: Callable[[], None] = never_ends) -> None:
+        """Bring a file, and keep it until `release`; `check` as in `ShardCache.hold`."""
+        self._cache.hold(summary, check)
 
     def content(self, summary: ShardSummary, path: str) -> PreadFile | None:
         """What reads a file by the path that it was held by, if it is not here; else None."""

@@ -228,10 +228,25 @@ def test_what_was_used_least_recently_makes_room_and_what_is_in_use_never_does(
         with _cache(store, url, tmp_path, most) as cache:
             for k in (1, 2, 1, 3):  # 2 is older than 1 when 3 comes
                 path = cache.hold(shards[k])
-                os.utime(f"{path}.ok", (k, k) if k == 2 else None)
                 cache.release(shards[k])
+                os.utime(f"{path}.ok", (k, k) if k == 2 else None)
             assert _names(tmp_path) == [shards[k].name.split(".")[0] for k in (0, 1, 3)]
             assert sum(p.stat().st_size for p in tmp_path.rglob("*.shard")) <= most
+
+
+def test_a_shard_counts_as_used_until_it_is_released(
+    store: Scene, url: str, tmp_path: Path, shards: tuple[ShardSummary, ...]
+) -> None:
+    with _cache(store, url, tmp_path, sum(shard.n_bytes for shard in shards[:2])) as cache:
+        path = cache.hold(shards[0])
+        os.utime(f"{path}.ok", (1, 1))  # held for long
+        cache.hold(shards[1])
+        cache.release(shards[0])
+        assert os.stat(f"{path}.ok").st_mtime > 2
+        cache.release(shards[1])
+        os.utime(f"{cache.path_of(shards[1])}.ok", (2, 2))
+        cache.hold(shards[2])
+        assert _names(tmp_path) == [shards[k].name.split(".")[0] for k in (0, 2)]
 
 
 def test_where_all_is_in_use_more_lies_there_than_was_asked_for_and_a_warning_says_so(

@@ -15,6 +15,7 @@ import shardio
 from shardio import Array, Image, Schema, ShardLoader
 from shardio.errors import InvalidArgument, StoreDenied, StoreUnavailable
 from shardio.media import encode_jpeg
+from shardio.remote.ahead import N_THREADS
 from tests.loading import TWO_FIELDS, two_fields, write_dataset
 from tests.remote.scene import Fault, Scene
 
@@ -189,14 +190,15 @@ def test_shards_come_ahead_in_the_order_in_which_they_are_needed(
     store: Scene, url: str, tmp_path: Path
 ) -> None:
     with _loader(store, url, tmp_path, num_workers=0) as loader:
-        batches = iter(loader)
-        assert np.array_equal(next(batches)["label"], np.arange(16))
         hold = Fault("hold", r"000011-000\.shard")
         store.proxy.faults = [hold]
+        batches = iter(loader)
+        assert np.array_equal(next(batches)["label"], np.arange(16))
         assert hold.met.wait(60)  # nobody asks for a further batch
         come = {path.name.split(".")[0] for path in tmp_path.rglob("*.shard")}
         hold.go_on.set()
-        assert {f"{k:06d}-000" for k in range(8)} <= come
+        late = {f"{k:06d}-000" for k in range(11)} - come
+        assert len(late) < N_THREADS  # the other threads may still be at one each
 
 
 def test_a_full_shuffle_of_more_than_the_cache_holds_is_refused_and_blocks_warned_of(
