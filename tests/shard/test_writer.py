@@ -373,7 +373,7 @@ except OSError as error:
 
 @pytest.mark.parametrize("limit", [4096, 100_000, 270_000, 400_000, 900_000])
 def test_a_full_disk_is_reported_and_leaves_nothing(tmp_path: Path, limit: int) -> None:
-    root = str(Path(__file__).resolve().parent.parent)
+    root = str(Path(__file__).resolve().parents[2])
     command = [sys.executable, "-c", _FILL_THE_DISK.format(root=root)]
     done = subprocess.run(
         [*command, str(tmp_path / "a.shard"), str(limit)],

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-GUIDES = Path(__file__).resolve().parents[1] / "docs" / "how-to"
+GUIDES = Path(__file__).resolve().parents[2] / "docs" / "how-to"
 
 # A page, what its readers call today, and the arguments of that in the version that was looked at.
 CALLS = {

@@ -21,7 +21,7 @@ import shardio
 from shardio import Array, Schema, Video
 from shardio_tools import sample_clips
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 TRAIN_CLIPS = ROOT / "docs" / "examples" / "train_clips.py"
 LINE = re.compile(
     r"epoch (\d+)  loss (\S+)  accuracy (\S+)%  (\S+) samples/s  waiting for data (\S+)%  \("

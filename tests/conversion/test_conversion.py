@@ -378,7 +378,7 @@ def test_units_cover_the_inputs_in_order_and_end_as_soon_as_they_are_full(sizes:
 def test_our_own_converter_is_found_in_a_checkout_that_is_not_installed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    converters = Path(__file__).resolve().parents[1] / "converters"
+    converters = Path(__file__).resolve().parents[2] / "converters"
     monkeypatch.setattr(sys, "path", [p for p in sys.path if Path(p).resolve() != converters])
     for name in [name for name in sys.modules if name.startswith("shardio_converters")]:
         monkeypatch.delitem(sys.modules, name)

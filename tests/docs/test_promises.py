@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 HEADER = "| promise | test |"
 PAGES = [
     page for page in sorted((ROOT / "docs").rglob("*.md")) if HEADER in page.read_text("utf-8")

@@ -25,7 +25,7 @@ from shardio import errors
 from shardio_tools import cli, sample_clips
 from tests.warm import command_line, serving
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 LANGUAGES = {"python": ["python", "-"], "sh": ["bash", "-euo", "pipefail", "-s"]}
 MAKES_DATASET = "shardio convert videos/ out/\n"

@@ -16,7 +16,7 @@ from shardio.conversion.source import make_source
 from shardio.errors import EnvironmentUnsuitable
 
 PACKAGES = {**sources._EXTRAS}
-PROJECT = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
+PROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
 
 
 @dataclass(frozen=True)

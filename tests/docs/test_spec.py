@@ -25,7 +25,7 @@ from shardio.views import RowRuns
 from shardio.writer import ShardWriter
 from tests.golden.second_reader import SecondReader
 
-PAGE_TEXT = (Path(__file__).parent.parent / "docs" / "reference" / "format.md").read_text()
+PAGE_TEXT = (Path(__file__).parents[2] / "docs" / "reference" / "format.md").read_text()
 
 
 def table(first_header: str, nth: int = 0) -> list[list[str]]:

@@ -25,7 +25,7 @@ from tests.media_made import scene, write_video
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
 """Options of a loader, drawn at random together: workers and resumes change nothing in a batch.
 
-`python -m tests.test_any_options SECONDS SEED` goes on for longer than what the suite runs.
+`python -m tests.loader.test_any_options SECONDS SEED` goes on for longer than what the suite runs.
 """
 
 from __future__ import annotations

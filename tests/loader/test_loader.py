@@ -624,7 +624,7 @@ def test_in_the_fast_lane_batches_on_another_device_are_the_same_tensors(
 
 
 def test_the_reference_lists_every_option_with_its_default() -> None:
-    page = (Path(__file__).parents[1] / "docs" / "reference" / "loader.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "loader.md").read_text()
     rows = re.findall(r"(?m)^\| `(\w+)` \|([^|]*)\|", page.partition("## The loader")[0])
     parameters = inspect.signature(ShardLoader).parameters
     assert [name for name, _ in rows] == list(parameters)
