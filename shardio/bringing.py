@@ -9,12 +9,12 @@ from typing import Any, Final
 
 import numpy as np
 
+from shardio._base.stack_level import level_of_caller
 from shardio._engine.cpus import usable_cpus
 from shardio._engine.iteration import Iteration
 from shardio._engine.itinerary import Itinerary
 from shardio._engine.recipe import Plan, Recipe
 from shardio.access.filesystems import Access
-from shardio.callers import level_of_caller
 from shardio.choice import Choice
 from shardio.dataset import Dataset
 from shardio.errors import InvalidArgument

@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, Self, TypeVar, get_args
 
-from shardio.callers import level_of_caller
-from shardio.closing import Closing
+from shardio._base.closing import Closing
+from shardio._base.stack_level import level_of_caller
 from shardio.cluster_job import do_job
 from shardio.errors import EnvironmentUnsuitable, InvalidArgument, WorkerDied
 from shardio.ray_connection import connect, first_line, ray_module

@@ -12,11 +12,11 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from shardio._base.closing import Closing
+from shardio._base.file_names import check_encodable
 from shardio.access.filesystems import Access
 from shardio.choice import check_takes_one
-from shardio.closing import Closing
 from shardio.errors import DatasetCorrupt, InvalidArgument, MemoryShort
-from shardio.file_names import check_encodable
 from shardio.format.schema import Schema
 from shardio.gather import ColumnGather
 from shardio.manifest import Generation, load, load_generation

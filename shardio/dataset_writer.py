@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from shardio.closing import Publishing
+from shardio._base.closing import Publishing
 from shardio.disk import make_folder, remove_folder, unlink
 from shardio.errors import DatasetConflict, InvalidArgument, LoaderClosed
 from shardio.format.schema import Schema

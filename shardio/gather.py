@@ -16,6 +16,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from shardio._base.phase_timers import CHECK, SPENT, now_ns
 from shardio.access.pread import PreadFile
 from shardio.column_range import ColumnPlace
 from shardio.errors import EnvironmentUnsuitable, ShardChanged
@@ -26,7 +27,6 @@ from shardio.format.layout import Section
 from shardio.reader import ShardReader
 from shardio.rows import FileRows, MappedRows, PooledRows, read_hashes
 from shardio.shards.opened import OpenFiles
-from shardio.spent import CHECK, SPENT, now_ns
 from shardio.units import Rows
 
 _NOT_YET: Final = -1

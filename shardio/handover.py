@@ -8,17 +8,17 @@ from typing import Any, Final, Self
 import numpy as np
 import numpy.typing as npt
 
+from shardio._base.phase_timers import now_ns
+from shardio._base.stack_level import level_of_caller
 from shardio._engine.engine import Engine
 from shardio._engine.iteration import Delivered, Iteration
 from shardio._engine.linux import Finalizer
 from shardio._engine.tally import Moment
 from shardio.batch import Batch, Skipped
-from shardio.callers import level_of_caller
 from shardio.collate import BlockLayout
 from shardio.dataset import Dataset
 from shardio.makers import Maker
 from shardio.shards.places import Paths
-from shardio.spent import now_ns
 
 _EVERY_BLOCK: Final = -1
 """In the place of a block's number: tensors that the batches of all blocks are copied to."""

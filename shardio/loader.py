@@ -6,6 +6,8 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TextIO
 
+from shardio._base.closing import Closing
+from shardio._base.statistics import LoaderStats
 from shardio._engine.engine import Engine
 from shardio._engine.linux import Finalizer
 from shardio._engine.recipe import Dct, Recipe
@@ -16,13 +18,11 @@ from shardio.batch import Batch
 from shardio.bringing import Bringing, remote_of
 from shardio.choice import Choice, Sampler, Shuffle
 from shardio.clips import Clip
-from shardio.closing import Closing
 from shardio.dataset import Dataset
 from shardio.division import Tail
 from shardio.epochs import Epochs
 from shardio.errors import InvalidArgument
 from shardio.handover import Handover, Pass, RecordedPass
-from shardio.loading_stats import LoaderStats
 from shardio.makers import Output, maker_for
 from shardio.mixture import Mixture
 from shardio.network.address import is_address

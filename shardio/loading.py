@@ -8,15 +8,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Any, Self
 
+from shardio._base.closing import Closing
+from shardio._base.statistics import ItemStats, SkippedItem
 from shardio._engine.alone import Alone
 from shardio._engine.failures import add_note
 from shardio._engine.flow import Flow
 from shardio._engine.here import Here
 from shardio._engine.lenience import shortened
 from shardio._engine.linux import Finalizer
-from shardio.closing import Closing
 from shardio.errors import InvalidArgument, LoaderClosed, TransformError
-from shardio.item_stats import ItemStats, SkippedItem
 from shardio.option_checks import refuse_path
 
 

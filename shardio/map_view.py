@@ -15,8 +15,8 @@ from typing import Any, Final
 
 import numpy as np
 
+from shardio._base.closing import Closing
 from shardio._engine.cargo import pickled
-from shardio.closing import Closing
 from shardio.dataset import Dataset
 from shardio.errors import InvalidArgument, LoaderClosed
 from shardio.loader import ShardLoader

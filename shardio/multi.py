@@ -9,15 +9,15 @@ import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple, get_args
 
+from shardio._base.closing import Closing
+from shardio._base.statistics import SkippedItem
 from shardio._engine.gathering import Gathering
 from shardio._engine.inbox import check_prefix
 from shardio._engine.lenience import Lenience, shortened
 from shardio._engine.mail import zeromq
 from shardio._engine.outbox import WorkerInfo, worker_info
 from shardio._engine.start import Start
-from shardio.closing import Closing
 from shardio.errors import InvalidArgument
-from shardio.item_stats import SkippedItem
 from shardio.network.address import parse_all
 from shardio.network.samples import FarSamples
 from shardio.option_checks import OnError, count, most_skips, one_of, refuse_path, seconds

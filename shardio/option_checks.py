@@ -9,7 +9,7 @@ from typing import Any, Final, Literal, get_args
 
 import numpy as np
 
-from shardio.callers import level_of_caller
+from shardio._base.stack_level import level_of_caller
 from shardio.collation import Collation
 from shardio.errors import InvalidArgument
 from shardio.format.schema import Schema

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, TypedDict, get_args
 
+from shardio._base.signatures import takes_rng
 from shardio._engine.cpus import usable_cpus
 from shardio._engine.memory import default_budget
 from shardio._engine.recipe import Dct, Recipe
@@ -37,7 +38,6 @@ from shardio.option_checks import (
 )
 from shardio.packing import Pack, Packing
 from shardio.pictures import decoded, picture_fields
-from shardio.signatures import takes_rng
 from shardio.sounds import Sound
 from shardio.units import VERIFY, Verify
 

@@ -6,15 +6,15 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final, Self
 
+from shardio._base.closing import Closing
+from shardio._base.statistics import PipelineStats
 from shardio._engine.lenience import shortened
 from shardio._engine.line import Line
 from shardio._engine.linux import Finalizer, interrupts_held
 from shardio._engine.stage import Origin
 from shardio._engine.steps import Piped, checked_where
 from shardio._engine.user_calls import user_call
-from shardio.closing import Closing
 from shardio.errors import InvalidArgument, LoaderClosed
-from shardio.line_stats import PipelineStats
 from shardio.option_checks import count, one_of
 
 ORDERS: Final = ("completion", "input")

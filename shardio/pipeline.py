@@ -11,13 +11,13 @@ from collections.abc import AsyncIterable, Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, Final, Literal
 
+from shardio._base.statistics import PipelineStats, StageStats
 from shardio._engine.executors import hire
 from shardio._engine.line import Line
 from shardio._engine.stage import Origin
 from shardio._engine.steps import Batched, Piped, Where
 from shardio._engine.user_calls import UserCall
 from shardio.errors import InvalidArgument
-from shardio.line_stats import PipelineStats, StageStats
 from shardio.option_checks import OnError, count, most_skips, one_of, seconds
 from shardio.passing import ORDERS, Passes, each_of, one_for_one, piped
 from shardio.sources import MapIterator, Position, Supply, behind

@@ -9,8 +9,8 @@ import weakref
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final, Self, TextIO
 
+from shardio._base.statistics import LoadingStats
 from shardio.batch import Batch
-from shardio.loading_stats import LoadingStats
 
 if TYPE_CHECKING:
     from collections.abc import Callable

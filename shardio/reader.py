@@ -15,14 +15,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from shardio._base.closing import Closing
+from shardio._base.file_names import check_encodable
 from shardio.access.columns import Column
 from shardio.access.content import Content
 from shardio.access.files import check_length
 from shardio.access.filesystems import Access
 from shardio.access.pread import PreadFile
-from shardio.closing import Closing
 from shardio.errors import InvalidArgument, LoaderClosed, ShardCorrupt
-from shardio.file_names import check_encodable
 from shardio.format.fields import Array
 from shardio.format.layout import PAGE, Kind, Section
 from shardio.opening import open_sections

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import IO, Any, Final
 
-from shardio.closing import Publishing
+from shardio._base.closing import Publishing
 from shardio.columns import ColumnWriter, ValidityWriter
 from shardio.disk import create, create_unnamed, sync, unlink
 from shardio.encoded import as_encoded

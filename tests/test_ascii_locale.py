@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import shardio
-from shardio.file_names import original_name, stored_name, utf8_name
+from shardio._base.file_names import original_name, stored_name, utf8_name
 from shardio.measuring import measure_stored
 from tests.ascii_locale import LATIN, Ran, run_commands, run_python
 from tests.media_made import scene, write_video

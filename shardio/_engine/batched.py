@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from shardio._base.phase_timers import SPENT, TRANSFORM, now_ns
 from shardio._engine.blocks import BlockMap
 from shardio._engine.heap import put_value, reserve
 from shardio._engine.itinerary import Stretch
@@ -29,7 +30,6 @@ from shardio.format.schema import Schema
 from shardio.inference import check_batch, infer_batch
 from shardio.order import OF_BATCHES, OF_COLLATION, SampleGenerators
 from shardio.shards.places import Paths
-from shardio.spent import SPENT, TRANSFORM, now_ns
 
 _CLAIMED: Final = pack_state(NO_FIELD, CLAIMED)
 _NAMED_SAMPLES: Final = 3

@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 from collections import deque
 
+from shardio._base.phase_timers import now_ns
 from shardio._engine.stage import Entry
-from shardio.spent import now_ns
 
 
 class Batches:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import threading
 
+from shardio._base.closing import Closing
 from shardio._engine.linux import files_explained
-from shardio.closing import Closing
 
 
 class Bell(Closing):

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from shardio._base.phase_timers import now_ns
 from shardio._engine.blocks import BlockMap
 from shardio._engine.channel import Channel
 from shardio._engine.failures import pack_failure
@@ -27,7 +28,6 @@ from shardio._engine.values import Packed, pack_value, write_value
 from shardio._engine.whereabouts import map_steps
 from shardio._engine.wire import DESCRIPTOR_BYTES
 from shardio.errors import MemoryShort
-from shardio.spent import now_ns
 
 CALL: Final = struct.Struct("<HHIQQQ")
 """What main asks for, 0, a block, a step, results to pass over, 0. An item follows a call."""

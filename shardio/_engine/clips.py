@@ -12,8 +12,9 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from shardio._base.closing import Closing
+from shardio._base.phase_timers import DECODE, SPENT, now_ns
 from shardio.clip_frames import frames_of
-from shardio.closing import Closing
 from shardio.cutting import Cut, Cuts, names_of_times
 from shardio.dataset import Dataset
 from shardio.errors import InvalidArgument, MediaError
@@ -21,7 +22,6 @@ from shardio.format.streams import EncodedStream
 from shardio.hearing import clip_seconds
 from shardio.media.clips import ClipDecoder
 from shardio.media.framing import Box, Place
-from shardio.spent import DECODE, SPENT, now_ns
 from shardio.timing import FrameTimes
 from shardio.units import Rows
 

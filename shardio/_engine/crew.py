@@ -12,6 +12,7 @@ import socket
 from collections.abc import Sequence
 from typing import Final
 
+from shardio._base.closing import Closing
 from shardio._engine.bell import Bell
 from shardio._engine.cargo import pack
 from shardio._engine.channel import (
@@ -27,7 +28,6 @@ from shardio._engine.overdue import ask_for_stacks
 from shardio._engine.start import EXECUTE, FORK, LOAD, Start, Target
 from shardio._engine.watch import Event, Failed, Message, Watch
 from shardio._engine.zygote import REQUEST, WARD
-from shardio.closing import Closing
 from shardio.errors import InvalidArgument, LoaderClosed, WorkerDied
 
 __all__ = ["Channel", "Crew", "Died", "Event", "Failed", "Message"]

@@ -17,6 +17,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from shardio._base.statistics import LoadingStats
 from shardio._engine.blocks import BlockPool
 from shardio._engine.inquiry import Inquiry
 from shardio._engine.iteration import Delivered, Iteration
@@ -37,7 +38,6 @@ from shardio._engine.traffic import Traffic
 from shardio.collate import BlockLayout
 from shardio.dataset import Dataset
 from shardio.errors import InvalidArgument, LoaderClosed, MemoryShort, SchemaError, TransformError
-from shardio.loading_stats import LoadingStats
 
 # Raised where the bookkeeping is whole, of a pass that could not begin.
 _TEAR_NOTHING: Final = (MemoryShort, TransformError, SchemaError, InvalidArgument, LoaderClosed)

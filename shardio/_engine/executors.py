@@ -9,6 +9,7 @@ from concurrent.futures import Executor, Future
 from functools import partial
 from typing import Any, Final
 
+from shardio._base.phase_timers import now_ns
 from shardio._engine.flow import Flow
 from shardio._engine.late import said
 from shardio._engine.lenience import Lenience
@@ -19,7 +20,6 @@ from shardio._engine.stage import Job, Stage
 from shardio._engine.steps import Piped
 from shardio._engine.user_calls import UserCall, checked
 from shardio.errors import EnvironmentUnsuitable, MemoryShort
-from shardio.spent import now_ns
 
 _PATIENCE_S: Final = 5.0
 """Workers have a second to say what they do, and the thread has to come to ask them."""

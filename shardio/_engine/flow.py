@@ -17,6 +17,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
+from shardio._base.closing import Closing
+from shardio._base.statistics import ItemStats
 from shardio._engine.blocks import Block
 from shardio._engine.calling import ANSWER, Outcome, Say, call_for_main, pack_call
 from shardio._engine.cargo import pickled
@@ -33,9 +35,7 @@ from shardio._engine.under_way import Call
 from shardio._engine.value_blocks import ValueBlocks
 from shardio._engine.whereabouts import Whereabouts
 from shardio._engine.wire import DESCRIPTOR_BYTES, QUICK_NS
-from shardio.closing import Closing
 from shardio.errors import BatchOverdue, EnvironmentUnsuitable, TransformError, WorkerDied
-from shardio.item_stats import ItemStats
 
 _MOST_DEATHS: Final = 2
 """An item of which so many workers have died is given up."""

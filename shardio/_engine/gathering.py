@@ -26,6 +26,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
+from shardio._base.closing import Closing
+from shardio._base.stack_level import level_of_caller
 from shardio._engine.arrivals import SKIPPED, Arrivals
 from shardio._engine.crew import Crew, Died, Failed
 from shardio._engine.failures import unpack_error
@@ -37,8 +39,6 @@ from shardio._engine.outbox import WANT, WORD, Word, send_all
 from shardio._engine.overdue import overdue, stack_files
 from shardio._engine.start import Start
 from shardio._engine.supply import Supply
-from shardio.callers import level_of_caller
-from shardio.closing import Closing
 from shardio.errors import LoaderClosed, TransformError, WorkerDied
 
 _PRELOAD: Final = ("zmq", send_all.__module__)

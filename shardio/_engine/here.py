@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from shardio._base.closing import Closing
+from shardio._base.phase_timers import now_ns
+from shardio._base.statistics import ItemStats
 from shardio._engine.failures import add_note, as_failure
 from shardio._engine.lenience import Lenience, shortened
-from shardio.closing import Closing
 from shardio.errors import BatchOverdue
-from shardio.item_stats import ItemStats
-from shardio.spent import now_ns
 
 
 class Here(Closing):

@@ -12,9 +12,9 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from shardio._base.closing import Closing
 from shardio._engine.linux import check_files, files_explained, interrupts_held
 from shardio._engine.mail import OWN_FILES, zeromq
-from shardio.closing import Closing
 from shardio.disk import remove_tree
 from shardio.errors import InvalidArgument
 

@@ -11,10 +11,10 @@ from typing import Final, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from shardio._base.cached_property import cached
 from shardio._engine.recipe import Plan
 from shardio.blend import BlendedOrder
 from shardio.bundles import BundledOrder, Bundling
-from shardio.cached import cached
 from shardio.collate import CLAIMED, NO_FIELD, pack_state
 from shardio.cutting import Cuts, draw_cuts
 from shardio.dataset import Dataset

@@ -14,8 +14,8 @@ import mmap
 import os
 from typing import Final
 
+from shardio._base.phase_timers import now_ns
 from shardio.errors import MemoryShort
-from shardio.spent import now_ns
 from shardio.storage import map_over
 
 LARGE_BYTES: Final = 2 << 20

@@ -9,11 +9,11 @@ from textwrap import indent
 from types import FrameType
 from typing import Final
 
+from shardio._base.phase_timers import now_ns
 from shardio._engine.lenience import shortened
 from shardio._engine.overdue import shortened as without_ours
 from shardio._engine.stage import Job
 from shardio.errors import BatchOverdue
-from shardio.spent import now_ns
 
 _NAMED: Final = 4
 """Jobs of which the stacks are shown: those that have taken longest."""

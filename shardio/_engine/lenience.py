@@ -5,9 +5,9 @@ from __future__ import annotations
 from reprlib import Repr
 from typing import Any, Final
 
+from shardio._base.statistics import SkippedItem
 from shardio._engine.failures import text_of
 from shardio.errors import EnvironmentUnsuitable, LoaderClosed, MemoryShort, TooManySkipped
-from shardio.item_stats import SkippedItem
 
 _NOT_OF_AN_ITEM: Final = (EnvironmentUnsuitable, LoaderClosed, MemoryShort)
 

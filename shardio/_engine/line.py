@@ -16,6 +16,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
+from shardio._base.closing import Closing
+from shardio._base.phase_timers import now_ns
+from shardio._base.statistics import PipelineStats
 from shardio._engine.batches import Batches, Results
 from shardio._engine.failures import add_note, as_failure
 from shardio._engine.late import late
@@ -24,10 +27,7 @@ from shardio._engine.linux import interrupts_held, this_process
 from shardio._engine.stage import Entry, Job, Origin, Stage
 from shardio._engine.steps import Batched, Piped, Positioned, Start
 from shardio._engine.user_calls import UserCall
-from shardio.closing import Closing
 from shardio.errors import BatchOverdue, LoaderClosed, TooManySkipped
-from shardio.line_stats import PipelineStats
-from shardio.spent import now_ns
 
 _S_PER_NS: Final = 1e-9
 SOURCE: Final = "source"

@@ -16,13 +16,13 @@ from contextlib import suppress
 from enum import IntEnum
 from typing import Any, Final, NamedTuple
 
+from shardio._base.closing import Closing
 from shardio._engine.channel import Channel
 from shardio._engine.failures import add_note, as_failure, pack_error, text_of
 from shardio._engine.linux import keep_freed_memory, this_process, yield_to_main
 from shardio._engine.mail import LEAST_IN_BLOCK_BYTES, Kind, Sheaf, pack_head, zeromq
 from shardio._engine.overdue import answer_with_stacks
 from shardio._engine.supply import Stock
-from shardio.closing import Closing
 from shardio.errors import EnvironmentUnsuitable, TransformError
 
 READY: Final = b"+"

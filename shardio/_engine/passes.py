@@ -12,13 +12,13 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from shardio._base.statistics import LoadingStats
 from shardio._engine.blocks import reserve_memory_file
 from shardio._engine.iteration import Iteration
 from shardio._engine.recipe import Plan
 from shardio._engine.schedule import Schedule
 from shardio._engine.tally import Filling, Tallies
 from shardio.collate import BlockLayout
-from shardio.loading_stats import LoadingStats
 
 N_SLOTS: Final = 4096
 """How many passes of one loader can be under way at the same time."""

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from shardio._base.phase_timers import DECODE, SPENT, now_ns
 from shardio.dataset import Dataset
 from shardio.errors import InvalidArgument, MediaError
 from shardio.media.image import MAX_PIXELS, decode_image
-from shardio.spent import DECODE, SPENT, now_ns
 from shardio.units import Rows
 
 Pixels = npt.NDArray[np.uint8]

@@ -11,9 +11,9 @@ import pickle
 from collections.abc import Iterator
 from typing import Any, Final
 
+from shardio._base.phase_timers import now_ns
 from shardio._engine.failures import pack_failure, unpack_failure
 from shardio._engine.pickles import pickle_apart
-from shardio.spent import now_ns
 
 _MOST: Final = 64
 _MOST_BYTES: Final = 64 << 10

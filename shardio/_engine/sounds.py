@@ -10,16 +10,16 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from shardio._base.closing import Closing
+from shardio._base.phase_timers import DECODE, SPENT, now_ns
 from shardio._engine.clips import VideoClips
 from shardio._engine.itinerary import Stretch
-from shardio.closing import Closing
 from shardio.dataset import Dataset
 from shardio.errors import InvalidArgument, MediaError
 from shardio.format.streams import EncodedStream
 from shardio.hearing import HeardField, Hearing, n_samples
 from shardio.media.sound import AudioDecoder
 from shardio.media.sound_times import begin_of, stream_rate
-from shardio.spent import DECODE, SPENT, now_ns
 from shardio.units import Rows
 
 Samples = npt.NDArray[Any]

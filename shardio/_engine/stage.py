@@ -10,10 +10,10 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
+from shardio._base.phase_timers import now_ns
+from shardio._base.statistics import StageStats
 from shardio._engine.schedule import ENDLESS, Schedule
 from shardio._engine.user_calls import UserCall
-from shardio.line_stats import StageStats
-from shardio.spent import now_ns
 
 _AHEAD: Final = 16
 """Results that a generator may give before its turn has come, where the order is that of input."""

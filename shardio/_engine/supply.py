@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
+from shardio._base.closing import Closing
 from shardio._engine.blocks import Block, BlockMap, Bytes
 from shardio._engine.memory import require
 from shardio._engine.value_blocks import ValueBlocks
 from shardio._engine.values import place, read_buffers, write_buffers
-from shardio.closing import Closing
 from shardio.errors import EnvironmentUnsuitable
 
 _FEW: Final = 4

@@ -15,10 +15,10 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from shardio._base.phase_timers import CHECK, DECODE, SPENT, TRANSFORM, now_ns
+from shardio._base.statistics import LoadingStats
 from shardio._engine.linux import memory_file, resize_memory_file
 from shardio.division import Division
-from shardio.loading_stats import LoadingStats
-from shardio.spent import CHECK, DECODE, SPENT, TRANSFORM, now_ns
 
 # Words of a line, and of the header. A line is as long as a cache line: writers do not meet.
 _LINE: Final = 8

@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any
 
+from shardio._base.closing import Closing
 from shardio._engine.blocks import BlockMap
 from shardio._engine.fill import Filler
 from shardio._engine.holdings import Died
@@ -31,7 +32,6 @@ from shardio._engine.watch import Event, Failed, Message
 from shardio._engine.wire import STACKS
 from shardio._engine.worker import Worker
 from shardio._engine.zygote import GRACE_S
-from shardio.closing import Closing
 from shardio.dataset import Dataset
 from shardio.errors import LoaderClosed
 

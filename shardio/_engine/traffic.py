@@ -11,6 +11,7 @@ import itertools
 import time
 from collections.abc import Callable, Iterator
 
+from shardio._base.phase_timers import now_ns
 from shardio._engine.answers import Answer, Loss
 from shardio._engine.blocks import BlockPool
 from shardio._engine.cautions import Caution
@@ -24,7 +25,6 @@ from shardio._engine.staff import Staff
 from shardio._engine.wire import Ask, Status, Task
 from shardio.dataset import Dataset
 from shardio.errors import InvalidArgument, MemoryShort, TransformError, WorkerDied
-from shardio.spent import now_ns
 
 # Plain numbers: members of an enum are slow to look up and to compare.
 _FILL, _FILLED, _QUICK = int(Ask.FILL), int(Status.FILLED), int(Status.QUICK)

@@ -10,6 +10,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from shardio._base.cached_property import cached
+from shardio._base.phase_timers import SPENT, TRANSFORM, now_ns
 from shardio._engine.blocks import BlockMap
 from shardio._engine.clips import VideoClips
 from shardio._engine.global_generators import seed_generators
@@ -20,13 +22,11 @@ from shardio._engine.pictures import Pictures
 from shardio._engine.recipe import Recipe
 from shardio._engine.returned import plain
 from shardio._engine.sounds import Sounds
-from shardio.cached import cached
 from shardio.collate import CLAIMED, EMPTY, FILLED, NO_FIELD, BlockLayout, pack_state
 from shardio.dataset import Dataset
 from shardio.errors import SchemaError, TransformError
 from shardio.inference import check_sample
 from shardio.order import SampleGenerators
-from shardio.spent import SPENT, TRANSFORM, now_ns
 
 _EMPTY: Final = pack_state(NO_FIELD, EMPTY)
 _CLAIMED: Final = pack_state(NO_FIELD, CLAIMED)

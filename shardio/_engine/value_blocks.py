@@ -7,9 +7,9 @@ from collections import deque
 from mmap import PAGESIZE
 from typing import Final
 
+from shardio._base.closing import Closing
+from shardio._base.stack_level import level_of_caller
 from shardio._engine.blocks import Block, BlockPool, Bytes
-from shardio.callers import level_of_caller
-from shardio.closing import Closing
 
 _FIRST_BYTES: Final = 1 << 18
 """Of a block, before it is known how large values are."""

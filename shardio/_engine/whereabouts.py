@@ -8,9 +8,9 @@ import os
 import numpy as np
 import numpy.typing as npt
 
+from shardio._base.closing import Closing
 from shardio._engine.linux import memory_file
 from shardio._engine.overdue import stack_files
-from shardio.closing import Closing
 
 Steps = npt.NDArray[np.uint64]
 

@@ -12,6 +12,8 @@ from collections.abc import Callable
 
 import numpy as np
 
+from shardio._base.closing import Closing
+from shardio._base.phase_timers import now_ns
 from shardio._engine.blocks import BlockMap
 from shardio._engine.careful import CarefulFiller, LeftOut
 from shardio._engine.channel import MAX_MESSAGE_BYTES, Channel
@@ -41,12 +43,10 @@ from shardio._engine.wire import (
     unpack_task,
     unpack_tasks,
 )
-from shardio.closing import Closing
 from shardio.collate import BlockLayout
 from shardio.dataset import Dataset, ShardDataset
 from shardio.errors import DatasetCorrupt
 from shardio.mixture import Mixture
-from shardio.spent import now_ns
 
 # Plain numbers: members of an enum are slow to look up and to compare.
 _LAST_OF_WORK, _FILLED, _CANCELLED = int(Ask.SCHEMA), int(Status.FILLED), int(Status.CANCELLED)

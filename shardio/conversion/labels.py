@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
+from shardio._base.file_names import check_encodable
 from shardio.conversion.plan import Listing
 from shardio.errors import InvalidArgument
-from shardio.file_names import check_encodable
 
 COLUMNS: Final = ("path", "label")
 _JSON_SUFFIXES: Final = (".json", ".jsonl", ".ndjson")

@@ -10,7 +10,7 @@ from fnmatch import translate
 from functools import lru_cache
 from typing import Final
 
-from shardio.file_names import utf8_name
+from shardio._base.file_names import utf8_name
 
 _SPECIAL: Final = re.compile(r"[*?\[]")
 ANY_FOLDERS: Final = "**"

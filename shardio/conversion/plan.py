@@ -12,10 +12,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from shardio._base.file_names import check_encodable, stored_name
 from shardio.conversion.patterns import Pattern, Reached, pattern_of
 from shardio.conversion.source import Input, Item
 from shardio.errors import InvalidArgument
-from shardio.file_names import check_encodable, stored_name
 from shardio.format.checksum import hash_bytes
 from shardio.writer import ShardSummary
 

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from shardio.closing import Closing
+from shardio._base.closing import Closing
 from shardio.disk import unlink
 from shardio.errors import DataError, ShardChanged, ShardNotFound
 from shardio.format.layout import PAGE

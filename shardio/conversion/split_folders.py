@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from shardio.callers import level_of_caller
+from shardio._base.stack_level import level_of_caller
 from shardio.conversion.patterns import ANY_FOLDERS, pattern_of
 
 _PARTS: Final = {

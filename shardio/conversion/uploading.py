@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from shardio.closing import Closing
+from shardio._base.closing import Closing
 from shardio.conversion.claim import Claim
 from shardio.conversion.journal import NAME, place_of_plan
 from shardio.conversion.report import ConversionReport, InputReport

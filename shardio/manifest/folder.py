@@ -6,8 +6,8 @@ import os
 from pathlib import Path
 from typing import Final
 
+from shardio._base.file_names import check_encodable
 from shardio.errors import DatasetExists, InvalidArgument
-from shardio.file_names import check_encodable
 
 POINTER: Final = "dataset.json"
 """The file that names the published generation: a folder that has it is a dataset."""

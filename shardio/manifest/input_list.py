@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, overload
 
-from shardio.cached import cached
+from shardio._base.cached_property import cached
 from shardio.errors import DatasetCorrupt, SchemaError
 from shardio.format.schema import canonical_json
 from shardio.format.values import check_json

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
 
-from shardio.loading_stats import LoadingStats
+from shardio._base.statistics import LoadingStats
 
 _MOST: Final = 0.75
 """From this share of its time on, somebody is busy."""

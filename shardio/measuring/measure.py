@@ -10,12 +10,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from shardio._base.statistics import LoadingStats
 from shardio._engine.cpus import usable_cpus
 from shardio._engine.memory import available_bytes
 from shardio.dataset import ShardDataset
 from shardio.errors import InvalidArgument
 from shardio.loader import ShardLoader
-from shardio.loading_stats import LoadingStats
 from shardio.measuring.conclusion import Conclusion, Figures, conclude
 from shardio.measuring.machine import cached_share, copy_bytes_per_s, cpu_times, idle_share
 from shardio.timeline import Timeline

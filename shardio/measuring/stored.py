@@ -16,6 +16,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from shardio._base.file_names import original_name
 from shardio.conversion import ConversionReport, Input, InputReport, convert
 from shardio.conversion.appending import inherit
 from shardio.conversion.finding import NothingFound
@@ -26,7 +27,6 @@ from shardio.conversion.plan import list_inputs
 from shardio.conversion.source import make_source
 from shardio.dataset import ShardDataset
 from shardio.errors import InvalidArgument, MediaError
-from shardio.file_names import original_name
 from shardio.format.fields import Audio, Image, Video
 from shardio.format.streams import EncodedStream
 from shardio.manifest import load

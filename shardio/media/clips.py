@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from shardio.closing import Closing
+from shardio._base.closing import Closing
 from shardio.errors import DataError, InvalidArgument, MediaError
 from shardio.format.streams import EncodedStream
 from shardio.media.clip_arrays import checked_size

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from shardio.closing import Closing
+from shardio._base.closing import Closing
 from shardio.errors import MediaError
 from shardio.format.streams import (
     EncodedStream,

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
-from shardio.closing import Closing
+from shardio._base.closing import Closing
 from shardio.errors import MediaError
 from shardio.media.colours import display_of, stream_facts
 from shardio.media.opening import (

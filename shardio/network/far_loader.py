@@ -7,12 +7,12 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, Self, TextIO
 
+from shardio._base.closing import Closing
+from shardio._base.statistics import LoaderStats, LoadingStats
 from shardio._engine.linux import Finalizer, this_process
 from shardio._engine.memory import default_budget
 from shardio.batch import Batch
-from shardio.closing import Closing
 from shardio.errors import InvalidArgument, LoaderClosed
-from shardio.loading_stats import LoaderStats, LoadingStats
 from shardio.makers import OUTPUTS, Maker, Output, maker_for
 from shardio.network.address import Address, is_address, parse_all
 from shardio.network.asked import as_json

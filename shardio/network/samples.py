@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any, Final, Self
 
+from shardio._base.closing import Closing
+from shardio._base.statistics import SkippedItem
 from shardio._engine.linux import this_process
 from shardio._engine.mail import zeromq
 from shardio.batch import Batch
-from shardio.closing import Closing
 from shardio.errors import BatchOverdue, InvalidArgument, LoaderClosed, ShardioError
-from shardio.item_stats import SkippedItem
 from shardio.network.far_loader import RemoteLoader, RemotePass
 
 _AT_ONCE: Final = 32

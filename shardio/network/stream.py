@@ -19,8 +19,8 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, cast
 
+from shardio._base.closing import Closing
 from shardio._engine.linux import this_process
-from shardio.closing import Closing
 from shardio.errors import BatchOverdue, EnvironmentUnsuitable, LoaderClosed, MemoryShort
 from shardio.network import failures
 from shardio.network.address import Address

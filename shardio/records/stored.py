@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from shardio._base.phase_timers import DECODE, EVERY, SPENT, now_ns
 from shardio.access.content import Content, take
 from shardio.errors import LoaderClosed, ShardChanged, ShardCorrupt
 from shardio.format.codec import Dictionary, decode, known_dictionary
@@ -30,7 +31,6 @@ from shardio.format.schema import Schema
 from shardio.format.values import decode_record
 from shardio.opening import Sections
 from shardio.records.streams import StreamRecords
-from shardio.spent import DECODE, EVERY, SPENT, now_ns
 from shardio.units import Rows, Units
 
 Present = npt.NDArray[np.bool_]

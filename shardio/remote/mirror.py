@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from shardio import disk
-from shardio.callers import level_of_caller
+from shardio._base.stack_level import level_of_caller
 from shardio.errors import DatasetNotFound, ShardNotFound, StoreUnavailable
 from shardio.manifest.parts import names_of_parts
 from shardio.remote.locks import alone_in

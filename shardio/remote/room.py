@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from shardio import disk
-from shardio.callers import level_of_caller
+from shardio._base.stack_level import level_of_caller
 from shardio.format.checksum import hash_bytes
 from shardio.remote.locks import alone_in, exclusive, is_alone_in_any
 

@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+from shardio._base.signatures import takes_rng
 from shardio._engine.staff import StartMethod
 from shardio.access.filesystems import Access
 from shardio.dataset import open_dataset
@@ -16,7 +17,6 @@ from shardio.loader import ShardLoader
 from shardio.network.keys import make_keys, server_keys
 from shardio.option_checks import callable_or_none, count
 from shardio.serving.server import Server
-from shardio.signatures import takes_rng
 
 __all__ = ["Server", "make_keys", "make_server"]
 

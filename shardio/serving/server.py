@@ -15,9 +15,9 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+from shardio._base.closing import Closing
 from shardio._engine.linux import check_files
 from shardio._engine.mail import OWN_FILES, zeromq
-from shardio.closing import Closing
 from shardio.errors import EnvironmentUnsuitable, InvalidArgument
 from shardio.loader import ShardLoader
 from shardio.network import failures

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from shardio._base.signatures import takes_rng
 from shardio.errors import InvalidArgument
-from shardio.signatures import takes_rng
 
 
 class Compose:

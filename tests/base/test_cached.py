@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from shardio.cached import cached
+from shardio._base.cached_property import cached
 
 
 class Counting:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from shardio import InvalidArgument
-from shardio.loading_stats import LoadingStats
+from shardio._base.statistics import LoadingStats
 from shardio.measuring import Figures, Limit, conclude, measure_loading
 from shardio.measuring.machine import cached_share, copy_bytes_per_s, idle_share
 from tests.loading import TWO_FIELDS, two_fields, write_dataset

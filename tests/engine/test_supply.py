@@ -9,9 +9,9 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pytest
 
+from shardio._base.closing import Closing
 from shardio._engine.blocks import Bytes
 from shardio._engine.supply import Stock, Supply
-from shardio.closing import Closing
 
 MIB = 1 << 20
 
