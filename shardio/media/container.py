@@ -8,6 +8,8 @@ guess from durations.
 
 from __future__ import annotations
 
+import math
+import struct
 from pathlib import PurePath
 from typing import BinaryIO
 
@@ -35,11 +37,13 @@ _STILL_BRANDS = frozenset((b"avif", b"heic", b"heix", b"heim", b"heis", b"mif1")
 _ISO_BOXES = frozenset((b"ftyp", b"moov", b"mdat", b"wide", b"free", b"skip", b"pnot", b"styp"))
 _EBML = bytes.fromhex("1a45dfa3")
 _SEGMENT = bytes.fromhex("18538067")
+_FLV = b"FLV\x01"
+_FLV_HEAD_BYTES = 1 << 16  # its metadata comes first, and may list the times of all keyframes
 _STARTS = (
     b"GIF87a",
     b"GIF89a",
     _EBML,
-    b"FLV\x01",
+    _FLV,
     b"DKIF",
     b"YUV4MPEG2",
     b".RMF",
@@ -92,8 +96,9 @@ def missing_bytes(file: BinaryIO) -> int:
     """Count the bytes by which the file is shorter than its own container declares.
 
     Knows the containers that declare their size: ISO base media (MP4, MOV), RIFF (AVI), Matroska
-    and WebM, GIF (whose last byte is fixed: without it, the file counts as one byte short). For
-    every other file, and where the size is left open as in live recordings, the answer is 0.
+    and WebM, FLV (in its metadata), GIF (whose last byte is fixed: without it, the file counts as
+    one byte short). For every other file, and where the size is left open as in live recordings,
+    the answer is 0.
     """
     n_bytes = file.seek(0, 2)
     file.seek(0)
@@ -106,6 +111,8 @@ def missing_bytes(file: BinaryIO) -> int:
         return _riff_missing(file, n_bytes)
     if head[:4] == b"GIF8":
         return _gif_missing(file, n_bytes)
+    if head.startswith(_FLV):
+        return _flv_missing(file, n_bytes)
     return 0
 
 
@@ -133,6 +140,16 @@ def _iso_missing(file: BinaryIO, n_bytes: int) -> int:
             )
         offset += size
     return max(0, offset - n_bytes)
+
+
+def _flv_missing(file: BinaryIO, n_bytes: int) -> int:
+    """Read the property `filesize` of the metadata, a number of AMF 0; live recordings have 0."""
+    file.seek(0)
+    _, found, rest = file.read(_FLV_HEAD_BYTES).partition(b"\0\x08filesize\0")
+    if not found or len(rest) < 8:
+        return 0
+    (declared,) = struct.unpack(">d", rest[:8])
+    return max(0, int(declared) - n_bytes) if math.isfinite(declared) else 0
 
 
 def _riff_missing(file: BinaryIO, n_bytes: int) -> int:

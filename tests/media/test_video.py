@@ -261,6 +261,22 @@ def test_a_file_that_is_cut_is_broken_wherever_it_is_cut(
         decode(path)
 
 
+def test_an_flv_that_is_cut_between_two_packets_is_broken_and_says_what_is_missing(
+    tmp_path: Path,
+) -> None:
+    path = write_video(tmp_path / "a.flv", scene(60), codec_options={"g": "12"})
+    whole = path.read_bytes()
+    for kept in range(len(whole) // 2, len(whole) // 2 + 300):  # some are ends of packets
+        path.write_bytes(whole[:kept])
+        with pytest.raises(MediaError):
+            decode(path)
+    path.write_bytes(whole[:-4])  # all frames are there
+    with pytest.raises(MediaError, match="4 bytes"):
+        decode(path)
+    path.write_bytes(whole + b"more")  # which players ignore
+    assert len(decode(path)[0]) == 60
+
+
 def test_a_gif_without_its_end_is_broken(tmp_path: Path) -> None:
     path = write_gif(tmp_path / "a.gif", [scene(1)[0][..., 0] % 4] * 3, [5] * 3)
     path.write_bytes(path.read_bytes()[:-400])
