@@ -14,7 +14,6 @@ from shardio._engine.cpus import usable_cpus
 from shardio._engine.iteration import Iteration
 from shardio._engine.itinerary import Itinerary
 from shardio._engine.recipe import Plan, Recipe
-from shardio.access.filesystems import Access
 from shardio.choice import Choice
 from shardio.dataset import Dataset
 from shardio.errors import InvalidArgument
@@ -23,6 +22,7 @@ from shardio.remote.bucket import Bucket
 from shardio.remote.interruptible import side_by_side
 from shardio.remote.places import Remote
 from shardio.shard_order import SHARDS_PER_WINDOW
+from shardio.storage.filesystems import Access
 from shardio.units import Rows
 from shardio.writer import ShardSummary
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from shardio.access.files import FileState, open_shard, resized
 from shardio.errors import EnvironmentUnsuitable
-from shardio.storage import empty, give_back, map_part, read_scattered, reserve
+from shardio.storage.files import FileState, open_shard, resized
+from shardio.storage.mmap import empty, give_back, map_part, read_scattered, reserve
 
 _Numbers = npt.NDArray[np.int64]
 

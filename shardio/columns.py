@@ -11,7 +11,7 @@ from typing import Final
 from shardio.format.checksum import ROW_HASH_MIN, Hasher, hash_bytes, rows_per_unit
 from shardio.format.fields import Array
 from shardio.format.index import DIMENSION
-from shardio.storage import Spool
+from shardio.storage.mmap import Spool
 
 GATHERED: Final = 256
 """Rows that are put together and hashed at a time; each is an object of its own until then."""

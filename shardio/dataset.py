@@ -14,7 +14,6 @@ import numpy.typing as npt
 
 from shardio._base.closing import Closing
 from shardio._base.file_names import check_encodable
-from shardio.access.filesystems import Access
 from shardio.choice import check_takes_one
 from shardio.errors import DatasetCorrupt, InvalidArgument, MemoryShort
 from shardio.format.schema import Schema
@@ -27,6 +26,7 @@ from shardio.remote.places import Remote, is_url, local_path
 from shardio.shards.filed import DatasetFiles, Group, ShardFiles
 from shardio.shards.places import Folder, Place
 from shardio.shown import RowSelection
+from shardio.storage.filesystems import Access
 from shardio.units import VERIFY, Rows, Verify
 from shardio.views import RowList, RowRuns, check_mask, check_positions
 from shardio.writer import ShardSummary

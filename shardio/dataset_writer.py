@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from shardio._base.closing import Publishing
-from shardio.disk import make_folder, remove_folder, unlink
 from shardio.errors import DatasetConflict, InvalidArgument, LoaderClosed
 from shardio.format.schema import Schema
 from shardio.manifest import (
@@ -18,6 +17,7 @@ from shardio.manifest import (
     publish,
     refuse_existing,
 )
+from shardio.storage.fs import make_folder, remove_folder, unlink
 from shardio.writer import ShardSummary, ShardWriter, check_schema
 
 

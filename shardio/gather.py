@@ -17,7 +17,6 @@ import numpy as np
 import numpy.typing as npt
 
 from shardio._base.phase_timers import CHECK, SPENT, now_ns
-from shardio.access.pread import PreadFile
 from shardio.column_range import ColumnPlace
 from shardio.errors import EnvironmentUnsuitable, ShardChanged
 from shardio.format.checksum import BLOCK_BYTES, distinct, hash_bytes, rows_per_unit
@@ -27,6 +26,7 @@ from shardio.format.layout import Section
 from shardio.reader import ShardReader
 from shardio.rows import FileRows, MappedRows, PooledRows, read_hashes
 from shardio.shards.opened import OpenFiles
+from shardio.storage.pread import PreadFile
 from shardio.units import Rows
 
 _NOT_YET: Final = -1

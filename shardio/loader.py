@@ -13,7 +13,6 @@ from shardio._engine.linux import Finalizer
 from shardio._engine.recipe import Dct, Recipe
 from shardio._engine.staff import StartMethod
 from shardio._engine.tally import N_RECORDS
-from shardio.access.filesystems import Access
 from shardio.batch import Batch
 from shardio.bringing import Bringing, remote_of
 from shardio.choice import Choice, Sampler, Shuffle
@@ -35,6 +34,7 @@ from shardio.progress_bar import ProgressBar
 from shardio.recorded import timeline_of
 from shardio.reopening import open_anew
 from shardio.sounds import Sound
+from shardio.storage.filesystems import Access
 from shardio.timeline import Timeline
 from shardio.units import Verify
 

@@ -12,7 +12,6 @@ from typing import Any, Final, NamedTuple, NoReturn, Self
 
 import numpy as np
 
-from shardio.access.filesystems import Access
 from shardio.agreement import check_agreement, common_fields
 from shardio.blend import Blend, Mixing
 from shardio.dataset import Dataset, ShardDataset, groups_of, starts_of
@@ -25,6 +24,7 @@ from shardio.manifest.listing import Side
 from shardio.remote.places import Remote
 from shardio.shards.filed import MixtureFiles
 from shardio.shown import MixtureSelection
+from shardio.storage.filesystems import Access
 from shardio.units import Rows, Verify
 from shardio.views import RowList, check_positions
 from shardio.writer import ShardSummary

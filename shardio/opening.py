@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from shardio.access.content import Content
 from shardio.errors import SchemaError, ShardCorrupt, ShardIncomplete, ShardUnsupported
 from shardio.format.checksum import hash_bytes, n_blocks, n_units
 from shardio.format.codec import MAX_DICTIONARY_BYTES
@@ -30,6 +29,7 @@ from shardio.format.layout import (
 from shardio.format.schema import Schema
 from shardio.format.streams import PACKET, STREAM
 from shardio.format.structure import check_place, unpack_header, unpack_table
+from shardio.storage.content import Content
 
 MAX_SAMPLES: Final = 1 << 48
 

@@ -11,7 +11,6 @@ from shardio._engine.cpus import usable_cpus
 from shardio._engine.memory import default_budget
 from shardio._engine.recipe import Dct, Recipe
 from shardio._engine.staff import StartMethod
-from shardio.access.filesystems import Access
 from shardio.choice import Choice, check_deals_once, check_takes_one
 from shardio.clips import Clip
 from shardio.collation import Collation, Kind, Sizes, collation_of
@@ -39,6 +38,7 @@ from shardio.option_checks import (
 from shardio.packing import Pack, Packing
 from shardio.pictures import decoded, picture_fields
 from shardio.sounds import Sound
+from shardio.storage.filesystems import Access
 from shardio.units import VERIFY, Verify
 
 Collate = Kind | Mapping[str, Kind | Sizes] | Callable[[list[dict[str, Any]]], Mapping[str, Any]]

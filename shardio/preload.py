@@ -17,8 +17,8 @@ import numpy as np
 from shardio._engine.extents import Extents
 from shardio._engine.memory import require_page_cache
 from shardio._engine.ranges import NOTHING, Ranges, joined, merged
-from shardio.access.files import open_shard, resized
 from shardio.dataset import Dataset
+from shardio.storage.files import open_shard, resized
 
 _N_THREADS: Final = 4
 """So many reads at a time keep a disk busy; more gain little."""

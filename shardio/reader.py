@@ -17,17 +17,17 @@ import numpy.typing as npt
 
 from shardio._base.closing import Closing
 from shardio._base.file_names import check_encodable
-from shardio.access.columns import Column
-from shardio.access.content import Content
-from shardio.access.files import check_length
-from shardio.access.filesystems import Access
-from shardio.access.pread import PreadFile
 from shardio.errors import InvalidArgument, LoaderClosed, ShardCorrupt
 from shardio.format.fields import Array
 from shardio.format.layout import PAGE, Kind, Section
 from shardio.opening import open_sections
 from shardio.records import Present, Records
-from shardio.storage import open_content
+from shardio.storage.columns import Column
+from shardio.storage.content import Content
+from shardio.storage.files import check_length
+from shardio.storage.filesystems import Access
+from shardio.storage.mmap import open_content
+from shardio.storage.pread import PreadFile
 from shardio.units import VERIFY, Rows, Units, Verify
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 
-from shardio.access.filesystems import Access
 from shardio.dataset import Dataset, ShardDataset
 from shardio.errors import InvalidArgument
 from shardio.mixture import Mixture
 from shardio.remote.places import Remote, is_url
+from shardio.storage.filesystems import Access
 from shardio.units import Verify
 
 

@@ -11,8 +11,8 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from shardio.access.pread import PreadFile
 from shardio.column_range import ColumnPlace, ColumnRange
+from shardio.storage.pread import PreadFile
 from shardio.units import Rows
 
 Lines = npt.NDArray[np.uint8]

@@ -15,7 +15,6 @@ import numpy as np
 import numpy.typing as npt
 
 from shardio._base.phase_timers import CHECK, EVERY, SPENT, now_ns
-from shardio.access.content import Content, take
 from shardio.errors import ChecksumMismatch, ShardChanged
 from shardio.format.checksum import (
     BLOCK_BYTES,
@@ -29,6 +28,7 @@ from shardio.format.fields import STREAMED
 from shardio.format.index import DIMENSION
 from shardio.format.layout import NO_FIELD, Kind, Section
 from shardio.format.schema import Schema
+from shardio.storage.content import Content, take
 
 Verify = Literal["off", "first", "always"]
 VERIFY: Final[tuple[str, ...]] = get_args(Verify)

@@ -18,7 +18,6 @@ from typing import IO, Any, Final
 
 from shardio._base.closing import Publishing
 from shardio.columns import ColumnWriter, ValidityWriter
-from shardio.disk import create, create_unnamed, sync, unlink
 from shardio.encoded import as_encoded
 from shardio.errors import (
     InvalidArgument,
@@ -36,7 +35,8 @@ from shardio.format.schema import Schema
 from shardio.format.streams import PACKET, STREAM
 from shardio.payload import PayloadWriter
 from shardio.sections import SectionTable
-from shardio.storage import Spool, rename_new, sync_folder
+from shardio.storage.fs import create, create_unnamed, sync, unlink
+from shardio.storage.mmap import Spool, rename_new, sync_folder
 
 SPOOL_BYTES: Final = 8 << 20
 """When this much waits in memory, the largest section becomes the one that streams."""

@@ -19,10 +19,10 @@ from shardio._engine.itinerary import Stretch
 from shardio._engine.memory import available_bytes
 from shardio._engine.ranges import Ranges, blocks_of, merged
 from shardio._engine.recipe import Plan, Recipe
-from shardio.access.files import open_shard
-from shardio.access.page_cache import PAGE_BYTES, is_cached, will_need
 from shardio.dataset import Dataset
 from shardio.errors import ShardioError
+from shardio.storage.files import open_shard
+from shardio.storage.page_cache import PAGE_BYTES, is_cached, will_need
 from shardio.units import Rows
 
 N_PROBED: Final = 4

@@ -33,8 +33,8 @@ from shardio._engine.linux import (
 )
 from shardio._engine.memory import available_bytes, require
 from shardio.collate import BlockViews
-from shardio.disk import most_file_bytes
 from shardio.errors import MemoryShort
+from shardio.storage.fs import most_file_bytes
 
 _F_ADD_SEALS: Final = 1033
 _F_SEAL_SHRINK: Final = 2

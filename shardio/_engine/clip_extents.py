@@ -15,13 +15,13 @@ import numpy.typing as npt
 
 from shardio._engine.extents import Files
 from shardio._engine.ranges import NOTHING, Ranges, joined
-from shardio.access.files import open_shard
 from shardio.cutting import Cut
 from shardio.dataset import Dataset
 from shardio.format.checksum import CHUNK_BYTES
 from shardio.format.index import ENTRY, ENTRY_DTYPE
 from shardio.format.layout import NO_FIELD, Kind
 from shardio.format.streams import PACKET, STREAM, STREAM_DTYPE
+from shardio.storage.files import open_shard
 from shardio.units import Rows
 
 _MOST_AROUND: Final = 256 << 10

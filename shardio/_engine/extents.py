@@ -15,12 +15,12 @@ import numpy as np
 import numpy.typing as npt
 
 from shardio._engine.ranges import NOTHING, Ranges, joined
-from shardio.access.files import open_shard
 from shardio.dataset import Dataset
 from shardio.format.checksum import distinct, rows_per_unit
 from shardio.format.fields import STREAMED, n_stored_dims
 from shardio.format.index import DIMENSION, ENTRY, ENTRY_DTYPE, stored_bytes
 from shardio.format.layout import NO_FIELD, Kind
+from shardio.storage.files import open_shard
 from shardio.units import Rows
 
 GAP_BYTES: Final = 4 << 20

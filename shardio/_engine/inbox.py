@@ -15,8 +15,8 @@ import numpy.typing as npt
 from shardio._base.closing import Closing
 from shardio._engine.linux import check_files, files_explained, interrupts_held
 from shardio._engine.mail import OWN_FILES, zeromq
-from shardio.disk import remove_tree
 from shardio.errors import InvalidArgument
+from shardio.storage.fs import remove_tree
 
 _NAME: Final = "samples"
 _RANDOM_LETTERS: Final = 8  # of `tempfile.mkdtemp`

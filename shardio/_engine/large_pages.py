@@ -16,7 +16,7 @@ from typing import Final
 
 from shardio._base.phase_timers import now_ns
 from shardio.errors import MemoryShort
-from shardio.storage import map_over
+from shardio.storage.mmap import map_over
 
 LARGE_BYTES: Final = 2 << 20
 """A large page, of processors whose small ones have 4 KiB; others refuse."""

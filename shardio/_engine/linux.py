@@ -21,8 +21,8 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
-from shardio.disk import most_file_bytes
 from shardio.errors import EnvironmentUnsuitable, MemoryShort
+from shardio.storage.fs import most_file_bytes
 
 __all__ = [
     "Finalizer",

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple, Self
 
 from shardio._engine.shared import SharedArray
-from shardio.access.filesystems import Access
 from shardio.blend import Blend
 from shardio.collate import BlockLayout, lay_out, lay_out_whole
 from shardio.collation import STACKED, Collation
@@ -22,6 +21,7 @@ from shardio.packing import Packing
 from shardio.pictures import common_sizes, decoded
 from shardio.remote.places import Remote
 from shardio.shard_order import ShardWindow
+from shardio.storage.filesystems import Access
 from shardio.units import Verify
 from shardio.windows import Window
 

@@ -14,10 +14,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
-from shardio.disk import make_folder, unlink
 from shardio.errors import DataError, DatasetConflict, ShardNotFound
 from shardio.remote.objects import Objects
-from shardio.sealed import read_sealed, sealed, write_sealed
+from shardio.storage.checksummed_json import read_sealed, sealed, write_sealed
+from shardio.storage.fs import make_folder, unlink
 
 CLAIM: Final = "conversion.json"
 """The name of the object."""

@@ -13,8 +13,8 @@ from dataclasses import replace
 from typing import Final
 
 from shardio.conversion.unit import Job
-from shardio.disk import make_folder
 from shardio.reader import ShardReader
+from shardio.storage.fs import make_folder
 from shardio.writer import ShardSummary, ShardWriter
 
 MIN_SHARD_BYTES: Final = 8 << 20

@@ -27,8 +27,8 @@ from shardio.conversion.patience import ENDS, limit_s
 from shardio.conversion.plan import Unit
 from shardio.conversion.source import Input
 from shardio.conversion.unit import Job, convert_unit
-from shardio.disk import create, unlink
 from shardio.errors import ShardioError, WorkerDied
+from shardio.storage.fs import create, unlink
 
 MAX_DEATHS: Final = 2
 """As many processes may end over one input, or over a unit between inputs."""

@@ -23,11 +23,11 @@ from shardio.conversion.events import InputDone, UnitDone
 from shardio.conversion.plan import Unit
 from shardio.conversion.sending import name_sent
 from shardio.conversion.source import Outcome
-from shardio.disk import unlink
 from shardio.errors import DataError, DatasetCorrupt, DatasetExists, InvalidArgument
 from shardio.format.layout import MAJOR, MINOR
 from shardio.reader import ShardReader
-from shardio.sealed import read_sealed, sealed, write_sealed
+from shardio.storage.checksummed_json import read_sealed, sealed, write_sealed
+from shardio.storage.fs import unlink
 from shardio.surgery import audit_shard
 from shardio.version import __version__
 from shardio.writer import ShardSummary

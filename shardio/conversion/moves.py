@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from shardio.disk import make_folder, unlink
 from shardio.errors import (
     DatasetConflict,
     DatasetCorrupt,
@@ -31,8 +30,9 @@ from shardio.manifest import (
     settle,
     withdraw,
 )
-from shardio.sealed import read_sealed, sealed, write_sealed
-from shardio.storage import rename_new, sync_folder
+from shardio.storage.checksummed_json import read_sealed, sealed, write_sealed
+from shardio.storage.fs import make_folder, unlink
+from shardio.storage.mmap import rename_new, sync_folder
 from shardio.surgery.staging import sweep
 
 _LIST: Final = "moves.json"

@@ -26,9 +26,9 @@ from shardio.conversion.journal import read_record, settings_of
 from shardio.conversion.ledger import Ledger, UnitLog
 from shardio.conversion.plan import Unit
 from shardio.conversion.unit import Job
-from shardio.disk import make_folder, remove_tree, rename
 from shardio.errors import EnvironmentUnsuitable
-from shardio.storage import sync_folder
+from shardio.storage.fs import make_folder, remove_tree, rename
+from shardio.storage.mmap import sync_folder
 
 _ATTEMPTS: Final = "attempts-"
 """How the name of the folder begins in which a conversion's attempts lie."""

@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Final
 
 from shardio._base.closing import Closing
-from shardio.disk import unlink
 from shardio.errors import DataError, ShardChanged, ShardNotFound
 from shardio.format.layout import PAGE
 from shardio.reader import ShardReader
 from shardio.remote.objects import Objects, never_ends
 from shardio.remote.ranges import RangeFile
-from shardio.sealed import read_sealed, sealed, write_sealed
+from shardio.storage.checksummed_json import read_sealed, sealed, write_sealed
+from shardio.storage.fs import unlink
 from shardio.writer import ShardSummary
 
 _AT_ONCE: Final = 4

@@ -9,8 +9,8 @@ from typing import IO, Any, Final
 
 import numpy as np
 
-from shardio.disk import create_unnamed
 from shardio.format.streams import EncodedStream
+from shardio.storage.fs import create_unnamed
 
 SPOOL_BYTES: Final = 64 << 20
 """Samples of one input that wait in memory for its end; more go to an unlinked file."""

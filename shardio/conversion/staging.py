@@ -32,7 +32,6 @@ from shardio.conversion.journal import (
     write_plan,
 )
 from shardio.conversion.moves import Moves, clean, refuse_strangers
-from shardio.disk import make_folder, remove_folder, remove_tree, rename, unlink
 from shardio.errors import (
     DataError,
     DatasetConflict,
@@ -41,7 +40,8 @@ from shardio.errors import (
     InvalidArgument,
 )
 from shardio.manifest import holds_dataset, refuse_existing
-from shardio.storage import sync_folder
+from shardio.storage.fs import make_folder, remove_folder, remove_tree, rename, unlink
+from shardio.storage.mmap import sync_folder
 
 _OURS: Final = re.compile(
     r"(attempts-)?[0-9a-f]{16}|compacted|replaced|\d+-\d+\.unit|(plan|moves|published)\.json"

@@ -18,10 +18,10 @@ from shardio.conversion.patience import limit_s, limited
 from shardio.conversion.plan import Unit
 from shardio.conversion.source import OUTCOMES, Input, Outcome, Source
 from shardio.conversion.spool import Spool
-from shardio.disk import make_folder, remove_tree
 from shardio.errors import InvalidArgument, MediaError
 from shardio.format.schema import Schema
-from shardio.storage import sync_folder
+from shardio.storage.fs import make_folder, remove_tree
+from shardio.storage.mmap import sync_folder
 from shardio.writer import ShardSummary, ShardWriter
 
 _MAX_REASON: Final = 1000  # characters of a reason that are kept

@@ -22,7 +22,6 @@ from shardio.conversion.journal import NAME, place_of_plan
 from shardio.conversion.report import ConversionReport, InputReport
 from shardio.conversion.sending import Sender, check_sent, send
 from shardio.conversion.staging import LOCK_PATIENCE_S
-from shardio.disk import make_folder, remove_tree, rename
 from shardio.errors import (
     DatasetConflict,
     DatasetExists,
@@ -37,6 +36,7 @@ from shardio.remote.interruptible import side_by_side
 from shardio.remote.locks import exclusive
 from shardio.remote.objects import Objects
 from shardio.remote.places import Remote
+from shardio.storage.fs import make_folder, remove_tree, rename
 from shardio.writer import ShardSummary
 
 _AT_ONCE: Final = 4

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from shardio.dataset import Dataset, ShardDataset
-from shardio.disk import create, sync
 from shardio.errors import EnvironmentUnsuitable, InvalidArgument, install_hint
 from shardio.exporting.asked import Asked, Format
 from shardio.exporting.reading import Samples, Skipped
 from shardio.exporting.target import ABOUT, Target
+from shardio.storage.fs import create, sync
 from shardio.surgery.overtaking import tell_overtaken
 from shardio.version import __version__
 

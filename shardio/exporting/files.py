@@ -15,12 +15,12 @@ from typing import IO, Any, Final
 import numpy as np
 
 from shardio._base.file_names import local_name
-from shardio.disk import create, make_folder, perform
 from shardio.exporting.asked import Asked, Prepare, dtype_out, numbers_out, refuse, word_of
 from shardio.exporting.members import Encode, encoder_of, prepare_of
 from shardio.exporting.naming import distinct_names, safe_path
 from shardio.exporting.reading import Batch
 from shardio.format.fields import Array, Bytes, Field, Json, Text
+from shardio.storage.fs import create, make_folder, perform
 
 TABLE: Final = "samples.jsonl"
 _MOST_IN_TABLE: Final = 1024

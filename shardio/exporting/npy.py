@@ -10,11 +10,11 @@ from typing import IO, Any, Final
 import numpy as np
 
 from shardio._base.file_names import local_name
-from shardio.disk import create, sync
 from shardio.exporting.asked import Asked, Prepare, dtype_out, numbers_out, refuse
 from shardio.exporting.naming import distinct_names
 from shardio.exporting.reading import Batch, Samples
 from shardio.format.fields import Array, Field, Text
+from shardio.storage.fs import create, sync
 
 _MAGIC: Final = b"\x93NUMPY\x01\x00"
 _MAX_CHARACTERS: Final = 1024

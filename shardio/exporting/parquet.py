@@ -12,7 +12,6 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from shardio.disk import create, sync
 from shardio.errors import InvalidArgument
 from shardio.exporting.asked import Asked, Prepare, dtype_out, numbers_out, refuse, word_of
 from shardio.exporting.members import prepare_of
@@ -29,6 +28,7 @@ from shardio.format.fields import (
     Video,
     array_of,
 )
+from shardio.storage.fs import create, sync
 
 _GROUP_BYTES: Final = 64 << 20
 """What is collected before it is written as a group of rows."""

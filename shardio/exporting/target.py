@@ -9,10 +9,10 @@ import types
 from pathlib import Path
 from typing import Final, Self
 
-from shardio.disk import make_folder, remove_tree, rename
 from shardio.errors import DatasetExists, InvalidArgument
 from shardio.manifest import check_folder_name, holds_dataset
-from shardio.storage import exchange, sync_folder
+from shardio.storage.fs import make_folder, remove_tree, rename
+from shardio.storage.mmap import exchange, sync_folder
 from shardio.surgery.staging import make_staging, sweep
 
 ABOUT: Final = "_export.json"

@@ -9,7 +9,6 @@ from typing import IO, Final
 
 import numpy as np
 
-from shardio.disk import create, sync
 from shardio.errors import InvalidArgument, SchemaError
 from shardio.exporting.asked import Asked, Prepare, refuse
 from shardio.exporting.members import Encode, encoder_of, ending_of, has_ending, prepare_of
@@ -18,6 +17,7 @@ from shardio.exporting.reading import Batch, Samples
 from shardio.format.checksum import hash_bytes
 from shardio.format.fields import Bytes, Field, Text
 from shardio.format.schema import Schema
+from shardio.storage.fs import create, sync
 
 _BLOCK: Final = 512
 _END_BYTES: Final = 2 * _BLOCK

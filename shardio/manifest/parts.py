@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from shardio.access.links import refuse_links_outside
-from shardio.disk import unlink
 from shardio.errors import DatasetCorrupt
 from shardio.format.checksum import content_id
-from shardio.sealed import read_file, read_sealed, write_sealed
+from shardio.storage.checksummed_json import read_file, read_sealed, write_sealed
+from shardio.storage.fs import unlink
+from shardio.storage.links import refuse_links_outside
 
 LISTED_MAX: Final = 4096
 """Entries that a list may have in the JSON of a generation; one that is longer lies in a part."""

@@ -12,7 +12,6 @@ import numpy as np
 import numpy.typing as npt
 
 from shardio._base.phase_timers import DECODE, EVERY, SPENT, now_ns
-from shardio.access.content import Content, take
 from shardio.errors import LoaderClosed, ShardChanged, ShardCorrupt
 from shardio.format.codec import Dictionary, decode, known_dictionary
 from shardio.format.fields import MEDIA, STREAMED, Array, Field, Image, n_stored_dims
@@ -31,6 +30,7 @@ from shardio.format.schema import Schema
 from shardio.format.values import decode_record
 from shardio.opening import Sections
 from shardio.records.streams import StreamRecords
+from shardio.storage.content import Content, take
 from shardio.units import Rows, Units
 
 Present = npt.NDArray[np.bool_]

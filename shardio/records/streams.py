@@ -12,7 +12,6 @@ from typing import Any, NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from shardio.access.content import Content, take
 from shardio.errors import InvalidArgument, LoaderClosed, ShardChanged, ShardCorrupt
 from shardio.format.checksum import BLOCK_BYTES, CHUNK_BYTES, n_chunks
 from shardio.format.fields import Video
@@ -35,6 +34,7 @@ from shardio.format.streams import (
     why_packets_are_wrong,
 )
 from shardio.opening import Sections
+from shardio.storage.content import Content, take
 from shardio.units import Rows, Units
 
 

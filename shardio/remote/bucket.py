@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
-from shardio.access.filesystems import Access, choose_access
-from shardio.access.pread import PreadFile
 from shardio.errors import InvalidArgument
 from shardio.remote.cache import ShardCache
 from shardio.remote.mirror import Mirror
 from shardio.remote.objects import Objects, never_ends
 from shardio.remote.places import Remote, checked_url
 from shardio.remote.ranges import RangeFile
+from shardio.storage.filesystems import Access, choose_access
+from shardio.storage.pread import PreadFile
 from shardio.units import Rows
 from shardio.writer import ShardSummary
 

@@ -25,7 +25,6 @@ import time
 from collections.abc import Callable
 from typing import IO, Any, Final, TypeVar
 
-from shardio import disk
 from shardio.errors import (
     CacheFull,
     DataError,
@@ -40,6 +39,7 @@ from shardio.remote.arrival import check_arrived
 from shardio.remote.locks import ByteLocks, exclusive
 from shardio.remote.objects import Objects, never_ends
 from shardio.remote.room import Room, byte_of, remove
+from shardio.storage import fs
 from shardio.writer import ShardSummary
 
 README: Final = """\
@@ -200,7 +200,7 @@ class ShardCache:
             try:
                 check_arrived(half, shard)
             except _DAMAGED as error:
-                disk.unlink(half)
+                fs.unlink(half)
                 if not n_left:
                     raise self._damaged(shard, half, error) from error
                 continue
@@ -218,7 +218,7 @@ class ShardCache:
             try:
                 self._objects.download(shard.name, watched, shard.n_bytes, check=check)
             except OSError as error:
-                disk.explain_file_limit(error, shard.n_bytes)
+                fs.explain_file_limit(error, shard.n_bytes)
                 raise
 
     def _with_room(self, shard: ShardSummary, call: Callable[[], T]) -> T:
@@ -266,7 +266,7 @@ class _Watched:
         self.tell = file.tell
 
     def write(self, data: memoryview) -> int:
-        return disk.perform("write", self._path, self._file.write, data)
+        return fs.perform("write", self._path, self._file.write, data)
 
 
 def _file_name(shard: ShardSummary) -> str:
@@ -297,8 +297,8 @@ def _is_good(path: str, shard: ShardSummary) -> bool:
 def _record(path: str, shard: ShardSummary) -> None:
     """Note that a shard was verified."""
     place = f"{path}.ok"
-    disk.unlink(place)
-    with disk.create(place) as file:
+    fs.unlink(place)
+    with fs.create(place) as file:
         file.write(_line(path, shard).encode())
 
 

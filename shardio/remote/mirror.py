@@ -14,12 +14,12 @@ import warnings
 from pathlib import Path
 from typing import Any, Final
 
-from shardio import disk
 from shardio._base.stack_level import level_of_caller
 from shardio.errors import DatasetNotFound, ShardNotFound, StoreUnavailable
 from shardio.manifest.parts import names_of_parts
 from shardio.remote.locks import alone_in
 from shardio.remote.objects import Objects
+from shardio.storage import fs
 
 POINTER: Final = "dataset.json"
 GENERATIONS: Final = "generations"
@@ -70,7 +70,7 @@ class Mirror:
         with contextlib.suppress(FileNotFoundError):
             for name in os.listdir(self._path(GENERATIONS)):
                 if not name.endswith(".tmp"):  # which another process is about to rename
-                    disk.unlink(self._path(f"{GENERATIONS}/{name}"))
+                    fs.unlink(self._path(f"{GENERATIONS}/{name}"))
 
     def _bring_pointer(self) -> None:
         old = self._pointer()
@@ -106,14 +106,14 @@ class Mirror:
     def write(self, name: str, content: bytes) -> None:
         """Write a file that appears whole or not at all."""
         path = self._path(name)
-        disk.make_folder(os.path.dirname(path))
+        fs.make_folder(os.path.dirname(path))
         temporary = f"{path}.{secrets.token_hex(6)}.tmp"
         try:
-            with disk.create(temporary) as file:
+            with fs.create(temporary) as file:
                 file.write(content)
-            disk.rename(temporary, path)
+            fs.rename(temporary, path)
         except BaseException:
-            disk.unlink(temporary)
+            fs.unlink(temporary)
             raise
 
     def _path(self, name: str) -> str:

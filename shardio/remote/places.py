@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from shardio.access.filesystems import Access
 from shardio.errors import InvalidArgument
+from shardio.storage.filesystems import Access
 
 AZURE: Final = ("az", "azure", "adl", "abfs", "abfss")
 SCHEMES: Final = ("s3", "s3a", "gs", *AZURE, "http", "https")

@@ -11,11 +11,11 @@ import threading
 from collections import OrderedDict
 from typing import Final
 
-from shardio.access.files import FileState
-from shardio.access.pread import PreadFile
 from shardio.errors import ShardIncomplete
 from shardio.format.layout import PAGE
 from shardio.remote.objects import Objects
+from shardio.storage.files import FileState
+from shardio.storage.pread import PreadFile
 
 TAIL_BYTES: Final = 64 << 10
 BLOCK_BYTES: Final = 64 << 10

@@ -14,10 +14,10 @@ import warnings
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from shardio import disk
 from shardio._base.stack_level import level_of_caller
 from shardio.format.checksum import hash_bytes
 from shardio.remote.locks import alone_in, exclusive, is_alone_in_any
+from shardio.storage import fs
 
 _MANY: Final = 1000
 """Where so many files are there, more is removed at a time: looking at all of them takes long."""
@@ -79,12 +79,12 @@ class Room:
                         stacklevel=level_of_caller(),
                     )
             _write_count(self._place, used + n_bytes)  # first: too much is counted anew
-            disk.perform("create", half, _make_empty, half)
+            fs.perform("create", half, _make_empty, half)
 
     def settle(self, half: str, path: str) -> None:
         """Rename what has come whole; not while somebody counts, who could miss it under both."""
         with alone_in(self._folder):
-            disk.rename(half, path)
+            fs.rename(half, path)
 
     def free(self, n_bytes: int) -> bool:
         """Remove as much as a download is short of, as the disk is full; False if nothing went."""
@@ -147,8 +147,8 @@ def byte_of(file_name: str) -> int:
 
 def remove(path: str) -> None:
     """Remove a shard from the cache, first of all the line that says that it is whole."""
-    disk.unlink(f"{path}.ok")
-    disk.unlink(path)
+    fs.unlink(f"{path}.ok")
+    fs.unlink(path)
 
 
 def _cached(entry: os.DirEntry[str]) -> Cached | None:

@@ -11,9 +11,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from shardio.access.filesystems import Access
-from shardio.access.page_cache import will_open
-from shardio.access.pread import PreadFile
 from shardio.errors import DatasetCorrupt
 from shardio.format.checksum import distinct
 from shardio.format.schema import Schema
@@ -21,7 +18,10 @@ from shardio.reader import ShardReader
 from shardio.shards.marks import check_marks, most_marks
 from shardio.shards.opened import OpenFiles, most_open
 from shardio.shards.places import Place
-from shardio.storage import zeros
+from shardio.storage.filesystems import Access
+from shardio.storage.mmap import zeros
+from shardio.storage.page_cache import will_open
+from shardio.storage.pread import PreadFile
 from shardio.units import Rows, Verify
 from shardio.writer import ShardSummary
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from shardio.errors import EnvironmentUnsuitable, LoaderClosed
 from shardio.reader import ShardReader
-from shardio.storage import expect_scattered, most_maps
+from shardio.storage.mmap import expect_scattered, most_maps
 from shardio.units import Rows
 
 ALL_FILES: Final = 1024

@@ -10,9 +10,9 @@ import os
 from collections.abc import Sequence
 from typing import Protocol, overload
 
-from shardio.access.filesystems import Access, choose_access
-from shardio.access.links import refuse_links_outside
-from shardio.access.pread import PreadFile
+from shardio.storage.filesystems import Access, choose_access
+from shardio.storage.links import refuse_links_outside
+from shardio.storage.pread import PreadFile
 from shardio.units import Rows
 from shardio.writer import ShardSummary
 

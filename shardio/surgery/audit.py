@@ -10,7 +10,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from shardio.access.filesystems import Access
 from shardio.cluster import Engine, EngineName
 from shardio.errors import (
     DatasetCorrupt,
@@ -29,7 +28,8 @@ from shardio.manifest import (
     refuse_links_outside,
 )
 from shardio.manifest.input_list import InputList
-from shardio.storage import open_content
+from shardio.storage.filesystems import Access
+from shardio.storage.mmap import open_content
 from shardio.surgery.auditors import AuditProgress, examine_all
 from shardio.surgery.content import access_once
 from shardio.surgery.finding import Finding, Findings

@@ -19,9 +19,9 @@ from typing import Final
 from shardio._engine.cpus import usable_cpus
 from shardio._engine.crew import Crew, Died, Event, Failed, Message
 from shardio._engine.pieces import Pieces
-from shardio.access.filesystems import Access
 from shardio.cluster import LOCAL, Cluster, Engine
 from shardio.errors import WorkerDied
+from shardio.storage.filesystems import Access
 from shardio.surgery.examining import examine_anyhow, examined_of, serve
 from shardio.surgery.finding import Findings
 from shardio.surgery.shard_audit import Examined

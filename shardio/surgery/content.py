@@ -12,11 +12,11 @@ import numpy as np
 import numpy.typing as npt
 import zstandard
 
-from shardio.access.content import Content as Bytes
-from shardio.access.filesystems import Access, choose_access
 from shardio.format.checksum import BLOCK_BYTES, digest_bytes, hash_bytes
 from shardio.format.layout import PAGE, Section
-from shardio.storage import forget_pages
+from shardio.storage.content import Content as Bytes
+from shardio.storage.filesystems import Access, choose_access
+from shardio.storage.mmap import forget_pages
 from shardio.surgery.finding import Findings
 
 CHUNK_BYTES: Final = 16 << 20

@@ -13,8 +13,8 @@ from typing import Any
 
 from shardio._engine.channel import Channel
 from shardio._engine.pieces import send_whole
-from shardio.access.filesystems import Access
 from shardio.errors import ShardNotFound
+from shardio.storage.filesystems import Access
 from shardio.surgery.finding import Finding, Findings
 from shardio.surgery.shard_audit import Examined, examine
 

@@ -18,8 +18,6 @@ from typing import Final
 
 import numpy as np
 
-from shardio.access.files import open_shard
-from shardio.disk import create
 from shardio.errors import DataError, ShardCorrupt
 from shardio.format.checksum import (
     BLOCK_BYTES,
@@ -32,7 +30,9 @@ from shardio.format.layout import MAGIC, NO_FIELD, PAGE, Header, Kind, Section
 from shardio.format.schema import Schema
 from shardio.format.structure import check_place, unpack_header, unpack_table
 from shardio.opening import Sections, read_schema
-from shardio.storage import map_file
+from shardio.storage.files import open_shard
+from shardio.storage.fs import create
+from shardio.storage.mmap import map_file
 from shardio.surgery.mending_streams import chunk_hashes_again
 
 _PIECE_BYTES: Final = 1 << 20

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Self
 
-from shardio.disk import create, sync
 from shardio.errors import DatasetConflict, DatasetNotFound, InvalidArgument, ShardioError
 from shardio.format.schema import Schema
 from shardio.manifest import (
@@ -29,7 +28,8 @@ from shardio.manifest import (
     publish_next,
     refuse_existing,
 )
-from shardio.storage import rename_new, sync_folder
+from shardio.storage.fs import create, sync
+from shardio.storage.mmap import rename_new, sync_folder
 from shardio.surgery.staging import make_staging, note_name, sweep
 from shardio.writer import ShardSummary, ShardWriter
 

@@ -12,15 +12,15 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, replace
 
-from shardio.access.content import Content as Bytes
-from shardio.access.files import FileState
-from shardio.access.filesystems import Access
 from shardio.errors import ShardChanged, ShardCorrupt, ShardIncomplete
 from shardio.format.layout import FIRST_OPTIONAL_KIND, PAGE, Header, Kind, Section
 from shardio.format.schema import Schema
 from shardio.format.structure import check_place, unpack_header, unpack_table
 from shardio.opening import Sections, check_sections, read_schema
-from shardio.storage import open_content
+from shardio.storage.content import Content as Bytes
+from shardio.storage.files import FileState
+from shardio.storage.filesystems import Access
+from shardio.storage.mmap import open_content
 from shardio.surgery.columns_audit import audit_column
 from shardio.surgery.content import Content
 from shardio.surgery.finding import Finding, Findings

@@ -11,9 +11,9 @@ import tempfile
 from pathlib import Path
 from typing import Final
 
-from shardio.disk import perform
 from shardio.errors import DataError
 from shardio.manifest import GENERATIONS, load_generation
+from shardio.storage.fs import perform
 
 _PREFIX: Final = ".surgery-"
 _NAMES: Final = "names.jsonl"

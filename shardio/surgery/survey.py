@@ -10,14 +10,14 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from shardio.access.content import Content
-from shardio.access.filesystems import Access
 from shardio.errors import DataError, ShardIncomplete
 from shardio.format.layout import NO_FIELD, PAGE, Header, Kind, Section
 from shardio.format.schema import Schema
 from shardio.format.structure import unpack_header, unpack_table
 from shardio.opening import open_sections, read_schema
-from shardio.storage import open_content
+from shardio.storage.content import Content
+from shardio.storage.filesystems import Access
+from shardio.storage.mmap import open_content
 from shardio.surgery.content import access_once
 from shardio.surgery.finding import Finding, Findings
 

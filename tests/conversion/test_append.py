@@ -23,7 +23,7 @@ from shardio.errors import (
     SchemaError,
 )
 from shardio.manifest import load, publish_next
-from shardio.sealed import read_sealed, sealed
+from shardio.storage.checksummed_json import read_sealed, sealed
 from shardio.surgery import add_column, audit_dataset, compute_stats, merge, split
 from tests.lines import Lines, contents, convert, install, note_reads, outcomes, texts, write
 

@@ -13,7 +13,7 @@ from shardio.conversion import files
 from shardio.conversion.staging import Staging
 from shardio.errors import DatasetCorrupt, DatasetExists, DatasetNotFound
 from shardio.exporting import export
-from shardio.sealed import sealed
+from shardio.storage.checksummed_json import sealed
 from shardio.surgery import add_column, audit_dataset, merge, reshard
 from shardio_tools import cli
 from tests.lines import contents, convert, install, texts, write

@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 
 import shardio
-from shardio import InvalidArgument, disk
+from shardio import InvalidArgument
 from shardio.conversion import Progress, files
 from shardio.conversion.staging import Staging
 from shardio.errors import DatasetCorrupt, DatasetExists
+from shardio.storage import fs
 from tests.lines import Lines, contents, convert, install, note_reads, outcomes, texts, write
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
@@ -442,7 +443,7 @@ def test_one_that_is_killed_while_it_tidies_up_can_be_resumed_until_nothing_is_l
         finish(staging)
         nonlocal n_calls
         n_calls = itertools.count()
-        monkeypatch.setattr("shardio.disk.perform", perform)
+        monkeypatch.setattr("shardio.storage.fs.perform", perform)
 
     def perform(
         call: str, path: str, function: Callable[..., Any], *given: Any, **named: Any
@@ -451,7 +452,7 @@ def test_one_that_is_killed_while_it_tidies_up_can_be_resumed_until_nothing_is_l
             raise Killed
         return function(*given, **named)
 
-    real = disk.perform
+    real = fs.perform
     while not is_over:
         limit += 1
         shutil.rmtree(out, ignore_errors=True)
@@ -465,7 +466,7 @@ def test_one_that_is_killed_while_it_tidies_up_can_be_resumed_until_nothing_is_l
             except Killed:
                 pass
             finally:
-                monkeypatch.setattr("shardio.disk.perform", real)
+                monkeypatch.setattr("shardio.storage.fs.perform", real)
         if work.exists() and any(work.iterdir()):
             report = convert(lines, out, resume=True)
             assert len(report.inputs) == N_INPUTS and not work.exists()

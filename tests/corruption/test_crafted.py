@@ -19,7 +19,6 @@ import numpy as np
 import pytest
 import zstandard
 
-from shardio.access.filesystems import Access
 from shardio.dataset import ShardDataset
 from shardio.dataset_writer import DatasetWriter
 from shardio.errors import ChecksumMismatch, DatasetCorrupt, ShardCorrupt
@@ -31,7 +30,8 @@ from shardio.format.schema import Schema
 from shardio.loader import ShardLoader
 from shardio.manifest import GENERATIONS, POINTER, publish
 from shardio.reader import ShardReader
-from shardio.sealed import sealed
+from shardio.storage.checksummed_json import sealed
+from shardio.storage.filesystems import Access
 from shardio.surgery.audit import audit_dataset
 from shardio.surgery.shard_audit import examine_bytes
 from shardio.writer import ShardSummary

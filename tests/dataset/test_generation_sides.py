@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from shardio import Array, Schema, sealed
+from shardio import Array, Schema
 from shardio.dataset import open_dataset
 from shardio.errors import DatasetCorrupt, ShardUnsupported
 from shardio.manifest import load
+from shardio.storage import checksummed_json
 from shardio.surgery import add_column, audit_dataset
 from tests.surgery.datasets import LABELS, labelled, tree, write
 
@@ -34,14 +35,16 @@ def folder(tmp_path: Path) -> Path:
 def forge(folder: Path, change: Callable[[Content], object]) -> Path:
     """Change the published generation, and make its digest right again."""
     place = folder / "generations/000003.json"
-    content = {key: value for key, value in sealed.read_sealed(place).items() if key != "digest"}
+    content = {
+        key: value for key, value in checksummed_json.read_sealed(place).items() if key != "digest"
+    }
     change(content)
-    place.write_bytes(sealed.sealed(content))
+    place.write_bytes(checksummed_json.sealed(content))
     return place
 
 
 def test_a_side_is_its_schema_and_its_shards(folder: Path) -> None:
-    content = sealed.read_sealed(folder / "generations/000003.json")
+    content = checksummed_json.read_sealed(folder / "generations/000003.json")
     assert content["required"] == ["side_columns"]
     assert [field["name"] for field in content["schema"]["fields"]] == ["label", "source"]
     x, y = content["sides"]
@@ -52,7 +55,7 @@ def test_a_side_is_its_schema_and_its_shards(folder: Path) -> None:
     assert [shard["name"] for shard in y["shards"]] == ["g000003-000.shard", "g000003-001.shard"]
     assert [set(shard) for shard in x["shards"]] == [{"name", "samples", "bytes", "id"}] * 2
     assert (folder / x["shards"][1]["name"]).stat().st_size == x["shards"][1]["bytes"]
-    first = sealed.read_sealed(folder / "generations/000001.json")
+    first = checksummed_json.read_sealed(folder / "generations/000001.json")
     assert not {"sides", "required"} & set(first)
 
 

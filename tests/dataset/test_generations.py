@@ -13,12 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shardio import ShardLoader, sealed
+from shardio import ShardLoader
 from shardio.dataset import ShardDataset, open_dataset
 from shardio.errors import DatasetConflict, DatasetCorrupt, InvalidArgument
 from shardio.format.fields import Array, Text
 from shardio.format.schema import Schema
 from shardio.manifest import Generation, load, load_generation, publish, publish_next
+from shardio.storage import checksummed_json
 from shardio.views import RowRuns
 from tests.loading import write_dataset
 
@@ -146,7 +147,7 @@ def forge(place: Path, change: Callable[[dict[str, Any]], object]) -> None:
     del content["digest"]
     change(content)
     place.unlink()
-    sealed.write_sealed(place, sealed.sealed(content), exclusive=True)
+    checksummed_json.write_sealed(place, checksummed_json.sealed(content), exclusive=True)
 
 
 def with_subset(folder: Path) -> Generation:

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from shardio import sealed
 from shardio.dataset_writer import DatasetWriter
 from shardio.errors import (
     DatasetConflict,
@@ -33,6 +32,7 @@ from shardio.manifest import (
     publish_next,
     refuse_existing,
 )
+from shardio.storage import checksummed_json
 from shardio.writer import ShardSummary
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
@@ -73,7 +73,7 @@ def forge(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
     del content["digest"]
     change(content)
     path.unlink()
-    sealed.write_sealed(path, sealed.sealed(content), exclusive=True)
+    checksummed_json.write_sealed(path, checksummed_json.sealed(content), exclusive=True)
 
 
 @pytest.fixture
@@ -333,7 +333,7 @@ def test_no_value_of_a_generation_lies_inside_of_more_than_256_lists_and_objects
     with pytest.raises(SchemaError, match="nested more than 256 deep"):
         publish_in(tmp_path / "b", converter={"options": {"deep": deep(254)}})
     with monkeypatch.context() as patch:
-        patch.setattr(sealed, "_TOO_DEEP", b"no such line")
+        patch.setattr(checksummed_json, "_TOO_DEEP", b"no such line")
         publish_in(tmp_path / "c", converter={"options": {"deep": deep(254)}})
     with pytest.raises(DatasetCorrupt, match="nested more than 256 deep"):
         load(tmp_path / "c")

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shardio import disk, sealed
 from shardio.dataset import open_dataset
 from shardio.errors import DatasetConflict, DatasetCorrupt, SchemaError, ShardUnsupported
 from shardio.format.fields import Array, Text
@@ -32,6 +31,7 @@ from shardio.manifest import (
 )
 from shardio.manifest.input_list import InputList
 from shardio.manifest.shard_list import ShardList
+from shardio.storage import checksummed_json, fs
 from shardio.surgery import add_column, audit_dataset, compute_stats, repair
 from shardio.views import RowRuns
 from shardio.writer import ShardSummary
@@ -70,9 +70,9 @@ def part(folder: Path, kind: str) -> Path:
 
 def forge(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
     place = folder / "generations" / "000001.json"
-    content = sealed.read_sealed(place)
+    content = checksummed_json.read_sealed(place)
     change(content)
-    place.write_bytes(sealed.sealed(content))
+    place.write_bytes(checksummed_json.sealed(content))
 
 
 def forge_part(folder: Path, kind: str, content: bytes) -> None:
@@ -309,11 +309,11 @@ def test_inputs_that_break_a_rule_are_corrupt(
     ids=repr,
 )
 def test_what_names_no_part_is_corrupt(published: Path, wrong: dict[str, object]) -> None:
-    content = sealed.read_sealed(published / "generations" / "000001.json")
+    content = checksummed_json.read_sealed(published / "generations" / "000001.json")
     for kind in ("shards", "inputs"):
         named = {**content[kind], **wrong} if wrong else {}
         (published / "generations" / "000001.json").write_bytes(
-            sealed.sealed({**content, kind: named})
+            checksummed_json.sealed({**content, kind: named})
         )
         with pytest.raises(DatasetCorrupt, match=f"{kind} must be listed, or name a part"):
             load(published)
@@ -355,13 +355,13 @@ def test_what_json_cannot_say_is_refused_and_nothing_is_published(
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What is done to the file system, by name and ending."""
     done: list[str] = []
-    real = disk.perform
+    real = fs.perform
 
     def perform(call: str, path: str, function: Any, *given: Any, **named: Any) -> Any:
         done.append(f"{call} {Path(path).suffix}")
         return real(call, path, function, *given, **named)
 
-    monkeypatch.setattr(disk, "perform", perform)
+    monkeypatch.setattr(fs, "perform", perform)
     return done
 
 
@@ -380,7 +380,7 @@ class Died(BaseException):
 
 def die_at(n: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """From its nth call on, nothing that a writer does to the file system is done any more."""
-    real, n_calls = disk.perform, 0
+    real, n_calls = fs.perform, 0
 
     def perform(call: str, path: str, function: Any, *given: Any, **named: Any) -> Any:
         nonlocal n_calls
@@ -389,7 +389,7 @@ def die_at(n: int, monkeypatch: pytest.MonkeyPatch) -> None:
             raise Died
         return real(call, path, function, *given, **named)
 
-    monkeypatch.setattr(disk, "perform", perform)
+    monkeypatch.setattr(fs, "perform", perform)
 
 
 def test_a_writer_that_is_killed_at_any_call_leaves_the_older_generation_or_the_new_one(

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shardio import Array, Clip, ShardLoader, Video, column_range, mix, storage
+from shardio import Array, Clip, ShardLoader, Video, column_range, mix
 from shardio import dataset as dataset_module
 from shardio._engine.claims import Claims, error_of_death
 from shardio._engine.shared import marks_file
@@ -34,6 +34,7 @@ from shardio.reader import ShardReader
 from shardio.shards import filed, opened
 from shardio.shards.marks import check_marks, most_marks
 from shardio.shards.places import Folder, Paths
+from shardio.storage import mmap
 from shardio.surgery import add_column
 from shardio.units import Rows
 from shardio.writer import ShardSummary
@@ -350,7 +351,7 @@ def test_fewer_files_are_open_where_addresses_do_not_suffice(
             raise MemoryShort("no addresses")
         return given(n_bytes)
 
-    given = storage.reserve
+    given = mmap.reserve
     monkeypatch.setattr(column_range, "reserve", reserve)
     assert epoch(folder, shuffle=True) == expected[True]
     assert max(asked) > 5 * 27 * 4096
@@ -368,7 +369,7 @@ def test_fewer_files_are_open_where_the_kernel_gives_no_more_maps(
             raise EnvironmentUnsuitable("no more maps")
         given(address, n_bytes, fd, offset, path)
 
-    given = storage.map_part
+    given = mmap.map_part
     monkeypatch.setattr(column_range, "map_part", map_part)
     assert epoch(folder, shuffle=True) == expected[True]
     assert refused

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from shardio import encoded
-from shardio.access.filesystems import Access
 from shardio.dataset import ShardDataset
 from shardio.dataset_writer import DatasetWriter
 from shardio.errors import (
@@ -31,6 +30,7 @@ from shardio.format.schema import Schema
 from shardio.format.streams import EncodedStream, packet_sizes
 from shardio.loader import ShardLoader
 from shardio.reader import ShardReader
+from shardio.storage.filesystems import Access
 from shardio.units import Verify
 from shardio.writer import ShardWriter
 from tests.media.images_made import saved, smooth

@@ -20,7 +20,7 @@ from shardio.format.layout import HEADER, HEADER_HASH, MAGIC, PAGE, SECTION, Kin
 from shardio.format.structure import unpack_header, unpack_table
 from shardio.manifest import Side, commit, default_view, parts, publish, shard_list
 from shardio.manifest.generation import Generation, describe
-from shardio.sealed import read_sealed, sealed
+from shardio.storage.checksummed_json import read_sealed, sealed
 from shardio.views import RowRuns
 from shardio.writer import ShardWriter
 from tests.golden.second_reader import SecondReader

@@ -22,14 +22,13 @@ from shardio import (
     Schema,
     ShardCorrupt,
     Text,
-    disk,
-    storage,
 )
 from shardio.errors import DatasetExists, EnvironmentUnsuitable
 from shardio.exporting import driver, export
 from shardio.exporting.naming import distinct_names, safe_part, safe_path
 from shardio.exporting.target import Target
 from shardio.format.layout import Kind
+from shardio.storage import fs, mmap
 from shardio.surgery import split
 from shardio_tools import cli
 from tests.faults.failing import FailingDisk
@@ -224,7 +223,7 @@ def test_an_export_that_is_replaced_is_there_whenever_the_disk_fails(
     way: str, then: str, dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if way == "renamed":
-        monkeypatch.setattr(storage, "_RENAME", None)
+        monkeypatch.setattr(mmap, "_RENAME", None)
     out = tmp_path / "out"
     export(dataset, out, "npy", fields=["source"])
     old, n_calls = tree(out), 0
@@ -343,7 +342,7 @@ def test_a_command_that_is_interrupted_or_out_of_room_leaves_nothing(
     monkeypatch: pytest.MonkeyPatch,
     capsys: Capture,
 ) -> None:
-    real, n_writes = disk.perform, 0
+    real, n_writes = fs.perform, 0
 
     def perform(call: str, path: str, act: Any, *given: Any, **named: Any) -> Any:
         nonlocal n_writes
@@ -352,7 +351,7 @@ def test_a_command_that_is_interrupted_or_out_of_room_leaves_nothing(
             raise error
         return real(call, path, act, *given, **named)
 
-    monkeypatch.setattr(disk, "perform", perform)
+    monkeypatch.setattr(fs, "perform", perform)
     out = str(tmp_path / "out")
     assert cli.main(["export", str(dataset), out, "--format", format, "--quiet"]) == code
     assert said in capsys.readouterr().err

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from shardio import disk
+from shardio.storage import fs
 
 
 class Call(NamedTuple):
@@ -19,7 +19,7 @@ class Call(NamedTuple):
 
 
 class FailingDisk:
-    """Notes every call by `shardio.disk.perform`, and refuses the `fail_at`-th of them.
+    """Notes every call by `shardio.storage.fs.perform`, and refuses the `fail_at`-th of them.
 
     `for_good`: all that follow are refused as well, as a disk does that stays full.
     """
@@ -42,4 +42,4 @@ class FailingDisk:
         return function(*given, **named)
 
     def install(self, patch: pytest.MonkeyPatch) -> None:
-        patch.setattr(disk, "perform", self.perform)
+        patch.setattr(fs, "perform", self.perform)

@@ -17,10 +17,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shardio import Image, Input, Outcome, Schema, disk
+from shardio import Image, Input, Outcome, Schema
 from shardio._engine import blocks
 from shardio.errors import MemoryShort
 from shardio.media import encode_jpeg
+from shardio.storage import fs
 from shardio_tools import cli
 from tests.limits import files_of_at_most
 from tests.lines import Lines, contents, convert, install
@@ -169,9 +170,9 @@ def test_a_limit_met_by_a_converter_does_not_cost_the_input(
 
 def test_an_error_of_the_system_that_is_about_another_limit_stays_as_it_is() -> None:
     error = OSError(errno.EFBIG, os.strerror(errno.EFBIG))
-    disk.explain_file_limit(error, 5)  # none is set: the file system's own
+    fs.explain_file_limit(error, 5)  # none is set: the file system's own
     assert str(error) == "[Errno 27] File too large"
     with files_of_at_most(100):
         error = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        disk.explain_file_limit(error, 5)
+        fs.explain_file_limit(error, 5)
     assert str(error) == "[Errno 28] No space left on device"

@@ -18,7 +18,6 @@ import numpy as np
 import zstandard
 
 import shardio
-from shardio.access.filesystems import Access
 from shardio.conversion.journal import (
     PLAN,
     RECORD,
@@ -45,7 +44,8 @@ from shardio.manifest.parts import INPUTS, SHARDS, Part
 from shardio.manifest.shard_list import ShardList, pack_shards
 from shardio.opening import expected_sections
 from shardio.reader import ShardReader
-from shardio.sealed import sealed
+from shardio.storage.checksummed_json import sealed
+from shardio.storage.filesystems import Access
 from shardio.surgery.audit import audit_dataset
 from shardio.surgery.finding import Finding
 from shardio.surgery.repairing import repair

@@ -16,7 +16,7 @@ from shardio.format.fields import Array, List
 from shardio.format.layout import PAGE, Kind, Section
 from shardio.format.schema import Schema
 from shardio.reader import ShardReader
-from shardio.sealed import sealed
+from shardio.storage.checksummed_json import sealed
 from shardio.surgery.audit import audit_dataset, audit_shard
 from shardio.surgery.repairing import repair
 from shardio.writer import ShardWriter

@@ -19,8 +19,8 @@ import pytest
 import shardio
 from shardio import Batch, ShardLoader
 from shardio._engine.sizing import n_blocks_wanted
-from shardio.access.filesystems import Access
 from shardio.errors import LoaderClosed, TransformError
+from shardio.storage.filesystems import Access
 from tests.loading import (
     PATIENCE_S,
     RAGGED,

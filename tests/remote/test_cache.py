@@ -18,7 +18,6 @@ from urllib.parse import quote
 
 import pytest
 
-from shardio import disk
 from shardio.errors import CacheFull, EnvironmentUnsuitable, ShardCorrupt, ShardUnsupported
 from shardio.manifest import load
 from shardio.reader import ShardReader
@@ -27,6 +26,7 @@ from shardio.remote.cache import ShardCache
 from shardio.remote.locks import exclusive, is_alone_in_any
 from shardio.remote.objects import Objects
 from shardio.remote.room import Room
+from shardio.storage import fs
 from shardio.writer import ShardSummary
 from tests.limits import files_of_at_most
 from tests.loading import TWO_FIELDS, two_fields, write_dataset
@@ -290,7 +290,7 @@ def test_a_cache_that_is_closed_in_the_middle_of_a_download_waits_for_nobody(
     monkeypatch: pytest.MonkeyPatch,
     shards: tuple[ShardSummary, ...],
 ) -> None:
-    perform = disk.perform
+    perform = fs.perform
 
     def close(call: str, path: str, function: Any, *given: Any, **named: Any) -> Any:
         if call == "create" and path.endswith(".part"):
@@ -299,7 +299,7 @@ def test_a_cache_that_is_closed_in_the_middle_of_a_download_waits_for_nobody(
 
     objects = Objects(url, store.options)
     other, cache = (ShardCache(str(tmp_path / "cache"), 1 << 30, objects) for _ in range(2))
-    monkeypatch.setattr(disk, "perform", close)
+    monkeypatch.setattr(fs, "perform", close)
     thread = threading.Thread(target=cache.hold, args=(shards[0],), daemon=True)
     thread.start()
     thread.join(60)
@@ -315,7 +315,7 @@ def test_a_shard_gets_its_name_while_nobody_counts_what_lies_there(
     monkeypatch: pytest.MonkeyPatch,
     shards: tuple[ShardSummary, ...],
 ) -> None:
-    perform, renamed = disk.perform, []
+    perform, renamed = fs.perform, []
 
     def look(call: str, path: Any, function: Any, *given: Any, **named: Any) -> Any:
         if call == "rename":
@@ -327,7 +327,7 @@ def test_a_shard_gets_its_name_while_nobody_counts_what_lies_there(
         return perform(call, path, function, *given, **named)
 
     with _cache(store, url, tmp_path) as cache:
-        monkeypatch.setattr(disk, "perform", look)
+        monkeypatch.setattr(fs, "perform", look)
         cache.hold(shards[0])
     assert len(renamed) == 1
 
@@ -487,7 +487,7 @@ def _fill_disk(
     monkeypatch: pytest.MonkeyPatch, n_refused: int, call_refused: str = "write", end: str = ".part"
 ) -> None:
     """Have the disk refuse so many writes of what is downloaded."""
-    left, perform = [n_refused], disk.perform
+    left, perform = [n_refused], fs.perform
 
     def refuse(call: str, path: str, function: Any, *given: Any, **named: Any) -> Any:
         if call == call_refused and path.endswith(end) and left[0]:
@@ -495,7 +495,7 @@ def _fill_disk(
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
         return perform(call, path, function, *given, **named)
 
-    monkeypatch.setattr(disk, "perform", refuse)
+    monkeypatch.setattr(fs, "perform", refuse)
 
 
 @pytest.mark.parametrize(

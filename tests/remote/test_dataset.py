@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 
 import shardio
-from shardio import disk
 from shardio.errors import DatasetCorrupt, DatasetNotFound, InvalidArgument, StoreUnavailable
 from shardio.remote.mirror import Mirror
 from shardio.remote.objects import Objects
 from shardio.remote.places import Remote
+from shardio.storage import fs
 from tests.loading import TWO_FIELDS, two_fields, write_dataset
 from tests.remote.scene import Fault, Scene
 from tests.shards import MEDIA_FIELDS, media_sample
@@ -188,14 +188,14 @@ def test_the_folder_of_the_cache_is_absolute(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_full_disk_keeps_nothing_of_a_state(
     store: Scene, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    perform = disk.perform
+    perform = fs.perform
 
     def refuse(call: str, path: Any, function: Any, *given: Any, **named: Any) -> Any:
         if call == "write":
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
         return perform(call, path, function, *given, **named)
 
-    monkeypatch.setattr(disk, "perform", refuse)
+    monkeypatch.setattr(fs, "perform", refuse)
     with pytest.raises(OSError, match=r"No space left on device: .*dataset\.json"):
         _open(store, url, tmp_path)
     assert list(tmp_path.rglob("*.tmp")) == []
@@ -241,14 +241,14 @@ def test_a_state_that_is_being_written_is_not_removed_by_another_process(
     store: Scene, url: str, tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mirror, other = (Mirror(str(tmp_path), Objects(url, store.options)) for _ in range(2))
-    perform = disk.perform
+    perform = fs.perform
 
     def remove(call: str, path: Any, function: Any, *given: Any, **named: Any) -> Any:
         if call == "rename":
             other.forget()
         return perform(call, path, function, *given, **named)
 
-    monkeypatch.setattr(disk, "perform", remove)
+    monkeypatch.setattr(fs, "perform", remove)
     mirror.bring(None)
     state = (tmp_path / "generations" / "000001.json").read_bytes()
     assert state == (folder / "generations" / "000001.json").read_bytes()

@@ -15,9 +15,10 @@ from typing import Any
 
 import pytest
 
-from shardio import ShardLoader, disk
+from shardio import ShardLoader
 from shardio._engine import launch
 from shardio.errors import CacheFull
+from shardio.storage import fs
 from tests.loading import TWO_FIELDS, two_fields, write_dataset
 from tests.remote.scene import Fault, Scene, line_of, program
 
@@ -196,14 +197,14 @@ def test_two_loaders_that_make_room_for_each_other_give_every_sample(
 def test_a_full_disk_is_the_error_that_the_loop_gets(
     store: Scene, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    perform = disk.perform
+    perform = fs.perform
 
     def refuse(call: str, path: Any, function: Any, *given: Any, **named: Any) -> Any:
         if call == "write" and str(path).endswith(".part"):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
         return perform(call, path, function, *given, **named)
 
-    monkeypatch.setattr(disk, "perform", refuse)
+    monkeypatch.setattr(fs, "perform", refuse)
     given: Any = {"output": "numpy", "num_workers": 0}
     with (
         ShardLoader(

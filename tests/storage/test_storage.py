@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardio import storage
 from shardio.column_range import ColumnPlace, ColumnRange
 from shardio.errors import (
     EnvironmentUnsuitable,
@@ -22,7 +21,8 @@ from shardio.errors import (
     ShardIncomplete,
     ShardNotFound,
 )
-from shardio.storage import Spool, map_file, rename_new
+from shardio.storage import mmap
+from shardio.storage.mmap import Spool, map_file, rename_new
 
 
 def n_maps(path: Path) -> int:
@@ -112,7 +112,7 @@ def test_a_file_that_the_limit_of_addresses_does_not_let_in_is_told_with_that_li
 
 
 def test_larger_memory_pages_are_refused_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shardio.storage.mmap.PAGESIZE", 65536)
+    monkeypatch.setattr("shardio.storage.mmap.mmap.PAGESIZE", 65536)
     with pytest.raises(EnvironmentUnsuitable, match="memory pages of 65536 bytes"):
         ColumnRange(64, [])
 
@@ -197,7 +197,7 @@ def test_renaming_takes_no_name_from_another_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, system_can: bool
 ) -> None:
     if not system_can:
-        monkeypatch.setattr(storage, "_RENAME", None)
+        monkeypatch.setattr(mmap, "_RENAME", None)
     new, old = tmp_path / "new", tmp_path / "old"
     new.write_bytes(b"new")
     old.write_bytes(b"old")

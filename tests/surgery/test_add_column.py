@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shardio import Array, Bytes, Json, List, Schema, ShardLoader, Text, disk
+from shardio import Array, Bytes, Json, List, Schema, ShardLoader, Text
 from shardio.conversion.moves import refuse_strangers
 from shardio.dataset import open_dataset
 from shardio.errors import (
@@ -25,6 +25,7 @@ from shardio.errors import (
 )
 from shardio.format.layout import Kind
 from shardio.manifest import load, load_generation, publish_next
+from shardio.storage import fs
 from shardio.surgery import (
     SurgeryProgress,
     add_column,
@@ -547,7 +548,7 @@ def add_and_be_killed(folder: Path, call: int) -> bool:
                 os.kill(os.getpid(), signal.SIGKILL)
             return act(*given, **named)
 
-        vars(disk)["perform"] = perform
+        vars(fs)["perform"] = perform
         try:
             add_column(folder, "x", Array("int64"), range(N))
         finally:

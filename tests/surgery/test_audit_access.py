@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shardio import storage
 from shardio._engine.crew import Message
-from shardio.access.pread import PreadFile
 from shardio.errors import InvalidArgument
 from shardio.format.fields import Array, Bytes
 from shardio.format.schema import Schema
 from shardio.reader import ShardReader
+from shardio.storage import mmap
+from shardio.storage.pread import PreadFile
 from shardio.surgery import audit_dataset, audit_shard, auditors, survey_shard
 from shardio.surgery.content import Content
 from shardio.surgery.shard_audit import examine, examine_bytes
@@ -89,13 +89,13 @@ def test_nothing_is_mapped_unless_it_is_asked_for(
 ) -> None:
     first = dataset / shard_names(dataset)[0]
     mapped: list[str] = []
-    real = storage.map_known_file
+    real = mmap.map_known_file
 
     def spy(path: str) -> Any:
         mapped.append(path)
         return real(path)
 
-    monkeypatch.setattr(storage, "map_known_file", spy)
+    monkeypatch.setattr(mmap, "map_known_file", spy)
     for chosen in (access, "mmap"):
         assert audit_shard(first, access=chosen) == []
         assert audit_dataset(dataset, workers=0, access=chosen).findings == ()

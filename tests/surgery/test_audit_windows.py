@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shardio.access.filesystems import Access
-from shardio.access.pread import PreadFile
 from shardio.format.fields import Array, Bytes, Text
 from shardio.format.index import ENTRY
 from shardio.format.layout import PAGE
 from shardio.format.schema import Schema
 from shardio.reader import ShardReader
+from shardio.storage.filesystems import Access
+from shardio.storage.pread import PreadFile
 from shardio.surgery import audit_shard, payload_audit
 from shardio.surgery.content import WINDOW_BYTES, Content, parts_of
 from shardio.surgery.shard_audit import examine_bytes

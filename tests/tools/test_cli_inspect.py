@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 
 import shardio
-from shardio import Array, Bytes, Json, List, Schema, ShardReader, Text, sealed
+from shardio import Array, Bytes, Json, List, Schema, ShardReader, Text
 from shardio.format import values
 from shardio.manifest import load, publish_next
+from shardio.storage import checksummed_json
 from shardio_tools import cli
 from shardio_tools._values import value_facts
 from tests.shards import EVERY_FIELD, media_sample, write_media, write_shard
@@ -365,7 +366,7 @@ def forge(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
     content = json.loads(path.read_bytes())
     del content["digest"]
     change(content)
-    path.write_bytes(sealed.sealed(content))
+    path.write_bytes(checksummed_json.sealed(content))
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from shardio.access.content import Content
+from shardio.storage.content import Content
 from shardio.surgery import shard_audit
 from shardio_tools import cli, verify
 

@@ -23,7 +23,7 @@ import numpy as np
 
 from shardio import Array, Schema, ShardWriter
 from shardio.manifest import publish
-from shardio.storage import most_maps
+from shardio.storage.mmap import most_maps
 from shardio.writer import ShardSummary
 
 PER_SHARD, LINKS, BATCH = 2, 10_000, 100

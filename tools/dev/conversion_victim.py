@@ -1,7 +1,7 @@
 """A conversion that is killed at a step: its converter, and what lies in wait for it.
 
 Used by `kill_conversion.py`. The processes that are killed import this file for the converter; it
-sees their steps at the door through which shardio changes files (`shardio.disk.perform`).
+sees their steps at the door through which shardio changes files (`shardio.storage.fs.perform`).
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from typing import Any, ClassVar
 import numpy as np
 
 import shardio
-from shardio import Array, Input, MediaError, Outcome, Schema, Text, disk
+from shardio import Array, Input, MediaError, Outcome, Schema, Text
 from shardio.conversion import plan
 from shardio.manifest import parts
+from shardio.storage import fs
 
 TRAP = "KILL_CONVERSION_TRAP"
 LISTED = "KILL_CONVERSION_LISTED"
@@ -130,7 +131,7 @@ def small_units() -> None:
 
 
 trap: Trap | None = None
-real_perform = disk.perform
+real_perform = fs.perform
 if os.environ.get(TRAP):
     trap = Trap(**json.loads(os.environ[TRAP]))
-    disk.perform = perform  # type: ignore[assignment]  # less exactly typed
+    fs.perform = perform  # type: ignore[assignment]  # less exactly typed

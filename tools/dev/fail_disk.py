@@ -33,7 +33,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
 
 from dev import conversion_victim  # noqa: E402  (found by the line above)
 from dev import kill_conversion as k  # noqa: E402
-from shardio import disk  # noqa: E402
+from shardio.storage import fs  # noqa: E402
 from shardio_tools import cli  # noqa: E402
 
 TRAP = "FAIL_DISK_TRAP"
@@ -76,9 +76,9 @@ class Trap:
         return function(*given, **named)
 
 
-real_perform = disk.perform
+real_perform = fs.perform
 if os.environ.get(TRAP):
-    disk.perform = Trap(**json.loads(os.environ[TRAP])).perform  # type: ignore[assignment]
+    fs.perform = Trap(**json.loads(os.environ[TRAP])).perform  # type: ignore[assignment]
 
 
 # In the main process.
@@ -126,11 +126,11 @@ class Stage:
         mark = uuid.uuid4().hex
         os.environ |= {TRAP: json.dumps(dataclasses.asdict(trap)), k.MARK: mark}
         if for_good:
-            disk.perform = _refusing(trap)
+            fs.perform = _refusing(trap)
         try:
             exit_code, said = self._convert(out, 1)
         finally:
-            disk.perform = real_perform
+            fs.perform = real_perform
             del os.environ[TRAP], os.environ[k.MARK]
         wrong = k.check_ended(mark) + k.check_whole(out)
         if fired.exists():

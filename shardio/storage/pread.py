@@ -18,8 +18,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from shardio.access.files import FileState, open_shard, resized
 from shardio.errors import ShardChanged, ShardIncomplete
+from shardio.storage.files import FileState, open_shard, resized
 
 Rows = npt.NDArray[np.int64]
 

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shardio.access.pread import PreadFile
 from shardio.errors import ShardChanged
+from shardio.storage.pread import PreadFile
 
 Content = memoryview | PreadFile
 

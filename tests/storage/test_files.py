@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from shardio.access.files import FileState, check_length
 from shardio.errors import ShardChanged
+from shardio.storage.files import FileState, check_length
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from shardio.access.content import Content
 from shardio.errors import ShardChanged
+from shardio.storage.content import Content
 
 
 class Column(NamedTuple):

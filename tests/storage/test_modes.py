@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardio import ShardLoader, ShardReader
-from shardio.access.filesystems import Access
 from shardio.dataset import ShardDataset
 from shardio.errors import ChecksumMismatch, InvalidArgument, LoaderClosed
+from shardio.storage.filesystems import Access
 from shardio.units import Verify
 from tests.loading import bits, write_dataset
 from tests.shards import EVERY_FIELD, same_sample

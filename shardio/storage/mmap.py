@@ -20,12 +20,12 @@ from typing import IO, Final
 import numpy as np
 import numpy.typing as npt
 
-from shardio import disk
-from shardio.access.content import Content
-from shardio.access.files import FileState, open_shard
-from shardio.access.filesystems import Access, choose_access
-from shardio.access.pread import PreadFile
 from shardio.errors import EnvironmentUnsuitable, MemoryShort, ShardIncomplete
+from shardio.storage import fs
+from shardio.storage.content import Content
+from shardio.storage.files import FileState, open_shard
+from shardio.storage.filesystems import Access, choose_access
+from shardio.storage.pread import PreadFile
 
 _PROT_NONE: Final = 0
 _MAP_FIXED: Final = 0x10
@@ -265,7 +265,7 @@ def sync_folder(folder: str) -> None:
     """Make a rename in `folder` durable."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        disk.perform("fsync", folder, os.fsync, fd)
+        fs.perform("fsync", folder, os.fsync, fd)
     finally:
         os.close(fd)
 
@@ -276,7 +276,7 @@ def rename_new(source: str, target: str) -> None:
     Raises:
         FileExistsError: the name is taken; the source stays.
     """
-    disk.perform("rename", target, _rename_new, source, target)
+    fs.perform("rename", target, _rename_new, source, target)
 
 
 def exchange(one: str, other: str) -> bool:
@@ -287,7 +287,7 @@ def exchange(one: str, other: str) -> bool:
     Raises:
         OSError: the system refuses for another reason.
     """
-    return disk.perform("rename", other, _exchange, one, other)
+    return fs.perform("rename", other, _exchange, one, other)
 
 
 def _exchange(one: str, other: str) -> bool:

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from shardio.access import page_cache
-from shardio.access.files import open_shard
-from shardio.access.page_cache import END_BYTES, PAGE_BYTES, will_open
 from shardio.dataset import ShardDataset
+from shardio.storage import page_cache
+from shardio.storage.files import open_shard
+from shardio.storage.page_cache import END_BYTES, PAGE_BYTES, will_open
 from tests.loading import TWO_FIELDS, two_fields, write_dataset
 
 SIZE = 100_000

@@ -11,8 +11,8 @@ import os
 from collections.abc import Sequence
 from typing import Final
 
-from shardio.access.files import open_shard
 from shardio.errors import ShardioError
+from shardio.storage.files import open_shard
 
 PAGE_BYTES: Final = 4096
 

@@ -15,10 +15,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardio.access import pread
-from shardio.access.files import open_shard as open_shard_for_real
-from shardio.access.pread import PreadFile
 from shardio.errors import ShardChanged, ShardIncomplete, ShardNotFound
+from shardio.storage import pread
+from shardio.storage.files import open_shard as open_shard_for_real
+from shardio.storage.pread import PreadFile
 
 N_BYTES = 600_000
 CONTENT = np.random.default_rng(0).integers(0, 256, N_BYTES, np.uint8)
