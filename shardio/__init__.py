@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from shardio.mixing import mix
     from shardio.multi import MultiLoader
     from shardio.pipeline import DataLoader, MapIterator, Pipeline
-    from shardio.reader import ShardReader
-    from shardio.writer import ShardWriter
+    from shardio.shard.reader import ShardReader
+    from shardio.shard.writer import ShardWriter
 
 
 __all__ = [
@@ -110,8 +110,8 @@ _HOMES = {
     "Schema": "shardio.format.schema",
     "ShardDataset": "shardio.dataset",
     "ShardLoader": "shardio.loader",
-    "ShardReader": "shardio.reader",
-    "ShardWriter": "shardio.writer",
+    "ShardReader": "shardio.shard.reader",
+    "ShardWriter": "shardio.shard.writer",
     "SharedMemoryShim": "shardio.items",
     "Source": "shardio.conversion",
     "Text": "shardio.format.fields",

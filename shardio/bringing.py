@@ -21,10 +21,10 @@ from shardio.remote.ahead import N_THREADS, Ahead, Wanted
 from shardio.remote.bucket import Bucket
 from shardio.remote.interruptible import side_by_side
 from shardio.remote.places import Remote
+from shardio.shard.verification import Rows
+from shardio.shard.writer import ShardSummary
 from shardio.shard_order import SHARDS_PER_WINDOW
 from shardio.storage.filesystems import Access
-from shardio.units import Rows
-from shardio.writer import ShardSummary
 
 _SAMPLES_AT_ONCE: Final = 1 << 14
 

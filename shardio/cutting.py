@@ -20,7 +20,7 @@ from shardio.format.streams import Streams
 from shardio.media.framing import Place
 from shardio.order import OF_CLIPS, OF_CROPS, hashes_of, key_of
 from shardio.scan import Part, scan
-from shardio.units import Rows
+from shardio.shard.verification import Rows
 
 _HALF: Final = 1 << 32
 _OPTIONS: Final = ("frames", "stride", "step", "size")

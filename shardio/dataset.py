@@ -20,16 +20,16 @@ from shardio.format.schema import Schema
 from shardio.gather import ColumnGather
 from shardio.manifest import Generation, load, load_generation
 from shardio.manifest.shard_list import sizes_of
-from shardio.reader import ShardReader
 from shardio.remote.bucket import Bucket
 from shardio.remote.places import Remote, is_url, local_path
+from shardio.shard.reader import ShardReader
+from shardio.shard.verification import VERIFY, Rows, Verify
+from shardio.shard.writer import ShardSummary
 from shardio.shards.filed import DatasetFiles, Group, ShardFiles
 from shardio.shards.places import Folder, Place
 from shardio.shown import RowSelection
 from shardio.storage.filesystems import Access
-from shardio.units import VERIFY, Rows, Verify
 from shardio.views import RowList, RowRuns, check_mask, check_positions
-from shardio.writer import ShardSummary
 
 _AT_ONCE: Final = 8192
 """Rows of a column that are gathered in one call."""

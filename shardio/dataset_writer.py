@@ -17,8 +17,8 @@ from shardio.manifest import (
     publish,
     refuse_existing,
 )
+from shardio.shard.writer import ShardSummary, ShardWriter, check_schema
 from shardio.storage.fs import make_folder, remove_folder, unlink
-from shardio.writer import ShardSummary, ShardWriter, check_schema
 
 
 class DatasetWriter(Publishing):

@@ -13,7 +13,7 @@ from shardio.format.fields import Array, Field
 from shardio.format.schema import Schema
 from shardio.packing import Pack
 from shardio.scan import Part, scan
-from shardio.units import Rows
+from shardio.shard.verification import Rows
 
 
 def to_be_packed(schema: Schema, pack: Any, asked: tuple[str, ...] | None) -> Pack:

@@ -12,8 +12,8 @@ from shardio.errors import InvalidArgument
 from shardio.format.fields import Array, List
 from shardio.format.schema import Schema
 from shardio.format.streams import Streams
-from shardio.reader import ShardReader
-from shardio.units import Rows
+from shardio.shard.reader import ShardReader
+from shardio.shard.verification import Rows
 
 Values = npt.NDArray[Any]
 

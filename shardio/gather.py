@@ -23,11 +23,11 @@ from shardio.format.checksum import BLOCK_BYTES, distinct, hash_bytes, rows_per_
 from shardio.format.fields import Array
 from shardio.format.index import DIMENSION
 from shardio.format.layout import Section
-from shardio.reader import ShardReader
 from shardio.rows import FileRows, MappedRows, PooledRows, read_hashes
+from shardio.shard.reader import ShardReader
+from shardio.shard.verification import Rows
 from shardio.shards.opened import OpenFiles
 from shardio.storage.pread import PreadFile
-from shardio.units import Rows
 
 _NOT_YET: Final = -1
 """The place of marks that is known when the file has been open."""
@@ -42,7 +42,7 @@ class ColumnGather:
         first: the number of the first file that has the column; those of further shards follow.
         is_mapped: whether files are mapped; else they are read.
         starts, counts: the dataset's row number of each shard's first row, and how many it has.
-        marks: the units of all shards that are checked, shared; see `units`.
+        marks: the units of all shards that are checked, shared; see `verification`.
         first_marks: where each shard's own marks begin.
         verify: "off", "first" or "always".
     """

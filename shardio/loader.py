@@ -33,10 +33,10 @@ from shardio.preload import preload as bring_in
 from shardio.progress_bar import ProgressBar
 from shardio.recorded import timeline_of
 from shardio.reopening import open_anew
+from shardio.shard.verification import Verify
 from shardio.sounds import Sound
 from shardio.storage.filesystems import Access
 from shardio.timeline import Timeline
-from shardio.units import Verify
 
 
 class ShardLoader(Closing):

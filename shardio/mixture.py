@@ -22,12 +22,12 @@ from shardio.manifest import Generation
 from shardio.manifest.default_view import ROWS
 from shardio.manifest.listing import Side
 from shardio.remote.places import Remote
+from shardio.shard.verification import Rows, Verify
+from shardio.shard.writer import ShardSummary
 from shardio.shards.filed import MixtureFiles
 from shardio.shown import MixtureSelection
 from shardio.storage.filesystems import Access
-from shardio.units import Rows, Verify
 from shardio.views import RowList, check_positions
-from shardio.writer import ShardSummary
 
 _NAMED: Final = 3
 

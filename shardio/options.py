@@ -37,9 +37,9 @@ from shardio.option_checks import (
 )
 from shardio.packing import Pack, Packing
 from shardio.pictures import decoded, picture_fields
+from shardio.shard.verification import VERIFY, Verify
 from shardio.sounds import Sound
 from shardio.storage.filesystems import Access
-from shardio.units import VERIFY, Verify
 
 Collate = Kind | Mapping[str, Kind | Sizes] | Callable[[list[dict[str, Any]]], Mapping[str, Any]]
 _TAILS: Final = get_args(Tail)

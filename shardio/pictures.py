@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping
 from shardio.dataset import Dataset
 from shardio.format.fields import Array, Field, Image
 from shardio.format.schema import Schema
-from shardio.reader import ShardReader
 from shardio.scan import Part, scan
-from shardio.units import Rows
+from shardio.shard.reader import ShardReader
+from shardio.shard.verification import Rows
 
 Sizes = Mapping[str, tuple[int, int]]
 """Height and width of those fields whose pictures all have the same."""

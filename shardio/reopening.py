@@ -8,8 +8,8 @@ from shardio.dataset import Dataset, ShardDataset
 from shardio.errors import InvalidArgument
 from shardio.mixture import Mixture
 from shardio.remote.places import Remote, is_url
+from shardio.shard.verification import Verify
 from shardio.storage.filesystems import Access
-from shardio.units import Verify
 
 
 def open_anew(

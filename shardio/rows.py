@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from shardio.column_range import ColumnPlace, ColumnRange
+from shardio.shard.verification import Rows
 from shardio.storage.pread import PreadFile
-from shardio.units import Rows
 
 Lines = npt.NDArray[np.uint8]
 

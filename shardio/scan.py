@@ -13,9 +13,9 @@ from typing import Final, NamedTuple, TypeVar
 import numpy as np
 
 from shardio.dataset import Dataset
-from shardio.reader import ShardReader
 from shardio.remote.interruptible import in_order
-from shardio.units import Rows
+from shardio.shard.reader import ShardReader
+from shardio.shard.verification import Rows
 
 T = TypeVar("T")
 

@@ -12,7 +12,7 @@ from shardio.clips import Clips
 from shardio.errors import InvalidArgument
 from shardio.format.checksum import distinct
 from shardio.packing import Pack, Packed
-from shardio.units import Rows
+from shardio.shard.verification import Rows
 from shardio.views import RowList, RowRuns
 
 

@@ -13,7 +13,7 @@ from shardio.format.fields import Array, Audio, Bytes, Image, Json, List, Text, 
 from shardio.format.images import EncodedImage
 from shardio.format.schema import Schema
 from shardio.format.streams import EncodedStream, PacketFlag, pack_packets
-from shardio.writer import ShardWriter
+from shardio.shard.writer import ShardWriter
 
 EVERY_FIELD = Schema(
     {

@@ -21,9 +21,9 @@ from shardio._engine.ranges import Ranges, blocks_of, merged
 from shardio._engine.recipe import Plan, Recipe
 from shardio.dataset import Dataset
 from shardio.errors import ShardioError
+from shardio.shard.verification import Rows
 from shardio.storage.files import open_shard
 from shardio.storage.page_cache import PAGE_BYTES, is_cached, will_need
-from shardio.units import Rows
 
 N_PROBED: Final = 4
 """Rows of a batch."""

@@ -19,7 +19,7 @@ from shardio._engine.recipe import Recipe
 from shardio.collate import CLAIMED, EMPTY, NO_FIELD, BlockLayout
 from shardio.dataset import Dataset
 from shardio.errors import ShardChanged, WorkerDied
-from shardio.writer import ShardSummary
+from shardio.shard.writer import ShardSummary
 
 MOST_DEATHS: Final = 2
 """What so many workers died of is not tried again."""

@@ -21,8 +21,8 @@ from shardio.format.checksum import CHUNK_BYTES
 from shardio.format.index import ENTRY, ENTRY_DTYPE
 from shardio.format.layout import NO_FIELD, Kind
 from shardio.format.streams import PACKET, STREAM, STREAM_DTYPE
+from shardio.shard.verification import Rows
 from shardio.storage.files import open_shard
-from shardio.units import Rows
 
 _MOST_AROUND: Final = 256 << 10
 """Bytes before and behind: a sixteenth of the video, up to this, as frames are not of one size."""

@@ -22,8 +22,8 @@ from shardio.format.streams import EncodedStream
 from shardio.hearing import clip_seconds
 from shardio.media.clips import ClipDecoder
 from shardio.media.framing import Box, Place
+from shardio.shard.verification import Rows
 from shardio.timing import FrameTimes
-from shardio.units import Rows
 
 Pixels = npt.NDArray[np.uint8]
 Numbers = npt.NDArray[np.int64]

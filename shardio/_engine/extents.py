@@ -20,8 +20,8 @@ from shardio.format.checksum import distinct, rows_per_unit
 from shardio.format.fields import STREAMED, n_stored_dims
 from shardio.format.index import DIMENSION, ENTRY, ENTRY_DTYPE, stored_bytes
 from shardio.format.layout import NO_FIELD, Kind
+from shardio.shard.verification import Rows
 from shardio.storage.files import open_shard
-from shardio.units import Rows
 
 GAP_BYTES: Final = 4 << 20
 """Files begin on multiples of this, and have as much between them: ranges that are rounded out to

@@ -33,7 +33,7 @@ from shardio.errors import SchemaError
 from shardio.format.schema import Schema
 from shardio.inference import infer_schema
 from shardio.pictures import decoded
-from shardio.units import Rows
+from shardio.shard.verification import Rows
 
 RowByRow = Callable[[npt.NDArray[np.int64], BlockLayout, BlockMap, npt.NDArray[np.int32]], int]
 """Fills the rows of a block, or of a scratch, one by one; returns how much of the heap is used. The

@@ -20,8 +20,8 @@ from shardio.cutting import Cuts, draw_cuts
 from shardio.dataset import Dataset
 from shardio.drawing import WeightedOrder
 from shardio.order import CHUNK, OF_SOUNDS, Order, hashes_of, key_of
+from shardio.shard.verification import Rows
 from shardio.shard_order import ShardOrder, ShardWindow
-from shardio.units import Rows
 from shardio.windows import GroupedOrder, WindowedOrder
 
 _STATE_SHIFT: Final = 32

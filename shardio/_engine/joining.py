@@ -21,7 +21,7 @@ from shardio.errors import SchemaError, ShardCorrupt
 from shardio.format.checksum import distinct
 from shardio.format.index import full_shape
 from shardio.format.schema import Schema
-from shardio.units import Rows
+from shardio.shard.verification import Rows
 
 Values = list[npt.NDArray[Any] | None]
 """What the rows of a batch have for a field, None where it is absent."""

@@ -17,7 +17,7 @@ from shardio.errors import ShardCorrupt
 from shardio.format.checksum import distinct
 from shardio.format.index import Entries
 from shardio.packing import Pack, Packed, Parts
-from shardio.units import Rows, Verify
+from shardio.shard.verification import Rows, Verify
 
 Tokens = npt.NDArray[Any]
 Record = bytes | memoryview

@@ -11,7 +11,7 @@ from shardio._base.phase_timers import DECODE, SPENT, now_ns
 from shardio.dataset import Dataset
 from shardio.errors import InvalidArgument, MediaError
 from shardio.media.image import MAX_PIXELS, decode_image
-from shardio.units import Rows
+from shardio.shard.verification import Rows
 
 Pixels = npt.NDArray[np.uint8]
 

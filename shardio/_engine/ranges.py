@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from shardio.format.checksum import distinct
-from shardio.units import Rows
+from shardio.shard.verification import Rows
 
 
 class Ranges(NamedTuple):

@@ -20,9 +20,9 @@ from shardio.mixture import Mixed
 from shardio.packing import Packing
 from shardio.pictures import common_sizes, decoded
 from shardio.remote.places import Remote
+from shardio.shard.verification import Verify
 from shardio.shard_order import ShardWindow
 from shardio.storage.filesystems import Access
-from shardio.units import Verify
 from shardio.windows import Window
 
 Dct = Literal["accurate", "fast"]

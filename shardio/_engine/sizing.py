@@ -19,7 +19,7 @@ from shardio.errors import MemoryShort
 from shardio.format.schema import Schema
 from shardio.format.values import encode_record
 from shardio.hearing import HeardField
-from shardio.units import Rows
+from shardio.shard.verification import Rows
 
 _SAMPLED: Final = 256
 _MARGIN: Final = 1.5

@@ -20,7 +20,7 @@ from shardio.format.streams import EncodedStream
 from shardio.hearing import HeardField, Hearing, n_samples
 from shardio.media.sound import AudioDecoder
 from shardio.media.sound_times import begin_of, stream_rate
-from shardio.units import Rows
+from shardio.shard.verification import Rows
 
 Samples = npt.NDArray[Any]
 Span = tuple[int, int]

@@ -33,7 +33,7 @@ from shardio.format.checksum import distinct
 from shardio.format.fields import Array
 from shardio.format.index import Entries, full_shape
 from shardio.format.schema import Schema
-from shardio.units import Rows
+from shardio.shard.verification import Rows
 
 Bytes = npt.NDArray[np.uint8]
 Present = npt.NDArray[np.bool_]

@@ -25,7 +25,7 @@ from shardio.conversion.source import OUTCOMES, Input, OutcomeKind
 from shardio.errors import DatasetConflict, DatasetNotFound, InvalidArgument
 from shardio.format.schema import Schema
 from shardio.manifest import Generation, holds_dataset, load, settle
-from shardio.writer import ShardSummary
+from shardio.shard.writer import ShardSummary
 
 OF_RUN: Final = ("on_error", "shard_bytes")
 """Recorded options that say how a conversion ran, not what a sample is: an append may differ."""

@@ -13,9 +13,9 @@ from dataclasses import replace
 from typing import Final
 
 from shardio.conversion.unit import Job
-from shardio.reader import ShardReader
+from shardio.shard.reader import ShardReader
+from shardio.shard.writer import ShardSummary, ShardWriter
 from shardio.storage.fs import make_folder
-from shardio.writer import ShardSummary, ShardWriter
 
 MIN_SHARD_BYTES: Final = 8 << 20
 """Minimum bytes of a merged shard, whose tables and padding take some 50 kB."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from shardio.conversion.source import Outcome
-from shardio.writer import ShardSummary
+from shardio.shard.writer import ShardSummary
 
 
 class InputBegun(NamedTuple):

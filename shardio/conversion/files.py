@@ -33,7 +33,7 @@ from shardio.conversion.source import options_of, view_of
 from shardio.conversion.staging import Staging
 from shardio.conversion.unit import Job, convert_unit
 from shardio.manifest import Generation, lineage_of, load, publish, publish_next
-from shardio.writer import ShardSummary
+from shardio.shard.writer import ShardSummary
 
 
 def convert_files(

@@ -11,11 +11,11 @@ from typing import Any, ClassVar, Final
 
 from shardio.conversion.source import Input, Item, Outcome
 from shardio.conversion.values import infer_fields, named, ready
-from shardio.encoded import as_encoded
 from shardio.errors import InvalidArgument, MediaError, SchemaError
 from shardio.format.fields import Array, Audio, Video
 from shardio.format.schema import Schema
 from shardio.format.values import encode_array, encode_record, encode_stream
+from shardio.shard.encoded import as_encoded
 
 _MAX_TRIED: Final = 64
 """Items that are looked at, at most, for one that gives a sample to take the fields from."""

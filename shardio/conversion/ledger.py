@@ -8,7 +8,7 @@ from shardio.conversion.events import InputDone, UnitDone, UnitEvent
 from shardio.conversion.plan import Listing, Unit
 from shardio.conversion.report import InputReport, Progress
 from shardio.conversion.source import Outcome
-from shardio.writer import ShardSummary
+from shardio.shard.writer import ShardSummary
 
 
 class Ledger:

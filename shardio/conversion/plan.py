@@ -17,7 +17,7 @@ from shardio.conversion.patterns import Pattern, Reached, pattern_of
 from shardio.conversion.source import Input, Item
 from shardio.errors import InvalidArgument
 from shardio.format.checksum import hash_bytes
-from shardio.writer import ShardSummary
+from shardio.shard.writer import ShardSummary
 
 MIN_UNIT_BYTES: Final = 1 << 20  # smaller units would give shards too small to read well
 MAX_UNIT_BYTES: Final = 128 << 20  # larger ones would leave workers idle at the end

@@ -20,9 +20,9 @@ from shardio.conversion.source import OUTCOMES, Input, Outcome, Source
 from shardio.conversion.spool import Spool
 from shardio.errors import InvalidArgument, MediaError
 from shardio.format.schema import Schema
+from shardio.shard.writer import ShardSummary, ShardWriter
 from shardio.storage.fs import make_folder, remove_tree
 from shardio.storage.mmap import sync_folder
-from shardio.writer import ShardSummary, ShardWriter
 
 _MAX_REASON: Final = 1000  # characters of a reason that are kept
 _OF_THE_MACHINE: Final = frozenset(

@@ -36,8 +36,8 @@ from shardio.remote.interruptible import side_by_side
 from shardio.remote.locks import exclusive
 from shardio.remote.objects import Objects
 from shardio.remote.places import Remote
+from shardio.shard.writer import ShardSummary
 from shardio.storage.fs import make_folder, remove_tree, rename
-from shardio.writer import ShardSummary
 
 _AT_ONCE: Final = 4
 """Shards that are uploaded, or looked for, side by side."""

@@ -31,12 +31,12 @@ from shardio.manifest.generation import Generation, describe, lineage_of, parse
 from shardio.manifest.input_list import InputList
 from shardio.manifest.parts import remove_unnamed, write_part
 from shardio.manifest.shard_list import ShardList
+from shardio.shard.writer import ShardSummary
 from shardio.storage.checksummed_json import read_sealed, sealed, write_sealed
 from shardio.storage.fs import make_folder, remove_folder, unlink
 from shardio.storage.links import refuse_links_outside
 from shardio.version import __version__
 from shardio.views import RowRuns
-from shardio.writer import ShardSummary
 
 GENERATIONS: Final = "generations"
 _FORMAT: Final = "shardio dataset"

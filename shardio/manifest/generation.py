@@ -37,9 +37,9 @@ from shardio.manifest.parts import (
     put_aside,
 )
 from shardio.manifest.shard_list import Files, ShardList, ids_of, names_of, samples_of
-from shardio.opening import MAX_SAMPLES
+from shardio.shard.opening import MAX_SAMPLES
+from shardio.shard.writer import ShardSummary
 from shardio.views import RowRuns
-from shardio.writer import ShardSummary
 
 _SIDE_COLUMNS: Final = "side_columns"
 """What a reader must know to read a generation that has sides."""

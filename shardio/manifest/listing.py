@@ -20,7 +20,7 @@ from shardio.format.fields import Field
 from shardio.format.schema import Schema, canonical_json
 from shardio.manifest.parts import SHARDS, is_long, parse_part, put_aside
 from shardio.manifest.shard_list import MAX_NAME_BYTES, ShardList, pack_shards, samples_of
-from shardio.writer import ShardSummary
+from shardio.shard.writer import ShardSummary
 
 _MAX_BYTES: Final = (1 << 63) - 1
 

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from shardio.errors import DatasetCorrupt, SchemaError
 from shardio.format.schema import Schema
 from shardio.manifest.parts import Part
-from shardio.writer import ShardSummary
+from shardio.shard.writer import ShardSummary
 
 _Numbers = npt.NDArray[np.int64]
 _COLUMNS_BYTES: Final = 8 + 8 + 16

@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 
 from shardio.errors import ShardioError
 from shardio.remote.bucket import Bucket
-from shardio.writer import ShardSummary
+from shardio.shard.writer import ShardSummary
 
 N_THREADS: Final = 4
 _POLL_S: Final = 0.05

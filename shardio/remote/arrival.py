@@ -14,9 +14,9 @@ from shardio.errors import ShardCorrupt
 from shardio.format.fields import STREAMED
 from shardio.format.index import stored_bytes
 from shardio.format.layout import Kind
-from shardio.reader import ShardReader
-from shardio.units import Rows
-from shardio.writer import ShardSummary
+from shardio.shard.reader import ShardReader
+from shardio.shard.verification import Rows
+from shardio.shard.writer import ShardSummary
 
 _ROWS_AT_ONCE: Final = 1 << 14
 

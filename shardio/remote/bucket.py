@@ -11,10 +11,10 @@ from shardio.remote.mirror import Mirror
 from shardio.remote.objects import Objects, never_ends
 from shardio.remote.places import Remote, checked_url
 from shardio.remote.ranges import RangeFile
+from shardio.shard.verification import Rows
+from shardio.shard.writer import ShardSummary
 from shardio.storage.filesystems import Access, choose_access
 from shardio.storage.pread import PreadFile
-from shardio.units import Rows
-from shardio.writer import ShardSummary
 
 
 class Bucket:

@@ -39,8 +39,8 @@ from shardio.remote.arrival import check_arrived
 from shardio.remote.locks import ByteLocks, exclusive
 from shardio.remote.objects import Objects, never_ends
 from shardio.remote.room import Room, byte_of, remove
+from shardio.shard.writer import ShardSummary
 from shardio.storage import fs
-from shardio.writer import ShardSummary
 
 README: Final = """\
 Shards that shardio has downloaded from object stores. All of it may be deleted while nothing reads

@@ -14,7 +14,9 @@ import numpy.typing as npt
 from shardio.errors import DatasetCorrupt
 from shardio.format.checksum import distinct
 from shardio.format.schema import Schema
-from shardio.reader import ShardReader
+from shardio.shard.reader import ShardReader
+from shardio.shard.verification import Rows, Verify
+from shardio.shard.writer import ShardSummary
 from shardio.shards.marks import check_marks, most_marks
 from shardio.shards.opened import OpenFiles, most_open
 from shardio.shards.places import Place
@@ -22,8 +24,6 @@ from shardio.storage.filesystems import Access
 from shardio.storage.mmap import zeros
 from shardio.storage.page_cache import will_open
 from shardio.storage.pread import PreadFile
-from shardio.units import Rows, Verify
-from shardio.writer import ShardSummary
 
 Marks = npt.NDArray[np.uint8]
 

@@ -15,9 +15,9 @@ from shardio.format.index import DIMENSION
 from shardio.format.layout import Kind
 from shardio.format.schema import Schema
 from shardio.format.streams import PACKET
-from shardio.opening import expected_sections
-from shardio.reader import ShardReader
-from shardio.units import Rows
+from shardio.shard.opening import expected_sections
+from shardio.shard.reader import ShardReader
+from shardio.shard.verification import Rows
 
 
 def most_marks(schema: Schema, n_samples: Rows, n_bytes: Rows) -> Rows:

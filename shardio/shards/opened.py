@@ -14,9 +14,9 @@ from typing import Final
 import numpy as np
 
 from shardio.errors import EnvironmentUnsuitable, LoaderClosed
-from shardio.reader import ShardReader
+from shardio.shard.reader import ShardReader
+from shardio.shard.verification import Rows
 from shardio.storage.mmap import expect_scattered, most_maps
-from shardio.units import Rows
 
 ALL_FILES: Final = 1024
 """A dataset of so many files has all of them open at a time."""

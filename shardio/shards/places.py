@@ -10,11 +10,11 @@ import os
 from collections.abc import Sequence
 from typing import Protocol, overload
 
+from shardio.shard.verification import Rows
+from shardio.shard.writer import ShardSummary
 from shardio.storage.filesystems import Access, choose_access
 from shardio.storage.links import refuse_links_outside
 from shardio.storage.pread import PreadFile
-from shardio.units import Rows
-from shardio.writer import ShardSummary
 
 
 class Place(Protocol):

@@ -12,9 +12,9 @@ from shardio.errors import DataError, DatasetCorrupt, DatasetNotFound
 from shardio.format.schema import Schema
 from shardio.manifest import GENERATIONS, POINTER, Generation, load, load_generation
 from shardio.manifest.generation import parse
+from shardio.shard.writer import ShardSummary
 from shardio.storage.checksummed_json import read_sealed
 from shardio.surgery.mending import schema_of
-from shardio.writer import ShardSummary
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from shardio.format.checksum import hash_bytes, rows_per_unit
 from shardio.format.fields import Array
 from shardio.format.layout import PAGE, Kind, Section
 from shardio.format.schema import Schema
-from shardio.opening import Sections
+from shardio.shard.opening import Sections
 from shardio.surgery.content import DIGEST_BYTES, WINDOW_BYTES, Content, differing, digests_of
 from shardio.surgery.finding import Findings
 

@@ -12,10 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from shardio.dataset import ShardDataset
-from shardio.reader import ShardReader
+from shardio.shard.reader import ShardReader
+from shardio.shard.verification import Rows
 from shardio.surgery.digests import Digests, DigestsOf, mix, stored_digests, value_digests
 from shardio.surgery.overtaking import tell_overtaken
-from shardio.units import Rows
 
 MAX_LISTED: Final = 10_000
 """Samples that differ and are listed; further ones are only counted."""

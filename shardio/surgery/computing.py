@@ -13,10 +13,10 @@ from shardio.cluster import Engine
 from shardio.dataset import ShardDataset
 from shardio.errors import InvalidArgument, SchemaError
 from shardio.format.schema import Schema
+from shardio.shard.writer import ShardSummary, ShardWriter
 from shardio.surgery.jobs import ShardJob, done_for_each
 from shardio.surgery.rewriting import Rewriting
 from shardio.surgery.soundness import Progress, ends_of, tell_step
-from shardio.writer import ShardSummary, ShardWriter
 
 Function = Callable[[Any], Any]
 

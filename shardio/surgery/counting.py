@@ -16,11 +16,11 @@ from shardio.cluster import Engine, EngineName
 from shardio.dataset import ShardDataset
 from shardio.format.fields import Array, array_of
 from shardio.manifest import load_generation, publish_next
-from shardio.reader import ShardReader
+from shardio.shard.reader import ShardReader
+from shardio.shard.verification import Rows
 from shardio.surgery.jobs import ShardJob, done_for_each
 from shardio.surgery.overtaking import tell_overtaken
 from shardio.surgery.soundness import Progress, ends_of, tell_step
-from shardio.units import Rows
 
 _CHUNK_ITEMS: Final = 1 << 20
 """Numbers that are looked at at a time; as float64 they take 8 MiB."""

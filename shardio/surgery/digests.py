@@ -30,8 +30,8 @@ from shardio.format.index import Entries, codecs
 from shardio.format.schema import canonical_json
 from shardio.format.streams import EncodedStream
 from shardio.format.values import encode_stream
-from shardio.reader import ShardReader
-from shardio.units import Rows
+from shardio.shard.reader import ShardReader
+from shardio.shard.verification import Rows
 
 Digests = npt.NDArray[np.uint64]
 DigestsOf = Callable[[ShardReader, str, Rows], Digests]

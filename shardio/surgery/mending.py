@@ -29,7 +29,7 @@ from shardio.format.checksum import (
 from shardio.format.layout import MAGIC, NO_FIELD, PAGE, Header, Kind, Section
 from shardio.format.schema import Schema
 from shardio.format.structure import check_place, unpack_header, unpack_table
-from shardio.opening import Sections, read_schema
+from shardio.shard.opening import Sections, read_schema
 from shardio.storage.files import open_shard
 from shardio.storage.fs import create
 from shardio.storage.mmap import map_file

@@ -17,7 +17,7 @@ from shardio.format.index import DIMENSION, ENTRY_DTYPE, Entries
 from shardio.format.layout import NO_FIELD, Kind, Section
 from shardio.format.schema import Schema
 from shardio.format.streams import STREAM_DTYPE
-from shardio.opening import Sections
+from shardio.shard.opening import Sections
 
 _PER_BLOCK = BLOCK_BYTES // DIMENSION.size
 

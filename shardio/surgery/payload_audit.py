@@ -25,7 +25,7 @@ from shardio.format.index import (
 )
 from shardio.format.layout import NO_FIELD, Header, Kind, Required, Section
 from shardio.format.schema import Schema
-from shardio.opening import Sections
+from shardio.shard.opening import Sections
 from shardio.surgery.content import (
     CHUNK_BYTES,
     DIGEST_BYTES,

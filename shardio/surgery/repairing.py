@@ -21,14 +21,14 @@ from shardio.errors import (
     ShardNotFound,
 )
 from shardio.manifest import ROWS
-from shardio.reader import ShardReader
+from shardio.shard.reader import ShardReader
+from shardio.shard.writer import ShardSummary
 from shardio.surgery.admission import Part, admit
 from shardio.surgery.mending import mend, unreadable_pages
 from shardio.surgery.overtaking import published_in, refuse_overtaken
 from shardio.surgery.rewriting import SHARD_BYTES, Rewriting
 from shardio.surgery.shard_audit import examine
 from shardio.surgery.soundness import ends_of
-from shardio.writer import ShardSummary
 
 _MAX_REASON: Final = 300
 

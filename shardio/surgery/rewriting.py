@@ -28,10 +28,10 @@ from shardio.manifest import (
     publish_next,
     refuse_existing,
 )
+from shardio.shard.writer import ShardSummary, ShardWriter
 from shardio.storage.fs import create, sync
 from shardio.storage.mmap import rename_new, sync_folder
 from shardio.surgery.staging import make_staging, note_name, sweep
-from shardio.writer import ShardSummary, ShardWriter
 
 SHARD_BYTES: Final = 256 << 20
 """How much data goes into a shard that is written anew, unless something else is asked for."""

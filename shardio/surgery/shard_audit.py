@@ -16,7 +16,7 @@ from shardio.errors import ShardChanged, ShardCorrupt, ShardIncomplete
 from shardio.format.layout import FIRST_OPTIONAL_KIND, PAGE, Header, Kind, Section
 from shardio.format.schema import Schema
 from shardio.format.structure import check_place, unpack_header, unpack_table
-from shardio.opening import Sections, check_sections, read_schema
+from shardio.shard.opening import Sections, check_sections, read_schema
 from shardio.storage.content import Content as Bytes
 from shardio.storage.files import FileState
 from shardio.storage.filesystems import Access

@@ -25,7 +25,7 @@ from shardio.format.streams import (
     why_packets_are_wrong,
 )
 from shardio.format.values import check_json
-from shardio.opening import Sections
+from shardio.shard.opening import Sections
 from shardio.surgery.content import WINDOW_BYTES, Content, differing, digests_of
 from shardio.surgery.finding import Findings
 from shardio.surgery.values_audit import check_absent

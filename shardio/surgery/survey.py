@@ -14,7 +14,7 @@ from shardio.errors import DataError, ShardIncomplete
 from shardio.format.layout import NO_FIELD, PAGE, Header, Kind, Section
 from shardio.format.schema import Schema
 from shardio.format.structure import unpack_header, unpack_table
-from shardio.opening import open_sections, read_schema
+from shardio.shard.opening import open_sections, read_schema
 from shardio.storage.content import Content
 from shardio.storage.filesystems import Access
 from shardio.storage.mmap import open_content

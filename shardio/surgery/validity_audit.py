@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from shardio.format.layout import Kind
 from shardio.format.schema import Schema
-from shardio.opening import Sections
+from shardio.shard.opening import Sections
 from shardio.surgery.content import Content
 from shardio.surgery.finding import Findings
 

@@ -42,9 +42,9 @@ from shardio.format.layout import NO_FIELD, PAGE, Header, Kind, Section, pack_ta
 from shardio.format.schema import Schema
 from shardio.format.streams import STREAM_DTYPE, EncodedStream
 from shardio.format.structure import unpack_header, unpack_table
-from shardio.reader import ShardReader
+from shardio.shard.reader import ShardReader
+from shardio.shard.writer import ShardWriter
 from shardio.surgery.shard_audit import examine_bytes
-from shardio.writer import ShardWriter
 from tests.shards import made_stream
 
 Key = tuple[int, int, int]
@@ -182,7 +182,7 @@ def rules_samples() -> list[dict[str, Any]]:
 
 def content_of(path: Path, schema: Schema, samples: Iterable[dict[str, Any]]) -> bytearray:
     """The bytes of a shard of these samples, however few; with a dictionary, if it can have one."""
-    with mock.patch("shardio.payload.train_dictionary", train_small):
+    with mock.patch("shardio.shard.record_writer.train_dictionary", train_small):
         with ShardWriter(path, schema) as writer:
             for sample in samples:
                 writer.append(sample)

@@ -29,12 +29,12 @@ from shardio.format.layout import NO_FIELD, PAGE, Kind, Required
 from shardio.format.schema import Schema
 from shardio.loader import ShardLoader
 from shardio.manifest import GENERATIONS, POINTER, publish
-from shardio.reader import ShardReader
+from shardio.shard.reader import ShardReader
+from shardio.shard.writer import ShardSummary
 from shardio.storage.checksummed_json import sealed
 from shardio.storage.filesystems import Access
 from shardio.surgery.audit import audit_dataset
 from shardio.surgery.shard_audit import examine_bytes
-from shardio.writer import ShardSummary
 from tests.corruption.forge import SMALL, read_everything, small_samples
 from tests.fuzz.mutate import records_of, set_records
 from tests.fuzz.parts import Parts
@@ -208,7 +208,7 @@ def test_records_swapped_with_all_hashes_right_are_another_shard_with_another_id
 _READ = """
 import os, sys
 from shardio.errors import ShardCorrupt
-from shardio.reader import ShardReader
+from shardio.shard.reader import ShardReader
 from shardio.surgery.shard_audit import examine
 
 def peak_bytes():

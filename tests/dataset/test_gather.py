@@ -15,7 +15,7 @@ from shardio.dataset import ShardDataset
 from shardio.errors import ChecksumMismatch
 from shardio.format.fields import Array
 from shardio.format.schema import Schema
-from shardio.units import Verify
+from shardio.shard.verification import Verify
 from tests.loading import write_dataset
 
 pytestmark = pytest.mark.usefixtures("quick_disk")

@@ -32,8 +32,8 @@ from shardio.manifest import (
     publish_next,
     refuse_existing,
 )
+from shardio.shard.writer import ShardSummary
 from shardio.storage import checksummed_json
-from shardio.writer import ShardSummary
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
 

@@ -31,10 +31,10 @@ from shardio.manifest import (
 )
 from shardio.manifest.input_list import InputList
 from shardio.manifest.shard_list import ShardList
+from shardio.shard.writer import ShardSummary
 from shardio.storage import checksummed_json, fs
 from shardio.surgery import add_column, audit_dataset, compute_stats, repair
 from shardio.views import RowRuns
-from shardio.writer import ShardSummary
 from tests.loading import write_dataset
 
 pytestmark = pytest.mark.usefixtures("quick_disk")

@@ -30,14 +30,14 @@ from shardio.errors import (
 )
 from shardio.format.schema import Schema
 from shardio.packing import Pack
-from shardio.reader import ShardReader
+from shardio.shard.reader import ShardReader
+from shardio.shard.verification import Rows
+from shardio.shard.writer import ShardSummary
 from shardio.shards import filed, opened
 from shardio.shards.marks import check_marks, most_marks
 from shardio.shards.places import Folder, Paths
 from shardio.storage import mmap
 from shardio.surgery import add_column
-from shardio.units import Rows
-from shardio.writer import ShardSummary
 from tests.loading import bits, write_dataset
 from tests.media_made import scene, write_video
 from tests.shards import (

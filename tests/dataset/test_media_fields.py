@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shardio import encoded
 from shardio.dataset import ShardDataset
 from shardio.dataset_writer import DatasetWriter
 from shardio.errors import (
@@ -29,10 +28,11 @@ from shardio.format.layout import Kind, Required
 from shardio.format.schema import Schema
 from shardio.format.streams import EncodedStream, packet_sizes
 from shardio.loader import ShardLoader
-from shardio.reader import ShardReader
+from shardio.shard import encoded
+from shardio.shard.reader import ShardReader
+from shardio.shard.verification import Verify
+from shardio.shard.writer import ShardWriter
 from shardio.storage.filesystems import Access
-from shardio.units import Verify
-from shardio.writer import ShardWriter
 from tests.media.images_made import saved, smooth
 from tests.shards import (
     MEDIA_FIELDS,

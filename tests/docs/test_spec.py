@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from shardio import opening
 from shardio.errors import DatasetCorrupt
 from shardio.format import checksum, codec, fields, index, layout, schema, streams, values
 from shardio.format.fields import DType, FieldType, numpy_dtype
@@ -20,9 +19,10 @@ from shardio.format.layout import HEADER, HEADER_HASH, MAGIC, PAGE, SECTION, Kin
 from shardio.format.structure import unpack_header, unpack_table
 from shardio.manifest import Side, commit, default_view, parts, publish, shard_list
 from shardio.manifest.generation import Generation, describe
+from shardio.shard import opening
+from shardio.shard.writer import ShardWriter
 from shardio.storage.checksummed_json import read_sealed, sealed
 from shardio.views import RowRuns
-from shardio.writer import ShardWriter
 from tests.golden.second_reader import SecondReader
 
 PAGE_TEXT = (Path(__file__).parents[2] / "docs" / "reference" / "format.md").read_text()

@@ -13,7 +13,7 @@ from hypothesis import given
 from shardio.errors import SchemaError, ShardUnsupported
 from shardio.format.fields import Array, Bytes, Json, Text
 from shardio.format.schema import Schema, canonical_json
-from shardio.writer import ShardWriter
+from shardio.shard.writer import ShardWriter
 from tests.format.strategies import SCHEMAS
 
 

@@ -24,7 +24,7 @@ from shardio.conversion.parts import join
 from shardio.conversion.plan import list_inputs
 from shardio.conversion.source import OUTCOMES, Input, Source, fit, make_source
 from shardio.errors import InvalidArgument, MediaError, ShardioError
-from shardio.writer import ShardWriter
+from shardio.shard.writer import ShardWriter
 from tests.fuzz.mutate import change_bytes, change_json, dumped, number
 
 SEPARATOR: Final = b"\n\0\n"

@@ -15,7 +15,7 @@ from shardio.format.schema import Schema
 from shardio.manifest.input_list import pack_inputs
 from shardio.manifest.listing import Side, describe_side
 from shardio.manifest.shard_list import pack_shards
-from shardio.writer import ShardSummary, ShardWriter
+from shardio.shard.writer import ShardSummary, ShardWriter
 from tests.corruption.forge import (
     RULES,
     SMALL,

@@ -42,8 +42,10 @@ from shardio.manifest.input_list import InputList, pack_inputs
 from shardio.manifest.listing import describe_shards, parse_shards
 from shardio.manifest.parts import INPUTS, SHARDS, Part
 from shardio.manifest.shard_list import ShardList, pack_shards
-from shardio.opening import expected_sections
-from shardio.reader import ShardReader
+from shardio.shard.opening import expected_sections
+from shardio.shard.reader import ShardReader
+from shardio.shard.verification import Verify
+from shardio.shard.writer import ShardSummary
 from shardio.storage.checksummed_json import sealed
 from shardio.storage.filesystems import Access
 from shardio.surgery.audit import audit_dataset
@@ -52,8 +54,6 @@ from shardio.surgery.repairing import repair
 from shardio.surgery.shard_audit import examine_bytes
 from shardio.surgery.survey import survey_shard
 from shardio.surgery.values_audit import check_value
-from shardio.units import Verify
-from shardio.writer import ShardSummary
 from tests.corruption.forge import SMALL, small_samples
 from tests.fuzz.converting import ConverterFiles
 from tests.fuzz.judge import Target

@@ -242,12 +242,15 @@ def test_memory_that_the_size_justifies_is_no_problem(judge: Judge) -> None:
 @pytest.mark.parametrize(
     ("check", "instead"),
     [
-        ("shardio.opening.check_sections", lambda *arguments: None),
+        ("shardio.shard.opening.check_sections", lambda *arguments: None),
         ("shardio.format.structure._check_extent", lambda *arguments: None),
-        ("shardio.records.stored.first_broken", lambda *arguments: None),
-        ("shardio.records.stored.full_shape", lambda field, dims, n: tuple(dims.tolist())),
-        ("shardio.records.streams.broken_streams", lambda s, *rest: np.zeros(len(s), np.bool_)),
-        ("shardio.units.hash_bytes", lambda content: 0),
+        ("shardio.shard.records.first_broken", lambda *arguments: None),
+        ("shardio.shard.records.full_shape", lambda field, dims, n: tuple(dims.tolist())),
+        (
+            "shardio.shard.stored_streams.broken_streams",
+            lambda s, *rest: np.zeros(len(s), np.bool_),
+        ),
+        ("shardio.shard.verification.hash_bytes", lambda content: 0),
         ("shardio.surgery.payload_audit.broken", lambda e, *rest: np.zeros(len(e), np.bool_)),
         ("shardio.surgery.content.hash_bytes", lambda content: 0),
     ],

@@ -19,7 +19,7 @@ from shardio import Batch, InvalidArgument, Schema, ShardLoader, options
 from shardio._engine import memory
 from shardio.errors import ChecksumMismatch, DatasetCorrupt, DatasetNotFound, MemoryShort
 from shardio.format.layout import Kind
-from shardio.reader import ShardReader
+from shardio.shard.reader import ShardReader
 from tests.loading import RAGGED, TWO_FIELDS, bits, check_against, two_fields, write_dataset
 from tests.shards import EVERY_FIELD
 

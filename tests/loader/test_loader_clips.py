@@ -23,7 +23,7 @@ from shardio.format.layout import Kind
 from shardio.manifest import load, publish_next
 from shardio.media import VideoFile
 from shardio.preload import preload
-from shardio.reader import ShardReader
+from shardio.shard.reader import ShardReader
 from tests.loading import bits, write_dataset
 from tests.media_made import scene, write_video
 

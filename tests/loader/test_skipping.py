@@ -23,7 +23,7 @@ from shardio.errors import (
     TooManySkipped,
     TransformError,
 )
-from shardio.reader import ShardReader
+from shardio.shard.reader import ShardReader
 from tests.loading import TWO_FIELDS, bits, two_fields, write_dataset
 from tests.shards import EVERY_FIELD
 

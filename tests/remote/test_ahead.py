@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from shardio.remote.ahead import Ahead, Wanted
-from shardio.writer import ShardSummary
+from shardio.shard.writer import ShardSummary
 
 N_BYTES = 100
 

@@ -20,14 +20,14 @@ import pytest
 
 from shardio.errors import CacheFull, EnvironmentUnsuitable, ShardCorrupt, ShardUnsupported
 from shardio.manifest import load
-from shardio.reader import ShardReader
 from shardio.remote.arrival import check_arrived
 from shardio.remote.cache import ShardCache
 from shardio.remote.locks import exclusive, is_alone_in_any
 from shardio.remote.objects import Objects
 from shardio.remote.room import Room
+from shardio.shard.reader import ShardReader
+from shardio.shard.writer import ShardSummary
 from shardio.storage import fs
-from shardio.writer import ShardSummary
 from tests.limits import files_of_at_most
 from tests.loading import TWO_FIELDS, two_fields, write_dataset
 from tests.remote.scene import Fault, Scene, line_of, program
@@ -38,7 +38,7 @@ HOLDER = """
 import json, sys
 from shardio.remote.cache import ShardCache
 from shardio.remote.objects import Objects
-from shardio.writer import ShardSummary
+from shardio.shard.writer import ShardSummary
 folder, url, options, *shards = json.loads(sys.argv[1])
 cache = ShardCache(folder, None, Objects(url, options))
 for shard in shards:

@@ -29,7 +29,7 @@ from shardio.errors import (
 )
 from shardio.remote.failures import replaced
 from shardio.remote.objects import Objects
-from shardio.writer import ShardSummary
+from shardio.shard.writer import ShardSummary
 from shardio_tools import cli
 from tests.lines import install, write
 from tests.remote.scene import Fault, Scene

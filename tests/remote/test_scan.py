@@ -20,7 +20,7 @@ from shardio.remote.locks import exclusive
 from shardio.remote.places import Remote
 from shardio.remote.room import byte_of
 from shardio.scan import Part, scan
-from shardio.writer import ShardSummary
+from shardio.shard.writer import ShardSummary
 from tests.loading import PATIENCE_S, write_dataset
 from tests.remote.scene import Scene
 from tests.shards import made_stream

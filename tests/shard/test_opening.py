@@ -16,8 +16,8 @@ from shardio.errors import ShardCorrupt, ShardIncomplete
 from shardio.format.fields import Array, Text
 from shardio.format.layout import NO_FIELD, PAGE, Kind
 from shardio.format.schema import Schema
-from shardio.opening import expected_sections, open_sections
-from shardio.writer import ShardWriter
+from shardio.shard.opening import expected_sections, open_sections
+from shardio.shard.writer import ShardWriter
 from tests.format.strategies import SCHEMAS
 from tests.shards import EVERY_FIELD, write_shard
 

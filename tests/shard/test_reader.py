@@ -18,7 +18,7 @@ from shardio.errors import (
     ShardNotFound,
 )
 from shardio.format.fields import Array
-from shardio.reader import ShardReader
+from shardio.shard.reader import ShardReader
 from tests.shards import EVERY_FIELD, as_read, every_field_sample, same_sample, write_shard
 
 N = 40

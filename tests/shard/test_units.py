@@ -11,8 +11,8 @@ from shardio.errors import ChecksumMismatch
 from shardio.format.fields import Array, Text
 from shardio.format.layout import Kind
 from shardio.format.schema import Schema
-from shardio.reader import ShardReader
-from shardio.writer import ShardWriter
+from shardio.shard.reader import ShardReader
+from shardio.shard.writer import ShardWriter
 
 SCHEMA = Schema(
     {

@@ -16,16 +16,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 import shardio
-from shardio import writer as writer_module
 from shardio.errors import InvalidArgument, LoaderClosed, SchemaError
 from shardio.format.fields import Array, Audio, Bytes, Text, Video
 from shardio.format.images import EncodedImage
 from shardio.format.schema import Schema
 from shardio.format.streams import PIECE_BYTES, EncodedStream
 from shardio.format.values import encode_stream
-from shardio.reader import ShardReader
+from shardio.shard import writer as writer_module
+from shardio.shard.reader import ShardReader
+from shardio.shard.writer import ShardWriter
 from shardio.surgery import audit_shard
-from shardio.writer import ShardWriter
 from tests.format.strategies import shards
 from tests.shards import (
     EVERY_FIELD,
@@ -355,7 +355,7 @@ def test_a_failure_in_the_middle_of_a_sample_ends_the_writer(
 _FILL_THE_DISK = """
 import os, resource, sys
 sys.path.insert(0, {root!r})
-from shardio import writer as w
+from shardio.shard import writer as w
 from shardio.format.fields import Array, Bytes
 from shardio.format.schema import Schema
 w.SPOOL_BYTES, w.MEMORY_BYTES = 50_000, 50_000

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from shardio import ShardLoader, ShardReader
 from shardio.dataset import ShardDataset
 from shardio.errors import ChecksumMismatch, InvalidArgument, LoaderClosed
+from shardio.shard.verification import Verify
 from shardio.storage.filesystems import Access
-from shardio.units import Verify
 from tests.loading import bits, write_dataset
 from tests.shards import EVERY_FIELD, same_sample
 

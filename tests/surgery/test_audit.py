@@ -21,6 +21,7 @@ from shardio.errors import DatasetNotFound, InvalidArgument, ShardCorrupt, Shard
 from shardio.format.fields import Array, Bytes, Text
 from shardio.format.schema import Schema
 from shardio.manifest import GENERATIONS, POINTER
+from shardio.shard.writer import ShardWriter
 from shardio.surgery import (
     AuditProgress,
     Finding,
@@ -31,7 +32,6 @@ from shardio.surgery import (
 )
 from shardio.surgery.examining import examine_anyhow
 from shardio.surgery.finding import MAX_FINDINGS, Findings
-from shardio.writer import ShardWriter
 from tests.shards import write_shard
 
 pytestmark = pytest.mark.usefixtures("quick_disk")

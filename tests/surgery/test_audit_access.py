@@ -14,13 +14,13 @@ from shardio._engine.crew import Message
 from shardio.errors import InvalidArgument
 from shardio.format.fields import Array, Bytes
 from shardio.format.schema import Schema
-from shardio.reader import ShardReader
+from shardio.shard.reader import ShardReader
+from shardio.shard.writer import ShardWriter
 from shardio.storage import mmap
 from shardio.storage.pread import PreadFile
 from shardio.surgery import audit_dataset, audit_shard, auditors, survey_shard
 from shardio.surgery.content import Content
 from shardio.surgery.shard_audit import examine, examine_bytes
-from shardio.writer import ShardWriter
 from tests.shards import write_shard
 from tests.surgery.test_audit import dataset, flip, shard_names
 

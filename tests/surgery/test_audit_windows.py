@@ -11,14 +11,14 @@ from shardio.format.fields import Array, Bytes, Text
 from shardio.format.index import ENTRY
 from shardio.format.layout import PAGE
 from shardio.format.schema import Schema
-from shardio.reader import ShardReader
+from shardio.shard.reader import ShardReader
+from shardio.shard.writer import ShardWriter
 from shardio.storage.filesystems import Access
 from shardio.storage.pread import PreadFile
 from shardio.surgery import audit_shard, payload_audit
 from shardio.surgery.content import WINDOW_BYTES, Content, parts_of
 from shardio.surgery.shard_audit import examine_bytes
 from shardio.surgery.values_audit import are_texts
-from shardio.writer import ShardWriter
 from tests.corruption.forge import PAYLOAD, Forgery, content_of
 
 pytestmark = pytest.mark.usefixtures("quick_disk")

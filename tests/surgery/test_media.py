@@ -13,7 +13,7 @@ from shardio.dataset import open_dataset
 from shardio.format.fields import Video
 from shardio.format.layout import NO_FIELD, Kind
 from shardio.format.streams import PACKET, PacketFlag, packet_flags
-from shardio.reader import ShardReader
+from shardio.shard.reader import ShardReader
 from shardio.surgery import (
     add_column,
     audit_dataset,

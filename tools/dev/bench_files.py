@@ -23,8 +23,8 @@ import numpy as np
 
 from shardio import Array, Schema, ShardWriter
 from shardio.manifest import publish
+from shardio.shard.writer import ShardSummary
 from shardio.storage.mmap import most_maps
-from shardio.writer import ShardSummary
 
 PER_SHARD, LINKS, BATCH = 2, 10_000, 100
 SHUFFLES = (False, True, "blocks", "shards")

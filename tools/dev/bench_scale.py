@@ -23,7 +23,7 @@ from typing import Any
 
 from shardio import Array, Schema, Text
 from shardio.manifest import parts, publish
-from shardio.writer import ShardSummary
+from shardio.shard.writer import ShardSummary
 
 SAMPLES_PER_SHARD = 10_000
 BYTES_PER_SHARD = 1 << 30

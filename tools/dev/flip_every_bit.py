@@ -26,7 +26,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # for tests/, which no wheel holds
 
-from shardio.units import Verify
+from shardio.shard.verification import Verify
 from tests.corruption.damage import Victim
 from tests.corruption.forge import EVERYTHING, VICTIMS, content_of, everything
 from tests.shards import EVERY_FIELD, MEDIA_FIELDS, as_read, media_sample, samples

@@ -2,7 +2,7 @@
 
 Paired with `writer`; what both must agree on is in `format/`. Opening validates everything that
 does not depend on the number of samples; a hash is checked when the bytes it covers are first
-met (`units`).
+met (`verification`).
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from shardio._base.file_names import check_encodable
 from shardio.errors import InvalidArgument, LoaderClosed, ShardCorrupt
 from shardio.format.fields import Array
 from shardio.format.layout import PAGE, Kind, Section
-from shardio.opening import open_sections
-from shardio.records import Present, Records
+from shardio.shard.opening import open_sections
+from shardio.shard.records import Present, Records
+from shardio.shard.verification import VERIFY, Rows, Units, Verify
 from shardio.storage.columns import Column
 from shardio.storage.content import Content
 from shardio.storage.files import check_length
 from shardio.storage.filesystems import Access
 from shardio.storage.mmap import open_content
 from shardio.storage.pread import PreadFile
-from shardio.units import VERIFY, Rows, Units, Verify
 
 
 class ShardReader(Closing):

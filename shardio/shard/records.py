@@ -28,10 +28,10 @@ from shardio.format.index import (
 from shardio.format.layout import NO_FIELD, Kind
 from shardio.format.schema import Schema
 from shardio.format.values import decode_record
-from shardio.opening import Sections
-from shardio.records.streams import StreamRecords
+from shardio.shard.opening import Sections
+from shardio.shard.stored_streams import StreamRecords
+from shardio.shard.verification import Rows, Units
 from shardio.storage.content import Content, take
-from shardio.units import Rows, Units
 
 Present = npt.NDArray[np.bool_]
 

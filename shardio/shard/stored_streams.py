@@ -33,9 +33,9 @@ from shardio.format.streams import (
     pack_line,
     why_packets_are_wrong,
 )
-from shardio.opening import Sections
+from shardio.shard.opening import Sections
+from shardio.shard.verification import Rows, Units
 from shardio.storage.content import Content, take
-from shardio.units import Rows, Units
 
 
 class StreamRecords:

@@ -17,8 +17,6 @@ from dataclasses import dataclass
 from typing import IO, Any, Final
 
 from shardio._base.closing import Publishing
-from shardio.columns import ColumnWriter, ValidityWriter
-from shardio.encoded import as_encoded
 from shardio.errors import (
     InvalidArgument,
     LoaderClosed,
@@ -33,8 +31,10 @@ from shardio.format.index import DIMENSION, ENTRY
 from shardio.format.layout import NO_FIELD, PAGE, Header, Kind
 from shardio.format.schema import Schema
 from shardio.format.streams import PACKET, STREAM
-from shardio.payload import PayloadWriter
-from shardio.sections import SectionTable
+from shardio.shard.column_writer import ColumnWriter, ValidityWriter
+from shardio.shard.encoded import as_encoded
+from shardio.shard.record_writer import PayloadWriter
+from shardio.shard.section_writer import SectionTable
 from shardio.storage.fs import create, create_unnamed, sync, unlink
 from shardio.storage.mmap import Spool, rename_new, sync_folder
 
