@@ -14,16 +14,16 @@ from shardio._engine.cpus import usable_cpus
 from shardio._engine.iteration import Iteration
 from shardio._engine.itinerary import Itinerary
 from shardio._engine.recipe import Plan, Recipe
-from shardio.choice import Choice
 from shardio.dataset import Dataset
 from shardio.errors import InvalidArgument
+from shardio.order.choice import Choice
+from shardio.order.shard_shuffle import SHARDS_PER_WINDOW
 from shardio.remote.ahead import N_THREADS, Ahead, Wanted
 from shardio.remote.bucket import Bucket
 from shardio.remote.interruptible import side_by_side
 from shardio.remote.places import Remote
 from shardio.shard.verification import Rows
 from shardio.shard.writer import ShardSummary
-from shardio.shard_order import SHARDS_PER_WINDOW
 from shardio.storage.filesystems import Access
 
 _SAMPLES_AT_ONCE: Final = 1 << 14

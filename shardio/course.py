@@ -13,21 +13,21 @@ from shardio._engine.global_generators import seed_generators
 from shardio._engine.recipe import Plan
 from shardio._engine.shared import SharedArray
 from shardio._engine.turns import TURNS
-from shardio.blend import Blend
-from shardio.choice import Choice
 from shardio.dataset import Dataset
-from shardio.division import Division
-from shardio.drawing import draw_once, running_sums
 from shardio.errors import InvalidArgument
 from shardio.format.arraylike import is_masked
 from shardio.format.checksum import hash_bytes
 from shardio.manifest.shard_list import bytes_of
 from shardio.mixture import Mixture
-from shardio.order import OF_SAMPLERS, SampleGenerators
+from shardio.order.block_shuffle import Window
+from shardio.order.choice import Choice
+from shardio.order.mixture_order import Blend
+from shardio.order.partition import Division
+from shardio.order.permutation import OF_SAMPLERS, SampleGenerators
+from shardio.order.shard_shuffle import ShardWindow
+from shardio.order.weighted import draw_once, running_sums
 from shardio.progress import Progress
-from shardio.shard_order import ShardWindow
 from shardio.views import check_positions
-from shardio.windows import Window
 
 
 class _Table(NamedTuple):

@@ -18,7 +18,7 @@ from shardio.format.fields import Array, Field, Video
 from shardio.format.schema import Schema
 from shardio.format.streams import Streams
 from shardio.media.framing import Place
-from shardio.order import OF_CLIPS, OF_CROPS, hashes_of, key_of
+from shardio.order.permutation import OF_CLIPS, OF_CROPS, hashes_of, key_of
 from shardio.scan import Part, scan
 from shardio.shard.verification import Rows
 

@@ -14,12 +14,12 @@ import numpy.typing as npt
 
 from shardio._base.closing import Closing
 from shardio._base.file_names import check_encodable
-from shardio.choice import check_takes_one
 from shardio.errors import DatasetCorrupt, InvalidArgument, MemoryShort
 from shardio.format.schema import Schema
 from shardio.gather import ColumnGather
 from shardio.manifest import Generation, load, load_generation
 from shardio.manifest.shard_list import sizes_of
+from shardio.order.choice import check_takes_one
 from shardio.remote.bucket import Bucket
 from shardio.remote.places import Remote, is_url, local_path
 from shardio.shard.reader import ShardReader

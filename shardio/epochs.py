@@ -10,9 +10,9 @@ from shardio._engine.iteration import Iteration
 from shardio._engine.recipe import Plan
 from shardio.course import Course
 from shardio.dataset import Dataset
-from shardio.division import Division
 from shardio.option_checks import warn_of_no_batch
 from shardio.options import Options
+from shardio.order.partition import Division
 from shardio.progress import Progress, progress_of, state_of
 
 

@@ -15,10 +15,8 @@ from shardio._engine.staff import StartMethod
 from shardio._engine.tally import N_RECORDS
 from shardio.batch import Batch
 from shardio.bringing import Bringing, remote_of
-from shardio.choice import Choice, Sampler, Shuffle
 from shardio.clips import Clip
 from shardio.dataset import Dataset
-from shardio.division import Tail
 from shardio.epochs import Epochs
 from shardio.errors import InvalidArgument
 from shardio.handover import Handover, Pass, RecordedPass
@@ -28,6 +26,8 @@ from shardio.network.address import is_address
 from shardio.network.far_loader import RemoteLoader, to_be_read_here
 from shardio.option_checks import OnError
 from shardio.options import Asked, Collate, check_options, cut_of, recipe_of
+from shardio.order.choice import Choice, Sampler, Shuffle
+from shardio.order.partition import Tail
 from shardio.packing import Pack
 from shardio.preload import preload as bring_in
 from shardio.progress_bar import ProgressBar

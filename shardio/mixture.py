@@ -1,6 +1,6 @@
 """Several datasets as one: their samples laid end to end, and in which proportions they are wanted.
 
-`blend` says what comes where in an epoch; here is what is read.
+`mixture_order` says what comes where in an epoch; here is what is read.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from typing import Any, Final, NamedTuple, NoReturn, Self
 import numpy as np
 
 from shardio.agreement import check_agreement, common_fields
-from shardio.blend import Blend, Mixing
 from shardio.dataset import Dataset, ShardDataset, groups_of, starts_of
 from shardio.errors import InvalidArgument
 from shardio.format.checksum import hash_bytes
@@ -21,6 +20,7 @@ from shardio.format.schema import Schema
 from shardio.manifest import Generation
 from shardio.manifest.default_view import ROWS
 from shardio.manifest.listing import Side
+from shardio.order.mixture_order import Blend, Mixing
 from shardio.remote.places import Remote
 from shardio.shard.verification import Rows, Verify
 from shardio.shard.writer import ShardSummary

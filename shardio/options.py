@@ -11,12 +11,10 @@ from shardio._engine.cpus import usable_cpus
 from shardio._engine.memory import default_budget
 from shardio._engine.recipe import Dct, Recipe
 from shardio._engine.staff import StartMethod
-from shardio.choice import Choice, check_deals_once, check_takes_one
 from shardio.clips import Clip
 from shardio.collation import Collation, Kind, Sizes, collation_of
 from shardio.cutting import Cut, cut, default_clip, videos_among
 from shardio.dataset import Dataset, ShardDataset
-from shardio.division import Tail
 from shardio.documents import pack_documents, to_be_packed
 from shardio.errors import InvalidArgument
 from shardio.format.schema import Schema
@@ -35,6 +33,8 @@ from shardio.option_checks import (
     place_among_ranks,
     seconds,
 )
+from shardio.order.choice import Choice, check_deals_once, check_takes_one
+from shardio.order.partition import Tail
 from shardio.packing import Pack, Packing
 from shardio.pictures import decoded, picture_fields
 from shardio.shard.verification import VERIFY, Verify

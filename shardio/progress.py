@@ -8,9 +8,9 @@ from typing import Any, Final, NamedTuple
 from shardio.dataset import Dataset
 from shardio.errors import InvalidArgument
 from shardio.mixture import Mixture
+from shardio.order.block_shuffle import Window
+from shardio.order.shard_shuffle import ShardWindow
 from shardio.packing import Packed
-from shardio.shard_order import ShardWindow
-from shardio.windows import Window
 
 _VERSION: Final = 1
 _MOST: Final = 1 << 60

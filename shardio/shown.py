@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from shardio.bundles import Bundling
 from shardio.clips import Clips
 from shardio.errors import InvalidArgument
 from shardio.format.checksum import distinct
+from shardio.order.clip_groups import Bundling
 from shardio.packing import Pack, Packed
 from shardio.shard.verification import Rows
 from shardio.views import RowList, RowRuns

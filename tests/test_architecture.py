@@ -20,33 +20,25 @@ ROOT = Path(__file__).resolve().parent.parent
 # A folder's rank is that of everything in it; a module in no rank is an error.
 RANKS = {
     "shardio.errors": 0,
-    "shardio.order": 0,
     "shardio.version": 0,
     "shardio._base": 1,  # knows of no other part
-    "shardio.bundles": 1,
-    "shardio.choice": 1,
     "shardio.clips": 1,
-    "shardio.division": 1,
-    "shardio.drawing": 1,
     "shardio.jax_arrays": 1,
-    "shardio.launchers": 1,
     "shardio.ray_connection": 1,  # Ray stops here
     "shardio.sounds": 1,
     "shardio.tensors": 1,  # tinygrad stops here
     "shardio.timeline": 1,
     "shardio.torch_tensors": 1,
-    "shardio.windows": 1,
     "shardio.cluster_job": 2,
     "shardio.format": 2,  # bytes <-> values
     "shardio.makers": 2,
     "shardio.agreement": 3,
-    "shardio.blend": 3,
     "shardio.cluster": 3,
     "shardio.collation": 3,
     "shardio.inference": 3,
     "shardio.media": 3,  # encoded bytes <-> pixels and samples
+    "shardio.order": 3,  # the sample at each position
     "shardio.packing": 3,
-    "shardio.shard_order": 3,
     "shardio.storage": 3,  # local files
     "shardio.timing": 3,
     "shardio.views": 3,

@@ -28,7 +28,7 @@ from shardio.dataset import Dataset
 from shardio.errors import SchemaError, TransformError
 from shardio.format.schema import Schema
 from shardio.inference import check_batch, infer_batch
-from shardio.order import OF_BATCHES, OF_COLLATION, SampleGenerators
+from shardio.order.permutation import OF_BATCHES, OF_COLLATION, SampleGenerators
 from shardio.shards.places import Paths
 
 _CLAIMED: Final = pack_state(NO_FIELD, CLAIMED)

@@ -30,7 +30,7 @@ from shardio.collate import (
     pack_state,
 )
 from shardio.errors import MediaError, ShardChanged, ShardCorrupt, TransformError, WorkerDied
-from shardio.order import substitute
+from shardio.order.permutation import substitute
 
 ATTEMPTS: Final = 32
 """Substitutes that are tried for one row. Where half of all samples fail, one row in 4 * 10^9 finds

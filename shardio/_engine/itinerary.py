@@ -13,16 +13,16 @@ import numpy.typing as npt
 
 from shardio._base.cached_property import cached
 from shardio._engine.recipe import Plan
-from shardio.blend import BlendedOrder
-from shardio.bundles import BundledOrder, Bundling
 from shardio.collate import CLAIMED, NO_FIELD, pack_state
 from shardio.cutting import Cuts, draw_cuts
 from shardio.dataset import Dataset
-from shardio.drawing import WeightedOrder
-from shardio.order import CHUNK, OF_SOUNDS, Order, hashes_of, key_of
+from shardio.order.block_shuffle import GroupedOrder, WindowedOrder
+from shardio.order.clip_groups import BundledOrder, Bundling
+from shardio.order.mixture_order import BlendedOrder
+from shardio.order.permutation import CHUNK, OF_SOUNDS, Order, hashes_of, key_of
+from shardio.order.shard_shuffle import ShardOrder, ShardWindow
+from shardio.order.weighted import WeightedOrder
 from shardio.shard.verification import Rows
-from shardio.shard_order import ShardOrder, ShardWindow
-from shardio.windows import GroupedOrder, WindowedOrder
 
 _STATE_SHIFT: Final = 32
 

@@ -8,22 +8,22 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple, Self
 
 from shardio._engine.shared import SharedArray
-from shardio.blend import Blend
 from shardio.collate import BlockLayout, lay_out, lay_out_whole
 from shardio.collation import STACKED, Collation
 from shardio.cutting import Cut
 from shardio.dataset import Dataset
-from shardio.division import Division
 from shardio.format.schema import Schema
 from shardio.hearing import HeardField, Hearing
 from shardio.mixture import Mixed
+from shardio.order.block_shuffle import Window
+from shardio.order.mixture_order import Blend
+from shardio.order.partition import Division
+from shardio.order.shard_shuffle import ShardWindow
 from shardio.packing import Packing
 from shardio.pictures import common_sizes, decoded
 from shardio.remote.places import Remote
 from shardio.shard.verification import Verify
-from shardio.shard_order import ShardWindow
 from shardio.storage.filesystems import Access
-from shardio.windows import Window
 
 Dct = Literal["accurate", "fast"]
 

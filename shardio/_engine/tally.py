@@ -18,7 +18,7 @@ import numpy.typing as npt
 from shardio._base.phase_timers import CHECK, DECODE, SPENT, TRANSFORM, now_ns
 from shardio._base.statistics import LoadingStats
 from shardio._engine.linux import memory_file, resize_memory_file
-from shardio.division import Division
+from shardio.order.partition import Division
 
 # Words of a line, and of the header. A line is as long as a cache line: writers do not meet.
 _LINE: Final = 8

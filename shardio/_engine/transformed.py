@@ -26,7 +26,7 @@ from shardio.collate import CLAIMED, EMPTY, FILLED, NO_FIELD, BlockLayout, pack_
 from shardio.dataset import Dataset
 from shardio.errors import SchemaError, TransformError
 from shardio.inference import check_sample
-from shardio.order import SampleGenerators
+from shardio.order.permutation import SampleGenerators
 
 _EMPTY: Final = pack_state(NO_FIELD, EMPTY)
 _CLAIMED: Final = pack_state(NO_FIELD, CLAIMED)

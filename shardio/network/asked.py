@@ -10,10 +10,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from shardio.choice import holds_positions
 from shardio.clips import Clip
 from shardio.errors import InvalidArgument
 from shardio.network.wire import Garbled
+from shardio.order.choice import holds_positions
 from shardio.packing import Pack
 from shardio.sounds import Sound
 

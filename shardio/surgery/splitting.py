@@ -15,7 +15,7 @@ import numpy.typing as npt
 from shardio.dataset import ShardDataset
 from shardio.errors import InvalidArgument
 from shardio.manifest import load_generation, publish_next
-from shardio.order import key_of
+from shardio.order.permutation import key_of
 from shardio.surgery.digests import Digests, exact_digests, mix
 from shardio.surgery.overtaking import tell_overtaken
 from shardio.views import RowRuns

@@ -29,6 +29,7 @@ from shardio.errors import (
 )
 from shardio.manifest import load, publish_next
 from shardio.mixture import Mixture
+from shardio.order import block_shuffle
 from shardio.surgery import add_column, split
 from tests.loading import TWO_FIELDS, bits, check_against, write_dataset
 from tests.shards import EVERY_FIELD, as_read, every_field_sample
@@ -357,8 +358,8 @@ def test_without_shuffle_the_samples_of_each_source_come_in_order(mixture: Mixtu
 def test_blocks_keep_to_windows_where_a_full_shuffle_does_not(
     large: str, small: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shardio.windows, "RUNS_PER_WINDOW", 4)
-    monkeypatch.setattr(shardio.windows, "RUN_BYTES", 20_000)  # two samples
+    monkeypatch.setattr(block_shuffle, "RUNS_PER_WINDOW", 4)
+    monkeypatch.setattr(block_shuffle, "RUN_BYTES", 20_000)  # two samples
     found = {}
     for shuffle in ("blocks", "full"):
         with mix([large, small], weights=[3, 1]) as made, loader(made, shuffle=shuffle) as loading:

@@ -18,10 +18,10 @@ from shardio._engine.advice import Advice, Cadence
 from shardio._engine.itinerary import Itinerary
 from shardio._engine.recipe import Plan
 from shardio.dataset import ShardDataset
-from shardio.division import Division
 from shardio.gather import ColumnGather
+from shardio.order.block_shuffle import Window
+from shardio.order.partition import Division
 from shardio.storage import page_cache
-from shardio.windows import Window
 from tests.engine.test_fill import recipe_for
 from tests.loading import bits, write_dataset
 

@@ -23,8 +23,8 @@ from shardio._engine.iteration import Iteration
 from shardio._engine.recipe import Plan, Recipe
 from shardio._engine.staff import Workers
 from shardio.collate import CLAIMED
-from shardio.division import Division
 from shardio.errors import DatasetCorrupt, MemoryShort
+from shardio.order.partition import Division
 from tests.loading import TWO_FIELDS, bits, two_fields, write_dataset
 
 pytestmark = pytest.mark.usefixtures("warm_zygote", "quick_disk")

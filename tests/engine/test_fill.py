@@ -18,11 +18,11 @@ from shardio._engine.recipe import Plan, Recipe
 from shardio.batch import Batch
 from shardio.collate import CLAIMED, EMPTY, FILLED, NO_FIELD, BlockLayout
 from shardio.dataset import ShardDataset
-from shardio.division import Division
 from shardio.errors import ChecksumMismatch, MemoryShort, TransformError
 from shardio.format.fields import Array, Json, Text
 from shardio.format.schema import Schema
-from shardio.order import Order, SampleGenerators
+from shardio.order.partition import Division
+from shardio.order.permutation import Order, SampleGenerators
 from tests.loading import write_dataset
 from tests.shards import EVERY_FIELD, as_read, every_field_sample, same_in_batch, same_value
 

@@ -8,8 +8,8 @@ import shardio
 from shardio import Array, Schema
 from shardio._engine.itinerary import Itinerary, order_of
 from shardio._engine.recipe import Plan
-from shardio.division import Division
-from shardio.order import CHUNK
+from shardio.order.partition import Division
+from shardio.order.permutation import CHUNK
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
 

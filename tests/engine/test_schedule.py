@@ -24,10 +24,10 @@ from shardio._engine.recipe import Plan
 from shardio._engine.schedule import DEPTH, ENDLESS, QUICK_DEPTH, Assignment, Schedule
 from shardio.batch import Skipped
 from shardio.collate import lay_out
-from shardio.division import Division
 from shardio.errors import TooManySkipped
 from shardio.format.fields import Array
 from shardio.format.schema import Schema
+from shardio.order.partition import Division
 
 
 def assign_all(schedule: Schedule) -> Iterator[Assignment]:

@@ -12,8 +12,8 @@ import pytest
 from shardio import ShardLoader
 from shardio._engine.recipe import Plan
 from shardio._engine.shared import SharedArray
-from shardio.division import Division
-from shardio.windows import Window
+from shardio.order.block_shuffle import Window
+from shardio.order.partition import Division
 from tests.loading import TWO_FIELDS, two_fields, write_dataset
 
 

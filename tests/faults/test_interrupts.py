@@ -20,7 +20,7 @@ from shardio._engine.crew import Crew
 from shardio._engine.inbox import _Frames
 from shardio._engine.linux import Finalizer, interrupts_held
 from shardio.errors import EnvironmentUnsuitable
-from shardio.order import Order
+from shardio.order.permutation import Order
 from tests.loading import PATIENCE_S, TWO_FIELDS, two_fields, write_dataset
 
 pytestmark = pytest.mark.usefixtures("warm_zygote", "quick_disk")

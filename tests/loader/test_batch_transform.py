@@ -14,7 +14,7 @@ import pytest
 import shardio
 from shardio import ShardLoader
 from shardio.errors import MemoryShort, TransformError
-from shardio.order import OF_BATCHES, OF_SAMPLES, SampleGenerators
+from shardio.order.permutation import OF_BATCHES, OF_SAMPLES, SampleGenerators
 from tests.loading import TWO_FIELDS, bits, two_fields, write_dataset
 
 pytestmark = pytest.mark.usefixtures("warm_zygote", "quick_disk")

@@ -18,8 +18,8 @@ from shardio import Array, Schema, ShardLoader, Text
 from shardio._base.phase_timers import CHECK, SPENT
 from shardio._base.statistics import LoadingStats
 from shardio._engine.tally import Lap, Tallies, Tally
-from shardio.division import Division, Tail
 from shardio.errors import LoaderClosed
+from shardio.order.partition import Division, Tail
 from tests.loading import PATIENCE_S, TWO_FIELDS, two_fields, write_dataset
 
 pytestmark = pytest.mark.usefixtures("warm_zygote", "quick_disk")

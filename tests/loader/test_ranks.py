@@ -16,7 +16,7 @@ import pytest
 
 from shardio import Batch, ShardLoader
 from shardio.errors import InvalidArgument
-from shardio.order import Order
+from shardio.order.permutation import Order
 from tests.loading import check_against, values_of, write_dataset
 from tests.shards import as_read, every_field_sample
 

@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shardio import DatasetWriter, ShardDataset, ShardLoader, windows
+from shardio import DatasetWriter, ShardDataset, ShardLoader
 from shardio import open as open_dataset
 from shardio.errors import InvalidArgument
 from shardio.manifest import load, publish_next
+from shardio.order import block_shuffle
 from shardio.surgery import split
 from tests.loading import TWO_FIELDS, two_fields, write_dataset
 
@@ -208,15 +209,15 @@ def _append(folder: Path, n_more: int) -> None:
 def test_a_dataset_that_grew_finishes_the_epoch_on_the_stored_row_count(
     tmp_path: Path, num_workers: int, shuffle: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(windows, "RUNS_PER_WINDOW", 4)
-    monkeypatch.setattr(windows, "RUN_BYTES", 20_000)  # two samples
+    monkeypatch.setattr(block_shuffle, "RUNS_PER_WINDOW", 4)
+    monkeypatch.setattr(block_shuffle, "RUN_BYTES", 20_000)  # two samples
     folder = tmp_path / "set"
     write_dataset(folder, N, 2, TWO_FIELDS, two_fields(N))
     with loader(str(folder), shuffle=shuffle) as made:
         before = drawn(made, 2)
     state = state_after(str(folder), 5, n_epochs=1, shuffle=shuffle)
     _append(folder, 10)
-    monkeypatch.setattr(windows, "RUN_BYTES", 60_000)  # as if samples had become smaller
+    monkeypatch.setattr(block_shuffle, "RUN_BYTES", 60_000)  # as if samples had become smaller
     found = resumed(str(folder), state, 2, num_workers=num_workers, shuffle=shuffle)
     assert [each for each in found if each[0] == 1] == before[N + 20 :]
     assert sorted(label for epoch, label, _ in found if epoch == 2) == list(range(N + 10))

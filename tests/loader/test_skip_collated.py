@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from shardio import Array, Schema, ShardLoader, Text
-from shardio.choice import Shuffle
 from shardio.errors import TransformError
+from shardio.order.choice import Shuffle
 from tests.loading import write_dataset
 
 pytestmark = pytest.mark.usefixtures("warm_zygote", "quick_disk")

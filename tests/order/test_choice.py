@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shardio import ShardDataset, ShardLoader, windows
-from shardio.drawing import draw_once
+from shardio import ShardDataset, ShardLoader
 from shardio.errors import InvalidArgument
+from shardio.order import block_shuffle
+from shardio.order.weighted import draw_once
 from tests.loading import TWO_FIELDS, two_fields, write_dataset
 
 pytestmark = pytest.mark.usefixtures("warm_zygote", "quick_disk")
@@ -59,8 +60,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture(autouse=True)
 def _short_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs of two samples, and windows of eight."""
-    monkeypatch.setattr(windows, "RUN_BYTES", 3 * 6160)
-    monkeypatch.setattr(windows, "RUNS_PER_WINDOW", 4)
+    monkeypatch.setattr(block_shuffle, "RUN_BYTES", 3 * 6160)
+    monkeypatch.setattr(block_shuffle, "RUNS_PER_WINDOW", 4)
 
 
 def noisy(sample: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
@@ -188,7 +189,7 @@ def test_an_epoch_of_blocks_ends_with_the_windows_that_it_began_with(
         whole = drawn(made, 2)
     state = state_after(folder, 5, shuffle="blocks")
     assert state["window"] == [2, 8]
-    monkeypatch.setattr(windows, "RUNS_PER_WINDOW", 16)
+    monkeypatch.setattr(block_shuffle, "RUNS_PER_WINDOW", 16)
     with loader(folder, shuffle="blocks") as made:
         made.load_state_dict(state)
         assert drawn(made) == whole[20:N]

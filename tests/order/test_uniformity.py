@@ -14,10 +14,10 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from shardio.drawing import WeightedOrder, draw_once, running_sums
-from shardio.order import Order
-from shardio.shard_order import ShardOrder
-from shardio.windows import Window, WindowedOrder
+from shardio.order.block_shuffle import Window, WindowedOrder
+from shardio.order.permutation import Order
+from shardio.order.shard_shuffle import ShardOrder
+from shardio.order.weighted import WeightedOrder, draw_once, running_sums
 
 Rows = npt.NDArray[np.int64]
 Kind = Callable[[int, int], Rows]

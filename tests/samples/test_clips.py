@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from shardio.clips import Clip, Clips
 from shardio.errors import InvalidArgument
-from shardio.order import hashes_of
+from shardio.order.permutation import hashes_of
 
 Found = list[tuple[int, list[int]]]
 

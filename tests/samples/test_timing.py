@@ -15,7 +15,7 @@ from shardio.clip_frames import frames_of
 from shardio.clips import Clip, Clips, Events
 from shardio.errors import MediaError
 from shardio.format.streams import EncodedStream, PacketFlag, pack_packets
-from shardio.order import hashes_of
+from shardio.order.permutation import hashes_of
 from shardio.timing import FrameTimes, n_times
 
 MOST = (1 << 63) - 1

@@ -23,8 +23,8 @@ from typing import Any
 import numpy as np
 
 from shardio import Clip, ShardLoader
-from shardio.bundles import BundledOrder, Bundles
-from shardio.order import Order
+from shardio.order.clip_groups import BundledOrder, Bundles
+from shardio.order.permutation import Order
 
 N_VIDEOS, N_CLIPS = 200, 18
 N_EPOCHS = 50

@@ -33,7 +33,7 @@ from shardio._engine.fill import Filler
 from shardio._engine.recipe import Plan, Recipe
 from shardio.collate import lay_out
 from shardio.dataset import ShardDataset
-from shardio.division import Division
+from shardio.order.partition import Division
 
 BATCH: Final = 32
 FEW, MANY = 8, 16

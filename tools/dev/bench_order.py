@@ -14,10 +14,10 @@ import time
 
 import numpy as np
 
-from shardio.drawing import WeightedOrder, draw_once, running_sums
-from shardio.order import CHUNK, Order, Positions
-from shardio.shard_order import SHARDS_PER_WINDOW, ShardOrder
-from shardio.windows import Window, WindowedOrder
+from shardio.order.block_shuffle import Window, WindowedOrder
+from shardio.order.permutation import CHUNK, Order, Positions
+from shardio.order.shard_shuffle import SHARDS_PER_WINDOW, ShardOrder
+from shardio.order.weighted import WeightedOrder, draw_once, running_sums
 
 N = 10**12
 N_WEIGHTS = 10**7

@@ -46,9 +46,9 @@ n, n_shards = len(dataset), len(dataset.shards)
 found = {"open_s": opened - start, "peak_mb": peak_mb(), "imported_mb": imported_mb,
          "samples": n, "shards": n_shards}
 
-from shardio.order import CHUNK, Order
-from shardio.shard_order import SHARDS_PER_WINDOW, ShardOrder
-from shardio.windows import Window, WindowedOrder
+from shardio.order.permutation import CHUNK, Order
+from shardio.order.shard_shuffle import SHARDS_PER_WINDOW, ShardOrder
+from shardio.order.block_shuffle import Window, WindowedOrder
 
 key, middle = {"seed": 1, "epoch": 7}, numpy.arange(n // 2, n // 2 + CHUNK)
 makers = {

@@ -16,9 +16,9 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from shardio.order import Order, Positions, permute
-from shardio.shard_order import SHARDS_PER_WINDOW, ShardOrder
-from shardio.windows import RUNS_PER_WINDOW, Window, WindowedOrder
+from shardio.order.block_shuffle import RUNS_PER_WINDOW, Window, WindowedOrder
+from shardio.order.permutation import Order, Positions, permute
+from shardio.order.shard_shuffle import SHARDS_PER_WINDOW, ShardOrder
 
 N: Final = 1 << 18
 N_SHARDS, N_CLASSES, BATCH, RUN = 1024, 64, 256, 16

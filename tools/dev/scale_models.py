@@ -15,9 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from dev.measure_shuffle import BATCH, ENDS, N_CLASSES, N, classes_of, counts_of
-from shardio.order import Order, Positions, hashes_of, key_of
-from shardio.shard_order import SHARDS_PER_WINDOW, ShardOrder
-from shardio.windows import RUNS_PER_WINDOW, Window, WindowedOrder
+from shardio.order.block_shuffle import RUNS_PER_WINDOW, Window, WindowedOrder
+from shardio.order.permutation import Order, Positions, hashes_of, key_of
+from shardio.order.shard_shuffle import SHARDS_PER_WINDOW, ShardOrder
 
 Numbers = npt.NDArray[np.float64]
 

@@ -5,12 +5,12 @@ clips stand side by side, so that one pass of a decoder makes them, unless a bat
 
 Bundles are of few sizes: a video of n clips has n // k of k, and one of n % k, if that is not 0,
 which lies before, between or behind the others, where a key says for each video and epoch. Those of
-one size are permuted as `order` does it, and of each size every window of about 1,024 bundles has
-its share, so that where a window begins is arithmetic. Inside of a window bundles are spread: those
-of one video lie about as far from each other as they can.
+one size are permuted as `permutation` does it, and of each size every window of about 1,024
+bundles has its share, so that where a window begins is arithmetic. Inside of a window bundles are
+spread: those of one video lie about as far from each other as they can.
 
-As in `order`, everything is computed, at any position at once; a position costs its window, some
-250 µs, which 1,024 bundles share.
+As in `permutation`, everything is computed, at any position at once; a position costs its window,
+some 250 µs, which 1,024 bundles share.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from shardio.order import Permutation, Positions, hashes_of, key_of
+from shardio.order.permutation import Permutation, Positions, hashes_of, key_of
 
 WINDOW: Final = 1024
 """Bundles of a window, or up to twice as many: where one is spread, and a sample alone costs it."""

@@ -15,13 +15,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from shardio import Array, Clip, Schema, ShardLoader, ShardWriter, mix, shard_order
+from shardio import Array, Clip, Schema, ShardLoader, ShardWriter, mix
 from shardio.clips import Clips
 from shardio.dataset import open_dataset
 from shardio.errors import InvalidArgument
 from shardio.manifest import load, publish, publish_next
-from shardio.order import Permutation, key_of
-from shardio.shard_order import ShardOrder, ShardWindow, ends_within
+from shardio.order import shard_shuffle
+from shardio.order.permutation import Permutation, key_of
+from shardio.order.shard_shuffle import ShardOrder, ShardWindow, ends_within
 from shardio.surgery import compact
 from shardio.views import RowRuns
 from tests.loading import write_dataset
@@ -139,7 +140,7 @@ LABEL = Schema({"label": Array("int64")})
 
 @pytest.fixture(autouse=True)
 def windows_of_three(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shard_order, "SHARDS_PER_WINDOW", 3)
+    monkeypatch.setattr(shard_shuffle, "SHARDS_PER_WINDOW", 3)
 
 
 @pytest.fixture

@@ -4,8 +4,8 @@ The shards that a view shows something of are permuted. Of that sequence a windo
 permuted again, sample by sample: a pass needs each shard once, and only those of a window at a
 time. Shards are what they are in the dataset, however many samples each has.
 
-As in `order`, everything is computed, at any position at once; what is kept is of the size of the
-list of shards.
+As in `permutation`, everything is computed, at any position at once; what is kept is of the size of
+the list of shards.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 
 from shardio.errors import InvalidArgument
 from shardio.format.checksum import distinct, hash_bytes
-from shardio.order import Permutation, Positions, key_of
+from shardio.order.permutation import Permutation, Positions, key_of
 
 SHARDS_PER_WINDOW: Final = 8
 _MOST_KEPT: Final = 8

@@ -17,10 +17,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardio.blend import SPAN, WHOLE, Blend, BlendedOrder, Exhausted, Mixing
-from shardio.division import Division
 from shardio.errors import InvalidArgument
-from shardio.windows import Window
+from shardio.order.block_shuffle import Window
+from shardio.order.mixture_order import SPAN, WHOLE, Blend, BlendedOrder, Exhausted, Mixing
+from shardio.order.partition import Division
 
 Numbers = npt.NDArray[np.int64]
 

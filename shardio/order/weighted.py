@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from shardio.order import Positions, hashes_of, key_of
+from shardio.order.permutation import Positions, hashes_of, key_of
 
 Numbers = npt.NDArray[np.float64]
 

@@ -4,9 +4,9 @@ The positions of a view are cut into runs of a few MiB, and the runs are permute
 a window of 64 runs at a time is permuted again, position by position. Storage sees whole runs, and
 the page cache needs to hold one window; a sample has neighbours from 64 places of the dataset.
 
-As in `order`, everything is computed, at any position at once: what a window does to a position
-below 2^k is a Feistel network over its bits, with keys of its own. The constants are MurmurHash3's
-(A. Appleby), and the golden ratio.
+As in `permutation`, everything is computed, at any position at once: what a window does to a
+position below 2^k is a Feistel network over its bits, with keys of its own. The constants are
+MurmurHash3's (A. Appleby), and the golden ratio.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple, Self
 import numpy as np
 
 from shardio.errors import InvalidArgument
-from shardio.order import Permutation, Positions, hashes_of, key_of
+from shardio.order.permutation import Permutation, Positions, hashes_of, key_of
 
 RUN_BYTES: Final = 4 << 20
 RUNS_PER_WINDOW: Final = 64

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardio.order import (
+from shardio.order.permutation import (
     CHUNK,
     SORTED_MAX,
     Order,

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardio import bundles
-from shardio.bundles import BundledOrder, Bundles, Bundling, spread
+from shardio.order import clip_groups
+from shardio.order.clip_groups import BundledOrder, Bundles, Bundling, spread
 
 Numbers = npt.NDArray[np.int64]
 COUNTS = st.lists(st.integers(0, 40), min_size=1, max_size=30).filter(any)
@@ -42,7 +42,7 @@ def test_every_clip_comes_once_and_no_position_depends_on_who_asks(
 ) -> None:
     n = sum(counts)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(bundles, "WINDOW", 4)
+        patch.setattr(clip_groups, "WINDOW", 4)
         found = whole(counts, k, seed)
         assert np.array_equal(np.sort(found), np.arange(n))
         some = np.random.default_rng(n).permutation(n)[:7]

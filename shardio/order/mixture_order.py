@@ -19,11 +19,18 @@ from typing import Any, Final, Literal
 import numpy as np
 import numpy.typing as npt
 
-from shardio.bundles import BundledOrder, Bundling
 from shardio.errors import InvalidArgument
 from shardio.format.checksum import distinct
-from shardio.order import SORTED_MAX, Permutation, Positions, hashes_of, key_of, permutations
-from shardio.windows import GroupedOrder, Window, WindowedOrder
+from shardio.order.block_shuffle import GroupedOrder, Window, WindowedOrder
+from shardio.order.clip_groups import BundledOrder, Bundling
+from shardio.order.permutation import (
+    SORTED_MAX,
+    Permutation,
+    Positions,
+    hashes_of,
+    key_of,
+    permutations,
+)
 
 Exhausted = Literal["stop", "repeat"]
 

@@ -10,7 +10,7 @@ from typing import Literal
 
 import numpy as np
 
-from shardio.order import Positions
+from shardio.order.permutation import Positions
 
 Tail = Literal["short", "drop", "pad"]
 
