@@ -17,7 +17,7 @@ if sys.platform == "win32":
     raise EnvironmentUnsuitable("shardio needs Linux; on Windows, run it inside WSL 2")
 
 if TYPE_CHECKING:
-    from shardio.batch import Batch
+    from shardio.batch.batch import Batch
     from shardio.clips import Clip
     from shardio.conversion import ConversionReport, Input, Outcome, Source, convert
     from shardio.dataset import ShardDataset
@@ -91,7 +91,7 @@ __all__ = [
 _HOMES = {
     "Array": "shardio.format.fields",
     "Audio": "shardio.format.fields",
-    "Batch": "shardio.batch",
+    "Batch": "shardio.batch.batch",
     "Bytes": "shardio.format.fields",
     "Clip": "shardio.clips",
     "ConversionReport": "shardio.conversion",

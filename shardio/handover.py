@@ -14,8 +14,8 @@ from shardio._engine.engine import Engine
 from shardio._engine.iteration import Delivered, Iteration
 from shardio._engine.linux import Finalizer
 from shardio._engine.tally import Moment
-from shardio.batch import Batch, Skipped
-from shardio.collate import BlockLayout
+from shardio.batch.batch import Batch, Skipped
+from shardio.batch.layout import BlockLayout
 from shardio.dataset import Dataset
 from shardio.makers import Maker
 from shardio.shards.places import Paths

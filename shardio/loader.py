@@ -13,7 +13,7 @@ from shardio._engine.linux import Finalizer
 from shardio._engine.recipe import Dct, Recipe
 from shardio._engine.staff import StartMethod
 from shardio._engine.tally import N_RECORDS
-from shardio.batch import Batch
+from shardio.batch.batch import Batch
 from shardio.bringing import Bringing, remote_of
 from shardio.clips import Clip
 from shardio.dataset import Dataset

@@ -10,7 +10,7 @@ from typing import Any, Final, Literal, get_args
 import numpy as np
 
 from shardio._base.stack_level import level_of_caller
-from shardio.collation import Collation
+from shardio.batch.collation import Collation
 from shardio.errors import InvalidArgument
 from shardio.format.schema import Schema
 from shardio.order.launchers import told_by_launcher

@@ -11,8 +11,8 @@ from shardio._engine.cpus import usable_cpus
 from shardio._engine.memory import default_budget
 from shardio._engine.recipe import Dct, Recipe
 from shardio._engine.staff import StartMethod
+from shardio.batch.collation import Collation, Kind, Sizes, collation_of
 from shardio.clips import Clip
-from shardio.collation import Collation, Kind, Sizes, collation_of
 from shardio.cutting import Cut, cut, default_clip, videos_among
 from shardio.dataset import Dataset, ShardDataset
 from shardio.documents import pack_documents, to_be_packed

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final, Self, TextIO
 
 from shardio._base.statistics import LoadingStats
-from shardio.batch import Batch
+from shardio.batch.batch import Batch
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -33,9 +33,8 @@ RANKS = {
     "shardio.format": 2,  # bytes <-> values
     "shardio.makers": 2,
     "shardio.agreement": 3,
+    "shardio.batch": 3,  # the layout of a block, collation, Batch
     "shardio.cluster": 3,
-    "shardio.collation": 3,
-    "shardio.inference": 3,
     "shardio.media": 3,  # encoded bytes <-> pixels and samples
     "shardio.order": 3,  # the sample at each position
     "shardio.packing": 3,
@@ -43,12 +42,11 @@ RANKS = {
     "shardio.timing": 3,
     "shardio.views": 3,
     "shardio.clip_frames": 4,
-    "shardio.collate": 4,
     "shardio.column_range": 4,
     "shardio.option_checks": 4,
+    "shardio.progress_bar": 4,
     "shardio.shard": 4,  # one shard file
     "shardio.transforms": 4,
-    "shardio.batch": 5,
     "shardio.events": 5,
     "shardio.manifest": 5,
     "shardio.rows": 5,
@@ -57,7 +55,6 @@ RANKS = {
     "shardio.dataset_writer": 6,
     "shardio.footage": 6,
     "shardio.gather": 6,
-    "shardio.progress_bar": 6,
     "shardio.remote": 6,  # object stores, and the cache of what is in them
     "shardio.dataset": 7,
     "shardio.mixture": 8,

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from shardio._engine.recipe import Schemas
 from shardio._engine.wire import Done
-from shardio.batch import Skipped
+from shardio.batch.batch import Skipped
 
 
 class Answer(NamedTuple):

@@ -22,12 +22,12 @@ from shardio._engine.returned import plain
 from shardio._engine.scratch import Scratch, copy_rows
 from shardio._engine.stored import StoredValues
 from shardio._engine.transformed import Call, TransformedValues, call_keyed, named, told
-from shardio.batch import Batch
-from shardio.collate import CLAIMED, NO_FIELD, BlockLayout, lay_out, lay_out_whole, pack_state
+from shardio.batch.batch import Batch
+from shardio.batch.layout import CLAIMED, NO_FIELD, BlockLayout, lay_out, lay_out_whole, pack_state
+from shardio.batch.schema_inference import check_batch, infer_batch
 from shardio.dataset import Dataset
 from shardio.errors import SchemaError, TransformError
 from shardio.format.schema import Schema
-from shardio.inference import check_batch, infer_batch
 from shardio.order.permutation import OF_BATCHES, OF_COLLATION, SampleGenerators
 from shardio.shards.places import Paths
 

@@ -32,7 +32,7 @@ from shardio._engine.linux import (
     resize_memory_file,
 )
 from shardio._engine.memory import available_bytes, require
-from shardio.collate import BlockViews
+from shardio.batch.layout import BlockViews
 from shardio.errors import MemoryShort
 from shardio.storage.fs import most_file_bytes
 

@@ -20,8 +20,8 @@ from shardio._engine.fill import Filler
 from shardio._engine.itinerary import Stretch
 from shardio._engine.recipe import Plan
 from shardio._engine.scratch import Scratch
-from shardio.batch import Skipped
-from shardio.collate import (
+from shardio.batch.batch import Skipped
+from shardio.batch.layout import (
     EMPTY,
     NO_FIELD,
     SKIPPED,

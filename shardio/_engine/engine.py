@@ -35,7 +35,7 @@ from shardio._engine.sizing import block_bytes, n_blocks_wanted
 from shardio._engine.staff import Staff, StartMethod, Workers
 from shardio._engine.tally import Filling
 from shardio._engine.traffic import Traffic
-from shardio.collate import BlockLayout
+from shardio.batch.layout import BlockLayout
 from shardio.dataset import Dataset
 from shardio.errors import InvalidArgument, LoaderClosed, MemoryShort, SchemaError, TransformError
 

@@ -26,11 +26,11 @@ from shardio._engine.sizing import heap_bytes_by
 from shardio._engine.sounds import Sounds
 from shardio._engine.stored import StoredValues
 from shardio._engine.transformed import Call, TransformedValues, call_keyed
-from shardio.collate import EMPTY, FILLED, NO_FIELD, BlockLayout, pack_state
+from shardio.batch.layout import EMPTY, FILLED, NO_FIELD, BlockLayout, pack_state
+from shardio.batch.schema_inference import infer_schema
 from shardio.dataset import Dataset
 from shardio.errors import SchemaError
 from shardio.format.schema import Schema
-from shardio.inference import infer_schema
 from shardio.order.partition import Division
 from shardio.pictures import decoded
 from shardio.shard.verification import Rows

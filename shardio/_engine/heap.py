@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardio._engine.blocks import BlockMap
-from shardio.collate import ALIGNMENT, BlockLayout, VaryingSlot, WholeSlot
+from shardio.batch.layout import ALIGNMENT, BlockLayout, VaryingSlot, WholeSlot
 from shardio.format.values import encode_record
 
 

@@ -9,8 +9,8 @@ from shardio._engine.cautions import Caution
 from shardio._engine.recipe import Plan
 from shardio._engine.schedule import Schedule
 from shardio._engine.tally import Lap
-from shardio.batch import Skipped
-from shardio.collate import BlockLayout
+from shardio.batch.batch import Skipped
+from shardio.batch.layout import BlockLayout
 from shardio.errors import TooManySkipped
 
 _NAMED_SKIPS: Final = 3

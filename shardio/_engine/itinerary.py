@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from shardio._base.cached_property import cached
 from shardio._engine.recipe import Plan
-from shardio.collate import CLAIMED, NO_FIELD, pack_state
+from shardio.batch.layout import CLAIMED, NO_FIELD, pack_state
 from shardio.cutting import Cuts, draw_cuts
 from shardio.dataset import Dataset
 from shardio.order.block_shuffle import GroupedOrder, WindowedOrder

@@ -14,8 +14,8 @@ import numpy.typing as npt
 
 from shardio._engine.blocks import BlockMap
 from shardio._engine.heap import reserve
-from shardio.collate import CLAIMED, BlockLayout, JoinSlot, pack_state
-from shardio.collation import Join
+from shardio.batch.collation import Join
+from shardio.batch.layout import CLAIMED, BlockLayout, JoinSlot, pack_state
 from shardio.dataset import Dataset
 from shardio.errors import SchemaError, ShardCorrupt
 from shardio.format.checksum import distinct

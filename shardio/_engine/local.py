@@ -18,8 +18,8 @@ from shardio._engine.shared import SharedArray
 from shardio._engine.tally import Tally
 from shardio._engine.turns import TURNS
 from shardio._engine.wire import CANCELLED, TALLIES, Done, Status, Task
-from shardio.batch import Skipped
-from shardio.collate import BlockLayout
+from shardio.batch.batch import Skipped
+from shardio.batch.layout import BlockLayout
 from shardio.dataset import Dataset
 from shardio.errors import LoaderClosed
 

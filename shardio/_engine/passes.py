@@ -18,7 +18,7 @@ from shardio._engine.iteration import Iteration
 from shardio._engine.recipe import Plan
 from shardio._engine.schedule import Schedule
 from shardio._engine.tally import Filling, Tallies
-from shardio.collate import BlockLayout
+from shardio.batch.layout import BlockLayout
 
 N_SLOTS: Final = 4096
 """How many passes of one loader can be under way at the same time."""

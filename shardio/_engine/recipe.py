@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple, Self
 
 from shardio._engine.shared import SharedArray
-from shardio.collate import BlockLayout, lay_out, lay_out_whole
-from shardio.collation import STACKED, Collation
+from shardio.batch.collation import STACKED, Collation
+from shardio.batch.layout import BlockLayout, lay_out, lay_out_whole
 from shardio.cutting import Cut
 from shardio.dataset import Dataset
 from shardio.format.schema import Schema

@@ -9,7 +9,7 @@ import weakref
 import numpy as np
 
 from shardio._engine.blocks import BlockMap, reserve_memory_file
-from shardio.collate import BlockLayout, VaryingSlot
+from shardio.batch.layout import BlockLayout, VaryingSlot
 
 
 class Scratch(BlockMap):

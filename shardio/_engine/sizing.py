@@ -12,8 +12,8 @@ import numpy.typing as npt
 
 from shardio._engine.recipe import Recipe
 from shardio._engine.schedule import QUICK_DEPTH
-from shardio.collate import ALIGNMENT, BlockLayout, is_fixed
-from shardio.collation import Join
+from shardio.batch.collation import Join
+from shardio.batch.layout import ALIGNMENT, BlockLayout, is_fixed
 from shardio.dataset import Dataset
 from shardio.errors import MemoryShort
 from shardio.format.schema import Schema

@@ -35,7 +35,7 @@ from shardio._engine.wire import (
     unpack_skips,
 )
 from shardio._engine.worker import work
-from shardio.collate import BlockLayout
+from shardio.batch.layout import BlockLayout
 from shardio.dataset import Dataset
 from shardio.errors import EnvironmentUnsuitable
 

@@ -18,7 +18,7 @@ from shardio._engine.itinerary import Stretch
 from shardio._engine.packed import PackedTokens
 from shardio._engine.pictures import Pictures
 from shardio._engine.sounds import Sounds
-from shardio.collate import (
+from shardio.batch.layout import (
     CLAIMED,
     BlockLayout,
     BlockViews,

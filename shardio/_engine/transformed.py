@@ -22,10 +22,10 @@ from shardio._engine.pictures import Pictures
 from shardio._engine.recipe import Recipe
 from shardio._engine.returned import plain
 from shardio._engine.sounds import Sounds
-from shardio.collate import CLAIMED, EMPTY, FILLED, NO_FIELD, BlockLayout, pack_state
+from shardio.batch.layout import CLAIMED, EMPTY, FILLED, NO_FIELD, BlockLayout, pack_state
+from shardio.batch.schema_inference import check_sample
 from shardio.dataset import Dataset
 from shardio.errors import SchemaError, TransformError
-from shardio.inference import check_sample
 from shardio.order.permutation import SampleGenerators
 
 _EMPTY: Final = pack_state(NO_FIELD, EMPTY)

@@ -15,7 +15,7 @@ import struct
 from enum import IntEnum
 from typing import NamedTuple
 
-from shardio.batch import Skipped
+from shardio.batch.batch import Skipped
 
 # A NamedTuple's own constructors run Python; for every batch, `tuple.__new__` makes them.
 _TASK = struct.Struct("<HHIQQII")

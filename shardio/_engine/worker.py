@@ -43,7 +43,7 @@ from shardio._engine.wire import (
     unpack_task,
     unpack_tasks,
 )
-from shardio.collate import BlockLayout
+from shardio.batch.layout import BlockLayout
 from shardio.dataset import Dataset, ShardDataset
 from shardio.errors import DatasetCorrupt
 from shardio.mixture import Mixture

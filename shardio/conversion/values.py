@@ -13,11 +13,11 @@ from typing import Any, Final
 
 import numpy as np
 
+from shardio.batch.schema_inference import infer_schema
 from shardio.errors import SchemaError
 from shardio.format.arraylike import is_of
 from shardio.format.fields import Array, Field, Image
 from shardio.format.schema import Schema
-from shardio.inference import infer_schema
 
 _PLAIN: Final = frozenset((str, bytes, bool, int, float, np.ndarray, type(None)))
 _PNG_MODES: Final = ("1", "L", "LA", "P", "RGB", "RGBA", "I;16")

@@ -11,7 +11,7 @@ from shardio._base.closing import Closing
 from shardio._base.statistics import LoaderStats, LoadingStats
 from shardio._engine.linux import Finalizer, this_process
 from shardio._engine.memory import default_budget
-from shardio.batch import Batch
+from shardio.batch.batch import Batch
 from shardio.errors import InvalidArgument, LoaderClosed
 from shardio.makers import OUTPUTS, Maker, Output, maker_for
 from shardio.network.address import Address, is_address, parse_all

@@ -15,8 +15,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from shardio.batch import Batch, Skipped
-from shardio.collate import SKIPPED, BlockLayout, lay_out_received
+from shardio.batch.batch import Batch, Skipped
+from shardio.batch.layout import SKIPPED, BlockLayout, lay_out_received
 from shardio.errors import ShardioError
 from shardio.format.fields import Array
 from shardio.format.schema import Schema, canonical_json, read_json

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
-from shardio.batch import Batch
+from shardio.batch.batch import Batch
 from shardio.errors import InvalidArgument
 from shardio.network.address import Address
 from shardio.network.wire import VERSION, mapping, number, text

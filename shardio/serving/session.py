@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, Final, cast
 
-from shardio.batch import Batch
+from shardio.batch.batch import Batch
 from shardio.errors import EnvironmentUnsuitable, InvalidArgument, MemoryShort
 from shardio.handover import Pass
 from shardio.loader import ShardLoader

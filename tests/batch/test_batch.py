@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shardio.batch import Batch
-from shardio.collate import CLAIMED, EMPTY, FILLED, lay_out
+from shardio.batch.batch import Batch
+from shardio.batch.layout import CLAIMED, EMPTY, FILLED, lay_out
 from shardio.errors import ShardCorrupt
 from shardio.format.fields import Array, Bytes, Json, Text
 from shardio.format.schema import Schema

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardio.collate import EXTENT, NO_FIELD, ORIGIN, BlockLayout, is_fixed, lay_out
+from shardio.batch.layout import EXTENT, NO_FIELD, ORIGIN, BlockLayout, is_fixed, lay_out
 from shardio.format.fields import DTYPES, Array, Bytes, Field, Json, Text
 from shardio.format.schema import Schema
 from tests.shards import EVERY_FIELD

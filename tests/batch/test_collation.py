@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from shardio.collate import lay_out
-from shardio.collation import STACKED, Collation, Rule, collation_of
+from shardio.batch.collation import STACKED, Collation, Rule, collation_of
+from shardio.batch.layout import lay_out
 from shardio.errors import InvalidArgument
 from shardio.format.fields import Array, Bytes, List, Text
 from shardio.format.schema import Schema

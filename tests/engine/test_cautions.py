@@ -14,7 +14,7 @@ from shardio._engine.careful import CarefulFiller
 from shardio._engine.cautions import Caution
 from shardio._engine.claims import Claims
 from shardio._engine.local import Local
-from shardio.batch import Skipped
+from shardio.batch.batch import Skipped
 from tests.loading import TWO_FIELDS, two_fields, write_dataset
 
 pytestmark = pytest.mark.usefixtures("quick_disk")

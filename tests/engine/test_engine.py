@@ -22,7 +22,7 @@ from shardio._engine.engine import Engine
 from shardio._engine.iteration import Iteration
 from shardio._engine.recipe import Plan, Recipe
 from shardio._engine.staff import Workers
-from shardio.collate import CLAIMED
+from shardio.batch.layout import CLAIMED
 from shardio.errors import DatasetCorrupt, MemoryShort
 from shardio.order.partition import Division
 from tests.loading import TWO_FIELDS, bits, two_fields, write_dataset

@@ -15,8 +15,8 @@ from shardio._engine import blocks
 from shardio._engine.blocks import Block
 from shardio._engine.fill import Filler
 from shardio._engine.recipe import Plan, Recipe
-from shardio.batch import Batch
-from shardio.collate import CLAIMED, EMPTY, FILLED, NO_FIELD, BlockLayout
+from shardio.batch.batch import Batch
+from shardio.batch.layout import CLAIMED, EMPTY, FILLED, NO_FIELD, BlockLayout
 from shardio.dataset import ShardDataset
 from shardio.errors import ChecksumMismatch, MemoryShort, TransformError
 from shardio.format.fields import Array, Json, Text

@@ -22,8 +22,8 @@ from shardio._engine.claims import Claims
 from shardio._engine.iteration import Iteration
 from shardio._engine.recipe import Plan
 from shardio._engine.schedule import DEPTH, ENDLESS, QUICK_DEPTH, Assignment, Schedule
-from shardio.batch import Skipped
-from shardio.collate import lay_out
+from shardio.batch.batch import Skipped
+from shardio.batch.layout import lay_out
 from shardio.errors import TooManySkipped
 from shardio.format.fields import Array
 from shardio.format.schema import Schema

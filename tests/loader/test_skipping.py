@@ -15,7 +15,7 @@ import pytest
 
 from shardio import InvalidArgument, ShardLoader
 from shardio._engine import memory
-from shardio.batch import Batch
+from shardio.batch.batch import Batch
 from shardio.errors import (
     ChecksumMismatch,
     MemoryShort,

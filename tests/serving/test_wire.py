@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from shardio import Clip, ShardioError, ShardLoader
-from shardio.batch import Batch
+from shardio.batch.batch import Batch
 from shardio.errors import ChecksumMismatch, InvalidArgument, TransformError
 from shardio.network import asked, failures
 from shardio.network.address import is_address, parse, parse_all

@@ -31,7 +31,7 @@ from shardio import Array, Bytes, Schema, ShardLoader, Text
 from shardio._engine.blocks import Block
 from shardio._engine.fill import Filler
 from shardio._engine.recipe import Plan, Recipe
-from shardio.collate import lay_out
+from shardio.batch.layout import lay_out
 from shardio.dataset import ShardDataset
 from shardio.order.partition import Division
 

@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from shardio.collation import STACKED, Collation, Join
+from shardio.batch.collation import STACKED, Collation, Join
 from shardio.errors import InvalidArgument
 from shardio.format.fields import STREAMED, Array, Field, List
 from shardio.format.schema import Schema

@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from shardio.collate import FILLED, BlockLayout, FixedSlot, VaryingSlot, WholeSlot
+from shardio.batch.layout import FILLED, BlockLayout, FixedSlot, VaryingSlot, WholeSlot
 from shardio.errors import ShardCorrupt
 from shardio.format.fields import Array, Json, List, Text
 from shardio.format.lists import unpack_list
