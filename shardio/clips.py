@@ -54,7 +54,7 @@ class Clip:
         size: (height, width) that pictures are scaled and cropped to; None as they are.
         crop: what is kept where the proportions differ: the middle, or a place drawn for each clip.
         pixels: `"rgb"`, uint8 (frames, H, W, 3), or `"yuv420"`, uint8 (frames, H * 3/2, W) with Y
-            over U and V, of half the size: see `shardio.tensors.yuv420_to_rgb`.
+            over U and V, of half the size: see `shardio.outputs.yuv420_to_rgb`.
         field: which field; needed where a dataset has several of videos.
         fps: frames of a clip per second of its video, an integer, a `Fraction`, or a float that is
             one of few parts (12.5). Frame i of a clip is then the one that is on show i / fps

@@ -17,7 +17,7 @@ from shardio._engine.tally import Moment
 from shardio.batch.batch import Batch, Skipped
 from shardio.batch.layout import BlockLayout
 from shardio.dataset import Dataset
-from shardio.makers import Maker
+from shardio.outputs.makers import Maker
 from shardio.shards.places import Paths
 
 _EVERY_BLOCK: Final = -1

@@ -20,7 +20,6 @@ from shardio.dataset import Dataset
 from shardio.epochs import Epochs
 from shardio.errors import InvalidArgument
 from shardio.handover import Handover, Pass, RecordedPass
-from shardio.makers import Output, maker_for
 from shardio.mixture import Mixture
 from shardio.network.address import is_address
 from shardio.network.far_loader import RemoteLoader, to_be_read_here
@@ -28,6 +27,7 @@ from shardio.option_checks import OnError
 from shardio.options import Asked, Collate, check_options, cut_of, recipe_of
 from shardio.order.choice import Choice, Sampler, Shuffle
 from shardio.order.partition import Tail
+from shardio.outputs.makers import Output, maker_for
 from shardio.packing import Pack
 from shardio.preload import preload as bring_in
 from shardio.progress_bar import ProgressBar

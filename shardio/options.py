@@ -19,7 +19,6 @@ from shardio.documents import pack_documents, to_be_packed
 from shardio.errors import InvalidArgument
 from shardio.format.schema import Schema
 from shardio.hearing import hear, heard, sound_fields
-from shardio.makers import OUTPUTS, Output
 from shardio.mixture import Mixture
 from shardio.option_checks import (
     OnError,
@@ -35,6 +34,7 @@ from shardio.option_checks import (
 )
 from shardio.order.choice import Choice, check_deals_once, check_takes_one
 from shardio.order.partition import Tail
+from shardio.outputs.makers import OUTPUTS, Output
 from shardio.packing import Pack, Packing
 from shardio.pictures import decoded, picture_fields
 from shardio.shard.verification import VERIFY, Verify

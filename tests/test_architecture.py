@@ -23,15 +23,12 @@ RANKS = {
     "shardio.version": 0,
     "shardio._base": 1,  # knows of no other part
     "shardio.clips": 1,
-    "shardio.jax_arrays": 1,
+    "shardio.outputs": 1,  # frameworks stop here
     "shardio.ray_connection": 1,  # Ray stops here
     "shardio.sounds": 1,
-    "shardio.tensors": 1,  # tinygrad stops here
     "shardio.timeline": 1,
-    "shardio.torch_tensors": 1,
     "shardio.cluster_job": 2,
     "shardio.format": 2,  # bytes <-> values
-    "shardio.makers": 2,
     "shardio.agreement": 3,
     "shardio.batch": 3,  # the layout of a block, collation, Batch
     "shardio.cluster": 3,
@@ -107,7 +104,7 @@ PUBLIC_MODULES = {
     "shardio.multi",
     "shardio.pipeline",
     "shardio.serving",
-    "shardio.tensors",
+    "shardio.outputs",
     "shardio.surgery",
     "shardio.transforms",
 }
@@ -118,9 +115,9 @@ MAY_IMPORT_ANYTHING = {FRONT_DOOR, "shardio.__main__"}
 
 # Packages that only these may import: slow to load, or not there for everyone.
 HOMES_OF_PACKAGES = {
-    "tinygrad": {"shardio.tensors"},
-    "torch": {"shardio.torch_tensors"},
-    "jax": {"shardio.jax_arrays"},
+    "tinygrad": {"shardio.outputs.tinygrad"},
+    "torch": {"shardio.outputs.torch_tensors"},
+    "jax": {"shardio.outputs.jax_arrays"},
     "ray": {"shardio.ray_connection"},
     # The sample clips are drawn and encoded without shardio: they stand for a user's own files.
     "av": {"shardio.media", "shardio_tools.sample_clips", "shardio_tools._picture_files"},

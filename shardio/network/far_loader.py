@@ -13,7 +13,6 @@ from shardio._engine.linux import Finalizer, this_process
 from shardio._engine.memory import default_budget
 from shardio.batch.batch import Batch
 from shardio.errors import InvalidArgument, LoaderClosed
-from shardio.makers import OUTPUTS, Maker, Output, maker_for
 from shardio.network.address import Address, is_address, parse_all
 from shardio.network.asked import as_json
 from shardio.network.keys import ClientKeys, client_keys
@@ -27,6 +26,7 @@ from shardio.option_checks import (
     seconds,
     warn_of_no_batch,
 )
+from shardio.outputs.makers import OUTPUTS, Maker, Output, maker_for
 from shardio.progress_bar import ProgressBar
 
 _MOST_BYTES: Final = 1 << 30

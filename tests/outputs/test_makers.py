@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from shardio.errors import EnvironmentUnsuitable
-from shardio.makers import maker_for
+from shardio.outputs.makers import maker_for
 
 
 @pytest.mark.parametrize("package", ["torch", "jax"])

@@ -20,8 +20,9 @@ from tinygrad.tensor import Tensor
 from tinygrad.uop.ops import UOpMetaClass, buffers
 
 from shardio.errors import EnvironmentUnsuitable, InvalidArgument
-from shardio.tensors import TensorMaker, copies, graphs, views, waiting
-from shardio.tensors import maker as maker_module
+from shardio.outputs.tinygrad import copies, graphs, views, waiting
+from shardio.outputs.tinygrad import maker as maker_module
+from shardio.outputs.tinygrad.maker import TensorMaker
 
 on_cpu = pytest.mark.cpu_device
 VERSION = tuple(int(part) for part in version("tinygrad").split(".")[:2])
@@ -493,7 +494,8 @@ QUEUED = """
 import numpy
 from tinygrad import Tensor
 from tinygrad.device import Device
-from shardio.tensors import TensorMaker, waiting
+from shardio.outputs.tinygrad import waiting
+from shardio.outputs.tinygrad.maker import TensorMaker
 maker, device = TensorMaker("CPU"), Device["CPU"]
 synchronize, calls = device.synchronize, []
 device.synchronize = lambda: calls.append(0) or synchronize()

@@ -15,7 +15,7 @@ from tinygrad.engine.jit import TinyJit
 from tinygrad.tensor import Tensor
 
 from shardio.errors import InvalidArgument
-from shardio.tensors import yuv420_to_rgb
+from shardio.outputs import yuv420_to_rgb
 from tests.media_made import EXACT, scene, write_video
 
 on_cpu = pytest.mark.cpu_device

@@ -19,7 +19,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from shardio.tensors import TensorMaker, views
+from shardio.outputs.tinygrad import views
+from shardio.outputs.tinygrad.maker import TensorMaker
 
 LIMIT_US = 150.0
 N_BATCHES = 5000

@@ -15,8 +15,8 @@ import numpy.typing as npt
 from tinygrad.dtype import DType, dtypes
 from tinygrad.tensor import Tensor
 
-from shardio.tensors.changed import CHANGED
-from shardio.tensors.graphs import Graphs
+from shardio.outputs.tinygrad.changed import CHANGED
+from shardio.outputs.tinygrad.graphs import Graphs
 
 Ndarray = npt.NDArray[Any]
 

@@ -7,8 +7,3 @@ graphs of tensors are made in one place (`graphs`).
 
 `pictures` is for users: what they do to batches in their own step.
 """
-
-from shardio.tensors.maker import TensorMaker
-from shardio.tensors.pictures import yuv420_to_rgb
-
-__all__ = ["TensorMaker", "yuv420_to_rgb"]

@@ -20,8 +20,8 @@ from tinygrad.device import Device
 from tinygrad.dtype import DType, dtypes
 from tinygrad.tensor import Tensor
 
-from shardio.tensors.changed import CHANGED
-from shardio.tensors.graphs import Graphs
+from shardio.outputs.tinygrad.changed import CHANGED
+from shardio.outputs.tinygrad.graphs import Graphs
 
 # (address, shape, dtype, carrier) -> tensor over the memory there, which keeps the carrier
 View = Callable[[int, tuple[int, ...], DType, object], Tensor]

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from tinygrad.device import Device
 
-from shardio.tensors.changed import CHANGED
+from shardio.outputs.tinygrad.changed import CHANGED
 
 
 class Glance:

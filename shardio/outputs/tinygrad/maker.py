@@ -13,9 +13,9 @@ from tinygrad.dtype import DType, dtypes
 from tinygrad.tensor import Tensor
 
 from shardio.errors import EnvironmentUnsuitable, InvalidArgument
-from shardio.tensors.copies import find_copies
-from shardio.tensors.views import find_view
-from shardio.tensors.waiting import wait_for
+from shardio.outputs.tinygrad.copies import find_copies
+from shardio.outputs.tinygrad.views import find_view
+from shardio.outputs.tinygrad.waiting import wait_for
 
 Ndarray = npt.NDArray[Any]
 

@@ -42,15 +42,15 @@ def maker_for(output: str, device: Any) -> Maker | None:
         EnvironmentUnsuitable: it is not installed, or cannot open the device here.
     """
     if output == "tinygrad":
-        from shardio.tensors import TensorMaker
+        from shardio.outputs.tinygrad.maker import TensorMaker
 
         return TensorMaker(device)
     if output == "torch":
-        from shardio.torch_tensors import TorchMaker
+        from shardio.outputs.torch_tensors import TorchMaker
 
         return TorchMaker(device)
     if output == "jax":
-        from shardio.jax_arrays import JaxMaker
+        from shardio.outputs.jax_arrays import JaxMaker
 
         return JaxMaker(device)
     return None
