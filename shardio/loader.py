@@ -13,30 +13,30 @@ from shardio._engine.linux import Finalizer
 from shardio._engine.recipe import Dct, Recipe
 from shardio._engine.staff import StartMethod
 from shardio._engine.tally import N_RECORDS
+from shardio._loading.epochs import Epochs
+from shardio._loading.iterator import Handover, Pass, RecordedPass
+from shardio._loading.option_checks import OnError
+from shardio._loading.options import Asked, Collate, check_options, cut_of, recipe_of
+from shardio._loading.preload import preload as bring_in
+from shardio._loading.progress_bar import ProgressBar
+from shardio._loading.remote_prefetch import Bringing, remote_of
+from shardio._loading.reopening import open_anew
+from shardio._loading.timeline import Timeline
+from shardio._loading.trace import timeline_of
 from shardio.batch.batch import Batch
-from shardio.bringing import Bringing, remote_of
 from shardio.clips import Clip
 from shardio.dataset import Dataset
-from shardio.epochs import Epochs
 from shardio.errors import InvalidArgument
-from shardio.handover import Handover, Pass, RecordedPass
 from shardio.mixture import Mixture
 from shardio.network.address import is_address
 from shardio.network.far_loader import RemoteLoader, to_be_read_here
-from shardio.option_checks import OnError
-from shardio.options import Asked, Collate, check_options, cut_of, recipe_of
 from shardio.order.choice import Choice, Sampler, Shuffle
 from shardio.order.partition import Tail
 from shardio.outputs.makers import Output, maker_for
 from shardio.packing import Pack
-from shardio.preload import preload as bring_in
-from shardio.progress_bar import ProgressBar
-from shardio.recorded import timeline_of
-from shardio.reopening import open_anew
 from shardio.shard.verification import Verify
 from shardio.sounds import Sound
 from shardio.storage.filesystems import Access
-from shardio.timeline import Timeline
 
 
 class ShardLoader(Closing):

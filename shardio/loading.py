@@ -16,8 +16,8 @@ from shardio._engine.flow import Flow
 from shardio._engine.here import Here
 from shardio._engine.lenience import shortened
 from shardio._engine.linux import Finalizer
+from shardio._loading.option_checks import refuse_path
 from shardio.errors import InvalidArgument, LoaderClosed, TransformError
-from shardio.option_checks import refuse_path
 
 
 class Loader(ABC):

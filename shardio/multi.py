@@ -17,10 +17,10 @@ from shardio._engine.lenience import Lenience, shortened
 from shardio._engine.mail import zeromq
 from shardio._engine.outbox import WorkerInfo, worker_info
 from shardio._engine.start import Start
+from shardio._loading.option_checks import OnError, count, most_skips, one_of, refuse_path, seconds
 from shardio.errors import InvalidArgument
 from shardio.network.address import parse_all
 from shardio.network.samples import FarSamples
-from shardio.option_checks import OnError, count, most_skips, one_of, refuse_path, seconds
 
 __all__ = ["MultiLoader", "WorkerInfo", "worker_info"]
 

@@ -14,8 +14,8 @@ from shardio._engine.linux import Finalizer, interrupts_held
 from shardio._engine.stage import Origin
 from shardio._engine.steps import Piped, checked_where
 from shardio._engine.user_calls import user_call
+from shardio._loading.option_checks import count, one_of
 from shardio.errors import InvalidArgument, LoaderClosed
-from shardio.option_checks import count, one_of
 
 ORDERS: Final = ("completion", "input")
 _UNUSED: Final = PipelineStats((), 0, (), 0.0, 0.0, 0.0)

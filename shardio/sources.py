@@ -8,8 +8,8 @@ from typing import Any, Final, NamedTuple
 from shardio._engine.lenience import shortened
 from shardio._engine.stage import Origin
 from shardio._engine.steps import Positioned, Start
+from shardio._loading.option_checks import count, refuse_path
 from shardio.errors import InvalidArgument
-from shardio.option_checks import count, refuse_path
 
 _VERSION: Final = 1
 

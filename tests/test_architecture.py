@@ -26,7 +26,6 @@ RANKS = {
     "shardio.outputs": 1,  # frameworks stop here
     "shardio.ray_connection": 1,  # Ray stops here
     "shardio.sounds": 1,
-    "shardio.timeline": 1,
     "shardio.cluster_job": 2,
     "shardio.format": 2,  # bytes <-> values
     "shardio.agreement": 3,
@@ -40,8 +39,6 @@ RANKS = {
     "shardio.views": 3,
     "shardio.clip_frames": 4,
     "shardio.column_range": 4,
-    "shardio.option_checks": 4,
-    "shardio.progress_bar": 4,
     "shardio.shard": 4,  # one shard file
     "shardio.transforms": 4,
     "shardio.events": 5,
@@ -60,28 +57,20 @@ RANKS = {
     "shardio.documents": 9,
     "shardio.hearing": 9,
     "shardio.pictures": 9,
-    "shardio.progress": 9,
-    "shardio.reopening": 9,
     "shardio._engine": 10,  # processes stop here
-    "shardio.mixing": 10,
-    "shardio.bringing": 11,
-    "shardio.course": 11,
-    "shardio.handover": 11,
-    "shardio.loading": 11,
-    "shardio.network": 11,  # batches that another machine decodes
-    "shardio.options": 11,
-    "shardio.passing": 11,
-    "shardio.preload": 11,
-    "shardio.recorded": 11,
-    "shardio.sources": 11,
+    "shardio._loading": 11,  # behind ShardLoader
     "shardio.surgery": 11,
     "shardio.conversion": 12,
-    "shardio.epochs": 12,
     "shardio.exporting": 12,
-    "shardio.items": 12,
-    "shardio.multi": 12,
-    "shardio.pipeline": 12,
+    "shardio.loading": 12,
+    "shardio.mixing": 12,
+    "shardio.network": 12,  # batches that another machine decodes
+    "shardio.passing": 12,
+    "shardio.sources": 12,
+    "shardio.items": 13,
     "shardio.loader": 13,
+    "shardio.multi": 13,
+    "shardio.pipeline": 13,
     "shardio.map_view": 14,
     "shardio.measuring": 14,
     "shardio.serving": 14,

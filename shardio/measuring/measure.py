@@ -13,12 +13,12 @@ from typing import Any, Final
 from shardio._base.statistics import LoadingStats
 from shardio._engine.cpus import usable_cpus
 from shardio._engine.memory import available_bytes
+from shardio._loading.timeline import Timeline
 from shardio.dataset import ShardDataset
 from shardio.errors import InvalidArgument
 from shardio.loader import ShardLoader
 from shardio.measuring.conclusion import Conclusion, Figures, conclude
 from shardio.measuring.machine import cached_share, copy_bytes_per_s, cpu_times, idle_share
-from shardio.timeline import Timeline
 
 _COPY_SHARE: Final = 0.05
 """Of the seconds of a run, how many go into bare copies; the fastest of several counts."""

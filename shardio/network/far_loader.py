@@ -11,14 +11,7 @@ from shardio._base.closing import Closing
 from shardio._base.statistics import LoaderStats, LoadingStats
 from shardio._engine.linux import Finalizer, this_process
 from shardio._engine.memory import default_budget
-from shardio.batch.batch import Batch
-from shardio.errors import InvalidArgument, LoaderClosed
-from shardio.network.address import Address, is_address, parse_all
-from shardio.network.asked import as_json
-from shardio.network.keys import ClientKeys, client_keys
-from shardio.network.opened import Arrived, Opened, State
-from shardio.network.stream import Stream
-from shardio.option_checks import (
+from shardio._loading.option_checks import (
     count,
     device_or_none,
     one_of,
@@ -26,8 +19,15 @@ from shardio.option_checks import (
     seconds,
     warn_of_no_batch,
 )
+from shardio._loading.progress_bar import ProgressBar
+from shardio.batch.batch import Batch
+from shardio.errors import InvalidArgument, LoaderClosed
+from shardio.network.address import Address, is_address, parse_all
+from shardio.network.asked import as_json
+from shardio.network.keys import ClientKeys, client_keys
+from shardio.network.opened import Arrived, Opened, State
+from shardio.network.stream import Stream
 from shardio.outputs.makers import OUTPUTS, Maker, Output, maker_for
-from shardio.progress_bar import ProgressBar
 
 _MOST_BYTES: Final = 1 << 30
 _MOST_AHEAD: Final = 16

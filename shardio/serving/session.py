@@ -12,9 +12,9 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, Final, cast
 
+from shardio._loading.iterator import Pass
 from shardio.batch.batch import Batch
 from shardio.errors import EnvironmentUnsuitable, InvalidArgument, MemoryShort
-from shardio.handover import Pass
 from shardio.loader import ShardLoader
 from shardio.network import asked, failures
 from shardio.network.filled import pack_batch

@@ -15,8 +15,9 @@ import numpy as np
 import pytest
 
 import shardio
-from shardio import Batch, InvalidArgument, Schema, ShardLoader, options
+from shardio import Batch, InvalidArgument, Schema, ShardLoader
 from shardio._engine import memory
+from shardio._loading import options
 from shardio.errors import ChecksumMismatch, DatasetCorrupt, DatasetNotFound, MemoryShort
 from shardio.format.layout import Kind
 from shardio.shard.reader import ShardReader

@@ -14,6 +14,7 @@ import pytest
 
 from shardio import Array, Batch, Clip, InvalidArgument, Schema, ShardLoader, Video
 from shardio._engine import clips
+from shardio._loading.preload import preload
 from shardio.clips import Clips
 from shardio.cutting import cut
 from shardio.dataset import ShardDataset
@@ -22,7 +23,6 @@ from shardio.format.checksum import CHUNK_BYTES
 from shardio.format.layout import Kind
 from shardio.manifest import load, publish_next
 from shardio.media import VideoFile
-from shardio.preload import preload
 from shardio.shard.reader import ShardReader
 from tests.loading import bits, write_dataset
 from tests.media_made import scene, write_video

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from shardio import ShardLoader, progress_bar
+from shardio import ShardLoader
+from shardio._loading import progress_bar
 from tests.loading import TWO_FIELDS, two_fields, write_dataset
 
 pytestmark = pytest.mark.usefixtures("quick_disk")

@@ -9,8 +9,8 @@ import pytest
 
 from shardio import InvalidArgument, ShardLoader
 from shardio._engine.tally import Filling, Lap, Moment
-from shardio.recorded import timeline_of
-from shardio.timeline import CHECKING, READING, TRANSFORMING, Filled, HandedOver, Timeline
+from shardio._loading.timeline import CHECKING, READING, TRANSFORMING, Filled, HandedOver, Timeline
+from shardio._loading.trace import timeline_of
 from tests.loading import TWO_FIELDS, two_fields, write_dataset
 
 pytestmark = pytest.mark.usefixtures("warm_zygote", "quick_disk")

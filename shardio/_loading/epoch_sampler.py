@@ -13,6 +13,7 @@ from shardio._engine.global_generators import seed_generators
 from shardio._engine.recipe import Plan
 from shardio._engine.shared import SharedArray
 from shardio._engine.turns import TURNS
+from shardio._loading.checkpoint import Progress
 from shardio.dataset import Dataset
 from shardio.errors import InvalidArgument
 from shardio.format.arraylike import is_masked
@@ -26,7 +27,6 @@ from shardio.order.partition import Division
 from shardio.order.permutation import OF_SAMPLERS, SampleGenerators
 from shardio.order.shard_shuffle import ShardWindow
 from shardio.order.weighted import draw_once, running_sums
-from shardio.progress import Progress
 from shardio.views import check_positions
 
 

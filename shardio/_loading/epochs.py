@@ -8,12 +8,12 @@ from typing import Any
 from shardio._engine.engine import Engine
 from shardio._engine.iteration import Iteration
 from shardio._engine.recipe import Plan
-from shardio.course import Course
+from shardio._loading.checkpoint import Progress, progress_of, state_of
+from shardio._loading.epoch_sampler import Course
+from shardio._loading.option_checks import warn_of_no_batch
+from shardio._loading.options import Options
 from shardio.dataset import Dataset
-from shardio.option_checks import warn_of_no_batch
-from shardio.options import Options
 from shardio.order.partition import Division
-from shardio.progress import Progress, progress_of, state_of
 
 
 class Epochs:

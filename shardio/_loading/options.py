@@ -11,16 +11,7 @@ from shardio._engine.cpus import usable_cpus
 from shardio._engine.memory import default_budget
 from shardio._engine.recipe import Dct, Recipe
 from shardio._engine.staff import StartMethod
-from shardio.batch.collation import Collation, Kind, Sizes, collation_of
-from shardio.clips import Clip
-from shardio.cutting import Cut, cut, default_clip, videos_among
-from shardio.dataset import Dataset, ShardDataset
-from shardio.documents import pack_documents, to_be_packed
-from shardio.errors import InvalidArgument
-from shardio.format.schema import Schema
-from shardio.hearing import hear, heard, sound_fields
-from shardio.mixture import Mixture
-from shardio.option_checks import (
+from shardio._loading.option_checks import (
     OnError,
     callable_or_none,
     collation_for,
@@ -32,6 +23,15 @@ from shardio.option_checks import (
     place_among_ranks,
     seconds,
 )
+from shardio.batch.collation import Collation, Kind, Sizes, collation_of
+from shardio.clips import Clip
+from shardio.cutting import Cut, cut, default_clip, videos_among
+from shardio.dataset import Dataset, ShardDataset
+from shardio.documents import pack_documents, to_be_packed
+from shardio.errors import InvalidArgument
+from shardio.format.schema import Schema
+from shardio.hearing import hear, heard, sound_fields
+from shardio.mixture import Mixture
 from shardio.order.choice import Choice, check_deals_once, check_takes_one
 from shardio.order.partition import Tail
 from shardio.outputs.makers import OUTPUTS, Output

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import shardio.timeline as kinds
+import shardio._loading.timeline as kinds
 from shardio._engine.tally import Filling, Lap
-from shardio.timeline import Filled, HandedOver, Timeline
+from shardio._loading.timeline import Filled, HandedOver, Timeline
 
 _S_PER_NS = 1e-9
 
