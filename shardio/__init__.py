@@ -18,7 +18,6 @@ if sys.platform == "win32":
 
 if TYPE_CHECKING:
     from shardio.batch.batch import Batch
-    from shardio.clips import Clip
     from shardio.conversion import ConversionReport, Input, Outcome, Source, convert
     from shardio.dataset import ShardDataset
     from shardio.dataset import open_dataset as open
@@ -42,6 +41,7 @@ if TYPE_CHECKING:
     from shardio.pipeline import DataLoader, MapIterator, Pipeline
     from shardio.shard.reader import ShardReader
     from shardio.shard.writer import ShardWriter
+    from shardio.views.clips import Clip
 
 
 __all__ = [
@@ -93,7 +93,7 @@ _HOMES = {
     "Audio": "shardio.format.fields",
     "Batch": "shardio.batch.batch",
     "Bytes": "shardio.format.fields",
-    "Clip": "shardio.clips",
+    "Clip": "shardio.views.clips",
     "ConversionReport": "shardio.conversion",
     "DataLoader": "shardio.pipeline",
     "DatasetWriter": "shardio.dataset_writer",

@@ -9,11 +9,8 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from shardio.clips import Clip, Clips, Events
 from shardio.dataset import Dataset
 from shardio.errors import InvalidArgument
-from shardio.events import kind_of_events
-from shardio.footage import Footage
 from shardio.format.fields import Array, Field, Video
 from shardio.format.schema import Schema
 from shardio.format.streams import Streams
@@ -21,6 +18,9 @@ from shardio.media.framing import Place
 from shardio.order.permutation import OF_CLIPS, OF_CROPS, hashes_of, key_of
 from shardio.scan import Part, scan
 from shardio.shard.verification import Rows
+from shardio.views.clips import Clip, Clips, Events
+from shardio.views.events import kind_of_events
+from shardio.views.video_index import Footage
 
 _HALF: Final = 1 << 32
 _OPTIONS: Final = ("frames", "stride", "step", "size")

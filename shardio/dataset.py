@@ -29,7 +29,7 @@ from shardio.shards.filed import DatasetFiles, Group, ShardFiles
 from shardio.shards.places import Folder, Place
 from shardio.shown import RowSelection
 from shardio.storage.filesystems import Access
-from shardio.views import RowList, RowRuns, check_mask, check_positions
+from shardio.views.row_sets import RowList, RowRuns, check_mask, check_positions
 
 _AT_ONCE: Final = 8192
 """Rows of a column that are gathered in one call."""

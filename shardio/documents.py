@@ -11,9 +11,9 @@ from shardio.dataset import Dataset
 from shardio.errors import InvalidArgument
 from shardio.format.fields import Array, Field
 from shardio.format.schema import Schema
-from shardio.packing import Pack
 from shardio.scan import Part, scan
 from shardio.shard.verification import Rows
+from shardio.views.packing import Pack
 
 
 def to_be_packed(schema: Schema, pack: Any, asked: tuple[str, ...] | None) -> Pack:
@@ -28,7 +28,7 @@ def to_be_packed(schema: Schema, pack: Any, asked: tuple[str, ...] | None) -> Pa
         InvalidArgument: it is no Pack, or does not go with the fields.
     """
     if not isinstance(pack, Pack):
-        raise InvalidArgument(f"pack must be a shardio.packing.Pack; found {pack!r}")
+        raise InvalidArgument(f"pack must be a shardio.views.packing.Pack; found {pack!r}")
     name = pack.field
     if name is None:
         could = [each for each in asked or schema if _why_not(schema[each]) is None]

@@ -10,14 +10,14 @@ from typing import Any, Final
 
 import numpy as np
 
-from shardio.clips import Clip
 from shardio.dataset import Dataset
 from shardio.errors import InvalidArgument
 from shardio.format.fields import Array, Audio, Field
 from shardio.format.schema import Schema
 from shardio.format.streams import Streams
 from shardio.scan import Part, scan
-from shardio.sounds import Sound
+from shardio.views.clips import Clip
+from shardio.views.sounds import Sound
 
 _NEARLY: Final = Fraction(199, 200)
 """What is at least so much of the longest is followed by silence rather than put into a list."""
@@ -63,7 +63,7 @@ def sound_fields(schema: Schema, names: tuple[str, ...], sound: Any) -> tuple[st
         InvalidArgument: `sound` is none, or is for no field; or a name is taken.
     """
     if not isinstance(sound, Sound | None):
-        raise InvalidArgument(f"sound must be a shardio.sounds.Sound; found {sound!r}")
+        raise InvalidArgument(f"sound must be a shardio.views.sounds.Sound; found {sound!r}")
     found = tuple(name for name in names if isinstance(schema[name], Audio))
     if sound is not None and not found:
         raise InvalidArgument("sound needs a field of type Audio; of those that are read none is")

@@ -24,7 +24,6 @@ from shardio._loading.reopening import open_anew
 from shardio._loading.timeline import Timeline
 from shardio._loading.trace import timeline_of
 from shardio.batch.batch import Batch
-from shardio.clips import Clip
 from shardio.dataset import Dataset
 from shardio.errors import InvalidArgument
 from shardio.mixture import Mixture
@@ -33,10 +32,11 @@ from shardio.network.far_loader import RemoteLoader, to_be_read_here
 from shardio.order.choice import Choice, Sampler, Shuffle
 from shardio.order.partition import Tail
 from shardio.outputs.makers import Output, maker_for
-from shardio.packing import Pack
 from shardio.shard.verification import Verify
-from shardio.sounds import Sound
 from shardio.storage.filesystems import Access
+from shardio.views.clips import Clip
+from shardio.views.packing import Pack
+from shardio.views.sounds import Sound
 
 
 class ShardLoader(Closing):
@@ -110,10 +110,12 @@ class ShardLoader(Closing):
         dct: "accurate", or "fast": JPEGs in about 5 % less time, most pixels within 2 levels.
         clip: a `shardio.Clip`: which clips of the videos in a field the samples are, and how their
             pixels arrive. By default those that the dataset says, else `Clip()`.
-        sound: a `shardio.sounds.Sound`: how sound arrives; of a clip, what is heard while it lasts.
+        sound: a `shardio.views.sounds.Sound`: how sound arrives; of a clip, what is heard while it
+        lasts.
             `NAME_span` says from which to which sample there is sound, and not silence.
-        pack: a `shardio.packing.Pack`: samples are windows of tokens, cut out of all documents.
-        preload: bring what is read of the samples into the page cache in the constructor, or raise
+        pack: a `shardio.views.packing.Pack`: samples are windows of tokens, cut out of all
+        documents. preload: bring what is read of the samples into the page cache in the
+        constructor, or raise
             a MemoryShort where that does not fit; nothing keeps it there.
         cache: of a URL, the folder that shards are downloaded to; by default what SHARDIO_CACHE
             names, else ~/.cache/shardio.

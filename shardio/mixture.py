@@ -27,7 +27,7 @@ from shardio.shard.writer import ShardSummary
 from shardio.shards.filed import MixtureFiles
 from shardio.shown import MixtureSelection
 from shardio.storage.filesystems import Access
-from shardio.views import RowList, check_positions
+from shardio.views.row_sets import RowList, check_positions
 
 _NAMED: Final = 3
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from shardio.clips import Clips
 from shardio.errors import InvalidArgument
 from shardio.format.checksum import distinct
 from shardio.order.clip_groups import Bundling
-from shardio.packing import Pack, Packed
 from shardio.shard.verification import Rows
-from shardio.views import RowList, RowRuns
+from shardio.views.clips import Clips
+from shardio.views.packing import Pack, Packed
+from shardio.views.row_sets import RowList, RowRuns
 
 
 class RowSelection:

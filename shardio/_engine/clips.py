@@ -14,7 +14,6 @@ import numpy.typing as npt
 
 from shardio._base.closing import Closing
 from shardio._base.phase_timers import DECODE, SPENT, now_ns
-from shardio.clip_frames import frames_of
 from shardio.cutting import Cut, Cuts, names_of_times
 from shardio.dataset import Dataset
 from shardio.errors import InvalidArgument, MediaError
@@ -23,7 +22,8 @@ from shardio.hearing import clip_seconds
 from shardio.media.clips import ClipDecoder
 from shardio.media.framing import Box, Place
 from shardio.shard.verification import Rows
-from shardio.timing import FrameTimes
+from shardio.views.clip_frames import frames_of
+from shardio.views.frame_times import FrameTimes
 
 Pixels = npt.NDArray[np.uint8]
 Numbers = npt.NDArray[np.int64]

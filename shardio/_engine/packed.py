@@ -16,8 +16,8 @@ from shardio.dataset import Dataset
 from shardio.errors import ShardCorrupt
 from shardio.format.checksum import distinct
 from shardio.format.index import Entries
-from shardio.packing import Pack, Packed, Parts
 from shardio.shard.verification import Rows, Verify
+from shardio.views.packing import Pack, Packed, Parts
 
 Tokens = npt.NDArray[Any]
 Record = bytes | memoryview

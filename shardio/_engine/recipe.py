@@ -19,11 +19,11 @@ from shardio.order.block_shuffle import Window
 from shardio.order.mixture_order import Blend
 from shardio.order.partition import Division
 from shardio.order.shard_shuffle import ShardWindow
-from shardio.packing import Packing
 from shardio.pictures import common_sizes, decoded
 from shardio.remote.places import Remote
 from shardio.shard.verification import Verify
 from shardio.storage.filesystems import Access
+from shardio.views.packing import Packing
 
 Dct = Literal["accurate", "fast"]
 

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 
 from shardio._engine.recipe import Recipe
 from shardio._engine.shared import SharedArray
-from shardio.clips import Clips, Events
 from shardio.dataset import Dataset
-from shardio.views import RowList
+from shardio.views.clips import Clips, Events
+from shardio.views.row_sets import RowList
 
 
 def shared_tables(dataset: Dataset) -> tuple[SharedArray, ...]:

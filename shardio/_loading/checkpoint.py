@@ -10,7 +10,7 @@ from shardio.errors import InvalidArgument
 from shardio.mixture import Mixture
 from shardio.order.block_shuffle import Window
 from shardio.order.shard_shuffle import ShardWindow
-from shardio.packing import Packed
+from shardio.views.packing import Packed
 
 _VERSION: Final = 1
 _MOST: Final = 1 << 60

@@ -27,7 +27,7 @@ from shardio.order.partition import Division
 from shardio.order.permutation import OF_SAMPLERS, SampleGenerators
 from shardio.order.shard_shuffle import ShardWindow
 from shardio.order.weighted import draw_once, running_sums
-from shardio.views import check_positions
+from shardio.views.row_sets import check_positions
 
 
 class _Table(NamedTuple):

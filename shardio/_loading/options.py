@@ -24,7 +24,6 @@ from shardio._loading.option_checks import (
     seconds,
 )
 from shardio.batch.collation import Collation, Kind, Sizes, collation_of
-from shardio.clips import Clip
 from shardio.cutting import Cut, cut, default_clip, videos_among
 from shardio.dataset import Dataset, ShardDataset
 from shardio.documents import pack_documents, to_be_packed
@@ -35,11 +34,12 @@ from shardio.mixture import Mixture
 from shardio.order.choice import Choice, check_deals_once, check_takes_one
 from shardio.order.partition import Tail
 from shardio.outputs.makers import OUTPUTS, Output
-from shardio.packing import Pack, Packing
 from shardio.pictures import decoded, picture_fields
 from shardio.shard.verification import VERIFY, Verify
-from shardio.sounds import Sound
 from shardio.storage.filesystems import Access
+from shardio.views.clips import Clip
+from shardio.views.packing import Pack, Packing
+from shardio.views.sounds import Sound
 
 Collate = Kind | Mapping[str, Kind | Sizes] | Callable[[list[dict[str, Any]]], Mapping[str, Any]]
 _TAILS: Final = get_args(Tail)

@@ -36,7 +36,7 @@ from shardio.storage.checksummed_json import read_sealed, sealed, write_sealed
 from shardio.storage.fs import make_folder, remove_folder, unlink
 from shardio.storage.links import refuse_links_outside
 from shardio.version import __version__
-from shardio.views import RowRuns
+from shardio.views.row_sets import RowRuns
 
 GENERATIONS: Final = "generations"
 _FORMAT: Final = "shardio dataset"

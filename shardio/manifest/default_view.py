@@ -1,8 +1,8 @@
 """What the samples of a dataset are when nothing else is asked for: its rows, or clips of videos.
 
 A view is written down as JSON. Of `ROWS` every row is a sample; of `{"kind": "clips", "frames": 16,
-"stride": 1, "step": 16}` every clip of the one field of videos is, cut as `shardio.clips` has it,
-whole ones only. `"size": [height, width]`, which may be left out, is that of their pictures.
+"stride": 1, "step": 16}` every clip of the one field of videos is, cut as `shardio.views.clips` has
+it, whole ones only. `"size": [height, width]`, which may be left out, is that of their pictures.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ from shardio.manifest.parts import (
 from shardio.manifest.shard_list import Files, ShardList, ids_of, names_of, samples_of
 from shardio.shard.opening import MAX_SAMPLES
 from shardio.shard.writer import ShardSummary
-from shardio.views import RowRuns
+from shardio.views.row_sets import RowRuns
 
 _SIDE_COLUMNS: Final = "side_columns"
 """What a reader must know to read a generation that has sides."""

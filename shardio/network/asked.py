@@ -10,12 +10,12 @@ from typing import Any, Final
 
 import numpy as np
 
-from shardio.clips import Clip
 from shardio.errors import InvalidArgument
 from shardio.network.wire import Garbled
 from shardio.order.choice import holds_positions
-from shardio.packing import Pack
-from shardio.sounds import Sound
+from shardio.views.clips import Clip
+from shardio.views.packing import Pack
+from shardio.views.sounds import Sound
 
 RECORDS: Final[dict[str, type[Clip | Sound | Pack]]] = {"clip": Clip, "sound": Sound, "pack": Pack}
 

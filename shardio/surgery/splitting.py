@@ -18,7 +18,7 @@ from shardio.manifest import load_generation, publish_next
 from shardio.order.permutation import key_of
 from shardio.surgery.digests import Digests, exact_digests, mix
 from shardio.surgery.overtaking import tell_overtaken
-from shardio.views import RowRuns
+from shardio.views.row_sets import RowRuns
 
 _TOLERANCE: Final = 1e-6
 _MAX_NAME_BYTES: Final = 255

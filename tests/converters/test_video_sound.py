@@ -15,8 +15,8 @@ import shardio
 from shardio import Audio, InvalidArgument, ShardLoader
 from shardio.conversion import Progress
 from shardio.media import AudioDecoder, begin_of, demux
-from shardio.sounds import Sound
 from shardio.surgery import audit_dataset
+from shardio.views.sounds import Sound
 from shardio_converters.media.videos import Videos
 from shardio_tools.cli import main
 from tests.converters.stores import STORES, on_every_store

@@ -20,7 +20,7 @@ from shardio.format.fields import Array, Text
 from shardio.format.schema import Schema
 from shardio.manifest import Generation, load, load_generation, publish, publish_next
 from shardio.storage import checksummed_json
-from shardio.views import RowRuns
+from shardio.views.row_sets import RowRuns
 from tests.loading import write_dataset
 
 pytestmark = pytest.mark.usefixtures("warm_zygote", "quick_disk")

@@ -34,7 +34,7 @@ from shardio.manifest.shard_list import ShardList
 from shardio.shard.writer import ShardSummary
 from shardio.storage import checksummed_json, fs
 from shardio.surgery import add_column, audit_dataset, compute_stats, repair
-from shardio.views import RowRuns
+from shardio.views.row_sets import RowRuns
 from tests.loading import write_dataset
 
 pytestmark = pytest.mark.usefixtures("quick_disk")

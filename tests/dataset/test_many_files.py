@@ -29,7 +29,6 @@ from shardio.errors import (
     ShardNotFound,
 )
 from shardio.format.schema import Schema
-from shardio.packing import Pack
 from shardio.shard.reader import ShardReader
 from shardio.shard.verification import Rows
 from shardio.shard.writer import ShardSummary
@@ -38,6 +37,7 @@ from shardio.shards.marks import check_marks, most_marks
 from shardio.shards.places import Folder, Paths
 from shardio.storage import mmap
 from shardio.surgery import add_column
+from shardio.views.packing import Pack
 from tests.loading import bits, write_dataset
 from tests.media_made import scene, write_video
 from tests.shards import (

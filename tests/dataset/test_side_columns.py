@@ -22,7 +22,7 @@ from shardio.errors import ChecksumMismatch, DatasetCorrupt, ShardChanged, Shard
 from shardio.format.layout import Kind
 from shardio.manifest import load, publish_next
 from shardio.surgery import add_column
-from shardio.views import RowRuns
+from shardio.views.row_sets import RowRuns
 from tests.loading import bits, check_against, write_dataset
 from tests.shards import EVERY_FIELD, as_read, every_field_sample, same_sample
 from tests.surgery.datasets import flip, place

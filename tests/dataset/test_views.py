@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardio.errors import InvalidArgument
-from shardio.views import RowRuns
+from shardio.views.row_sets import RowRuns
 
 N_ROWS = 100
 

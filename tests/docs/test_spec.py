@@ -22,7 +22,7 @@ from shardio.manifest.generation import Generation, describe
 from shardio.shard import opening
 from shardio.shard.writer import ShardWriter
 from shardio.storage.checksummed_json import read_sealed, sealed
-from shardio.views import RowRuns
+from shardio.views.row_sets import RowRuns
 from tests.golden.second_reader import SecondReader
 
 PAGE_TEXT = (Path(__file__).parents[2] / "docs" / "reference" / "format.md").read_text()

@@ -15,7 +15,6 @@ import pytest
 from shardio import Array, Batch, Clip, InvalidArgument, Schema, ShardLoader, Video
 from shardio._engine import clips
 from shardio._loading.preload import preload
-from shardio.clips import Clips
 from shardio.cutting import cut
 from shardio.dataset import ShardDataset
 from shardio.errors import ChecksumMismatch, MediaError, ShardCorrupt, TransformError
@@ -24,6 +23,7 @@ from shardio.format.layout import Kind
 from shardio.manifest import load, publish_next
 from shardio.media import VideoFile
 from shardio.shard.reader import ShardReader
+from shardio.views.clips import Clips
 from tests.loading import bits, write_dataset
 from tests.media_made import scene, write_video
 

@@ -19,7 +19,7 @@ from shardio.errors import ChecksumMismatch, MediaError
 from shardio.media import AudioDecoder, demux
 from shardio.mixing import mix
 from shardio.shard.reader import ShardReader
-from shardio.sounds import Sound
+from shardio.views.sounds import Sound
 from tests.loading import bits, write_dataset
 from tests.media_made import write_flash
 

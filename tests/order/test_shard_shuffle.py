@@ -16,7 +16,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from shardio import Array, Clip, Schema, ShardLoader, ShardWriter, mix
-from shardio.clips import Clips
 from shardio.dataset import open_dataset
 from shardio.errors import InvalidArgument
 from shardio.manifest import load, publish, publish_next
@@ -24,7 +23,8 @@ from shardio.order import shard_shuffle
 from shardio.order.permutation import Permutation, key_of
 from shardio.order.shard_shuffle import ShardOrder, ShardWindow, ends_within
 from shardio.surgery import compact
-from shardio.views import RowRuns
+from shardio.views.clips import Clips
+from shardio.views.row_sets import RowRuns
 from tests.loading import write_dataset
 
 pytestmark = pytest.mark.usefixtures("quick_disk")

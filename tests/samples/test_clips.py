@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardio.clips import Clip, Clips
 from shardio.errors import InvalidArgument
 from shardio.order.permutation import hashes_of
+from shardio.views.clips import Clip, Clips
 
 Found = list[tuple[int, list[int]]]
 

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from shardio.clip_frames import frames_of
-from shardio.clips import Clip, Clips, Events
 from shardio.errors import MediaError
 from shardio.format.streams import EncodedStream, PacketFlag, pack_packets
 from shardio.order.permutation import hashes_of
-from shardio.timing import FrameTimes, n_times
+from shardio.views.clip_frames import frames_of
+from shardio.views.clips import Clip, Clips, Events
+from shardio.views.frame_times import FrameTimes, n_times
 
 MOST = (1 << 63) - 1
 HIDDEN = int(PacketFlag.HIDDEN)

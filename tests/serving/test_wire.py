@@ -20,8 +20,8 @@ from shardio.network.address import is_address, parse, parse_all
 from shardio.network.filled import layout_of, layout_text, pack_batch, unpack_batch
 from shardio.network.opened import Opened
 from shardio.network.wire import FROM_CLIENT, FROM_SERVER, MOST_HEAD_BYTES, Garbled, pack, unpack
-from shardio.packing import Pack
-from shardio.sounds import Sound
+from shardio.views.packing import Pack
+from shardio.views.sounds import Sound
 from tests.fuzz.mutate import change_bytes, change_json
 from tests.loading import bits, write_dataset
 

@@ -34,7 +34,7 @@ from shardio.surgery import (
     reshard,
     rewriting,
 )
-from shardio.views import RowRuns
+from shardio.views.row_sets import RowRuns
 from tests.shards import as_read, every_field_sample, same_sample
 from tests.surgery.datasets import LABELS, flip, labelled, place, shard_of, tree, write
 

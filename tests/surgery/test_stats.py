@@ -16,7 +16,7 @@ from shardio.format.layout import Kind
 from shardio.format.schema import Schema
 from shardio.manifest import load, publish_next
 from shardio.surgery import SurgeryProgress, audit_dataset, compute_stats, counting
-from shardio.views import RowRuns
+from shardio.views.row_sets import RowRuns
 from tests.shards import EVERY_FIELD, every_field_sample
 from tests.surgery.datasets import LABELS, flip, labelled, place, shard_of, write
 

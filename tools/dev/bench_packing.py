@@ -28,7 +28,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "converters"), str(ROOT / "tools")]
 import numpy as np  # noqa: E402 - the checkout comes first
 
 import shardio  # noqa: E402
-from shardio.packing import Pack  # noqa: E402
+from shardio.views.packing import Pack  # noqa: E402
 
 BAR = 0.2
 LENGTH, BATCH, MEAN = 1024, 64, 500

@@ -7,13 +7,13 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from shardio.clips import Clip
 from shardio.errors import InvalidArgument, ShardCorrupt
-from shardio.events import check_inside, read_events
 from shardio.format.streams import Streams
 from shardio.shard.reader import ShardReader
 from shardio.shard.verification import Rows
-from shardio.timing import FrameTimes, n_times
+from shardio.views.clips import Clip
+from shardio.views.events import check_inside, read_events
+from shardio.views.frame_times import FrameTimes, n_times
 
 _MOST_FRAMES: Final = 1 << 40
 """Of one video: at 1,000 per second it lasts 35 years, and is a lie."""

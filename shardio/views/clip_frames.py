@@ -6,8 +6,8 @@ from fractions import Fraction
 
 import numpy as np
 
-from shardio.clips import Clip, Clips
-from shardio.timing import FrameTimes, Numbers
+from shardio.views.clips import Clip, Clips
+from shardio.views.frame_times import FrameTimes, Numbers
 
 
 def frames_of(clips: Clips, start: int, times: FrameTimes) -> Numbers:
