@@ -28,7 +28,7 @@ def to_be_packed(schema: Schema, pack: Any, asked: tuple[str, ...] | None) -> Pa
         InvalidArgument: it is no Pack, or does not go with the fields.
     """
     if not isinstance(pack, Pack):
-        raise InvalidArgument(f"pack must be a shardio.views.packing.Pack; found {pack!r}")
+        raise InvalidArgument(f"pack must be a shardio.views.Pack; found {pack!r}")
     name = pack.field
     if name is None:
         could = [each for each in asked or schema if _why_not(schema[each]) is None]

@@ -63,7 +63,7 @@ def sound_fields(schema: Schema, names: tuple[str, ...], sound: Any) -> tuple[st
         InvalidArgument: `sound` is none, or is for no field; or a name is taken.
     """
     if not isinstance(sound, Sound | None):
-        raise InvalidArgument(f"sound must be a shardio.views.sounds.Sound; found {sound!r}")
+        raise InvalidArgument(f"sound must be a shardio.views.Sound; found {sound!r}")
     found = tuple(name for name in names if isinstance(schema[name], Audio))
     if sound is not None and not found:
         raise InvalidArgument("sound needs a field of type Audio; of those that are read none is")

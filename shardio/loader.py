@@ -110,12 +110,10 @@ class ShardLoader(Closing):
         dct: "accurate", or "fast": JPEGs in about 5 % less time, most pixels within 2 levels.
         clip: a `shardio.Clip`: which clips of the videos in a field the samples are, and how their
             pixels arrive. By default those that the dataset says, else `Clip()`.
-        sound: a `shardio.views.sounds.Sound`: how sound arrives; of a clip, what is heard while it
-        lasts.
+        sound: a `shardio.views.Sound`: how sound arrives; of a clip, what is heard while it lasts.
             `NAME_span` says from which to which sample there is sound, and not silence.
-        pack: a `shardio.views.packing.Pack`: samples are windows of tokens, cut out of all
-        documents. preload: bring what is read of the samples into the page cache in the
-        constructor, or raise
+        pack: a `shardio.views.Pack`: samples are windows of tokens, cut out of all documents.
+        preload: bring what is read of the samples into the page cache in the constructor, or raise
             a MemoryShort where that does not fit; nothing keeps it there.
         cache: of a URL, the folder that shards are downloaded to; by default what SHARDIO_CACHE
             names, else ~/.cache/shardio.

@@ -89,6 +89,7 @@ PUBLIC_MODULES = {
     "shardio.outputs",
     "shardio.surgery",
     "shardio.transforms",
+    "shardio.views",
 }
 
 # The front door leads everywhere, by way of names; `python -m shardio` is the command line.

@@ -462,7 +462,7 @@ def test_sound_that_cannot_be_is_refused(options: dict[str, Any], words: str) ->
 
 def test_an_option_without_a_field_is_refused(alone: str, tmp_path: Path) -> None:
     for options, words in (
-        ({"sound": 16_000}, r"sound must be a shardio\.sounds\.Sound; found 16000"),
+        ({"sound": 16_000}, r"sound must be a shardio\.views\.Sound; found 16000"),
         ({"sound": Sound(), "fields": ["label"]}, "sound needs a field of type Audio"),
         ({"sound": Sound(), "decode": False}, "sound needs decode=True"),
     ):

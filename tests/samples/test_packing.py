@@ -521,7 +521,7 @@ def test_options_that_are_not_acceptable_are_refused(options: dict[str, Any], me
 @pytest.mark.parametrize(
     ("pack", "options", "message"),
     [
-        (8, {}, r"pack must be a shardio\.packing\.Pack; found 8"),
+        (8, {}, r"pack must be a shardio\.views\.Pack; found 8"),
         (Pack(8, field="none"), {}, "no field 'none'; there are tokens"),
         (Pack(8), {}, r"these are: tokens, sub\.ids: say which"),
         (Pack(8, field="text"), {}, "'text' must be an array of integers"),
