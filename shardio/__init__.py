@@ -19,9 +19,9 @@ if sys.platform == "win32":
 if TYPE_CHECKING:
     from shardio.batch.batch import Batch
     from shardio.conversion import ConversionReport, Input, Outcome, Source, convert
-    from shardio.dataset import ShardDataset
-    from shardio.dataset import open_dataset as open
-    from shardio.dataset_writer import DatasetWriter
+    from shardio.dataset.dataset import ShardDataset
+    from shardio.dataset.dataset import open_dataset as open
+    from shardio.dataset.writer import DatasetWriter
     from shardio.errors import (
         DataError,
         InvalidArgument,
@@ -96,7 +96,7 @@ _HOMES = {
     "Clip": "shardio.views.clips",
     "ConversionReport": "shardio.conversion",
     "DataLoader": "shardio.pipeline",
-    "DatasetWriter": "shardio.dataset_writer",
+    "DatasetWriter": "shardio.dataset.writer",
     "EncodedStream": "shardio.format.streams",
     "Image": "shardio.format.fields",
     "Input": "shardio.conversion",
@@ -108,7 +108,7 @@ _HOMES = {
     "Outcome": "shardio.conversion",
     "Pipeline": "shardio.pipeline",
     "Schema": "shardio.format.schema",
-    "ShardDataset": "shardio.dataset",
+    "ShardDataset": "shardio.dataset.dataset",
     "ShardLoader": "shardio.loader",
     "ShardReader": "shardio.shard.reader",
     "ShardWriter": "shardio.shard.writer",
@@ -120,7 +120,7 @@ _HOMES = {
     "load": "shardio.items",
     "load_with_workers": "shardio.items",
     "mix": "shardio.mixing",
-    "open": "shardio.dataset",
+    "open": "shardio.dataset.dataset",
 }
 # Called so here only: inside the package `open` is the builtin.
 _NAMES_AT_HOME = {"open": "open_dataset"}

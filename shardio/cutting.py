@@ -9,14 +9,14 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from shardio.dataset import Dataset
+from shardio.dataset.dataset import Dataset
+from shardio.dataset.scan import Part, scan
 from shardio.errors import InvalidArgument
 from shardio.format.fields import Array, Field, Video
 from shardio.format.schema import Schema
 from shardio.format.streams import Streams
 from shardio.media.framing import Place
 from shardio.order.permutation import OF_CLIPS, OF_CROPS, hashes_of, key_of
-from shardio.scan import Part, scan
 from shardio.shard.verification import Rows
 from shardio.views.clips import Clip, Clips, Events
 from shardio.views.events import kind_of_events

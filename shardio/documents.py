@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from shardio.dataset import Dataset
+from shardio.dataset.dataset import Dataset
+from shardio.dataset.scan import Part, scan
 from shardio.errors import InvalidArgument
 from shardio.format.fields import Array, Field
 from shardio.format.schema import Schema
-from shardio.scan import Part, scan
 from shardio.shard.verification import Rows
 from shardio.views.packing import Pack
 

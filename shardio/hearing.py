@@ -10,12 +10,12 @@ from typing import Any, Final
 
 import numpy as np
 
-from shardio.dataset import Dataset
+from shardio.dataset.dataset import Dataset
+from shardio.dataset.scan import Part, scan
 from shardio.errors import InvalidArgument
 from shardio.format.fields import Array, Audio, Field
 from shardio.format.schema import Schema
 from shardio.format.streams import Streams
-from shardio.scan import Part, scan
 from shardio.views.clips import Clip
 from shardio.views.sounds import Sound
 

@@ -24,9 +24,9 @@ from shardio._loading.reopening import open_anew
 from shardio._loading.timeline import Timeline
 from shardio._loading.trace import timeline_of
 from shardio.batch.batch import Batch
-from shardio.dataset import Dataset
+from shardio.dataset.dataset import Dataset
+from shardio.dataset.mixture import Mixture
 from shardio.errors import InvalidArgument
-from shardio.mixture import Mixture
 from shardio.network.address import is_address
 from shardio.network.far_loader import RemoteLoader, to_be_read_here
 from shardio.order.choice import Choice, Sampler, Shuffle

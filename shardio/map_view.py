@@ -17,7 +17,7 @@ import numpy as np
 
 from shardio._base.closing import Closing
 from shardio._engine.cargo import pickled
-from shardio.dataset import Dataset
+from shardio.dataset.dataset import Dataset
 from shardio.errors import InvalidArgument, LoaderClosed
 from shardio.loader import ShardLoader
 

@@ -11,9 +11,9 @@ from typing import Any, Final, get_args
 import numpy.typing as npt
 
 from shardio._loading.reopening import open_one
-from shardio.dataset import Dataset, ShardDataset
+from shardio.dataset.dataset import Dataset, ShardDataset
+from shardio.dataset.mixture import Mixture
 from shardio.errors import InvalidArgument
-from shardio.mixture import Mixture
 from shardio.order.mixture_order import MOST_SOURCES, WHOLE, Exhausted, Mixing
 from shardio.remote.places import Remote
 

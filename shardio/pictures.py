@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from shardio.dataset import Dataset
+from shardio.dataset.dataset import Dataset
+from shardio.dataset.scan import Part, scan
 from shardio.format.fields import Array, Field, Image
 from shardio.format.schema import Schema
-from shardio.scan import Part, scan
 from shardio.shard.reader import ShardReader
 from shardio.shard.verification import Rows
 

@@ -19,7 +19,7 @@ from shardio._engine.itinerary import Stretch
 from shardio._engine.memory import available_bytes
 from shardio._engine.ranges import Ranges, blocks_of, merged
 from shardio._engine.recipe import Plan, Recipe
-from shardio.dataset import Dataset
+from shardio.dataset.dataset import Dataset
 from shardio.errors import ShardioError
 from shardio.shard.verification import Rows
 from shardio.storage.files import open_shard

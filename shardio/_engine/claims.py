@@ -17,7 +17,7 @@ import numpy as np
 from shardio._engine.blocks import Block
 from shardio._engine.recipe import Recipe
 from shardio.batch.layout import CLAIMED, EMPTY, NO_FIELD, BlockLayout
-from shardio.dataset import Dataset
+from shardio.dataset.dataset import Dataset
 from shardio.errors import ShardChanged, WorkerDied
 from shardio.shard.writer import ShardSummary
 

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from shardio._engine.extents import Files
 from shardio._engine.ranges import NOTHING, Ranges, joined
 from shardio.cutting import Cut
-from shardio.dataset import Dataset
+from shardio.dataset.dataset import Dataset
 from shardio.format.checksum import CHUNK_BYTES
 from shardio.format.index import ENTRY, ENTRY_DTYPE
 from shardio.format.layout import NO_FIELD, Kind

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from shardio._base.closing import Closing
 from shardio._base.phase_timers import DECODE, SPENT, now_ns
 from shardio.cutting import Cut, Cuts, names_of_times
-from shardio.dataset import Dataset
+from shardio.dataset.dataset import Dataset
 from shardio.errors import InvalidArgument, MediaError
 from shardio.format.streams import EncodedStream
 from shardio.hearing import clip_seconds

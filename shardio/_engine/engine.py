@@ -36,7 +36,7 @@ from shardio._engine.staff import Staff, StartMethod, Workers
 from shardio._engine.tally import Filling
 from shardio._engine.traffic import Traffic
 from shardio.batch.layout import BlockLayout
-from shardio.dataset import Dataset
+from shardio.dataset.dataset import Dataset
 from shardio.errors import InvalidArgument, LoaderClosed, MemoryShort, SchemaError, TransformError
 
 # Raised where the bookkeeping is whole, of a pass that could not begin.

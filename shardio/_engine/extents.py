@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardio._engine.ranges import NOTHING, Ranges, joined
-from shardio.dataset import Dataset
+from shardio.dataset.dataset import Dataset
 from shardio.format.checksum import distinct, rows_per_unit
 from shardio.format.fields import STREAMED, n_stored_dims
 from shardio.format.index import DIMENSION, ENTRY, ENTRY_DTYPE, stored_bytes

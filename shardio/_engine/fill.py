@@ -28,7 +28,7 @@ from shardio._engine.stored import StoredValues
 from shardio._engine.transformed import Call, TransformedValues, call_keyed
 from shardio.batch.layout import EMPTY, FILLED, NO_FIELD, BlockLayout, pack_state
 from shardio.batch.schema_inference import infer_schema
-from shardio.dataset import Dataset
+from shardio.dataset.dataset import Dataset
 from shardio.errors import SchemaError
 from shardio.format.schema import Schema
 from shardio.order.partition import Division

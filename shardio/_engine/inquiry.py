@@ -15,7 +15,7 @@ from shardio._engine.local import Local
 from shardio._engine.recipe import Recipe, Schemas
 from shardio._engine.staff import Workers
 from shardio._engine.wire import Ask, Task
-from shardio.dataset import Dataset
+from shardio.dataset.dataset import Dataset
 from shardio.errors import WorkerDied
 
 _NEXT, _SPREAD = 8, 24

@@ -15,7 +15,7 @@ from shardio._base.cached_property import cached
 from shardio._engine.recipe import Plan
 from shardio.batch.layout import CLAIMED, NO_FIELD, pack_state
 from shardio.cutting import Cuts, draw_cuts
-from shardio.dataset import Dataset
+from shardio.dataset.dataset import Dataset
 from shardio.order.block_shuffle import GroupedOrder, WindowedOrder
 from shardio.order.clip_groups import BundledOrder, Bundling
 from shardio.order.mixture_order import BlendedOrder

@@ -16,7 +16,7 @@ from shardio._engine.blocks import BlockMap
 from shardio._engine.heap import reserve
 from shardio.batch.collation import Join
 from shardio.batch.layout import CLAIMED, BlockLayout, JoinSlot, pack_state
-from shardio.dataset import Dataset
+from shardio.dataset.dataset import Dataset
 from shardio.errors import SchemaError, ShardCorrupt
 from shardio.format.checksum import distinct
 from shardio.format.index import full_shape

@@ -20,7 +20,7 @@ from shardio._engine.turns import TURNS
 from shardio._engine.wire import CANCELLED, TALLIES, Done, Status, Task
 from shardio.batch.batch import Skipped
 from shardio.batch.layout import BlockLayout
-from shardio.dataset import Dataset
+from shardio.dataset.dataset import Dataset
 from shardio.errors import LoaderClosed
 
 

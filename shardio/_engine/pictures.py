@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardio._base.phase_timers import DECODE, SPENT, now_ns
-from shardio.dataset import Dataset
+from shardio.dataset.dataset import Dataset
 from shardio.errors import InvalidArgument, MediaError
 from shardio.media.image import MAX_PIXELS, decode_image
 from shardio.shard.verification import Rows

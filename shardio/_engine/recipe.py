@@ -11,10 +11,10 @@ from shardio._engine.shared import SharedArray
 from shardio.batch.collation import STACKED, Collation
 from shardio.batch.layout import BlockLayout, lay_out, lay_out_whole
 from shardio.cutting import Cut
-from shardio.dataset import Dataset
+from shardio.dataset.dataset import Dataset
+from shardio.dataset.mixture import Mixed
 from shardio.format.schema import Schema
 from shardio.hearing import HeardField, Hearing
-from shardio.mixture import Mixed
 from shardio.order.block_shuffle import Window
 from shardio.order.mixture_order import Blend
 from shardio.order.partition import Division

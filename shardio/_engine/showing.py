@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from shardio._engine.recipe import Recipe
 from shardio._engine.shared import SharedArray
-from shardio.dataset import Dataset
+from shardio.dataset.dataset import Dataset
 from shardio.views.clips import Clips, Events
 from shardio.views.row_sets import RowList
 

@@ -14,7 +14,7 @@ from shardio._engine.recipe import Recipe
 from shardio._engine.schedule import QUICK_DEPTH
 from shardio.batch.collation import Join
 from shardio.batch.layout import ALIGNMENT, BlockLayout, is_fixed
-from shardio.dataset import Dataset
+from shardio.dataset.dataset import Dataset
 from shardio.errors import MemoryShort
 from shardio.format.schema import Schema
 from shardio.format.values import encode_record

@@ -14,7 +14,7 @@ from shardio._base.closing import Closing
 from shardio._base.phase_timers import DECODE, SPENT, now_ns
 from shardio._engine.clips import VideoClips
 from shardio._engine.itinerary import Stretch
-from shardio.dataset import Dataset
+from shardio.dataset.dataset import Dataset
 from shardio.errors import InvalidArgument, MediaError
 from shardio.format.streams import EncodedStream
 from shardio.hearing import HeardField, Hearing, n_samples

@@ -36,7 +36,7 @@ from shardio._engine.wire import (
 )
 from shardio._engine.worker import work
 from shardio.batch.layout import BlockLayout
-from shardio.dataset import Dataset
+from shardio.dataset.dataset import Dataset
 from shardio.errors import EnvironmentUnsuitable
 
 _QUICK: Final = int(Status.QUICK)

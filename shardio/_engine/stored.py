@@ -27,7 +27,7 @@ from shardio.batch.layout import (
     VaryingSlot,
     pack_state,
 )
-from shardio.dataset import Dataset
+from shardio.dataset.dataset import Dataset
 from shardio.errors import ShardCorrupt
 from shardio.format.checksum import distinct
 from shardio.format.fields import Array

@@ -32,7 +32,7 @@ from shardio._engine.watch import Event, Failed, Message
 from shardio._engine.wire import STACKS
 from shardio._engine.worker import Worker
 from shardio._engine.zygote import GRACE_S
-from shardio.dataset import Dataset
+from shardio.dataset.dataset import Dataset
 from shardio.errors import LoaderClosed
 
 __all__ = ["Threads"]

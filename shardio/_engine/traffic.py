@@ -23,7 +23,7 @@ from shardio._engine.recipe import Recipe
 from shardio._engine.schedule import Schedule
 from shardio._engine.staff import Staff
 from shardio._engine.wire import Ask, Status, Task
-from shardio.dataset import Dataset
+from shardio.dataset.dataset import Dataset
 from shardio.errors import InvalidArgument, MemoryShort, TransformError, WorkerDied
 
 # Plain numbers: members of an enum are slow to look up and to compare.

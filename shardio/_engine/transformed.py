@@ -24,7 +24,7 @@ from shardio._engine.returned import plain
 from shardio._engine.sounds import Sounds
 from shardio.batch.layout import CLAIMED, EMPTY, FILLED, NO_FIELD, BlockLayout, pack_state
 from shardio.batch.schema_inference import check_sample
-from shardio.dataset import Dataset
+from shardio.dataset.dataset import Dataset
 from shardio.errors import SchemaError, TransformError
 from shardio.order.permutation import SampleGenerators
 

@@ -44,9 +44,9 @@ from shardio._engine.wire import (
     unpack_tasks,
 )
 from shardio.batch.layout import BlockLayout
-from shardio.dataset import Dataset, ShardDataset
+from shardio.dataset.dataset import Dataset, ShardDataset
+from shardio.dataset.mixture import Mixture
 from shardio.errors import DatasetCorrupt
-from shardio.mixture import Mixture
 
 # Plain numbers: members of an enum are slow to look up and to compare.
 _LAST_OF_WORK, _FILLED, _CANCELLED = int(Ask.SCHEMA), int(Status.FILLED), int(Status.CANCELLED)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
-from shardio.dataset import Dataset
+from shardio.dataset.dataset import Dataset
+from shardio.dataset.mixture import Mixture
 from shardio.errors import InvalidArgument
-from shardio.mixture import Mixture
 from shardio.order.block_shuffle import Window
 from shardio.order.shard_shuffle import ShardWindow
 from shardio.views.packing import Packed

@@ -14,12 +14,12 @@ from shardio._engine.recipe import Plan
 from shardio._engine.shared import SharedArray
 from shardio._engine.turns import TURNS
 from shardio._loading.checkpoint import Progress
-from shardio.dataset import Dataset
+from shardio.dataset.dataset import Dataset
+from shardio.dataset.mixture import Mixture
 from shardio.errors import InvalidArgument
 from shardio.format.arraylike import is_masked
 from shardio.format.checksum import hash_bytes
 from shardio.manifest.shard_list import bytes_of
-from shardio.mixture import Mixture
 from shardio.order.block_shuffle import Window
 from shardio.order.choice import Choice
 from shardio.order.mixture_order import Blend

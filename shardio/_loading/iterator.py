@@ -16,9 +16,9 @@ from shardio._engine.linux import Finalizer
 from shardio._engine.tally import Moment
 from shardio.batch.batch import Batch, Skipped
 from shardio.batch.layout import BlockLayout
-from shardio.dataset import Dataset
+from shardio.dataset.dataset import Dataset
+from shardio.dataset.places import Paths
 from shardio.outputs.makers import Maker
-from shardio.shards.places import Paths
 
 _EVERY_BLOCK: Final = -1
 """In the place of a block's number: tensors that the batches of all blocks are copied to."""

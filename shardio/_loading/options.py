@@ -25,12 +25,12 @@ from shardio._loading.option_checks import (
 )
 from shardio.batch.collation import Collation, Kind, Sizes, collation_of
 from shardio.cutting import Cut, cut, default_clip, videos_among
-from shardio.dataset import Dataset, ShardDataset
+from shardio.dataset.dataset import Dataset, ShardDataset
+from shardio.dataset.mixture import Mixture
 from shardio.documents import pack_documents, to_be_packed
 from shardio.errors import InvalidArgument
 from shardio.format.schema import Schema
 from shardio.hearing import hear, heard, sound_fields
-from shardio.mixture import Mixture
 from shardio.order.choice import Choice, check_deals_once, check_takes_one
 from shardio.order.partition import Tail
 from shardio.outputs.makers import OUTPUTS, Output

@@ -17,7 +17,7 @@ import numpy as np
 from shardio._engine.extents import Extents
 from shardio._engine.memory import require_page_cache
 from shardio._engine.ranges import NOTHING, Ranges, joined, merged
-from shardio.dataset import Dataset
+from shardio.dataset.dataset import Dataset
 from shardio.storage.files import open_shard, resized
 
 _N_THREADS: Final = 4

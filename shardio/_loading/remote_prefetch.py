@@ -14,7 +14,7 @@ from shardio._engine.cpus import usable_cpus
 from shardio._engine.iteration import Iteration
 from shardio._engine.itinerary import Itinerary
 from shardio._engine.recipe import Plan, Recipe
-from shardio.dataset import Dataset
+from shardio.dataset.dataset import Dataset
 from shardio.errors import InvalidArgument
 from shardio.order.choice import Choice
 from shardio.order.shard_shuffle import SHARDS_PER_WINDOW

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 
-from shardio.dataset import Dataset, ShardDataset
+from shardio.dataset.dataset import Dataset, ShardDataset
+from shardio.dataset.mixture import Mixture
 from shardio.errors import InvalidArgument
-from shardio.mixture import Mixture
 from shardio.remote.places import Remote, is_url
 from shardio.shard.verification import Verify
 from shardio.storage.filesystems import Access

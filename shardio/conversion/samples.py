@@ -11,7 +11,7 @@ from typing import Any
 from shardio.conversion.appending import follow, load_base, refuse_other_schema
 from shardio.conversion.report import ConversionReport
 from shardio.conversion.values import infer_fields, ready
-from shardio.dataset_writer import DatasetWriter
+from shardio.dataset.writer import DatasetWriter
 from shardio.errors import InvalidArgument, SchemaError
 from shardio.format.schema import Schema
 from shardio.surgery.rewriting import Rewriting

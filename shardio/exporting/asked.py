@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from shardio.dataset import Dataset
+from shardio.dataset.dataset import Dataset
 from shardio.errors import InvalidArgument
 from shardio.exporting.reading import Batch
 from shardio.format.fields import FIELD_TYPES, Array, Field, List

@@ -11,7 +11,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
-from shardio.dataset import Dataset, ShardDataset
+from shardio.dataset.dataset import Dataset, ShardDataset
 from shardio.errors import EnvironmentUnsuitable, InvalidArgument, install_hint
 from shardio.exporting.asked import Asked, Format
 from shardio.exporting.reading import Samples, Skipped

@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from shardio.dataset import Dataset
+from shardio.dataset.dataset import Dataset
 from shardio.errors import DataError
 from shardio.format.fields import Array, Field
 

@@ -14,7 +14,7 @@ from shardio._base.statistics import LoadingStats
 from shardio._engine.cpus import usable_cpus
 from shardio._engine.memory import available_bytes
 from shardio._loading.timeline import Timeline
-from shardio.dataset import ShardDataset
+from shardio.dataset.dataset import ShardDataset
 from shardio.errors import InvalidArgument
 from shardio.loader import ShardLoader
 from shardio.measuring.conclusion import Conclusion, Figures, conclude

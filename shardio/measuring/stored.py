@@ -25,7 +25,7 @@ from shardio.conversion.parts import join
 from shardio.conversion.patterns import pattern_of
 from shardio.conversion.plan import list_inputs
 from shardio.conversion.source import make_source
-from shardio.dataset import ShardDataset
+from shardio.dataset.dataset import ShardDataset
 from shardio.errors import InvalidArgument, MediaError
 from shardio.format.fields import Audio, Image, Video
 from shardio.format.streams import EncodedStream

@@ -12,7 +12,7 @@ from typing import Any
 from shardio._base.signatures import takes_rng
 from shardio._engine.staff import StartMethod
 from shardio._loading.option_checks import callable_or_none, count
-from shardio.dataset import open_dataset
+from shardio.dataset.dataset import open_dataset
 from shardio.loader import ShardLoader
 from shardio.network.keys import make_keys, server_keys
 from shardio.serving.server import Server

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from typing import Any, Final
 
 from shardio.cluster import LOCAL, Engine, EngineName
-from shardio.dataset import ShardDataset
+from shardio.dataset.dataset import ShardDataset
 from shardio.errors import InvalidArgument, SchemaError
 from shardio.format.fields import Field
 from shardio.format.schema import Schema

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from shardio.cluster import Engine
-from shardio.dataset import ShardDataset
+from shardio.dataset.dataset import ShardDataset
 from shardio.errors import InvalidArgument, SchemaError
 from shardio.format.schema import Schema
 from shardio.shard.writer import ShardSummary, ShardWriter

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardio.cluster import Engine, EngineName
-from shardio.dataset import ShardDataset
+from shardio.dataset.dataset import ShardDataset
 from shardio.format.fields import Array, array_of
 from shardio.manifest import load_generation, publish_next
 from shardio.shard.reader import ShardReader

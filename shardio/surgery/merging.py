@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
-from shardio.dataset import ShardDataset
+from shardio.dataset.dataset import ShardDataset
 from shardio.errors import InvalidArgument
 from shardio.format.fields import Array
 from shardio.format.schema import Schema

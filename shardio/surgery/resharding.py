@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 
-from shardio.dataset import ShardDataset
+from shardio.dataset.dataset import ShardDataset
 from shardio.errors import DataError
 from shardio.manifest import Generation, load, load_generation
 from shardio.surgery.overtaking import tell_overtaken

@@ -12,7 +12,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from shardio.dataset import ShardDataset
+from shardio.dataset.dataset import ShardDataset
 from shardio.errors import InvalidArgument
 from shardio.manifest import load_generation, publish_next
 from shardio.order.permutation import key_of

@@ -19,8 +19,8 @@ import numpy as np
 import pytest
 import zstandard
 
-from shardio.dataset import ShardDataset
-from shardio.dataset_writer import DatasetWriter
+from shardio.dataset.dataset import ShardDataset
+from shardio.dataset.writer import DatasetWriter
 from shardio.errors import ChecksumMismatch, DatasetCorrupt, ShardCorrupt
 from shardio.format.checksum import content_id
 from shardio.format.codec import Codec

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shardio.dataset import ShardDataset, open_dataset
-from shardio.dataset_writer import DatasetWriter
+from shardio.dataset.dataset import ShardDataset, open_dataset
+from shardio.dataset.writer import DatasetWriter
 from shardio.errors import (
     ChecksumMismatch,
     DatasetConflict,

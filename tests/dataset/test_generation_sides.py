@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from shardio import Array, Schema
-from shardio.dataset import open_dataset
+from shardio.dataset.dataset import open_dataset
 from shardio.errors import DatasetCorrupt, ShardUnsupported
 from shardio.manifest import load
 from shardio.storage import checksummed_json

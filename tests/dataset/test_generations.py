@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from shardio import ShardLoader
-from shardio.dataset import ShardDataset, open_dataset
+from shardio.dataset.dataset import ShardDataset, open_dataset
 from shardio.errors import DatasetConflict, DatasetCorrupt, InvalidArgument
 from shardio.format.fields import Array, Text
 from shardio.format.schema import Schema

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from shardio.dataset_writer import DatasetWriter
+from shardio.dataset.writer import DatasetWriter
 from shardio.errors import (
     DatasetConflict,
     DatasetCorrupt,

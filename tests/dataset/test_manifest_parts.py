@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shardio.dataset import open_dataset
+from shardio.dataset.dataset import open_dataset
 from shardio.errors import DatasetConflict, DatasetCorrupt, SchemaError, ShardUnsupported
 from shardio.format.fields import Array, Text
 from shardio.format.schema import Schema

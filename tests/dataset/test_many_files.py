@@ -15,11 +15,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shardio import Array, Clip, ShardLoader, Video, column_range, mix
-from shardio import dataset as dataset_module
+from shardio import Array, Clip, ShardLoader, Video, mix
 from shardio._engine.claims import Claims, error_of_death
 from shardio._engine.shared import marks_file
-from shardio.dataset import Dataset, ShardDataset
+from shardio.dataset import column_range, filed, opened
+from shardio.dataset import dataset as dataset_module
+from shardio.dataset.dataset import Dataset, ShardDataset
+from shardio.dataset.marks import check_marks, most_marks
+from shardio.dataset.places import Folder, Paths
 from shardio.errors import (
     ChecksumMismatch,
     EnvironmentUnsuitable,
@@ -32,9 +35,6 @@ from shardio.format.schema import Schema
 from shardio.shard.reader import ShardReader
 from shardio.shard.verification import Rows
 from shardio.shard.writer import ShardSummary
-from shardio.shards import filed, opened
-from shardio.shards.marks import check_marks, most_marks
-from shardio.shards.places import Folder, Paths
 from shardio.storage import mmap
 from shardio.surgery import add_column
 from shardio.views.packing import Pack

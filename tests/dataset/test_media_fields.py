@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shardio.dataset import ShardDataset
-from shardio.dataset_writer import DatasetWriter
+from shardio.dataset.dataset import ShardDataset
+from shardio.dataset.writer import DatasetWriter
 from shardio.errors import (
     ChecksumMismatch,
     InvalidArgument,

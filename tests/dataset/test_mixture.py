@@ -19,7 +19,8 @@ import pytest
 
 import shardio
 from shardio import Array, Schema, ShardLoader, ShardReader, Text, mix
-from shardio.dataset import Dataset
+from shardio.dataset.dataset import Dataset
+from shardio.dataset.mixture import Mixture
 from shardio.errors import (
     ChecksumMismatch,
     DatasetNotFound,
@@ -28,7 +29,6 @@ from shardio.errors import (
     TransformError,
 )
 from shardio.manifest import load, publish_next
-from shardio.mixture import Mixture
 from shardio.order import block_shuffle
 from shardio.surgery import add_column, split
 from tests.loading import TWO_FIELDS, bits, check_against, write_dataset

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from shardio import Array, List, Schema, ShardLoader, ShardReader, Text
-from shardio.dataset_writer import DatasetWriter
+from shardio.dataset.writer import DatasetWriter
 from shardio.errors import InvalidArgument, SchemaError, ShardCorrupt
 from shardio.format.codec import Codec, known_dictionary, train_dictionary
 from shardio.format.index import codecs

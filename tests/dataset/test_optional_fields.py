@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from shardio import Array, Bytes, Json, List, Schema, ShardLoader, ShardReader, Text
-from shardio.dataset_writer import DatasetWriter
+from shardio.dataset.writer import DatasetWriter
 from shardio.errors import ChecksumMismatch, SchemaError
 from shardio.format.layout import Kind
 from shardio.shard.writer import ShardWriter

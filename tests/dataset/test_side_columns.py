@@ -17,7 +17,7 @@ import pytest
 from shardio import Array, Batch, List, Schema, ShardLoader
 from shardio._engine.claims import Claims, error_of_death
 from shardio.batch.layout import CLAIMED, lay_out
-from shardio.dataset import ShardDataset, open_dataset
+from shardio.dataset.dataset import ShardDataset, open_dataset
 from shardio.errors import ChecksumMismatch, DatasetCorrupt, ShardChanged, ShardCorrupt
 from shardio.format.layout import Kind
 from shardio.manifest import load, publish_next

@@ -17,8 +17,8 @@ from shardio._engine import advice
 from shardio._engine.advice import Advice, Cadence
 from shardio._engine.itinerary import Itinerary
 from shardio._engine.recipe import Plan
-from shardio.dataset import ShardDataset
-from shardio.gather import ColumnGather
+from shardio.dataset.dataset import ShardDataset
+from shardio.dataset.gather import ColumnGather
 from shardio.order.block_shuffle import Window
 from shardio.order.partition import Division
 from shardio.storage import page_cache

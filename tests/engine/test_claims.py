@@ -10,7 +10,7 @@ import pytest
 from shardio._engine.blocks import Block
 from shardio._engine.claims import claims_in
 from shardio.batch.layout import CLAIMED, EMPTY, FILLED, NO_FIELD, lay_out
-from shardio.dataset import ShardDataset
+from shardio.dataset.dataset import ShardDataset
 from shardio.format.fields import Array, Text
 from shardio.format.schema import Schema
 from tests.loading import write_dataset

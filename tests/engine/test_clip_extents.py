@@ -13,7 +13,7 @@ from shardio._engine import advice
 from shardio._engine.clip_extents import ClipExtents
 from shardio._engine.extents import Files
 from shardio.cutting import Cut, cut
-from shardio.dataset import ShardDataset
+from shardio.dataset.dataset import ShardDataset
 from shardio.format.layout import Kind
 from shardio.format.streams import PACKET, STREAM_DTYPE, packet_sizes
 from tests.loading import write_dataset

@@ -11,7 +11,7 @@ import pytest
 from shardio import Array, Bytes, Schema, Text, mix
 from shardio._engine.extents import Extents
 from shardio._engine.ranges import Ranges, joined, merged
-from shardio.dataset import ShardDataset
+from shardio.dataset.dataset import ShardDataset
 from shardio.format.layout import Kind
 from tests.loading import write_dataset
 from tests.shards import EVERY_FIELD, same_value

@@ -17,7 +17,7 @@ from shardio._engine.fill import Filler
 from shardio._engine.recipe import Plan, Recipe
 from shardio.batch.batch import Batch
 from shardio.batch.layout import CLAIMED, EMPTY, FILLED, NO_FIELD, BlockLayout
-from shardio.dataset import ShardDataset
+from shardio.dataset.dataset import ShardDataset
 from shardio.errors import ChecksumMismatch, MemoryShort, TransformError
 from shardio.format.fields import Array, Json, Text
 from shardio.format.schema import Schema

@@ -13,7 +13,7 @@ from shardio._engine.inquiry import Inquiry, _candidates
 from shardio._engine.local import Local
 from shardio._engine.recipe import Recipe, Schemas
 from shardio._engine.wire import Done, Status, Task
-from shardio.dataset import ShardDataset
+from shardio.dataset.dataset import ShardDataset
 from shardio.errors import MemoryShort, ShardChanged, TransformError, WorkerDied
 from shardio.format.fields import Array
 from shardio.format.schema import Schema

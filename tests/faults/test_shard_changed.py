@@ -12,7 +12,7 @@ import pytest
 
 from shardio import Array, Schema, ShardLoader, Text
 from shardio._engine.claims import Claims, error_of_death
-from shardio.dataset import ShardDataset
+from shardio.dataset.dataset import ShardDataset
 from shardio.errors import ShardChanged, ShardCorrupt, WorkerDied
 from tests.faults.scene import PATIENCE_S, Scene, line, scene
 from tests.loading import TWO_FIELDS, two_fields, write_dataset

@@ -28,8 +28,8 @@ from shardio.conversion.journal import (
 from shardio.conversion.labels import read_labels, relabel
 from shardio.conversion.plan import Listing, Unit
 from shardio.conversion.source import Input
-from shardio.dataset import ShardDataset
-from shardio.dataset_writer import DatasetWriter
+from shardio.dataset.dataset import ShardDataset
+from shardio.dataset.writer import DatasetWriter
 from shardio.errors import DataError, MediaError, MemoryShort, ShardCorrupt, ShardioError
 from shardio.format.checksum import content_id
 from shardio.format.codec import Codec, decode

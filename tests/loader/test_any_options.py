@@ -19,7 +19,7 @@ import pytest
 
 import shardio
 from shardio import Batch, ShardLoader
-from shardio.dataset import Dataset
+from shardio.dataset.dataset import Dataset
 from shardio.errors import InvalidArgument, TooManySkipped, TransformError
 from tests.loading import write_dataset
 

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pytest
 
 from shardio import Array, Clip, InvalidArgument, List, Schema, ShardLoader, Text, Video
-from shardio.dataset import ShardDataset
+from shardio.dataset.dataset import ShardDataset
 from shardio.format.fields import Field
 from shardio.format.streams import (
     EncodedStream,

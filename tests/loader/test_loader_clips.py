@@ -16,7 +16,7 @@ from shardio import Array, Batch, Clip, InvalidArgument, Schema, ShardLoader, Vi
 from shardio._engine import clips
 from shardio._loading.preload import preload
 from shardio.cutting import cut
-from shardio.dataset import ShardDataset
+from shardio.dataset.dataset import ShardDataset
 from shardio.errors import ChecksumMismatch, MediaError, ShardCorrupt, TransformError
 from shardio.format.checksum import CHUNK_BYTES
 from shardio.format.layout import Kind

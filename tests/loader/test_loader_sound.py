@@ -14,7 +14,7 @@ import pytest
 
 from shardio import Array, Audio, Clip, EncodedStream, InvalidArgument, Schema, ShardLoader, Video
 from shardio._engine import sounds
-from shardio.dataset import ShardDataset
+from shardio.dataset.dataset import ShardDataset
 from shardio.errors import ChecksumMismatch, MediaError
 from shardio.media import AudioDecoder, demux
 from shardio.mixing import mix

@@ -18,7 +18,7 @@ from shardio import Array, Bytes, InvalidArgument, Schema, ShardLoader
 from shardio._engine import memory
 from shardio._engine.memory import Limit
 from shardio._loading.preload import _Piece, preload
-from shardio.dataset import ShardDataset
+from shardio.dataset.dataset import ShardDataset
 from shardio.errors import MemoryShort, ShardChanged
 from shardio.format.layout import NO_FIELD, Kind
 from tests.loading import PATIENCE_S, bits, write_dataset

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from shardio import Array, Clip, Schema, ShardLoader, ShardWriter, mix
-from shardio.dataset import open_dataset
+from shardio.dataset.dataset import open_dataset
 from shardio.errors import InvalidArgument
 from shardio.manifest import load, publish, publish_next
 from shardio.order import shard_shuffle

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from shardio import Array, Schema, ShardLoader, Text
-from shardio.dataset import open_dataset
+from shardio.dataset.dataset import open_dataset
 from shardio.errors import EnvironmentUnsuitable, InvalidArgument
 from shardio.format.fields import DTYPES
 from tests.loading import write_dataset

@@ -13,13 +13,13 @@ import pytest
 import shardio
 from shardio import Array, Clip, Schema, Video
 from shardio.cutting import cut
-from shardio.dataset import Dataset, ShardDataset
+from shardio.dataset.dataset import Dataset, ShardDataset
+from shardio.dataset.scan import Part, scan
 from shardio.manifest import load
 from shardio.remote.bucket import Bucket
 from shardio.remote.locks import exclusive
 from shardio.remote.places import Remote
 from shardio.remote.room import byte_of
-from shardio.scan import Part, scan
 from shardio.shard.writer import ShardSummary
 from tests.loading import PATIENCE_S, write_dataset
 from tests.remote.scene import Scene
@@ -73,7 +73,7 @@ def test_many_samples_are_looked_at_a_part_at_a_time(
     numbers = np.random.default_rng(4).integers(0, N, 3 * N)
     with shardio.open(folder) as local, local.select(numbers) as expected:
         cut(expected, CLIP, "video")
-        monkeypatch.setattr("shardio.scan._AT_ONCE", 7)
+        monkeypatch.setattr("shardio.dataset.scan._AT_ONCE", 7)
         with local.select(numbers) as here, remote.select(numbers) as there:
             for found in (here, there):
                 cut(found, CLIP, "video")

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pytest
 
 from shardio import Array, Image, InvalidArgument, Schema, ShardLoader
-from shardio.dataset import ShardDataset
+from shardio.dataset.dataset import ShardDataset
 from shardio.errors import MediaError, SchemaError, TransformError
 from shardio.format.images import EncodedImage
 from shardio.media import decode_image, encode_jpeg

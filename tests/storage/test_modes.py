@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardio import ShardLoader, ShardReader
-from shardio.dataset import ShardDataset
+from shardio.dataset.dataset import ShardDataset
 from shardio.errors import ChecksumMismatch, InvalidArgument, LoaderClosed
 from shardio.shard.verification import Verify
 from shardio.storage.filesystems import Access

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from shardio.dataset import ShardDataset
+from shardio.dataset.dataset import ShardDataset
 from shardio.storage import page_cache
 from shardio.storage.files import open_shard
 from shardio.storage.page_cache import END_BYTES, PAGE_BYTES, will_open

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardio.column_range import ColumnPlace, ColumnRange
+from shardio.dataset.column_range import ColumnPlace, ColumnRange
 from shardio.errors import (
     EnvironmentUnsuitable,
     MemoryShort,

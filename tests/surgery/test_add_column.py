@@ -15,7 +15,7 @@ import pytest
 
 from shardio import Array, Bytes, Json, List, Schema, ShardLoader, Text
 from shardio.conversion.moves import refuse_strangers
-from shardio.dataset import open_dataset
+from shardio.dataset.dataset import open_dataset
 from shardio.errors import (
     DatasetConflict,
     DatasetNotFound,

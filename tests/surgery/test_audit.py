@@ -16,7 +16,7 @@ import pytest
 
 from shardio import surgery
 from shardio._engine.crew import Died, Failed, Message
-from shardio.dataset_writer import DatasetWriter
+from shardio.dataset.writer import DatasetWriter
 from shardio.errors import DatasetNotFound, InvalidArgument, ShardCorrupt, ShardNotFound, WorkerDied
 from shardio.format.fields import Array, Bytes, Text
 from shardio.format.schema import Schema

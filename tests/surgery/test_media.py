@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shardio.dataset import open_dataset
+from shardio.dataset.dataset import open_dataset
 from shardio.format.fields import Video
 from shardio.format.layout import NO_FIELD, Kind
 from shardio.format.streams import PACKET, PacketFlag, packet_flags

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from shardio import ShardLoader
-from shardio.dataset import ShardDataset, open_dataset
+from shardio.dataset.dataset import ShardDataset, open_dataset
 from shardio.errors import (
     DatasetConflict,
     DatasetCorrupt,

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from shardio import Text
-from shardio.dataset import ShardDataset
+from shardio.dataset.dataset import ShardDataset
 from shardio.errors import DataError, DatasetConflict, DatasetCorrupt, ShardNotFound
 from shardio.exporting import export
 from shardio.format.layout import Kind

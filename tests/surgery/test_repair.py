@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from shardio import Array
-from shardio.dataset import open_dataset
+from shardio.dataset.dataset import open_dataset
 from shardio.errors import DatasetCorrupt, DatasetExists, DatasetNotFound, ShardNotFound
 from shardio.format.layout import PAGE, Kind
 from shardio.manifest import load

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shardio.dataset import open_dataset
+from shardio.dataset.dataset import open_dataset
 from shardio.errors import InvalidArgument, ShardCorrupt
 from shardio.format.fields import Array, List, Text, array_of
 from shardio.format.layout import Kind

@@ -32,7 +32,7 @@ from shardio._engine.blocks import Block
 from shardio._engine.fill import Filler
 from shardio._engine.recipe import Plan, Recipe
 from shardio.batch.layout import lay_out
-from shardio.dataset import ShardDataset
+from shardio.dataset.dataset import ShardDataset
 from shardio.order.partition import Division
 
 BATCH: Final = 32

@@ -14,9 +14,12 @@ import numpy.typing as npt
 
 from shardio._base.closing import Closing
 from shardio._base.file_names import check_encodable
+from shardio.dataset.filed import DatasetFiles, Group, ShardFiles
+from shardio.dataset.gather import ColumnGather
+from shardio.dataset.places import Folder, Place
+from shardio.dataset.selection import RowSelection
 from shardio.errors import DatasetCorrupt, InvalidArgument, MemoryShort
 from shardio.format.schema import Schema
-from shardio.gather import ColumnGather
 from shardio.manifest import Generation, load, load_generation
 from shardio.manifest.shard_list import sizes_of
 from shardio.order.choice import check_takes_one
@@ -25,9 +28,6 @@ from shardio.remote.places import Remote, is_url, local_path
 from shardio.shard.reader import ShardReader
 from shardio.shard.verification import VERIFY, Rows, Verify
 from shardio.shard.writer import ShardSummary
-from shardio.shards.filed import DatasetFiles, Group, ShardFiles
-from shardio.shards.places import Folder, Place
-from shardio.shown import RowSelection
 from shardio.storage.filesystems import Access
 from shardio.views.row_sets import RowList, RowRuns, check_mask, check_positions
 

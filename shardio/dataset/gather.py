@@ -17,16 +17,16 @@ import numpy as np
 import numpy.typing as npt
 
 from shardio._base.phase_timers import CHECK, SPENT, now_ns
-from shardio.column_range import ColumnPlace
+from shardio.dataset.column_range import ColumnPlace
+from shardio.dataset.column_rows import FileRows, MappedRows, PooledRows, read_hashes
+from shardio.dataset.opened import OpenFiles
 from shardio.errors import EnvironmentUnsuitable, ShardChanged
 from shardio.format.checksum import BLOCK_BYTES, distinct, hash_bytes, rows_per_unit
 from shardio.format.fields import Array
 from shardio.format.index import DIMENSION
 from shardio.format.layout import Section
-from shardio.rows import FileRows, MappedRows, PooledRows, read_hashes
 from shardio.shard.reader import ShardReader
 from shardio.shard.verification import Rows
-from shardio.shards.opened import OpenFiles
 from shardio.storage.pread import PreadFile
 
 _NOT_YET: Final = -1

@@ -12,8 +12,10 @@ from typing import Any, Final, NamedTuple, NoReturn, Self
 
 import numpy as np
 
-from shardio.agreement import check_agreement, common_fields
-from shardio.dataset import Dataset, ShardDataset, groups_of, starts_of
+from shardio.dataset.agreement import check_agreement, common_fields
+from shardio.dataset.dataset import Dataset, ShardDataset, groups_of, starts_of
+from shardio.dataset.filed import MixtureFiles
+from shardio.dataset.selection import MixtureSelection
 from shardio.errors import InvalidArgument
 from shardio.format.checksum import hash_bytes
 from shardio.format.schema import Schema
@@ -24,8 +26,6 @@ from shardio.order.mixture_order import Blend, Mixing
 from shardio.remote.places import Remote
 from shardio.shard.verification import Rows, Verify
 from shardio.shard.writer import ShardSummary
-from shardio.shards.filed import MixtureFiles
-from shardio.shown import MixtureSelection
 from shardio.storage.filesystems import Access
 from shardio.views.row_sets import RowList, check_positions
 

@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from shardio.column_range import ColumnPlace, ColumnRange
+from shardio.dataset.column_range import ColumnPlace, ColumnRange
 from shardio.shard.verification import Rows
 from shardio.storage.pread import PreadFile
 

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple, TypeVar
 
 import numpy as np
 
-from shardio.dataset import Dataset
+from shardio.dataset.dataset import Dataset
 from shardio.remote.interruptible import in_order
 from shardio.shard.reader import ShardReader
 from shardio.shard.verification import Rows

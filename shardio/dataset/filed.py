@@ -11,15 +11,15 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from shardio.dataset.marks import check_marks, most_marks
+from shardio.dataset.opened import OpenFiles, most_open
+from shardio.dataset.places import Place
 from shardio.errors import DatasetCorrupt
 from shardio.format.checksum import distinct
 from shardio.format.schema import Schema
 from shardio.shard.reader import ShardReader
 from shardio.shard.verification import Rows, Verify
 from shardio.shard.writer import ShardSummary
-from shardio.shards.marks import check_marks, most_marks
-from shardio.shards.opened import OpenFiles, most_open
-from shardio.shards.places import Place
 from shardio.storage.filesystems import Access
 from shardio.storage.mmap import zeros
 from shardio.storage.page_cache import will_open

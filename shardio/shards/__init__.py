@@ -1,1 +1,0 @@
-"""The files of a dataset: where they lie, and which of them are open."""
