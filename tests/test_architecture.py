@@ -37,10 +37,7 @@ RANKS = {
     "shardio.manifest": 6,
     "shardio.remote": 7,  # object stores, and the cache of what is in them
     "shardio.dataset": 8,  # a folder of shards
-    "shardio.cutting": 9,
-    "shardio.documents": 9,
-    "shardio.hearing": 9,
-    "shardio.pictures": 9,
+    "shardio.samples": 9,  # what one sample has
     "shardio._engine": 10,  # processes stop here
     "shardio._loading": 11,  # behind ShardLoader
     "shardio.surgery": 11,

@@ -15,12 +15,12 @@ import numpy.typing as npt
 
 from shardio._engine.extents import Files
 from shardio._engine.ranges import NOTHING, Ranges, joined
-from shardio.cutting import Cut
 from shardio.dataset.dataset import Dataset
 from shardio.format.checksum import CHUNK_BYTES
 from shardio.format.index import ENTRY, ENTRY_DTYPE
 from shardio.format.layout import NO_FIELD, Kind
 from shardio.format.streams import PACKET, STREAM, STREAM_DTYPE
+from shardio.samples.clip_draws import Cut
 from shardio.shard.verification import Rows
 from shardio.storage.files import open_shard
 

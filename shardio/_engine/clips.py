@@ -14,13 +14,13 @@ import numpy.typing as npt
 
 from shardio._base.closing import Closing
 from shardio._base.phase_timers import DECODE, SPENT, now_ns
-from shardio.cutting import Cut, Cuts, names_of_times
 from shardio.dataset.dataset import Dataset
 from shardio.errors import InvalidArgument, MediaError
 from shardio.format.streams import EncodedStream
-from shardio.hearing import clip_seconds
 from shardio.media.clips import ClipDecoder
 from shardio.media.framing import Box, Place
+from shardio.samples.audio import clip_seconds
+from shardio.samples.clip_draws import Cut, Cuts, names_of_times
 from shardio.shard.verification import Rows
 from shardio.views.clip_frames import frames_of
 from shardio.views.frame_times import FrameTimes

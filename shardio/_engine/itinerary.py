@@ -14,7 +14,6 @@ import numpy.typing as npt
 from shardio._base.cached_property import cached
 from shardio._engine.recipe import Plan
 from shardio.batch.layout import CLAIMED, NO_FIELD, pack_state
-from shardio.cutting import Cuts, draw_cuts
 from shardio.dataset.dataset import Dataset
 from shardio.order.block_shuffle import GroupedOrder, WindowedOrder
 from shardio.order.clip_groups import BundledOrder, Bundling
@@ -22,6 +21,7 @@ from shardio.order.mixture_order import BlendedOrder
 from shardio.order.permutation import CHUNK, OF_SOUNDS, Order, hashes_of, key_of
 from shardio.order.shard_shuffle import ShardOrder, ShardWindow
 from shardio.order.weighted import WeightedOrder
+from shardio.samples.clip_draws import Cuts, draw_cuts
 from shardio.shard.verification import Rows
 
 _STATE_SHIFT: Final = 32

@@ -10,17 +10,17 @@ from typing import Any, Literal, NamedTuple, Self
 from shardio._engine.shared import SharedArray
 from shardio.batch.collation import STACKED, Collation
 from shardio.batch.layout import BlockLayout, lay_out, lay_out_whole
-from shardio.cutting import Cut
 from shardio.dataset.dataset import Dataset
 from shardio.dataset.mixture import Mixed
 from shardio.format.schema import Schema
-from shardio.hearing import HeardField, Hearing
 from shardio.order.block_shuffle import Window
 from shardio.order.mixture_order import Blend
 from shardio.order.partition import Division
 from shardio.order.shard_shuffle import ShardWindow
-from shardio.pictures import common_sizes, decoded
 from shardio.remote.places import Remote
+from shardio.samples.audio import HeardField, Hearing
+from shardio.samples.clip_draws import Cut
+from shardio.samples.pictures import common_sizes, decoded
 from shardio.shard.verification import Verify
 from shardio.storage.filesystems import Access
 from shardio.views.packing import Packing

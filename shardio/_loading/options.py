@@ -24,17 +24,17 @@ from shardio._loading.option_checks import (
     seconds,
 )
 from shardio.batch.collation import Collation, Kind, Sizes, collation_of
-from shardio.cutting import Cut, cut, default_clip, videos_among
 from shardio.dataset.dataset import Dataset, ShardDataset
 from shardio.dataset.mixture import Mixture
-from shardio.documents import pack_documents, to_be_packed
 from shardio.errors import InvalidArgument
 from shardio.format.schema import Schema
-from shardio.hearing import hear, heard, sound_fields
 from shardio.order.choice import Choice, check_deals_once, check_takes_one
 from shardio.order.partition import Tail
 from shardio.outputs.makers import OUTPUTS, Output
-from shardio.pictures import decoded, picture_fields
+from shardio.samples.audio import hear, heard, sound_fields
+from shardio.samples.clip_draws import Cut, cut, default_clip, videos_among
+from shardio.samples.pictures import decoded, picture_fields
+from shardio.samples.token_windows import pack_documents, to_be_packed
 from shardio.shard.verification import VERIFY, Verify
 from shardio.storage.filesystems import Access
 from shardio.views.clips import Clip

@@ -12,10 +12,10 @@ from shardio import Array, Clip, Schema, ShardLoader, Video
 from shardio._engine import advice
 from shardio._engine.clip_extents import ClipExtents
 from shardio._engine.extents import Files
-from shardio.cutting import Cut, cut
 from shardio.dataset.dataset import ShardDataset
 from shardio.format.layout import Kind
 from shardio.format.streams import PACKET, STREAM_DTYPE, packet_sizes
+from shardio.samples.clip_draws import Cut, cut
 from tests.loading import write_dataset
 from tests.media_made import write_video
 

@@ -15,13 +15,13 @@ import pytest
 from shardio import Array, Batch, Clip, InvalidArgument, Schema, ShardLoader, Video
 from shardio._engine import clips
 from shardio._loading.preload import preload
-from shardio.cutting import cut
 from shardio.dataset.dataset import ShardDataset
 from shardio.errors import ChecksumMismatch, MediaError, ShardCorrupt, TransformError
 from shardio.format.checksum import CHUNK_BYTES
 from shardio.format.layout import Kind
 from shardio.manifest import load, publish_next
 from shardio.media import VideoFile
+from shardio.samples.clip_draws import cut
 from shardio.shard.reader import ShardReader
 from shardio.views.clips import Clips
 from tests.loading import bits, write_dataset

@@ -12,7 +12,6 @@ import pytest
 
 import shardio
 from shardio import Array, Clip, Schema, Video
-from shardio.cutting import cut
 from shardio.dataset.dataset import Dataset, ShardDataset
 from shardio.dataset.scan import Part, scan
 from shardio.manifest import load
@@ -20,6 +19,7 @@ from shardio.remote.bucket import Bucket
 from shardio.remote.locks import exclusive
 from shardio.remote.places import Remote
 from shardio.remote.room import byte_of
+from shardio.samples.clip_draws import cut
 from shardio.shard.writer import ShardSummary
 from tests.loading import PATIENCE_S, write_dataset
 from tests.remote.scene import Scene
