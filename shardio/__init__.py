@@ -17,6 +17,7 @@ if sys.platform == "win32":
     raise EnvironmentUnsuitable("shardio needs Linux; on Windows, run it inside WSL 2")
 
 if TYPE_CHECKING:
+    from shardio._loading.mixing import mix
     from shardio.batch.batch import Batch
     from shardio.conversion import ConversionReport, Input, Outcome, Source, convert
     from shardio.dataset.dataset import ShardDataset
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
     from shardio.format.streams import EncodedStream
     from shardio.items import Loader, SharedMemoryShim, load, load_with_workers
     from shardio.loader import ShardLoader
-    from shardio.mixing import mix
     from shardio.multi import MultiLoader
     from shardio.pipeline import DataLoader, MapIterator, Pipeline
     from shardio.shard.reader import ShardReader
@@ -119,7 +119,7 @@ _HOMES = {
     "convert": "shardio.conversion",
     "load": "shardio.items",
     "load_with_workers": "shardio.items",
-    "mix": "shardio.mixing",
+    "mix": "shardio._loading.mixing",
     "open": "shardio.dataset.dataset",
 }
 # Called so here only: inside the package `open` is the builtin.

@@ -23,11 +23,9 @@ RANKS = {
     "shardio.version": 0,
     "shardio._base": 1,  # knows of no other part
     "shardio.outputs": 1,  # frameworks stop here
-    "shardio.ray_connection": 1,  # Ray stops here
-    "shardio.cluster_job": 2,
+    "shardio.cluster": 2,  # Ray stops here
     "shardio.format": 2,  # bytes <-> values
     "shardio.batch": 3,  # the layout of a block, collation, Batch
-    "shardio.cluster": 3,
     "shardio.media": 3,  # encoded bytes <-> pixels and samples
     "shardio.order": 3,  # the sample at each position
     "shardio.storage": 3,  # local files
@@ -41,10 +39,10 @@ RANKS = {
     "shardio._engine": 10,  # processes stop here
     "shardio._loading": 11,  # behind ShardLoader
     "shardio.surgery": 11,
+    "shardio._loading.mixing": 12,
     "shardio.conversion": 12,
     "shardio.exporting": 12,
     "shardio.loading": 12,
-    "shardio.mixing": 12,
     "shardio.network": 12,  # batches that another machine decodes
     "shardio.passing": 12,
     "shardio.sources": 12,
@@ -89,7 +87,7 @@ HOMES_OF_PACKAGES = {
     "tinygrad": {"shardio.outputs.tinygrad"},
     "torch": {"shardio.outputs.torch_tensors"},
     "jax": {"shardio.outputs.jax_arrays"},
-    "ray": {"shardio.ray_connection"},
+    "ray": {"shardio.cluster.ray_connection"},
     # The sample clips are drawn and encoded without shardio: they stand for a user's own files.
     "av": {"shardio.media", "shardio_tools.sample_clips", "shardio_tools._picture_files"},
     "PIL": {"shardio.media", "shardio_tools._sheets"},

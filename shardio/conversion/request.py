@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, Final
 
 from shardio._engine.cpus import usable_cpus
-from shardio.cluster import LOCAL, Engine
+from shardio.cluster.cluster import LOCAL, Engine
 from shardio.conversion.appending import PathName, inherit, refuse_other_options
 from shardio.conversion.guessing import guess_kind
 from shardio.conversion.parts import join

@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from typing import Any, Final
 
-from shardio.cluster import LOCAL, Engine, EngineName
+from shardio.cluster.cluster import LOCAL, Engine, EngineName
 from shardio.dataset.dataset import ShardDataset
 from shardio.errors import InvalidArgument, SchemaError
 from shardio.format.fields import Field

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from shardio.cluster import Engine, EngineName
+from shardio.cluster.cluster import Engine, EngineName
 from shardio.errors import (
     DatasetCorrupt,
     DatasetNotFound,

@@ -19,7 +19,7 @@ from typing import Final
 from shardio._engine.cpus import usable_cpus
 from shardio._engine.crew import Crew, Died, Event, Failed, Message
 from shardio._engine.pieces import Pieces
-from shardio.cluster import LOCAL, Cluster, Engine
+from shardio.cluster.cluster import LOCAL, Cluster, Engine
 from shardio.errors import WorkerDied
 from shardio.storage.filesystems import Access
 from shardio.surgery.examining import examine_anyhow, examined_of, serve

@@ -9,7 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from shardio.cluster import Engine
+from shardio.cluster.cluster import Engine
 from shardio.dataset.dataset import ShardDataset
 from shardio.errors import InvalidArgument, SchemaError
 from shardio.format.schema import Schema

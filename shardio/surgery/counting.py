@@ -12,7 +12,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from shardio.cluster import Engine, EngineName
+from shardio.cluster.cluster import Engine, EngineName
 from shardio.dataset.dataset import ShardDataset
 from shardio.format.fields import Array, array_of
 from shardio.manifest import load_generation, publish_next

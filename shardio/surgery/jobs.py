@@ -18,7 +18,7 @@ from shardio._engine.channel import Channel
 from shardio._engine.crew import Crew, Died, Event, Failed
 from shardio._engine.failures import pack_error, unpack_error
 from shardio._engine.pieces import Pieces, send_whole
-from shardio.cluster import MAX_DEATHS, Cluster, Engine
+from shardio.cluster.cluster import MAX_DEATHS, Cluster, Engine
 from shardio.dataset.dataset import ShardDataset
 from shardio.errors import ShardioError, WorkerDied
 

@@ -17,8 +17,9 @@ import pytest
 pytest.importorskip("ray", reason="ray is too large for the extra dev; tools/dev/try_ray runs this")
 
 import shardio
-from shardio import Array, cluster
-from shardio.cluster import Cluster, Engine
+from shardio import Array
+from shardio.cluster import cluster
+from shardio.cluster.cluster import Cluster, Engine
 from shardio.errors import (
     EnvironmentUnsuitable,
     WorkerDied,

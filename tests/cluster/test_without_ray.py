@@ -15,9 +15,11 @@ from typing import Any
 import pytest
 
 import shardio
-from shardio import Array, cluster, cluster_job
+from shardio import Array
 from shardio._engine.launch import Zygote, acquire, release
-from shardio.cluster import Cluster, Engine
+from shardio.cluster import cluster
+from shardio.cluster import job as cluster_job
+from shardio.cluster.cluster import Cluster, Engine
 from shardio.conversion import nodes
 from shardio.conversion.crew import run_crew
 from shardio.errors import EnvironmentUnsuitable, InvalidArgument, TransformError, WorkerDied

@@ -14,10 +14,10 @@ import pytest
 
 from shardio import Array, Audio, Clip, EncodedStream, InvalidArgument, Schema, ShardLoader, Video
 from shardio._engine import sounds
+from shardio._loading.mixing import mix
 from shardio.dataset.dataset import ShardDataset
 from shardio.errors import ChecksumMismatch, MediaError
 from shardio.media import AudioDecoder, demux
-from shardio.mixing import mix
 from shardio.shard.reader import ShardReader
 from shardio.views.sounds import Sound
 from tests.loading import bits, write_dataset

@@ -18,9 +18,9 @@ from typing import Any, Final, Literal, Self, TypeVar, get_args
 
 from shardio._base.closing import Closing
 from shardio._base.stack_level import level_of_caller
-from shardio.cluster_job import do_job
+from shardio.cluster.job import do_job
+from shardio.cluster.ray_connection import connect, first_line, ray_module
 from shardio.errors import EnvironmentUnsuitable, InvalidArgument, WorkerDied
-from shardio.ray_connection import connect, first_line, ray_module
 from shardio.version import __version__
 
 EngineName = Literal["local", "ray"]

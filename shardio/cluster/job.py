@@ -12,8 +12,8 @@ import traceback
 from collections.abc import Callable
 from typing import Any, Final
 
+from shardio.cluster.ray_connection import ray_module
 from shardio.errors import EnvironmentUnsuitable, ShardioError, TransformError, WorkerDied
-from shardio.ray_connection import ray_module
 from shardio.version import __version__
 
 _WATCH_S: Final = 0.5

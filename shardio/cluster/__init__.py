@@ -1,0 +1,1 @@
+"""Functions called on the machines of a Ray cluster; nothing outside of this folder imports Ray."""
