@@ -14,9 +14,9 @@ from shardio._engine.flow import Flow
 from shardio._engine.here import Here
 from shardio._engine.schedule import DEPTH
 from shardio._engine.start import Start
+from shardio._loading.items import Loader, Loading, iterator, named, values
 from shardio._loading.option_checks import OnError, count, most_skips, one_of, seconds
 from shardio.errors import InvalidArgument
-from shardio.loading import Loader, Loading, iterator, named, values
 
 __all__ = ["Loader", "Loading", "SharedMemoryShim", "load", "load_with_workers"]
 

@@ -18,9 +18,9 @@ from shardio._engine.stage import Origin
 from shardio._engine.steps import Batched, Piped, Where
 from shardio._engine.user_calls import UserCall
 from shardio._loading.option_checks import OnError, count, most_skips, one_of, seconds
+from shardio._loading.pipelines import ORDERS, Passes, each_of, one_for_one, piped
+from shardio._loading.sources import MapIterator, Position, Supply, behind
 from shardio.errors import InvalidArgument
-from shardio.passing import ORDERS, Passes, each_of, one_for_one, piped
-from shardio.sources import MapIterator, Position, Supply, behind
 
 __all__ = ["DataLoader", "MapIterator", "Pipeline", "PipelineStats", "StageStats"]
 

@@ -37,19 +37,15 @@ RANKS = {
     "shardio.dataset": 8,  # a folder of shards
     "shardio.samples": 9,  # what one sample has
     "shardio._engine": 10,  # processes stop here
-    "shardio._loading": 11,  # behind ShardLoader
+    "shardio._loading": 11,  # behind what users construct
     "shardio.surgery": 11,
-    "shardio._loading.mixing": 12,
     "shardio.conversion": 12,
     "shardio.exporting": 12,
-    "shardio.loading": 12,
+    "shardio.items": 12,
     "shardio.network": 12,  # batches that another machine decodes
-    "shardio.passing": 12,
-    "shardio.sources": 12,
-    "shardio.items": 13,
+    "shardio.pipeline": 12,
     "shardio.loader": 13,
     "shardio.multi": 13,
-    "shardio.pipeline": 13,
     "shardio.map_view": 14,
     "shardio.measuring": 14,
     "shardio.serving": 14,
@@ -204,6 +200,37 @@ def test_a_module_imports_only_from_lower_ranks_and_its_own_folder() -> None:
     assert [text for text in offences if text] == []
 
 
+def _rows_of_the_map() -> list[str]:
+    """Name the packages and modules that shardio/README.md lists, in its order."""
+    page = (ROOT / "shardio" / "README.md").read_text()
+    table = page[page.index("| package |") : page.index("| to find |")]
+    cells = [line.split("|")[1] for line in table.splitlines()[2:] if line.startswith("|")]
+    names = [name for cell in cells for name in re.findall(r"`([\w.]+?)(?:\.py|/)`", cell)]
+    return [f"shardio.{name}" for name in names]
+
+
+def test_the_map_of_the_library_lists_everything_and_below_all_that_it_imports() -> None:
+    rows = _rows_of_the_map()
+    tops = {".".join(m.split(".")[:2]) for m in MODULES if m.startswith("shardio.")}
+    assert set(rows) == tops - {"shardio.version", "shardio.__main__"}
+    upward = {
+        (module, imported)
+        for module, path in MODULES.items()
+        for row in rows
+        if _is_within(module, row)
+        for imported in _imports(path)
+        for other in rows
+        if _is_within(imported, other) and rows.index(other) > rows.index(row)
+    }
+    assert upward == set()
+
+
+def test_the_map_of_the_library_names_files_that_exist() -> None:
+    page = (ROOT / "shardio" / "README.md").read_text()
+    names = re.findall(r"`([\w/]+(?:\.py|/))`", page[page.index("| to find |") :])
+    assert names and [name for name in names if not (ROOT / "shardio" / name).exists()] == []
+
+
 @pytest.mark.parametrize(
     ("module", "imported", "is_offence"),
     [
@@ -293,11 +320,11 @@ def test_what_a_worker_process_loads_never_reaches_multiprocessing_or_tinygrad(e
 FACES = (
     "shardio.items",
     "shardio.loader",
-    "shardio.loading",
+    "shardio._loading.items",
     "shardio.multi",
-    "shardio.passing",
+    "shardio._loading.pipelines",
     "shardio.pipeline",
-    "shardio.sources",
+    "shardio._loading.sources",
 )
 OF_THE_ENGINE = {
     "_posixsubprocess",

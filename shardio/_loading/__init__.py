@@ -1,1 +1,1 @@
-"""Behind ShardLoader: its options, its epochs, and the iterator that a loop gets batches from."""
+"""Behind what users construct: options, epochs, and the iterators that loops get batches from."""

@@ -16,8 +16,8 @@ import pytest
 
 from shardio import InvalidArgument, Loader, SharedMemoryShim, load, load_with_workers
 from shardio._engine.here import Here
+from shardio._loading.items import Loading
 from shardio.errors import BatchOverdue, LoaderClosed, TooManySkipped, TransformError
-from shardio.loading import Loading
 from tests.faces.loaders import loader_of
 
 pytestmark = pytest.mark.usefixtures("warm_zygote")
