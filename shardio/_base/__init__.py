@@ -1,1 +1,1 @@
-"""What every part of the library uses, and what knows of none of them."""
+"""Helpers that every package uses and that import none: closing, statistics, phase timers."""

@@ -41,14 +41,14 @@ class _Coming:
         self._is_kept = self._is_reached = False
 
     def keep(self) -> None:
-        """Keep the file, which is here and held now, unless the loop has come to it already."""
+        """Keep the downloaded file pinned, or release it if the loop has already reached it."""
         with self._mutex:
             self._is_kept = not self._is_reached
         if not self._is_kept:
             self.file.bucket.release(self.file.summary)
 
     def release(self) -> None:
-        """Keep it no longer, from the cache's view used a moment ago. Idempotent."""
+        """Unpin the file; the cache counts it as used just now. Idempotent."""
         with self._mutex:
             was_kept, self._is_kept, self._is_reached = self._is_kept, False, True
         if was_kept:
@@ -62,8 +62,9 @@ class _Cancelled(Exception):
 class Ahead:
     """Owns the threads that download for one pass, until `close`.
 
-    What was downloaded is kept in the cache until the loop comes to it, or all has been: otherwise
-    the next download could remove it, which of all files there was used least recently.
+    A downloaded file stays pinned in the cache until the loop reaches its step, or the pass has no
+    more files to download. Unpinned, it would be the least recently used file, and the next
+    download could evict it before it was read.
 
     Args:
         wanted: files in the order in which they are needed; asked for as it goes on, in a thread.
@@ -83,7 +84,7 @@ class Ahead:
         self._here = here
         self._mutex = threading.Lock()
         self._coming: deque[_Coming] = deque()
-        """What was begun, in order, but for what the loop has come to."""
+        """Files whose download has begun and whose step the loop has not reached, in order."""
         self._is_over = False
         self._threads = [
             threading.Thread(target=self._run, name="shardio-ahead", daemon=True)

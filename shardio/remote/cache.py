@@ -174,7 +174,7 @@ class ShardCache:
             time.sleep(_POLL_S * random.uniform(0.5, 1.5))
 
     def release(self, shard: ShardSummary) -> None:
-        """Undo one `hold`: until now the shard was used."""
+        """Undo one `hold`; the shard counts as used until now."""
         with contextlib.suppress(OSError):
             os.utime(f"{self.path_of(shard)}.ok")
         self._locks.give_back(byte_of(_file_name(shard)))

@@ -1,1 +1,1 @@
-"""What one sample of a dataset has: its clip and what is heard of it, its pictures, its tokens."""
+"""The content of one sample: the clip that is drawn, its audio, its pictures, its tokens."""

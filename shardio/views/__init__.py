@@ -1,6 +1,6 @@
-"""What of a dataset counts as its samples: rows, clips of videos, or windows of packed tokens.
+"""Views of a dataset: its samples are rows, clips of videos, or windows of packed tokens.
 
-Users say so with a `shardio.Clip`, a `Pack` and a `Sound`.
+Users choose one with a `shardio.Clip`, a `Pack` and a `Sound`.
 """
 
 from shardio.views.packing import Pack
