@@ -22,11 +22,10 @@ from shardio._engine.failures import pack_failure
 from shardio._engine.linux import keep_freed_memory, this_process, yield_to_main
 from shardio._engine.memory import require
 from shardio._engine.overdue import answer_with_stacks
-from shardio._engine.parcels import packed, unpacked
+from shardio._engine.parcels import DESCRIPTOR_BYTES, packed, unpacked
 from shardio._engine.portions import Portions
 from shardio._engine.values import Packed, pack_value, write_value
 from shardio._engine.whereabouts import map_steps
-from shardio._engine.wire import DESCRIPTOR_BYTES
 from shardio.errors import MemoryShort
 
 CALL: Final = struct.Struct("<HHIQQQ")

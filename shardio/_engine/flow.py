@@ -28,13 +28,12 @@ from shardio._engine.lenience import Lenience
 from shardio._engine.linux import Finalizer, files_explained
 from shardio._engine.memory import default_budget
 from shardio._engine.overdue import at_work
-from shardio._engine.parcels import packed, unpacked
-from shardio._engine.schedule import DEPTH, ENDLESS, Schedule
+from shardio._engine.parcels import DESCRIPTOR_BYTES, packed, unpacked
+from shardio._engine.schedule import DEPTH, ENDLESS, QUICK_NS, Schedule
 from shardio._engine.start import Start
 from shardio._engine.under_way import Call
 from shardio._engine.value_blocks import ValueBlocks
 from shardio._engine.whereabouts import Whereabouts
-from shardio._engine.wire import DESCRIPTOR_BYTES, QUICK_NS
 from shardio.errors import BatchOverdue, EnvironmentUnsuitable, TransformError, WorkerDied
 
 _MOST_DEATHS: Final = 2

@@ -11,7 +11,7 @@ import os
 from typing import Final
 
 from shardio._engine.linux import memory_file, resize_memory_file
-from shardio._engine.wire import DESCRIPTOR_BYTES
+from shardio._engine.parcels import DESCRIPTOR_BYTES
 
 _COUNT: Final = 0
 _ROOM: Final = mmap.PAGESIZE // DESCRIPTOR_BYTES - 1

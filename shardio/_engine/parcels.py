@@ -9,10 +9,13 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator, Sequence
+from typing import Final
 
 from shardio._engine.channel import MAX_MESSAGE_BYTES
 from shardio._engine.linux import memory_file
-from shardio._engine.wire import DESCRIPTOR_BYTES
+
+DESCRIPTOR_BYTES: Final = 32
+"""The length of every descriptor: a task's, and an answer's."""
 
 
 @contextlib.contextmanager

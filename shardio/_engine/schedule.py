@@ -16,6 +16,8 @@ DEPTH = 2
 """Tasks a worker may have: the one it works on, and the next, so that it never waits for main."""
 QUICK_DEPTH = 8
 """Tasks a worker may have that does them so quickly that messages are what takes time."""
+QUICK_NS = 500_000
+"""A task that takes less is quick; a worker holds quick answers back until this has passed."""
 ENDLESS: Final = sys.maxsize
 """The last step of a pass whose end is not known yet: `end_at` tells."""
 

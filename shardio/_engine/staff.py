@@ -16,13 +16,12 @@ from shardio._engine.crew import Crew, Died, Message
 from shardio._engine.failures import unpack_error
 from shardio._engine.kept import Kept
 from shardio._engine.local import Local
-from shardio._engine.parcels import packed, unpacked
+from shardio._engine.parcels import DESCRIPTOR_BYTES, packed, unpacked
 from shardio._engine.recipe import Plan, Recipe, Schemas
 from shardio._engine.schedule import DEPTH
 from shardio._engine.shared import SharedArray
 from shardio._engine.start import Start
 from shardio._engine.wire import (
-    DESCRIPTOR_BYTES,
     KEPT,
     STACKS,
     Ask,

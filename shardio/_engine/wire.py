@@ -20,17 +20,12 @@ from shardio.batch.batch import Skipped
 # A NamedTuple's own constructors run Python; for every batch, `tuple.__new__` makes them.
 _TASK = struct.Struct("<HHIQQII")
 _DONE = struct.Struct("<HHIQQII")
-DESCRIPTOR_BYTES = _TASK.size
 
 
 MARKS, CANCELLED, TALLIES, KEPT, STACKS, TABLES = range(6)
 """The files that main shares with a worker, in order: marks of checked units, words that say what
 is cancelled, what filling takes, answers that are held back, where stacks are written when main
 asks for them; and from TABLES on those of `showing`, if any."""
-
-
-QUICK_NS = 500_000
-"""A worker that fills a batch in less holds the answer back until it has worked for so long."""
 
 
 class Ask(IntEnum):

@@ -22,16 +22,15 @@ from shardio._engine.fill import Filler
 from shardio._engine.kept import Kept
 from shardio._engine.linux import keep_freed_memory, yield_to_main
 from shardio._engine.overdue import answer_with_stacks
-from shardio._engine.parcels import packed, unpacked
+from shardio._engine.parcels import DESCRIPTOR_BYTES, packed, unpacked
 from shardio._engine.recipe import Plan, Recipe, Schemas
+from shardio._engine.schedule import QUICK_NS
 from shardio._engine.showing import show_as_told
 from shardio._engine.tally import Tally
 from shardio._engine.wire import (
     CANCELLED,
-    DESCRIPTOR_BYTES,
     KEPT,
     MARKS,
-    QUICK_NS,
     STACKS,
     TABLES,
     TALLIES,

@@ -6,8 +6,7 @@ import socket
 import pytest
 
 from shardio._engine.channel import MAX_MESSAGE_BYTES
-from shardio._engine.parcels import packed, unpacked
-from shardio._engine.wire import DESCRIPTOR_BYTES
+from shardio._engine.parcels import DESCRIPTOR_BYTES, packed, unpacked
 
 
 @pytest.mark.usefixtures("swept")

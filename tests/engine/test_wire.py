@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from shardio._engine.channel import MAX_MESSAGE_BYTES
 from shardio._engine.failures import MAX_ERROR_BYTES
+from shardio._engine.parcels import DESCRIPTOR_BYTES
 from shardio._engine.wire import (
-    DESCRIPTOR_BYTES,
     Ask,
     Done,
     Status,

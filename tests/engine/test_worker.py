@@ -10,16 +10,8 @@ import pytest
 from shardio._engine import worker as module
 from shardio._engine.kept import Kept, kept_file
 from shardio._engine.recipe import Recipe
-from shardio._engine.wire import (
-    QUICK_NS,
-    Ask,
-    Status,
-    Task,
-    pack_done,
-    pack_task,
-    unpack_done,
-    unpack_dones,
-)
+from shardio._engine.schedule import QUICK_NS
+from shardio._engine.wire import Ask, Status, Task, pack_done, pack_task, unpack_done, unpack_dones
 from shardio._engine.worker import Worker
 
 FILLED, QUICK, FAILED, CANCELLED = Status.FILLED, Status.QUICK, Status.FAILED, Status.CANCELLED
