@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Generator, Iterable
 from typing import Any, Final, Literal, get_args
 
-from shardio._engine.cpus import usable_cpus
-from shardio._engine.flow import Flow
-from shardio._engine.here import Here
-from shardio._engine.schedule import DEPTH
-from shardio._engine.start import Start
 from shardio._loading.items import Loader, Loading, iterator, named, values
 from shardio._loading.option_checks import OnError, count, most_skips, one_of, seconds
+from shardio._workers.processes.cpus import usable_cpus
+from shardio._workers.processes.start import Start
+from shardio._workers.tasks.flow import Flow
+from shardio._workers.tasks.here import Here
+from shardio._workers.tasks.schedule import DEPTH
 from shardio.errors import InvalidArgument
 
 __all__ = ["Loader", "Loading", "SharedMemoryShim", "load", "load_with_workers"]

@@ -8,11 +8,10 @@ from typing import Any, TextIO
 
 from shardio._base.closing import Closing
 from shardio._base.statistics import LoaderStats
-from shardio._engine.engine import Engine
-from shardio._engine.linux import Finalizer
-from shardio._engine.recipe import Dct, Recipe
-from shardio._engine.staff import StartMethod
-from shardio._engine.tally import N_RECORDS
+from shardio._engine.dispatch.engine import Engine
+from shardio._engine.dispatch.staff import StartMethod
+from shardio._engine.dispatch.tally import N_RECORDS
+from shardio._engine.filling.recipe import Dct, Recipe
 from shardio._loading.epochs import Epochs
 from shardio._loading.iterator import Handover, Pass, RecordedPass
 from shardio._loading.option_checks import OnError
@@ -23,6 +22,7 @@ from shardio._loading.remote_prefetch import Bringing, remote_of
 from shardio._loading.reopening import open_anew
 from shardio._loading.timeline import Timeline
 from shardio._loading.trace import timeline_of
+from shardio._workers.processes.linux import Finalizer
 from shardio.batch.batch import Batch
 from shardio.dataset.dataset import Dataset
 from shardio.dataset.mixture import Mixture

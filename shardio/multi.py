@@ -11,13 +11,13 @@ from typing import Any, Final, NamedTuple, get_args
 
 from shardio._base.closing import Closing
 from shardio._base.statistics import SkippedItem
-from shardio._engine.gathering import Gathering
-from shardio._engine.inbox import check_prefix
-from shardio._engine.lenience import Lenience, shortened
-from shardio._engine.mail import zeromq
-from shardio._engine.outbox import WorkerInfo, worker_info
-from shardio._engine.start import Start
 from shardio._loading.option_checks import OnError, count, most_skips, one_of, refuse_path, seconds
+from shardio._workers.processes.lenience import Lenience, shortened
+from shardio._workers.processes.start import Start
+from shardio._workers.tasks.gathering import Gathering
+from shardio._workers.tasks.inbox import check_prefix
+from shardio._workers.tasks.mail import zeromq
+from shardio._workers.tasks.outbox import WorkerInfo, worker_info
 from shardio.errors import InvalidArgument
 from shardio.network.address import parse_all
 from shardio.network.samples import FarSamples

@@ -12,14 +12,14 @@ from functools import partial
 from typing import Any, Final, Literal
 
 from shardio._base.statistics import PipelineStats, StageStats
-from shardio._engine.executors import hire
-from shardio._engine.line import Line
-from shardio._engine.stage import Origin
-from shardio._engine.steps import Batched, Piped, Where
-from shardio._engine.user_calls import UserCall
 from shardio._loading.option_checks import OnError, count, most_skips, one_of, seconds
 from shardio._loading.pipelines import ORDERS, Passes, each_of, one_for_one, piped
 from shardio._loading.sources import MapIterator, Position, Supply, behind
+from shardio._workers.tasks.executors import hire
+from shardio._workers.tasks.line import Line
+from shardio._workers.tasks.stage import Origin
+from shardio._workers.tasks.steps import Batched, Piped, Where
+from shardio._workers.tasks.user_calls import UserCall
 from shardio.errors import InvalidArgument
 
 __all__ = ["DataLoader", "MapIterator", "Pipeline", "PipelineStats", "StageStats"]

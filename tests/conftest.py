@@ -65,7 +65,7 @@ def quick_disk() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def warm_zygote() -> Iterator[None]:
     """For modules that start many workers: they find a zygote that is running."""
-    from shardio._engine.crew import Crew
+    from shardio._workers.processes.crew import Crew
 
     with Crew(1, lambda channel: channel.recv()):
         yield

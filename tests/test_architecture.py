@@ -1,7 +1,7 @@
 """The tree is layered: this table is its picture, and these tests hold the imports to it.
 
 A module imports from lower ranks and its own folder only: never upward, never sideways, never from
-the front door, always absolutely. From rank 15 on they see what users see, the front door and
+the front door, always absolutely. From rank 16 on they see what users see, the front door and
 public modules, and of their own package lower ranks.
 """
 
@@ -29,36 +29,39 @@ RANKS = {
     "shardio.media": 3,  # encoded bytes <-> pixels and samples
     "shardio.order": 3,  # the sample at each position
     "shardio.storage": 3,  # local files
+    "shardio._workers": 4,  # worker processes, and the memory they share
     "shardio.shard": 4,  # one shard file
     "shardio.transforms": 4,
+    "shardio._workers.tasks": 5,  # functions over items, in workers, threads, coroutines
     "shardio.views": 5,  # rows, clips, token windows
     "shardio.manifest": 6,
     "shardio.remote": 7,  # object stores, and the cache of what is in them
     "shardio.dataset": 8,  # a folder of shards
     "shardio.samples": 9,  # what one sample has
-    "shardio._engine": 10,  # processes stop here
-    "shardio._loading": 11,  # behind what users construct
-    "shardio.surgery": 11,
-    "shardio.conversion": 12,
-    "shardio.exporting": 12,
-    "shardio.items": 12,
-    "shardio.network": 12,  # batches that another machine decodes
-    "shardio.pipeline": 12,
-    "shardio.loader": 13,
-    "shardio.multi": 13,
-    "shardio.map_view": 14,
-    "shardio.measuring": 14,
-    "shardio.serving": 14,
-    "shardio_converters": 15,  # what families of converters share
-    "shardio_tools": 15,
-    "shardio_converters.arrays": 16,
-    "shardio_converters.arrow": 16,
-    "shardio_converters.media": 16,
-    "shardio_converters.tables": 16,
-    "shardio_converters.records": 17,
-    "shardio_converters.robots": 17,
+    "shardio.surgery": 9,
+    "shardio._engine": 10,  # a batch into a block
+    "shardio.conversion": 10,
+    "shardio.exporting": 10,
+    "shardio._engine.dispatch": 11,  # who fills which step in which block
+    "shardio._loading": 12,  # behind what users construct
+    "shardio.items": 13,
+    "shardio.network": 13,  # batches that another machine decodes
+    "shardio.pipeline": 13,
+    "shardio.loader": 14,
+    "shardio.multi": 14,
+    "shardio.map_view": 15,
+    "shardio.measuring": 15,
+    "shardio.serving": 15,
+    "shardio_converters": 16,  # what families of converters share
+    "shardio_tools": 16,
+    "shardio_converters.arrays": 17,
+    "shardio_converters.arrow": 17,
+    "shardio_converters.media": 17,
+    "shardio_converters.tables": 17,
+    "shardio_converters.records": 18,
+    "shardio_converters.robots": 18,
 }
-OUTERMOST = 15
+OUTERMOST = 16
 PUBLIC_MODULES = {
     "shardio.errors",
     "shardio.exporting",
@@ -89,13 +92,13 @@ HOMES_OF_PACKAGES = {
     "PIL": {"shardio.media", "shardio_tools._sheets"},
     "simplejpeg": {"shardio.media"},
     "obstore": {"shardio.remote.stores"},
-    "zmq": {"shardio._engine.mail"},
+    "zmq": {"shardio._workers.tasks.mail"},
 }
 LOADED_LATE = {"av", "PIL", "jax", "obstore", "simplejpeg", "torch", "zmq"}
 PROCESS_ENTRIES = (
-    "shardio._engine.outbox",
-    "shardio._engine.worker",
-    "shardio._engine.zygote",
+    "shardio._workers.tasks.outbox",
+    "shardio._engine.dispatch.worker",
+    "shardio._workers.processes.zygote",
 )
 
 
@@ -247,7 +250,7 @@ def test_the_map_of_the_library_names_files_that_exist() -> None:
         ("shardio_tools.cli", "shardio.errors", False),
         ("shardio_tools.cli", "shardio.shard.reader", True),
         ("shardio_tools.cli", "shardio_converters.media.videos", True),
-        ("shardio_converters.media.videos", "shardio._engine.crew", True),
+        ("shardio_converters.media.videos", "shardio._workers.processes.crew", True),
         ("shardio_converters.media.videos", "shardio_converters.field_specs", False),
         ("shardio_converters.media.videos", "shardio_converters.arrays.blocks", True),
         ("shardio_converters.field_specs", "shardio_converters.arrays.blocks", True),
@@ -372,11 +375,11 @@ def test_a_face_has_no_queue_and_no_thread_process_socket_or_lock_of_its_own(fac
         ("import threading", {"threading"}),
         ("from queue import SimpleQueue", {"queue"}),
         ("def f():\n    import multiprocessing.managers", {"multiprocessing"}),
-        ("from shardio._engine.line import threading", {"threading"}),
+        ("from shardio._workers.tasks.line import threading", {"threading"}),
         ("import os\nos.fork()", {"fork"}),
         ("from os import posix_spawn as begin", {"posix_spawn"}),
         ("import os\nos.getpid()", set()),
-        ("from shardio._engine.flow import Flow", set()),
+        ("from shardio._workers.tasks.flow import Flow", set()),
     ],
 )
 def test_what_a_face_has_of_its_own_is_found(text: str, found: set[str]) -> None:

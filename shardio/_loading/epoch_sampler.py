@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from shardio._engine.global_generators import seed_generators
-from shardio._engine.recipe import Plan
-from shardio._engine.shared import SharedArray
-from shardio._engine.turns import TURNS
+from shardio._engine.dispatch.turns import TURNS
+from shardio._engine.filling.recipe import Plan
 from shardio._loading.checkpoint import Progress
+from shardio._workers.processes.global_generators import seed_generators
+from shardio._workers.processes.shared import SharedArray
 from shardio.dataset.dataset import Dataset
 from shardio.dataset.mixture import Mixture
 from shardio.errors import InvalidArgument

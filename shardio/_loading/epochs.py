@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from shardio._engine.engine import Engine
-from shardio._engine.iteration import Iteration
-from shardio._engine.recipe import Plan
+from shardio._engine.dispatch.engine import Engine
+from shardio._engine.dispatch.iteration import Iteration
+from shardio._engine.filling.recipe import Plan
 from shardio._loading.checkpoint import Progress, progress_of, state_of
 from shardio._loading.epoch_sampler import Course
 from shardio._loading.option_checks import warn_of_no_batch

@@ -7,10 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, TypedDict, get_args
 
 from shardio._base.signatures import takes_rng
-from shardio._engine.cpus import usable_cpus
-from shardio._engine.memory import default_budget
-from shardio._engine.recipe import Dct, Recipe
-from shardio._engine.staff import StartMethod
+from shardio._engine.dispatch.staff import StartMethod
+from shardio._engine.filling.recipe import Dct, Recipe
 from shardio._loading.option_checks import (
     OnError,
     callable_or_none,
@@ -23,6 +21,8 @@ from shardio._loading.option_checks import (
     place_among_ranks,
     seconds,
 )
+from shardio._workers.processes.cpus import usable_cpus
+from shardio._workers.processes.memory import default_budget
 from shardio.batch.collation import Collation, Kind, Sizes, collation_of
 from shardio.dataset.dataset import Dataset, ShardDataset
 from shardio.dataset.mixture import Mixture

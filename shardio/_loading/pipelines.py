@@ -8,13 +8,13 @@ from typing import Any, Final, Self
 
 from shardio._base.closing import Closing
 from shardio._base.statistics import PipelineStats
-from shardio._engine.lenience import shortened
-from shardio._engine.line import Line
-from shardio._engine.linux import Finalizer, interrupts_held
-from shardio._engine.stage import Origin
-from shardio._engine.steps import Piped, checked_where
-from shardio._engine.user_calls import user_call
 from shardio._loading.option_checks import count, one_of
+from shardio._workers.processes.lenience import shortened
+from shardio._workers.processes.linux import Finalizer, interrupts_held
+from shardio._workers.tasks.line import Line
+from shardio._workers.tasks.stage import Origin
+from shardio._workers.tasks.steps import Piped, checked_where
+from shardio._workers.tasks.user_calls import user_call
 from shardio.errors import InvalidArgument, LoaderClosed
 
 ORDERS: Final = ("completion", "input")

@@ -14,9 +14,9 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from shardio._engine.extents import Extents
-from shardio._engine.memory import require_page_cache
-from shardio._engine.ranges import NOTHING, Ranges, joined, merged
+from shardio._engine.filling.extents import Extents
+from shardio._engine.filling.ranges import NOTHING, Ranges, joined, merged
+from shardio._workers.processes.memory import require_page_cache
 from shardio.dataset.dataset import Dataset
 from shardio.storage.files import open_shard, resized
 

@@ -10,10 +10,10 @@ from typing import Any, Final
 import numpy as np
 
 from shardio._base.stack_level import level_of_caller
-from shardio._engine.cpus import usable_cpus
-from shardio._engine.iteration import Iteration
-from shardio._engine.itinerary import Itinerary
-from shardio._engine.recipe import Plan, Recipe
+from shardio._engine.dispatch.iteration import Iteration
+from shardio._engine.filling.itinerary import Itinerary
+from shardio._engine.filling.recipe import Plan, Recipe
+from shardio._workers.processes.cpus import usable_cpus
 from shardio.dataset.dataset import Dataset
 from shardio.errors import InvalidArgument
 from shardio.order.choice import Choice

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import AsyncIterable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from shardio._engine.lenience import shortened
-from shardio._engine.stage import Origin
-from shardio._engine.steps import Positioned, Start
 from shardio._loading.option_checks import count, refuse_path
+from shardio._workers.processes.lenience import shortened
+from shardio._workers.tasks.stage import Origin
+from shardio._workers.tasks.steps import Positioned, Start
 from shardio.errors import InvalidArgument
 
 _VERSION: Final = 1

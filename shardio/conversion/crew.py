@@ -17,9 +17,9 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from shardio._engine.channel import Channel
-from shardio._engine.crew import Crew, Died, Event, Failed
-from shardio._engine.pieces import Pieces, send_whole
+from shardio._workers.processes.channel import Channel
+from shardio._workers.processes.crew import Crew, Died, Event, Failed
+from shardio._workers.processes.pieces import Pieces, send_whole
 from shardio.conversion.events import InputBegun, InputDone, UnitDone
 from shardio.conversion.journal import forget_record
 from shardio.conversion.ledger import Ledger, UnitLog

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
-from shardio._engine.cargo import pickled
+from shardio._workers.processes.cargo import pickled
 from shardio.conversion.appending import load_base
 from shardio.conversion.files import append_files, convert_files
 from shardio.conversion.item_source import ItemSource, MakesSamples, infer_of

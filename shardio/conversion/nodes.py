@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from shardio._engine.launch import Zygote, acquire
+from shardio._workers.processes.launch import Zygote, acquire
 from shardio.cluster.cluster import Cluster, Engine
 from shardio.conversion.crew import run_crew
 from shardio.conversion.events import UnitEvent

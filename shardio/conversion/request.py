@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
-from shardio._engine.cpus import usable_cpus
+from shardio._workers.processes.cpus import usable_cpus
 from shardio.cluster.cluster import LOCAL, Engine
 from shardio.conversion.appending import PathName, inherit, refuse_other_options
 from shardio.conversion.guessing import guess_kind

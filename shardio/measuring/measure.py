@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from shardio._base.statistics import LoadingStats
-from shardio._engine.cpus import usable_cpus
-from shardio._engine.memory import available_bytes
 from shardio._loading.timeline import Timeline
+from shardio._workers.processes.cpus import usable_cpus
+from shardio._workers.processes.memory import available_bytes
 from shardio.dataset.dataset import ShardDataset
 from shardio.errors import InvalidArgument
 from shardio.loader import ShardLoader

@@ -9,8 +9,6 @@ from typing import Any, Final, Self, TextIO
 
 from shardio._base.closing import Closing
 from shardio._base.statistics import LoaderStats, LoadingStats
-from shardio._engine.linux import Finalizer, this_process
-from shardio._engine.memory import default_budget
 from shardio._loading.option_checks import (
     count,
     device_or_none,
@@ -20,6 +18,8 @@ from shardio._loading.option_checks import (
     warn_of_no_batch,
 )
 from shardio._loading.progress_bar import ProgressBar
+from shardio._workers.processes.linux import Finalizer, this_process
+from shardio._workers.processes.memory import default_budget
 from shardio.batch.batch import Batch
 from shardio.errors import InvalidArgument, LoaderClosed
 from shardio.network.address import Address, is_address, parse_all

@@ -7,8 +7,8 @@ import time
 from typing import Any, Final
 
 from shardio._base.closing import Closing
-from shardio._engine.linux import check_files
-from shardio._engine.mail import OWN_FILES, zeromq
+from shardio._workers.processes.linux import check_files
+from shardio._workers.tasks.mail import OWN_FILES, zeromq
 from shardio.errors import InvalidArgument
 from shardio.network.address import Address
 from shardio.network.keys import ClientKeys

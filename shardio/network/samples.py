@@ -15,8 +15,8 @@ from typing import Any, Final, Self
 
 from shardio._base.closing import Closing
 from shardio._base.statistics import SkippedItem
-from shardio._engine.linux import this_process
-from shardio._engine.mail import zeromq
+from shardio._workers.processes.linux import this_process
+from shardio._workers.tasks.mail import zeromq
 from shardio.batch.batch import Batch
 from shardio.errors import BatchOverdue, InvalidArgument, LoaderClosed, ShardioError
 from shardio.network.far_loader import RemoteLoader, RemotePass

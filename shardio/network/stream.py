@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, cast
 
 from shardio._base.closing import Closing
-from shardio._engine.linux import this_process
+from shardio._workers.processes.linux import this_process
 from shardio.errors import BatchOverdue, EnvironmentUnsuitable, LoaderClosed, MemoryShort
 from shardio.network import failures
 from shardio.network.address import Address

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from shardio._base.signatures import takes_rng
-from shardio._engine.staff import StartMethod
+from shardio._engine.dispatch.staff import StartMethod
 from shardio._loading.option_checks import callable_or_none, count
 from shardio.dataset.dataset import open_dataset
 from shardio.loader import ShardLoader

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from shardio._engine.mail import zeromq
+from shardio._workers.tasks.mail import zeromq
 from shardio.network.keys import ServerKeys, z85
 from shardio.network.link import ASK_AGAIN
 

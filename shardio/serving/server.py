@@ -16,8 +16,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from shardio._base.closing import Closing
-from shardio._engine.linux import check_files
-from shardio._engine.mail import OWN_FILES, zeromq
+from shardio._workers.processes.linux import check_files
+from shardio._workers.tasks.mail import OWN_FILES, zeromq
 from shardio.errors import EnvironmentUnsuitable, InvalidArgument
 from shardio.loader import ShardLoader
 from shardio.network import failures

@@ -16,9 +16,9 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from shardio._engine.cpus import usable_cpus
-from shardio._engine.crew import Crew, Died, Event, Failed, Message
-from shardio._engine.pieces import Pieces
+from shardio._workers.processes.cpus import usable_cpus
+from shardio._workers.processes.crew import Crew, Died, Event, Failed, Message
+from shardio._workers.processes.pieces import Pieces
 from shardio.cluster.cluster import LOCAL, Cluster, Engine
 from shardio.errors import WorkerDied
 from shardio.storage.filesystems import Access

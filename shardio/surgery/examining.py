@@ -11,8 +11,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from shardio._engine.channel import Channel
-from shardio._engine.pieces import send_whole
+from shardio._workers.processes.channel import Channel
+from shardio._workers.processes.pieces import send_whole
 from shardio.errors import ShardNotFound
 from shardio.storage.filesystems import Access
 from shardio.surgery.finding import Finding, Findings

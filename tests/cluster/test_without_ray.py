@@ -16,7 +16,7 @@ import pytest
 
 import shardio
 from shardio import Array
-from shardio._engine.launch import Zygote, acquire, release
+from shardio._workers.processes.launch import Zygote, acquire, release
 from shardio.cluster import cluster
 from shardio.cluster import job as cluster_job
 from shardio.cluster.cluster import Cluster, Engine

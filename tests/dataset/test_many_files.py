@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 from shardio import Array, Clip, ShardLoader, Video, mix
-from shardio._engine.claims import Claims, error_of_death
-from shardio._engine.shared import marks_file
+from shardio._engine.dispatch.claims import Claims, error_of_death
+from shardio._workers.processes.shared import marks_file
 from shardio.dataset import column_range, filed, opened
 from shardio.dataset import dataset as dataset_module
 from shardio.dataset.dataset import Dataset, ShardDataset

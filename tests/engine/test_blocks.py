@@ -12,8 +12,8 @@ from typing import Any, NoReturn
 import numpy as np
 import pytest
 
-from shardio._engine import blocks
-from shardio._engine.blocks import Block, BlockMap, BlockPool, reserve_memory_file
+from shardio._workers.processes import blocks
+from shardio._workers.processes.blocks import Block, BlockMap, BlockPool, reserve_memory_file
 from shardio.errors import MemoryShort
 
 KIB = 1024

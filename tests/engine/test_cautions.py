@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from shardio import ShardLoader, WorkerDied
-from shardio._engine import engine as module
-from shardio._engine.answers import Answer, Loss
-from shardio._engine.careful import CarefulFiller
-from shardio._engine.cautions import Caution
-from shardio._engine.claims import Claims
-from shardio._engine.local import Local
+from shardio._engine.dispatch import engine
+from shardio._engine.dispatch.answers import Answer, Loss
+from shardio._engine.dispatch.cautions import Caution
+from shardio._engine.dispatch.claims import Claims
+from shardio._engine.dispatch.local import Local
+from shardio._engine.filling.careful import CarefulFiller
 from shardio.batch.batch import Skipped
 from tests.loading import TWO_FIELDS, two_fields, write_dataset
 
@@ -91,7 +91,7 @@ class Mortal(Local):
 @pytest.fixture
 def die_of(monkeypatch: pytest.MonkeyPatch) -> Callable[[Kills], None]:
     """Has workers die when a function of the samples that they begin to read says so."""
-    monkeypatch.setattr(module, "Local", Mortal)
+    monkeypatch.setattr(engine, "Local", Mortal)
     return lambda kills: monkeypatch.setattr(Mortal, "kills", staticmethod(kills))
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shardio._engine.blocks import Block
-from shardio._engine.claims import claims_in
+from shardio._engine.dispatch.claims import claims_in
+from shardio._workers.processes.blocks import Block
 from shardio.batch.layout import CLAIMED, EMPTY, FILLED, NO_FIELD, lay_out
 from shardio.dataset.dataset import ShardDataset
 from shardio.format.fields import Array, Text

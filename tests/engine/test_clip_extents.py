@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from shardio import Array, Clip, Schema, ShardLoader, Video
-from shardio._engine import advice
-from shardio._engine.clip_extents import ClipExtents
-from shardio._engine.extents import Files
+from shardio._engine.filling import advice
+from shardio._engine.filling.clip_extents import ClipExtents
+from shardio._engine.filling.extents import Files
 from shardio.dataset.dataset import ShardDataset
 from shardio.format.layout import Kind
 from shardio.format.streams import PACKET, STREAM_DTYPE, packet_sizes

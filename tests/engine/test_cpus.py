@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from shardio._engine import cpus
-from shardio._engine.cpus import quota_cpus, usable_cpus
+from shardio._workers.processes import cpus
+from shardio._workers.processes.cpus import quota_cpus, usable_cpus
 
 V2 = {
     "proc/self/cgroup": "0::/a/b",

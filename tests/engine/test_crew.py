@@ -17,8 +17,8 @@ from types import FrameType
 
 import pytest
 
-from shardio._engine.channel import MAX_MESSAGE_BYTES
-from shardio._engine.crew import Channel, Crew, Died, Event, Failed, Message
+from shardio._workers.processes.channel import MAX_MESSAGE_BYTES
+from shardio._workers.processes.crew import Channel, Crew, Died, Event, Failed, Message
 from shardio.errors import InvalidArgument, LoaderClosed, WorkerDied
 
 pytestmark = pytest.mark.usefixtures("warm_zygote")

@@ -14,14 +14,14 @@ import numpy as np
 import pytest
 
 from shardio import InvalidArgument, ShardDataset, ShardLoader
-from shardio._engine import passes as passes_module
-from shardio._engine import traffic as module
-from shardio._engine.answers import Loss
-from shardio._engine.blocks import BlockPool
-from shardio._engine.engine import Engine
-from shardio._engine.iteration import Iteration
-from shardio._engine.recipe import Plan, Recipe
-from shardio._engine.staff import Workers
+from shardio._engine.dispatch import passes as passes_module
+from shardio._engine.dispatch import traffic
+from shardio._engine.dispatch.answers import Loss
+from shardio._engine.dispatch.engine import Engine
+from shardio._engine.dispatch.iteration import Iteration
+from shardio._engine.dispatch.staff import Workers
+from shardio._engine.filling.recipe import Plan, Recipe
+from shardio._workers.processes.blocks import BlockPool
 from shardio.batch.layout import CLAIMED
 from shardio.errors import DatasetCorrupt, MemoryShort
 from shardio.order.partition import Division
@@ -185,7 +185,7 @@ def test_passes_that_are_cancelled_leave_neither_slot_nor_block(
 def test_there_is_an_end_to_passes_at_the_same_time(
     folder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for each in (module, passes_module):
+    for each in (traffic, passes_module):
         monkeypatch.setattr(each, "N_SLOTS", 3)
     engine = _engine(folder, 0)
     passes = [engine.iterate(_plan(epoch)) for epoch in range(3)]

@@ -8,8 +8,8 @@ from typing import Any, NoReturn
 
 import pytest
 
-from shardio._engine.failures import MAX_ERROR_BYTES as LIMIT
-from shardio._engine.failures import pack_error, unpack_error
+from shardio._workers.processes.failures import MAX_ERROR_BYTES as LIMIT
+from shardio._workers.processes.failures import pack_error, unpack_error
 from shardio.errors import ChecksumMismatch, MemoryShort, ShardioError, TransformError
 
 

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shardio._engine import blocks
-from shardio._engine.blocks import Block
-from shardio._engine.fill import Filler
-from shardio._engine.recipe import Plan, Recipe
+from shardio._engine.filling.fill import Filler
+from shardio._engine.filling.recipe import Plan, Recipe
+from shardio._workers.processes import blocks
+from shardio._workers.processes.blocks import Block
 from shardio.batch.batch import Batch
 from shardio.batch.layout import CLAIMED, EMPTY, FILLED, NO_FIELD, BlockLayout
 from shardio.dataset.dataset import ShardDataset

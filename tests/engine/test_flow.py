@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shardio._engine.flow import Flow
-from shardio._engine.portions import Portions
-from shardio._engine.start import Start
+from shardio._workers.processes.start import Start
+from shardio._workers.tasks.flow import Flow
+from shardio._workers.tasks.portions import Portions
 from shardio.errors import (
     EnvironmentUnsuitable,
     InvalidArgument,

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from shardio._engine.answers import Answer, Loss
-from shardio._engine.inquiry import Inquiry, _candidates
-from shardio._engine.local import Local
-from shardio._engine.recipe import Recipe, Schemas
-from shardio._engine.wire import Done, Status, Task
+from shardio._engine.dispatch.answers import Answer, Loss
+from shardio._engine.dispatch.inquiry import Inquiry, _candidates
+from shardio._engine.dispatch.local import Local
+from shardio._engine.dispatch.wire import Done, Status, Task
+from shardio._engine.filling.recipe import Recipe, Schemas
 from shardio.dataset.dataset import ShardDataset
 from shardio.errors import MemoryShort, ShardChanged, TransformError, WorkerDied
 from shardio.format.fields import Array

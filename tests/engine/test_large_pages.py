@@ -14,9 +14,9 @@ from typing import Any, NoReturn
 import numpy as np
 import pytest
 
-from shardio._engine import large_pages
-from shardio._engine.blocks import Block, BlockMap, BlockPool, reserve_memory_file
-from shardio._engine.large_pages import LARGE_BYTES
+from shardio._workers.processes import large_pages
+from shardio._workers.processes.blocks import Block, BlockMap, BlockPool, reserve_memory_file
+from shardio._workers.processes.large_pages import LARGE_BYTES
 from shardio.errors import MemoryShort
 
 pytestmark = pytest.mark.usefixtures("asked")
@@ -142,7 +142,7 @@ def test_a_file_that_cannot_be_written_to_beforehand_is_reserved_as_before(
 def test_a_block_takes_the_last_addresses_there_are() -> None:
     code = f"""
 import os, resource
-from shardio._engine.blocks import Block
+from shardio._workers.processes.blocks import Block
 n_mapped = int(open("/proc/self/statm").read().split()[0]) * 4096
 n_bytes = 10 * {LARGE_BYTES}
 resource.setrlimit(resource.RLIMIT_AS, (n_mapped + n_bytes, resource.RLIM_INFINITY))

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from shardio._engine.executors import hire
-from shardio._engine.line import Line
-from shardio._engine.steps import Piped
-from shardio._engine.user_calls import user_call
+from shardio._workers.tasks.executors import hire
+from shardio._workers.tasks.line import Line
+from shardio._workers.tasks.steps import Piped
+from shardio._workers.tasks.user_calls import user_call
 from shardio.errors import LoaderClosed
 from tests.loading import PATIENCE_S
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from shardio._engine import linux
+from shardio._workers.processes import linux
 
 
 class Allocator:

@@ -8,8 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from shardio._engine import memory
-from shardio._engine.memory import Limit, available_bytes, default_budget, limits, require
+from shardio._workers.processes import memory
+from shardio._workers.processes.memory import (
+    Limit,
+    available_bytes,
+    default_budget,
+    limits,
+    require,
+)
 from shardio.errors import MemoryShort
 
 MIB = 2**20

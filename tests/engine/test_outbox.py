@@ -13,14 +13,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shardio._engine import channel as channel_module
-from shardio._engine import supply
-from shardio._engine.blocks import reserve_memory_file
-from shardio._engine.channel import Channel
-from shardio._engine.gathering import Gathering
-from shardio._engine.lenience import Lenience
-from shardio._engine.mail import Kind, Sheaf, pack_head, unpack_head, unpack_sample, unpack_samples
-from shardio._engine.outbox import WORD, Word, _MainHasGone, _Outbox
+from shardio._workers.processes import channel as channel_module
+from shardio._workers.processes.blocks import reserve_memory_file
+from shardio._workers.processes.channel import Channel
+from shardio._workers.processes.lenience import Lenience
+from shardio._workers.tasks import supply
+from shardio._workers.tasks.gathering import Gathering
+from shardio._workers.tasks.mail import (
+    Kind,
+    Sheaf,
+    pack_head,
+    unpack_head,
+    unpack_sample,
+    unpack_samples,
+)
+from shardio._workers.tasks.outbox import WORD, Word, _MainHasGone, _Outbox
 from shardio.errors import EnvironmentUnsuitable, MemoryShort, WorkerDied
 
 

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shardio._engine import portions
-from shardio._engine.portions import Broken, Portions
-from shardio._engine.values import pack_value, read_value, write_value
+from shardio._workers.tasks import portions
+from shardio._workers.tasks.portions import Broken, Portions
+from shardio._workers.tasks.values import pack_value, read_value, write_value
 from shardio.errors import TransformError
 
 

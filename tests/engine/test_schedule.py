@@ -17,11 +17,11 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from shardio._engine.cautions import Caution
-from shardio._engine.claims import Claims
-from shardio._engine.iteration import Iteration
-from shardio._engine.recipe import Plan
-from shardio._engine.schedule import DEPTH, ENDLESS, QUICK_DEPTH, Assignment, Schedule
+from shardio._engine.dispatch.cautions import Caution
+from shardio._engine.dispatch.claims import Claims
+from shardio._engine.dispatch.iteration import Iteration
+from shardio._engine.filling.recipe import Plan
+from shardio._workers.tasks.schedule import DEPTH, ENDLESS, QUICK_DEPTH, Assignment, Schedule
 from shardio.batch.batch import Skipped
 from shardio.batch.layout import lay_out
 from shardio.errors import TooManySkipped

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from shardio import ShardLoader
-from shardio._engine.recipe import Plan
-from shardio._engine.shared import SharedArray
+from shardio._engine.filling.recipe import Plan
+from shardio._workers.processes.shared import SharedArray
 from shardio.order.block_shuffle import Window
 from shardio.order.partition import Division
 from tests.loading import TWO_FIELDS, two_fields, write_dataset

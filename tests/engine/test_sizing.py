@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from shardio import Array, Schema, ShardLoader
-from shardio._engine.sizing import n_blocks_wanted
+from shardio._engine.filling.sizing import n_blocks_wanted
 from tests.loading import write_dataset
 
 MIB = 1 << 20

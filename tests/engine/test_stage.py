@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardio._engine.batches import Batches
-from shardio._engine.stage import Job, Origin, Stage
-from shardio._engine.user_calls import user_call
+from shardio._workers.tasks.batches import Batches
+from shardio._workers.tasks.stage import Job, Origin, Stage
+from shardio._workers.tasks.user_calls import user_call
 
 
 def _entry(i: int) -> tuple[Origin, int]:

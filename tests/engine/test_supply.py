@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from shardio._base.closing import Closing
-from shardio._engine.blocks import Bytes
-from shardio._engine.supply import Stock, Supply
+from shardio._workers.processes.blocks import Bytes
+from shardio._workers.tasks.supply import Stock, Supply
 
 MIB = 1 << 20
 

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from shardio._engine.blocks import Block, Bytes
-from shardio._engine.value_blocks import ValueBlocks
+from shardio._workers.processes.blocks import Block, Bytes
+from shardio._workers.tasks.value_blocks import ValueBlocks
 
 MIB = 1 << 20
 

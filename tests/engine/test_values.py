@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as np_st
 
-from shardio._engine.values import pack_value, read_value, write_value
+from shardio._workers.tasks.values import pack_value, read_value, write_value
 
 Ndarray = npt.NDArray[Any]
 

@@ -6,10 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardio._engine.channel import MAX_MESSAGE_BYTES
-from shardio._engine.failures import MAX_ERROR_BYTES
-from shardio._engine.parcels import DESCRIPTOR_BYTES
-from shardio._engine.wire import (
+from shardio._engine.dispatch.wire import (
     Ask,
     Done,
     Status,
@@ -19,6 +16,9 @@ from shardio._engine.wire import (
     unpack_done,
     unpack_task,
 )
+from shardio._workers.processes.channel import MAX_MESSAGE_BYTES
+from shardio._workers.processes.failures import MAX_ERROR_BYTES
+from shardio._workers.processes.parcels import DESCRIPTOR_BYTES
 
 U16, U32, U64 = (st.integers(0, (1 << n) - 1) for n in (16, 32, 64))
 

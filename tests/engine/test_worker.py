@@ -7,12 +7,20 @@ from typing import Any
 
 import pytest
 
-from shardio._engine import worker as module
-from shardio._engine.kept import Kept, kept_file
-from shardio._engine.recipe import Recipe
-from shardio._engine.schedule import QUICK_NS
-from shardio._engine.wire import Ask, Status, Task, pack_done, pack_task, unpack_done, unpack_dones
-from shardio._engine.worker import Worker
+from shardio._engine.dispatch import worker
+from shardio._engine.dispatch.kept import Kept, kept_file
+from shardio._engine.dispatch.wire import (
+    Ask,
+    Status,
+    Task,
+    pack_done,
+    pack_task,
+    unpack_done,
+    unpack_dones,
+)
+from shardio._engine.dispatch.worker import Worker
+from shardio._engine.filling.recipe import Recipe
+from shardio._workers.tasks.schedule import QUICK_NS
 
 FILLED, QUICK, FAILED, CANCELLED = Status.FILLED, Status.QUICK, Status.FAILED, Status.CANCELLED
 
@@ -50,7 +58,7 @@ def answers(*ends: tuple[Status, bytes], **options: Any) -> list[list[tuple[int,
 
 @pytest.fixture
 def _clock_that_stands(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "now_ns", lambda: 0)
+    monkeypatch.setattr(worker, "now_ns", lambda: 0)
 
 
 @pytest.mark.usefixtures("_clock_that_stands")
@@ -104,6 +112,6 @@ def test_what_a_worker_held_back_is_found_once() -> None:
 
 
 def test_nothing_is_held_back_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "now_ns", itertools.count(0, QUICK_NS // 2 + 1).__next__)
+    monkeypatch.setattr(worker, "now_ns", itertools.count(0, QUICK_NS // 2 + 1).__next__)
     found = answers(*[(QUICK, b"")] * 5)
     assert [len(message) for message in found] == [2, 2, 1]

@@ -16,8 +16,8 @@ import cloudpickle  # type: ignore[import-untyped]
 import numpy as np
 import pytest
 
-from shardio._engine import launch
-from shardio._engine.crew import Channel, Crew, Died, Event, Failed, Message
+from shardio._workers.processes import launch
+from shardio._workers.processes.crew import Channel, Crew, Died, Event, Failed, Message
 from shardio.errors import EnvironmentUnsuitable
 
 PATIENCE_S = 30.0

@@ -17,12 +17,12 @@ import numpy as np
 import pytest
 
 from shardio import MultiLoader, WorkerDied
-from shardio._engine.blocks import Block, Bytes
-from shardio._engine.crew import Died, Message
-from shardio._engine.inbox import Inbox
-from shardio._engine.mail import unpack_head
-from shardio._engine.outbox import READY, WANT
-from shardio._engine.value_blocks import ValueBlocks
+from shardio._workers.processes.blocks import Block, Bytes
+from shardio._workers.processes.crew import Died, Message
+from shardio._workers.tasks.inbox import Inbox
+from shardio._workers.tasks.mail import unpack_head
+from shardio._workers.tasks.outbox import READY, WANT
+from shardio._workers.tasks.value_blocks import ValueBlocks
 from shardio.errors import EnvironmentUnsuitable, TransformError
 from tests.faces.multi_datasets import (
     NEEDS_ZEROMQ,
@@ -259,8 +259,8 @@ print(len(os.listdir(os.path.dirname(sys.argv[1]))), flush=True)
 for sample in samples: pass
 """
 NEVER_HIDES = """
-from shardio._engine.crew import Crew
-from shardio._engine.inbox import Inbox
+from shardio._workers.processes.crew import Crew
+from shardio._workers.tasks.inbox import Inbox
 Inbox.hide = lambda inbox: None
 entrust = Crew.entrust
 Crew.entrust = lambda crew, folder: folder and entrust(crew, folder)

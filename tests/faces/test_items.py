@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from shardio import InvalidArgument, Loader, SharedMemoryShim, load, load_with_workers
-from shardio._engine.here import Here
 from shardio._loading.items import Loading
+from shardio._workers.tasks.here import Here
 from shardio.errors import BatchOverdue, LoaderClosed, TooManySkipped, TransformError
 from tests.faces.loaders import loader_of
 

@@ -24,10 +24,11 @@ import numpy as np
 import pytest
 
 from shardio import DataLoader, InvalidArgument, MapIterator, Pipeline, WorkerDied
-from shardio._engine import executors, overdue
-from shardio._engine.executors import Threads
-from shardio._engine.line import Line
-from shardio._engine.stage import Job
+from shardio._workers.processes import overdue
+from shardio._workers.tasks import executors
+from shardio._workers.tasks.executors import Threads
+from shardio._workers.tasks.line import Line
+from shardio._workers.tasks.stage import Job
 from shardio.errors import BatchOverdue, LoaderClosed, TransformError
 from tests.loading import PATIENCE_S
 

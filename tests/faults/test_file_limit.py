@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from shardio import Image, Input, Outcome, Schema
-from shardio._engine import blocks
+from shardio._workers.processes import blocks
 from shardio.errors import MemoryShort
 from shardio.media import encode_jpeg
 from shardio.storage import fs

@@ -14,11 +14,13 @@ from typing import Any
 import pytest
 
 from shardio import ShardLoader
-from shardio._engine import blocks, engine, local, schedule, staff, traffic
-from shardio._engine.blocks import BlockPool
-from shardio._engine.crew import Crew
-from shardio._engine.inbox import _Frames
-from shardio._engine.linux import Finalizer, interrupts_held
+from shardio._engine.dispatch import engine, local, staff, traffic
+from shardio._workers.processes import blocks
+from shardio._workers.processes.blocks import BlockPool
+from shardio._workers.processes.crew import Crew
+from shardio._workers.processes.linux import Finalizer, interrupts_held
+from shardio._workers.tasks import schedule
+from shardio._workers.tasks.inbox import _Frames
 from shardio.errors import EnvironmentUnsuitable
 from shardio.order.permutation import Order
 from tests.loading import PATIENCE_S, TWO_FIELDS, two_fields, write_dataset

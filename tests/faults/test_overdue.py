@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from shardio import InvalidArgument, ShardLoader
-from shardio._engine import overdue, passes, staff, traffic
+from shardio._engine.dispatch import passes, staff, traffic
+from shardio._workers.processes import overdue
 from shardio.errors import BatchOverdue
 from tests.loading import PATIENCE_S, TWO_FIELDS, two_fields, write_dataset
 

@@ -16,8 +16,8 @@ import pytest
 
 import shardio
 from shardio import Batch, InvalidArgument, Schema, ShardLoader
-from shardio._engine import memory
 from shardio._loading import options
+from shardio._workers.processes import memory
 from shardio.errors import ChecksumMismatch, DatasetCorrupt, DatasetNotFound, MemoryShort
 from shardio.format.layout import Kind
 from shardio.shard.reader import ShardReader

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pytest
 
 from shardio import Array, Batch, Clip, InvalidArgument, Schema, ShardLoader, Video
-from shardio._engine import clips
+from shardio._engine.filling import clips
 from shardio._loading.preload import preload
 from shardio.dataset.dataset import ShardDataset
 from shardio.errors import ChecksumMismatch, MediaError, ShardCorrupt, TransformError

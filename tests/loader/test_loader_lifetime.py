@@ -18,7 +18,7 @@ import pytest
 
 import shardio
 from shardio import Batch, ShardLoader
-from shardio._engine.sizing import n_blocks_wanted
+from shardio._engine.filling.sizing import n_blocks_wanted
 from shardio.errors import LoaderClosed, TransformError
 from shardio.storage.filesystems import Access
 from tests.loading import (

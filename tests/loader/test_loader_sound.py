@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from shardio import Array, Audio, Clip, EncodedStream, InvalidArgument, Schema, ShardLoader, Video
-from shardio._engine import sounds
+from shardio._engine.filling import sounds
 from shardio._loading.mixing import mix
 from shardio.dataset.dataset import ShardDataset
 from shardio.errors import ChecksumMismatch, MediaError

@@ -15,9 +15,9 @@ import pytest
 
 import shardio._loading.preload
 from shardio import Array, Bytes, InvalidArgument, Schema, ShardLoader
-from shardio._engine import memory
-from shardio._engine.memory import Limit
 from shardio._loading.preload import _Piece, preload
+from shardio._workers.processes import memory
+from shardio._workers.processes.memory import Limit
 from shardio.dataset.dataset import ShardDataset
 from shardio.errors import MemoryShort, ShardChanged
 from shardio.format.layout import NO_FIELD, Kind

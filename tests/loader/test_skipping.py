@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from shardio import InvalidArgument, ShardLoader
-from shardio._engine import memory
+from shardio._workers.processes import memory
 from shardio.batch.batch import Batch
 from shardio.errors import (
     ChecksumMismatch,
@@ -293,7 +293,7 @@ def test_memory_that_is_short_while_a_block_grows_is_an_error_also_with_skip(
     monkeypatch.setattr(memory, "_tightest", memory._tightest)  # put back after num_workers=0
 
     def swell(sample: Sample) -> Sample:
-        from shardio._engine import memory
+        from shardio._workers.processes import memory
 
         if sample["label"] != 13:
             return {"text": "x"}

@@ -19,8 +19,9 @@ import pytest
 
 import shardio
 from shardio import InvalidArgument, ShardLoader
-from shardio._engine import launch, overdue, threads
-from shardio._engine.kept import kept_file
+from shardio._engine.dispatch import threads
+from shardio._engine.dispatch.kept import kept_file
+from shardio._workers.processes import launch, overdue
 from shardio.errors import (
     BatchOverdue,
     EnvironmentUnsuitable,

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from shardio import ShardLoader
-from shardio._engine import launch
+from shardio._workers.processes import launch
 from shardio.errors import CacheFull
 from shardio.storage import fs
 from tests.loading import TWO_FIELDS, two_fields, write_dataset

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from shardio import InvalidArgument, ShardLoader
-from shardio._engine.mail import zeromq
+from shardio._workers.tasks.mail import zeromq
 from shardio.errors import EnvironmentUnsuitable, LoaderClosed, MemoryShort
 from shardio.network.address import parse
 from shardio.network.link import Link

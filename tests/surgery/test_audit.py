@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from shardio import surgery
-from shardio._engine.crew import Died, Failed, Message
+from shardio._workers.processes.crew import Died, Failed, Message
 from shardio.dataset.writer import DatasetWriter
 from shardio.errors import DatasetNotFound, InvalidArgument, ShardCorrupt, ShardNotFound, WorkerDied
 from shardio.format.fields import Array, Bytes, Text

@@ -28,9 +28,9 @@ import numpy as np
 
 import shardio
 from shardio import Array, Bytes, Schema, ShardLoader, Text
-from shardio._engine.blocks import Block
-from shardio._engine.fill import Filler
-from shardio._engine.recipe import Plan, Recipe
+from shardio._engine.filling.fill import Filler
+from shardio._engine.filling.recipe import Plan, Recipe
+from shardio._workers.processes.blocks import Block
 from shardio.batch.layout import lay_out
 from shardio.dataset.dataset import ShardDataset
 from shardio.order.partition import Division

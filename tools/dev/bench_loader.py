@@ -28,7 +28,7 @@ import numpy as np
 
 import shardio
 from shardio import Array, Schema, ShardLoader
-from shardio._engine.crew import Crew, Event
+from shardio._workers.processes.crew import Crew, Event
 
 N_SAMPLES = 32_768
 BATCH = 32

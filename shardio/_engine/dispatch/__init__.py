@@ -1,0 +1,1 @@
+"""Decide which worker fills which step in which block; runs in the main process."""

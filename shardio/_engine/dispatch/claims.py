@@ -1,0 +1,144 @@
+"""What a worker was doing when it died: read from the origin table that it left in its block.
+
+A worker that touches a mapped page which the storage cannot give is killed (SIGBUS). The sizes of
+the files that it read from then tell whether one of them was cut short.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+
+from shardio._engine.filling.recipe import Recipe
+from shardio._workers.processes.blocks import Block
+from shardio.batch.layout import CLAIMED, EMPTY, NO_FIELD, BlockLayout
+from shardio.dataset.dataset import Dataset
+from shardio.errors import ShardChanged, WorkerDied
+from shardio.shard.writer import ShardSummary
+
+MOST_DEATHS: Final = 2
+"""What so many workers died of is not tried again."""
+_NAMED_SAMPLES: Final = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Claims:
+    """The samples that a worker was busy with.
+
+    `rows` are those of each shard, by its number; `text` names them, as part of a sentence;
+    `places` says for each its row of the batch and its number in the view.
+    """
+
+    text: str
+    rows: dict[int, list[int]] = field(default_factory=dict)
+    field: str | None = None
+    places: tuple[tuple[int, int], ...] = ()
+
+
+def claim_of_first(recipe: Recipe, dataset: Dataset, number: int = 0) -> Claims:
+    """The sample, of a number in the view, that the schema of batches is made from."""
+    rows = dataset.rows.at(np.array([number]))
+    shard = int(dataset.locate(rows)[0])
+    row = int(rows[0] - dataset.starts[shard])
+    place = f"sample {row} of shard {dataset.shards[shard].name} of {recipe.path}"
+    if recipe.makes_batches:
+        return Claims(f"while it made the first batch, which begins with {place}", {shard: [row]})
+    return Claims(f"while it ran the transform on the first sample: {place}", {shard: [row]})
+
+
+def claims_in(
+    layout: BlockLayout, block: Block, dataset: Dataset, fields: tuple[str, ...]
+) -> Claims:
+    """Which samples of which shards were being read or transformed for the batch of a block."""
+    origins = layout.origins(block.bytes)
+    at = np.flatnonzero(origins["status"] == CLAIMED)
+    claimed = origins[at]
+    if not len(claimed):
+        return Claims("before it began with")
+    numbers = set(claimed["field"].tolist()) - {NO_FIELD}
+    name = fields[numbers.pop()] if len(numbers) == 1 else None
+    rows = {
+        shard: claimed["row"][claimed["shard"] == shard].tolist()
+        for shard in np.unique(claimed["shard"]).tolist()
+    }
+    named = []
+    for shard in list(rows)[:_NAMED_SAMPLES]:
+        listed = ", ".join(map(str, rows[shard][:_NAMED_SAMPLES]))
+        listed += ", …" if len(rows[shard]) > _NAMED_SAMPLES else ""
+        plural = "samples" if len(rows[shard]) > 1 else "sample"
+        named.append(f"{plural} {listed} of shard {dataset.shards[shard].name}")
+    more = " and others" if len(rows) > _NAMED_SAMPLES else ""
+    what = f"field {name!r} of " if name is not None else ""
+    places = tuple(zip(at.tolist(), claimed["position"].tolist(), strict=True))
+    return Claims(f"while it worked on {what}{'; '.join(named)}{more} for", rows, name, places)
+
+
+def clear_claims(layout: BlockLayout, block: Block) -> None:
+    """Forget what was being read for a batch that was not finished: no later death is its fault."""
+    layout.origins(block.bytes)["status"] = EMPTY
+
+
+def error_of_death(
+    how: str, by_signal: int | None, claims: Claims, where: str, dataset: Dataset
+) -> WorkerDied | ShardChanged:
+    """What to raise for a batch whose worker has died.
+
+    Args:
+        how: in words.
+        by_signal: what it was killed by, if it was.
+        claims: what it was busy with.
+        where: which batch that was for; the end of the sentence.
+        dataset: main's own; nothing of it is read.
+    """
+    text = f"{how}, {claims.text}{where}"
+    if by_signal != signal.SIGBUS:
+        return WorkerDied(text)
+    for shard, (summary, path) in _suspects(dataset, claims):
+        try:
+            n_bytes = os.stat(path).st_size
+        except OSError:
+            continue  # deleted, and as such no reason
+        if n_bytes < summary.n_bytes:
+            found = ShardChanged(
+                f"the file was cut short under its reader: {text}",
+                code="file_size",
+                path=path,
+                field=claims.field,
+                sample=_first_lost(dataset, shard, claims, n_bytes),
+                expected=summary.n_bytes,
+                found=n_bytes,
+            )
+            found.__cause__ = WorkerDied(text)
+            return found
+    return WorkerDied(
+        f"{text}; that signal, SIGBUS, means that the storage could not give the bytes of a mapped "
+        "page: its device fails (see the kernel's log), or a file was cut short for a time"
+    )
+
+
+def is_final(error: WorkerDied | ShardChanged, n_deaths: int) -> bool:
+    """Whether what so many workers have died of is reported, rather than tried again."""
+    return isinstance(error, ShardChanged) or n_deaths >= MOST_DEATHS
+
+
+def _suspects(dataset: Dataset, claims: Claims) -> Iterator[tuple[int, tuple[ShardSummary, str]]]:
+    """The files that were read from, each with the number of its shard."""
+    for shard in claims.rows or range(len(dataset.shards)):
+        for file in dataset.files.of_shard(shard, claims.field):
+            yield shard, file
+
+
+def _first_lost(dataset: Dataset, shard: int, claims: Claims, n_bytes: int) -> int | None:
+    """The first claimed row of a shard that its file has no bytes for, as far as can be told."""
+    rows = claims.rows.get(shard, [])
+    reader = dataset.files.known(shard, claims.field)  # as it is now it does not open
+    if claims.field in dataset.schema.columns and reader is not None:
+        section = reader.column_section(claims.field)
+        lost = [row for row in rows if section.offset + (row + 1) * section.stride > n_bytes]
+        return min(lost, default=None)
+    return min(rows, default=None)  # where a record lies is in the file: not to be touched

@@ -1,0 +1,345 @@
+"""Main's side: what a loader has for as long as it lives, and makes anew where it may be wrong.
+
+One Engine belongs to one loader and lives as long. Every pass over an epoch is an `Iteration`
+with a Schedule of its own; several may go on at the same time over the same workers and blocks.
+What goes on for every batch is in `traffic.py`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import threading
+from collections.abc import Callable, Iterator
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from shardio._base.statistics import LoadingStats
+from shardio._engine.dispatch.inquiry import Inquiry
+from shardio._engine.dispatch.iteration import Delivered, Iteration
+from shardio._engine.dispatch.kept import kept_file
+from shardio._engine.dispatch.local import Local
+from shardio._engine.dispatch.passes import Passes
+from shardio._engine.dispatch.staff import Staff, StartMethod, Workers
+from shardio._engine.dispatch.tally import Filling
+from shardio._engine.dispatch.traffic import Traffic
+from shardio._engine.filling.recipe import Plan, Recipe, Schemas
+from shardio._engine.filling.showing import shared_tables
+from shardio._engine.filling.sizing import block_bytes, n_blocks_wanted
+from shardio._workers.processes.blocks import BlockPool
+from shardio._workers.processes.linux import (
+    explain_files,
+    files_explained,
+    interrupts_held,
+    this_process,
+)
+from shardio._workers.processes.memory import require
+from shardio._workers.processes.overdue import overdue, stack_files
+from shardio._workers.processes.shared import SharedArray, marks_file
+from shardio._workers.tasks.schedule import Schedule
+from shardio.batch.layout import BlockLayout
+from shardio.dataset.dataset import Dataset
+from shardio.errors import InvalidArgument, LoaderClosed, MemoryShort, SchemaError, TransformError
+
+# Raised where the bookkeeping is whole, of a pass that could not begin.
+_TEAR_NOTHING: Final = (MemoryShort, TransformError, SchemaError, InvalidArgument, LoaderClosed)
+
+
+class Engine:
+    """Owns the workers, the blocks, and what they share; all of it ends with `close`.
+
+    Args:
+        recipe: what is in a batch.
+        n_workers: processes or threads; 0 fills blocks in this process.
+        prefetch: blocks beyond one per worker; None for what suits their size.
+        memory_bytes: budget of all blocks.
+        timeout_s: how long `next` waits for a batch that workers make; None for ever.
+        start_method: how workers start.
+        n_records: of how many batches of each worker it is kept when they were filled.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        *,
+        n_workers: int,
+        prefetch: int | None,
+        memory_bytes: int,
+        timeout_s: float | None = None,
+        start_method: StartMethod = "zygote",
+        n_records: int = 0,
+    ) -> None:
+        self._recipe, self._memory_bytes, self._timeout_s = recipe, memory_bytes, timeout_s
+        self._n_workers, self._n_blocks, self._n_records = n_workers, 0, n_records
+        self._start_method: StartMethod = start_method
+        self._settle: Callable[[], None] | None = None
+        self._owner_pid = this_process.pid
+        # Workers first: they start up while the dataset opens here.
+        self._staff = self._new_staff()
+        self._prefetch = prefetch
+        self._lock = threading.RLock()
+        self._passes = Passes()
+        self._traffic: Traffic | None = None
+        self._layout: BlockLayout | None = None
+        self._schemas: Schemas
+        self._fds: list[int] = []
+        self._tables: tuple[SharedArray, ...] = ()
+        self._is_closed = False
+        self._is_inside = False
+        """Whether a call is under way; a signal handler in the same thread may call `close`."""
+        self.dataset: Dataset
+
+    @files_explained()
+    def _new_staff(self) -> Staff:
+        if not self._n_workers:
+            return Local(self._recipe)
+        return Workers(self._recipe, self._n_workers, self._start_method)
+
+    @files_explained()
+    def open(self, dataset: Dataset) -> None:
+        """Share the dataset's marks with the workers; from now on the engine owns the dataset."""
+        self.dataset = dataset
+        marks_fd = marks_file(dataset.files.n_marks)
+        self._fds = [marks_fd]
+        self._fds.append(self._passes.share())
+        self._fds.append(self._passes.share_tallies(self._staff.n_workers, self._n_records))
+        self._fds.append(kept_file(self._n_workers))
+        self._fds.extend(stack_files(self._n_workers))
+        dataset.files.share_marks(np.frombuffer(mmap.mmap(marks_fd, 0), np.uint8))
+        self._tables = shared_tables(dataset)
+        self._staff.introduce(dataset, self._fds, self._tables)
+        self._inquiry = Inquiry(self._recipe, dataset, self._staff)
+        schemas = self._inquiry.ask()  # now; the answer is awaited when it is needed
+        if schemas is not None:
+            self._lay_out(schemas)
+
+    def layout(self) -> BlockLayout:
+        """How batches lie in blocks; waits for the first sample to have been transformed.
+
+        Raises:
+            TransformError: it could not be.
+            BatchOverdue: it takes too long.
+        """
+        with self._lock:
+            self._check_usable()
+            if self._layout is not None:
+                return self._layout
+            timeout_s, path = self._timeout_s, self._recipe.path
+            schemas = self._inquiry.schemas(timeout_s)
+            if schemas is None:
+                what = "the first sample, from which batches are laid out,"
+                said = self._staff.ask_what_they_do()
+                raise overdue(what, path, timeout_s, said, self._inquiry.tasks_of)
+            return self._lay_out(schemas)
+
+    def _lay_out(self, schemas: Schemas) -> BlockLayout:
+        layout = self._recipe.lay_out(schemas)
+        n_bytes = block_bytes(
+            layout, self._recipe, self.dataset, self._memory_bytes, schemas.heap_bytes
+        )
+        wanted = n_blocks_wanted(self._n_workers, self._prefetch, n_bytes)
+        self._n_blocks = min(wanted, self._memory_bytes // n_bytes)
+        require(self._n_blocks * n_bytes, f"{self._n_blocks} blocks for batches")
+        self._begin_traffic(layout, schemas, n_bytes)
+        self._layout, self._schemas = layout, schemas
+        return layout
+
+    def _begin_traffic(self, layout: BlockLayout, schemas: Schemas, block_bytes: int) -> None:
+        """Have blocks, and workers that know how batches lie in them."""
+        self._staff.use_layout(layout, schemas, self._memory_bytes)
+        self._traffic = Traffic(
+            self._recipe,
+            self.dataset,
+            self._staff,
+            self._passes,
+            BlockPool(block_bytes, self._memory_bytes),
+            n_blocks=self._n_blocks,
+            memory_bytes=self._memory_bytes,
+        )
+        self._traffic.settle = self._settle
+
+    def settle_by(self, settle: Callable[[], None]) -> None:
+        """Have `settle` called before the memory of batches that were let go is used again."""
+        self._settle = settle
+        if self._traffic is not None:
+            self._traffic.settle = settle
+
+    @files_explained()
+    def iterate(self, plan: Plan, successor: Plan | None = None) -> Iteration:
+        """Start a pass, or take over the one that was begun ahead, if that goes over `plan`.
+
+        `successor` is what the next one goes over, if that may be begun ahead.
+        """
+        with self._inside():
+            layout, traffic = self.layout(), self.traffic
+            iteration = self._passes.take_over(plan)
+            traffic.reap()
+            if iteration is None:
+                traffic.wait_for_slot(self._timeout_s)
+                first, last = plan.division.first_step, plan.division.last_step
+                schedule = Schedule(first, last, self._staff.n_workers, self._staff.depth)
+                iteration = self._passes.begin(plan, schedule, layout)
+            self._passes.follow(iteration, successor if self._staff.goes_ahead else None)
+            try:
+                traffic.feed(iteration)
+            except BaseException:  # the caller has nothing to end
+                self.cancel(iteration)
+                raise
+            return iteration
+
+    def next(self, iteration: Iteration) -> Delivered | None:
+        """The next filled block of a pass, or None at its end; waits for it.
+
+        Raises:
+            what failed when the block was filled; LoaderClosed; WorkerDied or ShardChanged;
+            BatchOverdue.
+        """
+        with self._lock:
+            if self._is_closed or this_process.pid != self._owner_pid or self._passes.is_torn:
+                self._check_usable()
+                self._mend()
+            self._is_inside = self._passes.is_torn = True
+            try:
+                found = self.traffic.next(iteration, self._timeout_s)
+                self._passes.is_torn = False
+                return found
+            except OSError as error:
+                explain_files(error)
+                raise
+            finally:
+                self._is_inside = False
+                if self._is_closed:  # meanwhile, by a signal handler
+                    self._release()
+
+    @contextlib.contextmanager
+    def _inside(self) -> Iterator[None]:
+        """What `next` does around itself, for calls that need not be fast."""
+        with self._lock:
+            self._check_usable()
+            self._mend()
+            self._is_inside = self._passes.is_torn = True
+            try:
+                yield
+                self._passes.is_torn = False
+            except _TEAR_NOTHING:
+                self._passes.is_torn = False
+                raise
+            finally:
+                self._is_inside = False
+                if self._is_closed:
+                    self._release()
+
+    def distrust(self) -> None:
+        """Before the next call, start anew: Ctrl-C has struck in the middle of a hand-over."""
+        self._passes.is_torn = True
+
+    def _mend(self) -> None:
+        """If the bookkeeping may be wrong: start anew with other workers and other blocks.
+
+        What was delivered stays valid, and passes go on with the step that they have come to: who
+        fills a batch, and how often, makes no difference to it.
+        """
+        if not self._passes.is_torn:
+            return
+        self._staff.close()
+        self._passes.start_anew()
+        self._staff = self._new_staff()
+        self._staff.introduce(self.dataset, self._fds, self._tables)
+        self._inquiry = Inquiry(self._recipe, self.dataset, self._staff)
+        if self._traffic is not None and self._layout is not None:
+            self.pool.close()
+            self._begin_traffic(self._layout, self._schemas, self.pool.block_bytes)
+        self._passes.is_torn = False
+
+    def cancel(self, iteration: Iteration) -> None:
+        """End a pass early; its blocks come back as its tasks are answered.
+
+        May be called by a finalizer: in any thread, in the middle of anything.
+        """
+        is_ours = this_process.pid == self._owner_pid
+        self._passes.cancel(iteration, is_known=is_ours and not self._is_closed)
+
+    def lease(self, iteration: Iteration) -> npt.NDArray[np.uint8] | None:
+        """The block delivered last, for as long as anything refers to it.
+
+        None if this pass, or the next one, could not go on without it: copy what is in it.
+        """
+        block = iteration.held
+        if block is None or not (iteration.schedule.n_circulating or self._can_spare(iteration)):
+            return None
+        iteration.held = None  # first: Ctrl-C may cost a block, never give one to two owners
+        return self.pool.lease(block)
+
+    def _can_spare(self, iteration: Iteration) -> bool:
+        with self._lock:
+            traffic = self.traffic
+            traffic.reap()
+            if iteration.schedule.is_over:
+                return traffic.pool.has_room or self._passes.has_blocks_ahead
+            traffic.feed(iteration)
+            return iteration.schedule.n_circulating + self._passes.n_coming_back > 0
+
+    def stats(self, iteration: Iteration | None) -> tuple[LoadingStats, LoadingStats]:
+        """What a pass, the latest, has taken so far, and what all of them have; also once closed.
+
+        Nothing is waited for: it may be asked from a thread beside the one that iterates.
+        """
+        latest = LoadingStats() if iteration is None else self._passes.stats_of(iteration)
+        return latest, self._passes.total()
+
+    def fillings(self, iteration: Iteration) -> list[list[Filling]]:
+        """When each worker filled which batches of a pass, as far as that is kept."""
+        return self._passes.fillings(iteration)
+
+    @property
+    def pool(self) -> BlockPool:
+        """The blocks."""
+        if self._traffic is None:  # not by `traffic`: one call less for every batch
+            raise LoaderClosed("the loader is closed")
+        return self._traffic.pool
+
+    @property
+    def traffic(self) -> Traffic:
+        """What goes on, once batches are laid out."""
+        if self._traffic is None:
+            raise LoaderClosed("the loader is closed")
+        return self._traffic
+
+    def _check_usable(self) -> None:
+        if self._is_closed:
+            raise LoaderClosed("the loader is closed")
+        if this_process.pid != self._owner_pid:
+            raise LoaderClosed(
+                f"this loader belongs to process {self._owner_pid}; this is process "
+                f"{this_process.pid}, a fork of it, which has to make a loader of its own"
+            )
+
+    def close(self) -> None:
+        """End the workers and let go of everything; batches that are held stay valid. Idempotent.
+
+        In a fork of the process that made the engine nothing is done: nothing is its own.
+        """
+        if self._is_closed or this_process.pid != self._owner_pid:
+            return
+        try:
+            with interrupts_held():
+                self._is_closed = True
+                self._staff.close()
+        finally:
+            with self._lock:
+                if not self._is_inside:  # else whoever is inside does it on his way out
+                    self._release()
+
+    @interrupts_held()
+    def _release(self) -> None:
+        if self._traffic is not None:
+            self._traffic.pool.close()
+            self._traffic = None
+        while self._fds:
+            os.close(self._fds.pop())
+        self._passes.unshare()
+        if hasattr(self, "dataset"):
+            self.dataset.close()

@@ -1,0 +1,220 @@
+"""The passes under way over one loader, and the shared words that say which are cancelled."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from shardio._base.statistics import LoadingStats
+from shardio._engine.dispatch.iteration import Iteration
+from shardio._engine.dispatch.tally import Filling, Tallies
+from shardio._engine.filling.recipe import Plan
+from shardio._workers.processes.blocks import reserve_memory_file
+from shardio._workers.tasks.schedule import Schedule
+from shardio.batch.layout import BlockLayout
+
+N_SLOTS: Final = 4096
+"""How many passes of one loader can be under way at the same time."""
+
+
+class Passes:
+    """Keeps every pass, by its slot, until the last of its tasks is answered.
+
+    All but `cancel` is for whoever holds the engine's lock.
+    """
+
+    def __init__(self) -> None:
+        self._by_slot: dict[int, Iteration] = {}
+        self._free_slots = list(range(N_SLOTS))
+        self._words: npt.NDArray[np.uint8] = np.zeros(N_SLOTS, np.uint8)
+        self.ended: deque[Iteration] = deque()
+        """Passes that `cancel` was called for, until `take_ended` gives them out."""
+        self.ahead: Iteration | None = None
+        """The pass that was begun ahead, until somebody iterates it, or it is not wanted."""
+        self._latest: Iteration | None = None
+        """The pass that was begun, or taken over, last; while it is under way."""
+        self._foreseen: Plan | None = None
+        """What the next pass should go over."""
+        self._tallies: Tallies
+        self._n_records = 0
+        self._forgotten = LoadingStats()
+        self.n_restarts = 0
+        """How many workers have been replaced, whether they had anything to do or not."""
+        self.is_torn = False
+        """Whether the bookkeeping may be wrong: an exception has left it half done."""
+
+    def share(self) -> int:
+        """Put the words into memory that workers can map; the caller owns its descriptor."""
+        fd = reserve_memory_file(N_SLOTS, "the table of passes")
+        try:
+            self._words = np.frombuffer(mmap.mmap(fd, 0), np.uint8)
+        except BaseException:
+            os.close(fd)
+            raise
+        return fd
+
+    def share_tallies(self, n_workers: int, n_records: int) -> int:
+        """Have whoever fills keep count; the caller owns the descriptor of the table."""
+        self._tallies, self._n_records = Tallies(N_SLOTS, n_workers, n_records), n_records
+        return self._tallies.fd
+
+    def unshare(self) -> None:
+        """Let go of the shared memory."""
+        self._words = np.zeros(N_SLOTS, np.uint8)
+        if hasattr(self, "_tallies"):
+            self._tallies.close()
+
+    def __len__(self) -> int:
+        return len(self._by_slot)
+
+    def __iter__(self) -> Iterator[Iteration]:
+        return iter(list(self._by_slot.values()))
+
+    def __getitem__(self, slot: int) -> Iteration:
+        return self._by_slot[slot]
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no other pass can begin."""
+        return not self._free_slots
+
+    @property
+    def n_live(self) -> int:
+        """How many are not cancelled."""
+        return sum(not each.is_cancelled for each in self._by_slot.values())
+
+    @property
+    def n_coming_back(self) -> int:
+        """How many blocks workers still have for passes that are cancelled."""
+        each_cancelled = (each for each in self._by_slot.values() if each.is_cancelled)
+        return sum(each.schedule.n_in_flight for each in each_cancelled)
+
+    def begin(self, plan: Plan, schedule: Schedule, layout: BlockLayout) -> Iteration:
+        """Begin a pass; there must be room for it."""
+        slot = self._free_slots.pop()
+        self._words[slot] = 0
+        iteration = self._by_slot[slot] = Iteration(slot, plan, schedule, layout)
+        iteration.n_handed_over = plan.division.first_step
+        iteration.lap.moments = deque(maxlen=self._n_records)
+        self._tallies.begin(slot, iteration.lap.began_ns)
+        return iteration
+
+    @property
+    def has_blocks_ahead(self) -> bool:
+        """Whether the next pass has blocks already."""
+        return self.ahead is not None and self.ahead.schedule.n_circulating > 0
+
+    def begin_ahead(self, before: Iteration) -> Iteration | None:
+        """Begin the pass that is to follow another, though nobody iterates it yet.
+
+        None if there must be none now: it is for the blocks and the time that nobody else needs.
+        """
+        plan = before.successor
+        if plan is None or not before.schedule.is_given_out or self.is_full or self.n_live > 1:
+            return None
+        division = plan.division
+        schedule = before.schedule.followed(division.first_step, division.last_step)
+        self.ahead = iteration = self.begin(plan, schedule, before.layout)
+        iteration.is_ahead = True
+        return iteration
+
+    def take_over(self, plan: Plan) -> Iteration | None:
+        """The pass that was begun ahead, if it goes over `plan`; else it is cancelled.
+
+        Its clock begins now.
+        """
+        iteration, self.ahead = self.ahead, None
+        if iteration is None:
+            return None
+        if iteration.plan != plan:
+            self.cancel(iteration, is_known=True)
+            return None
+        iteration.lap = iteration.lap.renewed(self._tallies.of(iteration.slot))
+        iteration.lap.moments = deque(maxlen=self._n_records)
+        iteration.is_ahead = False
+        iteration.schedule.stand_behind([0] * self._tallies.n_workers)
+        return iteration
+
+    def follow(self, iteration: Iteration, successor: Plan | None) -> None:
+        """Note what should follow a pass, the latest: of no other one anything follows now.
+
+        If this is not what was to follow the last, neither may that follow: nothing is begun ahead.
+        """
+        if self._latest is not None:
+            self._latest.successor = None
+        is_foreseen = self._foreseen is None or self._foreseen == iteration.plan
+        self._latest, self._foreseen = iteration, successor
+        iteration.successor = successor if is_foreseen else None
+
+    def cancel(self, iteration: Iteration, *, is_known: bool) -> None:
+        """Note that a pass has ended early, also where workers that have its tasks see it.
+
+        May be called by a finalizer: in any thread, in the middle of anything. `is_known` is False
+        in a fork of the process that has the workers, which this must not reach.
+        """
+        if is_known and not iteration.is_cancelled:
+            self._words[iteration.slot] = 1  # now: the next call may never come
+        iteration.lap.end()
+        self.ended.append(iteration)
+
+    def take_ended(self) -> Iterator[Iteration]:
+        """Give out, once each, the passes that were cancelled since the last call."""
+        while self.ended:
+            iteration = self.ended.popleft()
+            if not iteration.is_cancelled:
+                iteration.is_cancelled = True
+                self._words[iteration.slot] = 1
+                yield iteration
+
+    def forget(self, iteration: Iteration) -> None:
+        """All tasks of a pass are answered: its slot is free for another."""
+        self._drop(iteration)
+        self._free_slots.append(iteration.slot)
+
+    def _drop(self, iteration: Iteration) -> None:
+        if not iteration.is_ahead:
+            self._forgotten += self.stats_of(iteration)
+        del self._by_slot[iteration.slot]
+        if self._latest is iteration:
+            self._latest = None
+
+    def start_anew(self) -> None:
+        """Keep the passes that somebody iterates, each where it is, with nothing given out."""
+        while self.ended:
+            self.ended.popleft().is_cancelled = True
+        for iteration in self._by_slot.values():
+            iteration.is_cancelled |= not iteration.is_watched
+            iteration.schedule = iteration.schedule.renewed()
+            iteration.sizes, iteration.skips, iteration.held = {}, {}, None
+            iteration.known_to.clear()
+        for iteration in [each for each in self._by_slot.values() if each.is_cancelled]:
+            self._drop(iteration)
+        self.ahead = None  # nobody watched it
+        self._free_slots = [slot for slot in range(N_SLOTS) if slot not in self._by_slot]
+        self._words[:] = 0
+
+    def stats_of(self, iteration: Iteration) -> LoadingStats:
+        """What a pass has taken so far; good until another begins in its slot."""
+        plan, lap = iteration.plan, iteration.lap
+        row_bytes = sum(slot.row_bytes for slot in iteration.layout.fixed)
+        words = self._tallies.of(iteration.slot)
+        found = lap.stats(plan.division, iteration.n_handed_over, row_bytes, words)
+        return replace(found, n_skipped=iteration.n_skipped)
+
+    def total(self) -> LoadingStats:
+        """What all passes together have taken so far."""
+        counted = (self.stats_of(each) for each in self if not each.is_ahead)
+        found = sum(counted, self._forgotten)
+        return replace(found, n_restarts=self.n_restarts)
+
+    def fillings(self, iteration: Iteration) -> list[list[Filling]]:
+        """When each worker filled which batches of a pass, as far as that is kept."""
+        lap = iteration.lap
+        return self._tallies.fillings(lap.began_ns - lap.head_start_ns)

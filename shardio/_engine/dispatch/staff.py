@@ -1,0 +1,245 @@
+"""Who fills blocks: worker processes, or this process itself. Both take tasks and give answers."""
+
+from __future__ import annotations
+
+import functools
+import mmap
+import pickle
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final, Literal
+
+from shardio._engine.dispatch.answers import Answer, Loss
+from shardio._engine.dispatch.kept import Kept
+from shardio._engine.dispatch.local import Local
+from shardio._engine.dispatch.wire import (
+    KEPT,
+    STACKS,
+    Ask,
+    Done,
+    Status,
+    Task,
+    pack_task,
+    unpack_done,
+    unpack_dones,
+    unpack_skips,
+)
+from shardio._engine.dispatch.worker import work
+from shardio._engine.filling.careful import LeftOut
+from shardio._engine.filling.recipe import Plan, Recipe, Schemas
+from shardio._workers.processes.blocks import Block
+from shardio._workers.processes.crew import Crew, Died, Message
+from shardio._workers.processes.failures import unpack_error
+from shardio._workers.processes.parcels import DESCRIPTOR_BYTES, packed, unpacked
+from shardio._workers.processes.shared import SharedArray
+from shardio._workers.processes.start import Start
+from shardio._workers.tasks.schedule import DEPTH
+from shardio.batch.layout import BlockLayout
+from shardio.dataset.dataset import Dataset
+from shardio.errors import EnvironmentUnsuitable
+
+_QUICK: Final = int(Status.QUICK)
+
+STARTING_S: Final = 60.0
+"""How long starting a worker may take before the time counts as that of its task."""
+
+_PRELOAD: Final = ("numpy.random", "shardio._engine.dispatch.worker")
+"""NumPy loads numpy.random only when it is first used, 12 ms in every worker."""
+
+if TYPE_CHECKING:
+    from shardio._engine.dispatch.threads import Threads
+
+StartMethod = Start | Literal["thread"]
+"""How workers start."""
+
+
+class Workers:
+    """Worker processes or threads; owns them until `close`."""
+
+    depth = DEPTH
+
+    def __init__(
+        self, recipe: Recipe, n_workers: int, start_method: StartMethod = "zygote"
+    ) -> None:
+        self.n_workers = n_workers
+        # Not where functions of the user would run in his program while no loop is under way.
+        self.goes_ahead = start_method != "thread" or not recipe.runs_user_code
+        """Whether workers that run dry may go on with the next epoch."""
+        self._crew = _crew(recipe, n_workers, start_method)
+        self._hello: tuple[bytes, tuple[int, ...]] | None = None
+        self._tables: tuple[SharedArray, ...] = ()
+        self._layout: bytes | None = None
+        self._blocks: dict[int, Block] = {}
+        self._outbox = [b""] * n_workers
+        self._kept: list[Kept] = []
+        self._deaths_in_a_row = 0
+        self._last_words: dict[int, str] = {}
+        self._starting = set(range(n_workers))
+        self._start_end_s = time.monotonic() + STARTING_S
+
+    @property
+    def is_starting(self) -> bool:
+        """Whether a worker has not opened the dataset yet, since less than STARTING_S."""
+        return bool(self._starting) and time.monotonic() < self._start_end_s
+
+    def introduce(
+        self, dataset: Dataset, fds: Sequence[int], tables: tuple[SharedArray, ...] = ()
+    ) -> None:
+        """Hand over the files that workers share with main; they stay the caller's.
+
+        Args:
+            dataset: main's own.
+            fds: those of `wire`, and from STACKS on one for each worker.
+            tables: the rows that the dataset shows, if they were selected; the frames that the
+                videos in them have, if it shows their clips.
+        """
+        self._tables = tables
+        self._hello = dataset.lineage.encode(), tuple(fds)
+        memory = mmap.mmap(fds[KEPT], 0)
+        self._kept = [Kept(memory, worker) for worker in range(self.n_workers)]
+        for kept in self._kept:
+            kept.take()  # of earlier workers, whose passes have started anew
+        for worker in range(self.n_workers):
+            self._greet(worker)
+
+    def _greet(self, worker: int) -> None:
+        if self._hello is not None:
+            lineage, fds = self._hello
+            hello = _message(Ask.HELLO, block=worker, n_rows=self.n_workers) + lineage
+            tables = [table.fd for table in self._tables]
+            self._crew.send(worker, hello, [*fds[:STACKS], fds[STACKS + worker], *tables])
+
+    def use_layout(self, layout: BlockLayout, schemas: Schemas, memory_bytes: int) -> None:
+        """Lay blocks out so from now on, as is to be done for these schemas; so large at most."""
+        self._layout = _message(Ask.LAYOUT, step=memory_bytes) + schemas.pack()
+        for worker in range(self.n_workers):
+            self._crew.send(worker, self._layout)
+
+    def explain(self, worker: int, slot: int, plan: Plan) -> None:
+        """Tell a worker what the tasks of an iteration are about, before the first of them."""
+        content, fds = plan.pack()
+        self._crew.send(worker, _message(Ask.PLAN, slot=slot) + content, fds)
+
+    def caution(self, worker: int, left_out: LeftOut) -> None:
+        """Have the task that is given next done row by row, without what is left out."""
+        self.post()
+        with packed(_message(Ask.CAUTION) + pickle.dumps(left_out)) as parcel:
+            self._crew.send(worker, *parcel)
+
+    def forgive(self) -> None:
+        """What workers have died of is known: they do not die of something else without end."""
+        self._deaths_in_a_row = 0
+
+    def give(self, worker: int, task: Task, block: Block | None) -> None:
+        """Give a task to a worker, which gets it with the next `post`; a later `wait` answers."""
+        if block is not None and worker not in block.known_to:
+            self._blocks[block.number] = block
+            message = _message(Ask.BLOCK, block=block.number)
+            self._crew.send(worker, message, [block.fd])
+            block.known_to.add(worker)
+        self._outbox[worker] += pack_task(*task)
+
+    def post(self) -> None:
+        """Send the tasks that were given: those of a worker in one message."""
+        for worker, tasks in enumerate(self._outbox):
+            if tasks:
+                self._outbox[worker] = b""  # first: sent twice, they would be done twice
+                self._crew.send(worker, tasks)
+
+    def wait(self, timeout_s: float | None = None) -> list[Answer | Loss]:
+        """Wait until there are answers or losses, a worker is ready, or the time is up.
+
+        What a dead worker had answered, or held back, comes first.
+        """
+        found: list[Answer | Loss] = []
+        for event in self._crew.wait(timeout_s):
+            if isinstance(event, Message):
+                worker, data, fds = event
+                if data[0] == _QUICK or len(data) == DESCRIPTOR_BYTES:
+                    self._deaths_in_a_row = 0
+                    found += _answers(worker, data)
+                    continue
+                long = _long_answer(worker, unpacked(data, fds))
+                if long.done.status == Status.READY:
+                    self._starting.discard(worker)
+                else:
+                    self._deaths_in_a_row = 0
+                    found.append(long)
+            elif isinstance(event, Died):
+                if held_back := self._held_back(event.worker):
+                    self._deaths_in_a_row = 0
+                    found += _answers(event.worker, held_back)
+                found.append(Loss(event.worker, self._bury(event), event.signal, event.end))
+            else:
+                self._last_words[event.worker] = event.text
+        return found
+
+    def _held_back(self, worker: int) -> bytes:
+        kept = self._kept  # another thread may close this meanwhile
+        return kept[worker].take() if kept else b""
+
+    def ask_what_they_do(self) -> list[tuple[str, str]]:
+        """Who each worker is, and its Python stacks."""
+        if self._hello is None:
+            return []
+        stacks = self._crew.stacks(self._hello[1][STACKS:])
+        return list(zip(self._crew.names(), stacks, strict=True))
+
+    def _bury(self, died: Died) -> str:
+        """Replace a dead worker; returns how it died, in words."""
+        how = died.manner
+        if text := self._last_words.pop(died.worker, ""):
+            how = f"{how}:\n\n{text}"
+        self._deaths_in_a_row += 1
+        if self._deaths_in_a_row > 2 * self.n_workers + 2:
+            raise EnvironmentUnsuitable(f"workers die before they answer anything: {how}")
+        for block in self._blocks.values():
+            block.known_to.discard(died.worker)
+        self._starting.add(died.worker)
+        self._start_end_s = time.monotonic() + STARTING_S
+        self._crew.restart(died.worker)
+        self._greet(died.worker)
+        if self._layout is not None:
+            self._crew.send(died.worker, self._layout)
+        return how
+
+    def close(self) -> None:
+        """End all workers, whatever they do. Idempotent."""
+        self._crew.close()
+        self._blocks.clear()  # or their memory would stay as long as the loader
+        self._kept = []
+
+
+def _crew(recipe: Recipe, n_workers: int, start_method: StartMethod) -> Crew | Threads:
+    if start_method == "thread":
+        from shardio._engine.dispatch.threads import Threads  # late: hardly anybody asks for them
+
+        return Threads(n_workers, recipe)
+    target = functools.partial(work, recipe)
+    return Crew(n_workers, target, preload=_PRELOAD, start=start_method)
+
+
+def _message(ask: Ask, block: int = 0, slot: int = 0, step: int = 0, n_rows: int = 0) -> bytes:
+    return pack_task(*Task(ask, slot, block, 0, step, 0, n_rows))
+
+
+def _answers(worker: int, data: bytes) -> list[Answer]:
+    """Those of a message that has nothing else."""
+    return [
+        tuple.__new__(Answer, (worker, tuple.__new__(Done, words), None, None, ()))
+        for words in unpack_dones(data)
+    ]
+
+
+def _long_answer(worker: int, data: bytes) -> Answer:
+    done = unpack_done(data)
+    if done.status == Status.FAILED:
+        return Answer(worker, done, error=unpack_error(data[DESCRIPTOR_BYTES:]))
+    if done.status == Status.SCHEMA:
+        return Answer(worker, done, schemas=Schemas.unpack(data[DESCRIPTOR_BYTES:]))
+    if done.status == Status.FILLED:
+        return Answer(worker, done, skips=unpack_skips(data[DESCRIPTOR_BYTES:]))
+    return Answer(worker, done)
+
+
+Staff = Workers | Local

@@ -1,0 +1,245 @@
+"""What goes on, in numbers: a line of shared memory per pass and worker, and main's own clock.
+
+Whoever fills adds to its line after every batch; main reads the lines when it is asked, and not
+before. If it was wanted, workers also keep when they filled their latest batches, in a ring each.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from shardio._base.phase_timers import CHECK, DECODE, SPENT, TRANSFORM, now_ns
+from shardio._base.statistics import LoadingStats
+from shardio._workers.processes.linux import memory_file, resize_memory_file
+from shardio.order.partition import Division
+
+# Words of a line, and of the header. A line is as long as a cache line: writers do not meet.
+_LINE: Final = 8
+_FILLED, _FILL, _READY, _BEGAN, _CHECK, _DECODE, _TRANSFORM = range(7)
+_N_WORKERS, _N_SLOTS, _N_RECORDS = range(3)
+
+N_RECORDS: Final = 4096
+"""How many batches of each worker are kept, where they are."""
+
+_S_PER_NS: Final = 1e-9
+
+
+class Filling(NamedTuple):
+    """When a worker filled a batch, in nanoseconds; `pass_ns` tells passes apart."""
+
+    pass_ns: int
+    step: int
+    start_ns: int
+    end_ns: int
+    check_ns: int
+    decode_ns: int
+    transform_ns: int
+
+
+class Moment(NamedTuple):
+    """When the loop asked for a batch, how long it waited, and when it got it, in nanoseconds."""
+
+    step: int
+    asked_ns: int
+    waited_ns: int
+    got_ns: int
+
+
+class Tally:
+    """The lines of one worker. Borrows the file.
+
+    Args:
+        fd: of the file that `Tallies` made.
+        worker: which of the workers this is.
+    """
+
+    def __init__(self, fd: int, worker: int) -> None:
+        self._words = words = memoryview(mmap.mmap(fd, 0)).cast("Q")
+        n_workers, n_slots, self._n_records = words[: _N_RECORDS + 1]
+        self._first, self._stride = _LINE * (1 + worker), _LINE * n_workers
+        self._ring = _LINE * (1 + n_slots * n_workers + worker * _ring_lines(self._n_records))
+
+    def start(self) -> int:
+        """Begin to fill a batch; what it returns is for `add`."""
+        SPENT.sums_ns[:] = 0, 0, 0
+        return now_ns()
+
+    def add(self, slot: int, step: int, start_ns: int) -> int:
+        """Count a batch of the pass in a slot, filled since `start`; returns how long it took."""
+        end_ns = now_ns()
+        words, line = self._words, self._first + slot * self._stride
+        words[line + _FILLED] += 1
+        words[line + _FILL] += end_ns - start_ns
+        words[line + _READY] += end_ns - words[line + _BEGAN]
+        sums_ns = SPENT.sums_ns
+        if any(sums_ns):
+            words[line + _CHECK] += sums_ns[CHECK]
+            words[line + _DECODE] += sums_ns[DECODE]
+            words[line + _TRANSFORM] += sums_ns[TRANSFORM]
+        if self._n_records:
+            self._record(words[line + _BEGAN], step, start_ns, end_ns, sums_ns)
+        return end_ns - start_ns
+
+    def _record(
+        self, pass_ns: int, step: int, start_ns: int, end_ns: int, sums_ns: list[int]
+    ) -> None:
+        words, ring = self._words, self._ring
+        place = ring + _LINE * (1 + words[ring] % self._n_records)
+        for i, value in enumerate((pass_ns, step, start_ns, end_ns, *sums_ns)):
+            words[place + i] = value
+        words[ring] += 1  # last: main reads whole records
+
+
+def _ring_lines(n_records: int) -> int:
+    """Lines of a worker's ring, of which the first counts the records."""
+    return n_records + 1 if n_records else 0
+
+
+class Tallies:
+    """The lines of all passes and workers; main's. Owns the memory, not the descriptor.
+
+    The file has room for every slot, and memory for those that have been in use.
+
+    Args:
+        n_slots: how many passes there may be.
+        n_workers: how many fill.
+        n_records: how many batches of each worker are kept one by one.
+    """
+
+    def __init__(self, n_slots: int, n_workers: int, n_records: int) -> None:
+        self.n_workers, self._n_records = n_workers, n_records
+        ring = _ring_lines(n_records)
+        n_lines = 1 + (n_slots + ring) * n_workers
+        self.fd = memory_file()
+        """For the workers; the caller closes it."""
+        try:
+            resize_memory_file(self.fd, n_lines * _LINE * 8, "the tallies of passes")
+            whole = np.frombuffer(mmap.mmap(self.fd, 0), np.uint64).reshape(n_lines, _LINE)
+        except BaseException:
+            os.close(self.fd)
+            raise
+        whole[0, : _N_RECORDS + 1] = n_workers, n_slots, n_records
+        end = 1 + n_slots * n_workers
+        self._lines = whole[1:end].reshape(n_slots, n_workers, _LINE)
+        self._rings = whole[end:].reshape(n_workers, ring, _LINE)
+        self._n_begun = 0
+
+    def begin(self, slot: int, began_ns: int) -> None:
+        """Begin the lines of a pass, which nobody writes to any more."""
+        self._n_begun = max(self._n_begun, slot + 1)
+        self._lines[slot] = 0
+        self._lines[slot, :, _BEGAN] = began_ns
+
+    def close(self) -> None:
+        """Give the map back, which has a descriptor of its own; what was counted stays."""
+        self._lines = self._lines[: self._n_begun].copy()
+        self._rings = self._rings.copy()
+
+    def of(self, slot: int) -> npt.NDArray[np.uint64]:
+        """The words of a pass, of all workers together."""
+        sums: npt.NDArray[np.uint64] = self._lines[slot].sum(axis=0)
+        return sums
+
+    def fillings(self, pass_ns: int) -> list[list[Filling]]:
+        """Of each worker, when it filled which batches of a pass: the latest, as far as kept."""
+        found = []
+        for ring in self._rings:
+            n = int(ring[0, 0]) if len(ring) else 0
+            lines = ring[1 : 1 + min(n, self._n_records), :7].tolist()
+            of_pass = (Filling(*line) for line in lines if line[0] == pass_ns)
+            found.append(sorted(of_pass, key=lambda filling: filling.start_ns))
+        return found
+
+
+@dataclass(slots=True, eq=False)
+class Lap:
+    """What main has seen of one pass. The moments that are summed up count from `began_ns` on."""
+
+    began_ns: int = field(default_factory=now_ns)
+    head_start_ns: int = 0
+    """How long before that the first tasks were given out, where they were before it was asked."""
+    n_filled_ahead: int = 0
+    """How many batches were filled by then,"""
+    ready_ahead_ns: int = 0
+    """and what its lines had, by then, as the sum of the moments at which they were."""
+    entered_ns: int = 0
+    """The sum of the moments at which the loop asked for a batch,"""
+    left_ns: int = 0
+    """and of those at which it got one."""
+    waited_ns: int = 0
+    ended_ns: int | None = None
+    heap_bytes: int = 0
+    """Bytes of varying values in the batches that the loop got."""
+    n_copies: int = 0
+    n_restarts: int = 0
+    n_blocks_made: int = 0
+    moments: deque[Moment] = field(default_factory=deque)
+    """Of the latest batches, if they are kept."""
+
+    def renewed(self, words: npt.NDArray[np.uint64]) -> Lap:
+        """The clock of a pass that was begun ahead, from now on.
+
+        Args:
+            words: its lines by now, summed up.
+        """
+        lap = Lap(n_filled_ahead=int(words[_FILLED]), ready_ahead_ns=int(words[_READY]))
+        lap.head_start_ns = lap.began_ns - self.began_ns
+        return lap
+
+    def start(self) -> None:
+        """The first tasks are given out, which counts as handing over: the loop goes on."""
+        self.entered_ns -= now_ns() - self.began_ns
+
+    def end(self) -> None:
+        """The pass is over; may be called again."""
+        if self.ended_ns is None:
+            self.ended_ns = now_ns()
+
+    def stats(
+        self, division: Division, n_handed_over: int, row_bytes: int, words: npt.NDArray[np.uint64]
+    ) -> LoadingStats:
+        """The figures of the pass, so far.
+
+        Args:
+            division: of its positions.
+            n_handed_over: the step that is next.
+            row_bytes: of the fixed fields of a sample.
+            words: its lines, summed up.
+        """
+        elapsed_ns = (now_ns() if self.ended_ns is None else self.ended_ns) - self.began_ns
+        # The moments of asking and of getting cancel out, but those of a batch still to come.
+        inside_ns = self.left_ns - self.entered_ns
+        if inside_ns < 0:
+            inside_ns += elapsed_ns
+        n_batches = n_handed_over - division.first_step
+        n_undelivered = max(0, int(words[_FILLED]) - n_batches)
+        ready_ns = self.left_ns + n_undelivered * elapsed_ns - self._filled_ns(words)
+        n_samples = division.n_samples(n_handed_over)
+        return LoadingStats(
+            elapsed_s=elapsed_ns * _S_PER_NS,
+            waiting_s=self.waited_ns * _S_PER_NS,
+            hand_over_s=max(0, inside_ns - self.waited_ns) * _S_PER_NS,
+            filling_s=int(words[_FILL]) * _S_PER_NS,
+            checking_s=int(words[_CHECK]) * _S_PER_NS,
+            decoding_s=int(words[_DECODE]) * _S_PER_NS,
+            transforming_s=int(words[_TRANSFORM]) * _S_PER_NS,
+            ready_s=max(0, ready_ns) * _S_PER_NS,
+            n_batches=n_batches,
+            n_samples=n_samples,
+            n_bytes=n_samples * row_bytes + self.heap_bytes,
+            n_copies=self.n_copies,
+            n_restarts=self.n_restarts,
+            n_blocks_made=self.n_blocks_made,
+        )
+
+    def _filled_ns(self, words: npt.NDArray[np.uint64]) -> int:
+        """The sum of the moments at which batches were filled; of those from before, 0."""
+        n_filled = int(words[_FILLED]) - self.n_filled_ahead
+        return int(words[_READY]) - self.ready_ahead_ns - n_filled * self.head_start_ns

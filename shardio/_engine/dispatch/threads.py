@@ -1,0 +1,268 @@
+"""Workers that are threads of this process: a crew like that of `crew.py`, without processes.
+
+They run the same loop over the same messages, each with a dataset of its own, and share the maps of
+blocks. What a process keeps apart they have in common: the user's function is one object, and the
+global generators are one each, which `turns.py` deals out.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import queue
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from types import FrameType
+from typing import Any
+
+from shardio._base.closing import Closing
+from shardio._engine.dispatch.kept import Kept
+from shardio._engine.dispatch.turns import TURNS
+from shardio._engine.dispatch.wire import STACKS
+from shardio._engine.dispatch.worker import Worker
+from shardio._engine.filling.fill import Filler
+from shardio._engine.filling.recipe import Recipe
+from shardio._engine.filling.transformed import call_keyed
+from shardio._workers.processes.blocks import BlockMap
+from shardio._workers.processes.holdings import Died
+from shardio._workers.processes.linux import interrupts_held, this_process
+from shardio._workers.processes.overdue import shortened
+from shardio._workers.processes.watch import Event, Failed, Message
+from shardio._workers.processes.zygote import GRACE_S
+from shardio.dataset.dataset import Dataset
+from shardio.errors import LoaderClosed
+
+__all__ = ["Threads"]
+
+_Letter = tuple[bytes, tuple[int, ...]]
+
+
+class _Common:
+    """What the threads of one crew share, until the last of them and the crew are through."""
+
+    def __init__(self) -> None:
+        self.answers: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
+        self.is_closing = False
+        self._maps: dict[int, tuple[BlockMap, int]] = {}  # by the file, with its descriptor
+        self._lock = threading.RLock()  # a finalizer may close the crew in the middle of it
+        self._n_users = 1
+
+    def call(self, key: int, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+        """Call a function of the user with the global generators keyed: one after the other."""
+        if not TURNS.take(lambda: self.is_closing):
+            raise _closed()
+        try:
+            return call_keyed(key, function, arguments)
+        finally:
+            TURNS.end(threading.current_thread())
+
+    def map_of(self, fd: int, most_bytes: int | None) -> BlockMap:
+        """The map of a block, one for all threads: a block is with one of them at a time.
+
+        `fd` is not the caller's any more.
+        """
+        file = os.fstat(fd).st_ino  # no other's while it is mapped
+        with self._lock:
+            if file in self._maps:
+                os.close(fd)
+                return self._maps[file][0]
+            try:
+                found = BlockMap(fd, most_bytes)
+            except BaseException:
+                os.close(fd)
+                raise
+            self._maps[file] = found, fd
+            return found
+
+    def enter(self) -> None:
+        """There is one more that uses this."""
+        with self._lock:
+            self._n_users += 1
+
+    def leave(self) -> None:
+        """There is one less."""
+        with self._lock:
+            self._n_users -= 1
+            if not self._n_users:
+                for _, fd in self._maps.values():
+                    os.close(fd)
+                self._maps.clear()  # each has a descriptor of its own
+
+
+class _ThreadWorker(Worker):
+    """What a worker is in a thread of main."""
+
+    def __init__(self, index: int, recipe: Recipe, common: _Common) -> None:
+        self._common = common
+        super().__init__(recipe, lambda answer: common.answers.put(Message(index, answer)))
+
+    def _new_filler(self, recipe: Recipe, dataset: Dataset) -> Filler:
+        return Filler(
+            recipe,
+            dataset,
+            # What costs a process its life, which is reported, would cost this program its own.
+            beware=dataset.files.check_lengths if dataset.access == "mmap" else None,
+            call=self._common.call,
+        )
+
+    def _map(self, fd: int) -> BlockMap:
+        return self._common.map_of(fd, self._most_bytes)
+
+    def _meet(self, lineage: str, fds: tuple[int, ...], number: int) -> None:
+        try:
+            super()._meet(lineage, fds, number)
+        finally:
+            for fd in fds[: STACKS + 1]:  # mapped by now, and this process goes on
+                os.close(fd)
+
+    def _hold_back(self, fd: int, number: int) -> Kept:
+        # Not where main looks: a thread that was given up is not gone, and another has its number.
+        return Kept(mmap.mmap(-1, mmap.PAGESIZE), 0)
+
+    def _listen_for_questions(self, fd: int) -> None:
+        """Nothing: main sees the stacks of its own threads."""
+
+
+class Threads(Closing):
+    """Owns `n_workers` threads that fill blocks by `recipe`; a Crew in what it is asked.
+
+    A thread cannot be ended from outside: `close` lets each finish the sample that it is at, for
+    GRACE_S; one that is not through by then ends as soon as it is, and nobody hears of it.
+    """
+
+    def __init__(self, n_workers: int, recipe: Recipe) -> None:
+        self._recipe = recipe
+        self._owner_pid = this_process.pid
+        self._common = _Common()
+        self._inboxes: list[queue.SimpleQueue[_Letter | None]] = []
+        self._threads: list[threading.Thread] = []
+        try:
+            with interrupts_held():
+                for index in range(n_workers):
+                    inbox, thread = self._start(index)
+                    self._inboxes.append(inbox)
+                    self._threads.append(thread)
+        except BaseException:
+            self.close()
+            raise
+
+    def _start(self, index: int) -> tuple[queue.SimpleQueue[_Letter | None], threading.Thread]:
+        inbox: queue.SimpleQueue[_Letter | None] = queue.SimpleQueue()
+        self._common.enter()
+        thread = threading.Thread(
+            target=_serve,
+            args=(index, self._recipe, inbox, self._common),
+            name=f"shardio-worker-{index}",
+            daemon=True,  # one that hangs must not keep the program
+        )
+        thread.start()
+        return inbox, thread
+
+    def names(self) -> list[str]:
+        """What each worker is, in words."""
+        return [f"worker {i} ({thread.name})" for i, thread in enumerate(self._threads)]
+
+    def send(self, index: int, message: bytes, fds: Sequence[int] = ()) -> None:
+        """Send a message to worker `index`, without ever waiting; `fds` stay the caller's."""
+        self._check_usable()
+        if not fds:
+            self._inboxes[index].put((message, ()))
+            return
+        # Copies: whoever receives them owns them, as if they had come from another process.
+        copies: list[int] = []
+        with interrupts_held():
+            try:
+                for fd in fds:
+                    copies.append(os.dup(fd))
+            except BaseException:
+                for fd in copies:
+                    os.close(fd)
+                raise
+            self._inboxes[index].put((message, tuple(copies)))
+
+    def wait(self, timeout_s: float | None = None) -> list[Event]:
+        """Wait for events and return at least one, or none when `timeout_s` has passed."""
+        self._check_usable()
+        answers = self._common.answers
+        events: list[Event | None] = []
+        try:
+            with TURNS.lent():
+                events.append(answers.get(timeout=timeout_s))
+            while True:
+                events.append(answers.get_nowait())
+        except queue.Empty:
+            pass
+        self._check_usable()  # closed by another thread, or by a signal handler in this one
+        return [event for event in events if event is not None]
+
+    def stacks(self, fds: Sequence[int]) -> list[str]:
+        """The Python stacks of all workers; their files are not needed."""
+        frames = sys._current_frames()
+        return [_stack(frames.get(thread.ident or 0)) for thread in self._threads]
+
+    def restart(self, index: int) -> None:
+        """Start a new worker in the place of one that has ended."""
+        self._check_usable()
+        self._inboxes[index], self._threads[index] = self._start(index)
+
+    def close(self) -> None:
+        """End all workers that are not in the middle of a sample for longer than GRACE_S."""
+        common = self._common
+        if common.is_closing or this_process.pid != self._owner_pid:
+            return
+        with interrupts_held():
+            common.is_closing = True
+            TURNS.wake()
+            common.answers.put(None)  # wakes a `wait` in another thread
+            for inbox in self._inboxes:
+                inbox.put(None)
+            end_s = time.monotonic() + GRACE_S
+            for thread in self._threads:
+                if thread is not threading.current_thread():  # a finalizer runs anywhere
+                    thread.join(max(0.0, end_s - time.monotonic()))
+                    TURNS.end(thread)
+            common.leave()
+
+    def _check_usable(self) -> None:
+        if self._common.is_closing:
+            raise _closed()
+
+
+def _closed() -> LoaderClosed:
+    return LoaderClosed("the workers were stopped by close()")
+
+
+def _serve(
+    index: int, recipe: Recipe, inbox: queue.SimpleQueue[_Letter | None], common: _Common
+) -> None:
+    """Be a worker: answer main's messages until it closes the crew."""
+    try:
+        with _ThreadWorker(index, recipe, common) as worker:
+            while (letter := inbox.get()) is not None:
+                if common.is_closing:
+                    inbox.put(letter)  # to be put away with the others
+                    break
+                worker.take(*letter)
+    except BaseException as error:  # noqa: BLE001  # main gets it as text
+        text = "".join(traceback.format_exception(error))
+        common.answers.put(Failed(index, text))
+        common.answers.put(Died(index, None, None, 1))
+    finally:
+        while not inbox.empty():
+            for fd in (inbox.get() or (b"", ()))[1]:
+                os.close(fd)
+        common.leave()
+
+
+def _stack(frame: FrameType | None) -> str:
+    """A thread's stack as `faulthandler` writes it: the innermost call first."""
+    if frame is None:
+        return "it is being started"
+    lines = [
+        f'  File "{each.f_code.co_filename}", line {line} in {each.f_code.co_name}'
+        for each, line in traceback.walk_stack(frame)
+    ]
+    return shortened("\n".join(lines))

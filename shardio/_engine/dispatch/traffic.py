@@ -1,0 +1,354 @@
+"""Tasks to workers, their answers to passes, blocks round and round: what goes on for every batch.
+
+One Traffic belongs to one staff, one pool of blocks and one layout: an engine that starts anew with
+others makes another. All of it is for whoever holds the engine's lock.
+"""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import time
+from collections.abc import Callable, Iterator
+
+from shardio._base.phase_timers import now_ns
+from shardio._engine.dispatch.answers import Answer, Loss
+from shardio._engine.dispatch.cautions import Caution
+from shardio._engine.dispatch.claims import (
+    Claims,
+    claims_in,
+    clear_claims,
+    error_of_death,
+    is_final,
+)
+from shardio._engine.dispatch.iteration import Delivered, Iteration
+from shardio._engine.dispatch.passes import N_SLOTS, Passes
+from shardio._engine.dispatch.staff import Staff
+from shardio._engine.dispatch.wire import Ask, Status, Task
+from shardio._engine.filling.recipe import Recipe
+from shardio._workers.processes.blocks import BlockPool
+from shardio._workers.processes.overdue import overdue
+from shardio._workers.tasks.schedule import Schedule
+from shardio.dataset.dataset import Dataset
+from shardio.errors import InvalidArgument, MemoryShort, TransformError, WorkerDied
+
+# Plain numbers: members of an enum are slow to look up and to compare.
+_FILL, _FILLED, _QUICK = int(Ask.FILL), int(Status.FILLED), int(Status.QUICK)
+
+
+class Traffic:
+    """Gives tasks out, routes answers, hands filled blocks over; owns nothing of what it is given.
+
+    Args:
+        recipe: what is in a batch.
+        dataset: main's own, for what is said of failures.
+        staff: who fills.
+        passes: what is under way.
+        pool: the blocks that go round.
+        n_blocks: how many there should be for one pass.
+        memory_bytes: budget of all blocks, for messages.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        dataset: Dataset,
+        staff: Staff,
+        passes: Passes,
+        pool: BlockPool,
+        *,
+        n_blocks: int,
+        memory_bytes: int,
+    ) -> None:
+        self._recipe, self._dataset, self._staff, self._passes = recipe, dataset, staff, passes
+        self.pool = pool
+        self._n_blocks, self._memory_bytes = n_blocks, memory_bytes
+        self.settle: Callable[[], None] | None = None
+        """Called before the memory of batches that were let go is used again."""
+
+    def next(self, iteration: Iteration, timeout_s: float | None) -> Delivered | None:
+        """The next filled block of a pass, or None at its end; waits for it, so long at most.
+
+        Raises:
+            what failed when the block was filled; BatchOverdue; MemoryShort.
+        """
+        schedule, pool, lap = iteration.schedule, self.pool, iteration.lap
+        if schedule.is_over or iteration.is_cancelled:
+            self._end(iteration)
+            return None
+        if iteration.held is not None:
+            self._take_back(iteration)
+        step = schedule.next_step
+        if schedule.is_low:
+            self.reap()
+            self.feed(iteration)
+        end_s = None if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            try:
+                block = schedule.deliver()
+            except BaseException:
+                self._passes.is_torn = not schedule.is_over  # what a batch failed of tears nothing
+                raise
+            if block is not None:
+                break
+            if not schedule.n_in_flight and not self._passes.n_coming_back:
+                self._insist(iteration)
+            start_ns = now_ns()
+            is_answered = self.take_answers(end_s)
+            lap.waited_ns += now_ns() - start_ns
+            if not is_answered and timeout_s is not None:
+                end_s = self.extended(end_s, timeout_s, _named(iteration, step))
+            has_blocks = pool.has_idle or len(pool) < self._n_blocks or not schedule.wants_block
+            if has_blocks or not schedule.n_in_flight:
+                self.reap()
+                self.feed(iteration)
+        iteration.held = block
+        return block, step, *iteration.sizes.pop(step)
+
+    def wait_for_slot(self, timeout_s: float | None) -> None:
+        """Wait until another pass can begin.
+
+        Raises:
+            InvalidArgument: there are as many as there may be; BatchOverdue.
+        """
+        end_s = None if timeout_s is None else time.monotonic() + timeout_s
+        passes, what = self._passes, f"the end of one of {N_SLOTS} passes, all there may be,"
+        while passes.is_full and passes.n_coming_back:
+            if not self.take_answers(end_s) and timeout_s is not None:
+                end_s = self.extended(end_s, timeout_s, what)
+        if passes.is_full:
+            raise InvalidArgument(
+                f"{N_SLOTS} passes over one loader are under way, the most there may be; let go "
+                "of iterators that are no longer needed"
+            )
+
+    def extended(self, end_s: float | None, timeout_s: float, what: str) -> float:
+        """Until when to wait for what has not come by now: workers that start have more time.
+
+        Raises:
+            BatchOverdue: no longer than until now, which is `end_s` or later.
+        """
+        now_s = time.monotonic()
+        if end_s is not None and now_s >= end_s and not self._staff.is_starting:
+            said = self._staff.ask_what_they_do()
+            raise overdue(what, self._recipe.path, timeout_s, said, self._tasks_of)
+        return now_s + timeout_s
+
+    def feed(self, iteration: Iteration) -> None:
+        """Give tasks out, while there are workers with room for them and blocks.
+
+        None, while all workers have enough to do.
+        """
+        schedule = iteration.schedule
+        if not schedule.is_low:
+            return
+        try:
+            n_wanted = schedule.n_wanted
+            for _ in range(n_wanted):
+                if schedule.wants_block and not self._find_block(iteration):
+                    break
+                self._give(iteration, *schedule.assign())
+            if not n_wanted and iteration.successor is not None:
+                self._feed_ahead(iteration)
+        finally:
+            self._staff.post()
+
+    def _feed_ahead(self, iteration: Iteration) -> None:
+        """Have workers that run dry go on with the next epoch, in blocks that are idle."""
+        ahead = self._passes.ahead or self._passes.begin_ahead(iteration)
+        if ahead is None:
+            return
+        schedule, pool = ahead.schedule, self.pool
+        schedule.stand_behind(iteration.schedule.n_tasks)
+        for _ in range(schedule.n_wanted):
+            if schedule.wants_block:
+                if (found := pool.take_idle()) is None:
+                    break
+                schedule.free(found)
+            self._give(ahead, *schedule.assign())
+
+    def _end(self, iteration: Iteration) -> None:
+        """A pass is at its end; the block delivered last stays as it is until another begins."""
+        if iteration.successor is not None and not iteration.is_cancelled:
+            self.reap()
+            self.feed(iteration)
+        self._take_back(iteration)
+
+    def _find_block(self, iteration: Iteration) -> bool:
+        """Give a pass a block, be it a new one; False if there is none for it."""
+        schedule, pool = iteration.schedule, self.pool
+        found = pool.take_idle()
+        if found is None and not self._has_enough(schedule):
+            self._staff.post()  # to make a block takes as long as to fill one
+            found = pool.make()
+            iteration.lap.n_blocks_made += found is not None
+        if found is None:
+            return False
+        schedule.free(found)
+        return True
+
+    def _give(self, iteration: Iteration, worker: int, step: int, number: int) -> None:
+        block, slot, plan = self.pool[number], iteration.slot, iteration.plan
+        block.use = use = (block.use + 1) & 0xFFFFFFFF
+        if worker not in iteration.known_to:
+            self._staff.explain(worker, slot, plan)
+            iteration.known_to.add(worker)
+        if iteration.cautions and step in iteration.cautions:
+            self._staff.caution(worker, iteration.cautions[step].left_out)
+        words = _FILL, slot, number, plan.epoch, step, use, 0
+        self._staff.give(worker, tuple.__new__(Task, words), block)
+
+    def _has_enough(self, schedule: Schedule) -> bool:
+        """Whether a pass keeps every worker busy, and there are as many blocks as there should."""
+        n_enough, n_to_come = self._n_blocks, schedule.n_circulating
+        if len(self._passes) > 1:  # hardly ever
+            n_enough *= self._passes.n_live
+            n_to_come += self._passes.n_coming_back
+        return len(self.pool) >= n_enough and n_to_come >= self._staff.n_workers
+
+    def _insist(self, iteration: Iteration) -> None:
+        """Find a block for a pass that has none: one beyond the budget if need be.
+
+        Raises:
+            MemoryShort: the program or other passes hold all, and there is no memory for another.
+        """
+        gc.collect()  # batches in reference cycles are held by nobody
+        self.reap()
+        self.feed(iteration)
+        if iteration.schedule.n_in_flight:
+            return
+        n, n_bytes = len(self.pool), self.pool.n_bytes
+        try:
+            iteration.schedule.free(self.pool.make_extra())
+            iteration.lap.n_blocks_made += 1
+        except MemoryShort as error:
+            self._passes.is_torn = False
+            raise MemoryShort(
+                f"all {n} blocks ({n_bytes} bytes of a budget of {self._memory_bytes}) are held by "
+                "batches that the program still refers to, or by other loops over this loader; "
+                f"let go of batches, or copy what you keep: {error}"
+            ) from error
+        self.feed(iteration)
+
+    def take_answers(self, end_s: float | None = None) -> bool:
+        """Wait for answers, until `end_s` at most, and tell the passes that they belong to.
+
+        Returns whether there was any.
+        """
+        left_s = None if end_s is None else max(0.0, end_s - time.monotonic())
+        answer = None
+        for answer in self._staff.wait(left_s):
+            self._route(answer)
+        is_answered = answer is not None
+        del answer  # its error's traceback may have this frame, and with it the blocks
+        return is_answered
+
+    def _route(self, answer: Answer | Loss) -> None:
+        """Tell the pass that an answer belongs to."""
+        if isinstance(answer, Loss):
+            self._passes.n_restarts += 1
+            for iteration in self._passes:
+                iteration.lap.n_restarts += 1
+                iteration.known_to.discard(answer.worker)
+                self._lose(iteration, answer)
+            return
+        status, slot, number, step, heap_bytes, use, n_rows = answer.done
+        iteration = self._passes[slot]
+        if status == _QUICK or status == _FILLED:
+            block = self.pool[number]
+            if use != block.use:
+                raise AssertionError(f"block {number}: answer to use {use}, not its last")
+            if heap_bytes:
+                self.pool.see_growth(number, iteration.layout.heap + heap_bytes)
+            iteration.sizes[step] = n_rows, heap_bytes
+            if answer.skips:
+                iteration.skips[step] = answer.skips
+            iteration.schedule.done(answer.worker, step, is_quick=status == _QUICK)
+        elif status == Status.FAILED:
+            clear_claims(iteration.layout, self.pool[number])
+            error = answer.error or TransformError("a worker failed without saying why")
+            iteration.schedule.failed(answer.worker, step, error)
+        elif status == Status.CANCELLED:
+            iteration.schedule.cancelled(answer.worker, step)
+        if iteration.is_cancelled:
+            self._finish(iteration)
+
+    def _lose(self, iteration: Iteration, loss: Loss) -> None:
+        """Have the tasks of a dead worker done again, but one that kills whoever does it."""
+        schedule = iteration.schedule
+        tasks = schedule.tasks_of(loss.worker)
+        if iteration.is_cancelled:
+            for step, number in tasks.items():
+                clear_claims(iteration.layout, self.pool[number])
+                schedule.cancelled(loss.worker, step)
+            self._finish(iteration)
+            return
+        for step, number, claims in self._at_work(iteration, tasks):
+            clear_claims(iteration.layout, self.pool[number])
+            n_deaths = iteration.deaths[step] = iteration.deaths.get(step, 0) + 1
+            where = f" {_named(iteration, step)} of {self._recipe.path}"
+            where += f", which {n_deaths} workers have died of" if n_deaths > 1 else ""
+            error = error_of_death(loss.how, loss.signal, claims, where, self._dataset)
+            if self._recipe.skips and isinstance(error, WorkerDied):
+                caution = iteration.cautions.setdefault(step, Caution())
+                if caution.learn(claims, loss.end):
+                    self._staff.forgive()
+                is_reported = caution.is_hopeless
+            else:
+                is_reported = is_final(error, n_deaths)
+            if is_reported:
+                schedule.failed(loss.worker, step, error)
+        schedule.lost(loss.worker)
+
+    def _tasks_of(self, worker: int) -> list[str]:
+        """What a worker works on, in words; or else what it was given first of each pass."""
+        found, given = [], []
+        for iteration in self._passes:
+            tasks = iteration.schedule.tasks_of(worker)
+            for step, _, claims in self._at_work(iteration, tasks):
+                found.append(f"{claims.text} {_named(iteration, step)}")
+            for step in itertools.islice(tasks, 1):
+                given.append(f"before it began with {_named(iteration, step)}")
+        return found or given
+
+    def _at_work(
+        self, iteration: Iteration, tasks: dict[int, int]
+    ) -> Iterator[tuple[int, int, Claims]]:
+        """Which of a worker's tasks it works on, if it does: step, block, and samples.
+
+        What comes before it is done, though not answered yet.
+        """
+        fields = self._recipe.fields
+        for step, number in tasks.items():
+            claims = claims_in(iteration.layout, self.pool[number], self._dataset, fields)
+            if claims.rows:
+                yield step, number, claims
+                return
+
+    def reap(self) -> None:
+        """Do what finalizers asked for: end passes, take back blocks that were let go."""
+        if self._passes.ended:
+            for iteration in self._passes.take_ended():
+                self._finish(iteration)
+        self.pool.take_back_returned(self.settle)
+
+    def _finish(self, iteration: Iteration) -> None:
+        """Take back what a cancelled pass has; forget it when its last task is answered."""
+        for block in iteration.schedule.surrender():
+            self.pool.give_back(block)
+        self._take_back(iteration)
+        if not iteration.schedule.n_in_flight:
+            self._passes.forget(iteration)
+
+    def _take_back(self, iteration: Iteration) -> None:
+        """The block delivered last, unless it was leased, may be filled again."""
+        block = iteration.held
+        if block is not None:
+            iteration.held = None
+            if self.settle is not None:
+                self.settle()
+            self.pool.give_back(block)
+
+
+def _named(iteration: Iteration, step: int) -> str:
+    return f"batch {step} of epoch {iteration.plan.epoch}"

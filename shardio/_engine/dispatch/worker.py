@@ -1,0 +1,230 @@
+"""A worker's loop: take a task, fill the block, answer. Imports neither tinygrad nor `__main__`.
+
+Runs in a process of its own (`start.py`), as the function of a crew (`crew.py`), or in a thread of
+main (`threads.py`).
+"""
+
+from __future__ import annotations
+
+import mmap
+import pickle
+from collections.abc import Callable
+
+import numpy as np
+
+from shardio._base.closing import Closing
+from shardio._base.phase_timers import now_ns
+from shardio._engine.dispatch.kept import Kept
+from shardio._engine.dispatch.tally import Tally
+from shardio._engine.dispatch.wire import (
+    CANCELLED,
+    KEPT,
+    MARKS,
+    STACKS,
+    TABLES,
+    TALLIES,
+    Ask,
+    Status,
+    Task,
+    pack_done,
+    pack_skips,
+    unpack_task,
+    unpack_tasks,
+)
+from shardio._engine.filling.careful import CarefulFiller, LeftOut
+from shardio._engine.filling.fill import Filler
+from shardio._engine.filling.recipe import Plan, Recipe, Schemas
+from shardio._engine.filling.showing import show_as_told
+from shardio._workers.processes.blocks import BlockMap
+from shardio._workers.processes.channel import MAX_MESSAGE_BYTES, Channel
+from shardio._workers.processes.failures import pack_error
+from shardio._workers.processes.linux import keep_freed_memory, yield_to_main
+from shardio._workers.processes.overdue import answer_with_stacks
+from shardio._workers.processes.parcels import DESCRIPTOR_BYTES, packed, unpacked
+from shardio._workers.tasks.schedule import QUICK_NS
+from shardio.batch.layout import BlockLayout
+from shardio.dataset.dataset import Dataset, ShardDataset
+from shardio.dataset.mixture import Mixture
+from shardio.errors import DatasetCorrupt
+
+# Plain numbers: members of an enum are slow to look up and to compare.
+_LAST_OF_WORK, _FILLED, _CANCELLED = int(Ask.SCHEMA), int(Status.FILLED), int(Status.CANCELLED)
+_FAILED, _SCHEMA, _QUICK = int(Status.FAILED), int(Status.SCHEMA), int(Status.QUICK)
+
+
+def work(recipe: Recipe, channel: Channel) -> None:
+    """Answer main's tasks until it closes the channel."""
+
+    def send(answer: bytes) -> None:
+        if len(answer) <= MAX_MESSAGE_BYTES:
+            channel.send(answer)
+        else:
+            with packed(answer) as parcel:
+                channel.send(*parcel)
+
+    yield_to_main()
+    keep_freed_memory()
+    worker = Worker(recipe, send)
+    while (received := channel.recv_fds()) is not None:
+        worker.take(*received)
+
+
+def _open(recipe: Recipe) -> Dataset:
+    """The dataset that main has opened, or the mixture of several, in the same state."""
+    if recipe.mixed is not None:
+        return Mixture.reopened(recipe.mixed, recipe.verify, recipe.access)
+    return ShardDataset(
+        recipe.path,
+        verify=recipe.verify,
+        access=recipe.access,
+        subset=recipe.subset,
+        generation=recipe.generation,
+        remote=recipe.remote,
+    )
+
+
+class Worker(Closing):
+    """What one worker holds: dataset, layout and the blocks it has met.
+
+    Args:
+        recipe: what is in a batch.
+        send: takes the messages for main.
+    """
+
+    def __init__(self, recipe: Recipe, send: Callable[[bytes], None]) -> None:
+        self._recipe, self._send = recipe, send
+        # The state that main has opened, whatever was published since.
+        self._dataset = _open(recipe)
+        self._filler = self._new_filler(recipe, self._dataset)
+        self._careful = CarefulFiller(self._filler, recipe.seed) if recipe.skips else None
+        self._left_out: LeftOut | None = None
+        """What the next task must not try; None: that task is one like others."""
+        self._cancelled = np.zeros(0, np.uint8)
+        self._blocks: dict[int, BlockMap] = {}
+        self._plans: dict[int, Plan] = {}
+        self._layout: BlockLayout | None = None
+        self._most_bytes: int | None = None
+        self._tally: Tally
+        self._kept: Kept
+        self._unfit: Exception | None = None
+        """Why no task can be done: the dataset is not the one that main has opened, or damaged."""
+
+    def close(self) -> None:
+        """Let go of the dataset, and first of what is open of it."""
+        self._filler.close()
+        self._dataset.close()
+
+    def _new_filler(self, recipe: Recipe, dataset: Dataset) -> Filler:
+        return Filler(recipe, dataset)
+
+    def _map(self, fd: int) -> BlockMap:
+        return BlockMap(fd, self._most_bytes)
+
+    def _hold_back(self, fd: int, number: int) -> Kept:
+        return Kept(mmap.mmap(fd, 0), number)
+
+    def _listen_for_questions(self, fd: int) -> None:
+        answer_with_stacks(fd)
+
+    def take(self, message: bytes, fds: tuple[int, ...]) -> None:
+        """Do what a message asks for, and send the answers that are due."""
+        if not fds and message[0] <= _LAST_OF_WORK:
+            self._do_all(message)
+            return
+        task = unpack_task(message)
+        if task.ask == Ask.BLOCK:
+            self._blocks[task.block] = self._map(fds[0])
+        elif task.ask == Ask.PLAN:
+            self._plans[task.slot] = Plan.unpack(message[DESCRIPTOR_BYTES:], fds)
+        elif task.ask == Ask.CAUTION:
+            self._left_out = pickle.loads(unpacked(message, fds)[DESCRIPTOR_BYTES:])
+        elif task.ask == Ask.LAYOUT:
+            self._most_bytes = task.step
+            schemas = Schemas.unpack(message[DESCRIPTOR_BYTES:])
+            self._layout = self._recipe.lay_out(schemas)
+        elif task.ask == Ask.HELLO:
+            try:
+                self._filler.share_steps(task.n_rows)
+                self._meet(message[DESCRIPTOR_BYTES:].decode(), fds, task.block)
+            except Exception as error:  # noqa: BLE001  # main gets it with the first answer
+                self._unfit = error
+            # Longer than an answer.
+            self._send(pack_done(Status.READY, 0, 0, 0, 0, 0, 0) + b".")
+
+    def _do_all(self, tasks: bytes) -> None:
+        """Do one task after the other; answers to quick ones wait a little for each other.
+
+        Not where code of the user runs, which may hang in the next.
+        """
+        may_wait = not self._recipe.runs_user_code
+        end_ns = now_ns() + QUICK_NS
+        for words in unpack_tasks(tasks):
+            status, answer = self._do(tuple.__new__(Task, words))
+            if status == _QUICK and may_wait and now_ns() < end_ns and not self._kept.is_full:
+                self._kept.add(answer)
+                continue
+            if len(answer) > DESCRIPTOR_BYTES:
+                self._send_kept()
+                self._send(answer)
+            else:
+                self._send(self._kept.take() + answer)
+            end_ns = now_ns() + QUICK_NS
+        self._send_kept()
+
+    def _send_kept(self) -> None:
+        if answers := self._kept.take():
+            self._send(answers)
+
+    def _meet(self, lineage: str, fds: tuple[int, ...], number: int) -> None:
+        """Take over what main shares, once all shards have been opened."""
+        self._listen_for_questions(fds[STACKS])
+        self._cancelled = np.frombuffer(mmap.mmap(fds[CANCELLED], 0), np.uint8)
+        self._tally, self._kept = Tally(fds[TALLIES], number), self._hold_back(fds[KEPT], number)
+        self._compare(lineage)
+        self._dataset.files.share_marks(np.frombuffer(mmap.mmap(fds[MARKS], 0), np.uint8))
+        show_as_told(self._dataset, self._recipe, fds[TABLES:])
+
+    def _compare(self, lineage: str) -> None:
+        """Make sure that main has opened the dataset that stands here now."""
+        if lineage != self._dataset.lineage:
+            raise DatasetCorrupt(
+                f"{self._dataset.path}: another dataset has taken the place of the one that the "
+                f"loader opened: expected lineage {lineage}, found {self._dataset.lineage}"
+            )
+
+    def _do(self, task: Task) -> tuple[int, bytes]:
+        """What became of a task, and its answer."""
+        n_rows = heap_bytes = 0
+        status, rest = _CANCELLED, b""
+        try:
+            if self._unfit is not None:
+                raise self._unfit
+            if task.ask == _LAST_OF_WORK:
+                status, rest = _SCHEMA, self._filler.schemas(task.step).pack()
+            elif not self._cancelled[task.slot]:
+                status, n_rows, heap_bytes, rest = self._fill(task)
+            else:
+                self._left_out = None
+        except Exception as error:  # noqa: BLE001  # main gets it, and raises it there
+            status, rest = _FAILED, pack_error(error)
+        done = pack_done(status, task.slot, task.block, task.step, heap_bytes, task.use, n_rows)
+        return status, done + rest
+
+    def _fill(self, task: Task) -> tuple[int, int, int, bytes]:
+        if self._layout is None:
+            raise AssertionError("main sends the layout before the first batch")
+        memory = self._blocks[task.block]
+        if self._layout.has_heap:  # only they make blocks grow
+            memory.see_growth()
+        plan, start_ns, rest = self._plans[task.slot], self._tally.start(), b""
+        if self._careful is None:
+            n_rows, heap_bytes = self._filler.fill(self._layout, memory, plan, task.step)
+        else:
+            left_out, self._left_out = self._left_out, None
+            n_rows, heap_bytes, skips = self._careful.fill(
+                self._layout, memory, plan, task.step, left_out
+            )
+            rest = pack_skips(skips)
+        taken_ns = self._tally.add(task.slot, task.step, start_ns)
+        status = _FILLED if rest or taken_ns > QUICK_NS else _QUICK
+        return status, n_rows, heap_bytes, rest

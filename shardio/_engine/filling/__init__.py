@@ -1,0 +1,1 @@
+"""Fill a block of shared memory with a batch; runs in workers."""

@@ -1,0 +1,234 @@
+"""Have the kernel read what a batch needs all at once, where it is not in memory yet.
+
+A page that is missing costs whoever touches it the whole way to the storage, one after another;
+asked for together, they come side by side. Asking costs more than a warm batch, so a few of its
+rows are probed first, and ever fewer batches where nothing is missing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from typing import Final
+
+import numpy as np
+
+from shardio._engine.filling.clip_extents import ClipExtents
+from shardio._engine.filling.extents import Extents
+from shardio._engine.filling.itinerary import Stretch
+from shardio._engine.filling.ranges import Ranges, blocks_of, merged
+from shardio._engine.filling.recipe import Plan, Recipe
+from shardio._workers.processes.memory import available_bytes
+from shardio.dataset.dataset import Dataset
+from shardio.errors import ShardioError
+from shardio.shard.verification import Rows
+from shardio.storage.files import open_shard
+from shardio.storage.page_cache import PAGE_BYTES, is_cached, will_need
+
+N_PROBED: Final = 4
+"""Rows of a batch."""
+N_PROBED_FIRST: Final = 16
+"""Rows of the first batch of a window: by then others may have asked for parts of the window."""
+N_SURE: Final = 16
+"""So many probed batches in a row lay in memory: from then on they are probed ever more rarely."""
+MOST_LEFT_OUT: Final = 127
+"""Batches between two probes, in the end: a probe takes up to 400 µs, or 3 of each batch."""
+NEAR_BYTES: Final = 256 << 10
+"""Where an order keeps to neighbours, what lies around a row will be needed soon: so much is asked
+for at once."""
+WIDE_BYTES: Final = 512 << 10
+"""Likewise where all files fit into memory: whatever is read stays until it is needed."""
+N_NOTHING_NEW: Final = 4
+"""So many batches of a window in a row had nothing that was not asked for before: all of it was."""
+PAUSE: Final = 7
+"""Batches between two looks whether what was asked for is still there."""
+_MOST_ASKED: Final = 1 << 16
+"""Blocks that are remembered as asked for."""
+
+
+class Cadence:
+    """Which batches are probed, and which are asked for; told what probes have found.
+
+    `wait` is how many batches pass before the next that is probed, `is_cold` whether batches are
+    asked for: from a miss on, until so many in a row lay in memory that few pages can be missing.
+    """
+
+    def __init__(self) -> None:
+        self.wait = 0
+        self.is_cold = False
+        self._n_hits = 0
+        self._left_out = 1
+        self._has_stopped = False
+
+    def hit(self) -> None:
+        """All that was probed lay in memory."""
+        self._n_hits += 1
+        if self._n_hits >= N_SURE:
+            self.is_cold = False
+            self.wait = self._left_out
+            self._left_out = min(2 * self._left_out + 1, MOST_LEFT_OUT)
+
+    def miss(self) -> None:
+        """Something did not."""
+        self.is_cold = True
+        self._n_hits, self._left_out = 0, 1
+
+    def rest(self) -> None:
+        """All that is near was asked for: leave some batches out, then look whether it came."""
+        self.is_cold, self.wait = False, PAUSE
+
+    def wake(self) -> None:
+        """Probe the next batch: other places are read from now on."""
+        if not self._has_stopped:
+            self.wait = 0
+            self.is_cold = False
+
+    def stop(self) -> None:
+        """Never probe again: the system does not tell."""
+        self._has_stopped, self.is_cold = True, False
+        self.wait = 1 << 62
+
+
+class Advice:
+    """Asks for what whoever fills batches by one recipe is about to read. Borrows the dataset."""
+
+    def __init__(self, recipe: Recipe, dataset: Dataset) -> None:
+        self._recipe, self._dataset = recipe, dataset
+        self._extents: Extents | None = None
+        self._clips: ClipExtents | None = None
+        self._keeps_order = not recipe.shuffle
+        self._bundle = 1 if recipe.cut is None else recipe.cut.clip.per_video or 1
+        """How many positions one of a window stands for."""
+        self._cadence = Cadence()
+        self._window: tuple[Plan, int] | None = None
+        """The plan of the latest batch, and the number of its window, if it has windows."""
+        self._asked: set[int] = set()
+        """The blocks, of `_grain` bytes, that need not be asked for again."""
+        self._n_old = 0
+        """Batches in a row that had nothing new to ask for."""
+        self._fits: bool | None = None
+        self._is_scattered = False
+
+    def before(self, plan: Plan, step: int, stretch: Stretch, part: slice) -> None:
+        """Ask for what a step of a plan reads, if something of it is missing.
+
+        Never an error: what is wrong with a file, reading it will say.
+        """
+        cadence, n_probed = self._cadence, N_PROBED
+        if plan.window is not None:
+            n_positions = plan.window.whole * self._bundle
+            window = plan, plan.division.read(step)[0] // n_positions
+            if window != self._window:
+                self._window, n_probed = window, N_PROBED_FIRST
+                self._asked.clear()
+                cadence.wake()
+            elif cadence.is_cold:  # what is found from now on is what was asked for
+                n_probed = 0
+        if cadence.wait:
+            cadence.wait -= 1
+            return
+        if self._keeps_order and plan.listed is None and plan.sums is None and plan.window is None:
+            cadence.stop()  # the kernel guesses right what comes next
+            return
+        with contextlib.suppress(OSError, ShardioError):
+            self._look(plan, stretch, part, n_probed)
+
+    def _look(self, plan: Plan, stretch: Stretch, part: slice, n_probed: int) -> None:
+        if self._extents is None:
+            recipe = self._recipe
+            self._extents = Extents(self._dataset, recipe.fields, recipe.verify)
+            if recipe.cut is not None and not recipe.cut.clip.goes_by_times:
+                self._clips = ClipExtents(self._dataset, recipe.cut, self._extents.files)
+        extents, cadence = self._extents, self._cadence
+        rows, shards = stretch.rows[part], stretch.shards[part]
+        if self._recipe.packing is not None:
+            rows = self._dataset.rows.within(stretch.origins[part, 0])
+            shards = self._dataset.locate(rows)
+        starts = stretch.cuts.starts[part] if self._clips is not None else rows
+        if n_probed:
+            some = np.linspace(0, len(rows) - 1, n_probed).astype(np.int64)
+            self._probe(extents, rows[some], shards[some], starts[some])
+        if cadence.is_cold:
+            grain = self._grain(plan, extents)
+            if grain != WIDE_BYTES:  # else whatever else comes is of use, and stays
+                self._expect_scattered()
+            n_before = len(self._asked)
+            self._ask(extents, extents.fixed(rows, shards), grain)
+            self._ask(extents, extents.records(rows, shards), grain)
+            if self._clips is not None:
+                self._ask(extents, self._clips.ranges(rows, shards, starts), grain)
+            self._n_old = 0 if len(self._asked) > n_before else self._n_old + 1
+            if plan.window is not None and self._n_old >= N_NOTHING_NEW:
+                cadence.rest()
+
+    def _expect_scattered(self) -> None:
+        """What is asked for needs no guesses of the kernel at what else might be of use.
+
+        Where it reads ahead 8 MiB, a page that was missed brings 2,000 that nobody needs, and in
+        little memory they push out those that were asked for.
+        """
+        if self._is_scattered:
+            return
+        self._is_scattered = True
+        dataset, fields = self._dataset, self._recipe.fields
+        for name in fields:
+            if self._recipe.transform is None and name in dataset.schema.columns:
+                dataset.gather(name).expect_scattered()
+        dataset.files.expect_scattered()
+
+    def _probe(self, extents: Extents, rows: Rows, shards: Rows, starts: Rows) -> None:
+        """See whether some rows lie in memory, and tell the cadence."""
+        found = _are_cached(extents, extents.fixed(rows, shards))
+        if found:
+            found = _are_cached(extents, extents.records(rows, shards))
+        if found and self._clips is not None:
+            found = _are_cached(extents, self._clips.ranges(rows, shards, starts))
+        if found is None:
+            self._cadence.stop()
+        elif found:
+            self._cadence.hit()
+        else:
+            if not self._cadence.is_cold:
+                self._asked.clear()  # it did not stay, or was another time
+                self._n_old = 0
+            self._cadence.miss()
+
+    def _grain(self, plan: Plan, extents: Extents) -> int:
+        """How much of what lies around a row is asked for with it."""
+        if self._fits is None:
+            self._fits = extents.files.n_bytes <= available_bytes() // 2
+        if self._fits:
+            return WIDE_BYTES
+        return PAGE_BYTES if plan.window is None else NEAR_BYTES
+
+    def _ask(self, extents: Extents, ranges: Ranges, grain: int) -> None:
+        """Have the kernel begin to read ranges, but what was asked for with so large a grain."""
+        if grain > PAGE_BYTES:
+            if len(self._asked) > _MOST_ASKED:
+                self._asked.clear()
+            blocks = blocks_of(ranges, grain).tolist()
+            fresh = np.array([each for each in blocks if each not in self._asked], np.int64)
+            self._asked.update(blocks)
+            ranges = Ranges(fresh * grain, (fresh + 1) * grain)
+        for number, places in extents.files.pieces(merged(ranges, grain)):
+            fd = open_shard(extents.files.path(number))
+            try:
+                for offset, n_bytes in places:
+                    will_need(fd, offset, n_bytes)
+            finally:
+                os.close(fd)
+
+
+def _are_cached(extents: Extents, ranges: Ranges) -> bool | None:
+    """Whether the middles of all ranges lie in memory; None if the system does not tell."""
+    middles = np.sort((ranges.starts + ranges.ends) // 2)
+    for number, places in extents.files.pieces(Ranges(middles, middles)):
+        fd = open_shard(extents.files.path(number))
+        try:
+            for offset, _ in places:
+                found = is_cached(fd, offset)
+                if not found:
+                    return found
+        finally:
+            os.close(fd)
+    return True

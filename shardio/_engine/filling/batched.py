@@ -1,0 +1,275 @@
+"""Make batches step by step: rows, then arrays of all rows, then what the user makes of them.
+
+Used by `fill` where a layout says so. Each step but the last is written into a scratch: memory of
+this process alone, kept from batch to batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from shardio._base.phase_timers import SPENT, TRANSFORM, now_ns
+from shardio._engine.filling.heap import put_value, reserve
+from shardio._engine.filling.itinerary import Stretch
+from shardio._engine.filling.joining import Places, StoredJoins, Values, join
+from shardio._engine.filling.recipe import Recipe, Schemas
+from shardio._engine.filling.returned import plain
+from shardio._engine.filling.scratch import Scratch, copy_rows
+from shardio._engine.filling.stored import StoredValues
+from shardio._engine.filling.transformed import Call, TransformedValues, call_keyed, named, told
+from shardio._workers.processes.blocks import BlockMap
+from shardio.batch.batch import Batch
+from shardio.batch.layout import CLAIMED, NO_FIELD, BlockLayout, lay_out, lay_out_whole, pack_state
+from shardio.batch.schema_inference import check_batch, infer_batch
+from shardio.dataset.dataset import Dataset
+from shardio.dataset.places import Paths
+from shardio.errors import SchemaError, TransformError
+from shardio.format.schema import Schema
+from shardio.order.permutation import OF_BATCHES, OF_COLLATION, SampleGenerators
+
+_CLAIMED: Final = pack_state(NO_FIELD, CLAIMED)
+_NAMED_SAMPLES: Final = 3
+
+
+OneByOne = Callable[[BlockLayout, BlockMap, npt.NDArray[np.int32]], int]
+"""Fills the rows of a batch, whose states are given, one by one; returns how much of the heap is
+used."""
+
+
+class Share(NamedTuple):
+    """What one batch is made of.
+
+    `stretch` and `part` say where its samples lie; the position of the first is `start`. It has
+    n_rows, those that fill it up included. `states` are the samples' in the origin table.
+    """
+
+    stretch: Stretch
+    part: slice
+    epoch: int
+    start: int
+    n_rows: int
+    states: npt.NDArray[np.int32]
+
+    @property
+    def n_read(self) -> int:
+        """How many samples are read."""
+        return len(self.states)
+
+
+class Batches:
+    """Makes batches step by step; borrows the dataset, and owns its scratches."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        dataset: Dataset,
+        source: Schema,
+        stored: StoredValues,
+        transformed: TransformedValues,
+        passes: tuple[type[BaseException], ...] = (),
+        call: Call = call_keyed,
+    ) -> None:
+        self._recipe, self._dataset, self._call = recipe, dataset, call
+        self._stored, self._transformed, self._passes = stored, transformed, passes
+        self._joins = StoredJoins(dataset, source)
+        self._generators = SampleGenerators(recipe.seed, OF_BATCHES)
+        self._collation_keys = SampleGenerators(recipe.seed, OF_COLLATION)
+        self._scratches: list[Scratch] = []
+        self._paths = Paths(recipe.path, dataset.shards)
+        self._beside = {name: Paths(recipe.path, found) for name, found in dataset.sides.items()}
+
+    def fill(
+        self,
+        layout: BlockLayout,
+        memory: BlockMap,
+        share: Share,
+        one_by_one: OneByOne | None = None,
+    ) -> int:
+        """Fill a block or a scratch with a batch; returns how much of the heap is used.
+
+        `one_by_one` is what fills the rows themselves, if they are not filled all at once.
+
+        Raises:
+            ShardCorrupt, SchemaError, TransformError, MemoryShort: naming samples.
+        """
+        inner = layout.inner
+        if inner is None:
+            return self._fill_rows(layout, memory, share, one_by_one)
+        below = self._scratch(inner)
+        self.fill(inner, below, share, one_by_one)
+        share.states[:] = _CLAIMED  # of no field: what happens now concerns all
+        if not layout.joins:
+            return self._write(layout, memory, self._make(inner, below, share), share)
+        used = copy_rows(inner, below, layout, memory, share.n_rows)
+        rows = Batch(inner, below.bytes, share.n_rows, {}, 0, 0)
+        return self._join(layout, memory, rows, share, used)
+
+    def _scratch(self, layout: BlockLayout) -> Scratch:
+        """The memory for batches of an inner layout."""
+        for found in self._scratches:
+            if found.layout is layout:
+                return found
+        self._scratches.append(Scratch(layout))
+        return self._scratches[-1]
+
+    def _fill_rows(
+        self, layout: BlockLayout, memory: BlockMap, share: Share, one_by_one: OneByOne | None
+    ) -> int:
+        """Fill the rows themselves, and join what is stored."""
+        stretch, part, epoch, start, n_rows, states = share
+        rows, shards = stretch.rows[part], stretch.shards[part]
+        if one_by_one is not None:
+            if layout.joins:
+                return self._fill_and_join(layout, memory, share, one_by_one)
+            used = one_by_one(layout, memory, states)
+        elif self._recipe.transform is not None:
+            used = self._transformed.fill(layout, memory, stretch, part, states, epoch, start)
+        else:
+            if memory.views is None:
+                memory.views = layout.views(memory.bytes)
+            used = self._stored.fill(layout, memory, memory.views, stretch, part, states)
+            where = self._places(share)
+            try:
+                used = self._joins.fill(layout, memory, rows, shards, n_rows, states, used, where)
+            except SchemaError as error:
+                raise SchemaError(f"{error}\n  at {self._named(share)}") from None
+        if n_rows > share.n_read:
+            layout.pad(memory.bytes, share.n_read, share.n_read)
+        return used
+
+    def _fill_and_join(
+        self, layout: BlockLayout, memory: BlockMap, share: Share, one_by_one: OneByOne
+    ) -> int:
+        """Fill the rows one by one into a scratch, and join what is there."""
+        plain = lay_out(layout.samples, layout.n_rows)
+        below = Scratch(plain)
+        self._fill_rows(plain, below, share, one_by_one)
+        share.states[:] = _CLAIMED
+        used = copy_rows(plain, below, layout, memory, share.n_rows)
+        rows = Batch(plain, below.bytes, share.n_rows, {}, 0, 0)
+        return self._join(layout, memory, rows, share, used)
+
+    def _join(
+        self, layout: BlockLayout, memory: BlockMap, rows: Batch, share: Share, used: int
+    ) -> int:
+        """Join what a transform has made of each sample."""
+        try:
+            for slot in layout.joins:
+                values: Values = rows[slot.join.name]
+                used = join(layout, memory, slot, values, share.n_rows, used, self._places(share))
+        except SchemaError as error:
+            kind = SchemaError if self._recipe.transform is None else TransformError
+            raise kind(f"{error}\n  at {self._named(share)}") from None
+        return used
+
+    def _make(self, layout: BlockLayout, memory: BlockMap, share: Share) -> Any:
+        """What the user's functions make of a batch that is there.
+
+        Raises:
+            TransformError: they raised.
+        """
+        recipe, n_rows = self._recipe, share.n_rows
+        arrays = layout.arrays(memory.bytes, n_rows)
+        files = self._paths, self._beside
+        batch = Batch(layout, memory.bytes, n_rows, arrays, share.epoch, 0, *files)
+        made: Any = dict(batch)
+        if recipe.collation.function is not None:
+            key = self._collation_keys.key(share.epoch, share.start)
+            arguments: tuple[Any, ...] = (_samples(batch, made),)
+            made = self._run(
+                "the collate function", recipe.collation.function, arguments, key, share
+            )
+        if recipe.batch_transform is not None:
+            key = self._generators.key(share.epoch, share.start)
+            arguments = (made,)
+            if recipe.batch_takes_rng:
+                arguments += (self._generators.at(share.epoch, share.start),)
+            made = self._run("batch_transform", recipe.batch_transform, arguments, key, share)
+        return made
+
+    def _run(
+        self, what: str, function: Any, arguments: tuple[Any, ...], key: int, share: Share
+    ) -> Any:
+        start_ns = now_ns()
+        try:
+            made = self._call(key, function, arguments)
+        except self._passes:
+            raise
+        except BaseException as error:  # sys.exit and StopIteration are failures too
+            said, text = told(what, error)
+            raise TransformError(f"{said}\n  at {self._named(share)}\n\n{text}") from error
+        SPENT.sums_ns[TRANSFORM] += now_ns() - start_ns
+        try:
+            return plain(made)
+        except SchemaError as error:
+            raise TransformError(f"{error}\n  at {self._named(share)}") from None
+
+    def first(self, samples: Schema, share: Share) -> Schemas:
+        """What the user makes of the first batch, of such samples.
+
+        Raises:
+            what `fill` does; TransformError: it cannot be put into a batch.
+        """
+        inner = self._recipe.lay_out(Schemas(samples))
+        scratch = Scratch(inner)
+        self.fill(inner, scratch, share)
+        made = self._make(inner, scratch, share)
+        try:
+            schema, whole = infer_batch(made, share.n_rows, inner.schema)
+        except SchemaError as error:
+            raise TransformError(f"{error}\n  at {self._named(share)}") from None
+        layout = lay_out_whole(schema, whole, inner)
+        heap_bytes = self._write(layout, Scratch(layout), made, share)
+        self._scratches.clear()  # of layouts that nobody has
+        return Schemas(samples, schema, whole, heap_bytes)
+
+    def _write(self, layout: BlockLayout, memory: BlockMap, made: Any, share: Share) -> int:
+        """Copy what the user made of a batch into a block; returns how much of the heap is used.
+
+        Raises:
+            TransformError: it is unlike what he made of the first.
+            MemoryShort: there is no memory for it.
+        """
+        used = 0
+        try:
+            check_batch(made, share.n_rows, layout.schema, [slot.name for slot in layout.whole])
+            for slot in layout.whole:
+                value = np.asarray(made[slot.name])
+                out, used = reserve(layout, memory, slot, value.shape, used)
+                out[...] = value
+            for presence in layout.presence:
+                there = [value is not None for value in made[presence.name]]
+                layout.present(memory.bytes, presence)[: share.n_rows] = there
+            for varying in layout.varying:
+                for i, value in enumerate(made[varying.name]):
+                    used = put_value(layout, memory, varying, i, value, used)
+        except SchemaError as error:
+            raise TransformError(f"{error}\n  at {self._named(share)}") from None
+        return used
+
+    def _places(self, share: Share) -> Places:
+        def place(i: int) -> str:
+            k = share.part.start + i % share.n_read
+            row, shard = int(share.stretch.rows[k]), int(share.stretch.shards[k])
+            return f"{named(self._dataset, row, shard)} (position {share.start + i % share.n_read})"
+
+        return place
+
+    def _named(self, share: Share) -> str:
+        """Which batch it is, in words."""
+        places = [self._places(share)(i) for i in range(min(share.n_read, _NAMED_SAMPLES))]
+        more = ", …" if share.n_read > _NAMED_SAMPLES else ""
+        return f"the batch of {', '.join(places)}{more} of {self._recipe.path}"
+
+
+def _samples(batch: Batch, columns: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The samples of a batch, as the user's function gets them."""
+    present = {name: batch.present(name) for name in batch}
+    return [
+        {name: columns[name][i] if present[name][i] else None for name in columns}
+        for i in range(batch.n_rows)
+    ]

@@ -1,0 +1,246 @@
+"""Fill a block row by row, so that a sample that fails costs its row and nothing else.
+
+Used with on_error="skip", and only for batches that failed as a whole, or that a worker died of.
+Positions never move: the row of a sample that fails is filled by the sample at a keyed substitute
+position, exactly as that sample comes at its own position. So what is in a batch stays a pure
+function of (dataset, recipe, plan, step), as far as failing is one of the sample.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from shardio._engine.filling.fill import Filler
+from shardio._engine.filling.itinerary import Stretch
+from shardio._engine.filling.recipe import Plan
+from shardio._engine.filling.scratch import Scratch
+from shardio._workers.processes.blocks import BlockMap
+from shardio.batch.batch import Skipped
+from shardio.batch.layout import (
+    EMPTY,
+    NO_FIELD,
+    SKIPPED,
+    BlockLayout,
+    lay_out,
+    pack_state,
+)
+from shardio.errors import MediaError, ShardChanged, ShardCorrupt, TransformError, WorkerDied
+from shardio.order.permutation import substitute
+
+ATTEMPTS: Final = 32
+"""Substitutes that are tried for one row. Where half of all samples fail, one row in 4 * 10^9 finds
+none; where all fail, that is an error at the first of them."""
+
+_MOST_CHARACTERS: Final = 4000
+_EMPTY: Final = pack_state(NO_FIELD, EMPTY)
+
+LeftOut = Mapping[int, Mapping[int, str]]
+"""By row of a batch and number of the sample in the view: what must not be tried, and why."""
+
+
+def may_skip(error: BaseException) -> bool:
+    """Whether an error is one of the sample, which fails again wherever and whenever it is tried.
+
+    Memory that is short, and a file that changes under its reader, have nothing to do with it.
+    """
+    if isinstance(error, TransformError):
+        return not isinstance(error.__cause__, MemoryError)
+    if isinstance(error, OSError):  # of a mapped file the same costs workers their lives
+        return error.errno == errno.EIO
+    return isinstance(error, ShardCorrupt | MediaError) and not isinstance(error, ShardChanged)
+
+
+def shortened(text: str) -> str:
+    """The reason for a skip, no longer than a reader wants it."""
+    if len(text) <= _MOST_CHARACTERS:
+        return text
+    half = _MOST_CHARACTERS // 2
+    return f"{text[:half]}\n[…]\n{text[-half:]}"
+
+
+class CarefulFiller:
+    """Fills blocks by way of `filler`, whose failures it puts down to single rows.
+
+    Args:
+        filler: borrowed.
+        seed: of the loader.
+    """
+
+    def __init__(self, filler: Filler, seed: int) -> None:
+        self._filler, self._seed = filler, seed
+
+    def fill(
+        self,
+        layout: BlockLayout,
+        memory: BlockMap,
+        plan: Plan,
+        step: int,
+        left_out: LeftOut | None = None,
+    ) -> tuple[int, int, tuple[Skipped, ...]]:
+        """Fill a block with a batch of a pass; returns (rows, bytes used in the heap, skips).
+
+        Args:
+            layout, memory: of the block.
+            plan, step: of the batch.
+            left_out: what workers have died of. If it is given, however empty, each row is claimed
+                alone, so that whoever dies of this batch names the one sample that it died of.
+
+        Raises:
+            TransformError, ShardCorrupt, …: of a sample for which no substitute was found, or that
+                is none of a single sample.
+        """
+        if left_out is None:
+            try:
+                return *self._filler.fill(layout, memory, plan, step), ()
+            except Exception as error:
+                if not may_skip(error):
+                    raise
+        return self._fill_rows(layout, memory, plan, step, left_out or {})
+
+    def _fill_rows(
+        self, layout: BlockLayout, memory: BlockMap, plan: Plan, step: int, left_out: LeftOut
+    ) -> tuple[int, int, tuple[Skipped, ...]]:
+        scratch = Scratch(lay_out(layout.samples, 1))
+        rows = _Rows(self._filler, self._seed, plan, step, scratch, left_out)
+        n_rows, heap_bytes = self._filler.fill(layout, memory, plan, step, rows.fill)
+        start, stop = plan.division.share(step)
+        skips = tuple(each for each in rows.skips if each.row < stop - start)  # others are padding
+        states = layout.origins(memory.bytes)["status"]
+        for each in skips:
+            states[each.row] = SKIPPED
+        return n_rows, heap_bytes, skips
+
+
+class _Rows:
+    """The rows of one batch, filled one after another."""
+
+    def __init__(
+        self,
+        filler: Filler,
+        seed: int,
+        plan: Plan,
+        step: int,
+        scratch: Scratch,
+        left_out: LeftOut,
+    ) -> None:
+        self._filler, self._seed, self._plan, self._step = filler, seed, plan, step
+        self._scratch, self._left_out = scratch, left_out
+        self.skips: list[Skipped] = []
+        """What has lost its row."""
+
+    def fill(
+        self,
+        origins: npt.NDArray[np.int64],
+        layout: BlockLayout,
+        memory: BlockMap,
+        states: npt.NDArray[np.int32],
+    ) -> int:
+        """Fill all rows that are read for the batch; returns how much of the heap is used.
+
+        `origins` and `states` are the rows of the batch's origin table.
+        """
+        states[:] = _EMPTY
+        used = 0
+        for i, position in enumerate(range(*self._plan.division.read(self._step))):
+            skipped = self._find(i, position, origins[i], states[i : i + 1])
+            if skipped is not None:
+                self.skips.append(skipped)
+            used = _copy_row(self._scratch, layout, memory, i, used)
+        return used
+
+    def _find(
+        self,
+        i: int,
+        position: int,
+        origin: npt.NDArray[np.int64],
+        state: npt.NDArray[np.int32],
+    ) -> Skipped | None:
+        """Fill the scratch with the sample at a position, or a substitute that does not fail.
+
+        Returns what is to be said of a sample that has lost its row, i, in the origin table.
+        """
+        found: Skipped | None = None
+        first: Exception | None = None
+        error: Exception | None
+        for candidate in self._candidates(position):
+            stretch = self._filler.sample_at(self._plan, candidate)
+            origin[:] = stretch.origins[0]
+            why = self._left_out.get(i, {}).get(int(origin[0]))
+            error = WorkerDied(why) if why is not None else self._try(stretch, candidate, state)
+            if error is None:
+                return found
+            if found is None or first is None:
+                index, row, _ = origin.tolist()
+                text = shortened(str(error))
+                shard = int(stretch.shards[0])
+                found = Skipped(i, index, shard, row, type(error).__name__, text)
+                first = error
+        if first is None:
+            raise AssertionError("a sample is tried before its substitutes")
+        first.add_note(
+            f"{ATTEMPTS} samples drawn to take its place failed, too, or were the same: with "
+            "on_error='skip' single samples are skipped, not a dataset or a transform that is bad"
+        )
+        try:
+            raise first
+        finally:
+            first = error = None  # or the error would refer to itself, and keep all it saw alive
+
+    def _candidates(self, position: int) -> Iterator[int]:
+        """The position itself, then those of its substitutes, each once."""
+        yield position
+        tried = {position}
+        plan = self._plan
+        for attempt in range(ATTEMPTS):
+            n, epoch = plan.division.n, plan.epoch
+            found = substitute(n, seed=self._seed, epoch=epoch, position=position, attempt=attempt)
+            if found not in tried:
+                tried.add(found)
+                yield found
+
+    def _try(
+        self, stretch: Stretch, position: int, state: npt.NDArray[np.int32]
+    ) -> Exception | None:
+        """Fill the scratch with a sample, which is claimed; returns the error that is its own."""
+        scratch, part, epoch = self._scratch, slice(0, 1), self._plan.epoch
+        try:
+            self._filler.fill_rows(scratch.layout, scratch, stretch, part, state, epoch, position)
+        except Exception as error:
+            if not may_skip(error):
+                raise
+            return error.with_traceback(None)  # which leads to this frame, and so to itself
+        finally:
+            state[:] = _EMPTY
+        return None
+
+
+def _copy_row(scratch: Scratch, layout: BlockLayout, memory: BlockMap, i: int, used: int) -> int:
+    """Copy the sample in a scratch into row i of a block, of whose heap so much is used so far.
+
+    Returns how much is used then.
+    """
+    lone = scratch.layout
+    for fixed, source in zip(layout.fixed, lone.fixed, strict=True):
+        value = lone.fixed_rows(scratch.bytes, source, 1)[0]
+        layout.fixed_rows(memory.bytes, fixed, layout.n_rows)[i] = value
+    for presence, its_presence in zip(layout.presence, lone.presence, strict=True):
+        is_present = lone.present(scratch.bytes, its_presence)[0]
+        layout.present(memory.bytes, presence)[i] = is_present
+    for varying, its_varying in zip(layout.varying, lone.varying, strict=True):
+        offset, n_bytes, place = lone.extents(scratch.bytes, its_varying)[0].tolist()
+        start = -(-used // varying.alignment) * varying.alignment
+        used = start + n_bytes
+        if layout.heap + used > len(memory.bytes):
+            memory.grow(layout.heap + 2 * used)  # doubled: every growth maps the block anew
+        from_, to = lone.heap + place, layout.heap + start
+        memory.bytes[to : to + n_bytes] = scratch.bytes[from_ : from_ + n_bytes]
+        layout.extents(memory.bytes, varying)[i] = (offset, n_bytes, start)
+        if varying.n_dims:
+            shape = lone.shapes(scratch.bytes, its_varying)[0]
+            layout.shapes(memory.bytes, varying)[i] = shape
+    return used

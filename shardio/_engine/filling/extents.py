@@ -1,0 +1,291 @@
+"""Where in the files of a dataset the values of samples lie: what reading them will touch.
+
+All files are thought of as laid one behind another, so that a place is one number, and what lies
+in many files is worked out and merged at once. Maps are not touched, which could kill: what the
+index says of records is read by descriptor, and taken as a hint, unchecked.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from shardio._engine.filling.ranges import NOTHING, Ranges, joined
+from shardio.dataset.dataset import Dataset
+from shardio.format.checksum import distinct, rows_per_unit
+from shardio.format.fields import STREAMED, n_stored_dims
+from shardio.format.index import DIMENSION, ENTRY, ENTRY_DTYPE, stored_bytes
+from shardio.format.layout import NO_FIELD, Kind
+from shardio.shard.verification import Rows
+from shardio.storage.files import open_shard
+
+GAP_BYTES: Final = 4 << 20
+"""Files begin on multiples of this, and have as much between them: ranges that are rounded out to
+less never reach into another file."""
+
+
+class Files:
+    """All files of a dataset that some fields lie in, each once, laid one behind another.
+
+    `groups` are the fields that share files, one file of each shard, with the numbers of these;
+    `sizes` and `starts` are by number. In a mixture several shards may be one file.
+    """
+
+    def __init__(self, dataset: Dataset, fields: Sequence[str]) -> None:
+        self._dataset = dataset
+        inside = [name for name in fields if name not in dataset.sides]
+        beside = [[name] for name in fields if name in dataset.sides]
+        names = [inside, *beside] if inside else beside
+        self.groups: list[tuple[list[str], Rows]] = []
+        self._shards: list[tuple[str, Rows]] = []
+        sizes = [np.zeros(0, np.int64)]
+        n_files = 0
+        for group in names:
+            numbers = dataset.files.which_files(group[0])
+            firsts = np.zeros(int(numbers.max(initial=-1)) + 1, np.int64)
+            firsts[numbers[::-1]] = np.arange(len(numbers))[::-1]
+            self.groups.append((group, numbers + n_files))
+            self._shards.append((group[0], firsts))
+            sizes.append(dataset.files.sizes(group[0])[firsts])
+            n_files += len(firsts)
+        self.sizes: Rows = np.concatenate(sizes)
+        taken = -(-self.sizes // GAP_BYTES) * GAP_BYTES + GAP_BYTES
+        self.starts: Rows = np.concatenate([[0], np.cumsum(taken)])
+
+    def path(self, number: int) -> str:
+        """Where a file is."""
+        for name, shards in self._shards:
+            if number < len(shards):
+                summary = self._dataset.files.summaries(name)[int(shards[number])]
+                return self._dataset.files.path_of(summary)
+            number -= len(shards)
+        raise IndexError(f"there is no file {number}")
+
+    @property
+    def n_bytes(self) -> int:
+        """The bytes of all of them."""
+        return int(self.sizes.sum())
+
+    def pieces(self, ranges: Ranges) -> Iterator[tuple[int, list[tuple[int, int]]]]:
+        """File by file, the ranges that lie in it: its number, and their offsets and bytes."""
+        files = np.searchsorted(self.starts, ranges.starts, side="right") - 1
+        offsets = (ranges.starts - self.starts[files]).tolist()
+        sizes = (ranges.ends - ranges.starts).tolist()
+        pairs = list(zip(offsets, sizes, strict=True))
+        cuts = [0, *(np.flatnonzero(np.diff(files)) + 1).tolist(), len(pairs)]
+        for first, last in zip(cuts, cuts[1:], strict=False):
+            if first < last:
+                yield int(files[first]), pairs[first:last]
+
+
+class _Lane(NamedTuple):
+    """Where something of every row lies, at one stride in each shard's file.
+
+    `find` says where a shard has it, `starts` is where its file begins; `firsts` is filled, shard
+    by shard, as they are asked for.
+    """
+
+    stride: int
+    n_bytes: int
+    find: Callable[[int], int]
+    starts: Rows
+    firsts: Rows
+
+    @classmethod
+    def of(cls, stride: int, n_bytes: int, find: Callable[[int], int], starts: Rows) -> _Lane:
+        return cls(stride, n_bytes, find, starts, np.full(len(starts), -1, np.int64))
+
+    def first(self, shards: Rows) -> Rows:
+        """Where it begins in each of these shards."""
+        if self.firsts.take(shards).min(initial=0) < 0:
+            for shard in distinct(shards).tolist():
+                self.firsts[shard] = self.starts[shard] + self.find(shard)
+        return self.firsts.take(shards)
+
+    def ranges(self, local: Rows, shards: Rows) -> Ranges:
+        """What some rows of shards have of it."""
+        starts = self.first(shards) + local * self.stride
+        return Ranges(starts, starts + self.n_bytes)
+
+
+class _Column:
+    """A column, with what has to be hashed of it."""
+
+    def __init__(self, dataset: Dataset, name: str, starts: Rows, verify: str) -> None:
+        self._name, self._verify, self._dataset = name, verify, dataset
+        field = dataset.schema.columns[name]
+        row_bytes = field.row_bytes or 0
+        self._per_unit = rows_per_unit(row_bytes, field.stride)
+        unit = self._per_unit * field.stride
+        self._rows = _Lane.of(field.stride, row_bytes, self._place_of_rows, starts)
+        self._units = _Lane.of(unit, unit, self._place_of_rows, starts)
+        size = DIMENSION.size
+        self._hashes = _Lane.of(size, size, self._place_of_hashes, starts)
+
+    def _place_of_rows(self, shard: int) -> int:
+        return self._dataset.files.reader(shard, self._name).column_section(self._name).offset
+
+    def _place_of_hashes(self, shard: int) -> int:
+        return self._dataset.files.reader(shard, self._name).hashes_section(self._name).offset
+
+    def ranges(self, local: Rows, shards: Rows) -> list[Ranges]:
+        found = [self._rows.ranges(local, shards)]
+        if self._verify == "off":
+            return found
+        units = local // self._per_unit
+        is_fresh = self._is_fresh(units, shards)
+        if is_fresh.any():
+            units, shards = units[is_fresh], shards[is_fresh]
+            found.append(self._hashes.ranges(units, shards))
+            if self._per_unit > 1:
+                found.append(self._units.ranges(units, shards))
+        return found
+
+    def _is_fresh(self, units: Rows, shards: Rows) -> npt.NDArray[np.bool_]:
+        """Which units are still to be hashed, and therefore read whole."""
+        if self._verify == "always":
+            return np.ones(len(units), np.bool_)
+        name, reader = self._name, self._dataset.files.reader
+        pairs = zip(units.tolist(), shards.tolist(), strict=True)
+        fresh = [not reader(shard, name).units.is_checked(name, unit) for unit, shard in pairs]
+        return np.array(fresh, np.bool_)
+
+
+class _Records:
+    """The records of some fields that lie in the same files."""
+
+    def __init__(self, dataset: Dataset, names: Sequence[str], files: Files, numbers: Rows) -> None:
+        self._dataset, self._names = dataset, names
+        self._files, self._numbers = files, numbers
+        starts, self._ends = files.starts[numbers], files.starts[numbers + 1]
+        self._entries: dict[int, tuple[int, list[int]]] = {}
+        self._index = _Lane.of(0, 0, self._finder(Kind.INDEX), starts)
+        self._payload = _Lane.of(0, 0, self._finder(Kind.PAYLOAD), starts)
+        self._starts = starts
+        self._shapes: list[_Lane] = []
+        for name in names:
+            field = dataset.schema[name]
+            if n_dims := n_stored_dims(field):
+                size = n_dims * DIMENSION.size
+                self._shapes.append(_Lane.of(size, size, self._finder(Kind.SHAPES, name), starts))
+
+    def _finder(self, kind: Kind, name: str | None = None) -> Callable[[int], int]:
+        def find(shard: int) -> int:
+            reader = self._dataset.files.reader(shard, self._names[0])
+            number = NO_FIELD if name is None else reader.schema.field_id(name)
+            return next(each.offset for each in reader.sections if each.key == (kind, number, 0))
+
+        return find
+
+    def _entries_of(self, shard: int) -> tuple[int, list[int]]:
+        """The bytes that the index has for a row, and which entries of them are the fields'.
+
+        Of a mixture, shards may have other fields besides.
+        """
+        found = self._entries.get(shard)
+        if found is None:
+            stored = list(self._dataset.files.reader(shard, self._names[0]).schema.records)
+            found = len(stored) * ENTRY.size, [stored.index(name) for name in self._names]
+            self._entries[shard] = found
+        return found
+
+    def tables(self, local: Rows, shards: Rows) -> list[Ranges]:
+        """What says where the records of some rows lie, and which shapes they have."""
+        row_bytes = np.array([self._entries_of(shard)[0] for shard in shards.tolist()], np.int64)
+        starts = self._index.first(shards) + local * row_bytes
+        shapes = [lane.ranges(local, shards) for lane in self._shapes]
+        return [Ranges(starts, starts + row_bytes), *shapes]
+
+    def ranges(self, local: Rows, shards: Rows) -> Ranges:
+        """Where the records of some rows lie; the index is read, and waited for.
+
+        What cannot be right, in an index that nobody has checked yet, is left out.
+
+        Raises:
+            OSError: a file cannot be read.
+        """
+        order = np.lexsort((local, shards))
+        local, shards = local[order], shards[order]
+        cuts = np.flatnonzero(np.diff(shards)) + 1
+        parts = [
+            self._read_index(int(shards[part[0]]), local[part])
+            for part in np.split(np.arange(len(order)), cuts)
+        ]
+        entries = np.concatenate(parts)
+        starts = self._payload.first(shards)[:, None] + entries["offset"].astype(np.int64)
+        ends = starts + stored_bytes(entries).astype(np.int64)
+        is_right = (starts <= ends) & (starts >= self._starts[shards][:, None])
+        is_right &= ends <= self._ends[shards][:, None]
+        return Ranges(starts[is_right], ends[is_right])
+
+    def _read_index(self, shard: int, local: Rows) -> npt.NDArray[np.void]:
+        """The fields' entries of rows of one shard, which ascend: (rows, fields)."""
+        number, (row_bytes, chosen) = np.array([shard]), self._entries_of(shard)
+        first = int(self._index.first(number)[0] - self._starts[shard])
+        entries = np.zeros((len(local), row_bytes // ENTRY.size), ENTRY_DTYPE)
+        lines = entries.view(np.uint8).reshape(len(local), row_bytes)
+        cuts = [0, *(np.flatnonzero(np.diff(local) != 1) + 1).tolist(), len(local)]
+        fd = open_shard(self._files.path(int(self._numbers[shard])))
+        try:
+            for begin, end in zip(cuts, cuts[1:], strict=False):
+                offset = first + int(local[begin]) * row_bytes
+                os.preadv(fd, [lines[begin:end].reshape(-1).data], offset)
+        finally:
+            os.close(fd)
+        return entries[:, chosen]
+
+
+class Extents:
+    """Where the values of some fields lie. Borrows the dataset.
+
+    Args:
+        dataset: whose shards are opened when they are first asked about.
+        fields: their names.
+        verify: as the loader has it: what is to be hashed is read whole.
+        has_streams: whether all packets of streams are among the values, or none: how much of them
+            a clip or a transform will read, nobody can tell.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        fields: Sequence[str],
+        verify: str,
+        *,
+        has_streams: bool = False,
+    ) -> None:
+        self.files = Files(dataset, fields)
+        self._dataset = dataset
+        self._columns: list[_Column] = []
+        self._records: list[_Records] = []
+        for names, numbers in self.files.groups:
+            starts = self.files.starts[numbers]
+            columns = [name for name in names if name in dataset.schema.columns]
+            self._columns += [_Column(dataset, name, starts, verify) for name in columns]
+            stored = dataset.schema.records
+            streams = {n for n, f in stored.items() if isinstance(f, STREAMED)}
+            records = [n for n in names if n in stored and (has_streams or n not in streams)]
+            if records:
+                self._records.append(_Records(dataset, records, self.files, numbers))
+
+    def fixed(self, rows: Rows, shards: Rows) -> Ranges:
+        """What is read of rows of the dataset but records: columns, hashes, tables of records."""
+        local = rows - self._dataset.starts.take(shards)
+        found = [each for column in self._columns for each in column.ranges(local, shards)]
+        found += [each for records in self._records for each in records.tables(local, shards)]
+        return joined(found)
+
+    def records(self, rows: Rows, shards: Rows) -> Ranges:
+        """Where the records of rows of the dataset lie: what says so is read, and waited for.
+
+        Raises:
+            OSError: a file cannot be read.
+        """
+        if not self._records:
+            return NOTHING
+        local = rows - self._dataset.starts.take(shards)
+        return joined([each.ranges(local, shards) for each in self._records])

@@ -1,0 +1,247 @@
+"""Fill a block with a batch: the work of a worker, and of main when it has no workers.
+
+A batch is a pure function of (dataset, recipe, plan, step): whoever fills it, and however often,
+writes the same bytes. The origin table is written before mapped memory is touched or user code is
+called, so that whatever kills the process, main can say what it was doing.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from shardio._engine.filling.advice import Advice
+from shardio._engine.filling.batched import Batches, Share
+from shardio._engine.filling.clips import VideoClips
+from shardio._engine.filling.itinerary import Itinerary, Stretch
+from shardio._engine.filling.packed import PackedTokens
+from shardio._engine.filling.pictures import Pictures
+from shardio._engine.filling.recipe import Plan, Recipe, Schemas
+from shardio._engine.filling.sizing import heap_bytes_by
+from shardio._engine.filling.sounds import Sounds
+from shardio._engine.filling.stored import StoredValues
+from shardio._engine.filling.transformed import Call, TransformedValues, call_keyed
+from shardio._workers.processes.blocks import BlockMap
+from shardio.batch.layout import EMPTY, FILLED, NO_FIELD, BlockLayout, pack_state
+from shardio.batch.schema_inference import infer_schema
+from shardio.dataset.dataset import Dataset
+from shardio.errors import SchemaError
+from shardio.format.schema import Schema
+from shardio.order.partition import Division
+from shardio.samples.pictures import decoded
+from shardio.shard.verification import Rows
+
+RowByRow = Callable[[npt.NDArray[np.int64], BlockLayout, BlockMap, npt.NDArray[np.int32]], int]
+"""Fills the rows of a block, or of a scratch, one by one; returns how much of the heap is used. The
+first argument and the last are the batch's origins and their states."""
+
+_ALL_FILLED: Final = pack_state(NO_FIELD, FILLED)
+
+
+class Filler:
+    """Fills blocks by one recipe.
+
+    Args:
+        recipe: what is in a batch.
+        dataset: opened on recipe.path; borrowed.
+        passes: what user code may raise without its being counted as the transform's failure.
+        beware: called with the shards of a batch before any of it is read.
+        call: how functions of the user are called.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        dataset: Dataset,
+        passes: tuple[type[BaseException], ...] = (),
+        beware: Callable[[Rows], None] | None = None,
+        call: Call = call_keyed,
+    ) -> None:
+        self._recipe, self._dataset, self._beware = recipe, dataset, beware
+        self._source = Schema({name: dataset.schema[name] for name in recipe.fields})
+        self._advice = Advice(recipe, dataset)
+        self._itinerary = Itinerary(dataset, shuffle=recipe.shuffle, seed=recipe.seed)
+        self._heap_bytes = 0
+        pictures = Pictures(dataset, recipe.pictures, recipe.dct)
+        self._clips = None
+        if recipe.cut is not None:
+            is_heard = recipe.hearing is not None
+            self._clips = VideoClips(dataset, recipe.cut, needs_times=is_heard)
+        self._sounds = None
+        if recipe.hearing is not None:
+            self._sounds = Sounds(dataset, recipe.hearing, self._clips)
+        self._packed = None
+        if recipe.packing is not None:
+            self._packed = PackedTokens(dataset, recipe.packing.pack, recipe.verify)
+        media = pictures, self._clips, self._sounds, self._packed
+        self._stored = StoredValues(dataset, self._source, *media)
+        self._transformed = TransformedValues(recipe, dataset, *media, passes, call)
+        self._batches = Batches(
+            recipe,
+            dataset,
+            self._source,
+            self._stored,
+            self._transformed,
+            passes,
+            call,
+        )
+
+    def close(self) -> None:
+        """Let go of what is open of the dataset. Idempotent."""
+        if self._packed is not None:
+            self._packed.close()
+        if self._sounds is not None:
+            self._sounds.close()
+        if self._clips is not None:
+            self._clips.close()
+
+    def share_steps(self, n_workers: int) -> None:
+        """So many fill the blocks of a pass, and this one of them about as many as any other."""
+        self._itinerary.n_workers = n_workers
+
+    def batch_schema(self, number: int = 0) -> Schema:
+        """What a sample of a batch is: the fields, or what the transform makes of one sample.
+
+        That is sample `number` of the view, whatever the order.
+
+        Raises:
+            TransformError: the transform raised, or returned what cannot be put into a batch.
+        """
+        if self._recipe.transform is None or not self._recipe.n_samples:
+            return self._recipe.delivered(self._dataset)
+        stretch, cut = self._itinerary.first(number), self._recipe.cut
+        row, shard = int(stretch.rows[0]), int(stretch.shards[0])
+        if self._beware is not None:
+            self._beware(stretch.shards_within(slice(0, 1)))
+        sample = self._transformed.sample(stretch, 0, epoch=0, position=number)
+        try:
+            source = self._source if cut is None else cut.delivered(self._source)
+            if self._recipe.packing is not None:
+                source = self._recipe.packing.pack.delivered(source)
+            if self._recipe.hearing is not None:
+                source = self._recipe.hearing.delivered(source)
+            schema = self._recipe.collation.loosen(infer_schema(sample, source))
+            if self._recipe.pictures:
+                schema = decoded(schema)  # of one that the first sample lacks
+            self._heap_bytes = heap_bytes_by(sample, schema, self._recipe.block_rows)
+            return schema
+        except SchemaError as error:
+            raise self._transformed.placed(str(error), row, shard, number) from None
+
+    def schemas(self, number: int = 0) -> Schemas:
+        """What samples are, and what the user's functions make of a batch.
+
+        That is the first batch; where samples may be skipped, one of sample `number` alone, which
+        is filled up with copies of it.
+
+        Raises:
+            TransformError, ShardCorrupt: naming samples.
+            InvalidArgument: the collation does not go with the samples.
+        """
+        recipe = self._recipe
+        samples = self.batch_schema(number)
+        if not recipe.makes_batches or not recipe.n_samples:
+            return Schemas(samples, heap_bytes=self._heap_bytes)
+        n_rows = recipe.block_rows
+        if recipe.skips:
+            stretch, part = self._itinerary.first(number), slice(0, 1)
+        else:
+            plan = Plan(0, Division(recipe.n_samples, 0, n_rows, tail="pad"))
+            stretch, part = self._itinerary.stretch(plan, 0)
+        start = number if recipe.skips else 0
+        states = np.empty(part.stop - part.start, np.int32)
+        if self._beware is not None:
+            self._beware(stretch.shards_within(part))
+        return self._batches.first(samples, Share(stretch, part, 0, start, n_rows, states))
+
+    def fill(
+        self,
+        layout: BlockLayout,
+        memory: BlockMap,
+        plan: Plan,
+        step: int,
+        row_by_row: RowByRow | None = None,
+    ) -> tuple[int, int]:
+        """Fill a block with a batch of a pass; returns (rows, bytes used in the heap).
+
+        `row_by_row` is what fills the rows that are read, if not this filler all at once.
+
+        Raises:
+            ShardCorrupt, TransformError, MemoryShort: naming the sample.
+        """
+        stretch, part = self._itinerary.stretch(plan, step)
+        self._advice.before(plan, step, stretch, part)
+        n_read = part.stop - part.start
+        views = memory.views
+        if views is None:
+            views = memory.views = layout.views(memory.bytes)
+        origins, states = views.origins, views.states
+        if n_read < len(states):
+            states[n_read:] = EMPTY
+            origins, states = origins[:n_read], states[:n_read]
+        if row_by_row is not None:
+            one_by_one = functools.partial(row_by_row, origins)
+        else:
+            origins[:] = stretch.origins[part]
+            one_by_one = None
+        if layout.inner is not None or layout.joins:
+            if self._beware is not None:
+                self._beware(stretch.shards_within(part))
+            n_rows = layout.n_rows if plan.division.tail == "pad" else n_read
+            start = plan.division.read(step)[0]
+            share = Share(stretch, part, plan.epoch, start, n_rows, states)
+            heap = self._batches.fill(layout, memory, share, one_by_one)
+        elif one_by_one is not None:
+            heap = one_by_one(layout, memory, states)
+        elif self._recipe.transform is None and self._beware is None:
+            heap = self._stored.fill(layout, memory, views, stretch, part, states)
+        else:
+            start = plan.division.read(step)[0]
+            heap = self.fill_rows(layout, memory, stretch, part, states, plan.epoch, start)
+        states[:] = _ALL_FILLED
+        if plan.division.tail == "pad":
+            start, stop = plan.division.share(step)
+            if stop - start < layout.n_rows:
+                layout.pad(memory.bytes, n_read, stop - start)
+            return layout.n_rows, heap
+        return n_read, heap
+
+    def fill_rows(
+        self,
+        layout: BlockLayout,
+        memory: BlockMap,
+        stretch: Stretch,
+        part: slice,
+        states: npt.NDArray[np.int32],
+        epoch: int,
+        start: int,
+    ) -> int:
+        """Fill the first rows of a block with some samples of a stretch.
+
+        Args:
+            layout, memory: of the block.
+            stretch, part: where the samples lie.
+            states: of their rows in an origin table, claimed for no field yet.
+            epoch, start: the position of the first, which keys its generators.
+
+        Returns how many bytes of the heap are used.
+
+        Raises:
+            ShardCorrupt, TransformError, MemoryShort: naming the sample.
+        """
+        if self._beware is not None:
+            self._beware(stretch.shards_within(part))
+        if self._recipe.transform is not None:
+            return self._transformed.fill(layout, memory, stretch, part, states, epoch, start)
+        views = memory.views
+        if views is None:
+            views = memory.views = layout.views(memory.bytes)
+        return self._stored.fill(layout, memory, views, stretch, part, states)
+
+    def sample_at(self, plan: Plan, position: int) -> Stretch:
+        """Where the sample at any position of a pass lies."""
+        return self._itinerary.at(plan, np.array([position]))

@@ -1,0 +1,214 @@
+"""Where the samples of a pass lie, worked out for many steps at a time.
+
+Used by `fill`. What is the same for every sample is cheap when it is done for many: a batch only
+takes its slice.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from shardio._base.cached_property import cached
+from shardio._engine.filling.recipe import Plan
+from shardio.batch.layout import CLAIMED, NO_FIELD, pack_state
+from shardio.dataset.dataset import Dataset
+from shardio.order.block_shuffle import GroupedOrder, WindowedOrder
+from shardio.order.clip_groups import BundledOrder, Bundling
+from shardio.order.mixture_order import BlendedOrder
+from shardio.order.permutation import CHUNK, OF_SOUNDS, Order, hashes_of, key_of
+from shardio.order.shard_shuffle import ShardOrder, ShardWindow
+from shardio.order.weighted import WeightedOrder
+from shardio.samples.clip_draws import Cuts, draw_cuts
+from shardio.shard.verification import Rows
+
+_STATE_SHIFT: Final = 32
+
+
+class Keys(NamedTuple):
+    """What is drawn for some samples depends on this: seed, epoch, and positions of the epoch."""
+
+    seed: int
+    epoch: int
+    positions: Rows
+
+
+class Stretch:
+    """The samples of some steps of a pass; arrays are not to be written to.
+
+    `first` is the first of the steps, `last` comes behind all of them; `numbers` are the numbers of
+    their `n` samples, `rows` their rows of all shards, `shards` the numbers of their shards,
+    `origins` their lines of a block's origin table, (n, 3), claimed for no field yet. `keys` are
+    what random numbers of them are drawn by, `tokens` what the plan says of them.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        first: int,
+        last: int,
+        numbers: Rows,
+        keys: Keys,
+        tokens: tuple[int, ...] | None = None,
+    ) -> None:
+        self._dataset, self._keys = dataset, keys
+        self.first, self.last, self.numbers, self.tokens = first, last, numbers, tokens
+        rows = dataset.rows.at(numbers)
+        self.n, self.rows, self.shards = len(rows), rows, dataset.locate(rows)
+        self.origins: npt.NDArray[np.int64] = np.empty((len(rows), 3), np.int64)
+        self.origins[:, 0] = numbers
+        self.origins[:, 1] = rows - dataset.starts.take(self.shards)
+        self.origins[:, 2] = self.shards + (pack_state(NO_FIELD, CLAIMED) << _STATE_SHIFT)
+        self._slots: dict[str, Rows] = {}
+
+    def shards_within(self, part: slice) -> Rows:
+        """The shards that some of the samples are made of."""
+        if self._dataset.rows.packed is None:
+            return self.shards[part]
+        return self._dataset.locate(self._dataset.rows.within(self.origins[part, 0]))
+
+    def slots(self, name: str) -> Rows:
+        """Where each sample's row of a column lies; for `ColumnGather.gather`."""
+        found = self._slots.get(name)
+        if found is None:
+            found = self._dataset.gather(name).place(self.rows, self.shards)
+            self._slots[name] = found
+        return found
+
+    @cached
+    def cuts(self) -> Cuts:
+        """Where the clip of each sample begins, and is cropped; of a dataset that shows clips."""
+        clips = self._dataset.rows.clips
+        if clips is None:
+            raise AssertionError("a recipe with a cut is for a dataset that shows its clips")
+        seed, epoch, positions = self._keys
+        return draw_cuts(clips, self.origins[:, 0], positions, seed=seed, epoch=epoch)
+
+    @cached
+    def sound_draws(self) -> npt.NDArray[np.uint64]:
+        """64 random bits for each sample, which say where its sound begins if that is drawn."""
+        seed, epoch, positions = self._keys
+        return hashes_of(positions, key_of(OF_SOUNDS, seed, epoch))
+
+
+class Ordering(Protocol):
+    """Which sample of the view is visited at which position of an epoch."""
+
+    def at(self, positions: Rows) -> Rows:
+        """The sample at each of `positions`, in any order; int64, not to be written to."""
+
+
+class Listed:
+    """An order that is kept in a table, which it borrows."""
+
+    def __init__(self, table: Rows) -> None:
+        self._table = table
+
+    def at(self, positions: Rows) -> Rows:
+        """The sample at each of `positions`, in any order."""
+        return self._table[positions]
+
+
+def order_of(
+    plan: Plan,
+    *,
+    shuffle: bool,
+    seed: int,
+    bundling: Bundling | None = None,
+    shard_ends: Rows | None = None,
+) -> Ordering:
+    """The order of a pass.
+
+    `shuffle` is for plans that say nothing of it, `bundling` for clips that lie in bundles where
+    they are shuffled, and `shard_ends` for windows of shards.
+    """
+    n, epoch = plan.division.n, plan.epoch
+    if isinstance(plan.window, ShardWindow):
+        if shard_ends is None:
+            raise AssertionError("a plan with windows of shards needs to know where they end")
+        return ShardOrder(shard_ends, n, plan.window.n_shards, seed=seed, epoch=epoch)
+    if plan.listed is not None:
+        return Listed(plan.listed.array)
+    if plan.sums is not None:
+        return WeightedOrder(plan.sums.array, seed=seed, epoch=epoch)
+    if plan.blend is not None:
+        window = plan.window
+        return BlendedOrder(
+            plan.blend, shuffle=shuffle, window=window, seed=seed, epoch=epoch, bundling=bundling
+        )
+    if plan.window is not None:
+        if bundling is not None:
+            return GroupedOrder(n, bundling.k, plan.window, seed=seed, epoch=epoch)
+        return WindowedOrder(n, plan.window, seed=seed, epoch=epoch)
+    if shuffle and bundling is not None:
+        return BundledOrder(bundling.bundles(n), seed=seed, epoch=epoch)
+    return Order(n, shuffle=shuffle, seed=seed, epoch=epoch)
+
+
+class Itinerary:
+    """The way of a loader's passes through a dataset; keeps the latest stretches.
+
+    Where `n_workers` share the steps of a pass, each does one of so many, in the main (`Schedule`
+    sees to that), and a stretch has those alone: what others do is not worked out.
+    """
+
+    def __init__(self, dataset: Dataset, *, shuffle: bool, seed: int) -> None:
+        self._dataset, self._shuffle, self._seed = dataset, shuffle, seed
+        self.n_workers = 1
+        """How many share the steps of a pass."""
+        self._plan: Plan | None = None
+        self._order: Ordering
+        self._stretches: dict[int, Stretch] = {}
+
+    def stretch(self, plan: Plan, step: int) -> tuple[Stretch, slice]:
+        """A stretch with the samples of a step, and which of its samples they are."""
+        division, n_workers = plan.division, self.n_workers
+        if plan is not self._plan:
+            self._plan = None  # should Ctrl-C strike here: never the order of another pass
+            self._stretches, self._order = {}, self._order_of(plan)
+            self._plan = plan
+        found = self._stretches.get(step % n_workers)
+        if found is None or not found.first <= step < found.last:
+            found = self._stretches[step % n_workers] = self._look(plan, step)
+        n_whole = division.batch_size
+        start = (step - found.first) // n_workers * n_whole
+        return found, slice(start, min(start + n_whole, found.n))  # only the last has fewer
+
+    def at(self, plan: Plan, positions: Rows) -> Stretch:
+        """A stretch of its own with the samples at some positions of a pass."""
+        order = self._order if plan is self._plan else self._order_of(plan)
+        keys = Keys(self._seed, plan.epoch, positions)
+        return Stretch(self._dataset, 0, 1, order.at(positions), keys, plan.tokens)
+
+    def first(self, number: int) -> Stretch:
+        """A stretch with one sample of the view, as it comes first in a first epoch."""
+        numbers = np.array([number])
+        return Stretch(self._dataset, 0, 1, numbers, Keys(self._seed, 0, numbers))
+
+    @cached
+    def _bundling(self) -> Bundling | None:
+        # Late: a worker's dataset is told what it shows after it was opened.
+        return self._dataset.rows.bundling
+
+    def _order_of(self, plan: Plan) -> Ordering:
+        is_in_shards = isinstance(plan.window, ShardWindow)
+        return order_of(
+            plan,
+            shuffle=self._shuffle,
+            seed=self._seed,
+            bundling=self._bundling,
+            shard_ends=self._dataset.rows.shard_ends if is_in_shards else None,
+        )
+
+    def _look(self, plan: Plan, step: int) -> Stretch:
+        division, every = plan.division, self.n_workers
+        n_steps = max(1, CHUNK // division.batch_size) * every
+        begin, own = step - step % n_steps, step % every
+        first = max(division.first_step, begin)
+        first += (own - first) % every
+        last = min(division.last_step, begin + n_steps)
+        positions = division.positions(first, last, every)
+        keys = Keys(self._seed, plan.epoch, positions)
+        return Stretch(self._dataset, first, last, self._order.at(positions), keys, plan.tokens)

@@ -1,0 +1,206 @@
+"""Make one array of the values that all samples of a batch have for a field. Used by `fill`.
+
+Each is written straight into the heap of the block, behind what is there already: padded, stacked,
+or one after another. Rows that only fill a batch up repeat those before them, round and round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from shardio._engine.filling.heap import reserve
+from shardio._workers.processes.blocks import BlockMap
+from shardio.batch.collation import Join
+from shardio.batch.layout import CLAIMED, BlockLayout, JoinSlot, pack_state
+from shardio.dataset.dataset import Dataset
+from shardio.errors import SchemaError, ShardCorrupt
+from shardio.format.checksum import distinct
+from shardio.format.index import full_shape
+from shardio.format.schema import Schema
+from shardio.shard.verification import Rows
+
+Values = list[npt.NDArray[Any] | None]
+"""What the rows of a batch have for a field, None where it is absent."""
+Places = Callable[[int], str]
+"""Says which sample a row of the batch is, for messages."""
+
+
+def join(
+    layout: BlockLayout,
+    memory: BlockMap,
+    slot: JoinSlot,
+    values: Values,
+    n_rows: int,
+    used: int,
+    places: Places,
+) -> int:
+    """Put the values of a field into the heap as one array; returns how much is used then.
+
+    Args:
+        layout, memory: of the block.
+        slot: where the array goes.
+        values: of the rows that are read, as arrays of the field's dtype.
+        n_rows: how many rows the batch has, those that fill it up included.
+        used: how much of the heap is used.
+        places: names samples.
+
+    Raises:
+        SchemaError: the shapes cannot be joined; it names the samples.
+        MemoryShort: there is no memory for it.
+    """
+    n_read = len(values)
+    values = values + [values[i % n_read] for i in range(n_rows - n_read)]
+    n_dims = len(slot.join.field.shape)
+    lengths = np.zeros((n_rows, n_dims), np.int64)
+    for i, value in enumerate(values):
+        if value is not None:
+            lengths[i] = value.shape
+    if slot.join.rule.kind == "ragged":
+        return _concatenate(layout, memory, slot, values, lengths, used, places)
+    sizes = _sizes(slot.join, values, lengths, places)
+    out, used = reserve(layout, memory, slot.values, (n_rows, *sizes), used)
+    is_full = (lengths == sizes).all()
+    if not is_full:
+        out.fill(0)
+    for i, value in enumerate(values):
+        if value is not None:
+            out[i][() if is_full else tuple(map(slice, value.shape))] = value
+    if slot.beside is not None:
+        mask, used = reserve(layout, memory, slot.beside, (n_rows, *sizes), used)
+        _mask(mask, lengths, sizes)
+    return used
+
+
+def _sizes(
+    join: Join, values: Values, lengths: npt.NDArray[np.int64], places: Places
+) -> tuple[int, ...]:
+    """How large the array of each sample becomes."""
+    # Where nothing is there, an axis that does not vary is as long as ever.
+    largest = np.maximum(lengths.max(0), [n or 0 for n in join.field.shape])
+    if join.rule.kind == "stack":
+        _check_equal(join, values, 0, places)
+    wanted = join.rule.sizes or (None,) * len(largest)
+    sizes = tuple(
+        n if size is None else size for n, size in zip(largest.tolist(), wanted, strict=True)
+    )
+    if (largest > sizes).any():
+        i = int((lengths > sizes).any(1).argmax())
+        raise SchemaError(
+            f"field {join.name!r}: collate pads to {join.rule.sizes}, and the shape of {places(i)} "
+            f"is {tuple(lengths[i].tolist())}: pad to a larger shape, or to None, the largest of "
+            "the batch"
+        )
+    return sizes
+
+
+def _check_equal(join: Join, values: Values, first_axis: int, places: Places) -> None:
+    """Make sure that all shapes are the same from an axis on."""
+    there = [(i, value.shape) for i, value in enumerate(values) if value is not None]
+    for i, shape in there:
+        k, first = there[0]
+        if shape[first_axis:] != first[first_axis:]:
+            ways = '"pad" or "list"' if first_axis else '"pad", "ragged" or "list"'
+            what = "differ in the first axis alone" if first_axis else "be the same"
+            raise SchemaError(
+                f"field {join.name!r}: with collate={join.rule.kind!r} the shapes of a batch must "
+                f"{what}; that of {places(k)} is {first}, and that of {places(i)} is {shape}: "
+                f"ask for {ways}"
+            )
+
+
+def _mask(out: npt.NDArray[np.bool_], lengths: npt.NDArray[np.int64], sizes: Rows | Any) -> None:
+    """True where there are values: below the lengths, in every dimension."""
+    out.fill(True)
+    n_rows, n_dims = lengths.shape
+    for axis, size in enumerate(sizes):
+        is_inside = np.arange(size) < lengths[:, axis, None]
+        shape = [1] * n_dims
+        shape[axis] = size
+        out &= is_inside.reshape(n_rows, *shape)
+
+
+def _concatenate(
+    layout: BlockLayout,
+    memory: BlockMap,
+    slot: JoinSlot,
+    values: Values,
+    lengths: npt.NDArray[np.int64],
+    used: int,
+    places: Places,
+) -> int:
+    """The values one after another along the first axis, and where each begins."""
+    _check_equal(slot.join, values, 1, places)
+    there = [value for value in values if value is not None]
+    inner = there[0].shape[1:] if there else tuple(n or 0 for n in slot.join.field.shape[1:])
+    out, used = reserve(layout, memory, slot.values, (int(lengths[:, 0].sum()), *inner), used)
+    if there:
+        np.concatenate(there, out=out)
+    if slot.beside is None:
+        return used
+    offsets, used = reserve(layout, memory, slot.beside, (len(values) + 1,), used)
+    offsets[0] = 0
+    np.cumsum(lengths[:, 0], out=offsets[1:])
+    return used
+
+
+class StoredJoins:
+    """Joins what is stored; borrows the dataset."""
+
+    def __init__(self, dataset: Dataset, source: Schema) -> None:
+        self._dataset = dataset
+        self._claims = {name: pack_state(i, CLAIMED) for i, name in enumerate(source)}
+
+    def fill(
+        self,
+        layout: BlockLayout,
+        memory: BlockMap,
+        rows: Rows,
+        shards: Rows,
+        n_rows: int,
+        states: npt.NDArray[np.int32],
+        used: int,
+        places: Places,
+    ) -> int:
+        """Join every field that is to be; returns how much of the heap is used then.
+
+        Args:
+            layout, memory: of the block.
+            rows, shards: of the samples that are read.
+            n_rows: how many rows the batch has, those that fill it up included.
+            states: of the samples in the origin table.
+            used: how much of the heap is used.
+            places: names samples.
+
+        Raises:
+            ShardCorrupt, SchemaError, MemoryShort: naming the sample.
+        """
+        for slot in layout.joins:
+            states[:] = self._claims[slot.join.name]
+            values: Values = [None] * len(rows)
+            for shard in distinct(shards).tolist():
+                at = np.flatnonzero(shards == shard)
+                self._read(slot.join, shard, at, rows[at] - self._dataset.starts[shard], values)
+            used = join(layout, memory, slot, values, n_rows, used, places)
+        return used
+
+    def _read(self, join: Join, shard: int, places: Rows, local: Rows, values: Values) -> None:
+        """The arrays that some samples of one shard have: views of its map, where it is raw."""
+        name, field = join.name, join.field
+        reader = self._dataset.files.reader(shard, name)
+        entries = reader.records.entries(name, local)
+        dims = reader.records.shapes(name, local)
+        absent = reader.records.absent(name, local, entries)
+        records = reader.records.read(name, local, entries)
+        for i, (place, record) in enumerate(zip(places.tolist(), records, strict=True)):
+            if i in absent:
+                continue
+            try:
+                shape = full_shape(field, dims[i], len(record))
+            except ShardCorrupt as error:
+                offset = reader.records.offset + int(entries["offset"][i])
+                raise reader.records.placed(error, name, int(local[i]), offset) from error
+            values[place] = np.frombuffer(record, field.numpy).reshape(shape)

@@ -1,0 +1,194 @@
+"""A recipe and a plan: everything that decides what is in a batch; and what that looks like."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple, Self
+
+from shardio._workers.processes.shared import SharedArray
+from shardio.batch.collation import STACKED, Collation
+from shardio.batch.layout import BlockLayout, lay_out, lay_out_whole
+from shardio.dataset.dataset import Dataset
+from shardio.dataset.mixture import Mixed
+from shardio.format.schema import Schema
+from shardio.order.block_shuffle import Window
+from shardio.order.mixture_order import Blend
+from shardio.order.partition import Division
+from shardio.order.shard_shuffle import ShardWindow
+from shardio.remote.places import Remote
+from shardio.samples.audio import HeardField, Hearing
+from shardio.samples.clip_draws import Cut
+from shardio.samples.pictures import common_sizes, decoded
+from shardio.shard.verification import Verify
+from shardio.storage.filesystems import Access
+from shardio.views.packing import Packing
+
+Dct = Literal["accurate", "fast"]
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """Everything that decides what is in a batch; travels to the workers once.
+
+    `transform` is the user's; `takes_rng` says whether it wants a generator too. `n_samples` are
+    those of `subset`, if one is named, in the state of the dataset that `generation` numbers.
+    `block_rows` is how many samples a block has room for. `skips` says whether a sample that fails
+    gives its place to another. `batch_transform` is the user's as well, and is given whole batches.
+    `mixed` is what several datasets are opened by, in the place of one, and `path` for messages.
+    `pictures` are the fields that are decoded, with that `dct`; `cut` says which clips of videos
+    samples are, and `hearing` how their sound arrives; `packing` which windows of tokens they are.
+    `remote` says how a dataset in an object store is read.
+    """
+
+    path: str
+    fields: tuple[str, ...]
+    block_rows: int
+    n_samples: int
+    shuffle: bool
+    seed: int
+    verify: Verify
+    access: Access
+    transform: Callable[..., Any] | None
+    takes_rng: bool
+    subset: str | None = None
+    generation: int | None = None
+    skips: bool = False
+    collation: Collation = STACKED
+    batch_transform: Callable[..., Any] | None = None
+    batch_takes_rng: bool = False
+    mixed: Mixed | None = None
+    pictures: tuple[str, ...] = ()
+    dct: Dct = "accurate"
+    cut: Cut | None = None
+    hearing: Hearing | None = None
+    packing: Packing | None = None
+    remote: Remote | None = None
+
+    @property
+    def n_selected(self) -> int:
+        """How many rows main hands over, if what is read is a selection."""
+        if self.mixed is not None:
+            return self.mixed.n_selected
+        if self.packing is not None:
+            return self.packing.n_documents
+        return self.n_samples if self.cut is None else self.cut.n_videos
+
+    @property
+    def heard(self) -> tuple[HeardField, ...]:
+        """The fields whose sound is decoded."""
+        return () if self.hearing is None else self.hearing.fields
+
+    @property
+    def makes_batches(self) -> bool:
+        """Whether a function of the user makes something of whole batches."""
+        return self.batch_transform is not None or self.collation.function is not None
+
+    @property
+    def runs_user_code(self) -> bool:
+        """Whether any function of the user runs where batches are made."""
+        return self.transform is not None or self.makes_batches
+
+    def delivered(self, dataset: Dataset) -> Schema:
+        """What samples are without a transform: the fields, with whatever is decoded.
+
+        Raises:
+            ShardCorrupt: the part of the index is damaged that has the sizes of pictures.
+        """
+        found = Schema({name: dataset.schema[name] for name in self.fields})
+        if self.packing is not None:
+            return self.packing.pack.delivered(found)
+        if self.cut is not None:
+            found = self.cut.delivered(found)
+        if self.hearing is not None:
+            found = self.hearing.delivered(found)
+        return decoded(found, common_sizes(dataset, self.pictures)) if self.pictures else found
+
+    def lay_out(self, schemas: Schemas) -> BlockLayout:
+        """How batches lie in blocks.
+
+        Raises:
+            InvalidArgument: the collation does not go with the samples.
+        """
+        samples = schemas.samples
+        layout = lay_out(samples, self.block_rows, self.collation)
+        decoded_ones = {*self.pictures, *(field.name for field in self.heard)}
+        of_values = any(slot.join.name in decoded_ones for slot in layout.joins)
+        if layout.joins and (of_values or self.transform is not None):
+            # Values come sample by sample, and can be joined when all are there.
+            layout = replace(layout, inner=lay_out(samples, self.block_rows))
+        if schemas.batch is None:
+            return layout
+        return lay_out_whole(schemas.batch, schemas.whole, layout)
+
+
+class Schemas(NamedTuple):
+    """What samples are when they are put into a batch, and what the user makes of whole batches.
+
+    Of `batch`, None if he makes nothing, `whole` are the arrays; all else are lists. `heap_bytes`
+    is what a batch takes in a heap, as far as the first sample or batch tells.
+    """
+
+    samples: Schema
+    batch: Schema | None = None
+    whole: frozenset[str] = frozenset()
+    heap_bytes: int = 0
+
+    def pack(self) -> bytes:
+        """The bytes that travel between main and its workers."""
+        batch = None if self.batch is None else self.batch.to_json()
+        return pickle.dumps((self.samples.to_json(), batch, self.whole, self.heap_bytes))
+
+    @classmethod
+    def unpack(cls, packed: bytes) -> Schemas:
+        """What was packed, by our own parent or worker: never data."""
+        samples, batch, whole, heap_bytes = pickle.loads(packed)
+        made = None if batch is None else Schema.from_json(batch)
+        return cls(Schema.from_json(samples), made, whole, heap_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What one pass goes over; travels to a worker before the first task of the pass.
+
+    How its samples are chosen: `listed`, by a table of all; `sums`, by weighted draws; `window`,
+    shuffled inside of windows, of runs or of shards; with none of these, as the recipe says. With
+    `blend` they are those of several sources, each of which is shuffled so. `tokens` is how many
+    tokens each source has, where the last ones are padded to a window.
+    """
+
+    epoch: int
+    division: Division
+    window: Window | ShardWindow | None = None
+    listed: SharedArray | None = None
+    sums: SharedArray | None = None
+    blend: Blend | None = None
+    tokens: tuple[int, ...] | None = None
+
+    @property
+    def sizes(self) -> tuple[int, ...] | None:
+        """How many samples each source of a mixture has."""
+        return None if self.blend is None else self.blend.sizes
+
+    def pack(self) -> tuple[bytes, list[int]]:
+        """It as a message, and the descriptors that go with it, which stay its own."""
+        tables = {}
+        if self.listed is not None:
+            tables["listed"] = self.listed
+        if self.sums is not None:
+            tables["sums"] = self.sums
+        shapes = {name: (each.array.dtype.str, len(each.array)) for name, each in tables.items()}
+        content = self.epoch, self.division, self.window, self.blend, self.tokens, shapes
+        return pickle.dumps(content), [each.fd for each in tables.values()]
+
+    @classmethod
+    def unpack(cls, message: bytes, fds: Sequence[int]) -> Self:
+        """What `pack` gave; takes the descriptors over."""
+        # From our own parent, never from data.
+        epoch, division, window, blend, tokens, shapes = pickle.loads(message)
+        tables = {
+            name: SharedArray.received(fd, *shape)
+            for (name, shape), fd in zip(shapes.items(), fds, strict=True)
+        }
+        return cls(epoch, division, window, blend=blend, tokens=tokens, **tables)

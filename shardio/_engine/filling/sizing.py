@@ -1,0 +1,145 @@
+"""How large a block is, and how many there are: known before the first, to check the budget."""
+
+from __future__ import annotations
+
+import math
+import mmap
+from collections.abc import Mapping
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from shardio._engine.filling.recipe import Recipe
+from shardio._workers.tasks.schedule import QUICK_DEPTH
+from shardio.batch.collation import Join
+from shardio.batch.layout import ALIGNMENT, BlockLayout, is_fixed
+from shardio.dataset.dataset import Dataset
+from shardio.errors import MemoryShort
+from shardio.format.schema import Schema
+from shardio.format.values import encode_record
+from shardio.samples.audio import HeardField
+from shardio.shard.verification import Rows
+
+_SAMPLED: Final = 256
+_MARGIN: Final = 1.5
+_PREFETCH: Final = 2
+_SMALL_BYTES: Final = 1 << 20
+_SAMPLE_BYTES: Final = 4
+"""Of decoded sound; that of integers is half."""
+
+
+def block_bytes(
+    layout: BlockLayout,
+    recipe: Recipe,
+    dataset: Dataset,
+    memory_bytes: int,
+    heap_bytes: int = 0,
+) -> int:
+    """The size of a new block; what varies is guessed from the first shard, and blocks grow.
+
+    Args:
+        layout, recipe, dataset: of the batches.
+        memory_bytes: budget of all blocks.
+        heap_bytes: what a batch has in its heap, as far as the first sample or batch tells.
+
+    Raises:
+        MemoryShort: the budget is smaller than one block.
+    """
+    heap = _expected_heap(layout, recipe, dataset)
+    n_bytes = layout.heap + max(heap, _whole_pages(heap_bytes + _stated_bytes(layout)))
+    if n_bytes > memory_bytes:
+        raise MemoryShort(
+            f"a batch of {recipe.block_rows} samples needs a block of {n_bytes} bytes; "
+            f"memory_bytes allows {memory_bytes}: raise it, or lower batch_size"
+        )
+    return n_bytes
+
+
+def heap_bytes_by(sample: Mapping[str, Any], schema: Schema, n_rows: int) -> int:
+    """What n_rows samples take in a heap, by the values that vary of one that a transform made.
+
+    Raises:
+        SchemaError: it does not fit the schema.
+    """
+    per_row = 0
+    for name, field in schema.items():
+        if not is_fixed(schema, name):
+            record, _ = encode_record(name, field, sample[name])
+            per_row += record.nbytes + ALIGNMENT
+    return int(_MARGIN * per_row * n_rows)
+
+
+def n_blocks_wanted(n_workers: int, prefetch: int | None, n_bytes: int) -> int:
+    """How many blocks of n_bytes a pass needs, if there is memory.
+
+    One per worker and `prefetch` more, and one for the batch in the loop's hands; without workers
+    nothing is filled ahead. Few are faster than many, as they stay in the cache; but small ones are
+    filled so fast that main hardly comes to give out the next. So by default there are so many of
+    those that each worker can have as many tasks as a quick one may, while the loop has as many
+    batches to come.
+    """
+    if not n_workers:
+        return 2
+    if prefetch is not None:
+        return n_workers + prefetch + 1
+    n_extra = n_workers * (QUICK_DEPTH - 1) + QUICK_DEPTH if n_bytes <= _SMALL_BYTES else 0
+    return n_workers + _PREFETCH + 1 + n_extra
+
+
+def _expected_heap(layout: BlockLayout, recipe: Recipe, dataset: Dataset) -> int:
+    names = [slot.name for slot in layout.varying if slot.name in recipe.fields]
+    names += [slot.join.name for slot in layout.joins]
+    n = min(_SAMPLED, recipe.n_samples)
+    if not names or not n or recipe.runs_user_code:
+        return mmap.PAGESIZE if layout.has_heap else 0
+    n_rows = dataset.shards[0].n_samples
+    rows = np.linspace(0, max(0, n_rows - 1), min(n, n_rows), dtype=np.int64)
+    per_row = 0.0
+    heard = {field.name: field for field in recipe.heard}
+    for name in names if len(rows) else []:
+        if name in heard:
+            per_row += _heard_bytes(dataset, heard[name], rows)
+            continue
+        records = dataset.files.reader(0, name).records
+        join = next((slot.join for slot in layout.joins if slot.join.name == name), None)
+        if join is not None and join.rule.kind == "pad":
+            per_row += _padded_bytes(join, records.shapes(name, rows))
+        else:
+            per_row += _MARGIN * records.entries(name, rows)["n_bytes"].mean()
+    return _whole_pages(int(per_row * recipe.block_rows)) + mmap.PAGESIZE
+
+
+def _heard_bytes(dataset: Dataset, field: HeardField, rows: Rows) -> float:
+    """What the longest of some sounds takes when it is decoded, and its mask if it is padded.
+
+    Clips are shorter, but how much is not known here.
+    """
+    if dataset.rows.clips is not None:
+        return 0
+    records = dataset.files.reader(0, field.name).records
+    lines = records.streams.lines(field.name, rows, records.entries(field.name, rows))
+    seconds = lines["n_frames"] / np.maximum(1, lines["height"])
+    return float(seconds.max()) * field.rate * field.channels * (_SAMPLE_BYTES + 1)
+
+
+def _stated_bytes(layout: BlockLayout) -> int:
+    """What arrays take that are padded to a shape which is stated as a whole, with their masks."""
+    n_items = [
+        (math.prod(n or 0 for n in join.rule.sizes or (0,)), join.field.numpy.itemsize + 1)
+        for join, _, _ in layout.joins
+    ]
+    return layout.n_rows * sum(n * size for n, size in n_items)
+
+
+def _padded_bytes(join: Join, varying: npt.NDArray[np.uint64]) -> int:
+    """What a sample's padded array takes, with its mask, if the largest are among these."""
+    largest = iter(varying.max(0).tolist())
+    found = [next(largest) if n is None else n for n in join.field.shape]
+    wanted = join.rule.sizes or found
+    n_items = math.prod(n if size is None else size for n, size in zip(found, wanted, strict=True))
+    return n_items * (join.field.numpy.itemsize + 1)
+
+
+def _whole_pages(n_bytes: int) -> int:
+    return -(-n_bytes // mmap.PAGESIZE) * mmap.PAGESIZE

@@ -1,0 +1,294 @@
+"""Fill a block with stored values, field by field, straight from the shards.
+
+Used by `fill` where there is no transform. Columns are gathered; records are copied one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from shardio._engine.filling.clips import VideoClips
+from shardio._engine.filling.heap import put_value
+from shardio._engine.filling.itinerary import Stretch
+from shardio._engine.filling.packed import PackedTokens
+from shardio._engine.filling.pictures import Pictures
+from shardio._engine.filling.sounds import Sounds
+from shardio._workers.processes.blocks import BlockMap
+from shardio.batch.layout import (
+    CLAIMED,
+    BlockLayout,
+    BlockViews,
+    FixedSlot,
+    PresenceSlot,
+    VaryingSlot,
+    pack_state,
+)
+from shardio.dataset.dataset import Dataset
+from shardio.errors import ShardCorrupt
+from shardio.format.checksum import distinct
+from shardio.format.fields import Array
+from shardio.format.index import Entries, full_shape
+from shardio.format.schema import Schema
+from shardio.shard.verification import Rows
+
+Bytes = npt.NDArray[np.uint8]
+Present = npt.NDArray[np.bool_]
+Samples = npt.NDArray[Any]
+
+
+class _Batch(NamedTuple):
+    """A block, and the samples that come into its first rows."""
+
+    layout: BlockLayout
+    memory: BlockMap
+    stretch: Stretch
+    part: slice
+    """Of the stretch."""
+    rows: Rows
+    """Those of the dataset,"""
+    shards: Rows
+    """and the shard of each."""
+
+
+class StoredValues:
+    """Copies fields of a dataset, which it borrows, into blocks."""
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        source: Schema,
+        pictures: Pictures,
+        clips: VideoClips | None = None,
+        sounds: Sounds | None = None,
+        packed: PackedTokens | None = None,
+    ) -> None:
+        self._dataset, self._source, self._pictures = dataset, source, pictures
+        self._clips, self._sounds, self._packed = clips, sounds, packed
+        self._spans = {} if sounds is None else sounds.spans
+        self._gathered = frozenset(source.columns)
+        self._claims = {name: pack_state(i, CLAIMED) for i, name in enumerate(source)}
+        self._timed = () if clips is None else clips.names[1:]
+        if clips is not None:  # the times of clips are of their videos
+            self._claims |= dict.fromkeys(self._timed, self._claims[clips.name])
+
+    def fill(
+        self,
+        layout: BlockLayout,
+        memory: BlockMap,
+        views: BlockViews,
+        stretch: Stretch,
+        part: slice,
+        states: npt.NDArray[np.int32],
+    ) -> int:
+        """Fill the rows of a batch; returns how much of the heap is used.
+
+        Args:
+            layout, memory, views: of the block.
+            stretch, part: where the samples lie.
+            states: of their rows in the origin table, which say what is being read.
+
+        Raises:
+            ShardCorrupt, MemoryShort: naming the sample.
+        """
+        rows = stretch.rows[part]
+        batch = _Batch(layout, memory, stretch, part, rows, stretch.shards[part])
+        if self._packed is not None:
+            states[:] = self._claims[self._packed.name]
+            outs = {s.name: layout.fixed_rows(memory.bytes, s, len(rows)) for s in layout.fixed}
+            self._packed.fill(outs, stretch.numbers, part, stretch.tokens)
+            return 0
+        present = {}
+        for presence in layout.presence:
+            states[:] = self._claims[presence.name]
+            present[presence.name] = self._fill_presence(batch, presence)
+        for slot, whole in zip(layout.fixed, views.fixed, strict=True):
+            if slot.name in self._spans:
+                continue  # comes with the sound
+            states[:] = self._claims[slot.name]
+            out = whole if len(whole) == len(rows) else whole[: len(rows)]
+            self._fill_fixed(batch, slot, out, present.get(slot.name))
+        used = 0
+        for varying in layout.varying:
+            states[:] = self._claims[varying.name]
+            used = self._fill_varying(batch, varying, used)
+        return used
+
+    def _by_shard(self, batch: _Batch) -> Iterator[tuple[int, Rows, Rows]]:
+        """Each shard of a batch, where in the batch its samples come, and which of its own."""
+        for shard in distinct(batch.shards).tolist():
+            places = np.flatnonzero(batch.shards == shard)
+            yield shard, places, batch.rows[places] - self._dataset.starts[shard]
+
+    def _fill_presence(self, batch: _Batch, presence: PresenceSlot) -> Present:
+        """Which of the samples have an optional field; returns the same."""
+        out = batch.layout.present(batch.memory.bytes, presence)
+        for shard, places, local in self._by_shard(batch):
+            reader = self._dataset.files.reader(shard, presence.name)
+            out[places] = reader.present(presence.name, local)
+        return out
+
+    def _fill_fixed(
+        self, batch: _Batch, slot: FixedSlot, out: Bytes, present: Present | None
+    ) -> None:
+        """Values of one size, from wherever they come."""
+        name, rows, shards = slot.name, batch.rows, batch.shards
+        stretch, part = batch.stretch, batch.part
+        if name in self._gathered:
+            slots = stretch.slots(name)[part]
+            self._dataset.gather(name).gather(slots, rows, shards, out)
+            if present is not None:  # zeros, whatever a file has in the place of no value
+                out[~present[: len(out)]] = 0
+        elif name in self._pictures.names:
+            self._decode_pictures(batch, name, list(out.reshape(-1, *slot.shape)))
+        elif self._clips is not None and name == self._clips.name:
+            self._clips.fill(out.reshape(-1, *slot.shape), rows, shards, stretch.cuts, part)
+        elif self._clips is not None and name in self._timed:
+            times = out.view(np.int64).reshape(-1, *slot.shape)
+            self._clips.fill_times(name, times, rows, shards, stretch.cuts.starts[part])
+        elif self._sounds is not None and name in self._sounds.names:
+            self._fill_sound(batch, slot)
+        else:
+            self._decode_fixed(batch, name, out)
+
+    def _fill_varying(self, batch: _Batch, slot: VaryingSlot, used: int) -> int:
+        """Values of several sizes into the heap; returns how much of it is used then."""
+        if slot.name in self._pictures.names:
+            return self._fill_pictures(batch, slot, used)
+        if self._sounds is not None and slot.name in self._sounds.names:
+            return self._fill_sounds(batch, slot, used)
+        return self._fill_records(batch, slot, used)
+
+    def _decode_fixed(self, batch: _Batch, name: str, out: Bytes) -> None:
+        """Compressed arrays of fixed shape: record by record into their rows."""
+        for shard, places, local in self._by_shard(batch):
+            reader = self._dataset.files.reader(shard, name)
+            entries = reader.records.entries(name, local)
+            records = reader.records.read(name, local, entries)
+            absent = reader.records.absent(name, local, entries)
+            for i, (place, record) in enumerate(zip(places.tolist(), records, strict=True)):
+                out[place] = 0 if i in absent else np.frombuffer(record, np.uint8)
+
+    def _decode_pictures(self, batch: _Batch, name: str, outs: list[Bytes]) -> None:
+        """Pictures, each straight into the memory that it gets."""
+        for shard, places, local in self._by_shard(batch):
+            records = self._dataset.files.reader(shard, name).records
+            entries = records.entries(name, local)
+            absent = records.absent(name, local, entries)
+            found = zip(
+                places.tolist(), local.tolist(), records.read(name, local, entries), strict=True
+            )
+            for i, (place, row, data) in enumerate(found):
+                if i in absent:
+                    outs[place][...] = 0
+                else:
+                    self._pictures.decode(data, name, shard, row, outs[place])
+
+    def _fill_pictures(self, batch: _Batch, slot: VaryingSlot, used: int) -> int:
+        """Pictures of several sizes into the heap; returns how much of it is used then."""
+        layout, memory, n = batch.layout, batch.memory, len(batch.rows)
+        sizes = np.zeros((n, 3), np.int64)
+        for shard, places, local in self._by_shard(batch):
+            sizes[places] = self._pictures.shapes(slot.name, shard, local)
+        n_bytes = sizes.prod(1)
+        starts, total = _placed(n_bytes, used, slot.alignment)
+        memory.grow(layout.heap + total)
+        extents = layout.extents(memory.bytes, slot)[:n]
+        extents["n_bytes"], extents["place"], extents["offset"] = n_bytes, starts, 0
+        layout.shapes(memory.bytes, slot)[:n] = sizes
+        heap = memory.bytes[layout.heap :]
+        outs = [
+            heap[start : start + size].reshape(shape)
+            for start, size, shape in zip(
+                starts.tolist(), n_bytes.tolist(), sizes.tolist(), strict=True
+            )
+        ]
+        self._decode_pictures(batch, slot.name, outs)
+        return total
+
+    def _sound(self, batch: _Batch, name: str) -> list[Samples | None]:
+        """Decode the sound of a batch, and write where in it there is some."""
+        if self._sounds is None:
+            raise AssertionError("a recipe without sound has no field of it")
+        layout, memory, stretch, part, rows, shards = batch
+        found = self._sounds.decode(name, rows, shards, self._sounds.starts(stretch, part))
+        slot = next(slot for slot in layout.fixed if self._spans.get(slot.name) == name)
+        spans = layout.fixed_rows(memory.bytes, slot, len(found))
+        spans[:] = [(0, 0) if each is None else each[1] for each in found]
+        return [None if each is None else each[0] for each in found]
+
+    def _fill_sound(self, batch: _Batch, slot: FixedSlot) -> None:
+        """Sound of one length."""
+        out = batch.layout.fixed_rows(batch.memory.bytes, slot, len(batch.rows))
+        for i, samples in enumerate(self._sound(batch, slot.name)):
+            out[i] = 0 if samples is None else samples
+
+    def _fill_sounds(self, batch: _Batch, slot: VaryingSlot, used: int) -> int:
+        """Sound of several lengths into the heap; returns how much of it is used then."""
+        for i, samples in enumerate(self._sound(batch, slot.name)):
+            used = put_value(batch.layout, batch.memory, slot, i, samples, used)
+        return used
+
+    def _fill_records(self, batch: _Batch, slot: VaryingSlot, used: int) -> int:
+        """Records of varying size into the heap; returns how much of it is used then."""
+        layout, memory = batch.layout, batch.memory
+        by_shard: list[tuple[int, Rows, Rows, Entries]] = []
+        n_bytes = np.zeros(len(batch.rows), np.int64)
+        for shard, places, local in self._by_shard(batch):
+            entries = self._dataset.files.reader(shard, slot.name).records.entries(slot.name, local)
+            n_bytes[places] = entries["n_bytes"]
+            by_shard.append((shard, places, local, entries))
+        starts, total = _placed(n_bytes, used, slot.alignment)
+        memory.grow(layout.heap + total)
+        extents = layout.extents(memory.bytes, slot)[: len(n_bytes)]
+        extents["n_bytes"], extents["place"] = n_bytes, starts
+        for shard, places, local, entries in by_shard:
+            extents["offset"][places] = entries["offset"]
+            self._copy_records(layout, memory, slot, shard, places, local, entries)
+        return total
+
+    def _copy_records(
+        self,
+        layout: BlockLayout,
+        memory: BlockMap,
+        slot: VaryingSlot,
+        shard: int,
+        places: Rows,
+        local: Rows,
+        entries: Entries,
+    ) -> None:
+        reader = self._dataset.files.reader(shard, slot.name)
+        field = self._source[slot.name]
+        starts = layout.extents(memory.bytes, slot)["place"][places].tolist()
+        heap = memory.bytes[layout.heap :].data
+        records = reader.records.read(slot.name, local, entries)
+        absent = reader.records.absent(slot.name, local, entries)
+        if not isinstance(field, Array):
+            for start, record in zip(starts, records, strict=True):
+                heap[start : start + len(record)] = record
+            return
+        dims = reader.records.shapes(slot.name, local)
+        shapes = layout.shapes(memory.bytes, slot)
+        for i, (place, start, record) in enumerate(
+            zip(places.tolist(), starts, records, strict=True)
+        ):
+            size = len(record)
+            heap[start : start + size] = record
+            if i in absent:
+                shapes[place] = 0
+                continue
+            try:
+                shapes[place] = full_shape(field, dims[i], size)
+            except ShardCorrupt as error:
+                offset = reader.records.offset + int(entries["offset"][i])
+                raise reader.records.placed(error, slot.name, int(local[i]), offset) from error
+
+
+def _placed(n_bytes: Rows, used: int, alignment: int) -> tuple[Rows, int]:
+    """Where in the heap values of so many bytes begin, and how much is used with them."""
+    taken = -(-n_bytes // alignment) * alignment
+    ends = -(-used // alignment) * alignment + np.cumsum(taken)
+    return ends - taken, int(ends[-1])

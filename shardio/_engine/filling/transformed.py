@@ -1,0 +1,214 @@
+"""Fill a block with what a transform makes, sample by sample. Used by `fill`."""
+
+from __future__ import annotations
+
+import os
+import traceback
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from shardio._base.cached_property import cached
+from shardio._base.phase_timers import SPENT, TRANSFORM, now_ns
+from shardio._engine.filling.clips import VideoClips
+from shardio._engine.filling.heap import put_value
+from shardio._engine.filling.itinerary import Stretch
+from shardio._engine.filling.packed import PackedTokens
+from shardio._engine.filling.pictures import Pictures
+from shardio._engine.filling.recipe import Recipe
+from shardio._engine.filling.returned import plain
+from shardio._engine.filling.sounds import Sounds
+from shardio._workers.processes.blocks import BlockMap
+from shardio._workers.processes.global_generators import seed_generators
+from shardio.batch.layout import CLAIMED, EMPTY, FILLED, NO_FIELD, BlockLayout, pack_state
+from shardio.batch.schema_inference import check_sample
+from shardio.dataset.dataset import Dataset
+from shardio.errors import SchemaError, TransformError
+from shardio.order.permutation import SampleGenerators
+
+_EMPTY: Final = pack_state(NO_FIELD, EMPTY)
+_CLAIMED: Final = pack_state(NO_FIELD, CLAIMED)
+_FILLED: Final = pack_state(NO_FIELD, FILLED)
+_HERE: Final = os.path.dirname(__file__)
+_READ_ONLY: Final = "\n  arrays given to a transform are read-only: write into a copy, x = x.copy()"
+
+Call = Callable[[int, Callable[..., Any], tuple[Any, ...]], Any]
+"""Calls a function of the user: with what keys its draws, the function, and its arguments."""
+
+
+def call_keyed(key: int, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+    """Call the user's function with the global generators keyed: it may draw from them."""
+    seed_generators(key)
+    return function(*arguments)
+
+
+class TransformedValues:
+    """Runs the user's transform on samples of a dataset, which it borrows.
+
+    `passes` is what user code may raise without its being counted as the transform's failure;
+    `call` is how it is called.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        dataset: Dataset,
+        pictures: Pictures,
+        clips: VideoClips | None = None,
+        sounds: Sounds | None = None,
+        packed: PackedTokens | None = None,
+        passes: tuple[type[BaseException], ...] = (),
+        call: Call = call_keyed,
+    ) -> None:
+        self._recipe, self._dataset, self._passes = recipe, dataset, passes
+        self._pictures = pictures if recipe.pictures else None
+        self._call, self._takes_rng = call, recipe.takes_rng
+        self._transform: Any = recipe.transform
+        self._generators = SampleGenerators(recipe.seed)
+        self._clips, self._sounds, self._packed = clips, sounds, packed
+        decoded = {
+            *(() if clips is None else (clips.name,)),
+            *(() if sounds is None else sounds.names),
+            *(() if packed is None else (packed.name,)),
+        }
+        self._stored = [name for name in recipe.fields if name not in decoded]
+        made: dict[str, tuple[str, ...]] = {f.name: (f.name, f.span) for f in recipe.heard}
+        if clips is not None:
+            made[clips.name] = clips.names
+        if packed is not None:
+            made[packed.name] = packed.names
+        self._names = [each for name in recipe.fields for each in made.get(name, (name,))]
+
+    def fill(
+        self,
+        layout: BlockLayout,
+        memory: BlockMap,
+        stretch: Stretch,
+        part: slice,
+        states: npt.NDArray[np.int32],
+        epoch: int,
+        start: int,
+    ) -> int:
+        """Fill the rows of a batch; returns how much of the heap is used.
+
+        Args:
+            layout, memory: of the block.
+            stretch, part: where the samples lie.
+            states: of their rows in the origin table.
+            epoch, start: the position of the first, which keys its generators.
+
+        Raises:
+            ShardCorrupt, TransformError, MemoryShort: naming the sample.
+        """
+        # They stay valid when the block grows: the pages are the same.
+        n = part.stop - part.start
+        arrays = [(s.name, layout.fixed_rows(memory.bytes, s, n)) for s in layout.fixed]
+        presence = [(p.name, layout.present(memory.bytes, p)) for p in layout.presence]
+        states[:] = _EMPTY
+        used = 0
+        samples, first = layout.samples, self._first
+        for i, k in enumerate(range(part.start, part.stop)):
+            states[i] = _CLAIMED
+            sample = self.sample(stretch, k, epoch=epoch, position=start + i)
+            try:
+                check_sample(sample, samples, first)
+                for name, is_present in presence:
+                    is_present[i] = sample[name] is not None
+                for name, array in arrays:
+                    value = sample[name]
+                    array[i] = 0 if value is None else value
+                for varying in layout.varying:
+                    used = put_value(layout, memory, varying, i, sample[varying.name], used)
+            except SchemaError as error:
+                row, shard = int(stretch.rows[k]), int(stretch.shards[k])
+                raise self.placed(str(error), row, shard, start + i) from None
+            states[i] = _FILLED
+        return used
+
+    @cached
+    def _first(self) -> str:
+        """What batches are laid out by, in words."""
+        rows = self._dataset.rows.at(np.zeros(1, np.int64))
+        place = named(self._dataset, int(rows[0]), int(self._dataset.locate(rows)[0]))
+        return f"the first sample ({place})"
+
+    def sample(self, stretch: Stretch, k: int, *, epoch: int, position: int) -> Any:
+        """What the transform makes of sample k of a stretch, with every generator keyed for it."""
+        dataset, generators = self._dataset, self._generators
+        row, shard = int(stretch.rows[k]), int(stretch.shards[k])
+        # Whether files were cut short is looked at for a batch, where it must not kill (`Filler`).
+        local = row - int(dataset.starts[shard])
+        sample = dataset.sample(shard, local, self._stored, beware=False)
+        if self._clips is not None:
+            start, place = int(stretch.cuts.starts[k]), stretch.cuts.place(k)
+            sample[self._clips.name] = self._clips.of_sample(shard, local, start, place)
+            sample |= self._clips.times_of_sample(shard, local, start)
+        if self._packed is not None:
+            sample |= self._packed.of_sample(int(stretch.origins[k, 0]), stretch.tokens)
+        if self._sounds is not None:
+            (start,) = self._sounds.starts(stretch, slice(k, k + 1))
+            sample |= self._sounds.fields_of(shard, local, start)
+        if len(sample) > len(self._stored):
+            sample = {name: sample[name] for name in self._names}  # in their order
+        if self._pictures is not None:
+            sample = self._pictures.of_sample(sample, shard, local)
+        _make_read_only(sample)
+        key = generators.key(epoch, position)
+        arguments = (sample, generators.keyed(key)) if self._takes_rng else (sample,)
+        start_ns = now_ns()
+        try:
+            made = self._call(key, self._transform, arguments)
+        except self._passes:
+            raise
+        except BaseException as error:  # sys.exit and StopIteration are failures too
+            what, text = told("the transform", error)
+            if isinstance(error, ValueError) and "read-only" in what:
+                what += _READ_ONLY
+            raise self.placed(what, row, shard, position, text) from error
+        SPENT.sums_ns[TRANSFORM] += now_ns() - start_ns
+        try:
+            return plain(made)
+        except SchemaError as error:
+            raise self.placed(str(error), row, shard, position) from None
+
+    def placed(
+        self, what: str, row: int, shard: int, position: int, text: str = ""
+    ) -> TransformError:
+        """What went wrong with a sample, and which it is."""
+        place = f"{named(self._dataset, row, shard)} of {self._recipe.path} (position {position})"
+        return TransformError(f"{what}\n  at {place}" + (f"\n\n{text}" if text else ""))
+
+
+def _make_read_only(sample: Mapping[str, Any]) -> None:
+    """Clear the writable flag of a sample's arrays.
+
+    Stored arrays lie in a mapped file, which must not be written to. Decoded ones own their memory,
+    but a transform that writes into them would fail on a dataset that has the same values stored.
+    """
+    for value in sample.values():
+        if isinstance(value, np.ndarray):
+            value.flags.writeable = False
+
+
+def named(dataset: Dataset, row: int, shard: int) -> str:
+    """Which sample a row of all shards is, in words."""
+    local = row - int(dataset.starts[shard])
+    return f"sample {local} of shard {dataset.shards[shard].name}"
+
+
+def told(what: str, error: BaseException) -> tuple[str, str]:
+    """What a function of the user has raised, in words, and its traceback without our frames."""
+    frames = error.__traceback__
+    while frames and frames.tb_frame.f_code.co_filename.startswith(_HERE):
+        frames = frames.tb_next
+    text = "".join(traceback.format_exception(type(error), error, frames))
+    return f"{what} raised {type(error).__name__}: {_text_of(error)}", text
+
+
+def _text_of(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception as failure:  # noqa: BLE001  # user classes fail in any way they like
+        return f"(its __str__ raised {type(failure).__name__})"

@@ -1,0 +1,1 @@
+"""Start worker processes, share memory and exchange messages with them."""

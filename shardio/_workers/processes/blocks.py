@@ -1,0 +1,350 @@
+"""The pool of blocks: shared memory that batches are filled into, and the leases on it.
+
+A block is an anonymous memory file: no name, nothing to leak, passed by descriptor. Main creates
+and owns all of them. A batch that the user holds is a *lease*: an array over the whole block that
+every other array and tensor of the batch keeps alive. (NumPy makes an array's `base` the last array
+in the chain of views: this one, as what is under it is a map.) When the last of them is gone, its
+finalizer appends the block's number to a deque, and does nothing else: it may run in any thread, in
+the middle of anything.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import mmap
+import os
+import resource
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from shardio._workers.processes.large_pages import map_whole, take_large_pages
+from shardio._workers.processes.linux import (
+    file_limit_explained,
+    files_explained,
+    interrupts_held,
+    resize_memory_file,
+)
+from shardio._workers.processes.memory import available_bytes, require
+from shardio.batch.layout import BlockViews
+from shardio.errors import MemoryShort
+from shardio.storage.fs import most_file_bytes
+
+_F_ADD_SEALS: Final = 1033
+_F_SEAL_SHRINK: Final = 2
+_MFD_NOEXEC_SEAL: Final = 8
+_STAT_BLOCK: Final = 512
+"""What `st_blocks` counts, whatever the file system's blocks are."""
+_BYTE: Final = np.dtype(np.uint8)
+
+Bytes = npt.NDArray[np.uint8]
+
+
+def reserve_memory_file(n_bytes: int, what: str) -> int:
+    """Create an anonymous memory file of n_bytes, reserved; the caller owns the descriptor.
+
+    It is sealed against shrinking: nobody can take mapped pages away.
+
+    Raises:
+        MemoryShort: there is not that much memory; nothing was reserved.
+    """
+    require(n_bytes, what)  # before the reservation: over a cgroup's limit that kills, not fails
+    with _new_memory_file(n_bytes, what) as fd:
+        take_large_pages(fd, n_bytes)
+        with _refusals_explained(n_bytes, what):
+            os.posix_fallocate(fd, 0, n_bytes)
+    return fd
+
+
+def sparse_memory_file(n_bytes: int, what: str) -> int:
+    """Likewise, but a page takes memory only when it is touched; if there is none, that kills."""
+    with _new_memory_file(n_bytes, what) as fd:
+        return fd
+
+
+@contextlib.contextmanager
+def _new_memory_file(n_bytes: int, what: str) -> Iterator[int]:
+    """A memory file, which is sealed at the end; or closed, should anything fail before."""
+    flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
+    try:
+        fd = os.memfd_create("shardio", flags | _MFD_NOEXEC_SEAL)
+    except OSError:  # kernels before 6.3 do not know this flag
+        fd = os.memfd_create("shardio", flags)
+    try:
+        resize_memory_file(fd, n_bytes, what)
+        yield fd
+        fcntl.fcntl(fd, _F_ADD_SEALS, _F_SEAL_SHRINK)
+    except BaseException:
+        os.close(fd)
+        raise
+
+
+@contextlib.contextmanager
+def _refusals_explained(n_bytes: int, what: str) -> Iterator[None]:
+    """Raise MemoryShort where the kernel has no memory although it said so when it was asked."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOMEM, errno.ENOSPC):
+            raise
+        raise MemoryShort(
+            f"the kernel refused {n_bytes} bytes for {what}, although {available_bytes()} seemed "
+            f"to be available: {error.strerror}"
+        ) from error
+
+
+class BlockMap:
+    """A mapping of one block's memory file, in main or in a worker; follows the file's growth.
+
+    Borrows the descriptor. Views of an earlier, smaller mapping stay valid: the pages are the same.
+    It grows to `most` bytes, if that is given: what memory_bytes allows all blocks.
+    """
+
+    def __init__(self, fd: int, most: int | None = None) -> None:
+        self._fd, self._most = fd, most
+        self._map()
+
+    def _map(self) -> None:
+        n_bytes = os.fstat(self._fd).st_size
+        with _refusals_explained(n_bytes, "the map of a block"):
+            self.map, self.start = map_whole(self._fd, n_bytes, self.backed_bytes())
+        self.bytes: Bytes = np.frombuffer(self.map, np.uint8, n_bytes, self.start)
+        self.views: BlockViews | None = None
+
+    def backed_bytes(self) -> int:
+        """How many bytes of the file, from its start, have memory: all, but for a trimmed end."""
+        status = os.fstat(self._fd)
+        return min(status.st_size, status.st_blocks * _STAT_BLOCK)
+
+    def see_growth(self, n_bytes: int | None = None) -> None:
+        """Map again if the file is longer than what is mapped: it must hold n_bytes, or ask it."""
+        if (os.fstat(self._fd).st_size if n_bytes is None else n_bytes) > len(self.bytes):
+            self._map()
+
+    def grow(self, n_bytes: int, better: int = 0) -> None:
+        """Give at least n_bytes of the file memory, and `better` if that is allowed.
+
+        Raises:
+            MemoryShort: there is not that much memory, or it is not allowed.
+        """
+        size = self.backed_bytes()
+        if n_bytes > size:
+            if self._most is not None:
+                if n_bytes > self._most:
+                    raise MemoryShort(
+                        f"a batch needs a block of {n_bytes} bytes; memory_bytes allows "
+                        f"{self._most}: raise it, or lower batch_size"
+                    )
+                better = min(better, self._most)
+            if (most := most_file_bytes()) is not None:
+                better = min(better, most)
+            page = mmap.PAGESIZE
+            wanted = -(-max(n_bytes, better) // page) * page
+            what = "a batch's values of varying size"
+            require(wanted - size, what)
+            with file_limit_explained(wanted, what), _refusals_explained(wanted - size, what):
+                os.posix_fallocate(self._fd, 0, wanted)
+        self.see_growth(n_bytes)
+
+
+class Block(BlockMap):
+    """One block of main's pool; owns its descriptor until the pool closes it."""
+
+    def __init__(self, number: int, n_bytes: int, most: int | None = None) -> None:
+        self.number = number
+        self.fd = reserve_memory_file(n_bytes, "a block for batches")
+        try:
+            super().__init__(self.fd, most)
+        except BaseException:
+            os.close(self.fd)
+            raise
+        self.use = 0
+        self.n_counted = 0
+        """Bytes that it has among those of its pool."""
+        self.known_to: set[int] = set()
+        """Workers that have been sent its descriptor."""
+
+    def trim(self, n_bytes: int) -> None:
+        """Give the memory behind the first n_bytes back; `grow` gets it again.
+
+        Of the file's length nothing is taken away: all maps of it stay whole, and read zeros there.
+        """
+        first = -(-n_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
+        n_behind = len(self.bytes) - first
+        if n_behind > 0:
+            with contextlib.suppress(OSError):  # then it is kept, as it was
+                self.map.madvise(mmap.MADV_REMOVE, self.start + first, n_behind)
+
+
+class _Lease(weakref.ref[Any]):
+    """Notices the end of a lease; a third of the cost of `weakref.finalize`."""
+
+    __slots__ = ("memory", "number")
+
+    number: int
+    """The block; below 0 for a copy."""
+    memory: mmap.mmap
+    """What a copy lies in: kept until it is given back."""
+
+
+class BlockPool:
+    """All blocks of one loader; owns them.
+
+    Args:
+        block_bytes: how large a new block is.
+        budget: how many bytes all blocks together may have when they are made.
+        is_trimmed: whether a block that is given back beyond the budget keeps no memory; whoever
+            fills it must make it grow.
+    """
+
+    def __init__(self, block_bytes: int, budget: int, *, is_trimmed: bool = False) -> None:
+        self.block_bytes = block_bytes
+        self._budget, self._is_trimmed = budget, is_trimmed
+        self.n_bytes = 0
+        """Bytes of memory of all blocks."""
+        self._most = max(2, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 8)
+        # A block takes two descriptors at most, here and in every worker: its own, and its map's.
+        self._blocks: list[Block] = []
+        self._idle: list[int] = []
+        self._returned: deque[_Lease] = deque()
+        # Not of self: a lease must not keep the pool. Not in Python: Ctrl-C would strike there.
+        self._end_lease = self._returned.append
+        self.kept: dict[tuple[int, int], Any] = {}
+        """What whoever wraps blocks keeps of them; goes with the pool."""
+        self._leases: dict[int, _Lease] = {}
+        self.n_copies = 0
+        """How many batches have been copied out of their blocks."""
+
+    def __getitem__(self, number: int) -> Block:
+        return self._blocks[number]
+
+    def __len__(self) -> int:
+        return len(self._blocks)
+
+    @property
+    def has_idle(self) -> bool:
+        """Whether there is a block that nobody uses."""
+        return bool(self._idle)
+
+    @property
+    def n_idle(self) -> int:
+        """How many blocks nobody uses."""
+        return len(self._idle)
+
+    def take_idle(self) -> int | None:
+        """A block that nobody uses, or None."""
+        return self._idle.pop() if self._idle else None
+
+    def make(self) -> int | None:
+        """A new block, or None where budget or memory are used up.
+
+        Raises:
+            MemoryShort: there is no memory for even the first.
+        """
+        if not self._blocks:
+            return self.make_extra()
+        if not self._has_budget:
+            return None
+        try:
+            return self.make_extra()
+        except MemoryShort:
+            return None
+
+    def make_extra(self) -> int:
+        """A new block, whatever the budget.
+
+        Raises:
+            MemoryShort: there is no memory for it.
+            EnvironmentUnsuitable: too many files are open.
+        """
+        with interrupts_held(), files_explained():
+            block = Block(len(self._blocks), self.block_bytes, self._budget)
+            self._blocks.append(block)
+            self._count(block)
+        return block.number
+
+    def see_growth(self, number: int, n_bytes: int) -> None:
+        """A worker has written so much to a block, and perhaps made it grow."""
+        block = self._blocks[number]
+        block.see_growth(n_bytes)
+        if n_bytes > block.n_counted:
+            self._count(block)
+
+    def trim(self, number: int, n_bytes: int) -> None:
+        """Where blocks have more memory than the budget, leave a block its first n_bytes."""
+        block = self._blocks[number]
+        if self.n_bytes > self._budget and n_bytes + mmap.PAGESIZE <= block.n_counted:
+            block.trim(n_bytes)
+            self._count(block)
+
+    def _count(self, block: Block) -> None:
+        self.n_bytes -= block.n_counted
+        block.n_counted = block.backed_bytes()
+        self.n_bytes += block.n_counted
+
+    @property
+    def has_room(self) -> bool:
+        """Whether there is a block that nobody uses, or one can be made within the budget."""
+        return bool(self._idle) or self._has_budget
+
+    @property
+    def _has_budget(self) -> bool:
+        # The number first: of many workers it is less than they want, and asked again and again.
+        return len(self._blocks) < self._most and self.n_bytes + self.block_bytes <= self._budget
+
+    def give_back(self, number: int) -> None:
+        """A block, or a copy, is not needed any more."""
+        if number < 0:
+            del self._leases[number]
+        else:
+            if self._is_trimmed:
+                self.trim(number, 0)
+            self._idle.append(number)
+
+    def lease(self, number: int) -> Bytes:
+        """Memory over the whole block; when the last view of it is gone, the block is returned."""
+        block = self._blocks[number]
+        leased: Bytes = np.ndarray(block.bytes.shape, _BYTE, block.map, block.start)
+        lease = _Lease(leased, self._end_lease)
+        lease.number = number
+        self._leases[number] = lease
+        return leased
+
+    def copy(self, number: int, n_bytes: int) -> Bytes:
+        """The first n_bytes of a block in memory of their own, leased like a block.
+
+        Raises:
+            MemoryShort: there is not that much memory.
+        """
+        require(n_bytes, "copies of batches, because all blocks are held by batches still in use")
+        memory = mmap.mmap(-1, n_bytes)
+        np.frombuffer(memory, np.uint8)[:] = self._blocks[number].bytes[:n_bytes]
+        leased: Bytes = np.ndarray((n_bytes,), np.uint8, memory)
+        self.n_copies += 1
+        lease = _Lease(leased, self._end_lease)
+        lease.number, lease.memory = -self.n_copies, memory
+        self._leases[-self.n_copies] = lease
+        return leased
+
+    def take_back_returned(self, settle: Callable[[], None] | None) -> None:
+        """Take back the blocks and copies whose leases have ended; `settle` is called before it."""
+        # Only this end takes from the deque, under the engine's lock; the other end only adds.
+        if n_returned := len(self._returned):
+            if settle is not None:
+                settle()
+            for _ in range(n_returned):
+                self.give_back(self._returned.popleft().number)
+
+    def close(self) -> None:
+        """Close every descriptor. Memory that is still leased lives on until it is let go."""
+        for block in self._blocks:
+            os.close(block.fd)
+        self._blocks = []
+        self.n_bytes = 0
+        self.kept.clear()

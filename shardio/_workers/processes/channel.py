@@ -1,0 +1,130 @@
+"""The channel between main and one worker: whole messages, with file descriptors, both ways.
+
+Underneath is a SOCK_SEQPACKET socket pair. Message boundaries are the kernel's, the end of either
+side is seen by the other, and nothing has a name in the file system.
+"""
+
+from __future__ import annotations
+
+import array
+import socket
+from collections.abc import Sequence
+
+from shardio._workers.processes.linux import memory_file
+from shardio.errors import EnvironmentUnsuitable, InvalidArgument
+
+__all__ = [
+    "LOST_FDS",
+    "MAX_FDS",
+    "MAX_MESSAGE_BYTES",
+    "RECEIVE",
+    "Ancillary",
+    "Channel",
+    "Received",
+    "check_message",
+    "unpack_fds",
+]
+
+# Fits the smallest default socket buffer with room to spare; more travels in a memory file.
+MAX_MESSAGE_BYTES = 65536
+# The kernel's limit (SCM_MAX_FD) for one message.
+MAX_FDS = 253
+
+# A plain number: operators of enum members are slow.
+LOST_FDS = int(socket.MSG_CTRUNC)
+
+Ancillary = list[tuple[int, int, bytes]]
+Received = tuple[bytes, Ancillary, int, object]
+
+# Arguments of `recvmsg`: room for the largest message, for all its descriptors, closed on exec.
+RECEIVE = (MAX_MESSAGE_BYTES, socket.CMSG_SPACE(4 * MAX_FDS), socket.MSG_CMSG_CLOEXEC)
+
+
+class Channel:
+    """A worker's end of its channel; owned by the worker, closed when its process ends.
+
+    `index` is the worker's place in its crew, `fds` are the descriptors that the crew was given.
+    """
+
+    __slots__ = ("_recvmsg", "_send", "_socket", "fds", "index")
+
+    def __init__(self, index: int, end: socket.socket, fds: tuple[int, ...]) -> None:
+        self.index = index
+        self.fds = fds
+        self._socket = end
+        self._send = end.send
+        self._recvmsg = end.recvmsg
+
+    def fileno(self) -> int:
+        """Give the descriptor to poll: readable when a message or the end has arrived."""
+        return self._socket.fileno()
+
+    def send(self, message: bytes, fds: Sequence[int] = ()) -> None:
+        """Send one message of 1 to MAX_MESSAGE_BYTES bytes to main, waiting while main is behind.
+
+        `fds` stay the caller's. Raises BrokenPipeError when main has closed the crew.
+        """
+        if fds or not 0 < len(message) <= MAX_MESSAGE_BYTES:
+            check_message(message, fds)
+            socket.send_fds(self._socket, [message], list(fds))
+        else:
+            self._send(message)
+
+    def recv(self) -> bytes | None:
+        """Wait for main's next message; None when main has closed the crew.
+
+        Raises InvalidArgument when descriptors came with it: receive those with `recv_fds`.
+        """
+        data, ancillary, flags, _ = self._receive()
+        if ancillary or flags & LOST_FDS:
+            n_fds = len(unpack_fds(ancillary, flags))
+            raise InvalidArgument(
+                f"worker {self.index} received {n_fds} file descriptors through Channel.recv(); "
+                "receive messages that carry descriptors with recv_fds()"
+            )
+        return data or None
+
+    def recv_fds(self) -> tuple[bytes, tuple[int, ...]] | None:
+        """Wait for main's next message and its descriptors, which the caller then owns."""
+        data, ancillary, flags, _ = self._receive()
+        if ancillary or flags & LOST_FDS:
+            return (data, unpack_fds(ancillary, flags)) if data else None
+        return (data, ()) if data else None
+
+    def report_failure(self, text: str) -> None:
+        """Send the text of an exception: an empty message that carries it in a memory file."""
+        fd = memory_file(text.encode("utf-8", "backslashreplace"))
+        socket.send_fds(self._socket, [b""], [fd])
+
+    def _receive(self) -> Received:
+        try:
+            return self._recvmsg(*RECEIVE)
+        except ConnectionResetError:
+            # Said once when the other side closes with our messages unread; what it had sent
+            # before is still in the queue behind this error.
+            return self._recvmsg(*RECEIVE)
+
+
+def check_message(message: bytes, fds: Sequence[int]) -> None:
+    """Raise InvalidArgument unless the message can travel through a channel."""
+    if not 0 < len(message) <= MAX_MESSAGE_BYTES:
+        raise InvalidArgument(
+            f"a message between main and a worker has 1 to {MAX_MESSAGE_BYTES} bytes, this one "
+            f"has {len(message)}; send more in a memory file, by its descriptor"
+        )
+    if len(fds) > MAX_FDS:
+        raise InvalidArgument(f"a message carries at most {MAX_FDS} descriptors, not {len(fds)}")
+
+
+def unpack_fds(ancillary: Ancillary, flags: int) -> tuple[int, ...]:
+    """Take the descriptors out of what `recvmsg` returned beside the data."""
+    if flags & LOST_FDS:
+        raise EnvironmentUnsuitable(
+            "file descriptors were lost on their way between main and a worker: this process has "
+            "reached its limit of open files; raise it with `ulimit -n`"
+        )
+    fds = array.array("i")
+    for level, kind, data in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
+    return tuple(fds)

@@ -1,0 +1,231 @@
+"""A crew of worker processes: start, watch, replace and stop them.
+
+`watch.py` is what `wait` does, `holdings.py` what `close` does; workers come from `launch.py`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+from collections.abc import Sequence
+from typing import Final
+
+from shardio._base.closing import Closing
+from shardio._workers.processes.bell import Bell
+from shardio._workers.processes.cargo import pack
+from shardio._workers.processes.channel import MAX_FDS, MAX_MESSAGE_BYTES, Channel, check_message
+from shardio._workers.processes.holdings import Died, Holdings, Worker, end_all
+from shardio._workers.processes.launch import acquire
+from shardio._workers.processes.linux import Finalizer, interrupts_held, memory_file, this_process
+from shardio._workers.processes.overdue import ask_for_stacks
+from shardio._workers.processes.start import EXECUTE, FORK, LOAD, Start, Target
+from shardio._workers.processes.watch import Event, Failed, Message, Watch
+from shardio._workers.processes.zygote import REQUEST, WARD
+from shardio.errors import InvalidArgument, LoaderClosed, WorkerDied
+
+__all__ = ["Channel", "Crew", "Died", "Event", "Failed", "Message"]
+
+_WAYS: Final[dict[Start, int]] = {"spawn": EXECUTE, "forkserver": LOAD}
+
+
+class Crew(Closing):
+    """Owns `n_workers` processes that each run `target(channel)`; ends them on `close`.
+
+    `target` travels by cloudpickle, unless `start` is "fork". `fds` are duplicated and arrive as
+    `channel.fds` in every worker; `preload` names modules that the zygote imports before it forks.
+    Messages may be sent at once: they wait in the socket until the worker is there. `send`, `wait`
+    and `restart` are for one thread at a time, `close` is for any. A crew that is collected without
+    `close`, or is open when the interpreter ends, is closed then.
+
+    Raises InvalidArgument when `target` cannot be pickled and EnvironmentUnsuitable when processes
+    cannot be started here.
+    """
+
+    def __init__(
+        self,
+        n_workers: int,
+        target: Target,
+        *,
+        fds: Sequence[int] = (),
+        preload: Sequence[str] = (),
+        start: Start = "zygote",
+    ) -> None:
+        if n_workers < 1:
+            raise InvalidArgument(f"n_workers is {n_workers}; a crew has at least 1 worker")
+        if len(fds) > MAX_FDS - 2:
+            raise InvalidArgument(f"{len(fds)} fds; a crew can be given at most {MAX_FDS - 2}")
+        self._preload, self._target, self._how = tuple(preload), target, start
+        self._held = Holdings()
+        self._watch = Watch(self._held)
+        self._finalizer = Finalizer(self, end_all, self._held)
+        try:
+            with interrupts_held():
+                self._meet_zygote()
+            self._held.own_fds.append(memory_file() if start == "fork" else pack(target))
+            self._held.own_fds.extend(map(os.dup, fds))
+            with interrupts_held():
+                for index in range(n_workers):
+                    self._held.workers.append(self._start(index))
+        except BaseException:
+            self.close()
+            raise
+
+    def __len__(self) -> int:
+        """Give the number of places, whether or not a worker lives there."""
+        return len(self._held.workers)
+
+    def fileno(self) -> int:
+        """Give a descriptor to poll beside others: readable when `wait` may have something."""
+        return self._held.epoll.fileno()
+
+    def pids(self) -> list[int | None]:
+        """Give each place's process id; None for one that `wait` has not yet seen started."""
+        return [worker.pid for worker in self._held.workers]
+
+    def send(self, index: int, message: bytes, fds: Sequence[int] = ()) -> None:
+        """Send a message of 1 to MAX_MESSAGE_BYTES bytes to worker `index`, without ever waiting.
+
+        What the socket does not take is kept and sent by later calls of `wait`. `fds` stay the
+        caller's. A message to a worker whose death is still to be told by `wait` goes nowhere; once
+        it has been told, WorkerDied is raised.
+        """
+        held = self._held
+        if held.is_closing or this_process.pid != held.owner_pid:
+            self._check_usable()
+        worker = held.workers[index]
+        if fds or not 0 < len(message) <= MAX_MESSAGE_BYTES:
+            check_message(message, fds)
+        if worker.ended is not None:
+            if worker in held.gone:
+                return
+            raise WorkerDied(f"worker {index} has died and was not restarted")
+        if worker.outgoing:
+            self._watch.queue(worker, message, fds)
+            return
+        try:
+            if fds:
+                socket.send_fds(worker.end, [message], list(fds))
+            else:
+                worker.end.send(message)
+        except BlockingIOError:
+            self._watch.queue(worker, message, fds)
+        except (BrokenPipeError, ConnectionResetError):
+            return  # `wait` tells of its death
+
+    def entrust(self, folder: str) -> None:
+        """Have a folder of files removed if this process is killed; the empty path for none.
+
+        One at a time: who entrusts another takes care of the one before.
+        """
+        with self._held.lock:
+            if self._held.session is not None and not self._held.is_closing:
+                with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                    self._held.session.send(WARD + os.fsencode(folder))
+
+    def signal(self, index: int, number: int) -> bool:
+        """Send a signal to worker `index`; False if there is no process yet, or no more."""
+        with self._held.lock:  # another thread may close the crew, and with it the pidfd
+            worker = self._held.workers[index]
+            if worker.pidfd is None or worker.ended is not None:
+                return False
+            try:
+                signal.pidfd_send_signal(worker.pidfd, number)
+            except ProcessLookupError:
+                return False
+        return True
+
+    def names(self) -> list[str]:
+        """What each worker is, in words."""
+        known = ["" if pid is None else f" (process {pid})" for pid in self.pids()]
+        return [f"worker {i}{process}" for i, process in enumerate(known)]
+
+    def stacks(self, fds: Sequence[int]) -> list[str]:
+        """The Python stacks of all workers, each of which has been given one of the files."""
+        return ask_for_stacks(fds, self.signal)
+
+    def hang_bell(self) -> None:
+        """From now on `nudge` ends a wait; for the thread that waits, before another nudges."""
+        self._held.bell = Bell()
+        self._watch.add_bell()
+
+    def nudge(self) -> None:
+        """Have `wait` return, this time or the next, with what there is; for any thread."""
+        if self._held.bell is not None:
+            self._held.bell.ring()
+
+    def wait(self, timeout_s: float | None = None) -> list[Event]:
+        """Wait for events and return at least one, or none when `timeout_s` has passed.
+
+        All that a worker has sent comes before its Died. Raises LoaderClosed when the crew is, or
+        meanwhile gets, closed, and EnvironmentUnsuitable when no worker can be started here.
+        """
+        held = self._held
+        if held.is_closing or this_process.pid != held.owner_pid:
+            self._check_usable()
+        with held.lock:
+            events = [] if held.is_closing else self._watch.gather(timeout_s)
+        if not events:
+            self._check_usable()  # closed by another thread, or by a signal handler in this one
+        # From here to the caller there is no call, after which Ctrl-C could strike.
+        held.intake, held.gone = [], []
+        return events
+
+    def restart(self, index: int) -> None:
+        """Start a new worker in the place of one whose Died was returned by `wait`."""
+        held = self._held
+        self._check_usable()
+        worker = held.workers[index]
+        if worker.ended is None or worker in held.gone:
+            raise InvalidArgument(f"worker {index} was not reported dead; it cannot be restarted")
+        with held.lock, interrupts_held():
+            worker.close()
+            if held.zygote is None:
+                self._meet_zygote()
+            held.workers[index] = self._start(index)
+
+    def close(self) -> None:
+        """End all workers, in the middle of whatever they do; they are gone when this returns.
+
+        May be called again, and from any thread. Workers get GRACE_S to leave by themselves.
+        """
+        with interrupts_held():
+            end_all(self._held)  # waits for another thread that may be at it
+            self._finalizer.detach()
+
+    def _check_usable(self) -> None:
+        held = self._held
+        if this_process.pid != held.owner_pid:
+            raise LoaderClosed(
+                f"these workers belong to process {held.owner_pid}; this is process "
+                f"{this_process.pid}, a fork of it, which has to make a loader of its own"
+            )
+        if held.is_closing:
+            raise LoaderClosed("the workers were stopped by close()")
+
+    def _meet_zygote(self) -> None:
+        held = self._held
+        held.zygote = acquire(self._how, self._target, self._preload)
+        if held.session is not None:
+            held.session.close()
+        held.session = held.zygote.open_session(self._preload)
+        self._watch.add_zygote()
+
+    def _start(self, index: int) -> Worker:
+        """Ask for a worker; it is there when a letter says so."""
+        held = self._held
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.setblocking(False)
+        cargo_fd, *given = held.own_fds
+        with theirs:
+            if held.session is not None:
+                request = [theirs.fileno(), cargo_fd, *given]
+                try:
+                    asked = REQUEST.pack(index, _WAYS.get(self._how, FORK))
+                    socket.send_fds(held.session, [asked], request)
+                except (BrokenPipeError, ConnectionResetError):
+                    pass  # the zygote has ended; `wait` hears that from its pidfd
+        worker = Worker(index, ours)
+        self._watch.add(worker)
+        return worker

@@ -1,0 +1,238 @@
+"""Main's side of the zygote: one for all crews of a process, started and ended by use.
+
+A crew may also have one of its own. `acquire` and `release` count the users. Both may be called
+from any thread, `release` also from a finalizer that runs in the middle of either of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections import deque
+
+from shardio._workers.processes.linux import end_process, explain_files, has_ended, open_pidfd
+from shardio._workers.processes.start import Start, Target, import_all
+from shardio._workers.processes.zygote import serve_forked
+from shardio.errors import EnvironmentUnsuitable
+
+__all__ = ["PRELOAD", "Zygote", "acquire", "release"]
+
+# What every crew's workers use and takes long to import; the rest each crew names.
+PRELOAD = (
+    "numpy",
+    "xxhash",
+    "zstandard",
+    "shardio._workers.processes.cargo",
+    "shardio._workers.processes.global_generators",
+)
+
+# One thread per process is the point of worker processes; and a zygote must have a single thread.
+_SINGLE_THREAD = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
+
+_CONTROL_FD, _MAIN_PIDFD = 3, 4
+
+
+class Zygote:
+    """Main's handle on a zygote process: owned by `acquire` and `release`, ended by the last user.
+
+    `pidfd` is readable once the process has ended. Making one does not wait for its
+    imports (0.6 ms). With a `target`, the function of the crew that it is for, it is a fork of this
+    process, made once that has imported `preload`. Raises EnvironmentUnsuitable when the
+    interpreter cannot be executed.
+    """
+
+    def __init__(self, target: Target | None = None, preload: tuple[str, ...] = ()) -> None:
+        if target is not None:
+            # Where another thread is in the midst of such an import, this waits for its end; a fork
+            # made meanwhile would wait for ever.
+            import_all(preload)
+        self.users = 0
+        main_pidfd = open_pidfd(os.getpid())
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            try:
+                if target is None:
+                    self.pid = _spawn(theirs.fileno(), main_pidfd)
+                else:
+                    self.pid = _fork(ours, theirs, main_pidfd, target)
+            except OSError as error:
+                ours.close()
+                explain_files(error)
+                raise EnvironmentUnsuitable(
+                    f"the process that starts workers could not be executed: {error} "
+                    f"(sys.executable is {sys.executable!r}); num_workers=0 works without"
+                ) from error
+            finally:
+                os.close(main_pidfd)
+        try:
+            self.pidfd = open_pidfd(self.pid)
+        except ProcessLookupError as error:
+            ours.close()
+            raise self.unsuitable("at once") from error
+        except BaseException:  # it ends with its socket
+            ours.close()
+            raise
+        self._control = ours
+
+    def open_session(self, preload: tuple[str, ...]) -> socket.socket:
+        """Make a session for one crew; the caller owns main's end.
+
+        `preload` names modules to import before workers are forked. A zygote that has ended leaves
+        a session whose other end is closed.
+        """
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            names = " ".join(preload).encode()
+            try:
+                socket.send_fds(self._control, [names or b" "], [theirs.fileno()])
+            except (BrokenPipeError, ConnectionResetError):
+                pass  # its pidfd says the same, and whoever waits looks there
+        return ours
+
+    def is_running(self) -> bool:
+        """Tell whether the process is there."""
+        return not has_ended(self.pidfd)
+
+    def exit_code(self) -> int | None:
+        """Give the exit code of a zygote that ended by itself; None while it runs or if killed."""
+        try:
+            ended = os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:  # somebody else in this program has reaped it
+            return None
+        return ended.si_status if ended and ended.si_code == os.CLD_EXITED else None
+
+    def unsuitable(self, when: str) -> EnvironmentUnsuitable:
+        """Make the error for a zygote that could not do its work."""
+        return EnvironmentUnsuitable(
+            f"the process that starts workers ended {when}; what it wrote to standard error says "
+            "why; num_workers=0 works without"
+        )
+
+    def end(self) -> None:
+        """Kill the process, with it any workers left, and reap it."""
+        end_process(self.pidfd)
+        has_ended(self.pidfd, 1.0)
+        try:
+            os.waitpid(self.pid, 0)
+        except ChildProcessError:
+            pass  # reaped by somebody else in this program
+        os.close(self.pidfd)
+        self._control.close()
+
+
+def acquire(
+    start: Start = "zygote", target: Target | None = None, preload: tuple[str, ...] = ()
+) -> Zygote:
+    """Give a zygote for a crew that runs `target` and needs `preload`; `release` it after use.
+
+    That is the one of this process, started if there is none, or one of the crew's own.
+    """
+    global _current
+    if start in ("forkserver", "fork"):
+        zygote = Zygote(target, preload) if start == "fork" else Zygote()
+        zygote.users = 1
+        return zygote
+    with _lock:
+        if _current is None or not _current.is_running():
+            _current = Zygote()
+        zygote = _current
+        zygote.users += 1
+    _settle()
+    return zygote
+
+
+def release(zygote: Zygote) -> None:
+    """Give up one use of `zygote`; with its last user it is gone when this returns.
+
+    Where another thread, or this thread further up, is inside `acquire` or `release`, that one does
+    it as soon as it is through.
+    """
+    _released.append(zygote)
+    _settle()
+
+
+def _settle() -> None:
+    """Work off what was released, unless somebody is about to.
+
+    Never waits for the lock: a finalizer may have interrupted the very code that holds it.
+    Who holds it calls this afterwards.
+    """
+    global _current
+    while _released and _lock.acquire(blocking=False):
+        try:
+            while _released:
+                zygote = _released.popleft()
+                zygote.users -= 1
+                if zygote.users == 0:
+                    if _current is zygote:
+                        _current = None
+                    zygote.end()
+        finally:
+            _lock.release()
+
+
+def _spawn(control_fd: int, main_pidfd: int) -> int:
+    """Execute the zygote with this process's interpreter, flags and sys.path; return its pid."""
+    if not sys.executable:
+        raise FileNotFoundError("this interpreter does not know its own executable")
+    code = (
+        f"import sys; sys.path[:] = {[os.fspath(entry) for entry in sys.path]!r}; "
+        "from shardio._workers.processes.zygote import serve; "
+        f"serve({_CONTROL_FD}, {_MAIN_PIDFD}, {PRELOAD!r})"
+    )
+    flags: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+    environ = dict(os.environ)
+    for name in _SINGLE_THREAD:
+        environ.setdefault(name, "1")
+    # Above the numbers they are to get, so that the one is not overwritten by the other.
+    sources = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 10) for fd in (control_fd, main_pidfd)]
+    try:
+        return os.posix_spawn(
+            sys.executable,
+            [sys.executable, *flags, "-c", code],
+            environ,
+            file_actions=[
+                (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+                (os.POSIX_SPAWN_DUP2, sources[0], _CONTROL_FD),
+                (os.POSIX_SPAWN_DUP2, sources[1], _MAIN_PIDFD),
+            ],
+            # Blocked until the zygote ignores it: Ctrl-C during its imports would end it.
+            setsigmask=[signal.SIGINT],
+        )
+    finally:
+        for fd in sources:
+            os.close(fd)
+
+
+def _fork(ours: socket.socket, theirs: socket.socket, main_pidfd: int, target: Target) -> int:
+    """Fork this process into a zygote; return its pid."""
+    for stream in (sys.stdout, sys.stderr):  # or what they hold would be written twice
+        with contextlib.suppress(AttributeError, OSError, ValueError):
+            stream.flush()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            ours.close()
+            serve_forked(theirs, main_pidfd, target)
+        finally:
+            os._exit(1)  # whatever happens, it never goes on as a second main
+    return pid
+
+
+def _forget() -> None:
+    """In a fork of main: what main holds is not the fork's, which starts a zygote of its own."""
+    global _lock, _current
+    _lock, _current = threading.Lock(), None
+    _released.clear()
+
+
+_lock = threading.Lock()
+_current: Zygote | None = None
+_released: deque[Zygote] = deque()
+os.register_at_fork(after_in_child=_forget)

@@ -1,0 +1,53 @@
+"""Items that fail and are skipped: how many may be, and which were."""
+
+from __future__ import annotations
+
+from reprlib import Repr
+from typing import Any, Final
+
+from shardio._base.statistics import SkippedItem
+from shardio._workers.processes.failures import text_of
+from shardio.errors import EnvironmentUnsuitable, LoaderClosed, MemoryShort, TooManySkipped
+
+_NOT_OF_AN_ITEM: Final = (EnvironmentUnsuitable, LoaderClosed, MemoryShort)
+
+_repr = Repr()
+_repr.maxstring = _repr.maxother = 120
+
+
+def shortened(value: Any) -> str:
+    """What a value is, in a message: its repr, cut in the middle where it is long."""
+    return _repr.repr(value)
+
+
+class Lenience:
+    """How many items may fail: none, and the first failure is raised, or so many.
+
+    Args:
+        most: None for none.
+    """
+
+    def __init__(self, most: int | None) -> None:
+        self.most = most
+        self.skipped: list[SkippedItem] = []
+        """Those that have been."""
+
+    def forgives(self, error: BaseException) -> bool:
+        """Whether an item that has failed so is skipped."""
+        is_its_own = isinstance(error, Exception) and not isinstance(error, _NOT_OF_AN_ITEM)
+        return self.most is not None and is_its_own
+
+    def skip(self, index: int, item: Any, error: BaseException) -> None:
+        """Leave an item out.
+
+        Raises:
+            TooManySkipped: that is one more than may be.
+        """
+        found = SkippedItem(index, shortened(item), type(error).__name__, text_of(error))
+        self.skipped.append(found)
+        n_skipped = len(self.skipped)
+        if self.most is not None and n_skipped > self.most:
+            raise TooManySkipped(
+                f"{n_skipped} item{'s' * (n_skipped > 1)} failed; max_skips allows {self.most}; "
+                f"the last is item {index} ({found.item}): {found.error}: {found.text}"
+            ) from error

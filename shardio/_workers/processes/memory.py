@@ -1,0 +1,159 @@
+"""How much memory can be had, asked before it is reserved.
+
+Inside a control group, reserving too much brings no error but the kernel's out-of-memory killer: it
+ends the process on the spot. So the question comes first, and the answer is an error with figures.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+from typing import NamedTuple
+
+from shardio._workers.processes.cgroups import Level, levels, read_number, read_text
+from shardio.errors import MemoryShort
+
+__all__ = [
+    "Limit",
+    "available_bytes",
+    "default_budget",
+    "limits",
+    "page_cache_limits",
+    "require",
+    "require_page_cache",
+]
+
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+_FEWER_BLOCKS = (
+    "use a smaller batch_size, fewer num_workers or less prefetch, read fewer fields, or raise "
+    "that limit"
+)
+_STRICT = 2  # vm.overcommit_memory: the kernel promises no more than it has
+
+
+class Limit(NamedTuple):
+    """Bytes that can still be had under one limit, which `name` names for a message."""
+
+    n_bytes: int
+    name: str
+
+
+def available_bytes() -> int:
+    """Ask the kernel how many bytes this process can still get without harm, which is a snapshot.
+
+    The least of what the machine has available, what every control group above this process leaves
+    (page cache counts as free: it gives way) and what RLIMIT_AS leaves.
+    """
+    return _tightest().n_bytes
+
+
+def default_budget() -> int:
+    """Half of what is available: the rest is for the program that the batches are for."""
+    return available_bytes() // 2
+
+
+def require(n_bytes: int, what: str, way_out: str = _FEWER_BLOCKS) -> None:
+    """Raise MemoryShort unless `n_bytes` can be had for `what` (a plural: "12 blocks of 1 MiB").
+
+    `way_out` is what the message says can be done about it.
+    """
+    _require_within(_tightest(), n_bytes, what, way_out)
+
+
+def require_page_cache(n_bytes: int, what: str, way_out: str) -> None:
+    """Likewise, for pages of files: no address space has them, and nobody commits to them."""
+    _require_within(_least(page_cache_limits()), n_bytes, what, way_out)
+
+
+def _require_within(tightest: Limit, n_bytes: int, what: str, way_out: str) -> None:
+    if n_bytes > tightest.n_bytes:
+        raise MemoryShort(
+            f"{what} need {_in_mib(n_bytes)}, but only {_in_mib(tightest.n_bytes)} can be had "
+            f"({tightest.name}): {way_out}"
+        )
+
+
+def limits(root: str = "/") -> list[Limit]:
+    """List every limit that applies below `root`, except RLIMIT_AS, which is not in a file.
+
+    Empty where the kernel does not tell, as on systems without /proc.
+    """
+    return [*page_cache_limits(root), *_commit_limits(root)]
+
+
+def page_cache_limits(root: str = "/") -> list[Limit]:
+    """Those of them that apply to pages of files as well."""
+    found = []
+    figures = _meminfo(root)
+    if "MemAvailable" in figures:
+        found.append(Limit(figures["MemAvailable"], "MemAvailable of this machine"))
+    found += [limit for level in levels("memory", root) if (limit := _group_limit(level))]
+    return found
+
+
+def _tightest() -> Limit:
+    found = limits()
+    soft_bytes, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if soft_bytes != resource.RLIM_INFINITY:
+        mapped_pages = read_text("/proc/self/statm").partition(" ")[0] or "0"
+        left_bytes = soft_bytes - int(mapped_pages) * _PAGE_BYTES
+        found.append(Limit(max(0, left_bytes), "RLIMIT_AS, see `ulimit -v`"))
+    return _least(found)
+
+
+def _least(found: list[Limit]) -> Limit:
+    if not found:  # macOS: no figure is better than the size of the machine
+        return Limit(os.sysconf("SC_PHYS_PAGES") * _PAGE_BYTES, "memory of this machine")
+    return min(found)
+
+
+def _meminfo(root: str) -> dict[str, int]:
+    return _table(read_text(os.path.join(root, "proc/meminfo")), unit_bytes=1024)
+
+
+def _commit_limits(root: str) -> list[Limit]:
+    if read_number(os.path.join(root, "proc/sys/vm/overcommit_memory")) != _STRICT:
+        return []
+    figures = _meminfo(root)
+    if not {"CommitLimit", "Committed_AS"} <= figures.keys():
+        return []
+    left_bytes = figures["CommitLimit"] - figures["Committed_AS"]
+    return [Limit(max(0, left_bytes), "CommitLimit, as vm.overcommit_memory is 2")]
+
+
+def _group_limit(level: Level) -> Limit | None:
+    """Say what one control group leaves: limit - usage + page cache; None if it sets no limit."""
+    folder = level.folder
+    if level.version == 2:
+        # Above "high" the kernel does not kill but stalls, which is as little use to a loader.
+        caps = [read_number(f"{folder}/memory.{name}") for name in ("max", "high")]
+        usage = "memory.current"
+        cache: tuple[str, ...] = ("active_file", "inactive_file", "slab_reclaimable")
+    else:
+        caps = [read_number(f"{folder}/memory.limit_in_bytes")]
+        usage = "memory.usage_in_bytes"
+        cache = ("total_active_file", "total_inactive_file")
+    limit_bytes = min((cap for cap in caps if cap is not None), default=None)
+    used_bytes = read_number(f"{folder}/{usage}")
+    if limit_bytes is None or used_bytes is None:
+        return None
+    # Only file pages give way: what the group calls its cache also counts shared memory, and that
+    # is what blocks are made of.
+    figures = _table(read_text(f"{folder}/memory.stat"), unit_bytes=1)
+    cache_bytes = min(used_bytes, sum(figures.get(name, 0) for name in cache))
+    left_bytes = max(0, limit_bytes - used_bytes + cache_bytes)
+    return Limit(left_bytes, f"the limit of the control group {folder}")
+
+
+def _table(text: str, *, unit_bytes: int) -> dict[str, int]:
+    """Read lines of a name and a number, as in `MemFree:  12 kB` and `shmem 4096`."""
+    rows = (line.split() for line in text.splitlines())
+    return {
+        row[0].rstrip(":"): int(row[1]) * unit_bytes
+        for row in rows
+        if len(row) >= 2 and row[1].isdigit()
+    }
+
+
+def _in_mib(n_bytes: int) -> str:
+    return f"{n_bytes:,} bytes ({n_bytes / 2**20:,.1f} MiB)"

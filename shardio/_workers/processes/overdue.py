@@ -1,0 +1,117 @@
+"""What workers are doing when a batch does not come in time: their Python stacks.
+
+A worker answers a signal from C, whatever its Python code hangs in, by writing the stacks of its
+threads into a file that it alone shares with main.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from textwrap import indent
+from typing import Final
+
+from shardio._workers.processes.linux import memory_file
+from shardio._workers.processes.zygote import ASK_FOR_STACKS
+from shardio.errors import BatchOverdue
+
+_PATIENCE_S: Final = 1.0
+_QUIET_S: Final = 0.02
+"""A stack that has not grown for so long is whole."""
+_OURS: Final = f"{os.sep}_engine{os.sep}"
+"""Part of the name of every file that is between a process's start and the user's code."""
+
+
+def stack_files(n_workers: int) -> Iterator[int]:
+    """Make the file of each worker, one by one; the caller owns the descriptors."""
+    return (memory_file() for _ in range(n_workers))
+
+
+def answer_with_stacks(fd: int) -> None:
+    """Have this process write its stacks into `fd` when main asks for them."""
+    faulthandler.register(ASK_FOR_STACKS, fd, all_threads=True, chain=False)
+
+
+def overdue(
+    what: str,
+    path: str,
+    timeout_s: float | None,
+    workers: Sequence[tuple[str, str]],
+    tasks_of: Callable[[int], list[str]],
+) -> BatchOverdue:
+    """The error for what did not come in time, with what every worker is doing.
+
+    Args:
+        what: did not come.
+        path: of the dataset.
+        timeout_s: how long it was waited for.
+        workers: who each is, and its stacks.
+        tasks_of: what the worker of a number has not answered, in words.
+    """
+    first = f"{what} of {path} did not come within {timeout_s:g} s"
+    return BatchOverdue("\n".join([first, *at_work(workers, tasks_of)]))
+
+
+def at_work(workers: Sequence[tuple[str, str]], tasks_of: Callable[[int], list[str]]) -> list[str]:
+    """What every worker is doing, in lines; arguments as for `overdue`."""
+    lines = []
+    for worker, (who, stacks) in enumerate(workers):
+        tasks = "; ".join(tasks_of(worker)) or "without a task"
+        lines += [f"{who}, {tasks}:", indent(stacks, "    ")]
+    return lines
+
+
+def ask_for_stacks(fds: Sequence[int], send: Callable[[int, int], bool]) -> list[str]:
+    """The stacks of all workers, from the innermost frame to the first that is not the user's.
+
+    They are asked at the same time, and have `_PATIENCE_S` together.
+
+    Args:
+        fds: the file that each was given.
+        send: sends a worker a signal of a number; False where there is no process to take it.
+    """
+    for fd in fds:  # shared with the worker, the place where it writes on, too
+        os.ftruncate(fd, 0)
+        os.lseek(fd, 0, os.SEEK_SET)
+    before = _sizes(fds)
+    is_asked = [send(worker, ASK_FOR_STACKS) for worker in range(len(fds))]
+    sizes, since_s = before, time.monotonic()
+    end_s = since_s + _PATIENCE_S
+    while (now_s := time.monotonic()) < end_s:
+        if (found := _sizes(fds)) != sizes:
+            sizes, since_s = found, now_s
+        n_silent = sum(
+            asked and size == old for asked, size, old in zip(is_asked, sizes, before, strict=True)
+        )
+        if not n_silent and now_s - since_s > _QUIET_S:
+            break
+        time.sleep(0.002)
+    return [
+        _said(fd, start, stop) if asked else "it is being started"
+        for fd, start, stop, asked in zip(fds, before, sizes, is_asked, strict=True)
+    ]
+
+
+def _sizes(fds: Sequence[int]) -> list[int]:
+    return [os.fstat(fd).st_size for fd in fds]
+
+
+def _said(fd: int, start: int, stop: int) -> str:
+    if start == stop:
+        return f"it has not said within {_PATIENCE_S:g} s what it is doing"
+    return shortened(os.pread(fd, stop - start, start).decode("utf-8", "replace"))
+
+
+def shortened(text: str) -> str:
+    """Stacks without the frames that lie under the user's code, thread by thread."""
+    kept: list[str] = []
+    is_ours = False
+    for line in text.splitlines():
+        if not line.startswith(" "):  # the next thread
+            is_ours = False
+        is_ours = is_ours or (_OURS in line and bool(kept) and kept[-1].startswith(" "))
+        if line.strip() and not is_ours:
+            kept.append(line)
+    return "\n".join(kept)

@@ -1,0 +1,287 @@
+"""The one wait of a crew: over its channels, its session with the zygote, and the zygote itself.
+
+What arrives is kept in the crew's holdings until `Crew.wait` hands it over, and every step may be
+done again over what is there: a KeyboardInterrupt at any moment loses nothing and doubles nothing.
+"""
+
+from __future__ import annotations
+
+import array
+import os
+import select
+import signal
+import socket
+import time
+from collections.abc import Sequence
+from itertools import islice, starmap
+from typing import NamedTuple
+
+from shardio._workers.processes.channel import LOST_FDS, Ancillary, unpack_fds
+from shardio._workers.processes.holdings import RECEIVE_NOW, Died, Holdings, Worker
+from shardio._workers.processes.launch import release
+from shardio._workers.processes.linux import has_ended
+from shardio._workers.processes.zygote import EXITED, REPLY, STARTED
+
+__all__ = ["Event", "Failed", "Message", "Watch"]
+
+# The arguments of one `recvmsg`, as the iterables that `map` wants.
+_ONE_RECEIVE = tuple((argument,) for argument in RECEIVE_NOW)
+
+# Plain numbers: operators of enum members are slow.
+_READABLE, _WRITABLE = int(select.EPOLLIN), int(select.EPOLLOUT)
+
+
+class Message(NamedTuple):
+    """A worker has sent `data`; the descriptors `fds` belong to whoever takes the event."""
+
+    worker: int
+    data: bytes
+    fds: tuple[int, ...] = ()
+
+
+class Failed(NamedTuple):
+    """The crew's function raised in a worker, or could not be unpickled there; its Died follows.
+
+    `text` is the traceback, also of SystemExit and KeyboardInterrupt.
+    """
+
+    worker: int
+    text: str
+
+
+Event = Message | Failed | Died
+
+
+class Watch:
+    """Watches over a crew's holdings, which it does not own."""
+
+    def __init__(self, held: Holdings) -> None:
+        self._held = held
+        self._by_fd: dict[int, Worker] = {}
+
+    def add_zygote(self) -> None:
+        """Watch the holdings' zygote and session."""
+        held = self._held
+        if held.zygote is not None and held.session is not None:
+            held.epoll.register(held.session, _READABLE)
+            held.epoll.register(held.zygote.pidfd, _READABLE)
+
+    def add(self, worker: Worker) -> None:
+        """Watch the channel of a worker."""
+        self._by_fd[worker.end.fileno()] = worker
+        self._held.epoll.register(worker.end, _READABLE)
+
+    def add_bell(self) -> None:
+        """Watch the holdings' bell."""
+        if self._held.bell is not None:
+            self._held.epoll.register(self._held.bell, _READABLE)
+
+    def gather(self, timeout_s: float | None) -> list[Event]:
+        """Take in what arrives until there is an event, and return all.
+
+        None when the time is up, or the bell has rung.
+
+        The events stay in `intake` and `gone` of the holdings: the caller empties both.
+        """
+        held = self._held
+        end_s = None if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            if held.letters:
+                self._read_letters()
+            if held.intake or held.gone:
+                if events := self._events():
+                    return events
+                held.intake.clear()
+            try:
+                ready = held.epoll.poll(timeout_s, 64)
+            except (OSError, ValueError):
+                if held.is_closing:  # by a signal handler, while this thread was in the call
+                    return []
+                raise
+            if not ready or held.is_closing:
+                return []
+            has_rung = False
+            for fd, mask in ready:
+                worker = self._by_fd.get(fd)
+                if worker is None:
+                    has_rung |= self._hear_other(fd)
+                    continue
+                if mask & _WRITABLE:
+                    self._flush(worker)
+                if mask != _WRITABLE:
+                    self._receive(worker)
+            if end_s is not None:
+                timeout_s = max(0.0, end_s - time.monotonic())
+            if has_rung:  # what has arrived with it is still to be taken
+                end_s = timeout_s = 0.0
+
+    def _hear_other(self, fd: int) -> bool:
+        """Act upon what is ready and no worker's; returns whether it was the bell."""
+        held = self._held
+        if held.bell is not None and fd == held.bell.fileno():
+            held.bell.hush()
+            return True
+        if held.session is not None and fd == held.session.fileno():
+            self._receive_letter(held.session)
+        else:
+            self._lose_zygote()
+        return False
+
+    def queue(self, worker: Worker, message: bytes, fds: Sequence[int]) -> None:
+        """Keep a message that the socket did not take, with copies of its fds, to send it later."""
+        if not worker.outgoing:
+            self._held.epoll.modify(worker.end, _READABLE | _WRITABLE)
+        copies = array.array("i", map(os.dup, fds))
+        worker.outgoing_fds.extend(copies)
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, copies)] if copies else []
+        worker.outgoing.append(([message], rights))
+
+    def _flush(self, worker: Worker) -> None:
+        """Send what was queued, as far as the socket takes it."""
+        try:
+            # Each result is in the list when the next is sent: Ctrl-C sends nothing twice.
+            unsent = worker.outgoing[len(worker.sent) :]
+            worker.sent.extend(starmap(worker.end.sendmsg, unsent))
+        except BlockingIOError:
+            return
+        except (BrokenPipeError, ConnectionResetError):
+            pass  # its death is told soon
+        self._held.epoll.modify(worker.end, _READABLE)
+        done_fds = worker.outgoing_fds
+        worker.outgoing, worker.outgoing_fds, worker.sent = [], [], []
+        for fd in done_fds:
+            os.close(fd)
+
+    def _receive(self, worker: Worker) -> None:
+        # From the kernel to the list within one call: no signal handler can run in between.
+        try:
+            self._held.intake.extend(islice(worker.arrivals, 1))
+        except (BlockingIOError, ConnectionResetError):
+            return  # a reset is said once, before what is still in the queue
+
+    def _receive_letter(self, session: socket.socket) -> None:
+        try:
+            self._held.letters.extend(map(session.recvmsg, *_ONE_RECEIVE))
+        except (BlockingIOError, ConnectionResetError):
+            return
+
+    def _events(self) -> list[Event]:
+        """Make events of all that has arrived; after Ctrl-C a second time of the same."""
+        events: list[Event] = []
+        workers = self._held.workers
+        for index, (data, ancillary, flags, _) in self._held.intake:
+            if data:
+                fds = unpack_fds(ancillary, flags) if ancillary or flags & LOST_FDS else ()
+                events.append(tuple.__new__(Message, (index, data, fds)))
+            elif ancillary:
+                events.append(Failed(index, _failure(workers[index], ancillary, flags)))
+            else:
+                self._stop_listening(workers[index])
+        for worker in self._held.gone:
+            if worker.ended is not None:
+                if worker.ended.pid is None and worker.failure is not None:
+                    events.append(Failed(worker.index, worker.failure))
+                events.append(worker.ended)
+        return events
+
+    def _read_letters(self) -> None:
+        """Act upon what the zygote says; a letter is put away when all of it is done."""
+        held = self._held
+        while held.letters:
+            data, ancillary, flags, _ = held.letters[0]
+            if not data:  # the zygote has ended, which its pidfd says too
+                self._ignore(held.session)
+            else:
+                kind, place, pid, how, status = REPLY.unpack(data)
+                worker = held.workers[place]
+                if kind == STARTED:
+                    (worker.pidfd,) = unpack_fds(ancillary, flags)
+                    worker.pid = pid
+                elif kind == EXITED and how == os.CLD_EXITED:
+                    self._bury(worker, Died(place, pid, None, status))
+                elif kind == EXITED:
+                    self._bury(worker, Died(place, pid, status, None))
+                else:
+                    why = os.strerror(status)
+                    worker.failure = f"the operating system refused to start a process: {why}"
+                    self._bury(worker, Died(place, None, None, None))
+            held.letters.popleft()
+
+    def _lose_zygote(self) -> None:
+        """Count every worker as dead: the kernel kills them when the zygote ends."""
+        held = self._held
+        zygote = held.zygote
+        if zygote is None or held.session is None:
+            return
+        n_letters = -1
+        while n_letters != len(held.letters):
+            n_letters = len(held.letters)
+            self._receive_letter(held.session)
+            if held.letters and not held.letters[-1][0]:
+                break
+        self._read_letters()
+        exit_code = zygote.exit_code()
+        if exit_code and all(worker.pid is None for worker in held.workers):
+            raise zygote.unsuitable(f"with exit code {exit_code} before it could start a worker")
+        for worker in held.workers:
+            if worker.ended is None:
+                _await_end(worker)
+                self._bury(worker, Died(worker.index, worker.pid, int(signal.SIGKILL), None))
+        self._ignore(held.session)
+        self._ignore(zygote.pidfd)
+        held.zygote = None
+        release(zygote)
+
+    def _bury(self, worker: Worker, died: Died) -> None:
+        """Take in all that a dead worker has sent, then note its death."""
+        if worker.ended is not None:
+            return
+        intake = self._held.intake
+        while worker.end.fileno() in self._by_fd:
+            try:
+                intake.extend(islice(worker.arrivals, 1))
+            except ConnectionResetError:
+                continue
+            except BlockingIOError:  # empty, though a process that it started holds its end
+                break
+            _, (data, ancillary, _, _) = intake[-1]
+            if not data and not ancillary:
+                break
+        self._stop_listening(worker)
+        if worker not in self._held.gone:
+            self._held.gone.append(worker)
+        worker.ended = died
+
+    def _stop_listening(self, worker: Worker) -> None:
+        self._ignore(worker.end)
+        self._by_fd.pop(worker.end.fileno(), None)
+
+    def _ignore(self, source: socket.socket | int | None) -> None:
+        """Take a descriptor out of the epoll, which a close alone does not do if a fork has it."""
+        if source is None:
+            return
+        try:
+            self._held.epoll.unregister(source)
+        except FileNotFoundError:
+            return
+
+
+def _await_end(worker: Worker) -> None:
+    """Wait until a worker that the kernel is killing has ended."""
+    if worker.pidfd is not None:
+        has_ended(worker.pidfd, 1.0)
+        return
+    # The zygote ended while it started this one: nothing but the end of the channel tells.
+    poll = select.poll()
+    poll.register(worker.end, 0)
+    poll.poll(1000)
+
+
+def _failure(worker: Worker, ancillary: Ancillary, flags: int) -> str:
+    """Read the text that a failed worker sent in a memory file."""
+    if worker.failure is None:
+        (fd,) = unpack_fds(ancillary, flags)
+        n_bytes = os.fstat(fd).st_size
+        worker.failure = os.pread(fd, n_bytes, 0).decode("utf-8", "replace")
+        os.close(fd)
+    return worker.failure

@@ -1,0 +1,321 @@
+"""The zygote: a small process with one thread that forks workers for main.
+
+It is exec'd, so it has none of main's threads, locks or memory, and it has NumPy and the codecs
+imported, so that a fork of it is a worker in a few milliseconds. It never imports the user's
+`__main__` and never tinygrad. `launch.py` is main's side of it, `start.py` a worker's. Only for a
+crew that asks for it, a zygote of its own loads the crew's function, or is a fork of main.
+
+Every crew has a *session*: a socket on which main asks for workers and hears of their ends.
+
+    main -> zygote   control   names of modules to import         + the zygote's end of a session
+    main -> zygote   session   REQUEST (place, way)               + channel, cargo, the crew's fds
+    main -> zygote   session   WARD, path of a folder to remove if main ends; none: no more
+    zygote -> main   session   REPLY STARTED (place, pid)         + pidfd of the worker
+    zygote -> main   session   REPLY EXITED (place, pid, how, status)
+    zygote -> main   session   REPLY NOT_STARTED (place, errno)
+
+The end of main's half of a session means that the crew is closed: its workers have GRACE_S to leave
+by themselves, then they are killed; with the last of them gone the zygote ends its half too.
+When main ends, however it ends, the zygote ends, and the kernel kills the workers with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import resource
+import select
+import signal
+import socket
+import struct
+import sys
+import time
+from collections import deque
+from typing import NoReturn
+
+from shardio._workers.processes.channel import RECEIVE, unpack_fds
+from shardio._workers.processes.linux import (
+    die_with_parent,
+    end_process,
+    has_ended,
+    name_process,
+    open_pidfd,
+)
+from shardio._workers.processes.start import EXECUTE, LOAD, Target, execute, preload, run
+
+__all__ = [
+    "ASK_FOR_STACKS",
+    "EXITED",
+    "GRACE_S",
+    "NOT_STARTED",
+    "REPLY",
+    "REQUEST",
+    "STARTED",
+    "WARD",
+    "serve",
+    "serve_forked",
+]
+
+REQUEST = struct.Struct("<IB")  # place of the worker in its crew, what to do (see `start.py`)
+REPLY = struct.Struct("<BIiii")  # kind, place, pid, how (CLD_*), status
+STARTED, EXITED, NOT_STARTED = 1, 2, 3
+WARD = b"folder "
+
+GRACE_S = 0.1
+
+ASK_FOR_STACKS = signal.SIGRTMIN + 7
+"""The signal that a loader's workers answer with their stacks; see `overdue.py`."""
+
+
+def serve(control_fd: int, main_pidfd: int, modules: tuple[str, ...]) -> NoReturn:
+    """Be the zygote until main ends or ends its half of the control socket."""
+    # Nothing of main's but these descriptors: a pipe held open here would never report its end.
+    os.closerange(max(control_fd, main_pidfd) + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+    os.set_inheritable(control_fd, False)
+    os.set_inheritable(main_pidfd, False)
+    _set_up()
+    preload(modules)
+    _Zygote(socket.socket(fileno=control_fd), main_pidfd, modules).run()
+
+
+def serve_forked(control: socket.socket, main_pidfd: int, target: Target) -> NoReturn:
+    """Be the zygote in a fork of main, with all that main had, for workers that run `target`."""
+    signal.set_wakeup_fd(-1)  # an event loop of main's would hear of our signals
+    for number in signal.valid_signals():
+        if callable(signal.getsignal(number)):  # main's, for main
+            signal.signal(number, signal.SIG_DFL)
+    _set_up()
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    gc.freeze()  # what main had is never collected here: its finalizers are main's business
+    _Zygote(control, main_pidfd, (), target).run()
+
+
+def _set_up() -> None:
+    # Ctrl-C reaches the whole group; main decides what it means. SIGCHLD may be inherited as
+    # ignored, and then no exit status would be left to read.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.signal(ASK_FOR_STACKS, signal.SIG_IGN)  # until a worker can answer
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    name_process("shardio-zygote")
+    gc.disable()
+
+
+class _Session:
+    """What the zygote holds for one crew."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self.socket = end
+        self.workers: dict[int, tuple[int, int]] = {}  # pidfd: (place, pid)
+        self.replies: deque[tuple[bytes, list[int]]] = deque()  # main is behind in reading these
+        self.is_ending = False  # main has ended its half
+        self.kill_at_s: float | None = None  # monotonic; while ending, until it is done
+        self.ward = b""  # the folder to remove if main ends
+
+
+class _Zygote:
+    """One epoll over main's pidfd, the control socket, the sessions and the workers' pidfds."""
+
+    def __init__(
+        self,
+        control: socket.socket,
+        main_pidfd: int,
+        modules: tuple[str, ...],
+        target: Target | None = None,
+    ) -> None:
+        self.pid = os.getpid()
+        self.modules = modules  # what has been imported
+        self.target = target  # the function of every crew that this zygote is for, once it has it
+        self.has_loaded = target is not None
+        self.control = control
+        self.main_pidfd = main_pidfd
+        self.sessions: dict[int, _Session] = {}  # by descriptor
+        self.crew_of: dict[int, _Session] = {}  # by a worker's pidfd
+        self.epoll = select.epoll()
+        self.epoll.register(main_pidfd, select.EPOLLIN)
+        self.epoll.register(control, select.EPOLLIN)
+
+    def run(self) -> NoReturn:
+        while True:
+            # One event at a time: a second one could be about a descriptor that the first closed.
+            for fd, mask in self.epoll.poll(self._pause_s(), 1):
+                if fd == self.main_pidfd:
+                    self._leave()
+                elif fd == self.control.fileno():
+                    self._open_session()
+                elif fd in self.crew_of:
+                    self._report_exit(fd)
+                else:
+                    self._serve_session(self.sessions[fd], mask)
+            self._end_late_workers()
+
+    def _pause_s(self) -> float | None:
+        due = [s.kill_at_s for s in self.sessions.values() if s.kill_at_s is not None]
+        return max(0.0, min(due) - time.monotonic()) if due else None
+
+    def _open_session(self) -> None:
+        try:
+            data, ancillary, flags, _ = self.control.recvmsg(*RECEIVE)
+        except ConnectionResetError:
+            self._leave()
+        if not data:  # main has let go of the zygote
+            self._leave()
+        (fd,) = unpack_fds(ancillary, flags)
+        self.sessions[fd] = _Session(socket.socket(fileno=fd))
+        self.epoll.register(fd, select.EPOLLIN)
+        names = tuple(data.decode().split())
+        self.modules += tuple(name for name in names if name not in self.modules)
+        if any(name not in sys.modules for name in names):
+            preload(names)
+
+    def _serve_session(self, session: _Session, mask: int) -> None:
+        if session.is_ending:
+            if mask & (select.EPOLLHUP | select.EPOLLERR):  # main waits for nothing any more
+                session.replies.clear()
+            self._flush(session)
+            self._close_if_over(session)
+            return
+        if mask & select.EPOLLOUT:
+            self._flush(session)
+        if mask & ~select.EPOLLOUT:
+            try:
+                data, ancillary, flags, _ = session.socket.recvmsg(*RECEIVE)
+            except ConnectionResetError:  # main went with replies unread; its end comes next
+                return
+            if data.startswith(WARD):
+                session.ward = data.removeprefix(WARD)
+            elif data:
+                self._start_worker(session, data, unpack_fds(ancillary, flags))
+            else:
+                session.is_ending = True
+                session.kill_at_s = time.monotonic() + GRACE_S
+                self._listen(session)
+                self._close_if_over(session)
+
+    def _leave(self) -> NoReturn:
+        """End, and the workers with it; what main has left behind goes, too."""
+        for session in self.sessions.values():
+            with contextlib.suppress(OSError):
+                if session.ward:
+                    for entry in os.scandir(session.ward):
+                        os.unlink(entry)
+                    os.rmdir(session.ward)
+        os._exit(0)
+
+    def _start_worker(self, session: _Session, data: bytes, fds: tuple[int, ...]) -> None:
+        place, way = REQUEST.unpack(data)
+        if way == LOAD and not self.has_loaded:
+            self._load(fds[1])
+        try:
+            pid = os.fork()
+        except OSError as error:
+            self._reply(session, REPLY.pack(NOT_STARTED, place, 0, 0, error.errno or 0))
+        else:
+            if pid == 0:
+                self._become_worker(place, way, fds)
+            pidfd = open_pidfd(pid)
+            session.workers[pidfd] = (place, pid)
+            self.crew_of[pidfd] = session
+            self.epoll.register(pidfd, select.EPOLLIN)
+            self._reply(session, REPLY.pack(STARTED, place, pid, 0, 0), pidfd)
+        for fd in fds:
+            os.close(fd)
+
+    def _load(self, cargo_fd: int) -> None:
+        """Unpack the crew's function here, once for all its workers.
+
+        If that fails, each worker tries for itself, and tells. A guard ends this process if main
+        ends meanwhile: imports take any time, in which nothing else is heard.
+        """
+        self.has_loaded = True
+        guard = os.fork()
+        if guard == 0:
+            try:
+                die_with_parent(self.pid)
+                has_ended(self.main_pidfd, None)
+                os.kill(self.pid, signal.SIGKILL)
+            finally:
+                os._exit(0)
+        try:
+            from shardio._workers.processes.cargo import unpack
+
+            with contextlib.suppress(BaseException):  # user code: sys.exit and all
+                self.target = unpack(cargo_fd)
+                sys.stdout.flush()  # or every worker would write it once more
+        finally:
+            os.kill(guard, signal.SIGKILL)
+            os.waitpid(guard, 0)
+        gc.collect()
+        gc.freeze()
+
+    def _become_worker(self, place: int, way: int, fds: tuple[int, ...]) -> NoReturn:
+        try:
+            die_with_parent(self.pid)
+            # A worker that held the zygote's sockets would keep their ends from being seen.
+            self.epoll.close()
+            self.control.close()
+            for session in self.sessions.values():
+                session.socket.close()
+            for fd in (self.main_pidfd, *self.crew_of):
+                os.close(fd)
+            if way == EXECUTE:
+                execute(place, fds, self.modules)
+            run(place, fds, self.target)
+        finally:
+            os._exit(1)  # whatever happens, a worker never goes on as a second zygote
+
+    def _report_exit(self, pidfd: int) -> None:
+        ended = os.waitid(os.P_PIDFD, pidfd, os.WEXITED)
+        session = self.crew_of.pop(pidfd)
+        place, pid = session.workers.pop(pidfd)
+        self.epoll.unregister(pidfd)
+        os.close(pidfd)
+        how, status = (ended.si_code, ended.si_status) if ended else (0, 0)
+        self._reply(session, REPLY.pack(EXITED, place, pid, how, status))
+        self._close_if_over(session)
+
+    def _reply(self, session: _Session, data: bytes, pidfd: int | None = None) -> None:
+        # Duplicated: the worker may have ended, and its pidfd be closed, before main reads.
+        session.replies.append((data, [] if pidfd is None else [os.dup(pidfd)]))
+        self._flush(session)
+
+    def _flush(self, session: _Session) -> None:
+        """Send what main can take now; the rest when it has read some."""
+        while session.replies:
+            data, fds = session.replies[0]
+            try:
+                socket.send_fds(session.socket, [data], fds, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                break
+            except (BrokenPipeError, ConnectionResetError):
+                pass  # main has closed its end: nobody is left to tell
+            session.replies.popleft()
+            for fd in fds:
+                os.close(fd)
+        self._listen(session)
+
+    def _listen(self, session: _Session) -> None:
+        # Of an ending session only the edge: level-triggered, its end would wake us for ever.
+        mask = select.EPOLLET if session.is_ending else select.EPOLLIN
+        self.epoll.modify(session.socket, mask | (select.EPOLLOUT if session.replies else 0))
+
+    def _close_if_over(self, session: _Session) -> None:
+        """Tell main that the last worker of a closed crew is gone."""
+        if session.is_ending and not session.workers and not session.replies:
+            self.epoll.unregister(session.socket)
+            del self.sessions[session.socket.fileno()]
+            # Not by close alone: a fork of main may hold a copy of this end.
+            session.socket.shutdown(socket.SHUT_RDWR)
+            session.socket.close()
+
+    def _end_late_workers(self) -> None:
+        now = time.monotonic()
+        for session in self.sessions.values():
+            if session.kill_at_s is not None and session.kill_at_s <= now:
+                session.kill_at_s = None
+                for pidfd in session.workers:
+                    end_process(pidfd)

@@ -1,0 +1,1 @@
+"""Run functions over items in worker processes, threads and coroutines."""

@@ -1,0 +1,161 @@
+"""A worker that calls one function for item after item: its loop, and what it and main exchange.
+
+A call has 32 bytes and a pickled item, an answer 32 bytes and what became of it: the value itself
+where that is small, else it lies in the block that came with the call (see `values.py`).
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import struct
+from collections.abc import Callable
+from enum import IntEnum
+from typing import Any, Final
+
+import numpy as np
+
+from shardio._base.phase_timers import now_ns
+from shardio._workers.processes.blocks import BlockMap
+from shardio._workers.processes.channel import Channel
+from shardio._workers.processes.failures import pack_failure
+from shardio._workers.processes.linux import keep_freed_memory, this_process, yield_to_main
+from shardio._workers.processes.memory import require
+from shardio._workers.processes.overdue import answer_with_stacks
+from shardio._workers.processes.parcels import DESCRIPTOR_BYTES, packed, unpacked
+from shardio._workers.processes.whereabouts import map_steps
+from shardio._workers.tasks.portions import Portions
+from shardio._workers.tasks.values import Packed, pack_value, write_value
+from shardio.errors import MemoryShort
+
+CALL: Final = struct.Struct("<HHIQQQ")
+"""What main asks for, 0, a block, a step, results to pass over, 0. An item follows a call."""
+ANSWER: Final = struct.Struct("<HHIQQQ")
+"""What became of it, results of a generator that has more, else 0, the block, the step, bytes in
+the block, nanoseconds in the function."""
+
+MOST_INLINE_BYTES: Final = 32 << 10
+"""A value of so many bytes travels with its answer; beyond, memory is cheaper than messages."""
+
+
+class Say(IntEnum):
+    """What a message of main says."""
+
+    CALL = 1  # call the function with the item that follows
+    BLOCK = 2  # here is a block: its descriptor comes along
+    HELLO = 3  # here is the file for stacks
+    GO_ON = 4  # have the generator that a call has made give more
+
+
+class Outcome(IntEnum):
+    """What became of a call."""
+
+    INLINE = 1  # the value follows
+    IN_BLOCK = 2
+    FAILED = 3  # the pickled exception follows, and its traceback as text
+    FORKED = 4  # a fork of the worker has come back from the call, and has ended
+
+
+def pack_call(said: Say, block: int = 0, step: int = 0, n_passed_over: int = 0) -> bytes:
+    """A message of main, but for what follows a call."""
+    return CALL.pack(said, 0, block, step, n_passed_over, 0)
+
+
+def call_for_main(
+    function: Callable[[Any], Any], most_bytes: int, is_called: str, channel: Channel
+) -> None:
+    """Call the function for one item after the other until main closes the channel.
+
+    Args:
+        function: of one item; what it returns, or `Portions`, which are sent one by one.
+        most_bytes: how large a block may become.
+        is_called: what the function is in messages.
+        channel: of this worker; the first file that comes with it is for `map_steps`.
+    """
+    yield_to_main()
+    keep_freed_memory()
+    caller = _Caller(function, most_bytes, is_called, channel)
+    at_work = map_steps(channel.fds[0])
+    while (received := channel.recv_fds()) is not None:
+        message, fds = received
+        said, _, number, step, *_ = CALL.unpack_from(message)
+        if said == Say.HELLO:
+            answer_with_stacks(fds[0])
+        elif said == Say.BLOCK:
+            caller.blocks[number] = BlockMap(fds[0])
+        else:
+            at_work[channel.index] = step + 1
+            with packed(caller.answer(unpacked(message, fds))) as parcel:
+                channel.send(*parcel)
+            at_work[channel.index] = 0  # after: what has been answered no death takes back
+
+
+class _Caller:
+    """What one worker holds: the function, and the blocks it has met."""
+
+    def __init__(
+        self, function: Callable[[Any], Any], most_bytes: int, is_called: str, channel: Channel
+    ) -> None:
+        self._function, self._most_bytes, self._is_called = function, most_bytes, is_called
+        self._channel, self._pid = channel, this_process.pid
+        self.blocks: dict[int, BlockMap] = {}
+        self._suspended: dict[int, Portions] = {}
+
+    def answer(self, message: bytes) -> bytes:
+        """Do a call, or go on with one, and say what became of it."""
+        said, _, number, step, n_passed_over, _ = CALL.unpack_from(message)
+        start_ns = now_ns()
+        try:
+            if said == Say.GO_ON:
+                value: Any = self._suspended.pop(step)
+            else:
+                request = pickle.loads(memoryview(message)[DESCRIPTOR_BYTES:])
+                value = self._guarded(step, lambda: self._function(request))
+            n_results = 0
+            if isinstance(value, Portions):
+                value.n_passed_over += n_passed_over
+                value, n_results = self._portion(step, value)
+            taken_ns = now_ns() - start_ns
+            found = pack_value(value)
+            if found.n_bytes <= MOST_INLINE_BYTES:
+                memory = np.empty(found.n_bytes, np.uint8)
+                write_value(found, memory)
+                head = ANSWER.pack(Outcome.INLINE, n_results, number, step, 0, taken_ns)
+                return head + memory.tobytes()
+            self._put(found, self.blocks[number])
+        except BaseException as error:  # noqa: BLE001  # sys.exit and all: main raises it there
+            self._suspended.pop(step, None)
+            failure = pack_failure(error, self._is_called)
+            taken_ns = now_ns() - start_ns
+            return ANSWER.pack(Outcome.FAILED, 0, number, step, 0, taken_ns) + failure
+        return ANSWER.pack(Outcome.IN_BLOCK, n_results, number, step, found.n_bytes, taken_ns)
+
+    def _portion(self, step: int, portions: Portions) -> tuple[Any, int]:
+        """The next results of a generator; and how many, if there are more."""
+        found = self._guarded(step, portions.take)
+        if portions.is_over:
+            return found, 0
+        self._suspended[step] = portions
+        return found, len(found)
+
+    def _guarded(self, step: int, function: Callable[[], Any]) -> Any:
+        """What a function returns; a fork of this process in which it does so is ended."""
+        try:
+            return function()
+        finally:
+            if this_process.pid != self._pid:  # only one of two may answer
+                self._channel.send(ANSWER.pack(Outcome.FORKED, 0, 0, step, 0, 0))
+                os._exit(1)
+
+    def _put(self, found: Packed, block: BlockMap) -> None:
+        if found.n_bytes > self._most_bytes:
+            raise MemoryShort(
+                f"what {self._is_called} returned has {found.n_bytes} bytes; memory_bytes allows "
+                f"{self._most_bytes}: raise it, or return less at a time"
+            )
+        if (n_lacking := found.n_bytes - block.backed_bytes()) > 0:
+            # First, and in words that fit: what is asked for again below is told of batches.
+            what = f"the bytes that {self._is_called} returned"
+            require(n_lacking, what, "return less, or load fewer at a time")
+        block.grow(found.n_bytes)
+        write_value(found, block.bytes)

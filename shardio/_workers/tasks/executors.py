@@ -1,0 +1,475 @@
+"""Executors of stages: threads, coroutines, worker processes, or a concurrent.futures executor."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor, Future
+from functools import partial
+from typing import Any, Final
+
+from shardio._base.phase_timers import now_ns
+from shardio._workers.processes.lenience import Lenience
+from shardio._workers.processes.linux import files_explained
+from shardio._workers.tasks.flow import Flow
+from shardio._workers.tasks.late import said
+from shardio._workers.tasks.line import SOURCE, Hands, Line
+from shardio._workers.tasks.portions import Broken, Portions
+from shardio._workers.tasks.stage import Job, Stage
+from shardio._workers.tasks.steps import Piped
+from shardio._workers.tasks.user_calls import UserCall, checked
+from shardio.errors import EnvironmentUnsuitable, MemoryShort
+
+_PATIENCE_S: Final = 5.0
+"""Workers have a second to say what they do, and the thread has to come to ask them."""
+
+
+def hire(line: Line, stages: Mapping[Stage, Piped | None]) -> dict[Stage, Hands]:
+    """Make what works at the stages of a line: one event loop for all that is async, else threads.
+
+    Stages whose steps name one crew share its threads; a step with an executor has its own hands.
+    """
+    found: dict[Stage, Hands] = {}
+    asynchronous: list[Stage] = []
+    crews: dict[str, list[Stage]] = {}
+    for stage, step in stages.items():
+        executor = None if step is None else step.executor
+        if executor == "process":
+            found[stage] = Processes(line, stage, stage.n_hands)
+        elif executor is not None:
+            found[stage] = Executing(line, stage, executor)
+        elif stage.call.is_async:
+            asynchronous.append(stage)
+        else:
+            crews.setdefault(SOURCE if step is None else step.crew, []).append(stage)
+    if asynchronous:
+        found |= dict.fromkeys(asynchronous, Coroutines(line, asynchronous))
+    for members in crews.values():
+        n_threads = max(stage.concurrency for stage in members)
+        found |= dict.fromkeys(members, Threads(line, members, n_threads))
+    return found
+
+
+class Threads(Hands):
+    """Threads that share some stages, whichever has a job, the last of them first.
+
+    They are started as they are needed. One at a time is woken, and wakes the next if there is more
+    to do: if functions are quick, one thread does it all, and none is woken in vain.
+
+    Args:
+        line: is told what jobs give.
+        stages: in the order of the line.
+        n_threads: at most.
+    """
+
+    def __init__(self, line: Line, stages: Sequence[Stage], n_threads: int) -> None:
+        self._line, self._stages, self._n_left = line, stages[::-1], n_threads
+        self._idle: list[threading.Lock] = []  # the one that has worked last is woken first
+        self._is_rousing = self._is_closed = False
+        self._left: list[Any] = []
+
+    def rouse(self) -> None:
+        """Wake a thread, or start one, if there is a job and no thread is on its way."""
+        if self._is_rousing or not any(stage.has_work for stage in self._stages):
+            return
+        if self._idle:
+            self._is_rousing = True
+            self._idle.pop().release()
+        elif self._n_left:
+            self._is_rousing = True
+            self._n_left -= 1
+            name = f"shardio {self._stages[-1].name}"
+            threading.Thread(target=self._work, name=name, daemon=True).start()
+
+    def close(self) -> None:
+        """Wake all threads that are idle, for them to end."""
+        with self._line.lock:
+            # What generators do at their end is for a thread, too: it may take long.
+            self._left = [each for stage in self._stages for each in stage.surrender()]
+            self._is_closed = True
+            for bell in self._idle:
+                bell.release()
+            self._idle.clear()
+
+    def _work(self) -> None:
+        """What a thread does."""
+        bell = threading.Lock()
+        bell.acquire()
+        is_roused = True
+        try:
+            while True:
+                job = self._next_job(bell, is_roused=is_roused)
+                if job is not None:
+                    self._perform(job)
+                elif self._is_closed:
+                    self._left = []
+                    return
+                else:
+                    bell.acquire()
+                is_roused = job is None
+                del job  # nothing of the user's is held while there is nothing to do
+        except BaseException as error:  # noqa: BLE001 - ours; the loop must not wait for ever
+            self._line.break_down(error)
+
+    def _next_job(self, bell: threading.Lock, *, is_roused: bool) -> Job | None:
+        """The next job; else, the bell will be rung for one."""
+        line = self._line
+        with line.lock:
+            if is_roused:
+                self._is_rousing = False
+            if self._is_closed:
+                return None
+            for stage in self._stages if not line.is_closed else ():  # and soon these are
+                job = stage.begin()
+                if job is not None:
+                    line.settle_before(stage)
+                    self.rouse()
+                    return job
+            self._idle.append(bell)
+            return None
+
+    def _perform(self, job: Job) -> None:
+        line, call = self._line, job.stage.call
+        job.thread_id = threading.get_ident()
+        start_ns = now_ns()
+        try:
+            if call.yields_many:
+                self._go_on(job)
+                return
+            value = checked(call.function(job.item))
+        except BaseException as error:  # noqa: BLE001 - of the user's function, whatever it is
+            line.fail(job, error, now_ns() - start_ns)
+        else:
+            line.finish(job, value, now_ns() - start_ns)
+
+    def _go_on(self, job: Job) -> None:
+        """Advance a generator until it ends or the line has no room for more results."""
+        start_ns = now_ns()
+        if job.results is None:
+            job.results = iter(job.stage.call.function(job.item))
+        while True:
+            try:
+                value = next(job.results)
+            except StopIteration:
+                self._line.end(job, now_ns() - start_ns)
+                return
+            if not self._line.give(job, (value,), now_ns() - start_ns):
+                if self._line.is_closed:
+                    job.results = None  # it ends here, and not with whoever clears the line
+                return
+            start_ns = now_ns()
+            del value
+
+
+class Coroutines(Hands):
+    """Works at stages whose functions are async. Owns a thread and an event loop.
+
+    Args:
+        line: is told what jobs give.
+        stages: in the order of the line.
+    """
+
+    def __init__(self, line: Line, stages: Sequence[Stage]) -> None:
+        self._line, self._stages = line, stages[::-1]
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._suspended: dict[Job, asyncio.Event] = {}
+        self._is_rousing = False
+        with files_explained():
+            self._loop = asyncio.new_event_loop()
+        threading.Thread(target=self._run, name="shardio event loop", daemon=True).start()
+
+    def rouse(self) -> None:
+        """Wake the event loop if a stage has a job."""
+        if not self._is_rousing and any(stage.has_work for stage in self._stages):
+            self._is_rousing = True
+            self._loop.call_soon_threadsafe(self._begin)
+
+    def close(self) -> None:
+        """Stop the event loop, which cancels all coroutines."""
+        try:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+        except RuntimeError:  # it is closed already
+            return
+
+    def _run(self) -> None:
+        """What the thread does."""
+        loop = self._loop
+        asyncio.set_event_loop(loop)
+        try:
+            loop.run_forever()
+            loop.run_until_complete(self._end())
+            loop.run_until_complete(loop.shutdown_asyncgens())
+        except BaseException as error:  # noqa: BLE001 - ours; the loop must not wait for ever
+            self._line.break_down(error)
+        finally:
+            loop.close()
+
+    async def _end(self) -> None:
+        tasks = asyncio.all_tasks(self._loop) - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _begin(self) -> None:
+        """Begin, or go on with, every job that may be."""
+        with self._line.lock:
+            self._is_rousing = False
+            jobs = [] if self._line.is_closed else self._next_jobs()
+        for job in jobs:
+            if job in self._suspended:
+                self._suspended.pop(job).set()
+                continue
+            task = self._loop.create_task(self._perform(job))
+            self._tasks.add(task)
+            task.add_done_callback(self._forget)
+
+    def _forget(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._line.break_down(error)  # ours; the loop must not wait for ever
+
+    def _next_jobs(self) -> list[Job]:
+        jobs = []
+        for stage in self._stages:
+            while (job := stage.begin()) is not None:
+                jobs.append(job)
+                self._line.settle_before(stage)
+        return jobs
+
+    async def _perform(self, job: Job) -> None:
+        call, start_ns = job.stage.call, now_ns()
+        try:
+            result: Any = call.function(job.item)
+            if call.yields_many:
+                await self._go_on(job, result)
+                return
+            value = await result
+        except BaseException as error:  # noqa: BLE001 - of the user's function, whatever it is
+            if self._line.is_closed:  # it was cancelled for that
+                return
+            self._line.fail(job, error, now_ns() - start_ns)
+        else:
+            self._line.finish(job, value, now_ns() - start_ns)
+        self._begin()
+
+    async def _go_on(self, job: Job, results: Any) -> None:
+        """Advance an async generator to its end, waiting while the line has no room."""
+        start_ns = now_ns()
+        async for value in results:
+            if not self._line.give(job, (value,), now_ns() - start_ns):
+                # `_begin` finds it here: both run in this thread, one after the other.
+                room = self._suspended[job] = asyncio.Event()
+                await room.wait()
+            start_ns = now_ns()
+            del value
+        self._line.end(job, now_ns() - start_ns)
+        self._begin()
+
+
+class Processes(Hands):
+    """A Flow, and the thread that drives it.
+
+    Args:
+        line: is told what jobs give.
+        stage: whose jobs they are.
+        n_workers: how many processes.
+    """
+
+    def __init__(self, line: Line, stage: Stage, n_workers: int) -> None:
+        self._line, self._stage, self._n_workers = line, stage, n_workers
+        self._flow: Flow | None = None
+        self._jobs: dict[int, Job] = {}  # by the number that the flow gives them
+        self._has_thread = self._is_rousing = False
+        self._asked: Future[list[str]] | None = None
+
+    def rouse(self) -> None:
+        """Wake the driving thread, or start it, if the stage has a job."""
+        if self._is_rousing or not self._stage.has_work:
+            return
+        self._is_rousing = True
+        if self._flow is not None:
+            self._flow.nudge()
+        elif not self._has_thread:
+            self._has_thread = True
+            name = f"shardio {self._stage.name}"
+            threading.Thread(target=self._work, name=name, daemon=True).start()
+
+    def close(self) -> None:
+        """Wake the driving thread, which ends the processes once the line is closed."""
+        with self._line.lock:
+            if self._flow is not None:
+                self._flow.nudge()
+
+    def tell(self) -> list[str]:
+        """Return lines on what each worker is doing; [] if the thread does not answer in time."""
+        asked: Future[list[str]] = Future()
+        with self._line.lock:
+            if self._flow is None:
+                return []
+            self._asked = asked
+            self._flow.nudge()
+        try:
+            return asked.result(_PATIENCE_S)
+        except TimeoutError:
+            return []
+
+    def _work(self) -> None:
+        """What the thread does."""
+        stage = self._stage
+        try:
+            with Flow(
+                _in_portions(stage.call, stage.name),
+                self._n_workers,
+                most_items=stage.concurrency,
+                in_order=False,  # the stage keeps what order there is
+                is_called=stage.name,
+            ) as flow:
+                flow.lenience = _Reporting(self._fail)
+                with self._line.lock:
+                    self._flow = flow
+                try:
+                    self._drive(flow)
+                finally:
+                    with self._line.lock:
+                        self._flow = None
+        except BaseException as error:  # noqa: BLE001 - the loop must not wait for ever
+            self._line.break_down(error)
+
+    def _drive(self, flow: Flow) -> None:
+        while not self._line.is_closed:
+            if (asked := self._asked) is not None:
+                self._asked = None  # who asks waits: there is no other
+                asked.set_result(flow.at_work(lambda number: said(self._jobs[number])))
+            self._put_all(flow)
+            found = flow.take()
+            if found is not None:
+                self._hand_on(flow, *found)
+                del found  # it holds a block
+            elif not self._stage.has_work:
+                flow.wait()
+
+    def _put_all(self, flow: Flow) -> None:
+        jobs = []
+        with self._line.lock:
+            self._is_rousing = False
+            while not self._line.is_closed and (job := self._stage.begin()) is not None:
+                jobs.append(job)
+                self._line.settle_before(self._stage)
+        for job in jobs:
+            if job.results is not None:
+                flow.go_on(job.results)
+                continue
+            try:
+                job.results = flow.put(job.item)  # by which its generator is asked for more
+            except (EnvironmentUnsuitable, MemoryShort):
+                raise  # it has been put
+            except BaseException as error:  # noqa: BLE001 - the item cannot be pickled
+                self._line.fail(job, error, 0)
+            else:
+                self._jobs[job.results] = job
+
+    def _hand_on(self, flow: Flow, number: int, value: Any) -> None:
+        job = self._jobs[number]
+        busy_ns = int(flow.stats.calling_s * 1e9) - self._stage.busy_ns
+        if not flow.has_more(number):
+            _conclude(self._line, self._jobs.pop(number), value, busy_ns)
+        elif self._line.give(job, value, busy_ns):
+            flow.go_on(number)
+
+    def _fail(self, number: int, error: BaseException) -> None:
+        self._line.fail(self._jobs.pop(number), error, 0)
+
+
+class _Reporting(Lenience):
+    """Leaves it to the line whether what failed is skipped, or raised in its turn."""
+
+    def __init__(self, report: Callable[[int, BaseException], None]) -> None:
+        super().__init__(0)
+        self._report = report
+
+    def skip(self, index: int, item: Any, error: BaseException) -> None:
+        """Tell the line."""
+        self._report(index, error)
+
+
+class Executing(Threads):
+    """A thread that submits jobs to an executor of the user, who owns it.
+
+    Args:
+        line: is told what jobs give.
+        stage: whose jobs they are.
+        executor: does them.
+    """
+
+    def __init__(self, line: Line, stage: Stage, executor: Executor) -> None:
+        super().__init__(line, [stage], 1)
+        self._executor, self._function = executor, _in_one(stage.call, stage.name)
+        self._futures: set[Future[Any]] = set()
+
+    def close(self) -> None:
+        """Cancel what has not begun."""
+        super().close()
+        for future in list(self._futures):
+            future.cancel()
+
+    def _perform(self, job: Job) -> None:
+        try:
+            future = self._executor.submit(self._function, job.item)
+        except Exception as error:  # noqa: BLE001 - it was shut down
+            self._line.fail(job, error, 0)
+            return
+        self._futures.add(future)
+        if self._line.is_closed:  # and `close` may have been through with those before
+            future.cancel()
+        future.add_done_callback(partial(self._take, job))
+
+    def _take(self, job: Job, future: Future[Any]) -> None:
+        line, busy_ns = self._line, now_ns() - job.began_ns
+        self._futures.discard(future)
+        try:
+            value = future.result()
+        except BaseException as error:  # noqa: BLE001 - of the user's function, whatever it is
+            line.fail(job, error, busy_ns)
+        else:
+            _conclude(line, job, value, busy_ns)
+        with line.lock:
+            if not line.is_closed:
+                self.rouse()
+
+
+def _conclude(line: Line, job: Job, value: Any, busy_ns: int) -> None:
+    """Tell a line what `_in_one` gave for a job."""
+    if not job.stage.call.yields_many:
+        line.finish(job, value, busy_ns)
+    elif isinstance(value, Broken):
+        line.fail(job, value.error, busy_ns, value.found)
+    else:
+        line.finish_with(job, value, busy_ns)
+
+
+def _in_one(call: UserCall, name: str) -> Callable[[Any], Any]:
+    """A function that gives the results of a call at once: of a generator, a list or `Broken`."""
+    return partial(_all_of if call.yields_many else _one_of, call.function, name)
+
+
+def _in_portions(call: UserCall, name: str) -> Callable[[Any], Any]:
+    """Return a function that gives the result of a call; for a generator, its `Portions`."""
+    return partial(_portions_of if call.yields_many else _one_of, call.function, name)
+
+
+def _one_of(function: Callable[[Any], Any], name: str, item: Any) -> Any:
+    return checked(function(item))
+
+
+def _all_of(function: Callable[[Any], Any], name: str, item: Any) -> list[Any] | Broken:
+    found: list[Any] = []
+    try:
+        found.extend(function(item))
+    except BaseException as error:  # noqa: BLE001 - of the user's function, whatever it is
+        return Broken(found, error, name)
+    return found
+
+
+def _portions_of(function: Callable[[Any], Any], name: str, item: Any) -> Portions:
+    return Portions(iter(function(item)), name)

@@ -1,0 +1,348 @@
+"""One function called in worker processes for item after item: main's side.
+
+Whoever has a Flow drives it: puts items while there is room, takes what is ready, and waits where
+nothing is. There is no thread in main.
+
+        main                                                          worker
+  A  put ── Schedule.assign ── BLOCK (once each), CALL: step, block ▶ the function
+  B  wait ◀───────────── small value, or error, or bytes in block ─── `values.py`: into the block
+  C  take ── lease ─▶ value, whose arrays lie in the block
+  D  last view gone ─▶ deque ─▶ A
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final
+
+from shardio._base.closing import Closing
+from shardio._base.statistics import ItemStats
+from shardio._workers.processes.blocks import Block
+from shardio._workers.processes.cargo import pickled
+from shardio._workers.processes.crew import Crew, Died, Failed, Message
+from shardio._workers.processes.failures import unpack_failure
+from shardio._workers.processes.lenience import Lenience
+from shardio._workers.processes.linux import Finalizer, files_explained
+from shardio._workers.processes.memory import default_budget
+from shardio._workers.processes.overdue import at_work
+from shardio._workers.processes.parcels import DESCRIPTOR_BYTES, packed, unpacked
+from shardio._workers.processes.start import Start
+from shardio._workers.processes.whereabouts import Whereabouts
+from shardio._workers.tasks.calling import ANSWER, Outcome, Say, call_for_main, pack_call
+from shardio._workers.tasks.schedule import DEPTH, ENDLESS, QUICK_NS, Schedule
+from shardio._workers.tasks.under_way import Call
+from shardio._workers.tasks.value_blocks import ValueBlocks
+from shardio.errors import BatchOverdue, EnvironmentUnsuitable, TransformError, WorkerDied
+
+_MOST_DEATHS: Final = 2
+"""An item of which so many workers have died is given up."""
+_PRELOAD: Final = ("numpy.random", "shardio._workers.tasks.calling")
+
+
+class Flow(Closing):
+    """Owns worker processes, each of which calls `function` for items; ends them on `close`.
+
+    Everything but `nudge` is for one thread at a time. One that is collected without `close` is
+    closed then. The arrays of values that were taken stay valid for as long as they are held.
+
+    Args:
+        function: of one item; travels by cloudpickle, once. Where it returns `Portions`, each is a
+            value by itself, which comes as it is ready; `has_more` and `go_on` are for those.
+        n_workers: how many processes, at least 1.
+        most_items: how many may have been put and not taken; by default two for each worker and
+            two more.
+        in_order: whether values are taken in the order of their items, or as they get ready.
+        memory_bytes: budget of the blocks that values arrive in, and the most that one may take; by
+            default half of what is available.
+        max_skips: how many items may fail, which are then left out; None raises the first failure.
+        start_method: how workers start.
+        is_called: what the function is in messages.
+
+    Raises:
+        InvalidArgument: the function cannot be pickled.
+        EnvironmentUnsuitable: processes cannot be started here.
+    """
+
+    def __init__(
+        self,
+        function: Callable[[Any], Any],
+        n_workers: int,
+        *,
+        most_items: int | None = None,
+        in_order: bool = True,
+        memory_bytes: int | None = None,
+        max_skips: int | None = None,
+        start_method: Start = "zygote",
+        is_called: str = "the function",
+    ) -> None:
+        self._is_called, self._in_order, self._n_workers = is_called, in_order, n_workers
+        self._most_items = DEPTH * n_workers + 2 if most_items is None else most_items
+        budget = default_budget() if memory_bytes is None else memory_bytes
+        self.lenience = Lenience(max_skips)
+        """Which items were left out; whoever has the flow may add what failed elsewhere."""
+        self._schedule = Schedule(0, ENDLESS, n_workers)
+        self._calls: dict[int, Call] = {}
+        self._parts: deque[Call] = deque()
+        self._resumed: deque[tuple[int, int]] = deque()  # worker and step, to go on with
+        self.n_put = self._n_skipped = self._n_bytes = self._calling_ns = 0
+        self._n_restarts = self._idle_deaths = 0
+        self._last_words: dict[int, str] = {}
+        self._has_ended = False
+        self._blocks = ValueBlocks(n_workers + 1, budget)
+        self._whereabouts = Whereabouts()
+        target = partial(call_for_main, function, budget, is_called)
+        try:
+            with files_explained():
+                given, how = [self._whereabouts.open(n_workers)], start_method
+                self._crew = Crew(n_workers, target, fds=given, preload=_PRELOAD, start=how)
+        except BaseException:
+            _let_go(None, self._blocks, self._whereabouts)
+            raise
+        self._end = Finalizer(self, _let_go, self._crew, self._blocks, self._whereabouts)
+        self._crew.hang_bell()
+        for worker in range(n_workers):
+            self._greet(worker)
+
+    def _greet(self, worker: int) -> None:
+        self._crew.send(worker, pack_call(Say.HELLO), [self._whereabouts.stacks[worker]])
+
+    @property
+    def has_room(self) -> bool:
+        """Whether an item may be put."""
+        n_under_way = self.n_put - self._schedule.next_step
+        return not self._has_ended and n_under_way < self._most_items
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all items have been taken, and no more will be put; or one has failed."""
+        return self._schedule.is_over
+
+    @property
+    def stats(self) -> ItemStats:
+        """What has been done so far."""
+        return ItemStats(
+            n_put=self.n_put,
+            n_taken=self._schedule.next_step - self._n_skipped,
+            n_skipped=len(self.lenience.skipped),
+            n_restarts=self._n_restarts,
+            n_copies=self._blocks.n_copies,
+            n_bytes=self._n_bytes,
+            calling_s=self._calling_ns / 1e9,
+        )
+
+    def put(self, request: Any, item: Any = None) -> int:
+        """Have the function called with `request`; returns the item's number, from 0 up.
+
+        `item` is what errors name, if that is another.
+
+        Raises:
+            InvalidArgument: it cannot be pickled.
+        """
+        if not self.has_room:
+            raise AssertionError("there is no room for another item")
+        packed_request = pickled(request, "let the function make those of something simpler")
+        named = request if item is None else item
+        self._calls[self.n_put] = Call(self.n_put, named, packed_request)
+        self.n_put += 1
+        # A block of the schedule stands for an item here; the memory comes when it is given out.
+        self._schedule.free(0)
+        self._give_out()
+        return self.n_put - 1
+
+    def end(self) -> None:
+        """No more items will be put. Idempotent."""
+        if not self._has_ended:
+            self._has_ended = True
+            if not self.is_over:
+                self._schedule.end_at(self.n_put)
+
+    def take(self) -> tuple[int, Any] | None:
+        """The number of an item and its value, if there is one; does not wait.
+
+        Raises:
+            what the function raised, with a note of where; the flow is then over.
+            TooManySkipped: one more failed than may.
+            WorkerDied: two workers ended while they were at the item.
+            MemoryShort: there is no memory for the value.
+        """
+        self._give_out()
+        if self._parts:
+            part = self._parts.popleft()
+            return part.step, part.value(self._blocks, self._is_called, is_last=False)
+        while (step := self._delivered()) is not None:
+            call = self._calls.pop(step)
+            if call.error is None:
+                is_last = self._schedule.is_given_out
+                return step, call.value(self._blocks, self._is_called, is_last=is_last)
+            self._n_skipped += 1
+            self.lenience.skip(step, call.item, call.error)
+        return None
+
+    def has_more(self, step: int) -> bool:
+        """Whether there will be another value of an item of which one was taken."""
+        return step in self._calls
+
+    def go_on(self, step: int) -> None:
+        """Have the next value of such an item made, of which the latest was taken."""
+        call = self._calls[step]
+        call.is_suspended = False
+        if call.worker is not None:  # else it goes to the next that has room
+            self._resumed.append((call.worker, step))
+            self._give_out()
+
+    def _delivered(self) -> int | None:
+        schedule = self._schedule
+        if self._in_order:
+            step = schedule.next_step
+            return None if schedule.deliver() is None else step
+        found = schedule.deliver_any()
+        return None if found is None else found[0]
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        """Wait until something more may be taken, the time is up, or somebody nudges.
+
+        Raises:
+            EnvironmentUnsuitable: no worker can be started here.
+            TransformError: the function cannot be unpickled there.
+            LoaderClosed: the flow is closed.
+        """
+        self._give_out()
+        for event in self._crew.wait(timeout_s):
+            if isinstance(event, Message):
+                self._idle_deaths = 0
+                self._take_answer(event.worker, unpacked(event.data, event.fds))
+            elif isinstance(event, Failed):
+                self._last_words[event.worker] = event.text
+            else:
+                self._bury(event)
+        self._give_out()
+
+    def nudge(self) -> None:
+        """Have `wait` return, this time or the next; for any thread."""
+        self._crew.nudge()
+
+    def overdue(self, timeout_s: float) -> BatchOverdue:
+        """The error for a value that did not come in time, with what every worker is doing."""
+        which = f"item {self._schedule.next_step}" if self._in_order else "any item"
+        first = f"{which} of {self._is_called} did not come within {timeout_s:g} s"
+        return BatchOverdue("\n".join([first, *self.at_work(lambda step: self._calls[step].named)]))
+
+    def at_work(self, named: Callable[[int], str]) -> list[str]:
+        """What every worker is doing, where it is in the code; `named` says what a number is."""
+        stacks = self._crew.stacks(self._whereabouts.stacks)
+        workers = list(zip(self._crew.names(), stacks, strict=True))
+        return at_work(workers, lambda w: [named(i) for i in self._begun_by(w)])
+
+    def _begun_by(self, worker: int) -> list[int]:
+        tasks = self._schedule.tasks_of(worker)
+        return [step for step in tasks if not self._calls[step].is_suspended]
+
+    def _give_out(self) -> None:
+        """Give workers that have room the items that wait, as far as there are blocks."""
+        schedule = self._schedule
+        while self._resumed or (schedule.n_wanted and not schedule.wants_block):
+            block = self._blocks.take()
+            if block is None:
+                return
+            if self._resumed:
+                worker, step = self._resumed.popleft()
+            else:
+                worker, step, _ = schedule.assign()
+            call = self._calls[step]
+            call.worker, call.block = worker, block
+            if call.is_suspended:  # the worker that had it is dead, and no more is asked for
+                call.give_back(self._blocks)
+            else:
+                self._send(worker, step, call, block)
+
+    def _send(self, worker: int, step: int, call: Call, block: Block) -> None:
+        if worker not in block.known_to:
+            self._crew.send(worker, pack_call(Say.BLOCK, block.number), [block.fd])
+            block.known_to.add(worker)
+        if call.is_begun:
+            self._crew.send(worker, pack_call(Say.GO_ON, block.number, step))
+            return
+        call.is_begun = True
+        head = pack_call(Say.CALL, block.number, step, call.n_given)
+        with packed(head + call.request) as parcel:
+            self._crew.send(worker, *parcel)
+
+    def _take_answer(self, worker: int, answer: bytes) -> None:
+        outcome, n_results, _, step, n_bytes, taken_ns = ANSWER.unpack_from(answer)
+        if outcome == Outcome.FORKED:
+            raise TransformError(
+                f"{self._is_called} came back twice for item {step}: from worker {worker}, and "
+                "from a process that was forked there, which must end by os._exit"
+            )
+        call = self._calls[step]
+        self._calling_ns += taken_ns
+        if outcome == Outcome.FAILED:
+            where = f"worker {worker}, {call.named}"
+            self._fail(worker, step, unpack_failure(memoryview(answer)[DESCRIPTOR_BYTES:], where))
+            return
+        if outcome == Outcome.INLINE:
+            call.give_back(self._blocks)
+            call.memory = bytearray(memoryview(answer)[DESCRIPTOR_BYTES:])
+        elif call.block is not None:
+            self._blocks.see(call.block, n_bytes)
+            call.n_bytes = n_bytes
+            self._n_bytes += n_bytes
+        if n_results:
+            self._parts.append(call.split(n_results))
+            return
+        self._schedule.done(worker, step, is_quick=taken_ns < QUICK_NS)
+
+    def _fail(self, worker: int, step: int, error: BaseException) -> None:
+        call = self._calls[step]
+        call.give_back(self._blocks)
+        if self.lenience.forgives(error):
+            call.error = error
+            self._schedule.done(worker, step)
+        else:
+            self._schedule.failed(worker, step, error)
+
+    def _bury(self, died: Died) -> None:
+        """Replace a dead worker; what it had not answered is done by others, or given up."""
+        worker, step = died.worker, self._whereabouts.take_step(died.worker)
+        how = died.manner
+        if text := self._last_words.pop(worker, ""):
+            raise TransformError(f"{self._is_called} cannot be had in a worker; {how}:\n\n{text}")
+        self._idle_deaths += step is None  # of an item only so many die
+        if self._idle_deaths > 2 * self._n_workers + _MOST_DEATHS:
+            raise EnvironmentUnsuitable(f"workers die before they begin anything: {how}")
+        tasks = self._schedule.tasks_of(worker)
+        if step is not None and step in tasks and not self._calls[step].is_suspended:
+            self._calls[step].n_deaths += 1
+            if self._calls[step].n_deaths == _MOST_DEATHS:
+                self._fail(worker, step, self._died(step, how))
+                del tasks[step]
+        for each in tasks:
+            call = self._calls[each]
+            call.give_back(self._blocks)
+            call.lose()
+        self._resumed = deque(each for each in self._resumed if each[0] != worker)
+        self._schedule.lost(worker)
+        self._blocks.forget(worker)
+        self._n_restarts += 1
+        with files_explained():
+            self._crew.restart(worker)
+        self._greet(worker)
+
+    def _died(self, step: int, how: str) -> WorkerDied:
+        return WorkerDied(
+            f"{_MOST_DEATHS} workers have died of {self._calls[step].named} in {self._is_called}; "
+            f"the last: {how}"
+        )
+
+    def close(self) -> None:
+        """End the workers, whatever they do. Values that are held stay valid. Idempotent."""
+        self._end()
+
+
+def _let_go(crew: Crew | None, blocks: ValueBlocks, whereabouts: Whereabouts) -> None:
+    if crew is not None:
+        crew.close()
+    blocks.close()
+    whereabouts.close()

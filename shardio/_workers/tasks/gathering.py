@@ -1,0 +1,350 @@
+"""One iteration of a dataset by several workers, each of which goes through all of it.
+
+        main                                             worker
+  A  Crew(send_all, dataset) ──────────────────────────▶ loads dataset and ZeroMQ
+  B     Inbox: folder, socket ◀─────────────── READY ──
+  C     address ───────────────────────────────────────▶ connects
+  D     hide: the folder is gone ◀─────────── HELLO ───
+  E     next ◀═════════ SAMPLES: pickles, arrays ══════ iterates
+  F     credit: so many bytes handed over ─────────────▶ goes on sending
+        blocks, for larger samples (supply.py) ────────▶ fills them, asks for more
+  G     the count is checked ◀═════════════════ END ═══
+  H     goodbye ───────────────────────────────────────▶ ends
+
+═ is the ZeroMQ socket, ─ the crew's channels, but for HELLO.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import select
+import threading
+import time
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final
+
+from shardio._base.closing import Closing
+from shardio._base.stack_level import level_of_caller
+from shardio._workers.processes.crew import Crew, Died, Failed
+from shardio._workers.processes.failures import unpack_error
+from shardio._workers.processes.lenience import Lenience
+from shardio._workers.processes.linux import Finalizer, interrupts_held, this_process
+from shardio._workers.processes.overdue import overdue, stack_files
+from shardio._workers.processes.start import Start
+from shardio._workers.tasks.arrivals import SKIPPED, Arrivals
+from shardio._workers.tasks.inbox import Inbox
+from shardio._workers.tasks.mail import Kind, rest_of, unpack_head, unpack_place
+from shardio._workers.tasks.outbox import WANT, WORD, Word, send_all
+from shardio._workers.tasks.supply import Supply
+from shardio.errors import LoaderClosed, TransformError, WorkerDied
+
+_PRELOAD: Final = ("zmq", send_all.__module__)
+_LOOK_EVERY_S: Final = 0.1
+"""How often main looks for deaths while samples never stop coming."""
+_QUIET_S: Final = 0.05
+_MOST_S: Final = 1.0
+"""What a dead worker has sent has arrived when nothing more does for so long; waited at most."""
+_LONG_S: Final = 0.01
+"""A wait for a sample that is worth memory to be shorter the next time."""
+_CREDITS: Final = 16
+"""Into so many pieces at most a worker's budget comes back, unless main has to wait."""
+
+
+class Gathering(Closing):
+    """An iterator over the samples of all workers, as they come; owns the workers until its end.
+
+    For one thread at a time, but `close` is for any. When it is over, has failed, or was closed,
+    nothing is left of it.
+
+    Args:
+        dataset: what every worker iterates.
+        n_workers: how many there are.
+        prefix: of the folder for the socket.
+        most_bytes: that may be under way from all workers together.
+        timeout_s: how long to wait for a sample; None for ever.
+        start: how workers come to be.
+        lenience: which samples that fail are left out.
+        say: is told what happens, in a line.
+    """
+
+    def __init__(
+        self,
+        dataset: Iterable[Any],
+        n_workers: int,
+        *,
+        prefix: str,
+        most_bytes: int,
+        timeout_s: float | None,
+        start: Start,
+        lenience: Lenience,
+        say: Callable[[str], object],
+    ) -> None:
+        self._is_of, self._pid = type(dataset).__name__, this_process.pid
+        self._timeout_s, self._prefix, self._say = timeout_s, prefix, say
+        self._stacks = list(stack_files(n_workers))
+        try:
+            most, most_skips = most_bytes // n_workers, lenience.most
+            target = functools.partial(send_all, dataset, n_workers, most, most_skips)
+            self._crew = Crew(n_workers, target, fds=self._stacks, preload=_PRELOAD, start=start)
+        except BaseException:
+            _close_files(self._stacks)
+            raise
+        self._boxes: list[Inbox] = []
+        self._lock = threading.RLock()  # sockets of ZeroMQ are for one thread at a time
+        self._supply = Supply(n_workers, most_bytes)
+        held = self._crew, self._boxes, self._supply, self._stacks
+        self._finalizer = Finalizer(self, _let_go, self._pid, *held, self._lock)
+        self._waiting = set(range(n_workers))
+        """Whose READY, and then whose HELLO, has not come."""
+        self._going = set(range(n_workers))
+        """Who has not come to the end."""
+        self._deaf = set[int]()
+        """Who has died after its end had been sent."""
+        self._arrivals = Arrivals(n_workers, lenience)
+        self._last_words: dict[int, str] = {}
+        self._saved: deque[list[Any]] = deque()
+        """What had arrived when a death was noticed."""
+        self._loss: WorkerDied | None = None
+        self._look_at_s = 0.0
+        self._least_credit_bytes = most_bytes // n_workers // _CREDITS
+        self._is_over = False
+
+    def __iter__(self) -> Gathering:
+        """Itself."""
+        return self
+
+    def __next__(self) -> Any:
+        """The next sample of whichever worker."""
+        if self._is_over:
+            raise StopIteration
+        if self._pid != this_process.pid:  # the socket would be two processes'
+            raise LoaderClosed(
+                "an iteration was begun before this process was forked off; begin another here"
+            )
+        try:
+            return self._next()
+        except BaseException as error:  # Ctrl-C, too
+            if self._is_over and isinstance(error, LoaderClosed):  # another thread saw the end
+                raise StopIteration from None
+            # Of one that was ended from elsewhere that is said every time.
+            self._is_over = self._finalizer.alive
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """End the workers, whatever they do, and let go of everything. Idempotent."""
+        with interrupts_held():
+            self._finalizer()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it has workers."""
+        return self._finalizer.alive
+
+    def _next(self) -> Any:
+        end_s = None if self._timeout_s is None else time.monotonic() + self._timeout_s
+        while self._going:
+            with self._lock:
+                if not self._finalizer.alive:
+                    raise _closed()
+                is_new = bool(self._arrivals.n_at_hand) or self._take()
+                sample = self._hand_over()
+            if sample is not SKIPPED:
+                return sample
+            if not is_new:
+                self._wait(end_s)
+        raise StopIteration
+
+    def _take(self) -> bool:
+        """Act upon the next message; False where there is none."""
+        now_s = time.monotonic()
+        if now_s > self._look_at_s and self._loss is None:
+            self._look_at_s = now_s + _LOOK_EVERY_S
+            self._look()
+        message = self._saved.popleft() if self._saved else None
+        if message is None and self._boxes:
+            message = self._boxes[0].take()
+        if message is not None:
+            self._open(message)
+        elif self._loss is not None:
+            raise self._loss
+        return message is not None
+
+    def _open(self, message: Sequence[Any]) -> None:
+        """Act upon a message; its samples are at hand then."""
+        kind, worker, number, n_samples = unpack_head(message[0])
+        self._arrivals.check(worker, number)
+        if kind == Kind.SAMPLES:
+            self._arrivals.take_in(worker, message, n_samples)
+        elif kind == Kind.IN_BLOCK:
+            arrays = self._supply.hand_over(worker, *unpack_place(message))
+            self._arrivals.take_in(worker, [message[0], *arrays], n_samples)
+            self._lend()
+        elif kind == Kind.HELLO:
+            self._waiting.discard(worker)
+            if not self._waiting:
+                self._boxes[0].hide()
+                self._crew.entrust("")
+        elif kind == Kind.SKIPPED:
+            self._arrivals.skip(worker, unpack_error(bytes(rest_of(message))))
+        elif kind == Kind.FAILED:
+            raise unpack_error(bytes(rest_of(message)))
+        else:
+            self._part_with(worker)
+
+    def _hand_over(self) -> Any:
+        """The next of the samples at hand that is not skipped; SKIPPED where there is none."""
+        arrivals, sample = self._arrivals, SKIPPED
+        with self._lock:
+            while arrivals.n_at_hand and sample is SKIPPED:
+                n_owed = arrivals.n_owed[arrivals.sender]
+                if arrivals.n_at_hand == 1 and n_owed >= self._least_credit_bytes:
+                    self._pay(arrivals.sender)
+                sample = arrivals.hand_over()
+        return sample
+
+    def _pay(self, worker: int) -> None:
+        """Tell a worker how much of what it has sent is handed over."""
+        n_owed = self._arrivals.n_owed
+        owed, n_owed[worker] = n_owed[worker], 0
+        if owed and worker in self._going:
+            self._tell(Word.CREDIT, worker, owed)
+
+    def _lend(self) -> None:
+        """Give workers the blocks that they have asked for, as far as there are any."""
+        if self._loss is None:
+            self._supply.give(functools.partial(self._tell, Word.BLOCK))
+
+    def _part_with(self, worker: int) -> None:
+        """A worker has come to its end, and all of it has arrived."""
+        if self._loss is None:
+            self._look()
+        if text := self._last_words.get(worker):  # of a fork of it, as it lives itself
+            raise TransformError(text)
+        self._say(f"worker {worker} has finished: {self._arrivals.counted(worker)}")
+        if self._arrivals.ended_with_a_skip(worker):
+            warnings.warn(
+                f"worker {worker} ended after sample {self._arrivals.n_arrived[worker] - 1} of it "
+                "was skipped; a dataset that is a generator gives nothing more once it has raised",
+                RuntimeWarning,
+                stacklevel=level_of_caller(),
+            )
+        self._going.discard(worker)
+        self._supply.part_with(worker)
+        self._tell(Word.GOODBYE, worker)
+
+    def _tell(self, word: Word, worker: int, number: int = 0, fds: Sequence[int] = ()) -> None:
+        if self._loss is None and worker not in self._deaf:
+            self._crew.send(worker, WORD.pack(word, number), fds)
+
+    def _wait(self, end_s: float | None) -> None:
+        """Wait until there may be something new."""
+        for worker in self._going:
+            self._pay(worker)
+        poll = select.poll()
+        with self._lock:
+            try:
+                poll.register(self._crew, select.POLLIN)
+                for box in self._boxes:
+                    poll.register(box, select.POLLIN)
+            except ValueError:  # another thread has closed it
+                raise _closed() from None
+        now_s = time.monotonic()
+        left_s = None if end_s is None else max(0.0, end_s - now_s)
+        if not poll.poll(None if left_s is None else left_s * 1000):
+            raise self._overdue()
+        with self._lock:
+            if time.monotonic() - now_s > _LONG_S:
+                self._supply.see_wait()
+            self._look()
+
+    def _look(self) -> None:
+        """Act upon what has happened to workers."""
+        for event in self._crew.wait(0):
+            if isinstance(event, Failed):
+                self._last_words[event.worker] = event.text
+            elif isinstance(event, Died):
+                if event.worker in self._going:
+                    self._mourn(event)
+                    if self._loss is not None:
+                        return  # nobody is left to be told anything
+            elif event.data == WANT:
+                if event.worker in self._going:  # it may have got one since, and come to its end
+                    self._supply.ask(event.worker)
+            else:
+                self._waiting.discard(event.worker)
+                if not self._waiting:
+                    self._invite()
+        self._lend()
+
+    def _invite(self) -> None:
+        """Now that all workers are there, tell them where to send to."""
+        box = Inbox(self._prefix, len(self._crew))
+        self._boxes.append(box)
+        self._crew.entrust(os.path.dirname(box.path))
+        self._say(box.address)
+        self._waiting = set(range(len(self._crew)))
+        for worker in range(len(self._crew)):
+            self._crew.send(worker, os.fsencode(box.address))
+
+    def _mourn(self, died: Died) -> None:
+        """Take in all that has arrived before a worker is counted as lost: its end may be there."""
+        end_s = time.monotonic() + _MOST_S
+        for box in self._boxes:
+            poll = select.poll()
+            poll.register(box, select.POLLIN)
+            while True:
+                while (message := box.take()) is not None:
+                    self._saved.append(message)
+                if time.monotonic() > end_s or not poll.poll(_QUIET_S * 1000):
+                    break
+        heads = [unpack_head(message[0]) for message in self._saved]
+        heads = [head for head in heads if head[1] == died.worker]
+        if any(kind in {Kind.END, Kind.FAILED} for kind, *_ in heads):
+            self._deaf.add(died.worker)
+            return
+        n_samples = self._arrivals.n_known(died.worker) + sum(head[3] for head in heads)
+        said = f":\n\n{text}" if (text := self._last_words.get(died.worker)) else ""
+        self._loss = WorkerDied(f"{died.manner}, after {n_samples} samples of it{said}")
+        self._crew.close()  # the others have nothing more to do
+
+    def _overdue(self) -> Exception:
+        stacks = self._crew.stacks(self._stacks)
+        return overdue(
+            "a sample",
+            self._is_of,
+            self._timeout_s,
+            list(zip(self._crew.names(), stacks, strict=True)),
+            lambda worker: [f"{self._arrivals.n_arrived[worker]} samples of which have come"],
+        )
+
+
+def _let_go(
+    owner_pid: int,
+    crew: Crew,
+    boxes: list[Inbox],
+    supply: Supply,
+    stacks: list[int],
+    lock: threading.RLock,
+) -> None:
+    """End everything that an iteration holds, workers first; in a fork of its owner nothing."""
+    if os.getpid() != owner_pid:
+        return
+    crew.close()  # also wakes whoever waits
+    with lock:
+        for box in boxes:
+            box.close()
+        supply.close()
+    _close_files(stacks)
+
+
+def _closed() -> LoaderClosed:
+    return LoaderClosed("this iteration was ended, by kill() or by the next one")
+
+
+def _close_files(fds: list[int]) -> None:
+    while fds:
+        os.close(fds.pop())

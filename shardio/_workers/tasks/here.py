@@ -1,0 +1,109 @@
+"""This process as the only worker of a flow: for num_worker=0."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from shardio._base.closing import Closing
+from shardio._base.phase_timers import now_ns
+from shardio._base.statistics import ItemStats
+from shardio._workers.processes.failures import add_note, as_failure
+from shardio._workers.processes.lenience import Lenience, shortened
+from shardio.errors import BatchOverdue
+
+
+class Here(Closing):
+    """A flow of one item at a time, for which the function is called when it is taken.
+
+    Args:
+        function: of one item; nothing of it is pickled.
+        max_skips: how many items may fail, which are then left out; None raises the first failure.
+        is_called: what the function is in messages.
+    """
+
+    def __init__(
+        self,
+        function: Callable[[Any], Any],
+        *,
+        max_skips: int | None = None,
+        is_called: str = "the function",
+    ) -> None:
+        self._function, self._is_called = function, is_called
+        self.lenience = Lenience(max_skips)
+        """Which items were left out."""
+        self._waiting: list[tuple[Any, Any]] = []
+        self.n_put = self._n_taken = self._calling_ns = 0
+        self._has_ended = False
+
+    @property
+    def has_room(self) -> bool:
+        """Whether an item may be put."""
+        return not (self._waiting or self._has_ended)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all items have been taken, and no more will be put."""
+        return self._has_ended and not self._waiting
+
+    @property
+    def stats(self) -> ItemStats:
+        """What has been done so far."""
+        return ItemStats(
+            n_put=self.n_put,
+            n_taken=self._n_taken,
+            n_skipped=len(self.lenience.skipped),
+            calling_s=self._calling_ns / 1e9,
+        )
+
+    def put(self, request: Any, item: Any = None) -> int:
+        """Have the function called with `request`; returns the item's number, from 0 up."""
+        self._waiting.append((request, request if item is None else item))
+        self.n_put += 1
+        return self.n_put - 1
+
+    def end(self) -> None:
+        """No more items will be put. Idempotent."""
+        self._has_ended = True
+
+    def take(self) -> tuple[int, Any] | None:
+        """Call the function with the item that was put; its number and value, unless it failed.
+
+        Raises:
+            what the function raised, with a note of where.
+            TooManySkipped: one more failed than may.
+        """
+        if not self._waiting:
+            return None
+        (request, item), number = self._waiting.pop(), self.n_put - 1
+        start_ns = now_ns()
+        error: Exception | None = None
+        try:
+            value = self._function(request)
+        except KeyboardInterrupt:  # meant for this process
+            raise
+        except BaseException as raised:  # noqa: BLE001  # sys.exit and all, as in a worker
+            error = as_failure(raised, self._is_called)
+            add_note(error, f"in this process, item {number} ({shortened(item)})")
+            if not self.lenience.forgives(error):
+                raise error  # noqa: B904  # its cause, if it has one, is what was raised
+            self.lenience.skip(number, item, error)
+            return None
+        finally:
+            error = None  # its traceback leads here
+            self._calling_ns += now_ns() - start_ns
+        self._n_taken += 1
+        return number, value
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        """Nothing: what is put is taken at once."""
+
+    def overdue(self, timeout_s: float) -> BatchOverdue:
+        """The error for a value that did not come in time."""
+        slow = self.n_put - 1
+        return BatchOverdue(f"item {slow} of {self._is_called} took over {timeout_s:g} s")
+
+    def close(self) -> None:
+        """Let go of what was put."""
+        self._waiting.clear()
+        self._has_ended = True

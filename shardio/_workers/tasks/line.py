@@ -1,0 +1,347 @@
+"""A line of stages: items of a source go through functions, some at once, to whoever iterates.
+
+    source ─▶ stage ─▶ batches ─▶ stage ─▶ … ─▶ results ─▶ the loop
+
+Nobody drives a line: whoever has done something, a thread of a stage or the loop, moves on what can
+be moved and wakes who has work by it. All of that is under one lock; functions of the user run
+outside of it.
+"""
+
+from __future__ import annotations
+
+import _thread
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final
+
+from shardio._base.closing import Closing
+from shardio._base.phase_timers import now_ns
+from shardio._base.statistics import PipelineStats
+from shardio._workers.processes.failures import add_note, as_failure
+from shardio._workers.processes.lenience import Lenience, shortened
+from shardio._workers.processes.linux import interrupts_held, this_process
+from shardio._workers.tasks.batches import Batches, Results
+from shardio._workers.tasks.late import late
+from shardio._workers.tasks.stage import Entry, Job, Origin, Stage
+from shardio._workers.tasks.steps import Batched, Piped, Positioned, Start
+from shardio._workers.tasks.user_calls import UserCall
+from shardio.errors import BatchOverdue, LoaderClosed, TooManySkipped
+
+_S_PER_NS: Final = 1e-9
+SOURCE: Final = "source"
+
+
+class Hands(ABC):
+    """Does the jobs of some stages of a line, which owns it."""
+
+    @abstractmethod
+    def rouse(self) -> None:
+        """Look for jobs: there may be one. Called under the line's lock."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Begin no job any more, and wait for none; the line is closed, its lock free."""
+
+    def tell(self) -> list[str]:
+        """Describe, line by line, the jobs that run outside of this process's threads.
+
+        Any thread may call it.
+        """
+        return []
+
+
+Hire = Callable[["Line", Mapping[Stage, Piped | None]], Mapping[Stage, Hands]]
+"""Makes the hands of every stage, given a line and its stages; the source's comes with None."""
+
+
+class Line(Closing):
+    """One pass over a source. Owns its threads, which are daemons: none is ever waited for.
+
+    Args:
+        source: iterable or async iterable; its items, or Positioned ones.
+        steps: what is done to them.
+        hire: makes what works at the stages (`executors.hire`).
+        n_buffered: how many results may wait for the loop.
+        most_skips: how many calls may fail, their items being dropped; None for none.
+        start: where the source begins.
+    """
+
+    def __init__(
+        self,
+        source: Any,
+        steps: Sequence[Piped | Batched],
+        *,
+        hire: Hire,
+        n_buffered: int,
+        most_skips: int | None = None,
+        start: Start | None = None,
+    ) -> None:
+        self.lock = threading.Lock()
+        self._turn = threading.RLock()
+        self.is_closed = self._is_through = False
+        self._pid = this_process.pid
+        self._lenience = Lenience(most_skips)
+        self._start = start or Start()
+        self._source = Stage(SOURCE, _iteration(source), 1, yields_many=True)
+        self._stages = [self._source, *(_stage(step) for step in steps)]
+        self._results = Results(n_buffered)
+        self._next = [*self._stages[1:], self._results]
+        for stage in self._active()[1:2]:
+            stage.n_passed_over = self._start.n_passed_over
+        self._places = {stage: place for place, stage in enumerate(self._stages)}
+        self._began_ns, self._waited_ns = now_ns(), 0
+        self._final_stats: PipelineStats | None = None
+        self._breakdown: Exception | None = None
+        pipes = [step for step in steps if isinstance(step, Piped)]
+        self._hands = hire(self, dict(zip(self._active(), [None, *pipes], strict=True)))
+        with self.lock:
+            self._source.put((Origin(-1, -1, None, None), source))
+            self._source.end(None)
+            self._hands[self._source].rouse()
+
+    def _active(self) -> list[Stage]:
+        return [stage for stage in self._stages if isinstance(stage, Stage)]
+
+    # --- the loop's side --------------------------------------------------------------------
+
+    def take(self, timeout_s: float | None) -> Entry | None:
+        """The next result, and what it was made of; None when there is none any more.
+
+        Of threads that ask for one, one waits for a result and the others for their turn.
+
+        Raises:
+            Exception: what a function raised, when the results before it have been taken.
+            BatchOverdue: it does not come in time.
+            LoaderClosed: the line was closed, or this is a fork of its process.
+        """
+        if not self._is_through:
+            self._check_open()  # first: in a fork the turn may be that of a thread left behind
+        with self._turn:
+            return None if self._is_through else self._take(timeout_s)
+
+    def _take(self, timeout_s: float | None) -> Entry | None:
+        start_ns = now_ns()
+        deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            self._check_open()
+            with self.lock:
+                entry = self._results.take()
+                if entry is not None:
+                    self._waited_ns += now_ns() - start_ns
+                    self._settle(len(self._stages) - 1)
+                    return entry
+                if self._results.is_over:
+                    break
+                if self.is_closed or self._breakdown is not None:
+                    continue  # since the check: nobody will ring for it
+            left_s = None if deadline_s is None else deadline_s - time.monotonic()
+            if not self._results.wait(left_s):
+                raise self._overdue(timeout_s)
+        error, self._results.error = self._results.error, None
+        if error is None:
+            self._is_through = True
+            return None
+        try:
+            raise error
+        finally:
+            del error  # its traceback leads here
+
+    def _overdue(self, timeout_s: float | None) -> BatchOverdue:
+        told = {stage: hands.tell() for stage, hands in self._hands.items()}
+        with self.lock:
+            stages = [stage for stage in self._active() if not told.get(stage)]
+            jobs = [job for stage in stages for job in stage.running.values()]
+            lines = [line for each in told.values() for line in each]
+            return late(self._results.n_taken, timeout_s, jobs, lines)
+
+    def _check_open(self) -> None:
+        if self._pid != this_process.pid:
+            raise LoaderClosed(
+                "an iteration was begun before this process was forked off; begin another here"
+            )
+        if self._breakdown is not None:
+            raise self._breakdown
+        if self.is_closed:
+            raise LoaderClosed("the iteration was closed; begin another")
+
+    def close(self) -> None:
+        """Begin nothing any more. What runs ends by itself, and its results are dropped."""
+        with interrupts_held():  # a second Ctrl-C
+            self._end()
+
+    def _end(self) -> None:
+        if self._pid != this_process.pid:  # the threads are the parent's, and so may the lock be
+            return
+        with self.lock:
+            if self.is_closed:
+                return
+            self._final_stats = self._stats()
+            self.is_closed = True
+            self._results.ring()
+        for hands in {id(each): each for each in self._hands.values()}.values():
+            hands.close()
+        for stage in self._stages:  # nobody looks there any more
+            stage.clear()
+        self._results.entries.clear()
+
+    def abandon(self) -> None:
+        """Close, from a finalizer: in any thread, in the middle of anything, also of this line."""
+        if self.lock.locked():
+            _thread.start_new_thread(self._end, ())
+        else:
+            self.close()
+
+    def break_down(self, error: BaseException) -> None:
+        """Something of this line has failed that never should; the loop is told."""
+        with self.lock:
+            self._breakdown = as_failure(error, "a thread of the pipeline")
+            self._results.ring()
+
+    # --- the side of who works --------------------------------------------------------------
+
+    def give(self, job: Job, values: Iterable[Any], busy_ns: int) -> bool:
+        """A job has given results and is to give more; False if it is to wait with that."""
+        stage = job.stage
+        with self.lock:
+            if self.is_closed:
+                return False
+            stage.busy_ns += busy_ns
+            for value in values:
+                if stage is self._source:
+                    self._supply(job, value)
+                else:
+                    stage.give(job, value)
+            self._settle(self._places[stage])
+            return stage.may_go_on(job)
+
+    def _supply(self, job: Job, value: Any) -> None:
+        index = self._start.item + job.n_given
+        if type(value) is Positioned:
+            self._source.supply(job, (Origin(index, index, value.before, value.after), value.item))
+        else:
+            self._source.supply(job, (Origin(index, index, index, index + 1), value))
+
+    def finish(self, job: Job, value: Any, busy_ns: int) -> None:
+        """A job has given its only result."""
+        self.finish_with(job, (value,), busy_ns)
+
+    def finish_with(self, job: Job, values: Iterable[Any], busy_ns: int) -> None:
+        """A job has given all of its results at once."""
+        stage = job.stage
+        with self.lock:
+            if self.is_closed:
+                return
+            stage.busy_ns += busy_ns
+            for value in values:
+                stage.give(job, value)
+            stage.finish(job)
+            self._settle(self._places[stage])
+
+    def end(self, job: Job, busy_ns: int) -> None:
+        """A job has given all of its results."""
+        self.finish_with(job, (), busy_ns)
+
+    def fail(
+        self, job: Job, error: BaseException, busy_ns: int, values: Iterable[Any] = ()
+    ) -> None:
+        """A job has raised, when it had given these values and those before."""
+        stage = job.stage
+        failure = as_failure(error, stage.name)
+        add_note(failure, f"in {self._place_of(job)}")
+        with self.lock:
+            if self.is_closed:
+                return
+            stage.busy_ns += busy_ns
+            for value in values:
+                stage.give(job, value)
+            refusal = self._refusal(job, failure)
+            if refusal is None:
+                stage.skip(job)
+            else:
+                stage.fail(job, refusal)
+            self._settle(self._places[stage])
+
+    def _place_of(self, job: Job) -> str:
+        if job.stage is self._source:
+            return f"{SOURCE}, item {self._start.item + job.n_given}"
+        return f"{job} ({shortened(job.item)})"
+
+    def _refusal(self, job: Job, failure: Exception) -> Exception | None:
+        """What is raised for a call that failed; None if its item is dropped."""
+        if job.stage is self._source or not self._lenience.forgives(failure):
+            return failure
+        try:
+            self._lenience.skip(job.origin.last, job.item, failure)
+        except TooManySkipped as refusal:
+            return refusal
+        return None
+
+    def settle_before(self, stage: Stage) -> None:
+        """There is room before a stage: move on what waits for it; under the lock."""
+        place = self._places[stage]
+        if place:
+            self._settle(place - 1)
+
+    def _settle(self, place: int) -> None:
+        """Move on what is out of a stage, as far as there is room, and wake who has work by it."""
+        places = [place]
+        while places:
+            place = places.pop()
+            stage, after = self._stages[place], self._next[place]
+            if stage.error is not None and not stage.is_halted:
+                for each in self._stages[: place + 1]:
+                    each.is_halted = True
+            has_moved = False
+            while stage.out and after.has_room:
+                after.put(stage.out.popleft())
+                has_moved = True
+            has_ended = not stage.has_told_end and stage.is_over
+            if has_ended:
+                stage.has_told_end = True
+                after.end(stage.last_words)
+            if not (has_moved or has_ended):
+                continue
+            if isinstance(after, Results):
+                after.ring()
+            elif has_ended or isinstance(after, Batches):
+                places.append(place + 1)
+            if isinstance(after, Stage):
+                self._hands[after].rouse()
+            if isinstance(stage, Stage):
+                self._hands[stage].rouse()
+            else:
+                places.append(place - 1)
+
+    def stats(self) -> PipelineStats:
+        """What has been done so far."""
+        with self.lock:
+            return self._final_stats or self._stats()
+
+    def _stats(self) -> PipelineStats:
+        elapsed_ns = now_ns() - self._began_ns
+        results = self._results
+        waiting_ns = results.waiting_ns + len(results.entries) * now_ns()
+        return PipelineStats(
+            stages=tuple(stage.stats(elapsed_ns) for stage in self._active()),
+            n_results=results.n_taken,
+            skipped=tuple(self._lenience.skipped),
+            waiting_s=self._waited_ns * _S_PER_NS,
+            elapsed_s=elapsed_ns * _S_PER_NS,
+            buffer_depth=waiting_ns / elapsed_ns if elapsed_ns else 0.0,
+        )
+
+
+def _iteration(source: Any) -> UserCall:
+    if hasattr(type(source), "__aiter__"):
+        return UserCall(aiter, "async generator")
+    return UserCall(iter, "generator")
+
+
+def _stage(step: Piped | Batched) -> Stage | Batches:
+    if isinstance(step, Batched):
+        return Batches(step.n, drop_last=step.drop_last)
+    stage = Stage(step.name, step.call, step.most_under_way, step.in_order, step.call.yields_many)
+    stage.n_hands = step.concurrency
+    return stage

@@ -1,0 +1,177 @@
+"""Samples as messages of ZeroMQ: what pickle says of some, and the memory of arrays beside it.
+
+The first frame of a message is
+
+    head     kind, number of the worker, number of the first sample, how many   uint32 2, uint64 2
+    pickles  of the samples, one behind the other, without the memory of larger arrays
+    sizes    of the pickles   uint64 each
+
+and each frame behind it is the memory of one array of the last sample, copied three times on its
+way: in the worker, and twice by the kernel. Where there is much of it, it lies in a block instead
+(see `supply.py`), and one frame says where:
+
+    place    number of the block, sizes of the arrays   uint64 each
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import struct
+from collections.abc import Sequence
+from enum import IntEnum
+from types import ModuleType
+from typing import Any, Final
+
+import numpy as np
+
+from shardio._workers.processes.pickles import pickle_apart
+from shardio.errors import EnvironmentUnsuitable, install_hint
+
+_HEAD: Final = struct.Struct("<IIQQ")
+_SIZE_BYTES: Final = 8
+
+LEAST_APART_BYTES: Final = 16 << 10
+"""Arrays from so many bytes up travel in frames of their own, which ZeroMQ receives each into
+memory of its own. It has a buffer of 8 KiB, of which shorter ones would be pieces, at any place."""
+
+LEAST_IN_BLOCK_BYTES: Final = 128 << 10
+"""Arrays of a sample, together, that travel in a block: it takes a message there and one back."""
+
+OWN_FILES: Final = 16
+"""More than a context and a socket of ZeroMQ take, without those who are connected."""
+
+_OVERHEAD_BYTES: Final = 256
+"""What a sample is counted for beyond its bytes: a small one is mostly that."""
+
+
+class Kind(IntEnum):
+    """What a message is."""
+
+    HELLO = 1  # the worker is connected
+    SAMPLES = 2
+    IN_BLOCK = 6  # samples, of which the last one's larger arrays are in a block
+    SKIPPED = 3  # in the place of a sample an exception follows, as of `failures.pack_error`
+    FAILED = 4  # such an exception ended the worker's iteration
+    END = 5  # there is no more: the number is that of all samples of this worker
+
+
+def pack_head(kind: Kind, worker: int, number: int, n_samples: int = 0) -> bytes:
+    """The beginning of a message."""
+    return _HEAD.pack(kind, worker, number, n_samples)
+
+
+unpack_head = _HEAD.unpack_from
+"""Kind, worker, number and how many samples of a message, of its first frame."""
+
+
+class Sheaf:
+    """Samples of one worker that are pickled, to be sent in one message."""
+
+    def __init__(self, worker: int) -> None:
+        self._worker = worker
+        self._file = io.BytesIO(bytes(_HEAD.size))
+        self._end = _HEAD.size
+        self._sizes: list[int] = []
+        self.apart: list[pickle.PickleBuffer] = []
+        """The larger arrays of the last sample, which have to stay as they are until it is sent."""
+        self.n_bytes = self.n_apart_bytes = 0
+        """What the samples count for, and the larger arrays of the last one alone."""
+
+    def __len__(self) -> int:
+        """How many samples there are."""
+        return len(self._sizes)
+
+    def add(self, sample: Any) -> None:
+        """Put a sample behind the others, which have no larger arrays.
+
+        Raises whatever the sample's own parts raise when they are pickled.
+        """
+        self._file.seek(self._end)
+        try:
+            pickle_apart(sample, self._file, self.apart, LEAST_APART_BYTES)
+        except BaseException:  # the others are as they were
+            self.apart.clear()
+            raise
+        size = self._file.tell() - self._end
+        self._end += size
+        self._sizes.append(size)
+        self.n_apart_bytes = sum(buffer.raw().nbytes for buffer in self.apart)
+        self.n_bytes += _OVERHEAD_BYTES + size + self.n_apart_bytes
+
+    def take_back(self) -> None:
+        """Take the last sample out again; the others are as they were."""
+        size = self._sizes.pop()
+        self._end -= size
+        self.n_bytes -= _OVERHEAD_BYTES + size + self.n_apart_bytes
+        self.n_apart_bytes = 0
+        self.apart.clear()
+
+    def frames(self, first: int, place: tuple[int, list[int]] | None = None) -> list[Any]:
+        """All of it as a message.
+
+        Args:
+            first: the number of its first sample.
+            place: the block in which the larger arrays of the last one lie, and their sizes.
+        """
+        self._file.seek(self._end)
+        self._file.write(struct.pack(f"<{len(self)}Q", *self._sizes))
+        self._file.truncate()  # what could not be pickled, or was taken back
+        self._file.seek(0)
+        kind = Kind.SAMPLES if place is None else Kind.IN_BLOCK
+        self._file.write(pack_head(kind, self._worker, first, len(self)))
+        if place is None:
+            return [self._file.getvalue(), *self.apart]
+        number, sizes = place
+        return [self._file.getvalue(), struct.pack(f"<{1 + len(sizes)}Q", number, *sizes)]
+
+
+def unpack_place(message: Sequence[Any]) -> tuple[int, list[int]]:
+    """The block in which the larger arrays of a message's last sample lie, and their sizes."""
+    number, *sizes = np.frombuffer(message[1], "<u8").tolist()
+    return number, sizes
+
+
+def unpack_samples(message: Sequence[Any], n_samples: int) -> list[tuple[memoryview, list[Any]]]:
+    """For each sample of a message what `unpack_sample` makes it of."""
+    pickles = rest_of(message)
+    end = len(pickles) - _SIZE_BYTES * n_samples
+    found, start = list[tuple[memoryview, list[Any]]](), 0
+    for size in struct.unpack(f"<{n_samples}Q", pickles[end:]):
+        found.append((pickles[start : start + size], []))
+        start += size
+    found[-1] = (found[-1][0], [memoryview(memory) for memory in message[1:]])
+    return found
+
+
+def unpack_sample(pickled: memoryview, buffers: list[Any]) -> Any:
+    """A sample; its larger arrays are views of the memory that came, and keep it."""
+    # From our own worker, never from data.
+    return pickle.loads(pickled, buffers=buffers)
+
+
+def rest_of(message: Sequence[Any]) -> memoryview:
+    """What follows the head."""
+    return memoryview(message[0])[_HEAD.size :]
+
+
+def counted_bytes(message: Sequence[Any], n_samples: int) -> int:
+    """What the samples of a message count for in the budget."""
+    n_around = _HEAD.size + _SIZE_BYTES * n_samples
+    return sum(map(len, message)) - n_around + _OVERHEAD_BYTES * n_samples
+
+
+def zeromq(user: str = "MultiLoader") -> ModuleType:
+    """Load pyzmq, for whoever the error is to name.
+
+    Raises:
+        EnvironmentUnsuitable: it is not installed.
+    """
+    try:
+        import zmq
+    except ImportError as error:
+        raise EnvironmentUnsuitable(
+            f"{user} needs pyzmq ({error}): {install_hint('zmq')}"
+        ) from error
+    module: ModuleType = zmq
+    return module

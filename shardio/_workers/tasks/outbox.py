@@ -1,0 +1,294 @@
+"""A worker that iterates a whole dataset, and sends every sample as soon as there is room for it.
+
+Main says when there is: a worker may have so many bytes under way that main has not handed over.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import struct
+import threading
+import time
+import traceback
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from enum import IntEnum
+from typing import Any, Final, NamedTuple
+
+from shardio._base.closing import Closing
+from shardio._workers.processes.channel import Channel
+from shardio._workers.processes.failures import add_note, as_failure, pack_error, text_of
+from shardio._workers.processes.linux import keep_freed_memory, this_process, yield_to_main
+from shardio._workers.processes.overdue import answer_with_stacks
+from shardio._workers.tasks.mail import LEAST_IN_BLOCK_BYTES, Kind, Sheaf, pack_head, zeromq
+from shardio._workers.tasks.supply import Stock
+from shardio.errors import EnvironmentUnsuitable, TransformError
+
+READY: Final = b"+"
+"""A worker has loaded the dataset, and awaits the address of main's socket."""
+
+WANT: Final = b"?"
+"""A worker has a large sample, and no block for it."""
+
+WORD: Final = struct.Struct("<QQ")
+"""What main says to a worker that sends: a `Word`, and a number."""
+
+_SOON_S: Final = 0.0005
+"""So long a sample may wait for others, which then travel in the same message."""
+_MOST_TOGETHER_BYTES: Final = 64 << 10
+"""Of samples in one message, or a part of what may be under way: so much comes back at a time."""
+_PARTS: Final = 16
+
+
+class Word(IntEnum):
+    """What main says."""
+
+    CREDIT = 1  # so many bytes more have been handed over
+    BLOCK = 2  # the block of this number may be filled; the first time its descriptor comes along
+    GOODBYE = 3  # main has all that the worker has sent
+
+
+class WorkerInfo(NamedTuple):
+    """Which worker this process is, from 0 up, and of how many."""
+
+    number: int
+    n_workers: int
+
+
+_here: WorkerInfo | None = None
+
+
+def worker_info() -> WorkerInfo | None:
+    """Which of a MultiLoader's workers runs this code; None where that is no worker of one.
+
+    A dataset that gives every n-th sample, from the worker's number on, is iterated once by all
+    workers together.
+    """
+    return _here
+
+
+def send_all(
+    dataset: Iterable[Any],
+    n_workers: int,
+    most_bytes: int,
+    most_skips: int | None,
+    channel: Channel,
+) -> None:
+    """Iterate the dataset and send its samples to the address that main says. Runs in a worker.
+
+    Args:
+        dataset: to iterate, once.
+        n_workers: how many processes do the same.
+        most_bytes: that may be under way from this one.
+        most_skips: how many samples may fail, which are then left out; None for none.
+        channel: of this worker, with a file for the stacks of each.
+    """
+    global _here
+    yield_to_main()
+    keep_freed_memory()
+    answer_with_stacks(channel.fds[channel.index])
+    _here = WorkerInfo(channel.index, n_workers)
+    os.environ["WORKER"], os.environ["NUM_WORKERS"] = map(str, _here)  # webdataset looks there
+    zmq = zeromq()
+    channel.send(READY)
+    address = channel.recv()
+    if address is None:
+        return
+    with zmq.Context() as context, context.socket(zmq.PUSH) as socket:
+        socket.linger = 0  # nothing is under way when a worker ends, unless main has gone
+        socket.sndhwm = 0  # bytes are bounded, not messages
+        socket.connect(os.fsdecode(address))
+        with _Outbox(socket, channel, most_bytes) as outbox, suppress(_MainHasGone):
+            outbox.send_samples(dataset, most_skips)
+            outbox.await_goodbye()
+
+
+class _MainHasGone(BaseException):
+    """Main has closed the channel: not for the user's code to catch."""
+
+
+class _Outbox(Closing):
+    """What one worker has sent, and may send; borrows its socket and channel.
+
+    Samples that come quickly wait for each other, so that several travel in a message; but not for
+    long, whatever the dataset is doing: then a thread sends them. What is sent, and from where, is
+    under a lock.
+    """
+
+    def __init__(self, socket: Any, channel: Channel, most_bytes: int) -> None:
+        self._socket, self._channel, self._most_bytes = socket, channel, most_bytes
+        self._most_together = min(_MOST_TOGETHER_BYTES, most_bytes // _PARTS)
+        self._lock = threading.Lock()
+        self._sheaf = Sheaf(channel.index)
+        self._stock = Stock()
+        self._n_under_way = 0
+        self._n_sent = 0
+        self._sent_s = -math.inf
+        self._are_waiting = threading.Event()
+        self._sender: threading.Thread | None = None
+        self._is_over, self._pid = False, this_process.pid
+
+    @property
+    def _n_done(self) -> int:
+        return self._n_sent + len(self._sheaf)
+
+    def send_samples(self, dataset: Iterable[Any], most_skips: int | None) -> None:
+        """Send a greeting, every sample or that it is skipped, and how it ended."""
+        self._say(Kind.HELLO)
+        n_left = most_skips or 0
+        try:
+            samples = iter(dataset)
+            while True:
+                try:
+                    if not self._send_next(samples):
+                        break
+                except _MainHasGone:
+                    raise
+                except BaseException as error:  # sys.exit and all, as below
+                    if most_skips is None:
+                        raise
+                    self._say(Kind.SKIPPED, pack_error(self._as_failure(error)))
+                    self._n_sent += 1
+                    n_left -= 1
+                    if n_left < 0:  # more than main forgives
+                        return
+        except _MainHasGone:
+            raise
+        except BaseException as error:  # noqa: BLE001  # sys.exit and all: main raises it there
+            self._say(Kind.FAILED, pack_error(self._as_failure(error)))
+        else:
+            self._say(Kind.END)
+
+    def await_goodbye(self) -> None:
+        """Wait until main has all of it: what ends before may take some along."""
+        while self._hear() != Word.GOODBYE:
+            pass
+
+    def _say(self, kind: Kind, rest: bytes = b"") -> None:
+        self._check_process()
+        with self._lock:
+            self._flush()
+            self._socket.send(pack_head(kind, self._channel.index, self._n_sent) + rest)
+
+    def _check_process(self) -> None:
+        """End a fork of this worker that has come back from the dataset: the socket is not its."""
+        if this_process.pid != self._pid:
+            self._channel.report_failure(
+                f"at sample {self._n_done} of worker {self._channel.index}, a process that was "
+                "forked there came back from the dataset; it must end by os._exit"
+            )
+            os._exit(1)
+
+    def _send_next(self, samples: Iterator[Any]) -> bool:
+        """Send a sample, at once or soon; False where there is none any more."""
+        try:
+            sample = next(samples)  # no `for`: whose `__iter__` begins anew would never end
+        except StopIteration:
+            return False
+        self._check_process()
+        with self._lock:
+            try:
+                self._sheaf.add(sample)
+            except Exception as error:
+                raise TransformError(
+                    f"sample {self._n_done} of worker {self._channel.index} cannot be pickled: "
+                    f"{type(error).__name__}: {text_of(error)}"
+                ) from error
+            is_large = self._sheaf.apart or self._sheaf.n_bytes >= self._most_together
+            if is_large or time.monotonic() - self._sent_s >= _SOON_S:
+                try:
+                    self._flush()
+                except BaseException:  # the others are sent, with what is said of this one
+                    self._sheaf.take_back()
+                    raise
+        if self._sheaf:
+            self._send_soon()
+        return True
+
+    def _flush(self) -> None:
+        """Send what waits, once there is room for it."""
+        sheaf = self._sheaf
+        if not sheaf:
+            return
+        n_bytes = sheaf.n_bytes
+        while 0 < self._n_under_way > self._most_bytes - n_bytes:  # one alone may be of any size
+            self._hear()
+        place = None
+        if sheaf.n_apart_bytes >= LEAST_IN_BLOCK_BYTES:
+            self._await_block()
+            place = self._stock.fill(sheaf.apart)
+        # Copied, as the dataset may meanwhile write something else into its arrays.
+        frames = sheaf.frames(self._n_sent, place)
+        if place is not None:
+            self._stock.spend()  # before: what is interrupted may have been sent all the same
+        self._socket.send_multipart(frames)
+        self._n_under_way += n_bytes
+        self._n_sent += len(sheaf)
+        self._sheaf = Sheaf(self._channel.index)
+        self._sent_s = time.monotonic()
+
+    def _send_soon(self) -> None:
+        """Have what waits sent, also where no other sample follows."""
+        if self._sender is None:
+            self._sender = threading.Thread(target=self._send_late, daemon=True)
+            self._sender.start()
+        if not self._are_waiting.is_set():
+            self._are_waiting.set()
+
+    def _send_late(self) -> None:
+        """Send what has waited long enough; runs in a thread of its own, until main has gone."""
+        while self._are_waiting.wait():
+            self._are_waiting.clear()
+            time.sleep(_SOON_S)
+            with self._lock:
+                if self._is_over:
+                    return
+                try:
+                    self._flush()
+                except _MainHasGone:  # as the dataset's thread will see
+                    return
+
+    def close(self) -> None:
+        """Send nothing any more, so that the socket may be closed."""
+        with self._lock:
+            self._is_over = True
+        self._are_waiting.set()
+
+    def _await_block(self) -> None:
+        """Wait until there is a block to be filled."""
+        if not self._stock:
+            try:
+                self._channel.send(WANT)
+            except (BrokenPipeError, ConnectionResetError):
+                raise _MainHasGone from None
+            while not self._stock:
+                self._hear()
+
+    def _hear(self) -> Word:
+        """Wait for a word of main, and act upon it."""
+        try:
+            received = self._channel.recv_fds()
+        except EnvironmentUnsuitable as error:
+            self._stock.lose(error)
+            return Word.BLOCK
+        if received is None:
+            raise _MainHasGone
+        message, fds = received
+        word, number = WORD.unpack(message)
+        if word == Word.CREDIT:
+            self._n_under_way -= number
+        elif word == Word.BLOCK:
+            self._stock.add(number, fds)
+        return Word(word)
+
+    def _as_failure(self, error: BaseException) -> Exception:
+        """What main is to raise: the exception itself, unless it would end more than a loop."""
+        where = f"worker {self._channel.index}, at sample {self._n_done} of it"
+        frames = error.__traceback__
+        while frames is not None and frames.tb_frame.f_code.co_filename == __file__:
+            frames = frames.tb_next
+        text = "".join(traceback.format_exception(type(error), error, frames))
+        failure = as_failure(error, f"{where}: the dataset")
+        add_note(failure, f"in {where}:\n\n{text}")
+        return failure

@@ -1,0 +1,297 @@
+"""One stage of a line: what waits before it, what is under way, what waits behind it. Pure.
+
+A stage knows neither threads nor functions. It says which job may begin, takes what jobs give, and
+keeps the order; `line.py` moves what is out of one stage into the next.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+from shardio._base.phase_timers import now_ns
+from shardio._base.statistics import StageStats
+from shardio._workers.tasks.schedule import ENDLESS, Schedule
+from shardio._workers.tasks.user_calls import UserCall
+
+_AHEAD: Final = 16
+"""Results that a generator may give before its turn has come, where the order is that of input."""
+_MOST_OUT: Final = 2
+"""Results of a generator that the next stage has no room for, at which it is suspended."""
+_S_PER_NS: Final = 1e-9
+
+
+class Origin(NamedTuple):
+    """Which items of the source something was made of, and where the source is to go on behind it.
+
+    That is `after`; but where a generator gives several results for an item, of which this is the
+    one numbered `n_given` from 1, it is `before`, to make the others.
+    """
+
+    first: int
+    last: int
+    before: Any
+    after: Any
+    n_given: int = 0
+
+    def __str__(self) -> str:
+        if self.first == self.last:
+            return f"item {self.last}"
+        return f"items {self.first} to {self.last}"
+
+
+Entry = tuple[Origin, Any]
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """A call under way, which its stage numbers in the order of input."""
+
+    stage: Stage
+    step: int
+    origin: Origin
+    item: Any
+    results: Any = None
+    """The generator that is at work, if it is one, or by what it is known elsewhere."""
+    n_given: int = 0
+    began_ns: int = 0
+    thread_id: int = 0
+    is_suspended: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.stage.name}, {self.origin}"
+
+
+class _Failed(Exception):
+    """What a schedule raises for an error: were it raised itself, its traceback would lead here."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+
+@dataclass(slots=True, eq=False)
+class Stage:
+    """The state of one stage.
+
+    Args:
+        name: in errors and figures.
+        call: what its jobs call; the stage itself never does.
+        concurrency: how many jobs may be under way.
+        in_order: whether results come in the order of input, or as they are ready.
+        yields_many: whether a job may give any number of results.
+        n_passed_over: how many results the first job is not to give again.
+    """
+
+    name: str
+    call: UserCall
+    concurrency: int
+    in_order: bool = False
+    yields_many: bool = False
+    n_passed_over: int = 0
+    inputs: deque[Entry] = field(default_factory=deque)
+    out: deque[Entry] = field(default_factory=deque)
+    """What the next stage has not taken yet."""
+    running: dict[int, Job] = field(default_factory=dict)
+    error: Exception | None = None
+    """What it has failed of; nothing comes behind what is out."""
+    has_told_end: bool = False
+    is_halted: bool = False
+    """Whether nothing is to begin any more, since a later stage has failed."""
+    n_hands: int = 1
+    """How many of the jobs that are under way can be worked on."""
+    n_in: int = 0
+    n_supplied: int = 0
+    n_out: int = 0
+    n_dropped: int = 0
+    n_failed: int = 0
+    busy_ns: int = 0
+    waiting_ns: int = 0
+    _schedule: Schedule = field(init=False)
+    _suspended: dict[int, Job] = field(default_factory=dict)
+    _held: dict[int, list[Entry]] = field(default_factory=dict)
+    _is_ended: bool = False
+    _has_failed: bool = False
+    _end_error: Exception | None = None
+
+    def __post_init__(self) -> None:
+        self._schedule = Schedule(0, ENDLESS, 1, self.concurrency)
+        # As many again, so that one slow job does not hold up those behind it.
+        for ticket in range(self.concurrency * (2 if self.in_order else 1)):
+            self._schedule.free(ticket)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether it takes another input: as many as it works on wait, but two at least."""
+        return len(self.inputs) < max(2, self.concurrency)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing will be out any more."""
+        if self.out:
+            return False
+        return self.error is not None or (self._is_ended and self._schedule.is_over)
+
+    @property
+    def last_words(self) -> Exception | None:
+        """What the next stage is told when this one is over: the error that comes behind all."""
+        return self.error or self._end_error
+
+    def put(self, entry: Entry) -> None:
+        """Take an input."""
+        self.inputs.append(entry)
+        self.n_in += 1
+        self.waiting_ns -= now_ns()
+
+    def end(self, error: Exception | None) -> None:
+        """No further input will come; `error`, if there is one, is what comes behind the last."""
+        self._is_ended, self._end_error = True, error
+        self._schedule.end_at(self.n_in)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether `begin` has a job."""
+        if self.is_halted:
+            return False
+        return self._may_begin or (bool(self._suspended) and self._resumable() is not None)
+
+    @property
+    def _may_begin(self) -> bool:
+        schedule = self._schedule
+        return (
+            bool(self.inputs)
+            and not self.out
+            and not self._has_failed
+            and schedule.n_in_flight < self.concurrency
+            and not schedule.wants_block
+        )
+
+    def _resumable(self) -> int | None:
+        """The step of a generator that may go on."""
+        return next((s for s in self._suspended if self._may_give(s, is_next=False)), None)
+
+    def begin(self) -> Job | None:
+        """A job that may go on, or else begin; None if there is none."""
+        if self.is_halted:
+            return None
+        if self._suspended and (step := self._resumable()) is not None:
+            job = self._suspended.pop(step)
+            job.is_suspended, job.began_ns = False, now_ns()
+            return job
+        if not self._may_begin:
+            return None
+        _, step, _ = self._schedule.assign()
+        now = now_ns()
+        origin, item = self.inputs.popleft()
+        self.waiting_ns += now
+        self.running[step] = job = Job(self, step, origin, item, began_ns=now)
+        return job
+
+    def give(self, job: Job, value: Any) -> None:
+        """A job has a result; None drops the item."""
+        job.n_given += 1
+        if value is None:
+            self.n_dropped += 1
+            return
+        origin = job.origin
+        if self.yields_many:
+            if job.step == 0 and job.n_given <= self.n_passed_over:
+                return
+            origin = origin._replace(n_given=job.n_given)
+        self._add(job.step, (origin, value))
+
+    def supply(self, job: Job, entry: Entry) -> None:
+        """The source has an item."""
+        job.n_given += 1
+        self.n_supplied += 1
+        self._add(job.step, entry)
+
+    def _add(self, step: int, entry: Entry) -> None:
+        self.n_out += 1
+        if not self.in_order or step == self._schedule.next_step:
+            self.out.append(entry)
+        else:
+            self._held.setdefault(step, []).append(entry)
+
+    def may_go_on(self, job: Job) -> bool:
+        """Whether a job may give another result; if not, it is suspended until `begin` has it."""
+        if self._may_give(job.step, is_next=True):
+            return True
+        self._suspended[job.step] = job
+        job.is_suspended = True
+        return False
+
+    def _may_give(self, step: int, *, is_next: bool) -> bool:
+        if self.in_order and step != self._schedule.next_step:
+            return len(self._held.get(step, ())) < _AHEAD
+        # It goes on when all is taken: a thread that is woken for every item costs more than most.
+        return len(self.out) < (_MOST_OUT if is_next else 1)
+
+    def finish(self, job: Job) -> None:
+        """A job is through."""
+        self._leave(job)
+        self._schedule.done(0, job.step)
+        self._collect()
+
+    def skip(self, job: Job) -> None:
+        """A job has failed, and the item is dropped for it."""
+        self.n_failed += 1
+        self.finish(job)
+
+    def fail(self, job: Job, error: Exception) -> None:
+        """A job has failed, and so has this stage when the job's turn has come."""
+        self.n_failed += 1
+        self._has_failed = True  # nothing behind it will be asked for
+        self._leave(job)
+        self._schedule.failed(0, job.step, _Failed(error))
+        self._collect()
+
+    def _leave(self, job: Job) -> None:
+        del self.running[job.step]
+
+    def _collect(self) -> None:
+        """Put out what has its turn now."""
+        schedule = self._schedule
+        try:
+            while self.error is None:
+                if self.in_order:
+                    ticket = schedule.deliver()
+                else:
+                    found = schedule.deliver_any()
+                    ticket = None if found is None else found[1]
+                if ticket is None:
+                    break
+                schedule.free(ticket)
+                if self._held:
+                    self.out.extend(self._held.pop(schedule.next_step, ()))
+        except _Failed as failed:
+            self.error = failed.error
+
+    def surrender(self) -> list[Any]:
+        """Give up the generators that are suspended: whoever lets go of them ends them."""
+        found = [job.results for job in self._suspended.values()]
+        for job in self._suspended.values():
+            job.results = None
+        return found
+
+    def clear(self) -> None:
+        """Let go of everything of the user's, errors too, since tracebacks hold what they saw."""
+        for each in (self.inputs, self.out, self.running, self._suspended, self._held):
+            each.clear()
+        self.error = self._end_error = None
+        self._schedule = Schedule(0, 0, 1)
+
+    def stats(self, elapsed_ns: int) -> StageStats:
+        """Its figures so far."""
+        waiting_ns = self.waiting_ns + len(self.inputs) * now_ns()
+        return StageStats(
+            name=self.name,
+            concurrency=self.n_hands,
+            n_in=max(self.n_in, self.n_supplied),
+            n_out=self.n_out,
+            n_dropped=self.n_dropped,
+            n_failed=self.n_failed,
+            busy_s=self.busy_ns * _S_PER_NS,
+            waiting_s=max(0, waiting_ns) * _S_PER_NS,
+            elapsed_s=elapsed_ns * _S_PER_NS,
+        )

@@ -1,0 +1,172 @@
+"""The blocks that large samples of a dataset arrive in: who has which, on both sides.
+
+A worker that has none for a sample asks; from then on main sees to it that it has a few, as far as
+memory allows. A block is the worker's until what it wrote there is handed over, and then that of
+whoever holds the arrays; when the last is let go of, any worker may get it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from shardio._base.closing import Closing
+from shardio._workers.processes.blocks import Block, BlockMap, Bytes
+from shardio._workers.processes.memory import require
+from shardio._workers.tasks.value_blocks import ValueBlocks
+from shardio._workers.tasks.values import place, read_buffers, write_buffers
+from shardio.errors import EnvironmentUnsuitable
+
+_FEW: Final = 4
+"""Blocks of a worker, at first: one is written to, the others are on their way."""
+_HELD: Final = 2
+"""Samples that any loop holds for a moment, this one and the next: they are not copied."""
+
+
+class Supply(Closing):
+    """Owns all blocks, and says which worker has which; main's side.
+
+    Args:
+        n_workers: who fill them.
+        memory_bytes: budget of all blocks.
+    """
+
+    def __init__(self, n_workers: int, memory_bytes: int) -> None:
+        self._blocks = ValueBlocks(None, memory_bytes)
+        self._of_worker: list[dict[int, Block]] = [{} for _ in range(n_workers)]
+        self._n_each: dict[int, int] = {}
+        """How many each worker that has asked should have."""
+        self._were_held_up = set[int]()
+        """Who has asked since the loop last had to wait for long."""
+        self._are_known = False  # how large samples are
+
+    def ask(self, worker: int) -> None:
+        """A worker has a large sample, and no block."""
+        self._n_each.setdefault(worker, _FEW)
+        self._were_held_up.add(worker)
+
+    def see_wait(self) -> None:
+        """The loop had to wait for long: who was held up before should have more blocks.
+
+        Few are faster where that does not happen, as they stay in the cache. A dataset that gives
+        many samples at once and then none for a while gets ahead so.
+        """
+        for worker in self._were_held_up:
+            self._n_each[worker] *= 2
+        self._were_held_up.clear()
+
+    def give(self, send: Callable[[int, int, Sequence[int]], object]) -> None:
+        """Send blocks to those who have asked and have fewer than they should.
+
+        Args:
+            send: a worker, a block's number, and its descriptor if that is news to the worker.
+
+        Raises:
+            MemoryShort: there is no memory for a single one.
+        """
+        for worker in self._n_each:
+            # Each has one, whatever memory allows: the others' may lie idle for long.
+            if not self._of_worker[worker]:
+                self._give(worker, send, is_needed=True)
+        for worker, n in self._n_each.items() if self._are_known else ():
+            while len(self._of_worker[worker]) < n and self._give(worker, send):
+                pass
+
+    def _give(
+        self,
+        worker: int,
+        send: Callable[[int, int, Sequence[int]], object],
+        *,
+        is_needed: bool = False,
+    ) -> bool:
+        """Send one block, if there is one."""
+        block = self._blocks.take(is_needed=is_needed)
+        if block is None:
+            return False
+        self._of_worker[worker][block.number] = block
+        send(worker, block.number, [] if worker in block.known_to else [block.fd])
+        block.known_to.add(worker)
+        return True
+
+    def hand_over(self, worker: int, number: int, sizes: Sequence[int]) -> list[Bytes]:
+        """What a worker has written to a block of its: views, which keep the block, or a copy.
+
+        It is copied where the loop holds more than memory allows, and this is the worker's last.
+
+        Raises:
+            MemoryShort: there is no memory for the copy.
+        """
+        block = self._of_worker[worker].pop(number)
+        *starts, n_bytes = place(sizes)
+        self._blocks.see(block, n_bytes)
+        self._are_known = True
+        is_spare = bool(self._of_worker[worker]) or self._blocks.n_leased < _HELD
+        memory = self._blocks.hand_over(block, n_bytes, is_spare=is_spare)
+        return read_buffers(sizes, memory, starts)
+
+    def part_with(self, worker: int) -> None:
+        """A worker needs none any more."""
+        self._n_each.pop(worker, None)
+        self._were_held_up.discard(worker)
+        for block in self._of_worker[worker].values():
+            self._blocks.give_back(block)
+        self._of_worker[worker].clear()
+
+    def close(self) -> None:
+        """Let go of all blocks; what was handed over stays valid."""
+        self._n_each.clear()
+        self._were_held_up.clear()
+        self._blocks.close()
+
+
+class Stock:
+    """The blocks that a worker has, and has not filled; the worker's side."""
+
+    def __init__(self) -> None:
+        self._fds: dict[int, int] = {}
+        self._maps: dict[int, BlockMap] = {}
+        self._idle: list[int] = []
+        self._loss: EnvironmentUnsuitable | None = None
+
+    def __bool__(self) -> bool:
+        """Whether `fill` need not wait, be it only to say why it cannot."""
+        return bool(self._idle) or self._loss is not None
+
+    def add(self, number: int, fds: Sequence[int]) -> None:
+        """Main has sent a block, with its descriptor the first time."""
+        if fds:
+            self._fds[number] = fds[0]
+        self._idle.append(number)
+
+    def lose(self, error: EnvironmentUnsuitable) -> None:
+        """The descriptor of a block has not come through: main, which sent it, sends no other."""
+        self._loss = error
+
+    def fill(self, buffers: Sequence[Any]) -> tuple[int, list[int]]:
+        """Copy what lies in buffers into a block; its number, and the sizes of the buffers.
+
+        The block stays in the stock until `spend`.
+
+        Raises:
+            MemoryShort: there is no memory for it.
+            EnvironmentUnsuitable: there is none left, as one was lost.
+        """
+        if self._loss is not None and not self._idle:
+            raise self._loss
+        number = self._idle[-1]
+        if number not in self._maps:  # not before: here it is told of a sample that it fails
+            self._maps[number] = BlockMap(self._fds[number])
+        block = self._maps[number]
+        parts = [buffer.raw() for buffer in buffers]
+        sizes = [part.nbytes for part in parts]
+        *starts, n_bytes = place(sizes)
+        if (n_lacking := n_bytes - block.backed_bytes()) > 0:
+            what, way_out = "the arrays of a sample", "let the dataset give smaller samples"
+            require(n_lacking, what, way_out)
+        block.grow(n_bytes)
+        write_buffers(parts, block.bytes, starts)
+        return number, sizes
+
+    def spend(self) -> None:
+        """The block that was filled last is on its way: what is written there is main's."""
+        self._idle.pop()
