@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 from shardio.version import __version__
 
 if sys.platform == "win32":
-    from shardio.errors import EnvironmentUnsuitable
+    from shardio.errors import UnsupportedEnvironment
 
-    raise EnvironmentUnsuitable("shardio needs Linux; on Windows, run it inside WSL 2")
+    raise UnsupportedEnvironment("shardio needs Linux; on Windows, run it inside WSL 2")
 
 if TYPE_CHECKING:
     from shardio._loading.mixing import mix

@@ -22,14 +22,14 @@ can catch what they expect.
     ├── TransformError                  RuntimeError    the user's transform failed
     ├── WorkerDied                      RuntimeError    a worker process ended too early
     ├── TooManySkipped                  RuntimeError    more samples failed than may be skipped
-    ├── BatchOverdue                    TimeoutError    a batch did not come in time
+    ├── BatchTimeout                    TimeoutError    a batch did not come in time
     ├── StoreUnavailable                OSError         an object store gave nothing for too long
-    ├── StoreDenied                     PermissionError an object store refuses the credentials
+    ├── StoreAccessDenied               PermissionError an object store refuses the credentials
     ├── CacheFull                       OSError         no room for a shard from an object store
     ├── ServerUnreachable               ConnectionError no server sends batches any more
-    ├── LoaderClosed                    RuntimeError    something is used after close()
-    ├── MemoryShort                     MemoryError     says needed and available bytes
-    └── EnvironmentUnsuitable           RuntimeError    something is missing here (exit code 3)
+    ├── ClosedError                     RuntimeError    something is used after close()
+    ├── InsufficientMemory              MemoryError     says needed and available bytes
+    └── UnsupportedEnvironment          RuntimeError    something is missing here (exit code 3)
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ __all__ = [
     "DatasetCorrupt",
     "DatasetExists",
     "DatasetNotFound",
-    "EnvironmentUnsuitable",
+    "UnsupportedEnvironment",
     "InvalidArgument",
-    "LoaderClosed",
+    "ClosedError",
     "MediaError",
-    "MemoryShort",
+    "InsufficientMemory",
     "SchemaError",
     "ServerUnreachable",
     "ShardChanged",
@@ -58,12 +58,12 @@ __all__ = [
     "ShardNotFound",
     "ShardUnsupported",
     "ShardioError",
-    "StoreDenied",
+    "StoreAccessDenied",
     "StoreUnavailable",
     "TooManySkipped",
     "TransformError",
     "WorkerDied",
-    "BatchOverdue",
+    "BatchTimeout",
 ]
 
 
@@ -209,7 +209,7 @@ class TooManySkipped(ShardioError, RuntimeError):
     """More samples of an epoch failed than `max_skips` allows; the message names the last."""
 
 
-class BatchOverdue(ShardioError, TimeoutError):
+class BatchTimeout(ShardioError, TimeoutError):
     """A batch did not come within `timeout_s`; the message says what every worker was doing."""
 
 
@@ -217,7 +217,7 @@ class StoreUnavailable(ShardioError, OSError):
     """An object store gave nothing within the deadline; the message says what failed last."""
 
 
-class StoreDenied(ShardioError, PermissionError):
+class StoreAccessDenied(ShardioError, PermissionError):
     """An object store refuses: credentials are missing, wrong or expired, or may not do this."""
 
 
@@ -229,15 +229,15 @@ class ServerUnreachable(ShardioError, ConnectionError):
     """No server answers, or none that knows this client's key; the message says what was heard."""
 
 
-class LoaderClosed(ShardioError, RuntimeError):
+class ClosedError(ShardioError, RuntimeError):
     """A loader, reader or writer is used after it was closed, or in a forked child."""
 
 
-class MemoryShort(ShardioError, MemoryError):
+class InsufficientMemory(ShardioError, MemoryError):
     """There is not enough memory; the message says needed and available bytes."""
 
 
-class EnvironmentUnsuitable(ShardioError, RuntimeError):
+class UnsupportedEnvironment(ShardioError, RuntimeError):
     """A platform feature, program or package is missing; the message says how to get it."""
 
 

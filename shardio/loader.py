@@ -114,7 +114,7 @@ class ShardLoader(Closing):
             `NAME_span` says from which to which sample there is sound, and not silence.
         pack: a `shardio.views.Pack`: samples are windows of tokens, cut out of all documents.
         preload: bring what is read of the samples into the page cache in the constructor, or raise
-            a MemoryShort where that does not fit; nothing keeps it there.
+            a InsufficientMemory where that does not fit; nothing keeps it there.
         cache: of a URL, the folder that shards are downloaded to; by default what SHARDIO_CACHE
             names, else ~/.cache/shardio.
         cache_bytes: how much may lie there; by default nine tenths of what is free.
@@ -124,7 +124,7 @@ class ShardLoader(Closing):
     Raises:
         InvalidArgument: an option is not acceptable; the message lists what is.
         DatasetNotFound, DatasetCorrupt, ShardNotFound, …: from opening the dataset.
-        ShardCorrupt, TransformError, WorkerDied, MemoryShort: (in the loop) naming the sample.
+        ShardCorrupt, TransformError, WorkerDied, InsufficientMemory: (in the loop) with the sample.
         TooManySkipped: (in the loop) naming the last.
     """
 

@@ -18,7 +18,7 @@ import numpy as np
 from shardio._base.closing import Closing
 from shardio._workers.processes.cargo import pickled
 from shardio.dataset.dataset import Dataset
-from shardio.errors import InvalidArgument, LoaderClosed
+from shardio.errors import ClosedError, InvalidArgument
 from shardio.loader import ShardLoader
 
 _OPTIONS: Final = (
@@ -112,7 +112,7 @@ class MapView(Closing):
     def _opened(self, n_rows: int) -> ShardLoader:
         """The loader of this process, whose batches have so many rows, or more."""
         if self._closed:
-            raise LoaderClosed("the view is closed")
+            raise ClosedError("the view is closed")
         if self._loader is None or self._pid != os.getpid() or self._n_at_once < n_rows:
             if self._loader is not None and self._pid == os.getpid():
                 self._loader.close()

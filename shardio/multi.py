@@ -76,8 +76,8 @@ class MultiLoader(Closing):
     Raises:
         InvalidArgument: an argument is not acceptable; the message lists what is.
         ServerUnreachable: (also in the loop) a server does not answer.
-        EnvironmentUnsuitable: pyzmq is missing: pip install '.[zmq]'.
-        WorkerDied, TransformError, BatchOverdue: (in the loop) naming the worker.
+        UnsupportedEnvironment: pyzmq is missing: pip install '.[zmq]'.
+        WorkerDied, TransformError, BatchTimeout: (in the loop) naming the worker.
         TooManySkipped: (in the loop) one more sample failed than may.
     """
 

@@ -120,7 +120,7 @@ class Pipeline(Passes):
     def __iter__(self) -> Iterator[Any]:
         """Begin a pass.
 
-        The iterator raises what functions raise, in their turn; BatchOverdue, when a result does
+        The iterator raises what functions raise, in their turn; BatchTimeout, when a result does
         not come in time; TooManySkipped; WorkerDied. It is over then.
         """
         make = partial(
@@ -206,7 +206,7 @@ class DataLoader(Passes):
     def __iter__(self) -> Iterator[Any]:
         """Begin a pass over `src`, or go on where `load_state_dict` has said.
 
-        The iterator raises what functions raise, in their turn; BatchOverdue, when a result does
+        The iterator raises what functions raise, in their turn; BatchTimeout, when a result does
         not come in time; TooManySkipped; WorkerDied. It is over then.
         """
         self.check_open()

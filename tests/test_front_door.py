@@ -27,23 +27,23 @@ def test_a_public_name_leads_to_something(name: str) -> None:
 
 # There is no more room at the door for what few programs will ever catch.
 INNER = {
-    "BatchOverdue",
+    "BatchTimeout",
     "CacheFull",
     "ChecksumMismatch",
     "DatasetConflict",
     "DatasetCorrupt",
     "DatasetExists",
     "DatasetNotFound",
-    "EnvironmentUnsuitable",
-    "LoaderClosed",
-    "MemoryShort",
+    "UnsupportedEnvironment",
+    "ClosedError",
+    "InsufficientMemory",
     "SchemaError",
     "ServerUnreachable",
     "ShardChanged",
     "ShardExists",
     "ShardIncomplete",
     "ShardUnsupported",
-    "StoreDenied",
+    "StoreAccessDenied",
     "StoreUnavailable",
     "TooManySkipped",
     "TransformError",
@@ -107,5 +107,6 @@ def test_windows_is_refused_with_one_clear_line() -> None:
     done = _run("sys.platform = 'win32'\nimport shardio")
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == (
-        "shardio.errors.EnvironmentUnsuitable: shardio needs Linux; on Windows, run it inside WSL 2"
+        "shardio.errors.UnsupportedEnvironment: "
+        "shardio needs Linux; on Windows, run it inside WSL 2"
     )

@@ -17,7 +17,7 @@ from shardio._workers.processes.linux import Finalizer
 from shardio._workers.tasks.alone import Alone
 from shardio._workers.tasks.flow import Flow
 from shardio._workers.tasks.here import Here
-from shardio.errors import InvalidArgument, LoaderClosed, TransformError
+from shardio.errors import ClosedError, InvalidArgument, TransformError
 
 
 class Loader(ABC):
@@ -77,7 +77,7 @@ class Loading(Closing, Generator[Any, None, None]):
     def _begin(self) -> Generator[Any, None, None]:
         """Start the workers, unless they have been."""
         if self._is_closed or self._is_over:
-            raise LoaderClosed(
+            raise ClosedError(
                 "this pass is over, or was closed; call load_with_workers again for another"
             )
         if self._flow is None or self._body is None:
@@ -91,9 +91,9 @@ class Loading(Closing, Generator[Any, None, None]):
 
         Raises:
             what the loader or the source raised, with a note of where.
-            BatchOverdue: it did not come within `timeout_s`.
+            BatchTimeout: it did not come within `timeout_s`.
             WorkerDied: two workers ended while they were at the item.
-            LoaderClosed: the pass was closed before its end.
+            ClosedError: the pass was closed before its end.
             InvalidArgument: it is asked for an item while it waits for one: by another thread, or
                 by its own source.
         """

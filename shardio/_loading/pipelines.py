@@ -15,7 +15,7 @@ from shardio._workers.tasks.line import Line
 from shardio._workers.tasks.stage import Origin
 from shardio._workers.tasks.steps import Piped, checked_where
 from shardio._workers.tasks.user_calls import user_call
-from shardio.errors import InvalidArgument, LoaderClosed
+from shardio.errors import ClosedError, InvalidArgument
 
 ORDERS: Final = ("completion", "input")
 _UNUSED: Final = PipelineStats((), 0, (), 0.0, 0.0, 0.0)
@@ -45,9 +45,9 @@ class Passes(Closing):
         return found
 
     def check_open(self) -> None:
-        """Raise LoaderClosed after `close`."""
+        """Raise ClosedError after `close`."""
         if self._is_closed:
-            raise LoaderClosed(f"this {type(self).__name__} was closed")
+            raise ClosedError(f"this {type(self).__name__} was closed")
 
     def stats(self) -> PipelineStats:
         """What the stages of the latest iteration have done, so far; of none before the first."""

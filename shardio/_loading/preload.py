@@ -49,7 +49,7 @@ def preload(dataset: Dataset, fields: Sequence[str]) -> int:
     What lies in memory already is only looked at. Ctrl-C ends it within a few MiB.
 
     Raises:
-        MemoryShort: it does not fit into what can be had, before any value is read.
+        InsufficientMemory: it does not fit into what can be had, before any value is read.
         ShardChanged: a file is shorter than it was.
         OSError: a file cannot be read.
     """

@@ -124,7 +124,7 @@ class Bringing:
 
         Raises:
             InvalidArgument: they do not fit into the cache.
-            StoreUnavailable, StoreDenied, ShardCorrupt, …: one cannot be had.
+            StoreUnavailable, StoreAccessDenied, ShardCorrupt, …: one cannot be had.
         """
         if not self._all_fit():
             raise InvalidArgument(

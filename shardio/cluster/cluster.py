@@ -20,7 +20,7 @@ from shardio._base.closing import Closing
 from shardio._base.stack_level import level_of_caller
 from shardio.cluster.job import do_job
 from shardio.cluster.ray_connection import connect, first_line, ray_module
-from shardio.errors import EnvironmentUnsuitable, InvalidArgument, WorkerDied
+from shardio.errors import InvalidArgument, UnsupportedEnvironment, WorkerDied
 from shardio.version import __version__
 
 EngineName = Literal["local", "ray"]
@@ -50,7 +50,7 @@ class Engine:
     Raises:
         InvalidArgument: there is no such engine, an address that it has no use for, or no such
             share of a GPU.
-        EnvironmentUnsuitable: Ray is not installed.
+        UnsupportedEnvironment: Ray is not installed.
     """
 
     name: EngineName = "local"
@@ -92,7 +92,7 @@ class Cluster(Closing):
         n_at_once: jobs at a time; by default as many as the cluster has CPUs, and as many waiting.
 
     Raises:
-        EnvironmentUnsuitable: there is no cluster at the address.
+        UnsupportedEnvironment: there is no cluster at the address.
         InvalidArgument: `n_at_once` is no positive number.
     """
 
@@ -140,7 +140,7 @@ class Cluster(Closing):
 
         Raises:
             WorkerDied: over one job, processes ended or machines were lost too often.
-            EnvironmentUnsuitable: a machine does not see what it must, or has another shardio; or
+            UnsupportedEnvironment: a machine does not see what it must, or has another shardio; or
                 none has as many GPUs as a job is to be given.
             Exception: what a job raised.
         """
@@ -230,7 +230,7 @@ class Cluster(Closing):
         """Ray would wait for such a machine, and not say so."""
         there = [node["Resources"].get("GPU", 0) for node in self._ray.nodes() if node["Alive"]]
         if self._engine.gpus > max(there, default=0):
-            raise EnvironmentUnsuitable(
+            raise UnsupportedEnvironment(
                 f"gpus is {self._engine.gpus}: no machine of the Ray cluster has as many; the most "
                 f"that one has is {max(there, default=0):g}"
             )
@@ -252,7 +252,7 @@ class Cluster(Closing):
                     f"says: {first_line(error)}"
                 ) from error
         elif "No module named 'shardio" in str(error):
-            raise EnvironmentUnsuitable(
+            raise UnsupportedEnvironment(
                 "a machine of the Ray cluster lacks shardio: install version "
                 f"{__version__} on all of them"
             ) from error

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from shardio.cluster.ray_connection import ray_module
-from shardio.errors import EnvironmentUnsuitable, ShardioError, TransformError, WorkerDied
+from shardio.errors import ShardioError, TransformError, UnsupportedEnvironment, WorkerDied
 from shardio.version import __version__
 
 _WATCH_S: Final = 0.5
@@ -28,12 +28,12 @@ def do_job(held: list[Any], sees: str, version: str, value: Any) -> Any:
     try:
         _end_with(os.getppid())
         if version != __version__:
-            raise EnvironmentUnsuitable(
+            raise UnsupportedEnvironment(
                 f"machine {platform.node()} of the Ray cluster has shardio {__version__}, this one "
                 f"{version}: install the same everywhere"
             )
         if not os.path.exists(sees):
-            raise EnvironmentUnsuitable(
+            raise UnsupportedEnvironment(
                 f"machine {platform.node()} of the Ray cluster does not see {sees}: source and "
                 "dataset must lie on a file system that all machines have under the same path"
             )

@@ -7,7 +7,7 @@ import socket
 import warnings
 from typing import Any, Final
 
-from shardio.errors import EnvironmentUnsuitable, install_hint
+from shardio.errors import UnsupportedEnvironment, install_hint
 
 _PATIENCE_S: Final = 10.0
 
@@ -16,12 +16,12 @@ def ray_module() -> Any:
     """Ray, which is imported when it is first needed.
 
     Raises:
-        EnvironmentUnsuitable: it is not installed.
+        UnsupportedEnvironment: it is not installed.
     """
     try:
         import ray
     except ModuleNotFoundError as error:
-        raise EnvironmentUnsuitable(
+        raise UnsupportedEnvironment(
             f"engine 'ray' needs the package 'ray', which is not installed: {install_hint('ray')}"
         ) from error
     return ray
@@ -31,7 +31,7 @@ def connect(ray: Any, address: str | None) -> None:
     """Connect, or start Ray here; quiet, and nothing is told to Ray's makers unless it was asked.
 
     Raises:
-        EnvironmentUnsuitable: nothing answers.
+        UnsupportedEnvironment: nothing answers.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     place = address or os.environ.get("RAY_ADDRESS") or "local"
@@ -44,7 +44,7 @@ def connect(ray: Any, address: str | None) -> None:
             warnings.simplefilter("ignore", FutureWarning)  # of what Ray will do to GPUs one day
             ray.init(place, **options)
     except (OSError, ValueError, RuntimeError) as error:
-        raise EnvironmentUnsuitable(
+        raise UnsupportedEnvironment(
             f"Ray at {place!r} cannot be reached: {_said(error)}"
         ) from error
 

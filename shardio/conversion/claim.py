@@ -31,7 +31,7 @@ class Claim:
         place: the file of this machine that says that it is ours.
 
     Raises:
-        StoreDenied, StoreUnavailable: (from every call) as `Objects` says.
+        StoreAccessDenied, StoreUnavailable: (from every call) as `Objects` says.
     """
 
     def __init__(self, objects: Objects, place: Path) -> None:

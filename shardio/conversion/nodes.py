@@ -26,7 +26,7 @@ from shardio.conversion.journal import read_record, settings_of
 from shardio.conversion.ledger import Ledger, UnitLog
 from shardio.conversion.plan import Unit
 from shardio.conversion.unit import Job
-from shardio.errors import EnvironmentUnsuitable
+from shardio.errors import UnsupportedEnvironment
 from shardio.storage.fs import make_folder, remove_tree, rename
 from shardio.storage.mmap import sync_folder
 
@@ -87,7 +87,7 @@ class _Work:
             if was.get(name) != now.get(name)
         ]
         if others:
-            raise EnvironmentUnsuitable(
+            raise UnsupportedEnvironment(
                 f"machine {platform.node()} of the Ray cluster would make other bytes: "
                 f"{'; '.join(others)}; install the same everywhere"
             )
@@ -113,7 +113,7 @@ def run_on_nodes(
     """Have the machines of a cluster convert units until the ledger is finished.
 
     Raises:
-        EnvironmentUnsuitable: a machine does not see the source or the dataset, or has another
+        UnsupportedEnvironment: a machine does not see the source or the dataset, or has another
             shardio, or another version of a library than this one.
         WorkerDied, OSError, ShardioError: as of `run_crew`.
     """
@@ -157,7 +157,7 @@ def _unseen(unit: Unit) -> str:
 
 def _refuse_unseen(path: str) -> None:
     if os.path.lexists(path):
-        raise EnvironmentUnsuitable(
+        raise UnsupportedEnvironment(
             f"a machine of the Ray cluster does not see {path}: the source must lie on a file "
             "system that all machines have under the same path"
         )

@@ -53,7 +53,7 @@ def send(
         check: called before each request but the first; what it raises ends the upload.
 
     Raises:
-        StoreDenied, StoreUnavailable: the store does not take it.
+        StoreAccessDenied, StoreUnavailable: the store does not take it.
     """
     try:
         tail = objects.read_tail(shard.name, PAGE)
@@ -77,7 +77,7 @@ def check_sent(objects: Objects, shard: ShardSummary, way_out: str) -> None:
 
     Raises:
         ShardNotFound, ShardChanged: it is not, or another object is.
-        StoreDenied, StoreUnavailable: nobody knows.
+        StoreAccessDenied, StoreUnavailable: nobody knows.
     """
     place = f"{objects.url}/{shard.name}"
     try:

@@ -16,7 +16,7 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any, ClassVar, Final, Literal, Protocol, get_args
 
-from shardio.errors import EnvironmentUnsuitable, InvalidArgument, install_hint
+from shardio.errors import InvalidArgument, UnsupportedEnvironment, install_hint
 from shardio.format.schema import Schema
 from shardio.manifest import ROWS
 
@@ -166,7 +166,7 @@ def make_source(kind: str, options: Mapping[str, Any]) -> Source:
 
     Raises:
         InvalidArgument: there is none of this kind, or it has no such option.
-        EnvironmentUnsuitable: it needs a package that is missing.
+        UnsupportedEnvironment: it needs a package that is missing.
     """
     found = _entry(kind)
     try:
@@ -192,7 +192,7 @@ def fit(source: Source, inputs: Sequence[Input]) -> Source:
 
     Raises:
         InvalidArgument: nothing follows from them.
-        EnvironmentUnsuitable: what follows needs a package that is missing.
+        UnsupportedEnvironment: what follows needs a package that is missing.
     """
     fitted: Callable[[Sequence[Input]], Source] = getattr(source, "fitted", lambda _: source)
     try:
@@ -203,10 +203,10 @@ def fit(source: Source, inputs: Sequence[Input]) -> Source:
     return found
 
 
-def _lacking(kind: str, error: ModuleNotFoundError) -> EnvironmentUnsuitable:
+def _lacking(kind: str, error: ModuleNotFoundError) -> UnsupportedEnvironment:
     package = (error.name or "").partition(".")[0]
     extra = _EXTRAS.get(package)
-    return EnvironmentUnsuitable(
+    return UnsupportedEnvironment(
         f"the converter {kind!r} needs the package {package!r}, which is not installed: "
         f"{install_hint(extra) if extra else f'pip install {package}'}"
     )

@@ -161,7 +161,7 @@ class Upload(Closing):
         Raises:
             DatasetConflict: another writer has published there.
             ShardNotFound, ShardChanged: a shard that was uploaded is not what lies there.
-            StoreDenied, StoreUnavailable: resuming goes on later.
+            StoreAccessDenied, StoreUnavailable: resuming goes on later.
         """
         found, root = load(self.folder), Path(self.folder)
         shards = [shard for shard, _ in found.files]
@@ -186,7 +186,7 @@ class Upload(Closing):
 
         Raises:
             DatasetConflict: another conversion is at work there.
-            StoreDenied, StoreUnavailable: the store cannot be asked.
+            StoreAccessDenied, StoreUnavailable: the store cannot be asked.
         """
         if self._claim.is_there():
             self._remove_others(set())

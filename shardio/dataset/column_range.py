@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from shardio.errors import EnvironmentUnsuitable
+from shardio.errors import UnsupportedEnvironment
 from shardio.storage.files import FileState, open_shard, resized
 from shardio.storage.mmap import empty, give_back, map_part, read_scattered, reserve
 
@@ -49,14 +49,14 @@ class ColumnRange:
         counts: how many rows each part has room for.
 
     Raises:
-        MemoryShort: the addresses of this process do not suffice.
-        EnvironmentUnsuitable: memory pages are larger than the 4096 bytes that shards are aligned
+        InsufficientMemory: the addresses of this process do not suffice.
+        UnsupportedEnvironment: memory pages are larger than the 4096 bytes that shards are aligned
             to.
     """
 
     def __init__(self, stride: int, counts: Sequence[int]) -> None:
         if mmap.PAGESIZE > 4096:
-            raise EnvironmentUnsuitable(
+            raise UnsupportedEnvironment(
                 f"this kernel has memory pages of {mmap.PAGESIZE} bytes; "
                 "shardio maps columns on 4096-byte boundaries only"
             )
@@ -87,7 +87,7 @@ class ColumnRange:
         Raises:
             ShardNotFound: the file is missing.
             ShardChanged: it is another one, or has another size.
-            EnvironmentUnsuitable: the kernel's limit on the number of maps is reached.
+            UnsupportedEnvironment: the kernel's limit on the number of maps is reached.
         """
         n_bytes = place.n_rows * self._stride
         if not n_bytes:

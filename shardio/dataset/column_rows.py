@@ -59,7 +59,7 @@ class MappedRows:
         """Map what the file of a shard has.
 
         Raises:
-            ShardNotFound, ShardChanged, EnvironmentUnsuitable: as `ColumnRange.map`.
+            ShardNotFound, ShardChanged, UnsupportedEnvironment: as `ColumnRange.map`.
         """
         self._range.map(shard, place)
 

@@ -18,7 +18,7 @@ from shardio.dataset.filed import DatasetFiles, Group, ShardFiles
 from shardio.dataset.gather import ColumnGather
 from shardio.dataset.places import Folder, Place
 from shardio.dataset.selection import RowSelection
-from shardio.errors import DatasetCorrupt, InvalidArgument, MemoryShort
+from shardio.errors import DatasetCorrupt, InsufficientMemory, InvalidArgument
 from shardio.format.schema import Schema
 from shardio.manifest import Generation, load, load_generation
 from shardio.manifest.shard_list import sizes_of
@@ -222,7 +222,7 @@ class Dataset(Sequence[dict[str, Any]], Closing):
         while found is None:
             try:
                 found = self._gathers[name] = self._new_gather(name)
-            except MemoryShort:  # not so many addresses
+            except InsufficientMemory:  # not so many addresses
                 if not self.files.opened.halve():
                     raise
         return found

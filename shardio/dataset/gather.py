@@ -20,7 +20,7 @@ from shardio._base.phase_timers import CHECK, SPENT, now_ns
 from shardio.dataset.column_range import ColumnPlace
 from shardio.dataset.column_rows import FileRows, MappedRows, PooledRows, read_hashes
 from shardio.dataset.opened import OpenFiles
-from shardio.errors import EnvironmentUnsuitable, ShardChanged
+from shardio.errors import ShardChanged, UnsupportedEnvironment
 from shardio.format.checksum import BLOCK_BYTES, distinct, hash_bytes, rows_per_unit
 from shardio.format.fields import Array
 from shardio.format.index import DIMENSION
@@ -141,7 +141,7 @@ class ColumnGather:
                 try:
                     self._bring_one(shard)
                     break
-                except EnvironmentUnsuitable:  # no more maps
+                except UnsupportedEnvironment:  # no more maps
                     if not self._files.halve():
                         raise
         return bool(self._is_here[wanted].all())

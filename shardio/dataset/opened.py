@@ -13,7 +13,7 @@ from typing import Final
 
 import numpy as np
 
-from shardio.errors import EnvironmentUnsuitable, LoaderClosed
+from shardio.errors import ClosedError, UnsupportedEnvironment
 from shardio.shard.reader import ShardReader
 from shardio.shard.verification import Rows
 from shardio.storage.mmap import expect_scattered, most_maps
@@ -80,7 +80,7 @@ class OpenFiles:
         """The reader of a file, opened if need be.
 
         Raises:
-            LoaderClosed: all are closed.
+            ClosedError: all are closed.
             ShardNotFound, ShardCorrupt, …: from opening it.
         """
         reader = self._readers.get(file)
@@ -154,7 +154,7 @@ class OpenFiles:
                 if open_file is None:
                     raise AssertionError("the owner of the files opens them")
                 return open_file(file)
-            except EnvironmentUnsuitable:  # no more maps
+            except UnsupportedEnvironment:  # no more maps
                 if not self.halve():
                     raise
 
@@ -162,10 +162,10 @@ class OpenFiles:
         """Make sure that files may be opened.
 
         Raises:
-            LoaderClosed: all are closed.
+            ClosedError: all are closed.
         """
         if self._is_closed:
-            raise LoaderClosed(f"{self._path}: the dataset is closed")
+            raise ClosedError(f"{self._path}: the dataset is closed")
 
     def halve(self) -> bool:
         """From now on have half as many open at a time; False where they are few, or all may be."""

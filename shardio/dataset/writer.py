@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from shardio._base.closing import Publishing
-from shardio.errors import DatasetConflict, InvalidArgument, LoaderClosed
+from shardio.errors import ClosedError, DatasetConflict, InvalidArgument
 from shardio.format.schema import Schema
 from shardio.manifest import (
     Generation,
@@ -62,7 +62,7 @@ class DatasetWriter(Publishing):
     def append(self, sample: Mapping[str, Any]) -> None:
         """Add one sample: a value for every field of the schema, and nothing else."""
         if self._closed:
-            raise LoaderClosed(f"{self.path}: the writer is closed")
+            raise ClosedError(f"{self.path}: the writer is closed")
         if self._shard is None:
             self._shard = self._next()
         self._shard.append(sample)
@@ -89,7 +89,7 @@ class DatasetWriter(Publishing):
     def close(self) -> Generation:
         """Finish the last shard and publish the dataset."""
         if self._closed:
-            raise LoaderClosed(f"{self.path}: the writer is closed")
+            raise ClosedError(f"{self.path}: the writer is closed")
         try:
             if self._shard is None and not self._done:
                 self._shard = self._next()  # an empty dataset has one empty shard, with its schema

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from shardio.dataset.dataset import Dataset, ShardDataset
-from shardio.errors import EnvironmentUnsuitable, InvalidArgument, install_hint
+from shardio.errors import InvalidArgument, UnsupportedEnvironment, install_hint
 from shardio.exporting.asked import Asked, Format
 from shardio.exporting.reading import Samples, Skipped
 from shardio.exporting.target import ABOUT, Target
@@ -96,7 +96,7 @@ def export(
         DatasetExists: there is something in `out`.
         ShardCorrupt, …: a sample is damaged; nothing is left of the export.
         DatasetConflict: another writer has removed shards of the generation that is exported.
-        EnvironmentUnsuitable: a package is missing.
+        UnsupportedEnvironment: a package is missing.
     """
     if format not in FORMATS or on_error not in ("stop", "skip"):
         raise InvalidArgument(
@@ -166,7 +166,7 @@ def _made(format: str, asked: Asked) -> Format:
         package, extra = _NEEDED.get(format, ("", ""))
         if error.name != package:
             raise
-        raise EnvironmentUnsuitable(
+        raise UnsupportedEnvironment(
             f"format {format!r} needs {package}: {install_hint(extra)}"
         ) from error
     return kind(asked)

@@ -15,7 +15,7 @@ from typing import Final
 
 import zstandard
 
-from shardio.errors import MemoryShort, ShardCorrupt
+from shardio.errors import InsufficientMemory, ShardCorrupt
 
 ZSTD_LEVEL: Final = 3
 """zstd's own default; part of "same input, same bytes" together with the library's version."""
@@ -136,7 +136,7 @@ def decode(
 
     Raises:
         ShardCorrupt: the frame does not hold exactly n_bytes; the place is the caller's to add.
-        MemoryShort: there is no room for n_bytes.
+        InsufficientMemory: there is no room for n_bytes.
     """
     if codec == Codec.RAW:
         return stored
@@ -164,7 +164,9 @@ def decode(
     except zstandard.ZstdError as error:
         raise ShardCorrupt(f"the zstd frame is damaged ({error})", code="zstd_frame") from error
     except MemoryError as error:
-        raise MemoryShort(f"a record needs {n_bytes} bytes of memory to decompress") from error
+        raise InsufficientMemory(
+            f"a record needs {n_bytes} bytes of memory to decompress"
+        ) from error
     if len(record) != n_bytes:
         raise ShardCorrupt(
             "the zstd frame holds another size than it declares",

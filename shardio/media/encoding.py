@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shardio.errors import EnvironmentUnsuitable, InvalidArgument, MediaError
+from shardio.errors import InvalidArgument, MediaError, UnsupportedEnvironment
 from shardio.format.streams import EncodedStream, PacketFlag, pack_packets
 from shardio.media.checking import finished
 from shardio.media.colours import MATRICES, RANGES
@@ -124,7 +124,7 @@ class StreamEncoder:
 
     Raises:
         InvalidArgument: an option is not acceptable.
-        EnvironmentUnsuitable: FFmpeg lacks the encoder here.
+        UnsupportedEnvironment: FFmpeg lacks the encoder here.
     """
 
     def __init__(
@@ -169,12 +169,12 @@ class StreamEncoder:
         try:
             codec = av.CodecContext.create(encoder, "w")
         except (ValueError, av.FFmpegError) as error:
-            raise EnvironmentUnsuitable(
+            raise UnsupportedEnvironment(
                 f"PyAV's FFmpeg has no encoder {encoder} here: choose another codec than "
                 f"{self._codec_name!r}"
             ) from error
         if not isinstance(codec, VideoCodecContext):
-            raise EnvironmentUnsuitable(f"PyAV's {encoder} encodes no video")
+            raise UnsupportedEnvironment(f"PyAV's {encoder} encodes no video")
         codec.width, codec.height = self._size
         codec.pix_fmt = "yuv420p"
         # Not the stream's own clock: it would be written into the extradata, and streams that are

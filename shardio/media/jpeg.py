@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from shardio.errors import EnvironmentUnsuitable, MediaError, install_hint
+from shardio.errors import MediaError, UnsupportedEnvironment, install_hint
 from shardio.media.orientation import LYING, UPRIGHT, exif_orientation
 
 __all__ = [
@@ -195,12 +195,12 @@ def simplejpeg() -> ModuleType:
     """Load simplejpeg, which carries its own libjpeg-turbo.
 
     Raises:
-        EnvironmentUnsuitable: it is not installed.
+        UnsupportedEnvironment: it is not installed.
     """
     try:
         import simplejpeg
     except ImportError as error:
-        raise EnvironmentUnsuitable(
+        raise UnsupportedEnvironment(
             f"JPEG needs simplejpeg ({error}): {install_hint('images')}"
         ) from error
     module: ModuleType = simplejpeg

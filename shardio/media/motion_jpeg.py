@@ -42,7 +42,7 @@ class JpegEncoder:
 
         Raises:
             InvalidArgument: it is not uint8 (height, width, 3), or the time does not rise.
-            EnvironmentUnsuitable: simplejpeg is not installed.
+            UnsupportedEnvironment: simplejpeg is not installed.
         """
         width, height = self._size
         if picture.shape != (height, width, 3):

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from shardio.errors import EnvironmentUnsuitable, MediaError, install_hint
+from shardio.errors import MediaError, UnsupportedEnvironment, install_hint
 from shardio.media.orientation import UPRIGHT, exif_orientation, upright
 
 if TYPE_CHECKING:
@@ -215,12 +215,12 @@ def pillow_image() -> ModuleType:
     """Load Pillow's module Image.
 
     Raises:
-        EnvironmentUnsuitable: it is not installed.
+        UnsupportedEnvironment: it is not installed.
     """
     try:
         from PIL import Image
     except ImportError as error:
-        raise EnvironmentUnsuitable(
+        raise UnsupportedEnvironment(
             f"pictures need Pillow ({error}): {install_hint('images')}"
         ) from error
     return Image

@@ -21,7 +21,7 @@ from shardio._loading.progress_bar import ProgressBar
 from shardio._workers.processes.linux import Finalizer, this_process
 from shardio._workers.processes.memory import default_budget
 from shardio.batch.batch import Batch
-from shardio.errors import InvalidArgument, LoaderClosed
+from shardio.errors import ClosedError, InvalidArgument
 from shardio.network.address import Address, is_address, parse_all
 from shardio.network.asked import as_json
 from shardio.network.keys import ClientKeys, client_keys
@@ -55,7 +55,7 @@ class RemoteLoader(Closing):
     Raises:
         InvalidArgument: an option is not acceptable, here or to the server.
         ServerUnreachable: (also in the loop) no server answers, or none knows this client's key.
-        BatchOverdue: (also in the loop) one is there, and does not answer in time.
+        BatchTimeout: (also in the loop) one is there, and does not answer in time.
         ShardCorrupt, TransformError, …: as the server's loader.
     """
 
@@ -210,19 +210,19 @@ class RemoteLoader(Closing):
         self._finalizer()
 
     def interrupt(self) -> None:
-        """Have whoever waits in another thread get LoaderClosed, soon; `close` is to follow."""
+        """Have whoever waits in another thread get ClosedError, soon; `close` is to follow."""
         self._stream.interrupt()
 
     def _opened(self) -> Opened:
         opened = self._stream.opened
         if opened is None:
-            raise LoaderClosed("this loader was closed before a server had opened its dataset")
+            raise ClosedError("this loader was closed before a server had opened its dataset")
         return opened
 
     def check_open(self) -> None:
-        """Raise LoaderClosed after `close`, and in a fork of the process that made it."""
+        """Raise ClosedError after `close`, and in a fork of the process that made it."""
         if not self._finalizer.alive or self._pid != this_process.pid:
-            raise LoaderClosed("this loader was closed, or made before this process was forked off")
+            raise ClosedError("this loader was closed, or made before this process was forked off")
 
 
 class RemoteIterator:
@@ -267,7 +267,7 @@ class RemotePass:
         """The next batch; None at the end, see `is_exhausted`, or if none comes in `wait_s`."""
         if self.is_over:
             if not self.is_exhausted:
-                raise LoaderClosed("this iteration was ended, by close() or by the next one")
+                raise ClosedError("this iteration was ended, by close() or by the next one")
             return None
         entered_s = time.monotonic()
         try:

@@ -71,7 +71,7 @@ def make_keys(folder: str | os.PathLike[str], client: str = "client") -> Path:
 
     Raises:
         InvalidArgument: there are keys of that name, or it is no name.
-        EnvironmentUnsuitable: pyzmq is missing.
+        UnsupportedEnvironment: pyzmq is missing.
     """
     zmq, place = zeromq("a server"), Path(folder)
     if not _NAME.fullmatch(client) or client == "clients":
@@ -119,7 +119,7 @@ def client_keys(folder: str | os.PathLike[str] | None) -> ClientKeys | None:
 
     Raises:
         InvalidArgument: a file is missing, is no key, or is a secret that others may read.
-        EnvironmentUnsuitable: pyzmq is missing.
+        UnsupportedEnvironment: pyzmq is missing.
     """
     found = os.environ.get(_VARIABLE) if folder is None else folder
     if not found:

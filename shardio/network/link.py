@@ -49,7 +49,7 @@ class Link(Closing):
 
     Raises:
         InvalidArgument: ZeroMQ makes nothing of the address.
-        EnvironmentUnsuitable: too few files may be open, or pyzmq is missing.
+        UnsupportedEnvironment: too few files may be open, or pyzmq is missing.
     """
 
     def __init__(self, address: Address, keys: ClientKeys | None, most_bytes: int) -> None:

@@ -18,7 +18,7 @@ from shardio._base.statistics import SkippedItem
 from shardio._workers.processes.linux import this_process
 from shardio._workers.tasks.mail import zeromq
 from shardio.batch.batch import Batch
-from shardio.errors import BatchOverdue, InvalidArgument, LoaderClosed, ShardioError
+from shardio.errors import BatchTimeout, ClosedError, InvalidArgument, ShardioError
 from shardio.network.far_loader import RemoteLoader, RemotePass
 
 _AT_ONCE: Final = 32
@@ -136,7 +136,7 @@ class FarSamples(Closing):
         try:
             while going:
                 if self._is_closed:
-                    raise LoaderClosed("this iteration was ended, by kill() or close()")
+                    raise ClosedError("this iteration was ended, by kill() or close()")
                 found = self._take(going)
                 if found is not None:
                     yield from self._rows(*found)
@@ -181,7 +181,7 @@ class FarSamples(Closing):
 
     def _wait(self, going: Iterable[tuple[int, RemotePass]], came_s: float) -> None:
         if self._timeout_s is not None and time.monotonic() - came_s > self._timeout_s:
-            raise BatchOverdue(
+            raise BatchTimeout(
                 f"no sample came within {self._timeout_s:g} s; of "
                 f"{', of '.join(self._behind(*each) for each in going)}"
             )
@@ -213,7 +213,7 @@ class _Shared:
 
     def __next__(self) -> Any:
         if not self._owner.is_ours:
-            raise LoaderClosed(
+            raise ClosedError(
                 "an iteration was begun before this process was forked off; begin another here"
             )
         with self._owner.lock:

@@ -21,7 +21,7 @@ from typing import Any, Final, cast
 
 from shardio._base.closing import Closing
 from shardio._workers.processes.linux import this_process
-from shardio.errors import BatchOverdue, EnvironmentUnsuitable, LoaderClosed, MemoryShort
+from shardio.errors import BatchTimeout, ClosedError, InsufficientMemory, UnsupportedEnvironment
 from shardio.network import failures
 from shardio.network.address import Address
 from shardio.network.filled import unpack_batch
@@ -128,9 +128,9 @@ class Stream(Closing):
         """The next batch; None at the end, or if none comes within `wait_s`, see `is_over`.
 
         Raises:
-            BatchOverdue, ServerUnreachable: it does not come.
+            BatchTimeout, ServerUnreachable: it does not come.
             ShardioError: what the loader of the server has raised.
-            LoaderClosed: there is no connection any more.
+            ClosedError: there is no connection any more.
         """
         self._check_open()
         if wait_s is None:
@@ -180,7 +180,7 @@ class Stream(Closing):
             self._leave()
 
     def interrupt(self) -> None:
-        """Have whoever waits in another thread get LoaderClosed, soon; `close` is to follow."""
+        """Have whoever waits in another thread get ClosedError, soon; `close` is to follow."""
         self._is_closed = True
 
     def _leave(self) -> None:
@@ -200,14 +200,14 @@ class Stream(Closing):
         """Act upon messages until something is there.
 
         Raises:
-            BatchOverdue: it is not in time, from a server that is there.
+            BatchTimeout: it is not in time, from a server that is there.
         """
         entered_s = time.monotonic()
         while not is_there():
             self._go_on(_STEP_S, entered_s)
             is_late = time.monotonic() - entered_s > (self._timeout_s or math.inf)
             if is_late and not is_there() and self._link is not None and self._link.has_heard:
-                raise BatchOverdue(
+                raise BatchTimeout(
                     f"{what} did not come from {self._servers.current} within "
                     f"{self._timeout_s:g} s; {self._servers.said or _NOT_A_WORD}"
                 )
@@ -220,7 +220,7 @@ class Stream(Closing):
 
     def _check_open(self) -> None:
         if self._is_closed:
-            raise LoaderClosed("this iteration was ended, by close() or kill()")
+            raise ClosedError("this iteration was ended, by close() or kill()")
 
     def _hear(self, wait_s: float, entered_s: float) -> None:
         try:
@@ -339,10 +339,10 @@ class Stream(Closing):
             return
         error = failures.from_json(mapping(head, "error"))
         if not self._is_open:  # this server has made no loader: the next one may
-            if self.opened is not None and isinstance(error, EnvironmentUnsuitable):
+            if self.opened is not None and isinstance(error, UnsupportedEnvironment):
                 raise Lost(str(error))  # as one that has all of another server's clients by now
             self._leave()
         self._is_going = False
-        if isinstance(error, MemoryShort):
+        if isinstance(error, InsufficientMemory):
             error.add_note(f"at the server {self._servers.current}")
         raise error

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy.typing as npt
 
-from shardio.errors import EnvironmentUnsuitable, InvalidArgument, install_hint
+from shardio.errors import InvalidArgument, UnsupportedEnvironment, install_hint
 
 Ndarray = npt.NDArray[Any]
 
@@ -25,7 +25,7 @@ class JaxMaker:
 
     Raises:
         InvalidArgument: JAX has no such device here.
-        EnvironmentUnsuitable: JAX is not installed.
+        UnsupportedEnvironment: JAX is not installed.
     """
 
     aliases = False
@@ -58,7 +58,7 @@ def _jax() -> Any:
     try:
         import jax
     except ImportError as error:
-        raise EnvironmentUnsuitable(
+        raise UnsupportedEnvironment(
             f"output='jax' needs JAX ({error}): {install_hint('jax')}"
         ) from error
     return jax

@@ -39,7 +39,7 @@ def maker_for(output: str, device: Any) -> Maker | None:
 
     Raises:
         InvalidArgument: the package has no such device.
-        EnvironmentUnsuitable: it is not installed, or cannot open the device here.
+        UnsupportedEnvironment: it is not installed, or cannot open the device here.
     """
     if output == "tinygrad":
         from shardio.outputs.tinygrad.maker import TensorMaker

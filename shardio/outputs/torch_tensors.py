@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shardio.errors import EnvironmentUnsuitable, InvalidArgument, install_hint
+from shardio.errors import InvalidArgument, UnsupportedEnvironment, install_hint
 
 Ndarray = npt.NDArray[Any]
 
@@ -24,7 +24,7 @@ class TorchMaker:
 
     Raises:
         InvalidArgument: torch knows no such device.
-        EnvironmentUnsuitable: torch is not installed, or cannot open the device here.
+        UnsupportedEnvironment: torch is not installed, or cannot open the device here.
     """
 
     def __init__(self, device: str | None = None) -> None:
@@ -77,7 +77,7 @@ def _torch() -> Any:
     try:
         import torch
     except ImportError as error:
-        raise EnvironmentUnsuitable(
+        raise UnsupportedEnvironment(
             f"output='torch' needs torch ({error}): {install_hint('torch')}"
         ) from error
     return torch
@@ -92,7 +92,7 @@ def _open(torch: Any, name: str) -> Any:
     try:
         torch.empty(1, device=device)
     except (AssertionError, NotImplementedError, RuntimeError) as error:  # as the backend fails
-        raise EnvironmentUnsuitable(
+        raise UnsupportedEnvironment(
             f"torch {torch.__version__} cannot open device {name} "
             f"({type(error).__name__}: {error}); device='cpu' works everywhere"
         ) from error

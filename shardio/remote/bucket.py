@@ -80,8 +80,8 @@ class Bucket:
         Where it is read by ranges, and not here, this is its URL.
 
         Raises:
-            ShardCorrupt, CacheFull, StoreUnavailable, StoreDenied, ShardNotFound, ShardChanged: as
-                `ShardCache.hold` says.
+            ShardCorrupt, CacheFull, StoreUnavailable, StoreAccessDenied, ShardNotFound,
+                ShardChanged: as `ShardCache.hold` says.
         """
         return self._cache.hold(summary) if self._remote.whole else self.glance(summary)
 

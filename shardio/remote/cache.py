@@ -28,11 +28,11 @@ from typing import IO, Any, Final, TypeVar
 from shardio.errors import (
     CacheFull,
     DataError,
-    EnvironmentUnsuitable,
     ShardCorrupt,
     ShardIncomplete,
     ShardioError,
     ShardUnsupported,
+    UnsupportedEnvironment,
 )
 from shardio.format.checksum import hash_bytes
 from shardio.remote.arrival import check_arrived
@@ -69,7 +69,7 @@ class ShardCache:
         objects: the dataset in its store.
 
     Raises:
-        EnvironmentUnsuitable: nothing can be written there.
+        UnsupportedEnvironment: nothing can be written there.
     """
 
     def __init__(self, folder: str, most_bytes: int | None, objects: Objects) -> None:
@@ -79,7 +79,7 @@ class ShardCache:
         try:
             self._prepare()
         except OSError as error:
-            raise EnvironmentUnsuitable(
+            raise UnsupportedEnvironment(
                 f"{folder}: cannot be a cache of shards ({error}): name another folder by `cache`, "
                 "or by the environment variable SHARDIO_CACHE"
             ) from error
@@ -137,16 +137,16 @@ class ShardCache:
         Raises:
             ShardCorrupt: what comes from the store is not what was written, three times.
             CacheFull: the disk is, with shards that are in use.
-            StoreUnavailable, StoreDenied, ShardNotFound, ShardChanged: from the store.
+            StoreUnavailable, StoreAccessDenied, ShardNotFound, ShardChanged: from the store.
             ShardUnsupported: a newer shardio wrote it.
-            EnvironmentUnsuitable: the file is gone, though somebody uses it, or the cache is.
+            UnsupportedEnvironment: the file is gone, though somebody uses it, or the cache is.
         """
         try:
             return self._hold(shard, check)
         except FileNotFoundError as error:
             if isinstance(error, ShardioError) or os.path.isdir(self.root):
                 raise
-            raise EnvironmentUnsuitable(
+            raise UnsupportedEnvironment(
                 f"{self.root}: was removed while it is in use: open the dataset anew, or choose "
                 "another cache"
             ) from error
@@ -166,7 +166,7 @@ class ShardCache:
             else:
                 self._locks.give_back(byte)
                 if time.monotonic() - waits_from_s > _IN_USE_S:
-                    raise EnvironmentUnsuitable(
+                    raise UnsupportedEnvironment(
                         f"{self.path_of(shard)}: was removed or changed while it is in use: end "
                         "what uses it, or choose another cache"
                     )

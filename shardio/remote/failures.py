@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-from shardio.errors import InvalidArgument, ShardChanged, ShardNotFound, StoreDenied
+from shardio.errors import InvalidArgument, ShardChanged, ShardNotFound, StoreAccessDenied
 
 _MOST_CHARACTERS: Final = 300
 _SECRETS: Final = ("key", "token", "secret", "password", "credential", "authorization", "sas")
@@ -31,7 +31,7 @@ class sorted_out:
 
     Raises:
         Passing: another try may succeed.
-        ShardNotFound, ShardChanged, StoreDenied, InvalidArgument, FileExistsError: none will.
+        ShardNotFound, ShardChanged, StoreAccessDenied, InvalidArgument, FileExistsError: none will.
     """
 
     def __init__(self, url: str, name: str, options: Mapping[str, Any]) -> None:
@@ -68,7 +68,7 @@ def _explained(url: str, name: str, error: Exception, options: Mapping[str, Any]
         return replaced(url, name)
     words = brief(error, options)
     if _is_denied(error):
-        return StoreDenied(
+        return StoreAccessDenied(
             f"{place}: the store refuses: {words}; renew or correct the credentials "
             "(environment, storage_options), or ask for permission to read there"
         )

@@ -47,7 +47,7 @@ class Mirror:
 
         Raises:
             DatasetNotFound: there is none at the URL.
-            StoreDenied, StoreUnavailable: as `Objects` says; the latter not if all is here.
+            StoreAccessDenied, StoreUnavailable: as `Objects` says; the latter not if all is here.
         """
         if number is None or not os.path.exists(self._path(POINTER)):
             self._bring_pointer()

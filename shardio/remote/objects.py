@@ -67,7 +67,7 @@ class Objects:
     Raises:
         InvalidArgument: the URL or an option is not acceptable.
         StoreUnavailable: (from every call) the deadline passed; it says what failed last.
-        StoreDenied: (from every call) the store does not let us.
+        StoreAccessDenied: (from every call) the store does not let us.
         ShardNotFound: (from reading) there is no such object.
     """
 

@@ -33,7 +33,7 @@ class RangeFile(PreadFile):
         name: of the object.
 
     Raises:
-        ShardNotFound, StoreDenied, StoreUnavailable: as `Objects` says, also from every read.
+        ShardNotFound, StoreAccessDenied, StoreUnavailable: as `Objects` says, also from every read.
         ShardChanged: (from every read) another object is in its place.
     """
 

@@ -8,7 +8,7 @@ from datetime import timedelta
 from types import ModuleType
 from typing import Any, Final
 
-from shardio.errors import EnvironmentUnsuitable, InvalidArgument, install_hint
+from shardio.errors import InvalidArgument, UnsupportedEnvironment, install_hint
 from shardio.remote.failures import brief
 
 REQUEST_S: Final = 30
@@ -26,13 +26,13 @@ def obstore() -> ModuleType:
     """Load obstore.
 
     Raises:
-        EnvironmentUnsuitable: it is not installed.
+        UnsupportedEnvironment: it is not installed.
     """
     try:
         import obstore
         import obstore.store
     except ImportError as error:
-        raise EnvironmentUnsuitable(
+        raise UnsupportedEnvironment(
             f"object stores need obstore ({error}): {install_hint('remote')}"
         ) from error
     module: ModuleType = obstore
@@ -43,11 +43,11 @@ def open_store(url: str, options: Mapping[str, Any]) -> Any:
     """A store of obstore for what lies below a URL; every request is tried once.
 
     Raises:
-        EnvironmentUnsuitable: obstore is not installed, or a parent of this process has used it.
+        UnsupportedEnvironment: obstore is not installed, or a parent of this process has used it.
         InvalidArgument: it takes no such option; the message has names of options alone.
     """
     if _users.setdefault("first", os.getpid()) != os.getpid():
-        raise EnvironmentUnsuitable(
+        raise UnsupportedEnvironment(
             f"{url}: this process is a fork of one that has used object stores, whose threads did "
             "not come with it: start it by spawn, forkserver or shardio's zygote"
         )
@@ -97,7 +97,7 @@ def _profile_of(url: str, options: Mapping[str, Any]) -> Any:
     try:
         from obstore.auth.boto3 import Boto3CredentialProvider
     except ImportError as error:
-        raise EnvironmentUnsuitable(
+        raise UnsupportedEnvironment(
             f"AWS_PROFILE is set, and profiles are read by boto3 ({error}): pip install boto3, or "
             "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
         ) from error

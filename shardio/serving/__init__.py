@@ -49,7 +49,7 @@ def make_server(
     Raises:
         InvalidArgument: an option is not acceptable, or the address is open to others without keys.
         DatasetNotFound, DatasetCorrupt, …: from opening the dataset.
-        EnvironmentUnsuitable: pyzmq is missing: pip install '.[zmq]'.
+        UnsupportedEnvironment: pyzmq is missing: pip install '.[zmq]'.
     """
     # What would else be told to the first client only.
     for name, given, function in (

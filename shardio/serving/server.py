@@ -18,7 +18,7 @@ from typing import Any, Final
 from shardio._base.closing import Closing
 from shardio._workers.processes.linux import check_files
 from shardio._workers.tasks.mail import OWN_FILES, zeromq
-from shardio.errors import EnvironmentUnsuitable, InvalidArgument
+from shardio.errors import InvalidArgument, UnsupportedEnvironment
 from shardio.loader import ShardLoader
 from shardio.network import failures
 from shardio.network.address import Address, parse
@@ -70,7 +70,7 @@ class Server(Closing):
 
     Raises:
         InvalidArgument: the address is none, is in use, or is open to others without keys.
-        EnvironmentUnsuitable: pyzmq is missing, or too few files may be open.
+        UnsupportedEnvironment: pyzmq is missing, or too few files may be open.
     """
 
     def __init__(
@@ -223,7 +223,7 @@ class Server(Closing):
                 self._check_room()
                 session = Session(head, self._make_loader, self._served, self._post)
                 self._clients[token] = _Client(identity, session)
-        except (InvalidArgument, EnvironmentUnsuitable) as error:
+        except (InvalidArgument, UnsupportedEnvironment) as error:
             self._send(identity, [pack("failed", error=failures.as_json(error))])
             return
         self._by_identity[identity] = token
@@ -233,7 +233,7 @@ class Server(Closing):
         self._ending = [session for session in self._ending if session.is_running]
         n, n_ending = len(self._clients), len(self._ending)
         if n >= self._most_clients or n + n_ending >= 2 * self._most_clients:
-            raise EnvironmentUnsuitable(
+            raise UnsupportedEnvironment(
                 f"the server has {n} clients, ends the loaders of {n_ending} that have gone, and "
                 "takes no more (--max-clients)"
             )

@@ -14,7 +14,7 @@ from typing import Any, Final, cast
 
 from shardio._loading.iterator import Pass
 from shardio.batch.batch import Batch
-from shardio.errors import EnvironmentUnsuitable, InvalidArgument, MemoryShort
+from shardio.errors import InsufficientMemory, InvalidArgument, UnsupportedEnvironment
 from shardio.loader import ShardLoader
 from shardio.network import asked, failures
 from shardio.network.filled import pack_batch
@@ -45,7 +45,7 @@ class Session:
 
     Raises:
         Garbled: the message is none.
-        EnvironmentUnsuitable: there can be no thread more.
+        UnsupportedEnvironment: there can be no thread more.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Session:
         try:
             self._thread.start()
         except RuntimeError as error:
-            raise EnvironmentUnsuitable(
+            raise UnsupportedEnvironment(
                 f"the server can start no thread for one more client: {error}"
             ) from error
 
@@ -239,7 +239,7 @@ class Session:
             return
         head, block = pack_batch(batch)
         if len(block) > self._most_bytes:
-            raise MemoryShort(
+            raise InsufficientMemory(
                 f"batch {batch.step} has {len(block)} bytes, and the client takes at most "
                 f"{self._most_bytes}: lower batch_size there, or raise memory_bytes"
             )

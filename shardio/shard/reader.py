@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from shardio._base.closing import Closing
 from shardio._base.file_names import check_encodable
-from shardio.errors import InvalidArgument, LoaderClosed, ShardCorrupt
+from shardio.errors import ClosedError, InvalidArgument, ShardCorrupt
 from shardio.format.fields import Array
 from shardio.format.layout import PAGE, Kind, Section
 from shardio.shard.opening import open_sections
@@ -260,7 +260,7 @@ class ShardReader(Closing):
 
     def _check_open(self) -> None:
         if not self._is_open:
-            raise LoaderClosed(f"{self.path}: the reader is closed")
+            raise ClosedError(f"{self.path}: the reader is closed")
 
     def _column(self, name: str) -> Column:
         self._check_open()

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardio._base.phase_timers import DECODE, EVERY, SPENT, now_ns
-from shardio.errors import LoaderClosed, ShardChanged, ShardCorrupt
+from shardio.errors import ClosedError, ShardChanged, ShardCorrupt
 from shardio.format.codec import Dictionary, decode, known_dictionary
 from shardio.format.fields import MEDIA, STREAMED, Array, Field, Image, n_stored_dims
 from shardio.format.index import (
@@ -59,7 +59,7 @@ class Records:
     @property
     def _bytes(self) -> Content:
         if self._content is None:
-            raise LoaderClosed(f"{self._path}: the reader is closed")
+            raise ClosedError(f"{self._path}: the reader is closed")
         return self._content
 
     def release(self) -> None:

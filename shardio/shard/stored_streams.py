@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from shardio.errors import InvalidArgument, LoaderClosed, ShardChanged, ShardCorrupt
+from shardio.errors import ClosedError, InvalidArgument, ShardChanged, ShardCorrupt
 from shardio.format.checksum import BLOCK_BYTES, CHUNK_BYTES, n_chunks
 from shardio.format.fields import Video
 from shardio.format.index import Entries
@@ -59,10 +59,10 @@ class StreamRecords:
         """The whole file.
 
         Raises:
-            LoaderClosed: the reader of the shard is closed.
+            ClosedError: the reader of the shard is closed.
         """
         if self._content is None:
-            raise LoaderClosed(f"{self.path}: the reader is closed")
+            raise ClosedError(f"{self.path}: the reader is closed")
         return self._content
 
     def release(self) -> None:
@@ -263,7 +263,7 @@ class StoredData:
 
         Raises:
             ChecksumMismatch: naming field, sample and offset of the chunk that was changed.
-            LoaderClosed: the reader is closed.
+            ClosedError: the reader is closed.
             InvalidArgument: the slice has a step.
         """
         start, stop, step = part.indices(len(self))

@@ -17,13 +17,7 @@ from dataclasses import dataclass
 from typing import IO, Any, Final
 
 from shardio._base.closing import Publishing
-from shardio.errors import (
-    InvalidArgument,
-    LoaderClosed,
-    MediaError,
-    SchemaError,
-    ShardExists,
-)
+from shardio.errors import ClosedError, InvalidArgument, MediaError, SchemaError, ShardExists
 from shardio.format.checksum import Hasher, hash_bytes
 from shardio.format.encoders import Content, Record, record_encoder, row_encoder
 from shardio.format.fields import MEDIA, n_stored_dims
@@ -108,7 +102,7 @@ class ShardWriter(Publishing):
         those of a media file, or an EncodedStream.
         """
         if self._file is None:
-            raise LoaderClosed(f"{self.path}: the writer is closed")
+            raise ClosedError(f"{self.path}: the writer is closed")
         if not isinstance(sample, Mapping):
             raise SchemaError(
                 f"{self.path}, sample {self.n_samples}: expected a mapping of fields, "
@@ -213,7 +207,7 @@ class ShardWriter(Publishing):
             OSError: the disk refuses; the temporary file is removed, nothing is published.
         """
         if self._file is None:
-            raise LoaderClosed(f"{self.path}: the writer is closed")
+            raise ClosedError(f"{self.path}: the writer is closed")
         try:
             header = self._finish(self._file)
             sync(self._file, self._temporary)

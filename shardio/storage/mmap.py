@@ -20,7 +20,7 @@ from typing import IO, Final
 import numpy as np
 import numpy.typing as npt
 
-from shardio.errors import EnvironmentUnsuitable, MemoryShort, ShardIncomplete
+from shardio.errors import InsufficientMemory, ShardIncomplete, UnsupportedEnvironment
 from shardio.storage import fs
 from shardio.storage.content import Content
 from shardio.storage.files import FileState, open_shard
@@ -46,7 +46,7 @@ def open_content(path: str, access: Access) -> tuple[Content, FileState]:
 
     Raises:
         InvalidArgument: `access` is not one of ACCESS.
-        ShardNotFound, ShardIncomplete, EnvironmentUnsuitable, OSError: as `map_known_file`.
+        ShardNotFound, ShardIncomplete, UnsupportedEnvironment, OSError: as `map_known_file`.
     """
     if choose_access(path, access) == "mmap":
         return map_known_file(path)
@@ -63,8 +63,8 @@ def map_known_file(path: str) -> tuple[memoryview, FileState]:
     Raises:
         ShardNotFound: there is no such file.
         ShardIncomplete: the file is empty.
-        EnvironmentUnsuitable: the kernel's limit on the number of maps is reached.
-        MemoryShort: the addresses of this process do not suffice.
+        UnsupportedEnvironment: the kernel's limit on the number of maps is reached.
+        InsufficientMemory: the addresses of this process do not suffice.
         OSError: the system refuses for another reason.
     """
     fd = open_shard(path)
@@ -96,7 +96,7 @@ def map_over(address: int, n_bytes: int, fd: int) -> None:
     """Map the start of a file, to be read and written, in the place of what is mapped already.
 
     Raises:
-        MemoryShort: the kernel has none for the map.
+        InsufficientMemory: the kernel has none for the map.
         OSError: it refuses for another reason.
     """
     flags = mmap.MAP_SHARED | _MAP_FIXED
@@ -119,7 +119,7 @@ def reserve(n_bytes: int) -> int:
     """An address from which on n_bytes are this process's, and hold nothing yet.
 
     Raises:
-        MemoryShort: the addresses of this process do not suffice.
+        InsufficientMemory: the addresses of this process do not suffice.
     """
     return _mmap(None, n_bytes, _PROT_NONE, _anonymous(), -1, 0, "")
 
@@ -133,7 +133,7 @@ def map_part(address: int, n_bytes: int, fd: int, offset: int, path: str) -> Non
     """Map a part of a file, for reading, at addresses that are reserved.
 
     Raises:
-        EnvironmentUnsuitable: the kernel's limit on the number of maps is reached.
+        UnsupportedEnvironment: the kernel's limit on the number of maps is reached.
         OSError: the system refuses for another reason.
     """
     _mmap(address, n_bytes, mmap.PROT_READ, mmap.MAP_SHARED | _MAP_FIXED, fd, offset, path)
@@ -193,12 +193,12 @@ def _mmap(
     most_bytes = resource.getrlimit(resource.RLIMIT_AS)[0]
     if not path or _mapped_bytes() + n_bytes > most_bytes != resource.RLIM_INFINITY:
         limit = f"; RLIMIT_AS is {most_bytes}, see `ulimit -v`"
-        raise MemoryShort(
+        raise InsufficientMemory(
             f"no address range of {n_bytes} bytes is left in this process"
             + (f" for {path}" if path else "")
             + (limit if most_bytes != resource.RLIM_INFINITY else "")
         )
-    raise EnvironmentUnsuitable(
+    raise UnsupportedEnvironment(
         f"{path}: the kernel's limit on memory maps is reached (sysctl vm.max_map_count); "
         "raise it, or write fewer, larger shards"
     )

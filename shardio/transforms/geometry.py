@@ -34,7 +34,7 @@ class RandomResizedCrop(PictureTransform):
 
     Raises:
         InvalidArgument: a parameter is not acceptable.
-        EnvironmentUnsuitable: Pillow is missing: pip install '.[images]'.
+        UnsupportedEnvironment: Pillow is missing: pip install '.[images]'.
     """
 
     def __init__(

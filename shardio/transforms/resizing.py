@@ -6,7 +6,7 @@ import importlib.util
 
 import numpy as np
 
-from shardio.errors import EnvironmentUnsuitable, install_hint
+from shardio.errors import UnsupportedEnvironment, install_hint
 from shardio.media import resize
 from shardio.transforms.pictures import Pixels
 
@@ -15,10 +15,10 @@ def check_resizing(who: str) -> None:
     """Look whether Pillow is there, without loading it.
 
     Raises:
-        EnvironmentUnsuitable: it is not.
+        UnsupportedEnvironment: it is not.
     """
     if importlib.util.find_spec("PIL") is None:
-        raise EnvironmentUnsuitable(f"{who} needs Pillow: {install_hint('images')}")
+        raise UnsupportedEnvironment(f"{who} needs Pillow: {install_hint('images')}")
 
 
 def resized(pixels: Pixels, height: int, width: int) -> Pixels:

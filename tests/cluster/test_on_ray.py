@@ -20,10 +20,7 @@ import shardio
 from shardio import Array
 from shardio.cluster import cluster
 from shardio.cluster.cluster import Cluster, Engine
-from shardio.errors import (
-    EnvironmentUnsuitable,
-    WorkerDied,
-)
+from shardio.errors import UnsupportedEnvironment, WorkerDied
 from shardio.surgery import add_column, audit_dataset, compute_stats
 from shardio_tools import cli
 from tests.cluster.conftest import Nodes, written_to
@@ -139,7 +136,7 @@ def test_an_input_that_only_one_machine_sees_is_no_broken_input(
 
     with monkeypatch.context() as patch:
         patch.setattr(os.path, "lexists", sees)
-        with pytest.raises(EnvironmentUnsuitable, match=r"does not see .*3\.txt: the source must"):
+        with pytest.raises(UnsupportedEnvironment, match=r"does not see .*3\.txt: the source must"):
             convert_there(nodes, lines, tmp_path / "out", progress=vanish)
     assert not (tmp_path / "out").exists()
     write(lines, {"b/3.txt": "three"})
@@ -152,7 +149,7 @@ def test_machines_that_would_make_other_bytes_are_refused(
 ) -> None:
     monkeypatch.setattr(Lines, "libraries", lambda self: {"alphabet": "25"})
     said = "would make other bytes: alphabet is 26, where the conversion was begun it is 25"
-    with pytest.raises(EnvironmentUnsuitable, match=said):
+    with pytest.raises(UnsupportedEnvironment, match=said):
         convert_there(nodes, lines, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
@@ -297,16 +294,18 @@ def test_a_job_that_ends_two_processes_is_named(nodes: Nodes, tmp_path: Path) ->
 def test_machines_that_cannot_take_part_are_named(
     nodes: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(EnvironmentUnsuitable, match="does not see .*nowhere: source and dataset"):
+    with pytest.raises(UnsupportedEnvironment, match="does not see .*nowhere: source and dataset"):
         run(nodes, abs, tmp_path / "nowhere")
     monkeypatch.setattr(cluster, "__version__", "0")
-    with pytest.raises(EnvironmentUnsuitable, match="has shardio .*, this one 0: install the same"):
+    with pytest.raises(
+        UnsupportedEnvironment, match="has shardio .*, this one 0: install the same"
+    ):
         run(nodes, abs, tmp_path)
 
 
 def test_an_address_where_nothing_answers_is_named(tmp_path: Path) -> None:
     with (
-        pytest.raises(EnvironmentUnsuitable, match=r"Ray at '127.0.0.1:1' cannot be reached"),
+        pytest.raises(UnsupportedEnvironment, match=r"Ray at '127.0.0.1:1' cannot be reached"),
         Cluster(Engine("ray", "127.0.0.1:1"), sees=tmp_path),
     ):
         pass

@@ -22,7 +22,7 @@ from shardio.cluster import job as cluster_job
 from shardio.cluster.cluster import Cluster, Engine
 from shardio.conversion import nodes
 from shardio.conversion.crew import run_crew
-from shardio.errors import EnvironmentUnsuitable, InvalidArgument, TransformError, WorkerDied
+from shardio.errors import InvalidArgument, TransformError, UnsupportedEnvironment, WorkerDied
 from shardio.surgery import add_column, audit_dataset, compute_stats
 from shardio.version import __version__
 from tests.lines import contents, convert, install, write
@@ -236,7 +236,7 @@ def test_a_job_may_be_lost_less_often(ray: StandIn, tmp_path: Path) -> None:
 )
 def test_what_a_machine_lacks_it_says(tmp_path: Path, sees: str, version: str, said: str) -> None:
     found = cluster_job.do_job([], str(tmp_path / sees), version, 0)
-    assert isinstance(found, EnvironmentUnsuitable)
+    assert isinstance(found, UnsupportedEnvironment)
     assert re.search(said, str(found))
 
 
@@ -260,7 +260,7 @@ def test_what_is_no_share_of_a_gpu_is_refused(ray: StandIn, gpus: float) -> None
 def test_more_gpus_than_a_machine_has_are_refused(ray: StandIn, tmp_path: Path) -> None:
     ray.dead = ["with eight"]
     with (
-        pytest.raises(EnvironmentUnsuitable, match="gpus is 2: no machine .*; the most .* is 1$"),
+        pytest.raises(UnsupportedEnvironment, match="gpus is 2: no machine .*; the most .* is 1$"),
         Cluster(Engine("ray", gpus=2), sees=tmp_path) as opened,
     ):
         next(opened.run(abs, lambda: (0, 0), str))
@@ -310,7 +310,7 @@ def test_a_cluster_of_other_versions_is_refused_with_both(ray: StandIn, tmp_path
         "Version mismatch: The cluster was started with:\n    Ray: 2.9\n    Python: 3.12.1\n"
         "This process on 10.0.0.1 was started with:\n    Ray: 2.60\n    Python: 3.11.2\n"
     )
-    with pytest.raises(EnvironmentUnsuitable, match=r"with: Ray: 2\.9 .* with: Ray: 2\.60 Python"):
+    with pytest.raises(UnsupportedEnvironment, match=r"with: Ray: 2\.9 .* with: Ray: 2\.60 Python"):
         squares(tmp_path)
 
 
@@ -345,7 +345,7 @@ def test_a_job_that_asks_its_process_to_end_is_told_with_its_place(
 
 def test_machines_without_shardio_are_told_as_such(ray: StandIn, tmp_path: Path) -> None:
     ray.fates = [RayError("ModuleNotFoundError: No module named 'shardio'")]
-    with pytest.raises(EnvironmentUnsuitable, match="lacks shardio: install version"):
+    with pytest.raises(UnsupportedEnvironment, match="lacks shardio: install version"):
         squares(tmp_path, 1)
 
 

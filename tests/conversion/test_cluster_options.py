@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import shardio
-from shardio.errors import EnvironmentUnsuitable, InvalidArgument
+from shardio.errors import InvalidArgument, UnsupportedEnvironment
 from shardio.surgery import add_column, audit_dataset, compute_stats
 from tests.loading import write_dataset
 
@@ -36,7 +36,7 @@ def test_without_ray_the_error_says_what_to_install(
 ) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     for call in calls(folder, tmp_path / "out", engine="ray"):
-        with pytest.raises(EnvironmentUnsuitable, match=r"pip install '\.\[ray\]'"):
+        with pytest.raises(UnsupportedEnvironment, match=r"pip install '\.\[ray\]'"):
             call()
     assert not (tmp_path / "out").exists()
 

@@ -13,7 +13,7 @@ import pytest
 
 from shardio.conversion import source as sources
 from shardio.conversion.source import make_source
-from shardio.errors import EnvironmentUnsuitable
+from shardio.errors import UnsupportedEnvironment
 
 PACKAGES = {**sources._EXTRAS}
 PROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
@@ -41,12 +41,12 @@ def found(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("package", sorted(PACKAGES))
 def test_a_package_of_an_extra_is_named_by_it(package: str) -> None:
     assert PACKAGES[package] in PROJECT["optional-dependencies"]
-    with pytest.raises(EnvironmentUnsuitable, match=rf"'\.\[{PACKAGES[package]}\]'"):
+    with pytest.raises(UnsupportedEnvironment, match=rf"'\.\[{PACKAGES[package]}\]'"):
         make_source("lacking", {"package": f"{package}.inner"})
 
 
 def test_another_package_is_named_by_itself() -> None:
-    with pytest.raises(EnvironmentUnsuitable, match="pip install theirs$"):
+    with pytest.raises(UnsupportedEnvironment, match="pip install theirs$"):
         make_source("lacking", {"package": "theirs"})
 
 

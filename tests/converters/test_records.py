@@ -17,7 +17,7 @@ import pytest
 
 import shardio
 from shardio import Array, Bytes, Image, InvalidArgument, Json, List, MediaError, Text
-from shardio.errors import EnvironmentUnsuitable
+from shardio.errors import UnsupportedEnvironment
 from shardio_converters.records.examples import is_example, read_example
 from shardio_tools.cli import main
 
@@ -480,5 +480,5 @@ def test_a_missing_package_names_its_extra(
 ) -> None:
     for name in (package, f"{package}.python.array_record_module"):
         monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(EnvironmentUnsuitable, match=rf"'\.\[{extra}\]'"):
+    with pytest.raises(UnsupportedEnvironment, match=rf"'\.\[{extra}\]'"):
         convert(root, tmp_path / "out", kind=kind)

@@ -13,7 +13,7 @@ import pytest
 import shardio
 from shardio import InvalidArgument
 from shardio.conversion import Progress
-from shardio.errors import EnvironmentUnsuitable
+from shardio.errors import UnsupportedEnvironment
 from shardio.format.streams import PacketFlag, packet_flags
 from shardio.media import ClipDecoder, encoding
 from shardio.surgery import merge, reshard
@@ -342,7 +342,7 @@ def test_where_no_encoder_is_that_is_an_error_which_names_the_stores_that_need_n
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(encoding._ENCODERS, "h264", ("libnone", {}))
-    with pytest.raises(EnvironmentUnsuitable, match="no encoder libnone here.*; --store raw "):
+    with pytest.raises(UnsupportedEnvironment, match="no encoder libnone here.*; --store raw "):
         shardio.convert(root / "a", tmp_path / "out", workers=0, **SMALL)
     assert not (tmp_path / "out").exists()
 

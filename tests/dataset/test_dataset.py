@@ -14,12 +14,12 @@ from shardio.dataset.dataset import ShardDataset, open_dataset
 from shardio.dataset.writer import DatasetWriter
 from shardio.errors import (
     ChecksumMismatch,
+    ClosedError,
     DatasetConflict,
     DatasetCorrupt,
     DatasetExists,
     DatasetNotFound,
     InvalidArgument,
-    LoaderClosed,
     SchemaError,
     ShardCorrupt,
     ShardNotFound,
@@ -323,7 +323,7 @@ def test_a_closed_dataset_says_so_whatever_is_asked_of_it(folders: dict[int, str
         lambda: dataset.gather("frames"),
         lambda: dataset.gather("label"),
     ):
-        with pytest.raises(LoaderClosed, match="closed"):
+        with pytest.raises(ClosedError, match="closed"):
             use()
     assert len(dataset) == N_SAMPLES
 
@@ -432,9 +432,9 @@ def test_a_closed_writer_says_so(tmp_path: Path) -> None:
     writer = DatasetWriter(tmp_path, LABELS)
     writer.close()
     writer.abort()
-    with pytest.raises(LoaderClosed):
+    with pytest.raises(ClosedError):
         writer.append({"label": 0, "note": ""})
-    with pytest.raises(LoaderClosed):
+    with pytest.raises(ClosedError):
         writer.close()
     assert len(ShardDataset(tmp_path)) == 0
 

@@ -25,11 +25,11 @@ from shardio.dataset.marks import check_marks, most_marks
 from shardio.dataset.places import Folder, Paths
 from shardio.errors import (
     ChecksumMismatch,
-    EnvironmentUnsuitable,
-    MemoryShort,
+    InsufficientMemory,
     ShardChanged,
     ShardCorrupt,
     ShardNotFound,
+    UnsupportedEnvironment,
 )
 from shardio.format.schema import Schema
 from shardio.shard.reader import ShardReader
@@ -348,7 +348,7 @@ def test_fewer_files_are_open_where_addresses_do_not_suffice(
     def reserve(n_bytes: int) -> int:
         asked.append(n_bytes)
         if n_bytes > 5 * 27 * 4096:  # of `frames` less than six shards have
-            raise MemoryShort("no addresses")
+            raise InsufficientMemory("no addresses")
         return given(n_bytes)
 
     given = mmap.reserve
@@ -366,7 +366,7 @@ def test_fewer_files_are_open_where_the_kernel_gives_no_more_maps(
     def map_part(address: int, n_bytes: int, fd: int, offset: int, path: str) -> None:
         if len(files_mapped(folder)) > MOST // 2:
             refused.append(path)
-            raise EnvironmentUnsuitable("no more maps")
+            raise UnsupportedEnvironment("no more maps")
         given(address, n_bytes, fd, offset, path)
 
     given = mmap.map_part
@@ -409,10 +409,10 @@ def test_a_file_that_cannot_be_mapped_at_all_says_why(
     folder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: Any) -> None:
-        raise EnvironmentUnsuitable("no more maps")
+        raise UnsupportedEnvironment("no more maps")
 
     monkeypatch.setattr(column_range, "map_part", refuse)
-    with loader(folder) as batches, pytest.raises(EnvironmentUnsuitable, match="no more maps"):
+    with loader(folder) as batches, pytest.raises(UnsupportedEnvironment, match="no more maps"):
         list(batches)
 
 

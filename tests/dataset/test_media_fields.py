@@ -15,8 +15,8 @@ from shardio.dataset.dataset import ShardDataset
 from shardio.dataset.writer import DatasetWriter
 from shardio.errors import (
     ChecksumMismatch,
+    ClosedError,
     InvalidArgument,
-    LoaderClosed,
     MediaError,
     SchemaError,
     ShardChanged,
@@ -201,7 +201,7 @@ def test_a_slice_of_a_map_is_a_view_and_outlives_the_reader(long: Path) -> None:
         stream = reader[0]["video"]
         part = stream.data[100:200]
     assert part.readonly and bytes(part) == made_stream(0, 40, 20_000).data[100:200]
-    with pytest.raises(LoaderClosed, match="the reader is closed"):
+    with pytest.raises(ClosedError, match="the reader is closed"):
         stream.data[100:200]
 
 

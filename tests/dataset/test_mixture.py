@@ -23,9 +23,9 @@ from shardio.dataset.dataset import Dataset
 from shardio.dataset.mixture import Mixture
 from shardio.errors import (
     ChecksumMismatch,
+    ClosedError,
     DatasetNotFound,
     InvalidArgument,
-    LoaderClosed,
     TransformError,
 )
 from shardio.manifest import load, publish_next
@@ -92,7 +92,7 @@ def test_a_mixture_has_the_samples_of_its_sources_end_to_end(
     assert mixture.schema == TWO_FIELDS
     assert repr(mixture).startswith("Mixture(63 samples of 2 sources: (ShardDataset(")
     mixture.close()
-    with pytest.raises(LoaderClosed):
+    with pytest.raises(ClosedError):
         mixture[0]
 
 

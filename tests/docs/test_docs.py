@@ -236,7 +236,7 @@ def test_the_page_of_errors_gives_each_its_exit_code() -> None:
     for row in re.findall(r"^\| (\d+) \|[^|]*\|(.*)\|$", text, re.MULTILINE):
         codes |= dict.fromkeys(re.findall(r"`(\w+)`", row[1]), int(row[0]))
     assert codes.pop("OSError") == cli.ENVIRONMENT
-    for name in set(errors.__all__) - {"ShardioError", "LoaderClosed"}:
+    for name in set(errors.__all__) - {"ShardioError", "ClosedError"}:
         kind = getattr(errors, name)
         error = kind("x", code="x") if issubclass(kind, errors.ShardCorrupt) else kind("x")
         given = next(codes[c.__name__] for c in kind.__mro__ if c.__name__ in codes)

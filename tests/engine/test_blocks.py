@@ -14,7 +14,7 @@ import pytest
 
 from shardio._workers.processes import blocks
 from shardio._workers.processes.blocks import Block, BlockMap, BlockPool, reserve_memory_file
-from shardio.errors import MemoryShort
+from shardio.errors import InsufficientMemory
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -67,7 +67,7 @@ def test_nobody_can_take_mapped_pages_away() -> None:
 @pytest.mark.usefixtures("swept")
 def test_a_memory_file_larger_than_memory_is_refused_before_anything_is_reserved() -> None:
     before = n_descriptors()
-    with pytest.raises(MemoryShort, match="3 elephants need"):
+    with pytest.raises(InsufficientMemory, match="3 elephants need"):
         reserve_memory_file(1 << 60, "3 elephants")
     assert n_descriptors() == before
 
@@ -79,7 +79,7 @@ def test_memory_that_others_took_meanwhile_is_memory_short(
 ) -> None:
     before = n_descriptors()
     monkeypatch.setattr(os, "posix_fallocate", refusing(number))
-    with pytest.raises(MemoryShort, match=f"refused {MIB} bytes for a test"):
+    with pytest.raises(InsufficientMemory, match=f"refused {MIB} bytes for a test"):
         reserve_memory_file(MIB, "a test")
     assert n_descriptors() == before
 
@@ -99,7 +99,7 @@ def test_a_block_that_cannot_be_mapped_leaves_no_descriptor(
 ) -> None:
     before = n_descriptors()
     monkeypatch.setattr(mmap, "mmap", refusing(errno.ENOMEM))
-    with pytest.raises(MemoryShort, match="the map of a block"):
+    with pytest.raises(InsufficientMemory, match="the map of a block"):
         Block(0, MIB)
     assert n_descriptors() == before
 
@@ -164,10 +164,10 @@ def test_views_from_before_the_growth_stay_views_of_the_same_memory(block: Block
 
 
 def test_growth_asks_for_memory_first(block: Block, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(MemoryShort, match="values of varying size need"):
+    with pytest.raises(InsufficientMemory, match="values of varying size need"):
         block.grow(1 << 60)
     monkeypatch.setattr(os, "posix_fallocate", refusing(errno.ENOMEM))
-    with pytest.raises(MemoryShort, match="refused"):
+    with pytest.raises(InsufficientMemory, match="refused"):
         block.grow(MIB)
     assert len(block.bytes) == 64 * KIB
 
@@ -200,7 +200,7 @@ def test_a_trimmed_block_gets_its_memory_again_before_it_is_written_to(
     assert n_backed(block.fd) == 32 * KIB
     with monkeypatch.context() as patch:
         patch.setattr(os, "posix_fallocate", refusing(errno.ENOMEM))
-        with pytest.raises(MemoryShort, match="refused"):
+        with pytest.raises(InsufficientMemory, match="refused"):
             worker.grow(64 * KIB)
     worker.grow(100 * KIB)
     assert n_backed(block.fd) == len(worker.bytes) == 100 * KIB
@@ -266,7 +266,7 @@ def test_there_is_always_a_first_block() -> None:
 def test_without_memory_for_the_first_block_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     pool = BlockPool(64 * KIB, budget=MIB)
     monkeypatch.setattr(os, "posix_fallocate", refusing(errno.ENOMEM))
-    with pytest.raises(MemoryShort):
+    with pytest.raises(InsufficientMemory):
         pool.make()
     monkeypatch.undo()
     assert pool.make() == 0
@@ -438,7 +438,9 @@ def test_a_block_grows_as_far_as_the_budget_of_all_and_no_further(pool: BlockPoo
     block = pool[pool.make_extra()]
     block.grow(100 * KIB, better=MIB)
     assert len(block.bytes) == 256 * KIB  # four blocks of 64 KiB
-    with pytest.raises(MemoryShort, match="a block of 262145 bytes; memory_bytes allows 262144"):
+    with pytest.raises(
+        InsufficientMemory, match="a block of 262145 bytes; memory_bytes allows 262144"
+    ):
         block.grow(256 * KIB + 1)
     assert len(block.bytes) == 256 * KIB
 

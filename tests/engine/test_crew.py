@@ -19,7 +19,7 @@ import pytest
 
 from shardio._workers.processes.channel import MAX_MESSAGE_BYTES
 from shardio._workers.processes.crew import Channel, Crew, Died, Event, Failed, Message
-from shardio.errors import InvalidArgument, LoaderClosed, WorkerDied
+from shardio.errors import ClosedError, InvalidArgument, WorkerDied
 
 pytestmark = pytest.mark.usefixtures("warm_zygote")
 
@@ -428,7 +428,7 @@ def test_a_closed_crew_says_so() -> None:
     crew = Crew(1, _echo())
     crew.close()
     for use in (lambda: crew.wait(0), lambda: crew.send(0, b"x"), lambda: crew.restart(0)):
-        with pytest.raises(LoaderClosed, match="stopped by close"):
+        with pytest.raises(ClosedError, match="stopped by close"):
             use()
 
 
@@ -442,7 +442,7 @@ def test_close_in_another_thread_ends_a_wait() -> None:
         inside.set()
         try:
             crew.wait()
-        except LoaderClosed as error:
+        except ClosedError as error:
             errors.append(error)
 
     thread = threading.Thread(target=wait)
@@ -463,7 +463,7 @@ def test_close_in_a_signal_handler_ends_the_wait_that_it_interrupts() -> None:
     before = signal.signal(signal.SIGALRM, close)
     try:
         signal.setitimer(signal.ITIMER_REAL, 0.05)
-        with pytest.raises(LoaderClosed):
+        with pytest.raises(ClosedError):
             crew.wait(PATIENCE_S)
     finally:
         signal.signal(signal.SIGALRM, before)

@@ -23,7 +23,7 @@ from shardio._engine.dispatch.staff import Workers
 from shardio._engine.filling.recipe import Plan, Recipe
 from shardio._workers.processes.blocks import BlockPool
 from shardio.batch.layout import CLAIMED
-from shardio.errors import DatasetCorrupt, MemoryShort
+from shardio.errors import DatasetCorrupt, InsufficientMemory
 from shardio.order.partition import Division
 from tests.loading import TWO_FIELDS, bits, two_fields, write_dataset
 
@@ -204,7 +204,7 @@ def test_a_pass_that_cannot_begin_leaves_nothing(
     with monkeypatch.context() as patch:
         patch.setattr(engine.pool, "make_extra", _no_memory)
         for epoch in range(3):
-            with pytest.raises(MemoryShort):
+            with pytest.raises(InsufficientMemory):
                 engine.iterate(_plan(epoch))
     assert _steps(engine, engine.iterate(_plan(3))) == list(range(10))
     assert len(engine._passes) <= 1
@@ -212,7 +212,7 @@ def test_a_pass_that_cannot_begin_leaves_nothing(
 
 
 def _no_memory() -> int:
-    raise MemoryShort("none left")
+    raise InsufficientMemory("none left")
 
 
 FEW_FILES = """
@@ -237,7 +237,7 @@ def test_batches_can_be_kept_beyond_the_limit_of_open_files(folder: str) -> None
 TOO_FEW_FILES = """
 import resource, sys, warnings
 from shardio import ShardLoader
-from shardio.errors import EnvironmentUnsuitable
+from shardio.errors import UnsupportedEnvironment
 n_workers, start_method = int(sys.argv[2]), sys.argv[3]
 most = resource.getrlimit(resource.RLIMIT_NOFILE)
 warnings.simplefilter("ignore", RuntimeWarning)
@@ -248,7 +248,7 @@ for n in (13, 17, 22, 28):
             sys.argv[1], 8, output="numpy", num_workers=n_workers, start_method=start_method
         ) as loader:
             print(n, sum(batch.n_rows for batch in loader))
-    except EnvironmentUnsuitable as error:
+    except UnsupportedEnvironment as error:
         print(n, "open files" in str(error) or str(error))
 """
 

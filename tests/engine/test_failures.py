@@ -10,7 +10,7 @@ import pytest
 
 from shardio._workers.processes.failures import MAX_ERROR_BYTES as LIMIT
 from shardio._workers.processes.failures import pack_error, unpack_error
-from shardio.errors import ChecksumMismatch, MemoryShort, ShardioError, TransformError
+from shardio.errors import ChecksumMismatch, InsufficientMemory, ShardioError, TransformError
 
 
 class ThreeArgumentsError(Exception):
@@ -70,7 +70,7 @@ def sent(error: BaseException) -> BaseException:
         KeyError("a"),
         OSError(errno.ENOSPC, "disk full", "/a/file"),
         UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid"),
-        MemoryShort("short"),
+        InsufficientMemory("short"),
         TransformError("größe\n名前"),
         SystemExit(3),
     ],

@@ -18,7 +18,7 @@ from shardio._workers.processes.blocks import Block
 from shardio.batch.batch import Batch
 from shardio.batch.layout import CLAIMED, EMPTY, FILLED, NO_FIELD, BlockLayout
 from shardio.dataset.dataset import ShardDataset
-from shardio.errors import ChecksumMismatch, MemoryShort, TransformError
+from shardio.errors import ChecksumMismatch, InsufficientMemory, TransformError
 from shardio.format.fields import Array, Json, Text
 from shardio.format.schema import Schema
 from shardio.order.partition import Division
@@ -199,11 +199,11 @@ def test_memory_that_a_batch_cannot_have_is_memory_short(
     dataset: ShardDataset, filling: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def require(n_bytes: int, what: str) -> None:
-        raise MemoryShort(f"{n_bytes} bytes for {what}")
+        raise InsufficientMemory(f"{n_bytes} bytes for {what}")
 
     filled = filling(dataset)
     monkeypatch.setattr(blocks, "require", require)
-    with pytest.raises(MemoryShort, match="values of varying size"):
+    with pytest.raises(InsufficientMemory, match="values of varying size"):
         filled.fill(0, 1)
 
 

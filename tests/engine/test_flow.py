@@ -23,12 +23,12 @@ from shardio._workers.processes.start import Start
 from shardio._workers.tasks.flow import Flow
 from shardio._workers.tasks.portions import Portions
 from shardio.errors import (
-    EnvironmentUnsuitable,
+    ClosedError,
+    InsufficientMemory,
     InvalidArgument,
-    LoaderClosed,
-    MemoryShort,
     TooManySkipped,
     TransformError,
+    UnsupportedEnvironment,
     WorkerDied,
 )
 
@@ -165,7 +165,7 @@ def test_no_items_are_the_end() -> None:
 
 def test_a_value_that_memory_bytes_does_not_allow_is_an_error_with_both_figures() -> None:
     with pytest.raises(
-        MemoryShort, match=r"the function returned has 400\d+ bytes.* allows 400000"
+        InsufficientMemory, match=r"the function returned has 400\d+ bytes.* allows 400000"
     ):
         values(np.zeros, [500_000], memory_bytes=400_000)
 
@@ -276,7 +276,7 @@ def test_failures_are_left_out_up_to_max_skips_and_counted() -> None:
 
 
 def test_a_lack_of_memory_is_not_left_out() -> None:
-    with pytest.raises(MemoryShort):
+    with pytest.raises(InsufficientMemory):
         values(np.zeros, [500_000], memory_bytes=400_000, max_skips=9)
 
 
@@ -296,7 +296,7 @@ def test_where_no_more_files_may_be_open_it_says_so_and_leaves_none() -> None:
     for n_more in range(0, 10, 2):
         resource.setrlimit(resource.RLIMIT_NOFILE, (before - 1 + n_more, limits[1]))
         try:
-            with pytest.raises(EnvironmentUnsuitable, match="open files"):
+            with pytest.raises(UnsupportedEnvironment, match="open files"):
                 Flow(str, 4)
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, limits)
@@ -308,7 +308,7 @@ def test_where_no_file_may_be_open_for_a_block_it_says_so() -> None:
     with Flow(str, 1) as flow:
         resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))
         try:
-            with pytest.raises(EnvironmentUnsuitable, match="open files"):
+            with pytest.raises(UnsupportedEnvironment, match="open files"):
                 flow.put(0)
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, limits)
@@ -498,7 +498,7 @@ def test_a_flow_that_is_closed_is_not_used() -> None:
     flow = Flow(lambda item: item, 1)
     flow.close()
     flow.close()
-    with pytest.raises(LoaderClosed):
+    with pytest.raises(ClosedError):
         flow.wait()
 
 

@@ -14,7 +14,7 @@ from shardio._engine.dispatch.local import Local
 from shardio._engine.dispatch.wire import Done, Status, Task
 from shardio._engine.filling.recipe import Recipe, Schemas
 from shardio.dataset.dataset import ShardDataset
-from shardio.errors import MemoryShort, ShardChanged, TransformError, WorkerDied
+from shardio.errors import InsufficientMemory, ShardChanged, TransformError, WorkerDied
 from shardio.format.fields import Array
 from shardio.format.schema import Schema
 from tests.loading import TWO_FIELDS, two_fields, write_dataset
@@ -120,7 +120,9 @@ def test_each_sample_is_tried_once_and_the_last_error_is_raised(dataset: ShardDa
     assert [task.step for task in staff.given] == [0, 1, 2, 3]
 
 
-@pytest.mark.parametrize("error", [MemoryShort("none left"), ShardChanged("cut", code="file_size")])
+@pytest.mark.parametrize(
+    "error", [InsufficientMemory("none left"), ShardChanged("cut", code="file_size")]
+)
 def test_what_is_not_the_samples_fault_is_raised_at_once(
     dataset: ShardDataset, error: Exception
 ) -> None:

@@ -17,7 +17,7 @@ import pytest
 from shardio._workers.processes import large_pages
 from shardio._workers.processes.blocks import Block, BlockMap, BlockPool, reserve_memory_file
 from shardio._workers.processes.large_pages import LARGE_BYTES
-from shardio.errors import MemoryShort
+from shardio.errors import InsufficientMemory
 
 pytestmark = pytest.mark.usefixtures("asked")
 
@@ -157,7 +157,7 @@ def test_a_block_is_mapped_where_there_are_addresses_but_not_the_number_of_maps(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def refuse(*_: object) -> NoReturn:
-        raise MemoryShort("no address range is left in this process")
+        raise InsufficientMemory("no address range is left in this process")
 
     monkeypatch.setattr(large_pages, "map_over", refuse)
     block = Block(0, 2 * LARGE_BYTES)

@@ -12,7 +12,7 @@ from shardio._workers.tasks.executors import hire
 from shardio._workers.tasks.line import Line
 from shardio._workers.tasks.steps import Piped
 from shardio._workers.tasks.user_calls import user_call
-from shardio.errors import LoaderClosed
+from shardio.errors import ClosedError
 from tests.loading import PATIENCE_S
 
 
@@ -50,7 +50,7 @@ def test_the_end_of_a_line_between_a_look_at_it_and_the_wait_is_seen(how: str) -
 
     line._check_open = look_and_end  # type: ignore[method-assign]
     try:
-        with pytest.raises(LoaderClosed if how == "close" else ValueError):
+        with pytest.raises(ClosedError if how == "close" else ValueError):
             line.take(PATIENCE_S)
     finally:
         held.set()

@@ -16,7 +16,7 @@ from shardio._workers.processes.memory import (
     limits,
     require,
 )
-from shardio.errors import MemoryShort
+from shardio.errors import InsufficientMemory
 
 MIB = 2**20
 V1_MOUNT = "32 31 0:29 {root} /sys/fs/cgroup/memory rw,relatime shared:7 - cgroup cgroup rw,memory"
@@ -170,7 +170,8 @@ def test_a_demand_within_the_limits_is_granted_and_one_above_names_both_figures(
     monkeypatch.setattr(memory, "limits", lambda: [Limit(9 * MIB, "a box"), Limit(3 * MIB, "b")])
     require(3 * MIB, "3 blocks")
     with pytest.raises(
-        MemoryShort, match=r"4 blocks need 4,194,304 bytes .* 3,145,728 bytes .*\(b\).* batch_size"
+        InsufficientMemory,
+        match=r"4 blocks need 4,194,304 bytes .* 3,145,728 bytes .*\(b\).* batch_size",
     ):
         require(4 * MIB, "4 blocks")
 
@@ -191,7 +192,7 @@ def test_where_nothing_is_known_the_size_of_the_machine_is_taken(
 def test_a_limit_of_the_address_space_counts_with_what_is_mapped_already() -> None:
     program = (
         "import mmap, resource\n"
-        "from shardio._engine import memory\n"
+        "from shardio._workers.processes import memory\n"
         "memory.limits = list\n"  # this machine may have less
         "limit = 2 << 30\n"
         "resource.setrlimit(resource.RLIMIT_AS, (limit, resource.RLIM_INFINITY))\n"

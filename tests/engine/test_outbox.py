@@ -28,7 +28,7 @@ from shardio._workers.tasks.mail import (
     unpack_samples,
 )
 from shardio._workers.tasks.outbox import WORD, Word, _MainHasGone, _Outbox
-from shardio.errors import EnvironmentUnsuitable, MemoryShort, WorkerDied
+from shardio.errors import InsufficientMemory, UnsupportedEnvironment, WorkerDied
 
 
 class Sent(list[Any]):
@@ -85,7 +85,7 @@ def test_a_sample_for_whose_arrays_there_is_no_memory_fails_alone(
     main.shutdown(socket.SHUT_WR)
 
     def refuse(n_bytes: int, what: str, way_out: str) -> None:
-        raise MemoryShort(what)
+        raise InsufficientMemory(what)
 
     monkeypatch.setattr(supply, "require", refuse)
     sent = Sent()
@@ -135,7 +135,7 @@ def test_a_block_whose_descriptor_is_lost_is_an_error_and_not_waited_for(
 
 
 def lose() -> tuple[int, ...]:
-    raise EnvironmentUnsuitable("file descriptors were lost")
+    raise UnsupportedEnvironment("file descriptors were lost")
 
 
 def test_what_main_has_handed_over_makes_room(ends: tuple[socket.socket, Channel]) -> None:

@@ -18,7 +18,7 @@ import pytest
 
 from shardio._workers.processes import launch
 from shardio._workers.processes.crew import Channel, Crew, Died, Event, Failed, Message
-from shardio.errors import EnvironmentUnsuitable
+from shardio.errors import UnsupportedEnvironment
 
 PATIENCE_S = 30.0
 
@@ -233,14 +233,14 @@ def test_a_release_inside_an_acquire_is_done_afterwards() -> None:
 
 def test_an_interpreter_that_cannot_be_executed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
-    with pytest.raises(EnvironmentUnsuitable, match="/nowhere/python"):
+    with pytest.raises(UnsupportedEnvironment, match="/nowhere/python"):
         Crew(1, lambda channel: None)
 
 
 def test_a_zygote_that_fails_to_start_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/false")
     with Crew(2, lambda channel: None) as crew:
-        with pytest.raises(EnvironmentUnsuitable, match="ended with exit code 1"):
+        with pytest.raises(UnsupportedEnvironment, match="ended with exit code 1"):
             crew.wait(PATIENCE_S)
 
 
@@ -249,14 +249,14 @@ def test_a_kernel_without_pidfds_is_unsuitable(monkeypatch: pytest.MonkeyPatch) 
         raise OSError(errno.ENOSYS, "Function not implemented")
 
     monkeypatch.setattr(os, "pidfd_open", refuse)
-    with pytest.raises(EnvironmentUnsuitable, match="pidfd_open.*Function not implemented"):
+    with pytest.raises(UnsupportedEnvironment, match="pidfd_open.*Function not implemented"):
         Crew(1, lambda channel: None)
 
 
 @pytest.mark.usefixtures("warm_zygote")
 def test_a_system_without_memory_files_is_unsuitable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "memfd_create")
-    with pytest.raises(EnvironmentUnsuitable, match="memfd_create"):
+    with pytest.raises(UnsupportedEnvironment, match="memfd_create"):
         Crew(1, lambda channel: None)
 
 

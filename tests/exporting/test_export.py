@@ -23,7 +23,7 @@ from shardio import (
     ShardCorrupt,
     Text,
 )
-from shardio.errors import DatasetExists, EnvironmentUnsuitable
+from shardio.errors import DatasetExists, UnsupportedEnvironment
 from shardio.exporting import driver, export
 from shardio.exporting.naming import distinct_names, safe_part, safe_path
 from shardio.exporting.target import Target
@@ -255,7 +255,7 @@ def test_a_package_that_is_missing_names_its_extra(
         raise ModuleNotFoundError("no", name="pyarrow")
 
     monkeypatch.setattr(driver, "import_module", missing)
-    with pytest.raises(EnvironmentUnsuitable, match=r"\.\[arrow\]"):
+    with pytest.raises(UnsupportedEnvironment, match=r"\.\[arrow\]"):
         export(dataset, tmp_path / "out", "parquet")
 
 

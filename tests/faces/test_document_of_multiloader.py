@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from shardio import InvalidArgument, MultiLoader, WorkerDied
-from shardio.errors import BatchOverdue, EnvironmentUnsuitable, LoaderClosed, TooManySkipped
+from shardio.errors import BatchTimeout, ClosedError, TooManySkipped, UnsupportedEnvironment
 from shardio.multi import WorkerInfo, worker_info
 from tests.faces.multi_datasets import (
     NEEDS_ZEROMQ,
@@ -83,7 +83,7 @@ def test_iterating_again_ends_the_iteration_before() -> None:
     next(first)
     assert next(iter(loader)) == 0
     for _ in range(2):
-        with pytest.raises(LoaderClosed, match="ended, by kill"):
+        with pytest.raises(ClosedError, match="ended, by kill"):
             next(first)
 
 
@@ -100,7 +100,7 @@ def test_kill_ends_all_iterations_and_another_may_follow() -> None:
     loader.kill()
     loader.kill()
     for iteration in iterations:
-        with pytest.raises(LoaderClosed):
+        with pytest.raises(ClosedError):
             next(iteration)
     assert next(iter(loader)) == 0
     loader.kill()
@@ -175,7 +175,7 @@ def test_one_sample_may_be_larger_than_the_budget() -> None:
 def test_a_sample_that_does_not_come_in_time_is_an_error_that_says_what_workers_do() -> None:
     loader = iter(MultiLoader(Count(3, 1, hang), 1, timeout_s=5))
     next(loader)
-    with pytest.raises(BatchOverdue) as caught:
+    with pytest.raises(BatchTimeout) as caught:
         next(loader)
     said = str(caught.value)
     assert "a sample of Count did not come within 5 s" in said
@@ -262,7 +262,7 @@ def test_a_fork_in_the_midst_of_an_iteration_cannot_go_on_with_it() -> None:
     if pid == 0:
         try:
             next(iteration)
-        except LoaderClosed:
+        except ClosedError:
             os._exit(7)
         os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
@@ -273,7 +273,7 @@ def test_the_end_of_a_with_is_a_kill() -> None:
     with MultiLoader(Endless(), 1) as loader:
         iteration = iter(loader)
         next(iteration)
-    with pytest.raises(LoaderClosed):
+    with pytest.raises(ClosedError):
         next(iteration)
 
 
@@ -282,7 +282,7 @@ def test_another_thread_may_kill_what_this_one_waits_for() -> None:
     iteration = iter(loader)
     next(iteration)
     threading.Timer(0.05, loader.kill).start()
-    with pytest.raises(LoaderClosed):
+    with pytest.raises(ClosedError):
         next(iteration)
 
 
@@ -308,5 +308,5 @@ def test_what_is_not_acceptable_is_refused_at_once(options: dict[str, Any], said
 
 def test_without_zeromq_the_error_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "zmq", None)
-    with pytest.raises(EnvironmentUnsuitable, match=r"pip install '\.\[zmq\]'"):
+    with pytest.raises(UnsupportedEnvironment, match=r"pip install '\.\[zmq\]'"):
         MultiLoader([1])

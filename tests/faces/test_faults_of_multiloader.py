@@ -23,7 +23,7 @@ from shardio._workers.tasks.inbox import Inbox
 from shardio._workers.tasks.mail import unpack_head
 from shardio._workers.tasks.outbox import READY, WANT
 from shardio._workers.tasks.value_blocks import ValueBlocks
-from shardio.errors import EnvironmentUnsuitable, TransformError
+from shardio.errors import TransformError, UnsupportedEnvironment
 from tests.faces.multi_datasets import (
     NEEDS_ZEROMQ,
     Anew,
@@ -170,7 +170,7 @@ def test_too_few_files_for_the_workers_are_an_error_and_do_not_end_the_program(
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (n_before + 40, hard))
     try:
-        with pytest.raises(EnvironmentUnsuitable, match="ulimit -n"):
+        with pytest.raises(UnsupportedEnvironment, match="ulimit -n"):
             Inbox(str(tmp_path / "multi-"), 60)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

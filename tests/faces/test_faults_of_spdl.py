@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from shardio import DataLoader, InvalidArgument
-from shardio.errors import BatchOverdue, TooManySkipped, TransformError
+from shardio.errors import BatchTimeout, TooManySkipped, TransformError
 from tests.loading import PATIENCE_S
 
 
@@ -150,7 +150,7 @@ def test_break_does_not_wait_for_what_is_running(stuck: Stuck) -> None:
 
 def test_a_timeout_does_not_wait_for_what_is_running_and_says_what_that_is(stuck: Stuck) -> None:
     found = []
-    with pytest.raises(BatchOverdue, match="within 1 s") as caught:
+    with pytest.raises(BatchTimeout, match="within 1 s") as caught:
         for item in DataLoader(range(9), preprocessor=stuck, num_threads=1, timeout=1):
             assert stuck.is_stuck.wait(PATIENCE_S)
             found.append(item)

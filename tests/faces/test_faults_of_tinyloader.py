@@ -20,7 +20,7 @@ import pytest
 
 import shardio
 from shardio import SharedMemoryShim, load_with_workers
-from shardio.errors import ChecksumMismatch, MemoryShort, TransformError, WorkerDied
+from shardio.errors import ChecksumMismatch, InsufficientMemory, TransformError, WorkerDied
 from tests.faces.loaders import loader_of
 from tests.faults.scene import Scene, line, scene
 
@@ -157,7 +157,7 @@ def test_a_full_dev_shm_concerns_nobody_as_nothing_lies_there() -> None:
 def test_what_memory_does_not_hold_is_an_error_and_no_torn_item() -> None:
     loading = load_with_workers(loader_of(np.zeros), [10, 10**6], 2, memory_bytes=10**6)
     assert next(loading).tolist() == [0] * 10
-    with pytest.raises(MemoryShort, match="8000.* bytes; memory_bytes allows 1000000"):
+    with pytest.raises(InsufficientMemory, match="8000.* bytes; memory_bytes allows 1000000"):
         next(loading)
 
 

@@ -17,7 +17,7 @@ import pytest
 from shardio import InvalidArgument, Loader, SharedMemoryShim, load, load_with_workers
 from shardio._loading.items import Loading
 from shardio._workers.tasks.here import Here
-from shardio.errors import BatchOverdue, LoaderClosed, TooManySkipped, TransformError
+from shardio.errors import BatchTimeout, ClosedError, TooManySkipped, TransformError
 from tests.faces.loaders import loader_of
 
 pytestmark = pytest.mark.usefixtures("warm_zygote")
@@ -143,7 +143,7 @@ def test_an_item_that_does_not_come_in_time_is_an_error_that_says_what_workers_d
     def load(item: str) -> None:
         threading.Event().wait()
 
-    with pytest.raises(BatchOverdue, match=r"item 0 of Made.load did not(.|\n)*'film.mp4'"):
+    with pytest.raises(BatchTimeout, match=r"item 0 of Made.load did not(.|\n)*'film.mp4'"):
         list(load_with_workers(loader_of(load), ["film.mp4"], 1, timeout_s=0.3))
 
 
@@ -156,7 +156,7 @@ def test_an_item_that_was_late_and_skipped_in_this_process_is_the_one_that_is_na
 
     loader = loader_of(load)
     items = load_with_workers(loader, range(5), 0, timeout_s=0.001, on_error="skip", max_skips=1)
-    with pytest.raises(BatchOverdue, match=r"item 2 of Made\.load took over"):
+    with pytest.raises(BatchTimeout, match=r"item 2 of Made\.load took over"):
         list(items)
 
 
@@ -297,7 +297,7 @@ def test_another_thread_may_close_it_in_the_middle_of_a_wait() -> None:
     with load_with_workers(loader, range(9), 1) as generator:
         closer = threading.Timer(0.05, generator.close)
         closer.start()
-        with pytest.raises(LoaderClosed):
+        with pytest.raises(ClosedError):
             next(generator)
         closer.join()
 
@@ -353,7 +353,7 @@ def test_one_that_its_own_source_closes_keeps_no_memory() -> None:
 
     before = len(os.listdir("/proc/self/fd"))
     loadings = [load_with_workers(SAME, source(), 1)]
-    with pytest.raises(LoaderClosed):
+    with pytest.raises(ClosedError):
         next(loadings[0])
     loadings.clear()
     gc.collect()
@@ -381,14 +381,14 @@ def test_it_is_one_pass_as_of_any_generator() -> None:
 def test_one_that_was_closed_before_its_end_does_not_look_like_an_empty_one() -> None:
     with load_with_workers(SAME, count(), 1) as generator:
         next(generator)
-    with pytest.raises(LoaderClosed, match="call load_with_workers again"):
+    with pytest.raises(ClosedError, match="call load_with_workers again"):
         next(generator)
 
 
 def test_one_that_is_over_is_not_begun_again_by_a_with() -> None:
     with load_with_workers(SAME, [1], 1) as generator:
         assert list(generator) == [1]
-        with pytest.raises(LoaderClosed, match="over"), generator:
+        with pytest.raises(ClosedError, match="over"), generator:
             pass
 
 

@@ -29,7 +29,7 @@ from shardio._workers.tasks import executors
 from shardio._workers.tasks.executors import Threads
 from shardio._workers.tasks.line import Line
 from shardio._workers.tasks.stage import Job
-from shardio.errors import BatchOverdue, LoaderClosed, TransformError
+from shardio.errors import BatchTimeout, ClosedError, TransformError
 from tests.loading import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -551,7 +551,7 @@ def test_a_call_in_a_process_that_is_overdue_is_named_with_its_worker_and_stack(
         assert time.monotonic() < end_s
         time.sleep(0.001)
     iterator._timeout_s = 0.05
-    with pytest.raises(BatchOverdue) as caught:
+    with pytest.raises(BatchTimeout) as caught:
         next(iterator)
     said = str(caught.value)
     assert re.search(r"worker 0 \(process \d+\), _stuck_in_a_process, item 1 \(", said)
@@ -604,7 +604,7 @@ def test_calls_that_an_executor_has_not_begun_are_not_made_once_a_loader_is_clos
             assert began.wait(PATIENCE_S)
         may_end.set()
     assert called == [0]
-    with pytest.raises(LoaderClosed):
+    with pytest.raises(ClosedError):
         next(iterator)
 
 
@@ -809,9 +809,9 @@ def test_closing_ends_what_is_under_way() -> None:
     with Pipeline(range(100)).pipe(_plus_one) as pipeline:
         iterator = iter(pipeline)
         assert next(iterator) == 1
-    with pytest.raises(LoaderClosed):
+    with pytest.raises(ClosedError):
         next(iterator)
-    with pytest.raises(LoaderClosed):
+    with pytest.raises(ClosedError):
         iter(pipeline)
 
 
@@ -831,7 +831,7 @@ def test_a_slow_source_is_named_when_it_is_overdue() -> None:
         let_go.wait(PATIENCE_S)
 
     found = []
-    with pytest.raises(BatchOverdue, match="source, item 1, for") as caught:
+    with pytest.raises(BatchTimeout, match="source, item 1, for") as caught:
         for item in Pipeline(source()).sink(1, timeout=1):
             found.append(item)
     let_go.set()
@@ -881,7 +881,7 @@ def test_a_fork_in_the_midst_of_an_iteration_cannot_go_on_with_it() -> None:
     if pid == 0:
         try:
             next(iterator)
-        except LoaderClosed:
+        except ClosedError:
             os._exit(7)
         os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7

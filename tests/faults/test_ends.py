@@ -20,7 +20,7 @@ BUSY = {
 
 PROGRAM = """
 import collections, itertools, os, signal, sys, threading, time
-from shardio._engine import launch
+from shardio._workers.processes import launch
 from shardio._workers.processes.crew import Crew, Died, Message
 
 def work(channel):
@@ -175,7 +175,7 @@ crew.send(1, b"still here")
 print(crew.wait()[0].data.decode(), flush=True)
 """
     main = stage.start(_program(then))
-    assert line(main) == "LoaderClosed True"
+    assert line(main) == "ClosedError True"
     assert line(main) == "still here"
     assert main.wait(PATIENCE_S) == 0
     assert stage.left_after() == {}

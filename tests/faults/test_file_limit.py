@@ -19,7 +19,7 @@ import pytest
 
 from shardio import Image, Input, Outcome, Schema
 from shardio._workers.processes import blocks
-from shardio.errors import MemoryShort
+from shardio.errors import InsufficientMemory
 from shardio.media import encode_jpeg
 from shardio.storage import fs
 from shardio_tools import cli
@@ -65,7 +65,7 @@ def test_a_loader_says_what_it_needs(tmp_path: Path, num_workers: int, n_bytes: 
     place = write_dataset(tmp_path / "set", 128, 2, TWO_FIELDS, two_fields(128))
     done = _run(LOAD, n_bytes, place, 128, num_workers)
     found = re.search(
-        rf"MemoryShort: .*: a memory file of (\d+) bytes is needed, and RLIMIT_FSIZE allows "
+        rf"InsufficientMemory: .*: a memory file of (\d+) bytes is needed, and RLIMIT_FSIZE allows "
         rf"{n_bytes}: raise that limit \(`ulimit -f unlimited`\)$",
         done.stderr,
         re.MULTILINE,
@@ -73,7 +73,7 @@ def test_a_loader_says_what_it_needs(tmp_path: Path, num_workers: int, n_bytes: 
     assert found is not None, done.stderr
     assert int(found[1]) > n_bytes
     if n_bytes == 600 << 10:
-        assert "MemoryShort: a block for batches: " in done.stderr
+        assert "InsufficientMemory: a block for batches: " in done.stderr
     assert _run(LOAD, 4 << 20, place, 128, num_workers).stdout == "128\n"
 
 
@@ -84,7 +84,9 @@ def test_a_batch_that_outgrows_the_limit_is_an_error(tmp_path: Path, num_workers
     samples = ({"image": encode_jpeg(np.zeros((n, n, 3), np.uint8))} for n in sizes)
     place = write_dataset(tmp_path / "set", 32, 1, schema, samples)
     done = _run(LOAD, 3 << 20, place, 1, num_workers)
-    assert re.search(r"MemoryShort: .* memory file of \d{7} bytes .* allows 3145728: ", done.stderr)
+    assert re.search(
+        r"InsufficientMemory: .* memory file of \d{7} bytes .* allows 3145728: ", done.stderr
+    )
     assert _run(LOAD, 64 << 20, place, 1, num_workers).stdout == "32\n"
 
 
@@ -94,7 +96,7 @@ def test_a_block_grows_as_far_as_the_limit_allows() -> None:
         block.grow(128 << 10, better=4 << 20)
         assert len(block.bytes) == 1 << 20
         with pytest.raises(
-            MemoryShort, match=r"of 1052672 bytes is .* RLIMIT_FSIZE allows 1048576"
+            InsufficientMemory, match=r"of 1052672 bytes is .* RLIMIT_FSIZE allows 1048576"
         ):
             block.grow((1 << 20) + 1)
     os.close(block.fd)

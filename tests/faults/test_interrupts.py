@@ -21,7 +21,7 @@ from shardio._workers.processes.crew import Crew
 from shardio._workers.processes.linux import Finalizer, interrupts_held
 from shardio._workers.tasks import schedule
 from shardio._workers.tasks.inbox import _Frames
-from shardio.errors import EnvironmentUnsuitable
+from shardio.errors import UnsupportedEnvironment
 from shardio.order.permutation import Order
 from tests.loading import PATIENCE_S, TWO_FIELDS, two_fields, write_dataset
 
@@ -131,10 +131,10 @@ def test_a_loader_works_again_after_its_workers_could_not_be_replaced(folder: st
             with pytest.MonkeyPatch.context() as patch:
 
                 def refuse(crew: Crew, timeout_s: float | None = None) -> Any:
-                    raise EnvironmentUnsuitable("workers die before they answer anything")
+                    raise UnsupportedEnvironment("workers die before they answer anything")
 
                 patch.setattr(Crew, "wait", refuse)
-                with pytest.raises(EnvironmentUnsuitable):
+                with pytest.raises(UnsupportedEnvironment):
                     epoch_of(loader)
             assert epoch_of(loader) == list(range(N))
 

@@ -28,7 +28,7 @@ BUSY = {
 PROGRAM = f"""{STUCK}
 import os, signal, sys, threading
 from shardio import ShardLoader
-from shardio._engine import launch
+from shardio._workers.processes import launch
 
 num_workers, transform = 2, None
 {{busy}}
@@ -362,7 +362,7 @@ loader.close()
 time.sleep(1000)
 """
     main = stage.start(_program(folder, then, busy))
-    expected = ["whole"] if busy == "ahead" else ["replaced", "LoaderClosed True"]
+    expected = ["whole"] if busy == "ahead" else ["replaced", "ClosedError True"]
     assert [line(main) for _ in ["killed", *expected]] == ["killed", *expected]
     _assert_gone(stage, but={main.pid})
 

@@ -14,7 +14,7 @@ import pytest
 from shardio import InvalidArgument, ShardLoader
 from shardio._engine.dispatch import passes, staff, traffic
 from shardio._workers.processes import overdue
-from shardio.errors import BatchOverdue
+from shardio.errors import BatchTimeout
 from tests.loading import PATIENCE_S, TWO_FIELDS, two_fields, write_dataset
 
 pytestmark = pytest.mark.usefixtures("warm_zygote", "quick_disk")
@@ -62,7 +62,7 @@ def seen_before_it_is_overdue(loader: ShardLoader, marker: Path) -> tuple[list[i
     """An epoch whose patience ends when the transform hangs: its samples, and the error."""
     seen: list[int] = []
     loader._engine._timeout_s = None
-    with pytest.raises(BatchOverdue) as caught:
+    with pytest.raises(BatchTimeout) as caught:
         for batch in loader:
             seen += batch["label"].tolist()
             if len(seen) == STUCK:
@@ -99,7 +99,7 @@ def test_a_first_sample_that_hangs_is_named(folder: str, tmp_path: Path) -> None
     with ShardLoader(folder, BATCH, output="numpy", num_workers=2, transform=transform) as loader:
         await_file(marker)
         loader._engine._timeout_s = 0.05
-        with pytest.raises(BatchOverdue) as caught:
+        with pytest.raises(BatchTimeout) as caught:
             iter(loader)
     assert "the first sample, from which batches are laid out" in str(caught.value)
     assert "worker 0" in str(caught.value) and "in hang" in str(caught.value)
@@ -194,7 +194,7 @@ def test_the_time_in_which_workers_are_started_is_not_that_of_a_batch(
         now_s = time.monotonic()
         assert traffic.extended(now_s - 1, 0.5, "a batch") >= now_s + 0.5
         is_starting = False
-        with pytest.raises(BatchOverdue, match="a batch of .* did not come within 0.5 s"):
+        with pytest.raises(BatchTimeout, match="a batch of .* did not come within 0.5 s"):
             traffic.extended(now_s - 1, 0.5, "a batch")
         assert traffic.extended(now_s + 999, 0.5, "a batch") >= now_s + 0.5, "a worker is ready"
 
@@ -214,7 +214,7 @@ def test_a_loop_that_finds_no_room_because_others_hang_is_overdue_too(
         others = iter(loader)
         loader._engine._timeout_s = 0.05
         del steps, others  # both are full of tasks that hang
-        with pytest.raises(BatchOverdue, match="the end of one of 2 passes, all there may be, of"):
+        with pytest.raises(BatchTimeout, match="the end of one of 2 passes, all there may be, of"):
             iter(loader)
         loader._engine._timeout_s = None
         assert next(iter(loader))["label"].tolist() == list(range(BATCH)), "with new workers"

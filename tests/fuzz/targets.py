@@ -30,7 +30,7 @@ from shardio.conversion.plan import Listing, Unit
 from shardio.conversion.source import Input
 from shardio.dataset.dataset import ShardDataset
 from shardio.dataset.writer import DatasetWriter
-from shardio.errors import DataError, MediaError, MemoryShort, ShardCorrupt, ShardioError
+from shardio.errors import DataError, InsufficientMemory, MediaError, ShardCorrupt, ShardioError
 from shardio.format.checksum import content_id
 from shardio.format.codec import Codec, decode
 from shardio.format.fields import STREAMED, Array, Bytes, Field, Json, Text
@@ -85,7 +85,7 @@ class PromiseBroken(Exception):
 
 def outcome_of(error: ShardioError) -> str:
     """The name of an error, with the code of the rule where it has one."""
-    if isinstance(error, MemoryShort):
+    if isinstance(error, InsufficientMemory):
         raise error  # no input of a fuzzer justifies that much
     code = f":{error.code}" if isinstance(error, ShardCorrupt) else ""
     return type(error).__name__ + code

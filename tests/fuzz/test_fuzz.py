@@ -21,7 +21,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardio.errors import MemoryShort
+from shardio.errors import InsufficientMemory
 from shardio.format.schema import Schema
 from tests.fuzz import seeds
 from tests.fuzz.feeding import (
@@ -201,7 +201,7 @@ def hungry(content: bytes) -> str:
 
 
 def short(content: bytes) -> str:
-    raise MemoryShort("a record needs too much") from None
+    raise InsufficientMemory("a record needs too much") from None
 
 
 @pytest.mark.parametrize(
@@ -209,7 +209,7 @@ def short(content: bytes) -> str:
     [
         (foreign, "KeyError", "KeyError: b'?'"),
         (hungry, "large", "are justified"),
-        (short, "MemoryShort", "needs too much"),
+        (short, "InsufficientMemory", "needs too much"),
     ],
 )
 def test_what_is_not_promised_is_a_problem(

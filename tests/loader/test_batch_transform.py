@@ -13,7 +13,7 @@ import pytest
 
 import shardio
 from shardio import ShardLoader
-from shardio.errors import MemoryShort, TransformError
+from shardio.errors import InsufficientMemory, TransformError
 from shardio.order.permutation import OF_BATCHES, OF_SAMPLES, SampleGenerators
 from tests.loading import TWO_FIELDS, bits, two_fields, write_dataset
 
@@ -377,7 +377,7 @@ def test_a_batch_larger_than_the_budget_is_an_error_with_both_figures(
     with _loader(folder, **options) as loader:
         batches = iter(loader)
         next(batches)
-        with pytest.raises(MemoryShort, match=r"block of 300\d{4} bytes.*allows 1048576"):
+        with pytest.raises(InsufficientMemory, match=r"block of 300\d{4} bytes.*allows 1048576"):
             next(batches)
 
 

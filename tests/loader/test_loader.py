@@ -18,7 +18,7 @@ import shardio
 from shardio import Batch, InvalidArgument, Schema, ShardLoader
 from shardio._loading import options
 from shardio._workers.processes import memory
-from shardio.errors import ChecksumMismatch, DatasetCorrupt, DatasetNotFound, MemoryShort
+from shardio.errors import ChecksumMismatch, DatasetCorrupt, DatasetNotFound, InsufficientMemory
 from shardio.format.layout import Kind
 from shardio.shard.reader import ShardReader
 from tests.loading import RAGGED, TWO_FIELDS, bits, check_against, two_fields, write_dataset
@@ -423,7 +423,7 @@ def test_a_shard_that_is_deleted_while_a_loader_is_open_is_still_read(small: str
 def test_a_budget_below_one_batch_is_refused_with_both_figures(
     small: str, num_workers: int
 ) -> None:
-    with pytest.raises(MemoryShort, match=r"needs a block of \d{6} bytes.*allows 100000"):
+    with pytest.raises(InsufficientMemory, match=r"needs a block of \d{6} bytes.*allows 100000"):
         _loader(small, num_workers=num_workers, memory_bytes=100_000)
 
 
@@ -434,7 +434,7 @@ def test_the_budget_is_kept_also_with_a_transform(small: str, num_workers: int) 
 
     with (
         _loader(small, num_workers=num_workers, memory_bytes=4 << 20, transform=enlarge) as loader,
-        pytest.raises(MemoryShort, match="allows 4194304"),
+        pytest.raises(InsufficientMemory, match="allows 4194304"),
     ):
         list(loader)
 
@@ -446,7 +446,7 @@ def test_no_block_is_reserved_when_memory_is_short(
     tight = memory.Limit(150_000, "the limit of a test")
     monkeypatch.setattr(memory, "_tightest", lambda: tight)
     monkeypatch.setattr(os, "posix_fallocate", lambda *given: reserved.append(given))
-    with pytest.raises(MemoryShort) as caught:
+    with pytest.raises(InsufficientMemory) as caught:
         _loader(small, memory_bytes=1 << 30)
     assert [n_bytes for _, _, n_bytes in reserved if n_bytes > 4096] == []  # no more than tables
     assert "150,000" in str(caught.value)
@@ -457,7 +457,7 @@ def test_the_budget_is_half_of_what_is_available_by_default(
     small: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(memory, "_tightest", lambda: memory.Limit(300_000, "the limit of a test"))
-    with pytest.raises(MemoryShort, match="allows 150000"):
+    with pytest.raises(InsufficientMemory, match="allows 150000"):
         _loader(small)
 
 

@@ -12,7 +12,7 @@ import pytest
 
 import shardio
 from shardio import Array, Bytes, Schema, ShardLoader, Text
-from shardio.errors import MemoryShort, SchemaError, TransformError
+from shardio.errors import InsufficientMemory, SchemaError, TransformError
 from tests.loading import bits, write_dataset
 
 pytestmark = pytest.mark.usefixtures("warm_zygote", "quick_disk")
@@ -384,7 +384,7 @@ def test_a_batch_that_needs_more_than_the_budget_is_an_error_with_both_figures(
         batches = iter(loader)
         for _ in range(75):
             next(batches)
-        with pytest.raises(MemoryShort, match=r"block of 8\d{5} bytes; .* allows 500000"):
+        with pytest.raises(InsufficientMemory, match=r"block of 8\d{5} bytes; .* allows 500000"):
             next(batches)
         assert next(iter(loader))["x"].shape == (4, 8)
 

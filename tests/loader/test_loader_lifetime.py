@@ -19,7 +19,7 @@ import pytest
 import shardio
 from shardio import Batch, ShardLoader
 from shardio._engine.filling.sizing import n_blocks_wanted
-from shardio.errors import LoaderClosed, TransformError
+from shardio.errors import ClosedError, TransformError
 from shardio.storage.filesystems import Access
 from tests.loading import (
     PATIENCE_S,
@@ -609,7 +609,7 @@ def test_a_fork_is_told_to_make_a_loader_of_its_own_and_does_the_parent_no_harm(
             for use in (lambda: next(steps), lambda: next(iter(loader)), lambda: list(loader)):
                 try:
                     use()
-                except LoaderClosed as error:
+                except ClosedError as error:
                     told.append(str(error))
             loader.close()
             return "\n".join(told)
@@ -646,7 +646,7 @@ def test_after_close_every_use_is_refused_and_held_batches_stay(
     loader.close()
     check_against(batch, written)
     for use in (lambda: next(steps), lambda: iter(loader)):
-        with pytest.raises(LoaderClosed, match="the loader is closed"):
+        with pytest.raises(ClosedError, match="the loader is closed"):
             use()
     assert len(loader) == N // BATCH
 
@@ -664,7 +664,7 @@ def test_a_loader_that_nobody_refers_to_closes_itself(folder: str, num_workers: 
         assert gone() is None
     finally:
         gc.enable()
-    with pytest.raises(LoaderClosed):
+    with pytest.raises(ClosedError):
         engine.layout()
 
 
@@ -684,7 +684,7 @@ def test_leaving_a_with_in_the_middle_of_a_loop_closes_the_loader(
     with pytest.raises(ValueError, match="oops"), _loader(folder, num_workers=num_workers) as kept:
         for _ in kept:
             raise ValueError("oops")
-    with pytest.raises(LoaderClosed):
+    with pytest.raises(ClosedError):
         iter(kept)
 
 
@@ -699,7 +699,7 @@ def test_close_from_another_thread_ends_a_wait_for_workers(folder: str) -> None:
     next(steps)
     closer = threading.Thread(target=loader.close)
     closer.start()
-    with pytest.raises(LoaderClosed):
+    with pytest.raises(ClosedError):
         list(steps)
     closer.join(PATIENCE_S)
     assert not closer.is_alive()
@@ -723,7 +723,7 @@ def test_close_from_another_thread_ends_a_loop_without_workers_at_the_next_batch
     is_closing = threading.Event()
     closer = threading.Thread(target=closing)
     loader = _loader(folder, transform=close)
-    with pytest.raises(LoaderClosed):
+    with pytest.raises(ClosedError):
         list(loader)
     closer.join(PATIENCE_S)
     assert not closer.is_alive()

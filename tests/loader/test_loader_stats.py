@@ -18,7 +18,7 @@ from shardio import Array, Schema, ShardLoader, Text
 from shardio._base.phase_timers import CHECK, SPENT
 from shardio._base.statistics import LoadingStats
 from shardio._engine.dispatch.tally import Lap, Tallies, Tally
-from shardio.errors import LoaderClosed
+from shardio.errors import ClosedError
 from shardio.order.partition import Division, Tail
 from tests.loading import PATIENCE_S, TWO_FIELDS, two_fields, write_dataset
 
@@ -233,7 +233,7 @@ def test_a_closed_loader_still_tells(folder: str) -> None:
         for _ in loader:
             pass
     assert loader.stats().latest.n_samples == N_SAMPLES
-    with pytest.raises(LoaderClosed):
+    with pytest.raises(ClosedError):
         iter(loader)
 
 

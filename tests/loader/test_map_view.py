@@ -13,7 +13,7 @@ import pytest
 
 import shardio
 from shardio import Clip, InvalidArgument
-from shardio.errors import LoaderClosed
+from shardio.errors import ClosedError
 from shardio.map_view import MapView
 from shardio.media import encode_jpeg
 
@@ -103,7 +103,7 @@ def test_a_view_is_pickled_with_its_options_and_used_after_a_fork(folder: Path) 
                 os._exit(code)
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
         assert view[2]["y"][0] == 3
-    with pytest.raises(LoaderClosed):
+    with pytest.raises(ClosedError):
         view[0]
 
 

@@ -19,7 +19,7 @@ from shardio._loading.preload import _Piece, preload
 from shardio._workers.processes import memory
 from shardio._workers.processes.memory import Limit
 from shardio.dataset.dataset import ShardDataset
-from shardio.errors import MemoryShort, ShardChanged
+from shardio.errors import InsufficientMemory, ShardChanged
 from shardio.format.layout import NO_FIELD, Kind
 from tests.loading import PATIENCE_S, bits, write_dataset
 
@@ -126,7 +126,7 @@ def test_what_does_not_fit_is_an_error_with_both_figures(
 ) -> None:
     monkeypatch.setattr(memory, "page_cache_limits", lambda *_: [Limit(IMAGES, "a box")])
     said = r"the fields to preload need [\d,]+ bytes .* only 4,096,000 bytes .*a box.*preload=False"
-    with pytest.raises(MemoryShort, match=said):
+    with pytest.raises(InsufficientMemory, match=said):
         ShardLoader(folder, 1, preload=True, **OPTIONS)
     assert not read
     with ShardLoader(folder, 1, preload=True, fields=["label"], **OPTIONS):

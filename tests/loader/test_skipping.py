@@ -18,7 +18,7 @@ from shardio._workers.processes import memory
 from shardio.batch.batch import Batch
 from shardio.errors import (
     ChecksumMismatch,
-    MemoryShort,
+    InsufficientMemory,
     ShardChanged,
     TooManySkipped,
     TransformError,
@@ -302,7 +302,9 @@ def test_memory_that_is_short_while_a_block_grows_is_an_error_also_with_skip(
 
     with (
         loading(folder, transform=swell, num_workers=num_workers) as loader,
-        pytest.raises(MemoryShort, match=r"need [\d,]+ bytes .*, but only 1,048,576 bytes .* test"),
+        pytest.raises(
+            InsufficientMemory, match=r"need [\d,]+ bytes .*, but only 1,048,576 bytes .* test"
+        ),
     ):
         list(loader)
 

@@ -23,10 +23,10 @@ from shardio._engine.dispatch import threads
 from shardio._engine.dispatch.kept import kept_file
 from shardio._workers.processes import launch, overdue
 from shardio.errors import (
-    BatchOverdue,
-    EnvironmentUnsuitable,
-    LoaderClosed,
+    BatchTimeout,
+    ClosedError,
     TransformError,
+    UnsupportedEnvironment,
     WorkerDied,
 )
 from tests.loading import PATIENCE_S, TWO_FIELDS, bits, two_fields, write_dataset
@@ -241,7 +241,7 @@ def test_an_import_that_fails_in_the_server_is_told_by_the_workers(
     module = importlib.import_module("fails_elsewhere")
     try:
         with _loader(folder, start_method="forkserver", transform=module.prepare) as loader:
-            with pytest.raises((EnvironmentUnsuitable, WorkerDied), match="not here"):
+            with pytest.raises((UnsupportedEnvironment, WorkerDied), match="not here"):
                 iter(loader)
     finally:
         del sys.modules["fails_elsewhere"]
@@ -341,7 +341,7 @@ def test_a_thread_that_hangs_is_overdue_with_its_stack_and_its_turn_goes_to_othe
     stuck.clear()
     try:
         with _loader(folder, start_method="thread", transform=transform) as loader:
-            with pytest.raises(BatchOverdue) as caught:
+            with pytest.raises(BatchTimeout) as caught:
                 for _ in loader:
                     assert stuck.wait(PATIENCE_S)
                     loader._engine._timeout_s = 0.05
@@ -369,7 +369,7 @@ def test_closing_while_a_thread_is_in_a_long_transform_does_not_wait_for_it(fold
         next(steps)
         assert stuck.wait(PATIENCE_S)
         loader.close()  # returns, though the transform has not
-        with pytest.raises(LoaderClosed):
+        with pytest.raises(ClosedError):
             next(steps)
         (left,) = _workers() - before
     finally:

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from shardio.errors import EnvironmentUnsuitable, InvalidArgument, MediaError
+from shardio.errors import InvalidArgument, MediaError, UnsupportedEnvironment
 from shardio.media import jpeg, pillow
 from shardio.media.image import (
     MAX_PIXELS,
@@ -449,7 +449,7 @@ def test_a_missing_package_names_its_extra(package: str, monkeypatch: pytest.Mon
     monkeypatch.setitem(sys.modules, package, None)
     jpeg.simplejpeg.cache_clear()
     pillow.pillow_image.cache_clear()
-    with pytest.raises(EnvironmentUnsuitable) as raised:
+    with pytest.raises(UnsupportedEnvironment) as raised:
         decode_image(data)
     jpeg.simplejpeg.cache_clear()
     pillow.pillow_image.cache_clear()

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from shardio.errors import EnvironmentUnsuitable
+from shardio.errors import UnsupportedEnvironment
 from shardio.outputs.makers import maker_for
 
 
@@ -13,7 +13,7 @@ def test_without_a_package_its_output_names_the_extra_to_install(
     package: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(EnvironmentUnsuitable, match=rf"pip install '\.\[{package}\]'"):
+    with pytest.raises(UnsupportedEnvironment, match=rf"pip install '\.\[{package}\]'"):
         maker_for(package, None)
 
 

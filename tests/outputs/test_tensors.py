@@ -19,7 +19,7 @@ from tinygrad.engine.jit import TinyJit
 from tinygrad.tensor import Tensor
 from tinygrad.uop.ops import UOpMetaClass, buffers
 
-from shardio.errors import EnvironmentUnsuitable, InvalidArgument
+from shardio.errors import InvalidArgument, UnsupportedEnvironment
 from shardio.outputs.tinygrad import copies, graphs, views, waiting
 from shardio.outputs.tinygrad import maker as maker_module
 from shardio.outputs.tinygrad.maker import TensorMaker
@@ -615,5 +615,5 @@ def test_a_device_that_cannot_be_opened_here_is_reported_with_ways_out(
         raise cause
 
     monkeypatch.setattr(type(Device), "__getitem__", fail)
-    with pytest.raises(EnvironmentUnsuitable, match=r"cannot open device CPU.*clang.*numpy"):
+    with pytest.raises(UnsupportedEnvironment, match=r"cannot open device CPU.*clang.*numpy"):
         TensorMaker("CPU")

@@ -9,7 +9,7 @@ import pytest
 
 from shardio import Array, Schema, ShardLoader, Text
 from shardio.dataset.dataset import open_dataset
-from shardio.errors import EnvironmentUnsuitable, InvalidArgument
+from shardio.errors import InvalidArgument, UnsupportedEnvironment
 from shardio.format.fields import DTYPES
 from tests.loading import write_dataset
 
@@ -145,7 +145,7 @@ def test_a_device_that_torch_does_not_know_or_cannot_open_is_an_error() -> None:
     with pytest.raises(InvalidArgument, match="torch has no device 'gpu3'"):
         TorchMaker("gpu3")
     if not torch.cuda.is_available():
-        with pytest.raises(EnvironmentUnsuitable, match=r"cannot open device cuda .*device='cpu'"):
+        with pytest.raises(UnsupportedEnvironment, match=r"cannot open device cuda .*device='cpu'"):
             TorchMaker("cuda")
 
 

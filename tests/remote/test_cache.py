@@ -18,7 +18,7 @@ from urllib.parse import quote
 
 import pytest
 
-from shardio.errors import CacheFull, EnvironmentUnsuitable, ShardCorrupt, ShardUnsupported
+from shardio.errors import CacheFull, ShardCorrupt, ShardUnsupported, UnsupportedEnvironment
 from shardio.manifest import load
 from shardio.remote.arrival import check_arrived
 from shardio.remote.cache import ShardCache
@@ -113,7 +113,7 @@ def test_a_shard_that_is_removed_while_it_is_held_is_an_error_and_not_waited_for
     monkeypatch.setattr("shardio.remote.cache._IN_USE_S", 0.1)
     with _cache(store, url, tmp_path) as cache:
         os.unlink(cache.hold(shards[0]))
-        with pytest.raises(EnvironmentUnsuitable, match="was removed or changed while"):
+        with pytest.raises(UnsupportedEnvironment, match="was removed or changed while"):
             cache.hold(shards[0])
         cache.release(shards[0])
         cache.hold(shards[0])
@@ -404,7 +404,7 @@ def test_a_cache_that_is_removed_while_it_is_in_use_is_an_error(
     with _cache(store, url, tmp_path) as cache:
         shutil.rmtree(cache.root)
         assert cache.hold_if_here(shards[0]) is None
-        with pytest.raises(EnvironmentUnsuitable, match=f"^{cache.root}: was removed while it is"):
+        with pytest.raises(UnsupportedEnvironment, match=f"^{cache.root}: was removed while it is"):
             cache.hold(shards[0])
 
 
@@ -420,7 +420,7 @@ def test_what_cannot_be_a_cache_is_an_error_that_says_how_to_name_another(
         locks.unlink()
         locks.mkdir()  # which not even root can write to
     with (
-        pytest.raises(EnvironmentUnsuitable, match=r"/cache: cannot be a cache .* by `cache`"),
+        pytest.raises(UnsupportedEnvironment, match=r"/cache: cannot be a cache .* by `cache`"),
         _cache(store, url, tmp_path),
     ):
         pass

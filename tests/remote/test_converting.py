@@ -24,7 +24,7 @@ from shardio.errors import (
     InvalidArgument,
     ShardChanged,
     ShardNotFound,
-    StoreDenied,
+    StoreAccessDenied,
     StoreUnavailable,
 )
 from shardio.remote.failures import replaced
@@ -269,7 +269,7 @@ def test_who_came_and_published_before_the_claim_is_seen(
 def test_what_is_converted_is_not_passed_off_as_of_other_inputs(store: Scene, lines: Path) -> None:
     url = store.url("others")
     store.proxy.faults = [Fault("denied", "generations", times=99, method="PUT")]
-    with pytest.raises(StoreDenied):
+    with pytest.raises(StoreAccessDenied):
         _convert(store, lines, url, **OPTIONS)
     store.proxy.forget()
     with pytest.raises(InvalidArgument, match="repeat was 1, is 2; .* or to convert all of it"):

@@ -13,7 +13,7 @@ import pytest
 
 import shardio
 from shardio import Array, Image, Schema, ShardLoader
-from shardio.errors import InvalidArgument, StoreDenied, StoreUnavailable
+from shardio.errors import InvalidArgument, StoreAccessDenied, StoreUnavailable
 from shardio.media import encode_jpeg
 from shardio.remote.ahead import N_THREADS
 from tests.loading import TWO_FIELDS, two_fields, write_dataset
@@ -149,7 +149,7 @@ def test_credentials_that_expire_are_the_error_that_the_loop_gets(
 ) -> None:
     with (
         _loader(store, url, tmp_path) as loader,
-        pytest.raises(StoreDenied, match="ExpiredToken"),
+        pytest.raises(StoreAccessDenied, match="ExpiredToken"),
     ):
         store.proxy.faults = [Fault("denied", times=9999)]
         _epoch(loader)

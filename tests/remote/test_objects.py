@@ -15,12 +15,12 @@ import pytest
 
 from shardio.errors import (
     DatasetConflict,
-    EnvironmentUnsuitable,
     InvalidArgument,
     ShardChanged,
     ShardNotFound,
-    StoreDenied,
+    StoreAccessDenied,
     StoreUnavailable,
+    UnsupportedEnvironment,
 )
 from shardio.remote import stores
 from shardio.remote.failures import Passing
@@ -206,7 +206,9 @@ def test_credentials_that_have_expired_are_an_error_at_once_that_does_not_show_t
     store: Scene,
 ) -> None:
     store.proxy.faults = [Fault("denied", times=1000)]
-    with pytest.raises(StoreDenied, match="refuses: ExpiredToken: The token has expired") as caught:
+    with pytest.raises(
+        StoreAccessDenied, match="refuses: ExpiredToken: The token has expired"
+    ) as caught:
         objects(store).read("a.shard")
     assert store.proxy.faults[0].times == 999
     text = str(caught.value) + repr(objects(store))
@@ -307,7 +309,7 @@ def test_a_fork_of_a_process_that_has_used_a_store_is_told_so(
     store: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(stores._users, "first", os.getpid() + 1)
-    with pytest.raises(EnvironmentUnsuitable, match="this process is a fork of one"):
+    with pytest.raises(UnsupportedEnvironment, match="this process is a fork of one"):
         objects(store).read("a.shard")
 
 

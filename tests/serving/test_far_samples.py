@@ -15,7 +15,7 @@ import pytest
 
 import shardio
 from shardio import InvalidArgument, MultiLoader
-from shardio.errors import BatchOverdue, LoaderClosed, ServerUnreachable
+from shardio.errors import BatchTimeout, ClosedError, ServerUnreachable
 from shardio.manifest import load, publish_next
 from shardio.network.far_loader import RemoteLoader
 from shardio.network.link import Link, Lost
@@ -65,12 +65,12 @@ def test_an_iteration_that_goes_on_beside_the_next_is_over(server: Server) -> No
         next(first)
         second = iter(far)
         assert _labels(second) == list(range(30))
-        with pytest.raises(LoaderClosed):
+        with pytest.raises(ClosedError):
             list(first)
         third = iter(far)
         next(third)
         far.kill()
-        with pytest.raises(LoaderClosed):
+        with pytest.raises(ClosedError):
             list(third)
 
 
@@ -100,7 +100,7 @@ def test_kill_in_one_thread_ends_the_wait_of_another(path: str) -> None:
         held.clear()
         rest = pool.submit(_labels, samples)
         far.kill()
-        with pytest.raises(LoaderClosed):
+        with pytest.raises(ClosedError):
             rest.result()
         held.set()
 
@@ -135,7 +135,7 @@ def test_an_iteration_and_its_servers_are_of_one_process(server: Server) -> None
         next(samples)
         servers: Any = far._servers
         servers._pid = 1
-        with pytest.raises(LoaderClosed, match="forked off; begin another"):
+        with pytest.raises(ClosedError, match="forked off; begin another"):
             next(samples)
         assert _labels(far) == list(range(30))
         servers._pid = os.getpid()
@@ -158,7 +158,7 @@ def test_kill_ends_the_wait_for_a_server_that_is_away(path: str) -> None:
         waiting = pool.submit(list, far)
         assert is_waiting.wait(PATIENCE_S)
         far.kill()
-        with pytest.raises(LoaderClosed):
+        with pytest.raises(ClosedError):
             waiting.result()
 
 
@@ -270,5 +270,5 @@ def test_samples_that_do_not_come_are_overdue(
         samples = iter(far)
         next(samples)
         monkeypatch.setattr("shardio.network.stream.Stream.take", lambda self, wait_s: None)
-        with pytest.raises(BatchOverdue, match=r"0.2 s; of server 0 .* 1 of 30 batches have come"):
+        with pytest.raises(BatchTimeout, match=r"0.2 s; of server 0 .* 1 of 30 batches have come"):
             list(samples)

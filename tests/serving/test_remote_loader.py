@@ -12,7 +12,7 @@ import pytest
 
 import shardio
 from shardio import Clip, InvalidArgument, ShardLoader
-from shardio.errors import LoaderClosed, ServerUnreachable, TransformError
+from shardio.errors import ClosedError, ServerUnreachable, TransformError
 from shardio.network.far_loader import RemoteLoader
 from shardio.network.link import Link
 from shardio.serving import Server
@@ -68,7 +68,7 @@ def test_an_iteration_that_is_left_early_is_followed_by_the_next_epoch(
     next(left)
     assert loader.state_dict()["position"] == 4
     assert {batch.epoch for batch in loader} == {1}
-    with pytest.raises(LoaderClosed):
+    with pytest.raises(ClosedError):
         next(left)
 
 
@@ -221,7 +221,7 @@ def test_a_fork_can_neither_use_a_loader_nor_end_it(loader: RemoteLoader) -> Non
     before = len(loader)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("shardio.network.far_loader.this_process.pid", 1)
-        with pytest.raises(LoaderClosed, match="forked off"):
+        with pytest.raises(ClosedError, match="forked off"):
             iter(loader)
     assert len(list(loader)) == before
 
@@ -255,7 +255,7 @@ def test_after_close_there_is_nothing_but_what_is_held(server: Server) -> None:
     far.close()
     assert bits(held) == before
     for use in (lambda: iter(far), lambda: next(batches)):
-        with pytest.raises(LoaderClosed):
+        with pytest.raises(ClosedError):
             use()
 
 
@@ -274,7 +274,7 @@ def test_close_in_one_thread_ends_the_wait_of_another(path: str) -> None:
         held.clear()
         rest = pool.submit(list, batches)
         far.close()
-        with pytest.raises(LoaderClosed):
+        with pytest.raises(ClosedError):
             rest.result()
         held.set()
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from shardio import InvalidArgument, ShardLoader
-from shardio.errors import BatchOverdue, ServerUnreachable
+from shardio.errors import BatchTimeout, ServerUnreachable
 from shardio.network.keys import ServerKeys
 from shardio.network.link import Lost
 from shardio.network.servers import Servers
@@ -203,7 +203,7 @@ def test_an_answer_that_does_not_come_from_a_server_that_is_there_is_overdue(
     edges: Server, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     _hears(monkeypatch, lambda head: {} if head["kind"] == kind else head)
-    with pytest.raises(BatchOverdue, match="did not come from"):
+    with pytest.raises(BatchTimeout, match="did not come from"):
         with ShardLoader(edges.address, 4, fields=["label"], timeout_s=0.1, **HOW) as far:
             list(far)
 
@@ -331,7 +331,7 @@ def test_a_batch_that_is_not_made_in_time_is_overdue(path: str) -> None:
         with ShardLoader(server.address, 4, timeout_s=0.3, fields=["label"], **HOW) as far:
             batches = iter(far)
             _HELD.clear()
-            with pytest.raises(BatchOverdue, match="did not come from"):
+            with pytest.raises(BatchTimeout, match="did not come from"):
                 list(batches)
             _HELD.set()
 

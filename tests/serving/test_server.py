@@ -18,7 +18,7 @@ import pytest
 
 from shardio import InvalidArgument, ShardLoader
 from shardio._workers.tasks.mail import zeromq
-from shardio.errors import EnvironmentUnsuitable, LoaderClosed, MemoryShort
+from shardio.errors import ClosedError, InsufficientMemory, UnsupportedEnvironment
 from shardio.network.address import parse
 from shardio.network.link import Link
 from shardio.network.wire import VERSION, Garbled, pack
@@ -77,7 +77,7 @@ def test_without_zeromq_both_sides_say_how_to_get_it(
 ) -> None:
     monkeypatch.setitem(sys.modules, "zmq", None)
     for make in (lambda: make_server(path, FREE), lambda: ShardLoader(server.address, 4, **HOW)):
-        with pytest.raises(EnvironmentUnsuitable, match=r"pip install '\.\[zmq\]'"):
+        with pytest.raises(UnsupportedEnvironment, match=r"pip install '\.\[zmq\]'"):
             make()
 
 
@@ -300,7 +300,7 @@ def test_a_client_that_is_killed_frees_its_session(
 
 def test_more_clients_than_there_may_be_are_refused(path: str) -> None:
     with serving(path, max_clients=1) as server, ShardLoader(server.address, 3, **HOW):
-        with pytest.raises(EnvironmentUnsuitable, match="takes no more"):
+        with pytest.raises(UnsupportedEnvironment, match="takes no more"):
             ShardLoader(server.address, 3, **HOW)
 
 
@@ -401,7 +401,7 @@ def test_a_loader_that_says_nothing_of_itself_is_closed_and_told(path: str) -> N
     session = Session(asked, make_loader, {}, lambda _, frames: said.extend(frames))
     session.join(PATIENCE_S)
     assert b'"failed"' in said[-1] and not session.is_running
-    with pytest.raises(LoaderClosed):
+    with pytest.raises(ClosedError):
         iter(made[0])
 
 
@@ -413,7 +413,7 @@ def test_a_client_for_whom_there_is_no_thread_is_told_so(
 
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", refuse)
-        with pytest.raises(EnvironmentUnsuitable, match="no thread for one more client"):
+        with pytest.raises(UnsupportedEnvironment, match="no thread for one more client"):
             ShardLoader(server.address, 4, **HOW)
     _loads(path, server)
 
@@ -427,11 +427,13 @@ def test_too_few_files_are_an_error_on_either_side_and_end_no_program(
         lambda: Server(lambda _: None, {}, FREE, keys=None, most_clients=1),  # type: ignore[arg-type, return-value]
     ]
     for make in makes:
-        with few_files(n_more), pytest.raises(EnvironmentUnsuitable, match="ulimit -n"):
+        with few_files(n_more), pytest.raises(UnsupportedEnvironment, match="ulimit -n"):
             make()
 
 
 def test_a_batch_larger_than_the_client_takes_is_an_error_of_its_own(server: Server) -> None:
     with ShardLoader(server.address, 8, memory_bytes=10_000, **HOW) as far:
-        with pytest.raises(MemoryShort, match="lower batch_size there, or raise memory_bytes"):
+        with pytest.raises(
+            InsufficientMemory, match="lower batch_size there, or raise memory_bytes"
+        ):
             next(iter(far))

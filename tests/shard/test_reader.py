@@ -12,8 +12,8 @@ import pytest
 
 from shardio.errors import (
     ChecksumMismatch,
+    ClosedError,
     InvalidArgument,
-    LoaderClosed,
     ShardIncomplete,
     ShardNotFound,
 )
@@ -254,7 +254,7 @@ def test_the_map_goes_with_the_last_view_of_it(tmp_path: Path) -> None:
 def test_a_closed_reader_says_so(shard: Path, use: Any) -> None:
     reader = ShardReader(shard)
     reader.close()
-    with pytest.raises(LoaderClosed, match=r"a\.shard: the reader is closed"):
+    with pytest.raises(ClosedError, match=r"a\.shard: the reader is closed"):
         use(reader)
 
 

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 import shardio
-from shardio.errors import InvalidArgument, LoaderClosed, SchemaError
+from shardio.errors import ClosedError, InvalidArgument, SchemaError
 from shardio.format.fields import Array, Audio, Bytes, Text, Video
 from shardio.format.images import EncodedImage
 from shardio.format.schema import Schema
@@ -300,7 +300,7 @@ def test_abort_leaves_nothing_and_may_be_repeated(tmp_path: Path) -> None:
     writer.abort()
     assert os.listdir(tmp_path) == []
     for use in (writer.close, lambda: writer.append({"label": 1, "text": "a"})):
-        with pytest.raises(LoaderClosed, match=r"a\.shard: the writer is closed"):
+        with pytest.raises(ClosedError, match=r"a\.shard: the writer is closed"):
             use()
 
 
@@ -347,7 +347,7 @@ def test_a_failure_in_the_middle_of_a_sample_ends_the_writer(
     monkeypatch.setattr(writer._payload.index, "write", fail)
     with pytest.raises(BrokenSpoolError):
         writer.append({"label": 2, "text": "b"})
-    with pytest.raises(LoaderClosed):
+    with pytest.raises(ClosedError):
         writer.append({"label": 2, "text": "b"})
     assert os.listdir(tmp_path) == []
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from shardio import ShardLoader, ShardReader
 from shardio.dataset.dataset import ShardDataset
-from shardio.errors import ChecksumMismatch, InvalidArgument, LoaderClosed
+from shardio.errors import ChecksumMismatch, ClosedError, InvalidArgument
 from shardio.shard.verification import Verify
 from shardio.storage.filesystems import Access
 from tests.loading import bits, write_dataset
@@ -124,7 +124,7 @@ def test_samples_that_were_read_outlive_the_reader_and_records_are_read_on(folde
     assert [bytes(record) for record in records] == [b"abc" * i for i in (1, 2, 3)]
     with ShardReader(path) as again:
         assert same_sample(sample, again[3])
-    with pytest.raises(LoaderClosed):
+    with pytest.raises(ClosedError):
         reader[0]
 
 

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 
 from shardio.dataset.column_range import ColumnPlace, ColumnRange
 from shardio.errors import (
-    EnvironmentUnsuitable,
-    MemoryShort,
+    InsufficientMemory,
     ShardCorrupt,
     ShardIncomplete,
     ShardNotFound,
+    UnsupportedEnvironment,
 )
 from shardio.storage import mmap
 from shardio.storage.mmap import Spool, map_file, rename_new
@@ -91,7 +91,7 @@ def test_a_range_of_a_missing_file_names_it_and_leaves_no_map(tmp_path: Path) ->
 
 
 def test_a_range_larger_than_the_address_space_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(MemoryShort, match="no address range of"):
+    with pytest.raises(InsufficientMemory, match="no address range of"):
         ColumnRange(1 << 40, [1 << 18])
 
 
@@ -105,7 +105,9 @@ def test_a_file_that_the_limit_of_addresses_does_not_let_in_is_told_with_that_li
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + (1 << 29), hard))
     try:
-        with pytest.raises(MemoryShort, match=r"1073741824 bytes .* for .*large.shard; RLIMIT_AS"):
+        with pytest.raises(
+            InsufficientMemory, match=r"1073741824 bytes .* for .*large.shard; RLIMIT_AS"
+        ):
             map_file(str(path))
     finally:
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
@@ -113,7 +115,7 @@ def test_a_file_that_the_limit_of_addresses_does_not_let_in_is_told_with_that_li
 
 def test_larger_memory_pages_are_refused_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shardio.storage.mmap.mmap.PAGESIZE", 65536)
-    with pytest.raises(EnvironmentUnsuitable, match="memory pages of 65536 bytes"):
+    with pytest.raises(UnsupportedEnvironment, match="memory pages of 65536 bytes"):
         ColumnRange(64, [])
 
 

@@ -19,17 +19,17 @@ import pytest
 import shardio
 from shardio.errors import (
     ChecksumMismatch,
+    ClosedError,
     DatasetConflict,
     DatasetCorrupt,
     DatasetExists,
     DatasetNotFound,
-    EnvironmentUnsuitable,
-    LoaderClosed,
-    MemoryShort,
+    InsufficientMemory,
     SchemaError,
     ShardIncomplete,
     ShardUnsupported,
     TransformError,
+    UnsupportedEnvironment,
 )
 from shardio_tools import cli, entry
 from tests.shards import write_shard
@@ -85,8 +85,8 @@ def raising(error: BaseException) -> Any:
         (DatasetConflict("bad"), 2),
         (shardio.InvalidArgument("bad"), 2),
         (SchemaError("bad"), 2),
-        (MemoryShort("bad"), 3),
-        (EnvironmentUnsuitable("bad"), 3),
+        (InsufficientMemory("bad"), 3),
+        (UnsupportedEnvironment("bad"), 3),
         (shardio.WorkerDied("bad"), 3),
         (OSError(28, "bad", "out/x"), 3),
         (KeyboardInterrupt(), 130),
@@ -107,7 +107,7 @@ def test_an_error_becomes_one_line_and_its_exit_code(
     assert "interrupted" in err if code == 130 else "bad" in err
 
 
-@pytest.mark.parametrize("error", [TypeError("a bug"), LoaderClosed("a bug")])
+@pytest.mark.parametrize("error", [TypeError("a bug"), ClosedError("a bug")])
 def test_a_bug_keeps_its_traceback(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cli.COMMANDS["verify"], "run", raising(error))
     with pytest.raises(type(error), match="a bug"):

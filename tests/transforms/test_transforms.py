@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pytest
 
 from shardio import Array, Schema, ShardLoader
-from shardio.errors import EnvironmentUnsuitable, InvalidArgument, SchemaError
+from shardio.errors import InvalidArgument, SchemaError, UnsupportedEnvironment
 from shardio.transforms import (
     ColorJitter,
     Compose,
@@ -134,7 +134,7 @@ def test_without_pillow_the_constructor_says_how_to_get_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(EnvironmentUnsuitable, match=r"pip install '\.\[images\]'"):
+    with pytest.raises(UnsupportedEnvironment, match=r"pip install '\.\[images\]'"):
         RandomResizedCrop(8)
 
 

@@ -165,7 +165,7 @@ class Soak:
             # The workers of one batch, or sample, may happen to be killed one after the other.
             expect(self.trouble.n_killed > 1 and "died" in str(error), error)
             self.tally["batches that were told to have killed two workers"] += 1
-        except shardio.errors.EnvironmentUnsuitable:
+        except shardio.errors.UnsupportedEnvironment:
             # Or so many of them, faster than this machine makes new ones, that it is no accident.
             expect(self.trouble.n_killed > 2 * options["num_workers"] + 2, "nobody killed them")
             self.tally["loaders that gave up"] += 1

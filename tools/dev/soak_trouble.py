@@ -12,7 +12,7 @@ import time
 from typing import Any
 
 from shardio import ShardLoader
-from shardio.errors import LoaderClosed
+from shardio.errors import ClosedError
 
 __all__ = ["Trouble"]
 
@@ -30,7 +30,7 @@ class Trouble(threading.Thread):
         """Make trouble for ever."""
         while True:
             time.sleep(self._random.uniform(0.02, 0.3))
-            with contextlib.suppress(AttributeError, ProcessLookupError, LoaderClosed):
+            with contextlib.suppress(AttributeError, ProcessLookupError, ClosedError):
                 self._strike()
 
     def _strike(self) -> None:

@@ -73,7 +73,7 @@ def wish_of(options: argparse.Namespace) -> Wish:
 
     Raises:
         InvalidArgument: one does not make sense, or not together with another.
-        EnvironmentUnsuitable: pictures are wanted, and Pillow is not installed.
+        UnsupportedEnvironment: pictures are wanted, and Pillow is not installed.
     """
     wish = Wish(
         path=options.path,

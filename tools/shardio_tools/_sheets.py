@@ -54,7 +54,7 @@ def sheet(tiles: Sequence[Tile], side: int) -> Pixels:
     Small pictures are enlarged by a whole number of pixels; a tile is as large as the largest.
 
     Raises:
-        EnvironmentUnsuitable: Pillow is not installed.
+        UnsupportedEnvironment: Pillow is not installed.
     """
     image = pillow_image()
     from PIL import ImageDraw
@@ -136,7 +136,7 @@ def image_of(pixels: Pixels) -> Image:
     """Make Pillow's picture of RGB pixels.
 
     Raises:
-        EnvironmentUnsuitable: Pillow is not installed.
+        UnsupportedEnvironment: Pillow is not installed.
     """
     found: Image = pillow_image().fromarray(np.ascontiguousarray(pixels))
     return found

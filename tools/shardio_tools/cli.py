@@ -18,13 +18,13 @@ from typing import Any
 import shardio
 from shardio.errors import (
     CacheFull,
-    EnvironmentUnsuitable,
-    LoaderClosed,
-    MemoryShort,
-    StoreDenied,
+    ClosedError,
+    InsufficientMemory,
+    StoreAccessDenied,
     StoreUnavailable,
     TooManySkipped,
     TransformError,
+    UnsupportedEnvironment,
 )
 from shardio_tools import (
     add_column,
@@ -134,7 +134,7 @@ def _run(options: argparse.Namespace) -> int:
         return INTERRUPTED
     except BrokenPipeError:
         raise
-    except LoaderClosed:
+    except ClosedError:
         raise  # nothing that a user types leads there: a bug, which keeps its traceback
     except shardio.ShardioError as error:
         _complain_of(error, str(error))
@@ -183,9 +183,9 @@ def exit_code(error: shardio.ShardioError) -> int:
     """Give the exit code that an error of shardio's leads to."""
     if isinstance(error, shardio.DataError | TransformError | TooManySkipped):
         return BAD_DATA
-    of_stores = (CacheFull, StoreDenied, StoreUnavailable)
+    of_stores = (CacheFull, StoreAccessDenied, StoreUnavailable)
     of_hosts = (shardio.WorkerDied, TimeoutError, ConnectionError, *of_stores)
-    kinds = (EnvironmentUnsuitable, MemoryShort, *of_hosts)
+    kinds = (UnsupportedEnvironment, InsufficientMemory, *of_hosts)
     return ENVIRONMENT if isinstance(error, kinds) else USAGE
 
 

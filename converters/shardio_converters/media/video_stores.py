@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 
 from shardio import EncodedStream, MediaError
-from shardio.errors import EnvironmentUnsuitable
+from shardio.errors import UnsupportedEnvironment
 from shardio.media import MAX_SIDE, ClipDecoder, JpegEncoder, Picture, Rising, StreamEncoder, demux
 
 _COMPARED: Final = 32  # frames
@@ -34,14 +34,14 @@ def libraries(store: str, codec: str | None) -> Mapping[str, str]:
     """Versions of what encodes, beside PyAV and FFmpeg.
 
     Raises:
-        EnvironmentUnsuitable: FFmpeg has no such encoder here; says what needs none.
+        UnsupportedEnvironment: FFmpeg has no such encoder here; says what needs none.
         ModuleNotFoundError: a package is not installed.
     """
     if store == "h264":
         try:
             StreamEncoder(16, 16, Fraction(1), codec=codec or "h264")
-        except EnvironmentUnsuitable as error:
-            raise EnvironmentUnsuitable(
+        except UnsupportedEnvironment as error:
+            raise UnsupportedEnvironment(
                 f"{error}; --store raw needs none (bit-exact frames, many times the bytes), nor "
                 "does --store packets"
             ) from error

@@ -42,10 +42,22 @@ from shardio._workers.processes.shared import SharedArray, marks_file
 from shardio._workers.tasks.schedule import Schedule
 from shardio.batch.layout import BlockLayout
 from shardio.dataset.dataset import Dataset
-from shardio.errors import InvalidArgument, LoaderClosed, MemoryShort, SchemaError, TransformError
+from shardio.errors import (
+    ClosedError,
+    InsufficientMemory,
+    InvalidArgument,
+    SchemaError,
+    TransformError,
+)
 
 # Raised where the bookkeeping is whole, of a pass that could not begin.
-_TEAR_NOTHING: Final = (MemoryShort, TransformError, SchemaError, InvalidArgument, LoaderClosed)
+_TEAR_NOTHING: Final = (
+    InsufficientMemory,
+    TransformError,
+    SchemaError,
+    InvalidArgument,
+    ClosedError,
+)
 
 
 class Engine:
@@ -121,7 +133,7 @@ class Engine:
 
         Raises:
             TransformError: it could not be.
-            BatchOverdue: it takes too long.
+            BatchTimeout: it takes too long.
         """
         with self._lock:
             self._check_usable()
@@ -194,8 +206,8 @@ class Engine:
         """The next filled block of a pass, or None at its end; waits for it.
 
         Raises:
-            what failed when the block was filled; LoaderClosed; WorkerDied or ShardChanged;
-            BatchOverdue.
+            what failed when the block was filled; ClosedError; WorkerDied or ShardChanged;
+            BatchTimeout.
         """
         with self._lock:
             if self._is_closed or this_process.pid != self._owner_pid or self._passes.is_torn:
@@ -298,21 +310,21 @@ class Engine:
     def pool(self) -> BlockPool:
         """The blocks."""
         if self._traffic is None:  # not by `traffic`: one call less for every batch
-            raise LoaderClosed("the loader is closed")
+            raise ClosedError("the loader is closed")
         return self._traffic.pool
 
     @property
     def traffic(self) -> Traffic:
         """What goes on, once batches are laid out."""
         if self._traffic is None:
-            raise LoaderClosed("the loader is closed")
+            raise ClosedError("the loader is closed")
         return self._traffic
 
     def _check_usable(self) -> None:
         if self._is_closed:
-            raise LoaderClosed("the loader is closed")
+            raise ClosedError("the loader is closed")
         if this_process.pid != self._owner_pid:
-            raise LoaderClosed(
+            raise ClosedError(
                 f"this loader belongs to process {self._owner_pid}; this is process "
                 f"{this_process.pid}, a fork of it, which has to make a loader of its own"
             )

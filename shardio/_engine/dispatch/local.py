@@ -21,7 +21,7 @@ from shardio._workers.processes.shared import SharedArray
 from shardio.batch.batch import Skipped
 from shardio.batch.layout import BlockLayout
 from shardio.dataset.dataset import Dataset
-from shardio.errors import LoaderClosed
+from shardio.errors import ClosedError
 
 
 class Local:
@@ -86,7 +86,7 @@ class Local:
     def wait(self, timeout_s: float | None = None) -> list[Answer | Loss]:
         """Do the oldest task, however long it takes."""
         if not self._tasks:
-            raise LoaderClosed("the loader is closed")
+            raise ClosedError("the loader is closed")
         task, block = self._tasks[0]  # stays until it is done: Ctrl-C may strike
         if not self._recipe.runs_user_code:
             answer = self._do(task, block)

@@ -36,7 +36,7 @@ from shardio._workers.processes.start import Start
 from shardio._workers.tasks.schedule import DEPTH
 from shardio.batch.layout import BlockLayout
 from shardio.dataset.dataset import Dataset
-from shardio.errors import EnvironmentUnsuitable
+from shardio.errors import UnsupportedEnvironment
 
 _QUICK: Final = int(Status.QUICK)
 
@@ -192,7 +192,7 @@ class Workers:
             how = f"{how}:\n\n{text}"
         self._deaths_in_a_row += 1
         if self._deaths_in_a_row > 2 * self.n_workers + 2:
-            raise EnvironmentUnsuitable(f"workers die before they answer anything: {how}")
+            raise UnsupportedEnvironment(f"workers die before they answer anything: {how}")
         for block in self._blocks.values():
             block.known_to.discard(died.worker)
         self._starting.add(died.worker)

@@ -33,7 +33,7 @@ from shardio._workers.processes.overdue import shortened
 from shardio._workers.processes.watch import Event, Failed, Message
 from shardio._workers.processes.zygote import GRACE_S
 from shardio.dataset.dataset import Dataset
-from shardio.errors import LoaderClosed
+from shardio.errors import ClosedError
 
 __all__ = ["Threads"]
 
@@ -231,8 +231,8 @@ class Threads(Closing):
             raise _closed()
 
 
-def _closed() -> LoaderClosed:
-    return LoaderClosed("the workers were stopped by close()")
+def _closed() -> ClosedError:
+    return ClosedError("the workers were stopped by close()")
 
 
 def _serve(

@@ -30,7 +30,7 @@ from shardio._workers.processes.blocks import BlockPool
 from shardio._workers.processes.overdue import overdue
 from shardio._workers.tasks.schedule import Schedule
 from shardio.dataset.dataset import Dataset
-from shardio.errors import InvalidArgument, MemoryShort, TransformError, WorkerDied
+from shardio.errors import InsufficientMemory, InvalidArgument, TransformError, WorkerDied
 
 # Plain numbers: members of an enum are slow to look up and to compare.
 _FILL, _FILLED, _QUICK = int(Ask.FILL), int(Status.FILLED), int(Status.QUICK)
@@ -70,7 +70,7 @@ class Traffic:
         """The next filled block of a pass, or None at its end; waits for it, so long at most.
 
         Raises:
-            what failed when the block was filled; BatchOverdue; MemoryShort.
+            what failed when the block was filled; BatchTimeout; InsufficientMemory.
         """
         schedule, pool, lap = iteration.schedule, self.pool, iteration.lap
         if schedule.is_over or iteration.is_cancelled:
@@ -109,7 +109,7 @@ class Traffic:
         """Wait until another pass can begin.
 
         Raises:
-            InvalidArgument: there are as many as there may be; BatchOverdue.
+            InvalidArgument: there are as many as there may be; BatchTimeout.
         """
         end_s = None if timeout_s is None else time.monotonic() + timeout_s
         passes, what = self._passes, f"the end of one of {N_SLOTS} passes, all there may be,"
@@ -126,7 +126,7 @@ class Traffic:
         """Until when to wait for what has not come by now: workers that start have more time.
 
         Raises:
-            BatchOverdue: no longer than until now, which is `end_s` or later.
+            BatchTimeout: no longer than until now, which is `end_s` or later.
         """
         now_s = time.monotonic()
         if end_s is not None and now_s >= end_s and not self._staff.is_starting:
@@ -210,7 +210,7 @@ class Traffic:
         """Find a block for a pass that has none: one beyond the budget if need be.
 
         Raises:
-            MemoryShort: the program or other passes hold all, and there is no memory for another.
+            InsufficientMemory: all blocks are held, and there is no memory for another.
         """
         gc.collect()  # batches in reference cycles are held by nobody
         self.reap()
@@ -221,9 +221,9 @@ class Traffic:
         try:
             iteration.schedule.free(self.pool.make_extra())
             iteration.lap.n_blocks_made += 1
-        except MemoryShort as error:
+        except InsufficientMemory as error:
             self._passes.is_torn = False
-            raise MemoryShort(
+            raise InsufficientMemory(
                 f"all {n} blocks ({n_bytes} bytes of a budget of {self._memory_bytes}) are held by "
                 "batches that the program still refers to, or by other loops over this loader; "
                 f"let go of batches, or copy what you keep: {error}"

@@ -94,7 +94,7 @@ class Batches:
         `one_by_one` is what fills the rows themselves, if they are not filled all at once.
 
         Raises:
-            ShardCorrupt, SchemaError, TransformError, MemoryShort: naming samples.
+            ShardCorrupt, SchemaError, TransformError, InsufficientMemory: naming samples.
         """
         inner = layout.inner
         if inner is None:
@@ -232,7 +232,7 @@ class Batches:
 
         Raises:
             TransformError: it is unlike what he made of the first.
-            MemoryShort: there is no memory for it.
+            InsufficientMemory: there is no memory for it.
         """
         used = 0
         try:

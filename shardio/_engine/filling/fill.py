@@ -171,7 +171,7 @@ class Filler:
         `row_by_row` is what fills the rows that are read, if not this filler all at once.
 
         Raises:
-            ShardCorrupt, TransformError, MemoryShort: naming the sample.
+            ShardCorrupt, TransformError, InsufficientMemory: naming the sample.
         """
         stretch, part = self._itinerary.stretch(plan, step)
         self._advice.before(plan, step, stretch, part)
@@ -231,7 +231,7 @@ class Filler:
         Returns how many bytes of the heap are used.
 
         Raises:
-            ShardCorrupt, TransformError, MemoryShort: naming the sample.
+            ShardCorrupt, TransformError, InsufficientMemory: naming the sample.
         """
         if self._beware is not None:
             self._beware(stretch.shards_within(part))

@@ -24,7 +24,7 @@ def put_value(
 
     Raises:
         SchemaError: it does not fit the field.
-        MemoryShort: there is no memory for it.
+        InsufficientMemory: there is no memory for it.
     """
     record, shape = encode_record(slot.name, layout.schema[slot.name], value)
     start = -(-used // slot.alignment) * slot.alignment
@@ -44,7 +44,7 @@ def reserve(
     """Room for an array of the whole batch; returns it, unwritten, and how much is used then.
 
     Raises:
-        MemoryShort: there is no memory for it.
+        InsufficientMemory: there is no memory for it.
     """
     start = -(-used // ALIGNMENT) * ALIGNMENT
     end = start + slot.dtype.itemsize * math.prod(shape)

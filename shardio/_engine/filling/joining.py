@@ -50,7 +50,7 @@ def join(
 
     Raises:
         SchemaError: the shapes cannot be joined; it names the samples.
-        MemoryShort: there is no memory for it.
+        InsufficientMemory: there is no memory for it.
     """
     n_read = len(values)
     values = values + [values[i % n_read] for i in range(n_rows - n_read)]
@@ -176,7 +176,7 @@ class StoredJoins:
             places: names samples.
 
         Raises:
-            ShardCorrupt, SchemaError, MemoryShort: naming the sample.
+            ShardCorrupt, SchemaError, InsufficientMemory: naming the sample.
         """
         for slot in layout.joins:
             states[:] = self._claims[slot.join.name]

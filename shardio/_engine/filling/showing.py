@@ -19,7 +19,7 @@ def shared_tables(dataset: Dataset) -> tuple[SharedArray, ...]:
     """Put into memory files what a dataset shows and its recipe does not tell.
 
     Raises:
-        MemoryShort: there is not that much memory.
+        InsufficientMemory: there is not that much memory.
     """
     tables, rows = [], dataset.rows
     if rows.row_list is not None:

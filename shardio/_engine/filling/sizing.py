@@ -15,7 +15,7 @@ from shardio._workers.tasks.schedule import QUICK_DEPTH
 from shardio.batch.collation import Join
 from shardio.batch.layout import ALIGNMENT, BlockLayout, is_fixed
 from shardio.dataset.dataset import Dataset
-from shardio.errors import MemoryShort
+from shardio.errors import InsufficientMemory
 from shardio.format.schema import Schema
 from shardio.format.values import encode_record
 from shardio.samples.audio import HeardField
@@ -44,12 +44,12 @@ def block_bytes(
         heap_bytes: what a batch has in its heap, as far as the first sample or batch tells.
 
     Raises:
-        MemoryShort: the budget is smaller than one block.
+        InsufficientMemory: the budget is smaller than one block.
     """
     heap = _expected_heap(layout, recipe, dataset)
     n_bytes = layout.heap + max(heap, _whole_pages(heap_bytes + _stated_bytes(layout)))
     if n_bytes > memory_bytes:
-        raise MemoryShort(
+        raise InsufficientMemory(
             f"a batch of {recipe.block_rows} samples needs a block of {n_bytes} bytes; "
             f"memory_bytes allows {memory_bytes}: raise it, or lower batch_size"
         )

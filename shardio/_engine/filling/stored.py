@@ -92,7 +92,7 @@ class StoredValues:
             states: of their rows in the origin table, which say what is being read.
 
         Raises:
-            ShardCorrupt, MemoryShort: naming the sample.
+            ShardCorrupt, InsufficientMemory: naming the sample.
         """
         rows = stretch.rows[part]
         batch = _Batch(layout, memory, stretch, part, rows, stretch.shards[part])

@@ -100,7 +100,7 @@ class TransformedValues:
             epoch, start: the position of the first, which keys its generators.
 
         Raises:
-            ShardCorrupt, TransformError, MemoryShort: naming the sample.
+            ShardCorrupt, TransformError, InsufficientMemory: naming the sample.
         """
         # They stay valid when the block grows: the pages are the same.
         n = part.stop - part.start

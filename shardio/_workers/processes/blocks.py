@@ -33,7 +33,7 @@ from shardio._workers.processes.linux import (
 )
 from shardio._workers.processes.memory import available_bytes, require
 from shardio.batch.layout import BlockViews
-from shardio.errors import MemoryShort
+from shardio.errors import InsufficientMemory
 from shardio.storage.fs import most_file_bytes
 
 _F_ADD_SEALS: Final = 1033
@@ -52,7 +52,7 @@ def reserve_memory_file(n_bytes: int, what: str) -> int:
     It is sealed against shrinking: nobody can take mapped pages away.
 
     Raises:
-        MemoryShort: there is not that much memory; nothing was reserved.
+        InsufficientMemory: there is not that much memory; nothing was reserved.
     """
     require(n_bytes, what)  # before the reservation: over a cgroup's limit that kills, not fails
     with _new_memory_file(n_bytes, what) as fd:
@@ -87,13 +87,13 @@ def _new_memory_file(n_bytes: int, what: str) -> Iterator[int]:
 
 @contextlib.contextmanager
 def _refusals_explained(n_bytes: int, what: str) -> Iterator[None]:
-    """Raise MemoryShort where the kernel has no memory although it said so when it was asked."""
+    """Raise InsufficientMemory where the kernel refuses memory that it reported as free."""
     try:
         yield
     except OSError as error:
         if error.errno not in (errno.ENOMEM, errno.ENOSPC):
             raise
-        raise MemoryShort(
+        raise InsufficientMemory(
             f"the kernel refused {n_bytes} bytes for {what}, although {available_bytes()} seemed "
             f"to be available: {error.strerror}"
         ) from error
@@ -131,13 +131,13 @@ class BlockMap:
         """Give at least n_bytes of the file memory, and `better` if that is allowed.
 
         Raises:
-            MemoryShort: there is not that much memory, or it is not allowed.
+            InsufficientMemory: there is not that much memory, or it is not allowed.
         """
         size = self.backed_bytes()
         if n_bytes > size:
             if self._most is not None:
                 if n_bytes > self._most:
-                    raise MemoryShort(
+                    raise InsufficientMemory(
                         f"a batch needs a block of {n_bytes} bytes; memory_bytes allows "
                         f"{self._most}: raise it, or lower batch_size"
                     )
@@ -245,7 +245,7 @@ class BlockPool:
         """A new block, or None where budget or memory are used up.
 
         Raises:
-            MemoryShort: there is no memory for even the first.
+            InsufficientMemory: there is no memory for even the first.
         """
         if not self._blocks:
             return self.make_extra()
@@ -253,15 +253,15 @@ class BlockPool:
             return None
         try:
             return self.make_extra()
-        except MemoryShort:
+        except InsufficientMemory:
             return None
 
     def make_extra(self) -> int:
         """A new block, whatever the budget.
 
         Raises:
-            MemoryShort: there is no memory for it.
-            EnvironmentUnsuitable: too many files are open.
+            InsufficientMemory: there is no memory for it.
+            UnsupportedEnvironment: too many files are open.
         """
         with interrupts_held(), files_explained():
             block = Block(len(self._blocks), self.block_bytes, self._budget)
@@ -320,7 +320,7 @@ class BlockPool:
         """The first n_bytes of a block in memory of their own, leased like a block.
 
         Raises:
-            MemoryShort: there is not that much memory.
+            InsufficientMemory: there is not that much memory.
         """
         require(n_bytes, "copies of batches, because all blocks are held by batches still in use")
         memory = mmap.mmap(-1, n_bytes)

@@ -11,7 +11,7 @@ import socket
 from collections.abc import Sequence
 
 from shardio._workers.processes.linux import memory_file
-from shardio.errors import EnvironmentUnsuitable, InvalidArgument
+from shardio.errors import InvalidArgument, UnsupportedEnvironment
 
 __all__ = [
     "LOST_FDS",
@@ -119,7 +119,7 @@ def check_message(message: bytes, fds: Sequence[int]) -> None:
 def unpack_fds(ancillary: Ancillary, flags: int) -> tuple[int, ...]:
     """Take the descriptors out of what `recvmsg` returned beside the data."""
     if flags & LOST_FDS:
-        raise EnvironmentUnsuitable(
+        raise UnsupportedEnvironment(
             "file descriptors were lost on their way between main and a worker: this process has "
             "reached its limit of open files; raise it with `ulimit -n`"
         )

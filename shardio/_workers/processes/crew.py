@@ -23,7 +23,7 @@ from shardio._workers.processes.overdue import ask_for_stacks
 from shardio._workers.processes.start import EXECUTE, FORK, LOAD, Start, Target
 from shardio._workers.processes.watch import Event, Failed, Message, Watch
 from shardio._workers.processes.zygote import REQUEST, WARD
-from shardio.errors import InvalidArgument, LoaderClosed, WorkerDied
+from shardio.errors import ClosedError, InvalidArgument, WorkerDied
 
 __all__ = ["Channel", "Crew", "Died", "Event", "Failed", "Message"]
 
@@ -39,7 +39,7 @@ class Crew(Closing):
     and `restart` are for one thread at a time, `close` is for any. A crew that is collected without
     `close`, or is open when the interpreter ends, is closed then.
 
-    Raises InvalidArgument when `target` cannot be pickled and EnvironmentUnsuitable when processes
+    Raises InvalidArgument when `target` cannot be pickled and UnsupportedEnvironment when processes
     cannot be started here.
     """
 
@@ -158,8 +158,8 @@ class Crew(Closing):
     def wait(self, timeout_s: float | None = None) -> list[Event]:
         """Wait for events and return at least one, or none when `timeout_s` has passed.
 
-        All that a worker has sent comes before its Died. Raises LoaderClosed when the crew is, or
-        meanwhile gets, closed, and EnvironmentUnsuitable when no worker can be started here.
+        All that a worker has sent comes before its Died. Raises ClosedError when the crew is, or
+        meanwhile gets, closed, and UnsupportedEnvironment when no worker can be started here.
         """
         held = self._held
         if held.is_closing or this_process.pid != held.owner_pid:
@@ -197,12 +197,12 @@ class Crew(Closing):
     def _check_usable(self) -> None:
         held = self._held
         if this_process.pid != held.owner_pid:
-            raise LoaderClosed(
+            raise ClosedError(
                 f"these workers belong to process {held.owner_pid}; this is process "
                 f"{this_process.pid}, a fork of it, which has to make a loader of its own"
             )
         if held.is_closing:
-            raise LoaderClosed("the workers were stopped by close()")
+            raise ClosedError("the workers were stopped by close()")
 
     def _meet_zygote(self) -> None:
         held = self._held

@@ -22,7 +22,7 @@ from shardio._workers.processes.channel import RECEIVE, Received, unpack_fds
 from shardio._workers.processes.launch import Zygote, release
 from shardio._workers.processes.linux import end_process, has_ended
 from shardio._workers.processes.zygote import GRACE_S, REPLY, STARTED
-from shardio.errors import EnvironmentUnsuitable
+from shardio.errors import UnsupportedEnvironment
 
 __all__ = ["RECEIVE_NOW", "Died", "Holdings", "Worker", "end_all"]
 
@@ -223,7 +223,7 @@ def _kill(held: Holdings) -> None:
 
 
 def _let_go(held: Holdings) -> None:
-    with contextlib.suppress(EnvironmentUnsuitable):  # no descriptors were left: said before
+    with contextlib.suppress(UnsupportedEnvironment):  # no descriptors were left: said before
         _note_starts(held)
     _kill(held)
     if held.zygote is not None:

@@ -15,7 +15,7 @@ import os
 from typing import Final
 
 from shardio._base.phase_timers import now_ns
-from shardio.errors import MemoryShort
+from shardio.errors import InsufficientMemory
 from shardio.storage.mmap import map_over
 
 LARGE_BYTES: Final = 2 << 20
@@ -58,7 +58,7 @@ def take_large_pages(fd: int, n_bytes: int) -> None:
             if (now_ns() - begin_ns) * LARGE_BYTES > _MOST_NS * n_here:
                 _Kernel.is_asked = False
                 return
-    except (OSError, MemoryShort):
+    except (OSError, InsufficientMemory):
         _Kernel.is_asked = False
 
 
@@ -72,7 +72,7 @@ def map_whole(fd: int, n_bytes: int, n_backed: int) -> tuple[mmap.mmap, int]:
     """
     try:
         memory, first = _map_aligned(fd, n_bytes) if n_bytes >= LARGE_BYTES else _map_plain(fd)
-    except (OSError, MemoryShort):
+    except (OSError, InsufficientMemory):
         memory, first = _map_plain(fd)
     with contextlib.suppress(OSError):  # before 5.14; then pages come one by one
         if n_backed:

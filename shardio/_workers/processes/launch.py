@@ -19,7 +19,7 @@ from collections import deque
 from shardio._workers.processes.linux import end_process, explain_files, has_ended, open_pidfd
 from shardio._workers.processes.start import Start, Target, import_all
 from shardio._workers.processes.zygote import serve_forked
-from shardio.errors import EnvironmentUnsuitable
+from shardio.errors import UnsupportedEnvironment
 
 __all__ = ["PRELOAD", "Zygote", "acquire", "release"]
 
@@ -43,7 +43,7 @@ class Zygote:
 
     `pidfd` is readable once the process has ended. Making one does not wait for its
     imports (0.6 ms). With a `target`, the function of the crew that it is for, it is a fork of this
-    process, made once that has imported `preload`. Raises EnvironmentUnsuitable when the
+    process, made once that has imported `preload`. Raises UnsupportedEnvironment when the
     interpreter cannot be executed.
     """
 
@@ -64,7 +64,7 @@ class Zygote:
             except OSError as error:
                 ours.close()
                 explain_files(error)
-                raise EnvironmentUnsuitable(
+                raise UnsupportedEnvironment(
                     f"the process that starts workers could not be executed: {error} "
                     f"(sys.executable is {sys.executable!r}); num_workers=0 works without"
                 ) from error
@@ -107,9 +107,9 @@ class Zygote:
             return None
         return ended.si_status if ended and ended.si_code == os.CLD_EXITED else None
 
-    def unsuitable(self, when: str) -> EnvironmentUnsuitable:
+    def unsuitable(self, when: str) -> UnsupportedEnvironment:
         """Make the error for a zygote that could not do its work."""
-        return EnvironmentUnsuitable(
+        return UnsupportedEnvironment(
             f"the process that starts workers ended {when}; what it wrote to standard error says "
             "why; num_workers=0 works without"
         )

@@ -7,9 +7,9 @@ from typing import Any, Final
 
 from shardio._base.statistics import SkippedItem
 from shardio._workers.processes.failures import text_of
-from shardio.errors import EnvironmentUnsuitable, LoaderClosed, MemoryShort, TooManySkipped
+from shardio.errors import ClosedError, InsufficientMemory, TooManySkipped, UnsupportedEnvironment
 
-_NOT_OF_AN_ITEM: Final = (EnvironmentUnsuitable, LoaderClosed, MemoryShort)
+_NOT_OF_AN_ITEM: Final = (UnsupportedEnvironment, ClosedError, InsufficientMemory)
 
 _repr = Repr()
 _repr.maxstring = _repr.maxother = 120

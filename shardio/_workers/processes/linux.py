@@ -1,6 +1,6 @@
 """The calls that only Linux has: process file descriptors, memory files, prctl, mallopt.
 
-A kernel or sandbox without one of them is reported as EnvironmentUnsuitable, with the call's name.
+A kernel or sandbox without one of them is reported as UnsupportedEnvironment, with the call's name.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
-from shardio.errors import EnvironmentUnsuitable, MemoryShort
+from shardio.errors import InsufficientMemory, UnsupportedEnvironment
 from shardio.storage.fs import most_file_bytes
 
 __all__ = [
@@ -159,7 +159,7 @@ def _handler_held(then: Callable[[Handler, Given], object]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def files_explained() -> Iterator[None]:
-    """Raise EnvironmentUnsuitable, with the way out, where no more files may be open."""
+    """Raise UnsupportedEnvironment, with the way out, where no more files may be open."""
     try:
         yield
     except OSError as error:
@@ -168,10 +168,10 @@ def files_explained() -> Iterator[None]:
 
 
 def explain_files(error: OSError) -> None:
-    """Raise EnvironmentUnsuitable, with the way out, if this is that no more files may be open."""
+    """Raise UnsupportedEnvironment, with the way out, if this is that no more files may be open."""
     if error.errno in (errno.EMFILE, errno.ENFILE):
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        raise EnvironmentUnsuitable(
+        raise UnsupportedEnvironment(
             "too many open files: a loader takes two for every block, and more for every worker; "
             f"this process may have {most}, as `ulimit -n` says: raise that limit, or lower "
             "num_workers or prefetch, or let go of batches and loaders"
@@ -179,7 +179,7 @@ def explain_files(error: OSError) -> None:
 
 
 def check_files(n_files: int) -> None:
-    """Raise EnvironmentUnsuitable unless so many files can be opened.
+    """Raise UnsupportedEnvironment unless so many files can be opened.
 
     For before ZeroMQ opens its own, which ends the program where there are none.
     """
@@ -192,7 +192,7 @@ def open_pidfd(pid: int) -> int:
     """Open a file descriptor on a process; it is readable once the process has ended.
 
     The caller owns the descriptor, which is closed on exec. Raises ProcessLookupError when there is
-    no such process, EnvironmentUnsuitable where the kernel has no pidfds.
+    no such process, UnsupportedEnvironment where the kernel has no pidfds.
     """
     if not hasattr(os, "pidfd_open"):
         raise _lacking("pidfd_open", f"this is {sys.platform}")
@@ -249,7 +249,7 @@ def resize_memory_file(fd: int, n_bytes: int, what: str) -> None:
     """Set the length of a memory file for `what`; pages take memory when they are touched.
 
     Raises:
-        MemoryShort: RLIMIT_FSIZE does not allow a file of n_bytes.
+        InsufficientMemory: RLIMIT_FSIZE does not allow a file of n_bytes.
     """
     with file_limit_explained(n_bytes, what):
         os.ftruncate(fd, n_bytes)
@@ -257,14 +257,14 @@ def resize_memory_file(fd: int, n_bytes: int, what: str) -> None:
 
 @contextlib.contextmanager
 def file_limit_explained(n_bytes: int, what: str) -> Iterator[None]:
-    """Raise MemoryShort where RLIMIT_FSIZE does not allow a memory file of n_bytes for `what`."""
+    """Raise InsufficientMemory if RLIMIT_FSIZE forbids a memory file of n_bytes for `what`."""
     try:
         yield
     except OSError as error:
         most = most_file_bytes()
         if error.errno != errno.EFBIG or most is None:
             raise
-        raise MemoryShort(
+        raise InsufficientMemory(
             f"{what}: a memory file of {n_bytes} bytes is needed, and RLIMIT_FSIZE allows {most}: "
             "raise that limit (`ulimit -f unlimited`)"
         ) from error
@@ -323,8 +323,8 @@ def read_umask() -> int:
     raise _lacking("/proc/self/status", "it has no Umask line (Linux 4.7 does)")
 
 
-def _lacking(call: str, found: str) -> EnvironmentUnsuitable:
-    return EnvironmentUnsuitable(
+def _lacking(call: str, found: str) -> UnsupportedEnvironment:
+    return UnsupportedEnvironment(
         f"loaders and worker processes need {call} (Linux 5.4 or newer): {found}; "
         "shardio.open and ShardReader work without"
     )

@@ -11,7 +11,7 @@ import resource
 from typing import NamedTuple
 
 from shardio._workers.processes.cgroups import Level, levels, read_number, read_text
-from shardio.errors import MemoryShort
+from shardio.errors import InsufficientMemory
 
 __all__ = [
     "Limit",
@@ -53,7 +53,7 @@ def default_budget() -> int:
 
 
 def require(n_bytes: int, what: str, way_out: str = _FEWER_BLOCKS) -> None:
-    """Raise MemoryShort unless `n_bytes` can be had for `what` (a plural: "12 blocks of 1 MiB").
+    """Raise InsufficientMemory unless n_bytes are free for `what` (a plural: "12 blocks of 1 MiB").
 
     `way_out` is what the message says can be done about it.
     """
@@ -67,7 +67,7 @@ def require_page_cache(n_bytes: int, what: str, way_out: str) -> None:
 
 def _require_within(tightest: Limit, n_bytes: int, what: str, way_out: str) -> None:
     if n_bytes > tightest.n_bytes:
-        raise MemoryShort(
+        raise InsufficientMemory(
             f"{what} need {_in_mib(n_bytes)}, but only {_in_mib(tightest.n_bytes)} can be had "
             f"({tightest.name}): {way_out}"
         )

@@ -15,7 +15,7 @@ from typing import Final
 
 from shardio._workers.processes.linux import memory_file
 from shardio._workers.processes.zygote import ASK_FOR_STACKS
-from shardio.errors import BatchOverdue
+from shardio.errors import BatchTimeout
 
 _PATIENCE_S: Final = 1.0
 _QUIET_S: Final = 0.02
@@ -40,7 +40,7 @@ def overdue(
     timeout_s: float | None,
     workers: Sequence[tuple[str, str]],
     tasks_of: Callable[[int], list[str]],
-) -> BatchOverdue:
+) -> BatchTimeout:
     """The error for what did not come in time, with what every worker is doing.
 
     Args:
@@ -51,7 +51,7 @@ def overdue(
         tasks_of: what the worker of a number has not answered, in words.
     """
     first = f"{what} of {path} did not come within {timeout_s:g} s"
-    return BatchOverdue("\n".join([first, *at_work(workers, tasks_of)]))
+    return BatchTimeout("\n".join([first, *at_work(workers, tasks_of)]))
 
 
 def at_work(workers: Sequence[tuple[str, str]], tasks_of: Callable[[int], list[str]]) -> list[str]:

@@ -20,7 +20,7 @@ def marks_file(n_marks: int) -> int:
     """A memory file for the marks of a dataset; the caller owns the descriptor.
 
     Raises:
-        MemoryShort: there is not that much memory.
+        InsufficientMemory: there is not that much memory.
     """
     what = "the table of what has been checked"
     if n_marks > _MOST_RESERVED:
@@ -43,7 +43,7 @@ class SharedArray:
         """A copy of `numbers` in a memory file of their own.
 
         Raises:
-            MemoryShort: there is not that much memory for `what`.
+            InsufficientMemory: there is not that much memory for `what`.
         """
         fd = reserve_memory_file(max(1, numbers.nbytes), what)
         try:

@@ -26,7 +26,7 @@ from shardio._workers.processes.parcels import DESCRIPTOR_BYTES, packed, unpacke
 from shardio._workers.processes.whereabouts import map_steps
 from shardio._workers.tasks.portions import Portions
 from shardio._workers.tasks.values import Packed, pack_value, write_value
-from shardio.errors import MemoryShort
+from shardio.errors import InsufficientMemory
 
 CALL: Final = struct.Struct("<HHIQQQ")
 """What main asks for, 0, a block, a step, results to pass over, 0. An item follows a call."""
@@ -149,7 +149,7 @@ class _Caller:
 
     def _put(self, found: Packed, block: BlockMap) -> None:
         if found.n_bytes > self._most_bytes:
-            raise MemoryShort(
+            raise InsufficientMemory(
                 f"what {self._is_called} returned has {found.n_bytes} bytes; memory_bytes allows "
                 f"{self._most_bytes}: raise it, or return less at a time"
             )

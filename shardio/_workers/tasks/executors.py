@@ -19,7 +19,7 @@ from shardio._workers.tasks.portions import Broken, Portions
 from shardio._workers.tasks.stage import Job, Stage
 from shardio._workers.tasks.steps import Piped
 from shardio._workers.tasks.user_calls import UserCall, checked
-from shardio.errors import EnvironmentUnsuitable, MemoryShort
+from shardio.errors import InsufficientMemory, UnsupportedEnvironment
 
 _PATIENCE_S: Final = 5.0
 """Workers have a second to say what they do, and the thread has to come to ask them."""
@@ -362,7 +362,7 @@ class Processes(Hands):
                 continue
             try:
                 job.results = flow.put(job.item)  # by which its generator is asked for more
-            except (EnvironmentUnsuitable, MemoryShort):
+            except (UnsupportedEnvironment, InsufficientMemory):
                 raise  # it has been put
             except BaseException as error:  # noqa: BLE001 - the item cannot be pickled
                 self._line.fail(job, error, 0)

@@ -34,7 +34,7 @@ from shardio._workers.tasks.calling import ANSWER, Outcome, Say, call_for_main, 
 from shardio._workers.tasks.schedule import DEPTH, ENDLESS, QUICK_NS, Schedule
 from shardio._workers.tasks.under_way import Call
 from shardio._workers.tasks.value_blocks import ValueBlocks
-from shardio.errors import BatchOverdue, EnvironmentUnsuitable, TransformError, WorkerDied
+from shardio.errors import BatchTimeout, TransformError, UnsupportedEnvironment, WorkerDied
 
 _MOST_DEATHS: Final = 2
 """An item of which so many workers have died is given up."""
@@ -62,7 +62,7 @@ class Flow(Closing):
 
     Raises:
         InvalidArgument: the function cannot be pickled.
-        EnvironmentUnsuitable: processes cannot be started here.
+        UnsupportedEnvironment: processes cannot be started here.
     """
 
     def __init__(
@@ -165,7 +165,7 @@ class Flow(Closing):
             what the function raised, with a note of where; the flow is then over.
             TooManySkipped: one more failed than may.
             WorkerDied: two workers ended while they were at the item.
-            MemoryShort: there is no memory for the value.
+            InsufficientMemory: there is no memory for the value.
         """
         self._give_out()
         if self._parts:
@@ -204,9 +204,9 @@ class Flow(Closing):
         """Wait until something more may be taken, the time is up, or somebody nudges.
 
         Raises:
-            EnvironmentUnsuitable: no worker can be started here.
+            UnsupportedEnvironment: no worker can be started here.
             TransformError: the function cannot be unpickled there.
-            LoaderClosed: the flow is closed.
+            ClosedError: the flow is closed.
         """
         self._give_out()
         for event in self._crew.wait(timeout_s):
@@ -223,11 +223,11 @@ class Flow(Closing):
         """Have `wait` return, this time or the next; for any thread."""
         self._crew.nudge()
 
-    def overdue(self, timeout_s: float) -> BatchOverdue:
+    def overdue(self, timeout_s: float) -> BatchTimeout:
         """The error for a value that did not come in time, with what every worker is doing."""
         which = f"item {self._schedule.next_step}" if self._in_order else "any item"
         first = f"{which} of {self._is_called} did not come within {timeout_s:g} s"
-        return BatchOverdue("\n".join([first, *self.at_work(lambda step: self._calls[step].named)]))
+        return BatchTimeout("\n".join([first, *self.at_work(lambda step: self._calls[step].named)]))
 
     def at_work(self, named: Callable[[int], str]) -> list[str]:
         """What every worker is doing, where it is in the code; `named` says what a number is."""
@@ -311,7 +311,7 @@ class Flow(Closing):
             raise TransformError(f"{self._is_called} cannot be had in a worker; {how}:\n\n{text}")
         self._idle_deaths += step is None  # of an item only so many die
         if self._idle_deaths > 2 * self._n_workers + _MOST_DEATHS:
-            raise EnvironmentUnsuitable(f"workers die before they begin anything: {how}")
+            raise UnsupportedEnvironment(f"workers die before they begin anything: {how}")
         tasks = self._schedule.tasks_of(worker)
         if step is not None and step in tasks and not self._calls[step].is_suspended:
             self._calls[step].n_deaths += 1

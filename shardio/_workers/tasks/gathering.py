@@ -39,7 +39,7 @@ from shardio._workers.tasks.inbox import Inbox
 from shardio._workers.tasks.mail import Kind, rest_of, unpack_head, unpack_place
 from shardio._workers.tasks.outbox import WANT, WORD, Word, send_all
 from shardio._workers.tasks.supply import Supply
-from shardio.errors import LoaderClosed, TransformError, WorkerDied
+from shardio.errors import ClosedError, TransformError, WorkerDied
 
 _PRELOAD: Final = ("zmq", send_all.__module__)
 _LOOK_EVERY_S: Final = 0.1
@@ -121,13 +121,13 @@ class Gathering(Closing):
         if self._is_over:
             raise StopIteration
         if self._pid != this_process.pid:  # the socket would be two processes'
-            raise LoaderClosed(
+            raise ClosedError(
                 "an iteration was begun before this process was forked off; begin another here"
             )
         try:
             return self._next()
         except BaseException as error:  # Ctrl-C, too
-            if self._is_over and isinstance(error, LoaderClosed):  # another thread saw the end
+            if self._is_over and isinstance(error, ClosedError):  # another thread saw the end
                 raise StopIteration from None
             # Of one that was ended from elsewhere that is said every time.
             self._is_over = self._finalizer.alive
@@ -341,8 +341,8 @@ def _let_go(
     _close_files(stacks)
 
 
-def _closed() -> LoaderClosed:
-    return LoaderClosed("this iteration was ended, by kill() or by the next one")
+def _closed() -> ClosedError:
+    return ClosedError("this iteration was ended, by kill() or by the next one")
 
 
 def _close_files(fds: list[int]) -> None:

@@ -10,7 +10,7 @@ from shardio._base.phase_timers import now_ns
 from shardio._base.statistics import ItemStats
 from shardio._workers.processes.failures import add_note, as_failure
 from shardio._workers.processes.lenience import Lenience, shortened
-from shardio.errors import BatchOverdue
+from shardio.errors import BatchTimeout
 
 
 class Here(Closing):
@@ -98,10 +98,10 @@ class Here(Closing):
     def wait(self, timeout_s: float | None = None) -> None:
         """Nothing: what is put is taken at once."""
 
-    def overdue(self, timeout_s: float) -> BatchOverdue:
+    def overdue(self, timeout_s: float) -> BatchTimeout:
         """The error for a value that did not come in time."""
         slow = self.n_put - 1
-        return BatchOverdue(f"item {slow} of {self._is_called} took over {timeout_s:g} s")
+        return BatchTimeout(f"item {slow} of {self._is_called} took over {timeout_s:g} s")
 
     def close(self) -> None:
         """Let go of what was put."""

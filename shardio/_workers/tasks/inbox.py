@@ -53,7 +53,7 @@ class Inbox(Closing):
         n_senders: how many will connect.
 
     Raises:
-        EnvironmentUnsuitable: too few files may be open for that.
+        UnsupportedEnvironment: too few files may be open for that.
     """
 
     def __init__(self, prefix: str, n_senders: int) -> None:

@@ -13,7 +13,7 @@ from shardio._base.phase_timers import now_ns
 from shardio._workers.processes.lenience import shortened
 from shardio._workers.processes.overdue import shortened as without_ours
 from shardio._workers.tasks.stage import Job
-from shardio.errors import BatchOverdue
+from shardio.errors import BatchTimeout
 
 _NAMED: Final = 4
 """Jobs of which the stacks are shown: those that have taken longest."""
@@ -21,7 +21,7 @@ _NAMED: Final = 4
 
 def late(
     number: int, timeout_s: float | None, jobs: Sequence[Job], elsewhere: Sequence[str] = ()
-) -> BatchOverdue:
+) -> BatchTimeout:
     """The error for a result that did not come, with what is under way: of threads, their stacks.
 
     Args:
@@ -43,7 +43,7 @@ def late(
     lines += elsewhere
     if not at_work and not elsewhere:
         lines.append("nothing is under way")
-    return BatchOverdue("\n".join(lines))
+    return BatchTimeout("\n".join(lines))
 
 
 def said(job: Job) -> str:

@@ -27,7 +27,7 @@ from shardio._workers.tasks.late import late
 from shardio._workers.tasks.stage import Entry, Job, Origin, Stage
 from shardio._workers.tasks.steps import Batched, Piped, Positioned, Start
 from shardio._workers.tasks.user_calls import UserCall
-from shardio.errors import BatchOverdue, LoaderClosed, TooManySkipped
+from shardio.errors import BatchTimeout, ClosedError, TooManySkipped
 
 _S_PER_NS: Final = 1e-9
 SOURCE: Final = "source"
@@ -113,8 +113,8 @@ class Line(Closing):
 
         Raises:
             Exception: what a function raised, when the results before it have been taken.
-            BatchOverdue: it does not come in time.
-            LoaderClosed: the line was closed, or this is a fork of its process.
+            BatchTimeout: it does not come in time.
+            ClosedError: the line was closed, or this is a fork of its process.
         """
         if not self._is_through:
             self._check_open()  # first: in a fork the turn may be that of a thread left behind
@@ -148,7 +148,7 @@ class Line(Closing):
         finally:
             del error  # its traceback leads here
 
-    def _overdue(self, timeout_s: float | None) -> BatchOverdue:
+    def _overdue(self, timeout_s: float | None) -> BatchTimeout:
         told = {stage: hands.tell() for stage, hands in self._hands.items()}
         with self.lock:
             stages = [stage for stage in self._active() if not told.get(stage)]
@@ -158,13 +158,13 @@ class Line(Closing):
 
     def _check_open(self) -> None:
         if self._pid != this_process.pid:
-            raise LoaderClosed(
+            raise ClosedError(
                 "an iteration was begun before this process was forked off; begin another here"
             )
         if self._breakdown is not None:
             raise self._breakdown
         if self.is_closed:
-            raise LoaderClosed("the iteration was closed; begin another")
+            raise ClosedError("the iteration was closed; begin another")
 
     def close(self) -> None:
         """Begin nothing any more. What runs ends by itself, and its results are dropped."""

@@ -26,7 +26,7 @@ from typing import Any, Final
 import numpy as np
 
 from shardio._workers.processes.pickles import pickle_apart
-from shardio.errors import EnvironmentUnsuitable, install_hint
+from shardio.errors import UnsupportedEnvironment, install_hint
 
 _HEAD: Final = struct.Struct("<IIQQ")
 _SIZE_BYTES: Final = 8
@@ -165,12 +165,12 @@ def zeromq(user: str = "MultiLoader") -> ModuleType:
     """Load pyzmq, for whoever the error is to name.
 
     Raises:
-        EnvironmentUnsuitable: it is not installed.
+        UnsupportedEnvironment: it is not installed.
     """
     try:
         import zmq
     except ImportError as error:
-        raise EnvironmentUnsuitable(
+        raise UnsupportedEnvironment(
             f"{user} needs pyzmq ({error}): {install_hint('zmq')}"
         ) from error
     module: ModuleType = zmq

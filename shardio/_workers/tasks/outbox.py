@@ -23,7 +23,7 @@ from shardio._workers.processes.linux import keep_freed_memory, this_process, yi
 from shardio._workers.processes.overdue import answer_with_stacks
 from shardio._workers.tasks.mail import LEAST_IN_BLOCK_BYTES, Kind, Sheaf, pack_head, zeromq
 from shardio._workers.tasks.supply import Stock
-from shardio.errors import EnvironmentUnsuitable, TransformError
+from shardio.errors import TransformError, UnsupportedEnvironment
 
 READY: Final = b"+"
 """A worker has loaded the dataset, and awaits the address of main's socket."""
@@ -269,7 +269,7 @@ class _Outbox(Closing):
         """Wait for a word of main, and act upon it."""
         try:
             received = self._channel.recv_fds()
-        except EnvironmentUnsuitable as error:
+        except UnsupportedEnvironment as error:
             self._stock.lose(error)
             return Word.BLOCK
         if received is None:

@@ -15,7 +15,7 @@ from shardio._workers.processes.blocks import Block, BlockMap, Bytes
 from shardio._workers.processes.memory import require
 from shardio._workers.tasks.value_blocks import ValueBlocks
 from shardio._workers.tasks.values import place, read_buffers, write_buffers
-from shardio.errors import EnvironmentUnsuitable
+from shardio.errors import UnsupportedEnvironment
 
 _FEW: Final = 4
 """Blocks of a worker, at first: one is written to, the others are on their way."""
@@ -62,7 +62,7 @@ class Supply(Closing):
             send: a worker, a block's number, and its descriptor if that is news to the worker.
 
         Raises:
-            MemoryShort: there is no memory for a single one.
+            InsufficientMemory: there is no memory for a single one.
         """
         for worker in self._n_each:
             # Each has one, whatever memory allows: the others' may lie idle for long.
@@ -94,7 +94,7 @@ class Supply(Closing):
         It is copied where the loop holds more than memory allows, and this is the worker's last.
 
         Raises:
-            MemoryShort: there is no memory for the copy.
+            InsufficientMemory: there is no memory for the copy.
         """
         block = self._of_worker[worker].pop(number)
         *starts, n_bytes = place(sizes)
@@ -126,7 +126,7 @@ class Stock:
         self._fds: dict[int, int] = {}
         self._maps: dict[int, BlockMap] = {}
         self._idle: list[int] = []
-        self._loss: EnvironmentUnsuitable | None = None
+        self._loss: UnsupportedEnvironment | None = None
 
     def __bool__(self) -> bool:
         """Whether `fill` need not wait, be it only to say why it cannot."""
@@ -138,7 +138,7 @@ class Stock:
             self._fds[number] = fds[0]
         self._idle.append(number)
 
-    def lose(self, error: EnvironmentUnsuitable) -> None:
+    def lose(self, error: UnsupportedEnvironment) -> None:
         """The descriptor of a block has not come through: main, which sent it, sends no other."""
         self._loss = error
 
@@ -148,8 +148,8 @@ class Stock:
         The block stays in the stock until `spend`.
 
         Raises:
-            MemoryShort: there is no memory for it.
-            EnvironmentUnsuitable: there is none left, as one was lost.
+            InsufficientMemory: there is no memory for it.
+            UnsupportedEnvironment: there is none left, as one was lost.
         """
         if self._loss is not None and not self._idle:
             raise self._loss

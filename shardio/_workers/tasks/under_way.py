@@ -84,7 +84,7 @@ class Call:
 
         Raises:
             TransformError: it cannot be unpickled.
-            MemoryShort: there is no memory for it.
+            InsufficientMemory: there is no memory for it.
         """
         memory = _NOTHING
         if self.memory is not None:

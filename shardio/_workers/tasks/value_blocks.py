@@ -62,7 +62,7 @@ class ValueBlocks(Closing):
             is_needed: make one beyond that rather than none: nothing else would come to an end.
 
         Raises:
-            MemoryShort: there is no memory for a single one.
+            InsufficientMemory: there is no memory for a single one.
         """
         pool = self._pool
         pool.take_back_returned(None)
@@ -95,7 +95,7 @@ class ValueBlocks(Closing):
         It is copied where workers would have too few blocks left, unless it is known to be spare.
 
         Raises:
-            MemoryShort: there is no memory for the copy.
+            InsufficientMemory: there is no memory for the copy.
         """
         pool = self._pool
         if self._n_enough is not None and self._n_under_way > min(self._n_enough, self._most):

@@ -12,7 +12,7 @@ from tinygrad.device import Device
 from tinygrad.dtype import DType, dtypes
 from tinygrad.tensor import Tensor
 
-from shardio.errors import EnvironmentUnsuitable, InvalidArgument
+from shardio.errors import InvalidArgument, UnsupportedEnvironment
 from shardio.outputs.tinygrad.copies import find_copies
 from shardio.outputs.tinygrad.views import find_view
 from shardio.outputs.tinygrad.waiting import wait_for
@@ -50,7 +50,7 @@ class TensorMaker:
 
     Raises:
         InvalidArgument: no such device, or none that computes.
-        EnvironmentUnsuitable: the device cannot be opened here.
+        UnsupportedEnvironment: the device cannot be opened here.
     """
 
     def __init__(self, device: str | tuple[str, ...] | None = None) -> None:
@@ -199,8 +199,8 @@ def _open(name: str | None) -> str:
     return canonical
 
 
-def _unsuitable(name: str | None, error: Exception) -> EnvironmentUnsuitable:
-    return EnvironmentUnsuitable(
+def _unsuitable(name: str | None, error: Exception) -> UnsupportedEnvironment:
+    return UnsupportedEnvironment(
         f"tinygrad cannot open {'its default device' if name is None else f'device {name}'} "
         f"({type(error).__name__}: {error}); the CPU device needs the program clang "
         "(apt-get install clang), DEV=PYTHON works without but is very slow, and "
