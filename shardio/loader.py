@@ -27,11 +27,11 @@ from shardio.batch.batch import Batch
 from shardio.dataset.dataset import Dataset
 from shardio.dataset.mixture import Mixture
 from shardio.errors import InvalidArgument
-from shardio.network.address import is_address
-from shardio.network.far_loader import RemoteLoader, to_be_read_here
 from shardio.order.choice import Choice, Sampler, Shuffle
 from shardio.order.partition import Tail
 from shardio.outputs.makers import Output, maker_for
+from shardio.serving.client.address import is_address
+from shardio.serving.client.far_loader import RemoteLoader, to_be_read_here
 from shardio.shard.verification import Verify
 from shardio.storage.filesystems import Access
 from shardio.views.clips import Clip

@@ -19,8 +19,8 @@ from shardio._workers.tasks.inbox import check_prefix
 from shardio._workers.tasks.mail import zeromq
 from shardio._workers.tasks.outbox import WorkerInfo, worker_info
 from shardio.errors import InvalidArgument
-from shardio.network.address import parse_all
-from shardio.network.samples import FarSamples
+from shardio.serving.client.address import parse_all
+from shardio.serving.client.samples import FarSamples
 
 __all__ = ["MultiLoader", "WorkerInfo", "worker_info"]
 

@@ -18,13 +18,13 @@ from shardio.dataset.dataset import Dataset
 from shardio.errors import InvalidArgument
 from shardio.order.choice import Choice
 from shardio.order.shard_shuffle import SHARDS_PER_WINDOW
-from shardio.remote.ahead import N_THREADS, Ahead, Wanted
-from shardio.remote.bucket import Bucket
-from shardio.remote.interruptible import side_by_side
-from shardio.remote.places import Remote
 from shardio.shard.verification import Rows
 from shardio.shard.writer import ShardSummary
 from shardio.storage.filesystems import Access
+from shardio.storage.remote.ahead import N_THREADS, Ahead, Wanted
+from shardio.storage.remote.bucket import Bucket
+from shardio.storage.remote.interruptible import side_by_side
+from shardio.storage.remote.places import Remote
 
 _SAMPLES_AT_ONCE: Final = 1 << 14
 

@@ -7,9 +7,9 @@ import os
 from shardio.dataset.dataset import Dataset, ShardDataset
 from shardio.dataset.mixture import Mixture
 from shardio.errors import InvalidArgument
-from shardio.remote.places import Remote, is_url
 from shardio.shard.verification import Verify
 from shardio.storage.filesystems import Access
+from shardio.storage.remote.places import Remote, is_url
 
 
 def open_anew(

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Final
 
 from shardio.errors import DataError, DatasetConflict, ShardNotFound
-from shardio.remote.objects import Objects
 from shardio.storage.checksummed_json import read_sealed, sealed, write_sealed
 from shardio.storage.fs import make_folder, unlink
+from shardio.storage.remote.objects import Objects
 
 CLAIM: Final = "conversion.json"
 """The name of the object."""

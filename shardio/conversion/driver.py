@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from shardio.cluster.cluster import Engine, EngineName
+from shardio._workers.ray.cluster import Engine, EngineName
 from shardio.conversion.appending import load_base
 from shardio.conversion.files import append_files, convert_files
 from shardio.conversion.given import Given
@@ -22,7 +22,7 @@ from shardio.conversion.uploading import Upload
 from shardio.errors import InvalidArgument
 from shardio.format.schema import Schema
 from shardio.manifest import check_folder_name
-from shardio.remote.places import is_url
+from shardio.storage.remote.places import is_url
 
 PathName = str | os.PathLike[str]
 

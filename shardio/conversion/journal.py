@@ -25,11 +25,11 @@ from shardio.conversion.sending import name_sent
 from shardio.conversion.source import Outcome
 from shardio.errors import DataError, DatasetCorrupt, DatasetExists, InvalidArgument
 from shardio.format.layout import MAJOR, MINOR
+from shardio.maintenance import audit_shard
 from shardio.shard.reader import ShardReader
 from shardio.shard.writer import ShardSummary
 from shardio.storage.checksummed_json import read_sealed, sealed, write_sealed
 from shardio.storage.fs import unlink
-from shardio.surgery import audit_shard
 from shardio.version import __version__
 
 NAME: Final = ".conversion"

@@ -19,6 +19,7 @@ from shardio.errors import (
     DatasetNotFound,
     ShardUnsupported,
 )
+from shardio.maintenance.staging import sweep
 from shardio.manifest import (
     GENERATIONS,
     POINTER,
@@ -33,7 +34,6 @@ from shardio.manifest import (
 from shardio.storage.checksummed_json import read_sealed, sealed, write_sealed
 from shardio.storage.fs import make_folder, unlink
 from shardio.storage.mmap import rename_new, sync_folder
-from shardio.surgery.staging import sweep
 
 _LIST: Final = "moves.json"
 _REPLACED: Final = "replaced"

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from shardio._workers.processes.launch import Zygote, acquire
-from shardio.cluster.cluster import Cluster, Engine
+from shardio._workers.ray.cluster import Cluster, Engine
 from shardio.conversion.crew import run_crew
 from shardio.conversion.events import UnitEvent
 from shardio.conversion.journal import read_record, settings_of

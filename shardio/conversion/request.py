@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, Final
 
 from shardio._workers.processes.cpus import usable_cpus
-from shardio.cluster.cluster import LOCAL, Engine
+from shardio._workers.ray.cluster import LOCAL, Engine
 from shardio.conversion.appending import PathName, inherit, refuse_other_options
 from shardio.conversion.guessing import guess_kind
 from shardio.conversion.parts import join

@@ -14,7 +14,7 @@ from shardio.conversion.values import infer_fields, ready
 from shardio.dataset.writer import DatasetWriter
 from shardio.errors import InvalidArgument, SchemaError
 from shardio.format.schema import Schema
-from shardio.surgery.rewriting import Rewriting
+from shardio.maintenance.rewriting import Rewriting
 
 
 def convert_samples(

@@ -17,12 +17,12 @@ from typing import Final
 from shardio._base.closing import Closing
 from shardio.errors import DataError, ShardChanged, ShardNotFound
 from shardio.format.layout import PAGE
-from shardio.remote.objects import Objects, never_ends
-from shardio.remote.ranges import RangeFile
 from shardio.shard.reader import ShardReader
 from shardio.shard.writer import ShardSummary
 from shardio.storage.checksummed_json import read_sealed, sealed, write_sealed
 from shardio.storage.fs import unlink
+from shardio.storage.remote.objects import Objects, never_ends
+from shardio.storage.remote.ranges import RangeFile
 
 _AT_ONCE: Final = 4
 """Shards that are uploaded side by side."""

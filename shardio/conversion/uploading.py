@@ -32,12 +32,12 @@ from shardio.errors import (
 from shardio.format.checksum import hash_bytes
 from shardio.manifest import GENERATIONS, POINTER, Generation, holds_dataset, load
 from shardio.manifest.shard_list import bytes_of
-from shardio.remote.interruptible import side_by_side
-from shardio.remote.locks import exclusive
-from shardio.remote.objects import Objects
-from shardio.remote.places import Remote
 from shardio.shard.writer import ShardSummary
 from shardio.storage.fs import make_folder, remove_tree, rename
+from shardio.storage.remote.interruptible import side_by_side
+from shardio.storage.remote.locks import exclusive
+from shardio.storage.remote.objects import Objects
+from shardio.storage.remote.places import Remote
 
 _AT_ONCE: Final = 4
 """Shards that are uploaded, or looked for, side by side."""

@@ -23,12 +23,12 @@ from shardio.format.schema import Schema
 from shardio.manifest import Generation, load, load_generation
 from shardio.manifest.shard_list import sizes_of
 from shardio.order.choice import check_takes_one
-from shardio.remote.bucket import Bucket
-from shardio.remote.places import Remote, is_url, local_path
 from shardio.shard.reader import ShardReader
 from shardio.shard.verification import VERIFY, Rows, Verify
 from shardio.shard.writer import ShardSummary
 from shardio.storage.filesystems import Access
+from shardio.storage.remote.bucket import Bucket
+from shardio.storage.remote.places import Remote, is_url, local_path
 from shardio.views.row_sets import RowList, RowRuns, check_mask, check_positions
 
 _AT_ONCE: Final = 8192

@@ -23,10 +23,10 @@ from shardio.manifest import Generation
 from shardio.manifest.default_view import ROWS
 from shardio.manifest.listing import Side
 from shardio.order.mixture_order import Blend, Mixing
-from shardio.remote.places import Remote
 from shardio.shard.verification import Rows, Verify
 from shardio.shard.writer import ShardSummary
 from shardio.storage.filesystems import Access
+from shardio.storage.remote.places import Remote
 from shardio.views.row_sets import RowList, check_positions
 
 _NAMED: Final = 3

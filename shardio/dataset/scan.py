@@ -13,9 +13,9 @@ from typing import Final, NamedTuple, TypeVar
 import numpy as np
 
 from shardio.dataset.dataset import Dataset
-from shardio.remote.interruptible import in_order
 from shardio.shard.reader import ShardReader
 from shardio.shard.verification import Rows
+from shardio.storage.remote.interruptible import in_order
 
 T = TypeVar("T")
 

@@ -16,15 +16,19 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from shardio._base.closing import Closing
+from shardio._base.signatures import takes_rng
+from shardio._engine.dispatch.staff import StartMethod
+from shardio._loading.option_checks import callable_or_none, count
 from shardio._workers.processes.linux import check_files
 from shardio._workers.tasks.mail import OWN_FILES, zeromq
+from shardio.dataset.dataset import open_dataset
 from shardio.errors import InvalidArgument, UnsupportedEnvironment
 from shardio.loader import ShardLoader
-from shardio.network import failures
-from shardio.network.address import Address, parse
-from shardio.network.keys import ServerKeys
-from shardio.network.link import HEARTBEAT_MS, SILENCE_MS
-from shardio.network.wire import (
+from shardio.serving.client import failures
+from shardio.serving.client.address import Address, parse
+from shardio.serving.client.keys import ServerKeys, server_keys
+from shardio.serving.client.link import HEARTBEAT_MS, SILENCE_MS
+from shardio.serving.client.wire import (
     FROM_CLIENT,
     MOST_HEAD_BYTES,
     VERSION,
@@ -36,6 +40,10 @@ from shardio.network.wire import (
 )
 from shardio.serving.gatekeeper import DOMAIN, Gatekeeper
 from shardio.serving.session import MOST_AHEAD, Frames, Session
+from shardio.storage.filesystems import Access
+
+__all__ = ["Server", "make_server"]
+
 
 _BEAT_S: Final = 1.0
 _GRACE_S: Final = 10.0
@@ -301,3 +309,77 @@ class Server(Closing):
         with self._of_the_bell:
             bell, self._bell = self._bell, -1
             os.close(bell)
+
+
+def make_server(
+    dataset: str | os.PathLike[str],
+    bind: str,
+    *,
+    keys: str | os.PathLike[str] | None = None,
+    num_workers: int | None = None,
+    transform: Callable[..., Any] | None = None,
+    batch_transform: Callable[..., Any] | None = None,
+    memory_bytes: int | None = None,
+    access: Access = "auto",
+    start_method: StartMethod = "zygote",
+    max_clients: int = 16,
+) -> Server:
+    """Make a server of a dataset, which the caller owns; `run` serves until `stop`.
+
+    Every client gets a loader of its own, with the options that it asks for and these.
+
+    Args:
+        dataset: a folder.
+        bind: the address to listen at, as "tcp://127.0.0.1:5555"; with the port `*` any free one.
+        keys: the folder that `make_keys` has made; without it only this machine is served.
+        num_workers, transform, batch_transform, memory_bytes, access, start_method: as for
+            ShardLoader, of each client's loader.
+        max_clients: how many clients there may be at a time.
+
+    Raises:
+        InvalidArgument: an option is not acceptable, or the address is open to others without keys.
+        DatasetNotFound, DatasetCorrupt, …: from opening the dataset.
+        UnsupportedEnvironment: pyzmq is missing: pip install '.[zmq]'.
+    """
+    # What would else be told to the first client only.
+    for name, given, function in (
+        ("transform", "sample", transform),
+        ("batch_transform", "batch", batch_transform),
+    ):
+        if (found := callable_or_none(name, function)) is not None:
+            takes_rng(name, given, found)
+    for name, least, value in (("num_workers", 0, num_workers), ("memory_bytes", 1, memory_bytes)):
+        if value is not None:
+            count(name, value, least)
+    path = os.fspath(dataset)
+    with open_dataset(path):
+        pass  # damage is told before anybody connects
+
+    def make_loader(options: dict[str, Any]) -> ShardLoader:
+        return ShardLoader(
+            path,
+            **options,
+            output="numpy",
+            num_workers=num_workers,
+            transform=transform,
+            batch_transform=batch_transform,
+            memory_bytes=memory_bytes,
+            access=access,
+            start_method=start_method,
+        )
+
+    return Server(
+        make_loader,
+        {"transform": _named(transform), "batch_transform": _named(batch_transform)},
+        bind,
+        keys=None if keys is None else server_keys(keys),
+        most_clients=count("max_clients", max_clients, 1),
+    )
+
+
+def _named(function: Callable[..., Any] | None) -> str | None:
+    """A function by its name, by which a client can tell that it is another one than before."""
+    if function is None:
+        return None
+    name = getattr(function, "__qualname__", type(function).__name__)
+    return f"{getattr(function, '__module__', '')}:{name}"

@@ -16,9 +16,9 @@ from shardio._loading.iterator import Pass
 from shardio.batch.batch import Batch
 from shardio.errors import InsufficientMemory, InvalidArgument, UnsupportedEnvironment
 from shardio.loader import ShardLoader
-from shardio.network import asked, failures
-from shardio.network.filled import pack_batch
-from shardio.network.wire import VERSION, Garbled, mapping, number, pack
+from shardio.serving.client import asked, failures
+from shardio.serving.client.filled import pack_batch
+from shardio.serving.client.wire import VERSION, Garbled, mapping, number, pack
 
 MOST_UNTAKEN_BYTES: Final = 256 << 20
 """Of batches that were sent and that no loop has got, or that have not left, whatever a client says

@@ -18,10 +18,10 @@ pytest.importorskip("ray", reason="ray is too large for the extra dev; tools/dev
 
 import shardio
 from shardio import Array
-from shardio.cluster import cluster
-from shardio.cluster.cluster import Cluster, Engine
+from shardio._workers.ray import cluster
+from shardio._workers.ray.cluster import Cluster, Engine
 from shardio.errors import UnsupportedEnvironment, WorkerDied
-from shardio.surgery import add_column, audit_dataset, compute_stats
+from shardio.maintenance import add_column, audit_dataset, compute_stats
 from shardio_tools import cli
 from tests.cluster.conftest import Nodes, written_to
 from tests.lines import Lines, contents, convert, install, note_reads, outcomes, write

@@ -17,13 +17,12 @@ import pytest
 import shardio
 from shardio import Array
 from shardio._workers.processes.launch import Zygote, acquire, release
-from shardio.cluster import cluster
-from shardio.cluster import job as cluster_job
-from shardio.cluster.cluster import Cluster, Engine
+from shardio._workers.ray import cluster, job
+from shardio._workers.ray.cluster import Cluster, Engine
 from shardio.conversion import nodes
 from shardio.conversion.crew import run_crew
 from shardio.errors import InvalidArgument, TransformError, UnsupportedEnvironment, WorkerDied
-from shardio.surgery import add_column, audit_dataset, compute_stats
+from shardio.maintenance import add_column, audit_dataset, compute_stats
 from shardio.version import __version__
 from tests.lines import contents, convert, install, write
 
@@ -133,11 +132,11 @@ def ray(monkeypatch: pytest.MonkeyPatch) -> Iterator[StandIn]:
     monkeypatch.setitem(sys.modules, "ray", stand_in)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-    monkeypatch.setattr(cluster_job, "_end_with", lambda parent: None)
+    monkeypatch.setattr(job, "_end_with", lambda parent: None)
     monkeypatch.setattr(cluster, "_LOOK_S", -1.0)
     yield stand_in
     assert not stand_in.is_on
-    cluster_job._function.cache_clear()
+    job._function.cache_clear()
     if nodes._keep_zygote.cache_info().currsize:
         release(nodes._keep_zygote())
         nodes._keep_zygote.cache_clear()
@@ -235,7 +234,7 @@ def test_a_job_may_be_lost_less_often(ray: StandIn, tmp_path: Path) -> None:
     ],
 )
 def test_what_a_machine_lacks_it_says(tmp_path: Path, sees: str, version: str, said: str) -> None:
-    found = cluster_job.do_job([], str(tmp_path / sees), version, 0)
+    found = job.do_job([], str(tmp_path / sees), version, 0)
     assert isinstance(found, UnsupportedEnvironment)
     assert re.search(said, str(found))
 

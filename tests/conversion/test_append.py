@@ -22,9 +22,9 @@ from shardio.errors import (
     DatasetNotFound,
     SchemaError,
 )
+from shardio.maintenance import add_column, audit_dataset, compute_stats, merge, split
 from shardio.manifest import load, publish_next
 from shardio.storage.checksummed_json import read_sealed, sealed
-from shardio.surgery import add_column, audit_dataset, compute_stats, merge, split
 from tests.lines import Lines, contents, convert, install, note_reads, outcomes, texts, write
 
 pytestmark = pytest.mark.usefixtures("warm_zygote", "quick_disk")

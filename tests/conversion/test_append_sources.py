@@ -16,8 +16,8 @@ import shardio
 from shardio import InvalidArgument
 from shardio.conversion import inputs
 from shardio.conversion.inputs import hash_of
+from shardio.maintenance import repair
 from shardio.manifest import load, publish_next
-from shardio.surgery import repair
 from tests.lines import contents, convert, install, texts
 
 pytestmark = pytest.mark.usefixtures("quick_disk")

@@ -11,7 +11,7 @@ import pytest
 
 import shardio
 from shardio.errors import InvalidArgument, UnsupportedEnvironment
-from shardio.surgery import add_column, audit_dataset, compute_stats
+from shardio.maintenance import add_column, audit_dataset, compute_stats
 from tests.loading import write_dataset
 
 

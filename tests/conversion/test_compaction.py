@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 import shardio
 from shardio.conversion import compaction
 from shardio.conversion.compaction import grouped
+from shardio.maintenance import audit_dataset
 from shardio.shard.writer import ShardWriter
-from shardio.surgery import audit_dataset
 from tests.lines import contents
 from tests.shards import EVERY_FIELD, every_field_sample, samples
 

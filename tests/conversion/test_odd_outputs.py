@@ -12,9 +12,9 @@ from shardio import Array, InvalidArgument
 from shardio.conversion import files
 from shardio.conversion.staging import Staging
 from shardio.errors import DatasetCorrupt, DatasetExists, DatasetNotFound
-from shardio.exporting import export
+from shardio.export import export
+from shardio.maintenance import add_column, audit_dataset, merge, reshard
 from shardio.storage.checksummed_json import sealed
-from shardio.surgery import add_column, audit_dataset, merge, reshard
 from shardio_tools import cli
 from tests.lines import contents, convert, install, texts, write
 

@@ -13,8 +13,8 @@ import shardio
 from shardio import Input, Outcome
 from shardio.conversion.parts import join
 from shardio.conversion.plan import cut, list_inputs
+from shardio.maintenance import audit_dataset
 from shardio.measuring import estimate
-from shardio.surgery import audit_dataset
 from shardio_tools.cli import main
 from tests.lines import Lines, contents, convert, install, outcomes, texts, write
 

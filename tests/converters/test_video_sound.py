@@ -14,8 +14,8 @@ import pytest
 import shardio
 from shardio import Audio, InvalidArgument, ShardLoader
 from shardio.conversion import Progress
+from shardio.maintenance import audit_dataset
 from shardio.media import AudioDecoder, begin_of, demux
-from shardio.surgery import audit_dataset
 from shardio.views.sounds import Sound
 from shardio_converters.media.videos import Videos
 from shardio_tools.cli import main

@@ -15,8 +15,8 @@ from shardio import InvalidArgument
 from shardio.conversion import Progress
 from shardio.errors import UnsupportedEnvironment
 from shardio.format.streams import PacketFlag, packet_flags
+from shardio.maintenance import merge, reshard
 from shardio.media import ClipDecoder, encoding
-from shardio.surgery import merge, reshard
 from shardio_converters.media.videos import Videos
 from tests.converters.stores import STORES, on_every_store, with_the_broken
 from tests.media_made import Image, scene, write_cut, write_sound, write_video

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 
 from shardio.errors import ShardCorrupt, ShardioError
+from shardio.maintenance import shard_audit
+from shardio.maintenance.finding import Findings
+from shardio.maintenance.shard_audit import examine_bytes
 from shardio.shard.reader import ShardReader
 from shardio.shard.verification import Verify
-from shardio.surgery import shard_audit
-from shardio.surgery.finding import Findings
-from shardio.surgery.shard_audit import examine_bytes
 from tests.corruption.forge import read_everything
 from tests.shards import same_value
 

@@ -42,9 +42,9 @@ from shardio.format.layout import NO_FIELD, PAGE, Header, Kind, Section, pack_ta
 from shardio.format.schema import Schema
 from shardio.format.streams import STREAM_DTYPE, EncodedStream
 from shardio.format.structure import unpack_header, unpack_table
+from shardio.maintenance.shard_audit import examine_bytes
 from shardio.shard.reader import ShardReader
 from shardio.shard.writer import ShardWriter
-from shardio.surgery.shard_audit import examine_bytes
 from tests.shards import made_stream
 
 Key = tuple[int, int, int]

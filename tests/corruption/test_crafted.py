@@ -28,13 +28,13 @@ from shardio.format.fields import Array, Bytes, Text
 from shardio.format.layout import NO_FIELD, PAGE, Kind, Required
 from shardio.format.schema import Schema
 from shardio.loader import ShardLoader
+from shardio.maintenance.audit import audit_dataset
+from shardio.maintenance.shard_audit import examine_bytes
 from shardio.manifest import GENERATIONS, POINTER, publish
 from shardio.shard.reader import ShardReader
 from shardio.shard.writer import ShardSummary
 from shardio.storage.checksummed_json import sealed
 from shardio.storage.filesystems import Access
-from shardio.surgery.audit import audit_dataset
-from shardio.surgery.shard_audit import examine_bytes
 from tests.corruption.forge import SMALL, read_everything, small_samples
 from tests.fuzz.mutate import records_of, set_records
 from tests.fuzz.parts import Parts
@@ -209,7 +209,7 @@ _READ = """
 import os, sys
 from shardio.errors import ShardCorrupt
 from shardio.shard.reader import ShardReader
-from shardio.surgery.shard_audit import examine
+from shardio.maintenance.shard_audit import examine
 
 def peak_bytes():
     with open("/proc/self/status") as file:

@@ -12,10 +12,10 @@ import pytest
 from shardio import Array, Schema
 from shardio.dataset.dataset import open_dataset
 from shardio.errors import DatasetCorrupt, ShardUnsupported
+from shardio.maintenance import add_column, audit_dataset
 from shardio.manifest import load
 from shardio.storage import checksummed_json
-from shardio.surgery import add_column, audit_dataset
-from tests.surgery.datasets import LABELS, labelled, tree, write
+from tests.maintenance.datasets import LABELS, labelled, tree, write
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
 

@@ -16,6 +16,7 @@ from shardio.dataset.dataset import open_dataset
 from shardio.errors import DatasetConflict, DatasetCorrupt, SchemaError, ShardUnsupported
 from shardio.format.fields import Array, Text
 from shardio.format.schema import Schema
+from shardio.maintenance import add_column, audit_dataset, compute_stats, repair
 from shardio.manifest import (
     Generation,
     Side,
@@ -33,7 +34,6 @@ from shardio.manifest.input_list import InputList
 from shardio.manifest.shard_list import ShardList
 from shardio.shard.writer import ShardSummary
 from shardio.storage import checksummed_json, fs
-from shardio.surgery import add_column, audit_dataset, compute_stats, repair
 from shardio.views.row_sets import RowRuns
 from tests.loading import write_dataset
 

@@ -32,11 +32,11 @@ from shardio.errors import (
     UnsupportedEnvironment,
 )
 from shardio.format.schema import Schema
+from shardio.maintenance import add_column
 from shardio.shard.reader import ShardReader
 from shardio.shard.verification import Rows
 from shardio.shard.writer import ShardSummary
 from shardio.storage import mmap
-from shardio.surgery import add_column
 from shardio.views.packing import Pack
 from tests.loading import bits, write_dataset
 from tests.media_made import scene, write_video

@@ -15,9 +15,9 @@ from shardio.format.codec import Codec, known_dictionary, train_dictionary
 from shardio.format.index import codecs
 from shardio.format.layout import Kind, Required
 from shardio.format.lists import pack_list, unpack_list
+from shardio.maintenance import audit_shard
 from shardio.shard.record_writer import WAITING_BYTES
 from shardio.shard.writer import ShardWriter
-from shardio.surgery import audit_shard
 
 pytestmark = pytest.mark.usefixtures("warm_zygote", "quick_disk")
 

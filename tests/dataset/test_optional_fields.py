@@ -12,8 +12,8 @@ from shardio import Array, Bytes, Json, List, Schema, ShardLoader, ShardReader, 
 from shardio.dataset.writer import DatasetWriter
 from shardio.errors import ChecksumMismatch, SchemaError
 from shardio.format.layout import Kind
+from shardio.maintenance import audit_shard
 from shardio.shard.writer import ShardWriter
-from shardio.surgery import audit_shard
 
 pytestmark = pytest.mark.usefixtures("warm_zygote", "quick_disk")
 

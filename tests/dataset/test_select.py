@@ -14,7 +14,7 @@ import pytest
 from shardio import Array, Batch, Schema, ShardDataset, ShardLoader
 from shardio import open as open_dataset
 from shardio.errors import InvalidArgument
-from shardio.surgery import add_column, split
+from shardio.maintenance import add_column, split
 from tests.loading import TWO_FIELDS, bits, two_fields, write_dataset
 
 pytestmark = pytest.mark.usefixtures("warm_zygote", "quick_disk")

@@ -20,12 +20,12 @@ from shardio.batch.layout import CLAIMED, lay_out
 from shardio.dataset.dataset import ShardDataset, open_dataset
 from shardio.errors import ChecksumMismatch, DatasetCorrupt, ShardChanged, ShardCorrupt
 from shardio.format.layout import Kind
+from shardio.maintenance import add_column
 from shardio.manifest import load, publish_next
-from shardio.surgery import add_column
 from shardio.views.row_sets import RowRuns
 from tests.loading import bits, check_against, write_dataset
+from tests.maintenance.datasets import flip, place
 from tests.shards import EVERY_FIELD, as_read, every_field_sample, same_sample
-from tests.surgery.datasets import flip, place
 
 pytestmark = pytest.mark.usefixtures("warm_zygote", "quick_disk")
 

@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 
 from shardio.conversion.staging import Staging
+from shardio.maintenance import audit_dataset, audit_shard
 from shardio.manifest import load_generation
 from shardio.storage.checksummed_json import read_sealed
-from shardio.surgery import audit_dataset, audit_shard
 from shardio_tools import cli
 from tests.faults.failing import Call, FailingDisk
 from tests.lines import contents, convert, install, write

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from shardio.surgery import audit_dataset
+from shardio.maintenance import audit_dataset
 from shardio_tools import cli
 from tests.lines import contents, convert, install, texts, write
 

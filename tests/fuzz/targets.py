@@ -37,6 +37,12 @@ from shardio.format.fields import STREAMED, Array, Bytes, Field, Json, Text
 from shardio.format.schema import Schema
 from shardio.format.streams import EncodedStream
 from shardio.format.values import decode_record
+from shardio.maintenance.audit import audit_dataset
+from shardio.maintenance.finding import Finding
+from shardio.maintenance.repairing import repair
+from shardio.maintenance.shard_audit import examine_bytes
+from shardio.maintenance.survey import survey_shard
+from shardio.maintenance.values_audit import check_value
 from shardio.manifest import GENERATIONS, POINTER, lineage_of
 from shardio.manifest.input_list import InputList, pack_inputs
 from shardio.manifest.listing import describe_shards, parse_shards
@@ -48,12 +54,6 @@ from shardio.shard.verification import Verify
 from shardio.shard.writer import ShardSummary
 from shardio.storage.checksummed_json import sealed
 from shardio.storage.filesystems import Access
-from shardio.surgery.audit import audit_dataset
-from shardio.surgery.finding import Finding
-from shardio.surgery.repairing import repair
-from shardio.surgery.shard_audit import examine_bytes
-from shardio.surgery.survey import survey_shard
-from shardio.surgery.values_audit import check_value
 from tests.corruption.forge import SMALL, small_samples
 from tests.fuzz.converting import ConverterFiles
 from tests.fuzz.judge import Target

@@ -20,9 +20,9 @@ from shardio.format.images import EncodedImage
 from shardio.format.index import DIMENSION, ENTRY
 from shardio.format.layout import NO_FIELD, PAGE, Kind
 from shardio.format.streams import packet_flags, packet_sizes
+from shardio.maintenance import audit_dataset, audit_shard
 from shardio.shard.record_writer import PayloadWriter
 from shardio.shard.section_writer import SectionTable
-from shardio.surgery import audit_dataset, audit_shard
 from tests.golden.second_reader import (
     Picture,
     RefusedError,

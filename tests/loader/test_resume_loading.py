@@ -14,9 +14,9 @@ import pytest
 from shardio import DatasetWriter, ShardDataset, ShardLoader
 from shardio import open as open_dataset
 from shardio.errors import InvalidArgument
+from shardio.maintenance import split
 from shardio.manifest import load, publish_next
 from shardio.order import block_shuffle
-from shardio.surgery import split
 from tests.loading import TWO_FIELDS, two_fields, write_dataset
 
 pytestmark = pytest.mark.usefixtures("warm_zygote", "quick_disk")

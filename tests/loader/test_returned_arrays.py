@@ -134,7 +134,7 @@ def write(samples: list[Fields], schema: Schema, out: Path) -> None:
 
 def add_column(samples: list[Fields], schema: Schema, out: Path) -> None:
     shardio.convert([{"i": i} for i in range(len(samples))], out)
-    shardio.surgery.add_column(out, "x", schema["x"], [each["x"] for each in samples])
+    shardio.maintenance.add_column(out, "x", schema["x"], [each["x"] for each in samples])
 
 
 def convert_pandas(samples: list[Fields], schema: Schema, out: Path) -> None:

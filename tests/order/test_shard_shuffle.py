@@ -18,11 +18,11 @@ from hypothesis import strategies as st
 from shardio import Array, Clip, Schema, ShardLoader, ShardWriter, mix
 from shardio.dataset.dataset import open_dataset
 from shardio.errors import InvalidArgument
+from shardio.maintenance import compact
 from shardio.manifest import load, publish, publish_next
 from shardio.order import shard_shuffle
 from shardio.order.permutation import Permutation, key_of
 from shardio.order.shard_shuffle import ShardOrder, ShardWindow, ends_within
-from shardio.surgery import compact
 from shardio.views.clips import Clips
 from shardio.views.row_sets import RowRuns
 from tests.loading import write_dataset

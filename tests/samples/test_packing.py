@@ -23,10 +23,10 @@ from shardio._engine.filling.packed import PackedTokens
 from shardio.dataset.dataset import ShardDataset
 from shardio.errors import ChecksumMismatch, ShardCorrupt, TransformError
 from shardio.format.layout import Kind
+from shardio.maintenance import split
 from shardio.manifest import load, publish_next
 from shardio.shard.reader import ShardReader
 from shardio.shard.verification import Rows
-from shardio.surgery import split
 from shardio.views.packing import Pack, Packed
 from tests.loading import bits, write_dataset
 from tests.packed_naively import Window, naive_windows

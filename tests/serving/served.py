@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from shardio import ShardLoader
-from shardio.network.address import parse
 from shardio.serving import Server, make_keys, make_server
+from shardio.serving.client.address import parse
 from tests.loading import PATIENCE_S, bits
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -17,10 +17,10 @@ import shardio
 from shardio import InvalidArgument, MultiLoader
 from shardio.errors import BatchTimeout, ClosedError, ServerUnreachable
 from shardio.manifest import load, publish_next
-from shardio.network.far_loader import RemoteLoader
-from shardio.network.link import Link, Lost
-from shardio.network.servers import Servers
 from shardio.serving import Server
+from shardio.serving.client.far_loader import RemoteLoader
+from shardio.serving.client.link import Link, Lost
+from shardio.serving.client.servers import Servers
 from tests.loading import PATIENCE_S, TWO_FIELDS, two_fields, write_dataset
 from tests.serving.served import serving
 from tests.shards import EVERY_FIELD, same_in_batch
@@ -172,8 +172,8 @@ def test_a_server_that_is_lost_for_ever_is_named_with_what_has_come(
         samples = iter(far)
         found = [next(samples) for _ in range(6)]
     with far, pytest.MonkeyPatch.context() as patch:
-        patch.setattr("shardio.network.samples.FarSamples._wait", lambda *_: None)
-        patch.setattr("shardio.network.servers.Servers.wait", lambda *_: True)
+        patch.setattr("shardio.serving.client.samples.FarSamples._wait", lambda *_: None)
+        patch.setattr("shardio.serving.client.servers.Servers.wait", lambda *_: True)
         far._servers._loaders[1]._stream._servers._patience_s = 0.0  # type: ignore[union-attr]
         with pytest.raises(ServerUnreachable) as caught:
             found += samples
@@ -253,11 +253,11 @@ def test_a_server_that_is_not_there_is_an_error_in_time() -> None:
 def test_a_server_that_says_nothing_more_is_an_error_without_any_timeout(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shardio.network.servers._PATIENCE_S", 0.1)
+    monkeypatch.setattr("shardio.serving.client.servers._PATIENCE_S", 0.1)
     with MultiLoader(address=server.address, options={"batch_size": 1, "prefetch": 0}) as far:
         samples = iter(far)
         next(samples)
-        monkeypatch.setattr("shardio.network.stream._SILENCE_S", 0.05)
+        monkeypatch.setattr("shardio.serving.client.stream._SILENCE_S", 0.05)
         monkeypatch.setattr(Link, "receive", lambda self, wait_s: None)
         with pytest.raises(ServerUnreachable, match="it has said nothing"):
             list(samples)
@@ -269,6 +269,6 @@ def test_samples_that_do_not_come_are_overdue(
     with MultiLoader(address=server.address, timeout_s=0.2, options={"batch_size": 1}) as far:
         samples = iter(far)
         next(samples)
-        monkeypatch.setattr("shardio.network.stream.Stream.take", lambda self, wait_s: None)
+        monkeypatch.setattr("shardio.serving.client.stream.Stream.take", lambda self, wait_s: None)
         with pytest.raises(BatchTimeout, match=r"0.2 s; of server 0 .* 1 of 30 batches have come"):
             list(samples)

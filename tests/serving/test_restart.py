@@ -17,11 +17,11 @@ import pytest
 
 from shardio import InvalidArgument, ShardLoader
 from shardio.errors import BatchTimeout, ServerUnreachable
-from shardio.network.keys import ServerKeys
-from shardio.network.link import Lost
-from shardio.network.servers import Servers
-from shardio.network.stream import Stream
 from shardio.serving import Server, make_keys
+from shardio.serving.client.keys import ServerKeys
+from shardio.serving.client.link import Lost
+from shardio.serving.client.servers import Servers
+from shardio.serving.client.stream import Stream
 from tests.loading import PATIENCE_S, bits
 from tests.serving.served import (
     FREE,
@@ -283,11 +283,11 @@ def test_another_version_of_the_messages_is_refused_on_either_side(
     path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with serving(path) as server:
-        monkeypatch.setattr("shardio.network.stream.VERSION", 7)
+        monkeypatch.setattr("shardio.serving.client.stream.VERSION", 7)
         with pytest.raises(InvalidArgument, match="the client 7: install the same shardio"):
             ShardLoader(server.address, 4, **HOW)
         monkeypatch.undo()
-        monkeypatch.setattr("shardio.network.opened.VERSION", 7)
+        monkeypatch.setattr("shardio.serving.client.opened.VERSION", 7)
         with pytest.raises(InvalidArgument, match="this is version 7: install the same shardio"):
             ShardLoader(server.address, 4, **HOW)
 
@@ -337,7 +337,7 @@ def test_a_batch_that_is_not_made_in_time_is_overdue(path: str) -> None:
 
 
 def test_who_listens_and_says_nothing_is_no_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shardio.network.stream._SILENCE_S", 0.2)
+    monkeypatch.setattr("shardio.serving.client.stream._SILENCE_S", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as deaf:
         address = f"tcp://127.0.0.1:{deaf.getsockname()[1]}"
         with pytest.raises(ServerUnreachable, match="it has said nothing for"):

@@ -19,10 +19,10 @@ import pytest
 from shardio import InvalidArgument, ShardLoader
 from shardio._workers.tasks.mail import zeromq
 from shardio.errors import ClosedError, InsufficientMemory, UnsupportedEnvironment
-from shardio.network.address import parse
-from shardio.network.link import Link
-from shardio.network.wire import VERSION, Garbled, pack
 from shardio.serving import Server, make_server
+from shardio.serving.client.address import parse
+from shardio.serving.client.link import Link
+from shardio.serving.client.wire import VERSION, Garbled, pack
 from shardio.serving.session import MOST_AHEAD, Session
 from tests.loading import PATIENCE_S, bits
 from tests.serving.served import FREE, HOW, few_files, local_bits, serving, wait_until

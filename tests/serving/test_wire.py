@@ -15,11 +15,18 @@ import pytest
 from shardio import Clip, ShardioError, ShardLoader
 from shardio.batch.batch import Batch
 from shardio.errors import ChecksumMismatch, InvalidArgument, TransformError
-from shardio.network import asked, failures
-from shardio.network.address import is_address, parse, parse_all
-from shardio.network.filled import layout_of, layout_text, pack_batch, unpack_batch
-from shardio.network.opened import Opened
-from shardio.network.wire import FROM_CLIENT, FROM_SERVER, MOST_HEAD_BYTES, Garbled, pack, unpack
+from shardio.serving.client import asked, failures
+from shardio.serving.client.address import is_address, parse, parse_all
+from shardio.serving.client.filled import layout_of, layout_text, pack_batch, unpack_batch
+from shardio.serving.client.opened import Opened
+from shardio.serving.client.wire import (
+    FROM_CLIENT,
+    FROM_SERVER,
+    MOST_HEAD_BYTES,
+    Garbled,
+    pack,
+    unpack,
+)
 from shardio.views.packing import Pack
 from shardio.views.sounds import Sound
 from tests.fuzz.mutate import change_bytes, change_json

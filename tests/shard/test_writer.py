@@ -22,10 +22,10 @@ from shardio.format.images import EncodedImage
 from shardio.format.schema import Schema
 from shardio.format.streams import PIECE_BYTES, EncodedStream
 from shardio.format.values import encode_stream
+from shardio.maintenance import audit_shard
 from shardio.shard import writer as writer_module
 from shardio.shard.reader import ShardReader
 from shardio.shard.writer import ShardWriter
-from shardio.surgery import audit_shard
 from tests.format.strategies import shards
 from tests.shards import (
     EVERY_FIELD,

@@ -13,7 +13,7 @@ import shardio
 from shardio import Array, Bytes, Json, List, Text
 from shardio_tools import cli
 from shardio_tools._columns import parse_field
-from tests.surgery.datasets import LABELS, labelled, write
+from tests.maintenance.datasets import LABELS, labelled, write
 
 Capture = pytest.CaptureFixture[str]
 N = 4

@@ -11,7 +11,7 @@ import pytest
 import shardio
 from shardio.format.layout import Kind
 from shardio_tools import cli
-from tests.surgery.datasets import LABELS, flip, labelled, place, shard_of, write
+from tests.maintenance.datasets import LABELS, flip, labelled, place, shard_of, write
 
 Capture = pytest.CaptureFixture[str]
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from shardio.maintenance import shard_audit
 from shardio.storage.content import Content
-from shardio.surgery import shard_audit
 from shardio_tools import cli, verify
 
 

@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 
 from shardio import Array, DatasetWriter, Schema, ShardLoader
-from tests.remote.scene import scene
+from tests.storage.remote.scene import scene
 
 WANTED = 0.9
 SCHEMA = Schema({"frames": Array("uint8", (224, 224, 3)), "label": Array("int64")})

@@ -31,8 +31,8 @@ from typing import Any
 
 import shardio
 from shardio.conversion.journal import place_of_plan
+from shardio.maintenance import audit_dataset, audit_shard
 from shardio.storage.checksummed_json import read_sealed
-from shardio.surgery import audit_dataset, audit_shard
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # no wheel holds what is here
 

@@ -38,8 +38,8 @@ from shardio.format.fields import DTYPES
 from shardio.format.images import EncodedImage
 from shardio.format.layout import MAJOR, MINOR
 from shardio.format.streams import packet_flags, packet_sizes
+from shardio.maintenance import add_column
 from shardio.manifest import load, parts, publish_next
-from shardio.surgery import add_column
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # no wheel holds what is here
 

@@ -94,7 +94,7 @@ def read_column(path: str, name: str, field: Kind | None) -> tuple[Kind, Iterabl
     if field is None:
         raise InvalidArgument(f"{path}: does not tell the type of {name}; say it with --field")
     if isinstance(field, shardio.Bytes):
-        raise InvalidArgument(f"{path}: holds text; for a field of bytes use shardio.surgery")
+        raise InvalidArgument(f"{path}: holds text; for a field of bytes use shardio.maintenance")
     return field, _as_utf8(path, readers[suffix](path, name, field))
 
 

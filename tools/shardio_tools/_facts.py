@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 import shardio
 from shardio.errors import DatasetNotFound
-from shardio.surgery import Finding, Survey, survey_shard
+from shardio.maintenance import Finding, Survey, survey_shard
 from shardio_tools._values import value_facts
 
 Facts = dict[str, Any]

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable
 from contextlib import ExitStack
 
-from shardio.surgery import SurgeryProgress, SurgeryReport
+from shardio.maintenance import MaintenanceProgress, MaintenanceReport
 from shardio_tools._render import ProgressLine, counted, plain, say, say_json, size
 
 
@@ -33,7 +33,7 @@ class Steps(ExitStack):
         self._is_silent = options.quiet or options.json
         self._step, self._line = "", ProgressLine("", is_silent=True)
 
-    def show(self, state: SurgeryProgress) -> None:
+    def show(self, state: MaintenanceProgress) -> None:
         """Say how far the step is."""
         if state.step != self._step:
             self.close()
@@ -44,8 +44,11 @@ class Steps(ExitStack):
 
 
 def rewrite(
-    surgery: Callable[..., SurgeryReport], options: argparse.Namespace, *places: str, **more: object
-) -> SurgeryReport:
+    surgery: Callable[..., MaintenanceReport],
+    options: argparse.Namespace,
+    *places: str,
+    **more: object,
+) -> MaintenanceReport:
     """Call a surgery with the options that all of these commands take; shows how far it is."""
     with Steps(options) as steps:
         return surgery(
@@ -57,7 +60,7 @@ def rewrite(
         )
 
 
-def tell(report: SurgeryReport, options: argparse.Namespace, did: str) -> None:
+def tell(report: MaintenanceReport, options: argparse.Namespace, did: str) -> None:
     """Say what came of it: `did` begins the sentence."""
     if options.json:
         say_json(report.as_json())

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from shardio import InvalidArgument
-from shardio.surgery import add_column
+from shardio.maintenance import add_column
 from shardio_tools._columns import Kind, parse_field, read_column, read_function
 from shardio_tools._engines import add_engine, engine_of
 from shardio_tools._render import plain, utf8_name

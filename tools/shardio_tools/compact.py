@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 
-from shardio.surgery import compact
+from shardio.maintenance import compact
 from shardio_tools._render import counted
 from shardio_tools._steps import add_options, rewrite, tell
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator
 
-from shardio.surgery import DiffReport, diff
+from shardio.maintenance import DiffReport, diff
 from shardio_tools._facts import is_dataset
 from shardio_tools._render import counted, listed, plain, say, say_json
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 
-from shardio.exporting import ExportProgress, ExportReport, export
+from shardio.export import ExportProgress, ExportReport, export
 from shardio_tools._render import (
     ProgressLine,
     complain,

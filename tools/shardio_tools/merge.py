@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 
-from shardio.surgery import merge
+from shardio.maintenance import merge
 from shardio_tools._render import counted
 from shardio_tools._steps import add_options, rewrite, tell
 

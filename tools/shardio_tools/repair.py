@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator
 
-from shardio.surgery import Loss, RepairProgress, RepairReport, ShardRepair, repair
+from shardio.maintenance import Loss, RepairProgress, RepairReport, ShardRepair, repair
 from shardio_tools._render import (
     ProgressLine,
     complain,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 
-from shardio.surgery import reshard
+from shardio.maintenance import reshard
 from shardio_tools._steps import add_options, rewrite, tell
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 
-from shardio.surgery import SplitReport, split
+from shardio.maintenance import SplitReport, split
 from shardio_tools._render import counted, plain, say, say_json, table, utf8_name
 
 

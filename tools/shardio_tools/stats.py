@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 
-from shardio.surgery import compute_stats
+from shardio.maintenance import compute_stats
 from shardio_tools._engines import add_engine, engine_of
 from shardio_tools._numbers import describe_counts
 from shardio_tools._render import counted, plain, say, say_json, utf8_name

@@ -12,7 +12,7 @@ import time
 from typing import Any
 
 from shardio import InvalidArgument
-from shardio.surgery import AuditProgress, Finding, audit_dataset, audit_shard
+from shardio.maintenance import AuditProgress, Finding, audit_dataset, audit_shard
 from shardio_tools._engines import add_engine, engine_of
 from shardio_tools._facts import is_dataset
 from shardio_tools._render import (

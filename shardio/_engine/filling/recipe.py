@@ -17,12 +17,12 @@ from shardio.order.block_shuffle import Window
 from shardio.order.mixture_order import Blend
 from shardio.order.partition import Division
 from shardio.order.shard_shuffle import ShardWindow
-from shardio.remote.places import Remote
 from shardio.samples.audio import HeardField, Hearing
 from shardio.samples.clip_draws import Cut
 from shardio.samples.pictures import common_sizes, decoded
 from shardio.shard.verification import Verify
 from shardio.storage.filesystems import Access
+from shardio.storage.remote.places import Remote
 from shardio.views.packing import Packing
 
 Dct = Literal["accurate", "fast"]

@@ -1,0 +1,101 @@
+"""What is done to finished shards and datasets.
+
+An audit checks every byte of them; a survey reads what a damaged shard still says of itself; a
+repair saves what is undamaged. Each name is loaded from its module when it is first used: a process
+that audits needs nothing of what rewrites.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from shardio.maintenance.adding import add_column
+    from shardio.maintenance.audit import AuditReport, audit_dataset, audit_shard
+    from shardio.maintenance.auditors import AuditProgress
+    from shardio.maintenance.comparing import DiffReport, diff
+    from shardio.maintenance.counting import StatsReport, compute_stats
+    from shardio.maintenance.finding import Finding
+    from shardio.maintenance.merging import merge
+    from shardio.maintenance.repairing import (
+        Loss,
+        RepairProgress,
+        RepairReport,
+        ShardRepair,
+        repair,
+    )
+    from shardio.maintenance.resharding import compact, reshard
+    from shardio.maintenance.rewriting import MaintenanceReport
+    from shardio.maintenance.soundness import MaintenanceProgress
+    from shardio.maintenance.splitting import SplitReport, split
+    from shardio.maintenance.survey import Survey, survey_shard
+
+__all__ = [
+    "AuditProgress",
+    "AuditReport",
+    "DiffReport",
+    "Finding",
+    "Loss",
+    "RepairProgress",
+    "RepairReport",
+    "ShardRepair",
+    "SplitReport",
+    "StatsReport",
+    "MaintenanceProgress",
+    "MaintenanceReport",
+    "Survey",
+    "add_column",
+    "audit_dataset",
+    "audit_shard",
+    "compact",
+    "compute_stats",
+    "diff",
+    "merge",
+    "repair",
+    "reshard",
+    "split",
+    "survey_shard",
+]
+
+# Where each name lives.
+_HOMES = {
+    "AuditProgress": "shardio.maintenance.auditors",
+    "AuditReport": "shardio.maintenance.audit",
+    "DiffReport": "shardio.maintenance.comparing",
+    "Finding": "shardio.maintenance.finding",
+    "Loss": "shardio.maintenance.repairing",
+    "RepairProgress": "shardio.maintenance.repairing",
+    "RepairReport": "shardio.maintenance.repairing",
+    "ShardRepair": "shardio.maintenance.repairing",
+    "SplitReport": "shardio.maintenance.splitting",
+    "StatsReport": "shardio.maintenance.counting",
+    "MaintenanceProgress": "shardio.maintenance.soundness",
+    "MaintenanceReport": "shardio.maintenance.rewriting",
+    "Survey": "shardio.maintenance.survey",
+    "add_column": "shardio.maintenance.adding",
+    "audit_dataset": "shardio.maintenance.audit",
+    "audit_shard": "shardio.maintenance.audit",
+    "compact": "shardio.maintenance.resharding",
+    "compute_stats": "shardio.maintenance.counting",
+    "diff": "shardio.maintenance.comparing",
+    "merge": "shardio.maintenance.merging",
+    "repair": "shardio.maintenance.repairing",
+    "reshard": "shardio.maintenance.resharding",
+    "split": "shardio.maintenance.splitting",
+    "survey_shard": "shardio.maintenance.survey",
+}
+
+
+def __getattr__(name: str) -> object:
+    """Load a public name from its module, once (PEP 562)."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'shardio.maintenance' has no attribute {name!r}")
+    from importlib import import_module
+
+    value: object = getattr(import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

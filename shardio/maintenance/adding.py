@@ -1,0 +1,182 @@
+"""Add a column: a value for each sample of a finished dataset, as its next generation.
+
+The values lie in shards of their own beside the others, which stay as they are.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from typing import Any, Final
+
+from shardio._workers.ray.cluster import LOCAL, Engine, EngineName
+from shardio.dataset.dataset import ShardDataset
+from shardio.errors import InvalidArgument, SchemaError
+from shardio.format.fields import Field
+from shardio.format.schema import Schema
+from shardio.maintenance.computing import add_computed, misfit
+from shardio.maintenance.overtaking import tell_overtaken
+from shardio.maintenance.rewriting import MaintenanceReport, Rewriting
+from shardio.maintenance.soundness import Progress, ends_of, tell_step
+from shardio.manifest import Generation, Side, load_generation, whole_schema
+
+Values = Iterable[Any] | Callable[[Any], Any]
+
+_END: Final = object()
+
+
+def add_column(
+    folder: str | os.PathLike[str],
+    name: str,
+    field: Field,
+    values: Values,
+    *,
+    batch_size: int | None = None,
+    workers: int | None = None,
+    engine: EngineName = "local",
+    address: str | None = None,
+    gpus: float = 0,
+    progress: Progress | None = None,
+) -> MaintenanceReport:
+    """Give every sample of a dataset one more field, in its next generation.
+
+    Nothing that is there is changed: the new field lies in shards beside the others. Samples keep
+    their numbers, the dataset its lineage, subsets and statistics.
+
+    Args:
+        folder: the dataset.
+        name: of the new field; with dots, of one in a nested record.
+        field: its type; any will do.
+        values: one for each sample, in their order, taken one at a time; or a function that is
+            called with each sample (a dict) and returns its value. What it reads is verified.
+        batch_size: the function is called with a list of up to so many samples of one shard, and
+            returns a sequence of as many values.
+        workers: processes that call the function, each of which is given it once, as lambdas and
+            functions of a notebook are, too, and takes whole shards. By default, and with 0, this
+            process does; on a cluster as many as that has CPUs.
+        engine: "local", or "ray": the machines of a Ray cluster call it, all of which must see the
+            dataset under this path.
+        address: of the Ray cluster, as of `shardio.convert`.
+        gpus: of the cluster, that each process is given, or a share of one.
+        progress: called here, at the start and after every shard.
+
+    Raises:
+        InvalidArgument: there are more values than samples, or fewer; or an option is given that
+            is for functions alone.
+        SchemaError: there is such a field already, or a value does not fit.
+        DatasetNotFound: there is no dataset.
+        ShardCorrupt, …: a sample that the function is to have cannot be read.
+        DatasetConflict: another writer published meanwhile; nothing is changed.
+        WorkerDied: worker processes ended twice over the same shard.
+    """
+    where = _engine_for(values, batch_size, workers, Engine(engine, address, gpus))
+    with tell_overtaken(folder), ShardDataset(folder) as dataset:
+        previous = load_generation(folder, dataset.generation)
+        schema = _schema_of(dataset, previous, name, field)
+        given = None if callable(values) else _values(dataset, values)
+        with Rewriting(folder, schema, previous=previous) as rewriting:
+            if given is not None:
+                _add_given(rewriting, dataset, name, given, progress)
+            elif callable(values):
+                add_computed(
+                    rewriting,
+                    dataset,
+                    values,
+                    batch_size,
+                    workers=workers,
+                    engine=where,
+                    progress=progress,
+                )
+            return rewriting.report_beside(
+                surgery={"name": "add_column", "options": {"name": name}}
+            )
+
+
+def _schema_of(dataset: ShardDataset, previous: Generation, name: str, field: Field) -> Schema:
+    """The schema of the new shards, once it is sure that the dataset can have such a field."""
+    try:
+        schema = Schema({name: field})
+        if isinstance(field, Mapping):
+            raise SchemaError(f"{name!r} is a nested record; add its fields one by one")
+        whole_schema(previous.schema, (*previous.sides, Side(schema, ())))
+    except SchemaError as error:
+        raise SchemaError(f"{dataset.path}: {error}") from error
+    return schema
+
+
+def _engine_for(
+    values: Values, batch_size: int | None, workers: int | None, engine: Engine
+) -> Engine:
+    """Check the options that say how a function is called."""
+    if not callable(values) and (batch_size, workers, engine) != (None, None, LOCAL):
+        raise InvalidArgument(
+            "batch_size, workers, engine: only for a function; values are taken one by one, here"
+        )
+    if batch_size is not None and batch_size < 1:
+        raise InvalidArgument(f"batch_size is {batch_size}; it must be 1 or more")
+    if workers is not None and workers < 0:
+        raise InvalidArgument(f"workers is {workers}; it must be 0 or more")
+    return engine
+
+
+def _values(dataset: ShardDataset, values: Iterable[Any]) -> Iterator[Any]:
+    """The values in the order of the samples, one at a time."""
+    try:
+        if isinstance(values, str | bytes | Mapping | set | frozenset):  # a set has no order
+            raise TypeError
+        found = iter(values)
+        n_values = len(values) if isinstance(values, Sized) else len(dataset)
+    except TypeError as error:  # also of a NumPy array without dimensions
+        raise InvalidArgument(
+            "values must be an iterable with one value for each sample, or a function; found a "
+            f"{type(values).__name__}"
+        ) from error
+    if n_values != len(dataset):
+        raise _wrong_number(dataset, str(n_values))
+    return found
+
+
+def _add_given(
+    rewriting: Rewriting,
+    dataset: ShardDataset,
+    name: str,
+    values: Iterator[Any],
+    progress: Progress | None,
+) -> None:
+    """Write the values into a shard for each shard of the dataset."""
+    ends = ends_of(shard.n_bytes for shard in dataset.shards)
+    tell_step(progress, "writing", 0, ends)
+    for k in range(len(dataset.shards)):
+        _add_shard(rewriting, dataset, k, name, values)
+        tell_step(progress, "writing", k + 1, ends)
+    if next(values, _END) is not _END:
+        raise _wrong_number(dataset, "more")
+
+
+def _add_shard(
+    rewriting: Rewriting, dataset: ShardDataset, k: int, name: str, values: Iterator[Any]
+) -> None:
+    """Write the new field of one shard's samples."""
+    first, n_samples = int(dataset.starts[k]), dataset.shards[k].n_samples
+    n_taken = 0
+
+    def samples() -> Iterator[dict[str, Any]]:
+        nonlocal n_taken
+        for row in range(first, first + n_samples):
+            value = next(values, _END)
+            if value is _END:
+                raise _wrong_number(dataset, f"only {row}")
+            n_taken += 1
+            yield {name: value}
+
+    try:
+        rewriting.add_shard(samples())
+    except SchemaError as error:
+        raise misfit(dataset.path, first + n_taken - 1, error) from error
+
+
+def _wrong_number(dataset: ShardDataset, n_values: str) -> InvalidArgument:
+    return InvalidArgument(
+        f"{dataset.path}: has {len(dataset)} samples, and there are {n_values} values; nothing was "
+        "added"
+    )

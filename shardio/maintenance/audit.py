@@ -1,0 +1,281 @@
+"""Audit: check every byte of a shard, or of all shards of a dataset and what it says of them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from shardio._workers.ray.cluster import Engine, EngineName
+from shardio.errors import (
+    DatasetCorrupt,
+    DatasetNotFound,
+    InvalidArgument,
+    ShardIncomplete,
+    ShardUnsupported,
+)
+from shardio.maintenance.auditors import AuditProgress, examine_all
+from shardio.maintenance.content import access_once
+from shardio.maintenance.finding import Finding, Findings
+from shardio.maintenance.overtaking import refuse_overtaken
+from shardio.maintenance.shard_audit import Examined, examine
+from shardio.manifest import (
+    GENERATIONS,
+    POINTER,
+    Generation,
+    lineage_of,
+    load,
+    load_generation,
+    refuse_links_outside,
+)
+from shardio.manifest.input_list import InputList
+from shardio.storage.filesystems import Access
+from shardio.storage.mmap import open_content
+
+_GENERATION_NAME: Final = re.compile(r"[0-9]{6}\.json")
+
+
+@dataclass(frozen=True, slots=True)
+class AuditReport:
+    """What an audit of a dataset checked and found.
+
+    `unknown` are files and folders that the dataset does not name, relative to its folder: no
+    error, unless they are shards that no generation names, which are findings too. Where
+    `dataset.json` or its generation cannot be read, `generation` and `lineage` are None and all
+    shards in the folder are checked. `n_shards` counts those of columns that were added later, too.
+    """
+
+    path: str
+    generation: int | None
+    lineage: str | None
+    n_shards: int
+    n_samples: int
+    n_bytes: int
+    findings: tuple[Finding, ...]
+    unknown: tuple[str, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        """Itself as JSON can say it."""
+        return {**asdict(self), "findings": [finding.as_json() for finding in self.findings]}
+
+
+def audit_shard(
+    path: str | os.PathLike[str], *, workers: int = 0, access: Access = "auto"
+) -> list[Finding]:
+    """Check every byte of one shard; returns what is wrong with it, nothing if it is sound.
+
+    Args:
+        path: the file.
+        workers: from 1 up it is done in a process of its own.
+        access: "mmap" maps the file, and a page that the disk cannot read kills the process that
+            checks it, which is a finding if that is not this one. "pread" reads it by offset;
+            "auto" does the same: what is read once is read as fast as mapped.
+
+    Raises:
+        InvalidArgument: workers is negative, or `access` is none of the three.
+        ShardNotFound: there is no such file.
+        OSError: the system refuses to open it.
+    """
+    _check_workers(workers)
+    access = access_once(access)
+    if not workers:
+        return list(examine(path, access).findings)
+    place = Path(path)
+    with contextlib.suppress(ShardIncomplete):  # a finding
+        open_content(os.fspath(place), "pread")  # that it is missing is none here
+    found = examine_all(place.parent, [place.name], 1, None, access)
+    return list(found[place.name].findings)
+
+
+def _check_workers(workers: int | None) -> None:
+    if workers is not None and workers < 0:
+        raise InvalidArgument(f"workers is {workers}; it must be 0 or more")
+
+
+def audit_dataset(
+    folder: str | os.PathLike[str],
+    *,
+    workers: int | None = None,
+    progress: Callable[[AuditProgress], None] | None = None,
+    access: Access = "auto",
+    engine: EngineName = "local",
+    address: str | None = None,
+) -> AuditReport:
+    """Check every byte of every shard of a dataset, its generations, and that they agree.
+
+    Args:
+        folder: the dataset.
+        workers: processes, never more than shards. By default one per usable CPU, of which this
+            one is one, unless shards are mapped; it does alone what is less than half a GiB.
+            With 0 all is done in this process.
+        progress: called in this process, at the start and after every shard.
+        access: how shards are read, as in `audit_shard`.
+        engine: "local", or "ray": the machines of a Ray cluster check shards, all of which must see
+            the dataset under this path; `workers` are those of all of them together.
+        address: of the Ray cluster, as of `shardio.convert`.
+
+    Raises:
+        DatasetNotFound: there is no dataset in `folder`.
+        InvalidArgument: workers is negative, `access` is none of the three, or shards are to be
+            mapped on a cluster, where nobody could tell that a page cannot be read.
+        DatasetConflict: meanwhile another writer has removed shards of the generation, which are
+            no damage: audit the one that is published now.
+        WorkerDied: a worker was killed, other than by bytes that cannot be read.
+    """
+    _check_workers(workers)
+    where = Engine(engine, address)
+    access = access_once(access)
+    if where.is_ray and access == "mmap":
+        raise InvalidArgument("access is 'mmap'; with engine='ray' it must be 'pread' or 'auto'")
+    root = Path(folder)
+    generations, findings = _audit_generations(root)
+    published = generations[-1] if generations else None
+    unknown = _unknown(root, generations)
+    if published is not None:
+        names = [shard.name for shard, _ in published.files]
+        begun = _names_of_next(root, published)
+        strays = [name for name in unknown if name.endswith(".shard") and name not in begun]
+        findings += [_stray(root / name) for name in strays]
+    else:
+        names = [name for name in unknown if name.endswith(".shard")]
+        unknown = []
+    n_whole = len(published.shards) if published else len(names)  # the others lie beside them
+    examined = examine_all(root, names, workers, progress, access, where)
+    if published is not None:
+        findings += _disagreements(root, published, examined)
+        findings += _departure(root)
+        if findings or any(found.findings for found in examined.values()):
+            refuse_overtaken(root, published.number)
+    return AuditReport(
+        path=os.fspath(folder),
+        generation=published.number if published else None,
+        lineage=published.lineage if published else None,
+        n_shards=len(names),
+        n_samples=sum(examined[name].n_samples or 0 for name in names[:n_whole]),
+        n_bytes=sum(found.n_bytes for found in examined.values()),
+        findings=(*findings, *(f for found in examined.values() for f in found.findings)),
+        unknown=tuple(unknown),
+    )
+
+
+def _audit_generations(root: Path) -> tuple[list[Generation], list[Finding]]:
+    """Check `dataset.json` and all generations up to the published one.
+
+    Returns them, the published one last; none at all if that one cannot be read.
+    """
+    try:
+        published = load(root)
+    except (DatasetCorrupt, ShardUnsupported) as error:
+        return [], [_manifest_finding(root / POINTER, error)]
+    found, findings = [], []
+    for name in sorted(os.listdir(root / GENERATIONS)):
+        number = int(name.removesuffix(".json")) if _GENERATION_NAME.fullmatch(name) else 0
+        if not 0 < number < published.number:
+            continue
+        try:
+            found.append(load_generation(root, number))
+        except (DatasetCorrupt, ShardUnsupported) as error:
+            findings.append(_manifest_finding(root / GENERATIONS / name, error))
+    found.append(published)
+    findings += _check_inputs(found)
+    for generation in found:
+        findings += _check_lineage(root, generation, published)
+    return found, findings
+
+
+def _check_inputs(generations: Sequence[Generation]) -> list[Finding]:
+    """Read the inputs that lie in parts, each once: nobody else does who only opens a dataset."""
+    findings = []
+    lists = (generation.inputs for generation in generations)
+    for inputs in {each.part: each for each in lists if isinstance(each, InputList)}.values():
+        try:
+            _ = inputs.entries
+        except DatasetCorrupt as error:
+            findings.append(_manifest_finding(inputs.part.path, error))
+    return findings
+
+
+def _departure(root: Path) -> list[Finding]:
+    """Make sure that what was a dataset when its audit began still is one."""
+    try:
+        load(root)
+    except DatasetNotFound:
+        message = "the file went away while the dataset was audited: no one can open it now"
+        return [Finding(str(root / POINTER), "changed", message)]
+    except (DatasetCorrupt, ShardUnsupported) as error:
+        return [_manifest_finding(root / POINTER, error)]
+    return []
+
+
+def _manifest_finding(path: Path, error: Exception) -> Finding:
+    code = "unsupported" if isinstance(error, ShardUnsupported) else "dataset"
+    return Finding(str(path), code, str(error).removeprefix(f"{path}: "))
+
+
+def _check_lineage(root: Path, generation: Generation, published: Generation) -> list[Finding]:
+    """Compare a generation's lineage with what the first generation founds."""
+    expected = published.lineage
+    if generation.number == 1:
+        expected = lineage_of(generation.schema, generation.shards)
+    if generation.lineage == expected:
+        return []
+    path = root / GENERATIONS / f"{generation.number:06d}.json"
+    message = "the lineage is not that of the first generation"
+    return [Finding(str(path), "lineage", message, expected=expected, found=generation.lineage)]
+
+
+def _unknown(root: Path, generations: Sequence[Generation]) -> list[str]:
+    """What lies in the folder and no generation names."""
+    known = {POINTER, GENERATIONS}
+    known |= {shard.name for generation in generations for shard, _ in generation.files}
+    found = [name for name in sorted(os.listdir(root)) if name not in known]
+    if (root / GENERATIONS).is_dir() and generations:
+        numbers = {f"{generation.number:06d}.json" for generation in generations}
+        numbers |= {part.path.name for one in generations for part in one.parts}
+        inside = sorted(os.listdir(root / GENERATIONS))
+        found += [f"{GENERATIONS}/{name}" for name in inside if name not in numbers]
+    return found
+
+
+def _names_of_next(root: Path, published: Generation) -> set[str]:
+    """The shards of a generation whose writer was killed before it was published.
+
+    It is there whole, and the next writer publishes it: they are no strays.
+    """
+    with contextlib.suppress(DatasetCorrupt, ShardUnsupported):
+        following = load_generation(root, published.number + 1)
+        return {shard.name for shard, _ in following.files}
+    return set()
+
+
+def _stray(path: Path) -> Finding:
+    return Finding(str(path), "unknown_shard", "no generation of the dataset names this shard")
+
+
+def _disagreements(
+    root: Path, published: Generation, examined: dict[str, Examined]
+) -> list[Finding]:
+    """Compare the shards with what their generation says of them."""
+    found: list[Finding] = []
+    for shard, schema in published.files:
+        actual, findings = examined[shard.name], Findings(root / shard.name)
+        try:
+            refuse_links_outside(root, root / shard.name)
+        except DatasetCorrupt as error:
+            findings.add("outside", str(error).removeprefix(f"{findings.path}: "))
+        pairs = {
+            "bytes": (shard.n_bytes, actual.n_bytes or None),
+            "samples": (shard.n_samples, actual.n_samples),
+            "id": (shard.id, actual.id),
+            "schema": (schema.to_json().decode(), actual.schema),
+        }
+        for what, (expected, is_so) in pairs.items():
+            if is_so is not None and is_so != expected:
+                message = f"the shard and its generation disagree about its {what}"
+                findings.add("generation", message, field=None, expected=expected, found=is_so)
+        found += findings.close()
+    return found

@@ -1,0 +1,215 @@
+"""The processes that audit shards: one shard at a time each, here and in a crew.
+
+Processes rather than threads: hashing small rows holds the interpreter's lock. And where shards are
+mapped, a page that the disk cannot read kills the process that touches it, which then is a finding
+and not the end; so this process maps none unless it is told to do all by itself.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from shardio._workers.processes.cpus import usable_cpus
+from shardio._workers.processes.crew import Crew, Died, Event, Failed, Message
+from shardio._workers.processes.pieces import Pieces
+from shardio._workers.ray.cluster import LOCAL, Cluster, Engine
+from shardio.errors import WorkerDied
+from shardio.maintenance.examining import examine_anyhow, examined_of, serve
+from shardio.maintenance.finding import Findings
+from shardio.maintenance.shard_audit import Examined
+from shardio.storage.filesystems import Access
+
+LITTLE_BYTES: Final = 512 << 20
+"""Less than this is checked before there is a worker."""
+
+MOST_AHEAD: Final = 3
+"""Shards that a worker has been told of before it needs them: with one, behind a dataset's small
+ones it waited until main was through with a large one."""
+
+
+@dataclass(frozen=True, slots=True)
+class AuditProgress:
+    """How far an audit is."""
+
+    n_shards_done: int
+    n_shards: int
+    n_bytes_done: int
+    n_bytes: int
+
+
+def examine_all(
+    root: Path,
+    names: Sequence[str],
+    workers: int | None,
+    progress: Callable[[AuditProgress], None] | None,
+    access: Access = "pread",
+    engine: Engine = LOCAL,
+) -> dict[str, Examined]:
+    """Audit shards of a folder; a shard that cannot be read at all has a finding that says so.
+
+    Args:
+        root: the folder.
+        names: file names of the shards.
+        workers: processes, see `audit_dataset`.
+        progress: called at the start and after every shard.
+        access: see `audit_dataset`.
+        engine: see `audit_dataset`.
+
+    Raises:
+        WorkerDied: a worker was killed, other than by bytes that cannot be read.
+    """
+    tally = _Tally(root, names, progress)
+    if engine.is_ray:
+        _examine_on_nodes(tally, root, workers, access, engine)
+        return {name: tally.examined[name] for name in names}
+    takes_part = workers is None and access != "mmap"
+    n_workers = min(len(names), usable_cpus() if workers is None else workers)
+    if takes_part:
+        n_workers = max(0, n_workers - 1) if tally.n_bytes >= LITTLE_BYTES else 0
+    if n_workers == 0:
+        for name in names:
+            tally.enter(name, examine_anyhow(root / name, access))
+    else:
+        with Crew(n_workers, partial(serve, access), preload=(serve.__module__,)) as crew:
+            _Foreman(crew, root, tally).run(takes_part=takes_part)
+    return {name: tally.examined[name] for name in names}
+
+
+def _examine_on_nodes(
+    tally: _Tally, root: Path, workers: int | None, access: Access, engine: Engine
+) -> None:
+    """Have the machines of a cluster audit shards, each as a whole."""
+    # Late: who audits here does without all that reads datasets.
+    from shardio.manifest import POINTER
+
+    there, pointer = Path(os.path.abspath(root)), root / POINTER
+    jobs = iter(enumerate(tally.names))
+    examine = partial(_examine_there, there, access)
+    sees = pointer if pointer.exists() else root
+    with Cluster(engine, sees=sees, n_at_once=workers) as cluster:
+        for number, found in cluster.run(
+            examine, partial(next, jobs, None), lambda n: tally.names[n]
+        ):
+            name = tally.names[number]
+            findings = (replace(each, path=str(root / name)) for each in found.findings)
+            tally.enter(name, replace(found, findings=tuple(findings)))
+
+
+def _examine_there(root: Path, access: Access, name: str) -> Examined:
+    return examine_anyhow(root / name, access)
+
+
+class _Tally:
+    """What is done already, and who wants to know."""
+
+    def __init__(
+        self,
+        root: Path,
+        names: Sequence[str],
+        progress: Callable[[AuditProgress], None] | None,
+    ) -> None:
+        self.examined: dict[str, Examined] = {}
+        self.names = names
+        self._sizes = {name: _size_of(root / name) for name in names}
+        self.n_bytes = sum(self._sizes.values())
+        self._n_bytes_done, self._progress = 0, progress
+        self._tell()
+
+    def enter(self, name: str, examined: Examined) -> None:
+        """Take in the result for one shard."""
+        self.examined[name] = examined
+        self._n_bytes_done += self._sizes[name]
+        self._tell()
+
+    def _tell(self) -> None:
+        if self._progress is not None:
+            n_done = len(self.examined)
+            bytes_done = self._n_bytes_done
+            self._progress(AuditProgress(n_done, len(self.names), bytes_done, self.n_bytes))
+
+
+def _size_of(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0  # missing or unreadable: the audit of the shard says so
+
+
+class _Foreman:
+    """Gives every worker of a crew one shard after the other, some ahead of the one it works on.
+
+    Ahead, so that no worker waits for main, which may be in the middle of a shard of its own; but
+    of the last shards each goes to who is free.
+    """
+
+    def __init__(self, crew: Crew, root: Path, tally: _Tally) -> None:
+        self._crew, self._root, self._tally = crew, root, tally
+        self._waiting = list(reversed(tally.names))
+        self._tasks: dict[int, deque[str]] = {worker: deque() for worker in range(len(crew))}
+        """What each worker has been told, the one it works on first."""
+        self._pieces = Pieces()
+
+    def run(self, *, takes_part: bool = False) -> None:
+        """Return when all shards are done; some of them here, if main takes part."""
+        for worker in self._tasks:
+            self._assign(worker)
+        while takes_part and self._waiting:  # workers take a quarter of a second to be there
+            name = self._waiting.pop()
+            self._tally.enter(name, examine_anyhow(self._root / name, "pread"))
+            for event in self._crew.wait(0):
+                self._take(event)
+        for worker in self._tasks:
+            self._assign(worker)
+        while any(self._tasks.values()):
+            for event in self._crew.wait():
+                self._take(event)
+
+    def _assign(self, worker: int) -> None:
+        """Give a worker what it works on next, and what after that, while there is enough."""
+        tasks = self._tasks[worker]
+        while self._waiting and len(tasks) < 1 + self._n_ahead():
+            name = self._waiting.pop()
+            tasks.append(name)
+            self._crew.send(worker, os.fsencode(self._root / name))
+
+    def _n_ahead(self) -> int:
+        """How many shards a worker has ahead: fewer and fewer, the last ones go to who is free."""
+        return min(MOST_AHEAD, (len(self._waiting) - 1) // (2 * len(self._tasks)))
+
+    def _take(self, event: Event) -> None:
+        if isinstance(event, Message):
+            whole = self._pieces.take(event.worker, event.data)
+            if whole is not None:
+                self._tally.enter(self._tasks[event.worker].popleft(), examined_of(whole))
+                self._assign(event.worker)
+        elif isinstance(event, Failed):
+            name = next(iter(self._tasks[event.worker]), "no shard")
+            raise WorkerDied(f"the audit of {name} failed in a worker:\n{event.text}")
+        else:
+            self._bury(event)
+
+    def _bury(self, died: Died) -> None:
+        """Note the shard that a worker died of, and go on with a new one."""
+        tasks = self._tasks[died.worker]
+        name = tasks.popleft() if tasks else None
+        self._waiting += reversed(tasks)
+        tasks.clear()
+        self._pieces.forget(died.worker)
+        if name is None or died.signal != signal.SIGBUS:
+            raise WorkerDied(
+                f"a worker that audited {name} ended early: signal {died.signal}, "
+                f"exit code {died.exit_code}"
+            )
+        findings = Findings(self._root / name)
+        message = "the disk cannot read some of its bytes, or the file was cut short meanwhile"
+        findings.add("unreadable", message)
+        self._tally.enter(name, Examined(findings.close(), 0))
+        self._crew.restart(died.worker)
+        self._assign(died.worker)

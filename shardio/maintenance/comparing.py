@@ -1,0 +1,211 @@
+"""Diff: which samples of two datasets, or shards, are not the same."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from shardio.dataset.dataset import ShardDataset
+from shardio.maintenance.digests import Digests, DigestsOf, mix, stored_digests, value_digests
+from shardio.maintenance.overtaking import tell_overtaken
+from shardio.shard.reader import ShardReader
+from shardio.shard.verification import Rows
+
+MAX_LISTED: Final = 10_000
+"""Samples that differ and are listed; further ones are only counted."""
+_CHUNK_ROWS: Final = 1 << 14
+
+
+@dataclass
+class DiffReport:
+    """What is different between `a` and `b`.
+
+    With as many samples on both sides, they are compared by number: `changed` lists those that
+    differ, each with its fields. Otherwise they are compared by content, whatever their order:
+    `only_a` and `only_b` list the numbers of those that the other side lacks. At most
+    `MAX_LISTED` are listed; `n_changed`, `n_only_a` and `n_only_b` count all.
+    """
+
+    a: str
+    b: str
+    n_a: int = 0
+    n_b: int = 0
+    fields_only_a: list[str] = field(default_factory=list)
+    fields_only_b: list[str] = field(default_factory=list)
+    fields_redefined: list[str] = field(default_factory=list)
+    classes_differ: bool = False
+    n_changed: int = 0
+    n_only_a: int = 0
+    n_only_b: int = 0
+    changed: list[tuple[int, tuple[str, ...]]] = field(default_factory=list)
+    only_a: list[int] = field(default_factory=list)
+    only_b: list[int] = field(default_factory=list)
+
+    @property
+    def is_same(self) -> bool:
+        """Whether nothing is different."""
+        fields = self.fields_only_a or self.fields_only_b or self.fields_redefined
+        samples = self.n_changed or self.n_only_a or self.n_only_b
+        return not (fields or samples or self.classes_differ)
+
+    def as_json(self) -> dict[str, Any]:
+        """Itself as JSON can say it."""
+        changed = [{"sample": row, "fields": list(names)} for row, names in self.changed]
+        return {"is_same": self.is_same, **asdict(self), "changed": changed}
+
+
+class _Side:
+    """One of two things that are compared: a dataset, or a shard."""
+
+    def __init__(self, path: str, stack: ExitStack) -> None:
+        self.classes: tuple[str, ...] = ()
+        self._reader: Callable[[int, str], ShardReader]
+        if os.path.isfile(path):
+            reader = stack.enter_context(ShardReader(path))
+            self._reader = lambda shard, name: reader
+            self.schema, counts = reader.schema, [len(reader)]
+        else:
+            stack.enter_context(tell_overtaken(path))
+            dataset = stack.enter_context(ShardDataset(path))
+            self._reader, self.schema = dataset.reader, dataset.schema
+            self.classes = dataset.classes
+            counts = [shard.n_samples for shard in dataset.shards]
+        self._starts: Rows = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
+
+    def __len__(self) -> int:
+        return int(self._starts[-1])
+
+    def digests(self, of: DigestsOf, name: str, rows: Rows) -> Digests:
+        """A digest of a field of each of `rows`, which are of all shards."""
+        found = np.zeros(len(rows), np.uint64)
+        shards = np.searchsorted(self._starts, rows, side="right") - 1
+        for shard in np.unique(shards).tolist():
+            here = shards == shard
+            found[here] = of(self._reader(shard, name), name, rows[here] - self._starts[shard])
+        return found
+
+
+def diff(a: str | os.PathLike[str], b: str | os.PathLike[str]) -> DiffReport:
+    """Compare two datasets, or shards: fields, classes, and the samples' common fields.
+
+    Samples are compared by the hashes that the shards hold; what is stored compressed is decoded
+    only where those differ. How they are cut into shards does not matter.
+
+    Raises:
+        DatasetNotFound, ShardCorrupt, …: one of them cannot be read. Data that needs not be read
+            is not checked: see `audit_dataset`.
+        DatasetConflict: another writer has removed shards meanwhile.
+    """
+    report = DiffReport(os.fspath(a), os.fspath(b))
+    with ExitStack() as stack:
+        sides = _Side(report.a, stack), _Side(report.b, stack)
+        report.n_a, report.n_b = len(sides[0]), len(sides[1])
+        report.classes_differ = sides[0].classes != sides[1].classes
+        names = _compare_fields(report, *sides)
+        if report.n_a == report.n_b:
+            _compare_by_number(report, *sides, names)
+        else:
+            _compare_by_content(report, *sides, names)
+    return report
+
+
+def _compare_fields(report: DiffReport, a: _Side, b: _Side) -> list[str]:
+    """Note which fields are not the same; returns those whose values can be compared."""
+    report.fields_only_a = [name for name in a.schema if name not in b.schema]
+    report.fields_only_b = [name for name in b.schema if name not in a.schema]
+    common = [name for name in a.schema if name in b.schema]
+    report.fields_redefined = [name for name in common if a.schema[name] != b.schema[name]]
+    return common
+
+
+def _chunks(n: int) -> Iterator[Rows]:
+    for start in range(0, n, _CHUNK_ROWS):
+        yield np.arange(start, min(n, start + _CHUNK_ROWS))
+
+
+def _compare_by_number(
+    report: DiffReport,
+    a: _Side,
+    b: _Side,
+    names: list[str],
+) -> None:
+    for rows in _chunks(len(a)):
+        differ: dict[str, npt.NDArray[np.bool_]] = {}
+        for name in names:
+            masks = a.digests(stored_digests, name, rows) != b.digests(stored_digests, name, rows)
+            if masks.any() and not _is_exact(a, b, name):
+                some = rows[masks]
+                values = a.digests(value_digests, name, some), b.digests(value_digests, name, some)
+                masks[masks] = values[0] != values[1]
+            differ[name] = masks
+        if not differ:
+            continue
+        found = np.flatnonzero(np.any(list(differ.values()), axis=0))
+        report.n_changed += len(found)
+        for i in found[: MAX_LISTED - len(report.changed)].tolist():
+            fields = tuple(name for name, mask in differ.items() if mask[i])
+            report.changed.append((int(rows[i]), fields))
+
+
+def _is_exact(a: _Side, b: _Side, name: str) -> bool:
+    """Whether different stored digests of a field can only mean different values."""
+    if a.schema[name] != b.schema[name]:
+        return False
+    return name in a.schema.columns or a.schema[name].codec == "raw"
+
+
+def _compare_by_content(
+    report: DiffReport,
+    a: _Side,
+    b: _Side,
+    names: list[str],
+) -> None:
+    exact = all(_is_exact(a, b, name) for name in names)
+    found_a = _whole_digests(a, stored_digests, names, np.arange(len(a)))
+    found_b = _whole_digests(b, stored_digests, names, np.arange(len(b)))
+    rows_a, rows_b = _unmatched(found_a, found_b)
+    if not exact and len(rows_a) and len(rows_b):
+        left_a = _whole_digests(a, value_digests, names, rows_a)
+        left_b = _whole_digests(b, value_digests, names, rows_b)
+        kept_a, kept_b = _unmatched(left_a, left_b)
+        rows_a, rows_b = rows_a[kept_a], rows_b[kept_b]
+    report.n_only_a, report.n_only_b = len(rows_a), len(rows_b)
+    report.only_a, report.only_b = rows_a[:MAX_LISTED].tolist(), rows_b[:MAX_LISTED].tolist()
+
+
+def _whole_digests(
+    side: _Side,
+    of: DigestsOf,
+    names: list[str],
+    rows: Rows,
+) -> Digests:
+    """One digest of all fields of each of `rows`."""
+    found = np.zeros(len(rows), np.uint64)
+    for places in _chunks(len(rows)):
+        part = rows[places]
+        fields = [side.digests(of, name, part) for name in names]
+        found[places] = mix(np.zeros(len(part), np.uint64), *fields)
+    return found
+
+
+def _unmatched(a: Digests, b: Digests) -> tuple[Rows, Rows]:
+    """Where in `a` and `b` the digests are that the other has not, or not so often; ascending."""
+    known, numbers = np.unique(np.concatenate([a, b]), return_inverse=True)
+    surplus = np.bincount(numbers[: len(a)], minlength=len(known))
+    surplus -= np.bincount(numbers[len(a) :], minlength=len(known))
+    return _last_of(numbers[: len(a)], surplus), _last_of(numbers[len(a) :], -surplus)
+
+
+def _last_of(numbers: npt.NDArray[np.intp], wanted: npt.NDArray[np.intp]) -> Rows:
+    """Where the last `wanted[k]` occurrences of each number k are."""
+    order = np.argsort(numbers, kind="stable")
+    ordered = numbers[order]
+    ends = np.searchsorted(ordered, ordered, side="right")
+    is_wanted = ends - np.arange(len(ordered)) <= wanted[ordered]
+    return np.sort(order[is_wanted]).astype(np.int64)

@@ -1,0 +1,312 @@
+"""Statistics of a dataset: of each numeric field mean, deviation, range and shapes; and classes."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from shardio._workers.ray.cluster import Engine, EngineName
+from shardio.dataset.dataset import ShardDataset
+from shardio.format.fields import Array, array_of
+from shardio.maintenance.jobs import ShardJob, done_for_each
+from shardio.maintenance.overtaking import tell_overtaken
+from shardio.maintenance.soundness import Progress, ends_of, tell_step
+from shardio.manifest import load_generation, publish_next
+from shardio.shard.reader import ShardReader
+from shardio.shard.verification import Rows
+
+_CHUNK_ITEMS: Final = 1 << 20
+"""Numbers that are looked at at a time; as float64 they take 8 MiB."""
+
+
+@dataclass(frozen=True, slots=True)
+class StatsReport:
+    """The generation that has the statistics, and what they are.
+
+    `stats` has `samples`, and `fields`: of each numeric field `count` (numbers, not samples),
+    `mean` and `std` of all of them, `min`, `max`, `not_finite` (numbers that all these leave out),
+    `missing` (samples without a value), `smallest` and `largest` (of each dimension). Where the
+    dataset has class names and labels, it has `classes` and `without_class` too.
+    """
+
+    dataset: Path
+    generation: int
+    subset: str | None
+    stats: Mapping[str, Any]
+
+    def as_json(self) -> dict[str, Any]:
+        """Itself as JSON can say it."""
+        return {
+            "dataset": str(self.dataset),
+            "generation": self.generation,
+            "subset": self.subset,
+            **self.stats,
+        }
+
+
+def compute_stats(
+    folder: str | os.PathLike[str],
+    *,
+    subset: str | None = None,
+    progress: Progress | None = None,
+    engine: EngineName = "local",
+    address: str | None = None,
+) -> StatsReport:
+    """Count a dataset, or one of its subsets, and keep the result in the next generation.
+
+    If it is there already, nothing is published. The hash of everything that is read is checked.
+
+    Args:
+        folder: the dataset.
+        subset: the name of a subset.
+        progress: called here, at the start and after every shard.
+        engine: "local", or "ray": the machines of a Ray cluster count, all of which must see the
+            dataset under this path. The result is the same.
+        address: of the Ray cluster, as of `shardio.convert`.
+
+    Raises:
+        InvalidArgument: there is no such subset.
+        ChecksumMismatch, ShardCorrupt: damage is met; nothing is published.
+        DatasetNotFound, DatasetConflict: as in `split`.
+    """
+    where = Engine(engine, address)
+    with tell_overtaken(folder), ShardDataset(folder, subset=subset) as dataset:
+        previous = load_generation(folder, dataset.generation)
+        previous.check_inputs()
+        found = _count(dataset, where, progress)
+    kept = dict(previous.stats)
+    if subset is None:
+        kept["whole"] = found
+    else:
+        of_subsets = kept.get("subsets", {})
+        kept["subsets"] = {**(of_subsets if isinstance(of_subsets, dict) else {}), subset: found}
+    generation = previous
+    if kept != previous.stats:
+        generation = publish_next(folder, previous, stats=kept, surgery={"name": "stats"})
+    return StatsReport(Path(folder), generation.number, subset, found)
+
+
+def _count(dataset: ShardDataset, engine: Engine, progress: Progress | None) -> dict[str, Any]:
+    """Count each shard by itself; their order decides how they are put together, not who counts."""
+    arrays = {name: array for name, field in dataset.schema.items() if (array := array_of(field))}
+    whole = _Counts({name: _Tally(array) for name, array in arrays.items()}, _ClassTally(dataset))
+    n_shards, ends = len(dataset.shards), ends_of(shard.n_bytes for shard in dataset.shards)
+    waiting: dict[int, _Counts] = {}
+    n_done = n_joined = 0
+    tell_step(progress, "counting", 0, ends)
+    for k, found in done_for_each(
+        _Counting(dataset, arrays), n_shards, workers=None, engine=engine, sees=dataset.path
+    ):
+        waiting[k] = found
+        while n_joined in waiting:
+            whole.join(waiting.pop(n_joined))
+            n_joined += 1
+        n_done += 1
+        tell_step(progress, "counting", n_done, ends)
+    fields = {name: tally.as_json() for name, tally in whole.tallies.items()}
+    return {"samples": len(dataset), "fields": fields, **whole.by_class.as_json()}
+
+
+class _Counting(ShardJob):
+    """Counts one shard's samples, of those of the dataset's subset if it has one."""
+
+    def __init__(self, dataset: ShardDataset, arrays: Mapping[str, Array]) -> None:
+        super().__init__(dataset)
+        self._arrays = arrays
+        self._rows: Rows | None = None
+
+    def __call__(self, k: int) -> _Counts:
+        """Count a shard."""
+        dataset = self.dataset
+        found = _Counts({n: _Tally(a) for n, a in self._arrays.items()}, _ClassTally(dataset))
+        local = self._rows_in(k)
+        if not len(local):
+            return found
+        for name, tally in found.tallies.items():
+            for values in _values(dataset.reader(k, name), name, self._arrays[name], local):
+                tally.add(values)
+                found.by_class.add(name, values)
+        return found
+
+    def _rows_in(self, k: int) -> Rows:
+        """The rows of a shard that are counted."""
+        dataset, n_samples = self.dataset, self.dataset.shards[k].n_samples
+        if dataset.rows.is_plain:
+            return np.arange(n_samples)
+        if self._rows is None:
+            self._rows = dataset.rows.at(np.arange(len(dataset)))
+        start = int(dataset.starts[k])
+        first, last = np.searchsorted(self._rows, [start, start + n_samples])
+        return self._rows[first:last] - start
+
+
+@dataclass(frozen=True, slots=True)
+class _Counts:
+    """What is counted, of some samples."""
+
+    tallies: dict[str, _Tally]
+    by_class: _ClassTally
+
+    def join(self, other: _Counts) -> None:
+        """Take in what is counted of the samples that come behind."""
+        for name, tally in self.tallies.items():
+            tally.join(other.tallies[name])
+        self.by_class.join(other.by_class)
+
+
+def _values(
+    reader: ShardReader, name: str, array: Array, rows: Rows
+) -> Iterator[npt.NDArray[Any] | None]:
+    """The arrays of a field, one per row of what is given: of a column many, else one at a time.
+
+    None for a sample without a value.
+    """
+    if name not in reader.schema.columns:
+        for row in rows.tolist():
+            value = reader.sample(row, [name])[name]
+            values = value if isinstance(value, list) else [value]
+            yield from (None if one is None else np.asarray(one)[None] for one in values)
+        return
+    present = reader.present(name, rows)
+    yield from [None] * int((~present).sum())
+    rows = rows[present]
+    step = max(1, _CHUNK_ITEMS // max(1, (array.row_bytes or 0) // array.numpy.itemsize))
+    for first in range(0, len(rows), step):
+        yield reader.column(name, rows[first : first + step])
+
+
+class _Tally:
+    """Mean, deviation and range of numbers that come piece by piece.
+
+    The moments of two pieces are put together as by T. F. Chan, G. H. Golub and R. J. LeVeque,
+    "Updating formulae and a pairwise algorithm for computing sample variances", 1979.
+    """
+
+    def __init__(self, field: Array) -> None:
+        self._dtype = field.dtype
+        self._n = self._n_not_finite = self._n_missing = 0
+        self._mean = self._squares = 0.0
+        self._min: Any = None
+        self._max: Any = None
+        self._smallest: list[int] | None = None
+        self._largest: list[int] = []
+
+    def add(self, values: npt.NDArray[Any] | None) -> None:
+        """Take in the values of some samples, one per row; or note that one has none."""
+        if values is None:
+            self._n_missing += 1
+            return
+        self._see_shape(values.shape[1:])
+        if values.dtype.kind == "b":
+            values = values.view(np.uint8)
+        if self._dtype == "bfloat16":  # held as the upper halves of float32
+            values = (values.astype(np.uint32) << 16).view(np.float32)
+        flat = values.reshape(-1)
+        for first in range(0, len(flat), _CHUNK_ITEMS):
+            self._add_numbers(flat[first : first + _CHUNK_ITEMS])
+
+    def _see_shape(self, shape: tuple[int, ...]) -> None:
+        if self._smallest is None:
+            self._smallest, self._largest = list(shape), list(shape)
+            return
+        self._smallest = [min(pair) for pair in zip(self._smallest, shape, strict=True)]
+        self._largest = [max(pair) for pair in zip(self._largest, shape, strict=True)]
+
+    def _see_range(self, low: Any, high: Any) -> None:
+        self._min = low if self._min is None else min(self._min, low)
+        self._max = high if self._max is None else max(self._max, high)
+
+    def _add_numbers(self, numbers: npt.NDArray[Any]) -> None:
+        if numbers.dtype.kind == "f":
+            finite = np.isfinite(numbers)
+            if not finite.all():
+                self._n_not_finite += int((~finite).sum())
+                numbers = numbers[finite]
+        if not len(numbers):
+            return
+        self._see_range(numbers.min().item(), numbers.max().item())
+        wide = numbers.astype(np.float64)
+        with np.errstate(all="ignore"):  # sums of what is near the largest float64
+            n, mean = len(wide), float(wide.mean())
+            wide -= mean
+            squares = float(wide @ wide)
+            self._put_together(n, mean, squares)
+
+    def _put_together(self, n: int, mean: float, squares: float) -> None:
+        total, step = self._n + n, mean - self._mean
+        self._squares += squares + step * step * self._n * n / total
+        self._mean += step * n / total
+        self._n = total
+
+    def join(self, other: _Tally) -> None:
+        """Take in what another tally has of samples that come behind."""
+        self._n_not_finite += other._n_not_finite
+        self._n_missing += other._n_missing
+        for shape in (other._smallest, other._largest) if other._smallest is not None else ():
+            self._see_shape(tuple(shape or ()))
+        if not other._n:
+            return
+        self._see_range(other._min, other._max)
+        self._put_together(other._n, other._mean, other._squares)
+
+    def as_json(self) -> dict[str, Any]:
+        """What was found; what cannot be told, or is beyond all numbers, is None."""
+        deviation = math.sqrt(self._squares / self._n) if self._n else None
+        return {
+            "count": self._n,
+            "mean": _finite(self._mean) if self._n else None,
+            "std": _finite(deviation),
+            "min": self._min,
+            "max": self._max,
+            "not_finite": self._n_not_finite,
+            "missing": self._n_missing,
+            "smallest": self._smallest,
+            "largest": self._largest if self._smallest is not None else None,
+        }
+
+
+def _finite(number: float | None) -> float | None:
+    return number if number is not None and math.isfinite(number) else None
+
+
+class _ClassTally:
+    """How many samples each class has, where a field `label` says."""
+
+    def __init__(self, dataset: ShardDataset) -> None:
+        field = dataset.schema.get("label")
+        self._names = dataset.classes
+        is_label = isinstance(field, Array) and field.shape == () and "int" in field.dtype
+        self._is_known = bool(self._names) and is_label
+        self._counts = np.zeros(len(self._names), np.int64)
+        self._n_without = 0
+
+    def add(self, name: str, values: npt.NDArray[Any] | None) -> None:
+        """Take in values of a field, of labels."""
+        if name != "label" or not self._is_known:
+            return
+        if values is None:
+            self._n_without += 1
+            return
+        labels = values.reshape(-1)
+        inside = labels[(labels >= 0) & (labels < len(self._names))].astype(np.int64)
+        self._counts += np.bincount(inside, minlength=len(self._names))
+        self._n_without += len(labels) - len(inside)
+
+    def join(self, other: _ClassTally) -> None:
+        """Take in the counts of other samples."""
+        self._counts += other._counts
+        self._n_without += other._n_without
+
+    def as_json(self) -> dict[str, Any]:
+        """The counts; nothing where there are none."""
+        if not self._is_known:
+            return {}
+        counts = dict(zip(self._names, self._counts.tolist(), strict=True))
+        return {"classes": counts, "without_class": self._n_without}

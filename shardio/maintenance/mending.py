@@ -1,0 +1,290 @@
+"""Mending: make a damaged shard open again, in a copy, from what it says twice.
+
+The header stands in the first page and in the last; the schema stands in the dataset's generation
+too; hashes can be worked out again from what they cover, if that is intact. Whatever is put right
+is proved right by a hash that was not. What else is damaged stays so, and reading finds it.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from shardio.errors import DataError, ShardCorrupt
+from shardio.format.checksum import (
+    BLOCK_BYTES,
+    block_hashes,
+    hash_bytes,
+    pack_hashes,
+    rows_per_unit,
+)
+from shardio.format.layout import MAGIC, NO_FIELD, PAGE, Header, Kind, Section
+from shardio.format.schema import Schema
+from shardio.format.structure import check_place, unpack_header, unpack_table
+from shardio.maintenance.mending_streams import chunk_hashes_again
+from shardio.shard.opening import Sections, read_schema
+from shardio.storage.files import open_shard
+from shardio.storage.fs import create
+from shardio.storage.mmap import map_file
+
+_PIECE_BYTES: Final = 1 << 20
+_HASH_BYTES: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Mended:
+    """A file that opens, as far as mending helps; `notes` say what was put right in it."""
+
+    path: str
+    notes: tuple[str, ...] = ()
+
+
+@dataclass
+class _Draft:
+    """A damaged shard, and the bytes that its copy is to have in their places."""
+
+    path: str
+    content: memoryview
+    header: Header
+    sections: Sections
+    patches: dict[int, bytes] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    def bytes_of(self, section: Section) -> memoryview:
+        return self.content[section.offset : section.offset + section.size]
+
+    def put(self, offset: int, content: bytes, note: str) -> None:
+        """Replace bytes of the copy, unless they are so already."""
+        if self.content[offset : offset + len(content)] != content:
+            self.patches[offset] = content
+            if note not in self.notes:
+                self.notes.append(note)
+
+
+def mend(path: str, folder: Path, schema: Schema | None = None) -> Mended:
+    """Put right what can be proved, in a copy of the shard in `folder`; or name the file itself.
+
+    Args:
+        path: the shard; it is only read.
+        folder: for the copy, which is the caller's to remove.
+        schema: the one that the shard should have, if that is known.
+
+    Raises:
+        ShardNotFound: there is no such file.
+        ShardIncomplete, ShardCorrupt, ShardUnsupported: what is left cannot be opened.
+        OSError: the system refuses to open it, or the copy has no room.
+    """
+    copy, notes = folder / "mended.shard", []
+    content, n_holes = _map_around(path, copy)
+    if n_holes:
+        notes.append(f"{n_holes * PAGE} bytes that the disk cannot read are taken for zeros")
+    header, sections = _open_any(content, path)
+    draft = _Draft(path, content, header, sections, notes=notes)
+    draft.put(0, header.pack(), "the first page is made of the last")
+    draft.put(header.file_size - PAGE, header.pack(), "the last page is made of the first")
+    if len(content) > header.file_size:
+        notes.append(f"{len(content) - header.file_size} bytes after its end are left out")
+    known = _mend_schema(draft, schema)
+    _mend_block_hashes(draft)
+    if known is not None:
+        _mend_column_hashes(draft, known)
+        for name, offset, packed in chunk_hashes_again(content, sections, known):
+            draft.put(offset, packed, f"hashes of field {name!r} are worked out again")
+    if not notes:
+        return Mended(path)
+    if not n_holes:
+        with open(path, "rb") as source, create(copy) as target:
+            shutil.copyfileobj(source, target, 1 << 20)
+    with open(copy, "r+b") as file:
+        file.truncate(header.file_size)
+        for offset, patch in draft.patches.items():
+            file.seek(offset)
+            file.write(patch)
+    return Mended(str(copy), tuple(notes))
+
+
+def schema_of(path: str) -> Schema:
+    """The schema that a shard holds, whatever else of it is damaged.
+
+    Raises:
+        ShardNotFound, ShardIncomplete, ShardCorrupt, ShardUnsupported: it cannot be told.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        content, _ = _map_around(path, Path(folder) / "copy.shard")
+        _, sections = _open_any(content, path)
+        return read_schema(content, sections, path)
+
+
+def _map_around(path: str, copy: Path) -> tuple[memoryview, int]:
+    """Map a file, or a copy without the pages that the disk cannot read; and how many those are."""
+    copy.unlink(missing_ok=True)
+    holes = unreadable_pages(path)
+    if holes:
+        _copy_around(path, copy, set(holes))
+    return map_file(str(copy) if holes else path), len(holes)
+
+
+def unreadable_pages(path: str) -> list[int]:
+    """Read a whole file, and return the offset of each page that the disk cannot read.
+
+    By reading and not through a map, which kills the process at such a page.
+    """
+    fd = open_shard(path)
+    try:
+        n_bytes, holes = os.fstat(fd).st_size, []
+        for place in range(0, n_bytes, _PIECE_BYTES):
+            end = min(place + _PIECE_BYTES, n_bytes)
+            if not _is_readable(fd, place, end - place):
+                holes += [page for page in range(place, end, PAGE) if not _is_readable(fd, page)]
+        return holes
+    finally:
+        os.close(fd)
+
+
+def _is_readable(fd: int, place: int, n_bytes: int = PAGE) -> bool:
+    try:
+        os.pread(fd, n_bytes, place)
+    except OSError as error:
+        if error.errno != errno.EIO:
+            raise
+        return False
+    return True
+
+
+def _copy_around(path: str, copy: Path, holes: set[int]) -> None:
+    """Copy a file page by page, and leave out what cannot be read."""
+    with open(path, "rb", buffering=0) as source, create(copy) as target:
+        n_bytes = os.fstat(source.fileno()).st_size
+        for page in range(0, n_bytes, PAGE):
+            if page not in holes:
+                target.seek(page)
+                target.write(os.pread(source.fileno(), PAGE, page))
+        target.truncate(n_bytes)
+
+
+def _open_any(content: memoryview, path: str) -> tuple[Header, Sections]:
+    """A header that a section table agrees with, from wherever one stands.
+
+    Raises:
+        DataError: what the first page says of the reason, if no page helps.
+    """
+    reason: DataError | None = None
+    for header in _headers(content, path):
+        if isinstance(header, DataError):
+            reason = reason or header
+            continue
+        try:
+            check_place(header, header.file_size, path)  # the file itself may be cut or longer
+            end = header.table_offset + header.table_size
+            if end > len(content):
+                raise ShardCorrupt(
+                    "the file is truncated, and its section table is lost: where its data lies "
+                    "cannot be told",
+                    code="file_size",
+                    path=path,
+                    expected=header.file_size,
+                    found=len(content),
+                )
+            table = bytes(content[header.table_offset : end])
+            return header, {s.key: s for s in unpack_table(table, header, path)}
+        except ShardCorrupt as error:
+            reason = error
+    if reason is None:
+        reason = ShardCorrupt("there is no header", code="magic", path=path)
+    raise reason
+
+
+def _headers(content: memoryview, path: str) -> Iterator[Header | DataError]:
+    """The header of the first page, then that of the last one that has one; or why not."""
+    if len(content) < PAGE:
+        what, size = "too short to be a shard", len(content)
+        yield ShardCorrupt(what, code="file_size", path=path, expected=PAGE, found=size)
+        return
+    for offset in (0, *_last_header(content)):
+        try:
+            yield unpack_header(bytes(content[offset : offset + PAGE]), path, offset=offset)
+        except DataError as error:
+            yield error
+
+
+def _last_header(content: memoryview) -> Iterator[int]:
+    """Where the last page that begins as a header does lies, behind the first."""
+    for page in range((len(content) - 1) // PAGE * PAGE, 0, -PAGE):
+        if bytes(content[page : page + len(MAGIC)]) == MAGIC and len(content) >= page + PAGE:
+            yield page
+            return
+
+
+def _mend_schema(draft: _Draft, schema: Schema | None) -> Schema | None:
+    """Put the schema in its place if it is what the table's hash says; returns what is there."""
+    try:
+        return read_schema(draft.content, draft.sections, draft.path)
+    except DataError:
+        section = draft.sections.get((Kind.SCHEMA, NO_FIELD, 0))
+    if schema is None or section is None or hash_bytes(schema.to_json()) != section.hash:
+        return None
+    draft.put(section.offset, schema.to_json(), "the schema is that of the dataset")
+    return schema
+
+
+def _mend_block_hashes(draft: _Draft) -> None:
+    """Work block hashes out again where they are damaged, and what they cover is not."""
+    for section in draft.sections.values():
+        target = draft.sections.get((section.of_kind, section.field, 0))
+        if section.kind != Kind.BLOCK_HASHES or target is None:
+            continue
+        if hash_bytes(draft.bytes_of(section)) != section.hash:
+            packed = pack_hashes(block_hashes(draft.bytes_of(target)))
+            if hash_bytes(packed) == section.hash:
+                note = f"hashes of section {target.name} are worked out again"
+                draft.put(section.offset, packed, note)
+
+
+def _mend_column_hashes(draft: _Draft, schema: Schema) -> None:
+    """Work hashes of a column out again, block by block, where the rows that they cover are not."""
+    for name, field_ in schema.columns.items():
+        number = schema.field_id(name)
+        keys = [
+            (int(Kind.COLUMN), number, 0),
+            (int(Kind.COLUMN_HASHES), number, 0),
+            (int(Kind.BLOCK_HASHES), number, int(Kind.COLUMN_HASHES)),
+        ]
+        if not all(key in draft.sections for key in keys):
+            continue
+        column, hashes, blocks = (draft.sections[key] for key in keys)
+        row_bytes, stride = field_.row_bytes or 0, field_.stride
+        per_unit = rows_per_unit(row_bytes, stride)
+        expected = np.frombuffer(draft.bytes_of(blocks)[: blocks.size // 8 * 8], "<u8").tolist()
+        if len(expected) * BLOCK_BYTES < hashes.size:
+            continue
+        for block in range(-(-hashes.size // BLOCK_BYTES)):
+            start = block * BLOCK_BYTES
+            stored = draft.bytes_of(hashes)[start : start + BLOCK_BYTES]
+            if hash_bytes(stored) == expected[block]:
+                continue
+            first = start // _HASH_BYTES
+            packed = pack_hashes(
+                hash_bytes(_unit(draft, column, unit * per_unit, per_unit, row_bytes, stride))
+                for unit in range(first, first + len(stored) // _HASH_BYTES)
+            )
+            if hash_bytes(packed) == expected[block]:
+                note = f"hashes of field {name!r} are worked out again"
+                draft.put(hashes.offset + start, packed, note)
+
+
+def _unit(
+    draft: _Draft, column: Section, row: int, per_unit: int, row_bytes: int, stride: int
+) -> memoryview:
+    """The bytes of a column that share one hash, from `row` on."""
+    n_rows = min(per_unit, column.count - row)
+    n_bytes = row_bytes if per_unit == 1 else n_rows * stride
+    start = column.offset + row * stride
+    return draft.content[start : start + n_bytes]

@@ -1,0 +1,352 @@
+"""Check every byte of the payload: index entries, that records tile it, their hashes and values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from shardio.errors import ShardCorrupt
+from shardio.format.checksum import Hasher
+from shardio.format.codec import Codec, Dictionary, check_dictionary, decode
+from shardio.format.fields import STREAMED, Bytes, Field, Text, n_stored_dims
+from shardio.format.index import (
+    ENTRY,
+    ENTRY_DTYPE,
+    RECORD_ALIGNMENT,
+    Entries,
+    alignment,
+    broken,
+    codecs,
+    stored_bytes,
+)
+from shardio.format.layout import NO_FIELD, Header, Kind, Required, Section
+from shardio.format.schema import Schema
+from shardio.maintenance.content import (
+    CHUNK_BYTES,
+    DIGEST_BYTES,
+    WINDOW_BYTES,
+    Content,
+    differing,
+    digests_of,
+    parts_of,
+)
+from shardio.maintenance.finding import Findings
+from shardio.maintenance.streams_audit import StreamAudit
+from shardio.maintenance.validity_audit import Present
+from shardio.maintenance.values_audit import (
+    are_sound_pictures,
+    are_texts,
+    check_absent,
+    check_value,
+)
+from shardio.shard.opening import Sections
+
+CHUNK_ENTRIES: Final = 1 << 14
+"""Index entries that are looked at together."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Payload:
+    """What the checks below share."""
+
+    content: Content
+    schema: Schema
+    section: Section
+    index: Section
+    shapes: dict[str, npt.NDArray[np.uint64]]
+    present: Present
+    dictionaries: dict[str, Dictionary | None]
+    findings: Findings
+    fields: list[tuple[str, Field]]
+
+
+@dataclass(slots=True)
+class _Walk:
+    """Where a walk over the payload has got to."""
+
+    end: int = 0
+    """Where the last record ended; -1 if that is unknown."""
+    uses_zstd: bool = False
+
+
+def audit_payload(
+    content: Content,
+    schema: Schema,
+    sections: Sections,
+    header: Header,
+    present: Present,
+    findings: Findings,
+) -> None:
+    """Check a payload whose sections have the places and sizes they must have."""
+    shapes = {}
+    for name, field in schema.records.items():
+        if n_dims := n_stored_dims(field):
+            dims = content.numbers(sections[Kind.SHAPES, schema.field_id(name), 0])
+            shapes[name] = dims.reshape(-1, n_dims)
+    section, index = sections[Kind.PAYLOAD, NO_FIELD, 0], sections[Kind.INDEX, NO_FIELD, 0]
+    dictionaries = _dictionaries(content, schema, sections, findings)
+    fields = list(schema.records.items())
+    payload = _Payload(
+        content, schema, section, index, shapes, present, dictionaries, findings, fields
+    )
+    hasher, walk = Hasher(), _Walk()
+    streams = {
+        k: StreamAudit(content, schema, sections, name, present.get(name), findings)
+        for k, (name, field) in enumerate(fields)
+        if isinstance(field, STREAMED)
+    }
+    for first_row, entries in _chunks(content, index, len(schema.records)):
+        hasher.update(np.ascontiguousarray(entries["hash"]).data)
+        bad = _broken(payload, first_row, entries)
+        _check_tiling(payload, walk, first_row, entries, bad)
+        for k, audit in streams.items():
+            audit.check(first_row, entries[k :: len(fields)], bad[k :: len(fields)])
+            bad[k :: len(fields)] = True  # they are done
+        _check_records(payload, walk, first_row, entries, bad)
+    for audit in streams.values():
+        audit.close()
+    _check_whole(walk, section, hasher.intdigest(), header, findings)
+
+
+def _check_whole(
+    walk: _Walk, section: Section, digest: int, header: Header, findings: Findings
+) -> None:
+    """Check what the records come to together."""
+    if walk.end not in (-1, section.size):
+        findings.add(
+            "tiling",
+            "the payload holds bytes that belong to no record",
+            section=section.name,
+            offset=section.offset + walk.end,
+            expected=walk.end,
+            found=section.size,
+        )
+    if digest != section.hash:
+        findings.add(
+            "section_hash",
+            "the payload's hash is not that of its records' hashes",
+            section=section.name,
+            expected=f"{section.hash:016x}",
+            found=f"{digest:016x}",
+        )
+    if walk.uses_zstd != bool(header.required & Required.ZSTD):
+        findings.add(
+            "feature",
+            "the zstd feature bit must be set if, and only if, a record is stored so",
+            section="header",
+            expected=int(walk.uses_zstd),
+            found=int(bool(header.required & Required.ZSTD)),
+        )
+
+
+def _dictionaries(
+    content: Content, schema: Schema, sections: Sections, findings: Findings
+) -> dict[str, Dictionary | None]:
+    """What records are compressed with; one that cannot be used is a finding."""
+    found: dict[str, Dictionary | None] = {}
+    for name, field in schema.records.items():
+        if field.codec == "zstd_dictionary":
+            section = sections[Kind.DICTIONARY, schema.field_id(name), 0]
+            learned = bytes(content.bytes[section.offset : section.offset + section.size])
+            found[name] = None
+            with findings.catching(section=section.name, field=name, offset=section.offset):
+                found[name] = Dictionary(learned) if learned else None
+    return found
+
+
+def _chunks(content: Content, index: Section, n_fields: int) -> Iterator[tuple[int, Entries]]:
+    """The index in copies of whole rows, each with its first row's number."""
+    n_rows = max(1, CHUNK_ENTRIES // n_fields)
+    for first in range(0, index.count, n_rows * n_fields):
+        n_entries = min(n_rows * n_fields, index.count - first)
+        place = index.offset + first * ENTRY.size
+        stored = content.bytes[place : place + n_entries * ENTRY.size]
+        yield first // n_fields, np.frombuffer(stored, ENTRY_DTYPE, n_entries).copy()
+
+
+def _broken(payload: _Payload, first_row: int, entries: Entries) -> npt.NDArray[np.bool_]:
+    """Which entries cannot be right, each with a finding."""
+    fields = payload.fields
+    bad = np.zeros(len(entries), np.bool_)
+    for k, (_, field) in enumerate(fields):
+        bad[k :: len(fields)] = broken(entries[k :: len(fields)], field, payload.section.size)
+    for i in np.flatnonzero(bad).tolist():
+        number = first_row * len(fields) + i
+        payload.findings.add(
+            "index_entry",
+            "an index entry cannot be right (codec, offset, sizes or alignment)",
+            section=payload.index.name,
+            field=fields[i % len(fields)][0],
+            sample=number // len(fields),
+            offset=payload.index.offset + number * ENTRY.size,
+            found=str(tuple(entries[i].tolist())),
+        )
+    return bad
+
+
+def _check_tiling(
+    payload: _Payload,
+    walk: _Walk,
+    first_row: int,
+    entries: Entries,
+    bad: npt.NDArray[np.bool_],
+) -> None:
+    """Check that each record begins where the one before ends, but for alignment by zeros."""
+    fields = payload.fields
+    offsets = entries["offset"].astype(np.int64)
+    ends = offsets + stored_bytes(entries).astype(np.int64)
+    ends[bad] = -1
+    before = np.concatenate([[walk.end], ends[:-1]])
+    kinds = codecs(entries)
+    aligned = np.ones(len(entries), np.int64)
+    for k, (_, field) in enumerate(fields):
+        raw = kinds[k :: len(fields)] == Codec.RAW
+        aligned[k :: len(fields)][raw] = alignment(field, Codec.RAW)
+    starts = before + -before % aligned
+    known = ~bad & (before >= 0)
+    for i in np.flatnonzero(known & (offsets != starts)).tolist():
+        payload.findings.add(
+            "tiling",
+            "a record does not begin where the one before it ends",
+            section=payload.section.name,
+            field=fields[i % len(fields)][0],
+            sample=first_row + i // len(fields),
+            offset=payload.section.offset + int(offsets[i]),
+            expected=int(starts[i]),
+            found=int(offsets[i]),
+        )
+    start = payload.section.offset
+    for i in np.flatnonzero(known & (offsets == starts) & (starts > before)).tolist():
+        payload.content.check_zeros(
+            start + int(before[i]),
+            start + int(starts[i]),
+            payload.findings,
+            payload.section.name,
+            field=fields[i % len(fields)][0],
+            sample=first_row + i // len(fields),
+        )
+    walk.end = int(ends[-1])
+
+
+def _check_records(
+    payload: _Payload,
+    walk: _Walk,
+    first_row: int,
+    entries: Entries,
+    bad: npt.NDArray[np.bool_],
+) -> None:
+    """Check each record's hash, and that it decodes to what its field promises."""
+    fields, content = payload.fields, payload.content
+    numbers = np.flatnonzero(~bad)
+    if not len(numbers):
+        return
+    sound = entries[numbers] if len(numbers) < len(entries) else entries
+    kinds, sizes = codecs(sound), stored_bytes(sound).astype(np.int64)
+    walk.uses_zstd |= bool((kinds == Codec.ZSTD).any())
+    starts = payload.section.offset + sound["offset"].astype(np.int64)
+    ends, digests = starts + sizes, digests_of(sound["hash"])
+    tells_more = ~_is_plain(Bytes, payload, numbers, kinds)
+    tells_more &= ~are_sound_pictures(fields, payload.present, payload.shapes, first_row, numbers)
+    is_text = _is_plain(Text, payload, numbers, kinds) if tells_more.any() else None
+    parts, bases = _parts(starts, ends, CHUNK_BYTES if content.is_mapped else WINDOW_BYTES)
+    places = np.stack([starts - bases, sizes], axis=1).astype(np.uint64)
+    for first, last, start, end in parts:
+        window = content.window(start, end)
+        expected = digests[first * DIGEST_BYTES : last * DIGEST_BYTES]
+        for i, wanted, found in differing(parts_of(window, places[first:last]), expected):
+            k = first + i
+            row, number = divmod(first_row * len(fields) + int(numbers[k]), len(fields))
+            where: dict[str, Any] = {"field": fields[number][0], "sample": row}
+            place = int(starts[k])
+            payload.findings.add_hash(payload.section.name, place, wanted, found, **where)
+            tells_more[k] = False
+        if is_text is None:
+            continue
+        texts = first + np.flatnonzero(is_text[first:last])
+        if are_texts(parts_of(window, places[texts])):
+            tells_more[texts] = False
+        for i in np.flatnonzero(tells_more[first:last]).tolist():
+            k = first + i
+            row, number = divmod(first_row * len(fields) + int(numbers[k]), len(fields))
+            codec, n_bytes = int(kinds[k]), int(sound["n_bytes"][k])
+            at, n_stored = places[k].tolist()
+            stored = window[at : at + n_stored]
+            _check_content(payload, number, row, int(starts[k]), stored, codec, n_bytes)
+
+
+def _is_plain(
+    type_: type[Field],
+    payload: _Payload,
+    numbers: npt.NDArray[np.int64],
+    kinds: npt.NDArray[np.uint64],
+) -> npt.NDArray[np.bool_]:
+    """Which records are of a field of this type that no sample lacks, and stored as they are.
+
+    A record of bytes is right then if its hash is; every other one can break a rule in spite of it.
+    """
+    fields = payload.fields
+    plain = [isinstance(field, type_) and name not in payload.present for name, field in fields]
+    found: npt.NDArray[np.bool_] = np.array(plain)[numbers % len(fields)] & (kinds == Codec.RAW)
+    return found
+
+
+class _Part(NamedTuple):
+    """Records that lie side by side: the first, the one behind, and their place in the file."""
+
+    first: int
+    last: int
+    start: int
+    end: int
+
+
+def _parts(
+    starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64], n_bytes: int
+) -> tuple[list[_Part], npt.NDArray[np.int64]]:
+    """Cut records into parts of about n_bytes; returns also where each record's part starts."""
+    gaps = starts[1:] - ends[:-1]
+    is_cut = np.diff(np.cumsum(ends - starts) // n_bytes) > 0
+    is_cut |= (gaps < 0) | (gaps >= RECORD_ALIGNMENT)
+    behind = np.append(np.flatnonzero(is_cut) + 1, len(starts))
+    first = np.append(0, behind[:-1])
+    numbers = first.tolist(), behind.tolist(), starts[first].tolist(), ends[behind - 1].tolist()
+    return list(map(_Part, *numbers)), np.repeat(starts[first], behind - first)
+
+
+def _check_content(
+    payload: _Payload,
+    number: int,
+    row: int,
+    place: int,
+    stored: memoryview,
+    codec: int,
+    n_bytes: int,
+) -> None:
+    """Check that a record whose hash is right decodes to what its field promises."""
+    name, field = payload.fields[number]
+    dims = payload.shapes[name][row] if name in payload.shapes else None
+    dictionary = payload.dictionaries.get(name)
+    try:
+        if dictionary is not None and codec == Codec.ZSTD:
+            raise ShardCorrupt("a record leaves out its field's dictionary", code="codec")
+        if name in payload.present and not payload.present[name][row]:
+            check_absent(dims, n_bytes)
+        else:
+            record = decode(stored, codec, n_bytes, dictionary)
+            if dictionary is not None and codec == Codec.ZSTD_DICTIONARY:
+                check_dictionary(stored, dictionary)
+            check_value(field, record, dims, n_bytes)
+    except ShardCorrupt as error:
+        payload.findings.add(
+            error.code,
+            error.what,
+            section=payload.section.name,
+            field=name,
+            sample=row,
+            offset=place,
+            expected=error.expected,
+            found=error.found,
+        )

@@ -1,0 +1,284 @@
+"""Repair: what is undamaged of a dataset or a shard, as a new dataset, and a list of what is lost.
+
+The source is only read. A shard without a finding is copied byte for byte; of a damaged one each
+sample that can be read, with all its hashes right, is written anew.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from shardio.errors import (
+    DataError,
+    DatasetCorrupt,
+    SchemaError,
+    ShardCorrupt,
+    ShardNotFound,
+)
+from shardio.maintenance.admission import Part, admit
+from shardio.maintenance.mending import mend, unreadable_pages
+from shardio.maintenance.overtaking import published_in, refuse_overtaken
+from shardio.maintenance.rewriting import SHARD_BYTES, Rewriting
+from shardio.maintenance.shard_audit import examine
+from shardio.maintenance.soundness import ends_of
+from shardio.manifest import ROWS
+from shardio.shard.reader import ShardReader
+from shardio.shard.writer import ShardSummary
+
+_MAX_REASON: Final = 300
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """Samples of one shard, `first` to `last`, that are lost for one reason.
+
+    Both are None where it is not even known how many the shard had.
+    """
+
+    first: int | None
+    last: int | None
+    reason: str
+
+    @property
+    def n_samples(self) -> int | None:
+        """How many samples are lost; None if that cannot be told."""
+        return None if self.first is None or self.last is None else self.last - self.first + 1
+
+
+@dataclass
+class ShardRepair:
+    """What became of one shard: samples that are kept, what was put right, what is lost."""
+
+    name: str
+    n_kept: int = 0
+    mended: tuple[str, ...] = ()
+    losses: list[Loss] = field(default_factory=list)
+
+    @property
+    def outcome(self) -> str:
+        """One of "sound", "mended" (nothing is lost), "damaged" and "lost" (all is)."""
+        if self.losses:
+            return "damaged" if self.n_kept else "lost"
+        return "mended" if self.mended else "sound"
+
+    @property
+    def n_lost(self) -> int:
+        """Samples that are lost, as far as that is known."""
+        return sum(loss.n_samples or 0 for loss in self.losses)
+
+    def lose(self, row: int, reason: str) -> None:
+        """Note that a sample is lost; rows come in ascending order."""
+        last = self.losses[-1] if self.losses else None
+        if last and last.last == row - 1 and last.reason == reason:
+            self.losses[-1] = Loss(last.first, row, reason)
+        else:
+            self.losses.append(Loss(row, row, reason))
+
+    def as_json(self) -> dict[str, Any]:
+        """Itself as JSON can say it, in the form that inputs of a generation have."""
+        entry: dict[str, Any] = {
+            "path": self.name,
+            "outcome": self.outcome,
+            "samples": self.n_kept,
+        }
+        if self.mended:
+            entry["mended"] = list(self.mended)
+        if self.losses:
+            entry["reason"] = self.losses[0].reason
+            entry["lost"] = [asdict(loss) for loss in self.losses]
+        return entry
+
+
+@dataclass(frozen=True, slots=True)
+class RepairReport:
+    """What a repair saved of `source` in `dataset`, shard by shard."""
+
+    source: str
+    dataset: Path
+    n_samples: int
+    shards: tuple[ShardRepair, ...]
+
+    @property
+    def n_lost(self) -> int:
+        """Samples that are lost, as far as that is known."""
+        return sum(shard.n_lost for shard in self.shards)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether nothing is lost."""
+        return not any(shard.losses for shard in self.shards)
+
+    def as_json(self) -> dict[str, Any]:
+        """Itself as JSON can say it."""
+        return {
+            "source": self.source,
+            "dataset": str(self.dataset),
+            "samples": self.n_samples,
+            "lost": self.n_lost,
+            "shards": [shard.as_json() for shard in self.shards],
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class RepairProgress:
+    """How far a repair is."""
+
+    n_shards_done: int
+    n_shards: int
+    n_bytes_done: int
+    n_bytes: int
+
+
+def repair(
+    source: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    *,
+    shard_bytes: int = SHARD_BYTES,
+    progress: Callable[[RepairProgress], None] | None = None,
+) -> RepairReport:
+    """Write every undamaged sample of a dataset, or of one shard, into a new dataset at `out`.
+
+    What is lost, and why, is in the report and in the new dataset's `inputs`. Nothing in `source`
+    is changed.
+
+    Args:
+        source: a dataset's folder, also one whose `dataset.json` is damaged; or a shard.
+        out: a folder that is missing or empty.
+        shard_bytes: how much data of damaged shards goes into one shard.
+        progress: called here, at the start and after every shard.
+
+    Raises:
+        DatasetNotFound, ShardNotFound: there is nothing at `source`.
+        DatasetCorrupt: nothing can be told of it, not even the fields.
+        DatasetExists: `out` holds something.
+        DatasetConflict: another writer has removed shards of `source` meanwhile.
+        OSError: the disk refuses to write; nothing is published.
+    """
+    before, patient = published_in(source), admit(os.fspath(source))
+    ends = ends_of(sum(_size_of(part.path) for part in parts) for parts in patient.shards)
+    repairs: list[ShardRepair] = []
+    with Rewriting(out, patient.schema, shard_bytes=shard_bytes) as rewriting:
+        for i, parts in enumerate(patient.shards):
+            if progress is not None:
+                progress(RepairProgress(i, len(ends) - 1, ends[i], ends[-1]))
+            found = ShardRepair(parts[0].name)
+            _save(parts, rewriting, found)
+            repairs.append(found)
+            if found.losses:
+                refuse_overtaken(source, before)
+        if progress is not None:
+            progress(RepairProgress(len(ends) - 1, len(ends) - 1, ends[-1], ends[-1]))
+        repairs += [
+            ShardRepair(name, losses=[Loss(None, None, reason)])
+            for name, reason in patient.unnamed.items()
+        ]
+        generation = rewriting.publish(
+            classes=patient.generation.classes if patient.generation else (),
+            inputs=[found.as_json() for found in repairs],
+            converter=patient.generation.converter if patient.generation else {},
+            versions=patient.generation.versions if patient.generation else {},
+            view=patient.generation.view if patient.generation else ROWS,
+            surgery={"name": "repair", "options": {"shard_bytes": shard_bytes}},
+        )
+    return RepairReport(os.fspath(source), Path(out), generation.n_samples, tuple(repairs))
+
+
+def _size_of(path: str) -> int:
+    try:
+        return os.path.getsize(path)
+    except OSError:
+        return 0  # missing: that is said when its turn comes
+
+
+def _save(parts: Sequence[Part], rewriting: Rewriting, found: ShardRepair) -> None:
+    """Take what is undamaged of one shard, and of what lies beside it, into the new dataset."""
+    with ExitStack() as stack:
+        readers = []
+        for part in parts:
+            about = "" if part is parts[0] else f"{part.name}: "
+            try:
+                if len(parts) == 1 and _adopt(part, rewriting, found):
+                    return
+                mended = mend(part.path, _folder_for(part, parts, rewriting), part.schema)
+                found.mended += tuple(about + note for note in mended.notes)
+                reader = stack.enter_context(ShardReader(mended.path))
+                _check_identity(reader, part)
+            except (DataError, ShardNotFound) as error:
+                _lose_all(part, about + _reason(error, part.path), found)
+                return
+            readers.append(reader)
+        _save_samples(readers, rewriting, found)
+
+
+def _folder_for(part: Part, parts: Sequence[Part], rewriting: Rewriting) -> Path:
+    """Where a copy of a file is mended, which stays while those of the other parts are."""
+    if part is parts[0]:
+        return rewriting.staging
+    folder = rewriting.staging / f"beside-{parts.index(part)}"
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+def _lose_all(part: Part, reason: str, found: ShardRepair) -> None:
+    """Note that no sample can be had, as one of their files does not open."""
+    n = part.named.n_samples if part.named else None
+    if n != 0:
+        found.losses.append(Loss(None, None, reason) if n is None else Loss(0, n - 1, reason))
+
+
+def _adopt(part: Part, rewriting: Rewriting, found: ShardRepair) -> bool:
+    """Copy a shard that is sound and the one that it should be; returns whether it is."""
+    if unreadable_pages(part.path):
+        return False
+    examined = examine(part.path)
+    if examined.findings or examined.schema != part.schema.to_json().decode():
+        return False
+    n_samples = examined.n_samples or 0
+    summary = ShardSummary(part.name, n_samples, examined.n_bytes, examined.id or "")
+    if part.named not in (None, summary):
+        return False
+    if n_samples:
+        rewriting.adopt(part.path, summary)
+    found.n_kept = n_samples
+    return True
+
+
+def _check_identity(reader: ShardReader, part: Part) -> None:
+    """Make sure that a shard that opens is the one that the dataset means."""
+    if reader.schema != part.schema:
+        raise DatasetCorrupt("its schema is not the dataset's")
+    named = part.named
+    if named is not None and (reader.id, len(reader)) != (named.id, named.n_samples):
+        raise DatasetCorrupt(
+            f"another shard has taken its place: expected id {named.id}, found {reader.id}"
+        )
+
+
+def _save_samples(readers: Sequence[ShardReader], rewriting: Rewriting, found: ShardRepair) -> None:
+    """Write the samples whose fields can all be read, each from the reader that has it."""
+    for row in range(min(map(len, readers))):
+        sample: dict[str, Any] = {}
+        try:
+            for reader in readers:
+                sample |= reader[row]
+            rewriting.append(sample)
+        except (DataError, SchemaError) as error:
+            found.lose(row, _reason(error, readers[0].path))
+        else:
+            found.n_kept += 1
+
+
+def _reason(error: Exception, path: str) -> str:
+    """Why something is lost, without the place, which differs from sample to sample."""
+    if isinstance(error, ShardCorrupt):
+        where = f"field {error.field!r}: " if error.field else ""
+        section = f" ({error.section})" if error.section else ""
+        return f"{where}{error.what}{section}"[:_MAX_REASON]
+    if isinstance(error, SchemaError):
+        return str(error.__cause__ or error)[:_MAX_REASON]  # without the new shard's name
+    return str(error).removeprefix(f"{path}: ")[:_MAX_REASON]

@@ -1,0 +1,279 @@
+"""Rewriting: the shards that a new dataset, or the next generation of one, is to have.
+
+Shards lie in a hidden folder until all are done; then they get their names, and a generation that
+names them is published. Nothing that was there before is touched.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import os
+import shutil
+import types
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Self
+
+from shardio.errors import DatasetConflict, DatasetNotFound, InvalidArgument, ShardioError
+from shardio.format.schema import Schema
+from shardio.maintenance.staging import make_staging, note_name, sweep
+from shardio.manifest import (
+    Generation,
+    Side,
+    check_folder_name,
+    load,
+    publish,
+    publish_next,
+    refuse_existing,
+)
+from shardio.shard.writer import ShardSummary, ShardWriter
+from shardio.storage.fs import create, sync
+from shardio.storage.mmap import rename_new, sync_folder
+
+SHARD_BYTES: Final = 256 << 20
+"""How much data goes into a shard that is written anew, unless something else is asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class MaintenanceReport:
+    """The generation that came of a surgery, or was there already if nothing was to be done.
+
+    `n_rewritten` counts its shards that are new, `n_removed` old ones that were removed. `n_shards`
+    does not count the shards of columns that were added later, `n_bytes` does.
+    """
+
+    dataset: Path
+    generation: int
+    n_samples: int
+    n_shards: int
+    n_bytes: int
+    n_rewritten: int
+    n_removed: int = 0
+
+    @classmethod
+    def of(
+        cls,
+        folder: str | os.PathLike[str],
+        generation: Generation,
+        n_rewritten: int,
+        n_removed: int = 0,
+    ) -> Self:
+        """The report about a generation of the dataset in `folder`."""
+        return cls(
+            Path(folder),
+            generation.number,
+            generation.n_samples,
+            len(generation.shards),
+            sum(shard.n_bytes for shard, _ in generation.files),
+            n_rewritten,
+            n_removed,
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        """Itself as JSON can say it."""
+        return {**dataclasses.asdict(self), "dataset": str(self.dataset)}
+
+
+class Rewriting:
+    """Owns a hidden folder in `folder` from `with` to its end; what is published stays.
+
+    Args:
+        folder: of a new dataset, missing or empty; or that of `previous`.
+        schema: of all samples.
+        shard_bytes: how much data goes into one shard.
+        previous: the generation that the next one is to follow; None for a new dataset.
+
+    Raises:
+        DatasetExists: a new dataset's folder holds something.
+        DatasetCorrupt: the list of inputs of `previous` is damaged.
+        DatasetConflict: (from `publish`) another writer published meanwhile.
+        OSError: the disk refuses; nothing is published.
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        schema: Schema,
+        *,
+        shard_bytes: int = SHARD_BYTES,
+        previous: Generation | None = None,
+    ) -> None:
+        check_shard_bytes(shard_bytes)
+        check_folder_name(folder)
+        if previous is not None:
+            previous.check_inputs()
+        self._folder = folder
+        self.root, self.schema = Path(os.path.abspath(folder)), schema
+        self._shard_bytes, self._previous = shard_bytes, previous
+        self._parts: list[ShardSummary] = []
+        self._staged: set[str] = set()
+        self._shard: ShardWriter | None = None
+        self._made_root = False
+
+    def __enter__(self) -> Self:
+        if self.root.is_dir():
+            sweep(self.root)
+        if self._previous is None:
+            refuse_existing(self.root)
+            self._made_root = not self.root.exists()
+            self.root.mkdir(parents=True, exist_ok=True)
+        self.staging, self._lock_fd = make_staging(self.root)
+        return self
+
+    def append(self, sample: Mapping[str, Any]) -> None:
+        """Add a sample to the shard that is being written."""
+        if self._shard is None:
+            self._shard = ShardWriter(self.staging / self._next_name(), self.schema)
+        self._shard.append(sample)
+        if self._shard.n_bytes >= self._shard_bytes:
+            self.cut()
+
+    def add_shard(self, samples: Iterable[Mapping[str, Any]]) -> None:
+        """Add a shard of just these samples, however many they are."""
+        self.cut()
+        with ShardWriter(self.staging / self._next_name(), self.schema) as writer:
+            for sample in samples:
+                writer.append(sample)
+            self._enter_staged(writer.close())
+
+    def cut(self) -> None:
+        """End the shard that is being written."""
+        if self._shard is not None:
+            shard, self._shard = self._shard, None
+            self._enter_staged(shard.close())
+
+    def adopt(self, path: str | os.PathLike[str], summary: ShardSummary) -> None:
+        """Add a copy of a finished shard that lies elsewhere, byte for byte."""
+        self.cut()
+        name = self._next_name()
+        with open(path, "rb") as source, create(self.staging / name) as copy:
+            shutil.copyfileobj(source, copy, 1 << 20)
+            sync(copy, self.staging / name)
+        self._enter_staged(dataclasses.replace(summary, name=name))
+
+    def take(self, path: str, summary: ShardSummary) -> None:
+        """Add a finished shard that lies in a folder of its own in the hidden one, by its name."""
+        self.cut()
+        name = self._next_name()
+        os.rename(path, self.staging / name)
+        self._enter_staged(dataclasses.replace(summary, name=name))
+
+    def keep(self, summary: ShardSummary) -> None:
+        """Add a shard that the previous generation has, as it is."""
+        self.cut()
+        self._parts.append(summary)
+
+    def come_behind(self, generation: Generation) -> None:
+        """Follow this generation: its shards are kept, those written so far come after them."""
+        self.cut()
+        self._previous = generation
+        self._parts[:0] = generation.shards
+
+    def _next_name(self) -> str:
+        return f"{len(self._parts):06d}.shard"
+
+    def _enter_staged(self, summary: ShardSummary) -> None:
+        self._staged.add(summary.name)
+        self._parts.append(summary)
+
+    def publish(self, **details: Any) -> Generation:
+        """Name the shards and publish the generation that has them, and `details`.
+
+        Without any shard there is an empty one, which holds the schema.
+        """
+        self.cut()
+        if not self._parts:
+            self.add_shard([])
+        with self._placed() as shards:
+            if self._previous is None:
+                return publish(self.root, schema=self.schema, shards=shards, **details)
+            return publish_next(self.root, self._previous, shards=shards, **details)
+
+    def report_beside(self, **details: Any) -> MaintenanceReport:
+        """Name the shards and publish them beside those of the previous generation, as a side."""
+        if self._previous is None:
+            raise AssertionError("a new dataset has nothing that shards could lie beside")
+        with self._placed() as shards:
+            sides = (*self._previous.sides, Side(self.schema, shards))
+            found = publish_next(self.root, self._previous, sides=sides, **details)
+        return MaintenanceReport.of(self._folder, found, len(self._staged))
+
+    @contextlib.contextmanager
+    def _placed(self) -> Iterator[tuple[ShardSummary, ...]]:
+        """Name the shards; should the block fail, those that no generation names go again."""
+        moved: list[str] = []
+        try:
+            shards = tuple(self._place(part, moved) for part in self._parts)
+            sync_folder(str(self.root))
+            yield shards
+        except BaseException:
+            self._take_back(moved)
+            raise
+
+    def report(self, **details: Any) -> MaintenanceReport:
+        """Publish, and say what came of it."""
+        return MaintenanceReport.of(self._folder, self.publish(**details), len(self._staged))
+
+    def _place(self, part: ShardSummary, moved: list[str]) -> ShardSummary:
+        """Give a staged shard its name among the others."""
+        if part.name not in self._staged:
+            return part
+        for name in self._names(len(moved)):
+            note_name(self.staging, part.name, name)
+            try:
+                rename_new(str(self.staging / part.name), str(self.root / name))
+            except FileExistsError as error:
+                if self._previous is None:
+                    raise DatasetConflict(
+                        f"{self.root / name}: another writer has put it there meanwhile; nothing "
+                        "of theirs was changed; choose another folder"
+                    ) from error
+                continue  # of a writer that was killed, or is about to publish
+            moved.append(name)
+            return dataclasses.replace(part, name=name)
+        raise AssertionError("names never run out")
+
+    def _names(self, first: int) -> Any:
+        if self._previous is None:
+            return iter([f"000000-{first:03d}.shard"])
+        number = self._previous.number + 1
+        return (f"g{number:06d}-{k:03d}.shard" for k in itertools.count(first))
+
+    def _take_back(self, moved: list[str]) -> None:
+        """Remove shards that no generation came to name."""
+        try:
+            published = {shard.name for shard, _ in load(self.root).files}
+        except DatasetNotFound:
+            published = set()
+        except (ShardioError, OSError):
+            return  # whether they are named cannot be told
+        for name in set(moved) - published:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self.root / name)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: types.TracebackType | None,
+    ) -> None:
+        if self._shard is not None:
+            self._shard.abort()
+        shutil.rmtree(self.staging, ignore_errors=True)
+        os.close(self._lock_fd)
+        if self._made_root:
+            with contextlib.suppress(OSError):  # not empty: the dataset is there
+                self.root.rmdir()
+
+
+def check_shard_bytes(shard_bytes: object) -> None:
+    """Make sure that it is a size.
+
+    Raises:
+        InvalidArgument: it is none.
+    """
+    if type(shard_bytes) is not int or shard_bytes < 1:
+        raise InvalidArgument(f"shard_bytes must be an integer from 1 up; found {shard_bytes!r}")

@@ -1,0 +1,210 @@
+"""Check every byte of one shard.
+
+Opening a shard proves what does not depend on the number of samples, and reading checks what is
+read. An audit checks all the rest too: both header pages, every hash whether or not a reader needs
+it, every byte of padding, that the records tile the payload and nothing hides between them, and
+that each value is what its field promises. It goes on after a finding wherever what follows can
+still be located.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+
+from shardio.errors import ShardChanged, ShardCorrupt, ShardIncomplete
+from shardio.format.layout import FIRST_OPTIONAL_KIND, PAGE, Header, Kind, Section
+from shardio.format.schema import Schema
+from shardio.format.structure import check_place, unpack_header, unpack_table
+from shardio.maintenance.columns_audit import audit_column
+from shardio.maintenance.content import Content
+from shardio.maintenance.finding import Finding, Findings
+from shardio.maintenance.payload_audit import audit_payload
+from shardio.maintenance.validity_audit import audit_validity
+from shardio.shard.opening import Sections, check_sections, read_schema
+from shardio.storage.content import Content as Bytes
+from shardio.storage.files import FileState
+from shardio.storage.filesystems import Access
+from shardio.storage.mmap import open_content
+
+
+@dataclass(frozen=True, slots=True)
+class Examined:
+    """What an audit of one shard found, and what the shard says it is, as far as it can be read."""
+
+    findings: tuple[Finding, ...]
+    n_bytes: int
+    id: str | None = None
+    n_samples: int | None = None
+    schema: str | None = None
+
+
+def examine(path: str | os.PathLike[str], access: Access = "pread") -> Examined:
+    """Check every byte of a shard.
+
+    Args:
+        path: the file.
+        access: "pread" reads it: what cannot be read is a finding. "mmap" maps it: what cannot be
+            read kills this process.
+
+    Raises:
+        ShardNotFound: there is no such file.
+        OSError: the system refuses to open it.
+    """
+    name = os.fspath(path)
+    try:
+        content, opened = open_content(name, access)
+    except ShardIncomplete as error:
+        findings = Findings(name)
+        findings.add("incomplete", str(error).removeprefix(f"{name}: "))
+        return Examined(findings.close(), 0)
+    examined = examine_bytes(content, name)
+    change = _change_of(name, opened)
+    return replace(examined, findings=(*examined.findings, change)) if change else examined
+
+
+def _change_of(path: str, opened: FileState) -> Finding | None:
+    """What happened to a file while it was audited; none if it is the one that was opened."""
+    try:
+        now = FileState.of(os.stat(path))
+    except OSError as error:
+        message = f"the file went away while it was audited: {error.strerror}"
+        return Finding(path, "changed", message)
+    if now == opened:
+        return None
+    message = "the file was replaced or written to while it was audited: audit it again"
+    return Finding(path, "changed", message, expected=str(opened), found=str(now))
+
+
+def examine_bytes(whole: Bytes, path: str) -> Examined:
+    """Check every byte of a shard that is in memory or in a file; `path` is for the findings."""
+    content, findings = Content(whole), Findings(path)
+    known = Examined((), content.n_bytes)
+    try:
+        if header := _audit_headers(content, findings):
+            known = replace(known, id=header.id.hex(), n_samples=header.n_samples)
+            if schema := _audit_sections(content, header, findings):
+                known = replace(known, schema=schema.to_json().decode())
+    except ShardChanged as error:
+        findings.add(
+            error.code,
+            error.what,
+            section=error.section,
+            field=error.field,
+            sample=error.sample,
+            offset=error.offset,
+            expected=error.expected,
+            found=error.found,
+        )
+    except OSError as error:
+        findings.add("unreadable", f"the file cannot be read: {error.strerror or error}")
+    return replace(known, findings=findings.close())
+
+
+def _audit_headers(content: Content, findings: Findings) -> Header | None:
+    """Check the first and the last page; returns a header that can be relied upon, if any."""
+    size, path = content.n_bytes, findings.path
+    if size < 2 * PAGE:
+        if not any(content.bytes[: min(size, PAGE)]):
+            findings.add("incomplete", "there is no header: its writer did not finish")
+        elif size < PAGE or _header_at(content, 0, "header", findings):
+            findings.add("file_size", "too short to be a shard", expected=3 * PAGE, found=size)
+        return None
+    first = _header_at(content, 0, "header", findings)
+    last_offset = size - PAGE
+    if first is not None and first.file_size != size:
+        with findings.catching():
+            check_place(first, size, path)
+        if first.file_size > size or first.file_size < 2 * PAGE:
+            return None
+        last_offset = first.file_size - PAGE
+    last = _header_at(content, last_offset, "trailer", findings)
+    if first is not None and last is not None and first != last:
+        findings.add(
+            "trailer",
+            "the first and the last page differ",
+            section="trailer",
+            offset=last_offset,
+            expected=str(first),
+            found=str(last),
+        )
+        return None
+    header = first or last
+    if header is None:
+        return None
+    n_before = findings.n_found
+    with findings.catching():
+        check_place(header, last_offset + PAGE, path)
+    return header if findings.n_found == n_before else None
+
+
+def _header_at(content: Content, offset: int, name: str, findings: Findings) -> Header | None:
+    page = bytes(content.bytes[offset : offset + PAGE])
+    with findings.catching(section=name, offset=offset):
+        try:
+            return unpack_header(page, findings.path, offset=offset)
+        except ShardCorrupt as error:
+            error.section = name
+            raise
+    return None
+
+
+def _audit_sections(content: Content, header: Header, findings: Findings) -> Schema | None:
+    """Check the table and all sections; returns the schema, if it can be read."""
+    path, end = findings.path, header.table_offset + header.table_size
+    content.check_zeros(end, header.file_size - PAGE, findings, "section table")
+    sections: Sections = {}
+    with findings.catching():
+        table = bytes(content.bytes[header.table_offset : end])
+        sections = {s.key: s for s in unpack_table(table, header, path)}
+    for section in sections.values():
+        content.check_zeros(section.offset + section.size, section.end, findings, section.name)
+    content.forget()
+    schema = None
+    with findings.catching():
+        schema = read_schema(content.bytes, sections, path) if sections else None
+    if schema is None:
+        return None
+    n_before = findings.n_found
+    with findings.catching():
+        check_sections(header, schema, sections, path)
+    if findings.n_found != n_before:
+        return schema
+    names = list(schema)
+    for section in sections.values():
+        # Of a kind that a later version will know, the number may mean anything.
+        field = names[section.field] if section.field < len(names) else None
+        _audit_plain(content, section, sections, field, findings)
+    n_samples = header.n_samples
+    present = audit_validity(content, schema, sections, n_samples, findings)
+    for name in schema.columns:
+        audit_column(content, schema, name, sections, n_samples, present.get(name), findings)
+    if schema.records:
+        audit_payload(content, schema, sections, header, present, findings)
+    return schema
+
+
+def _audit_plain(
+    content: Content, section: Section, sections: Sections, field: str | None, findings: Findings
+) -> None:
+    """Check a section that has a hash of its own; of block hashes, what they cover, too."""
+    if section.kind >= FIRST_OPTIONAL_KIND or section.kind == Kind.DICTIONARY:
+        content.check_hash(
+            section.offset, section.size, section.hash, findings, section.name, field=field
+        )
+    if section.kind != Kind.BLOCK_HASHES:
+        return
+    target = sections[section.of_kind, section.field, 0]
+    content.check_hash(
+        section.offset, section.size, section.hash, findings, section.name, field=field
+    )
+    content.check_blocks(target, section, findings, field)
+    if target.hash != section.hash:
+        findings.add(
+            "section_hash",
+            "a section's hash is not that of its block hashes",
+            section=target.name,
+            field=field,
+            expected=f"{section.hash:016x}",
+            found=f"{target.hash:016x}",
+        )

@@ -1,0 +1,157 @@
+"""Split: named subsets of a dataset, no group of samples on two sides, as its next generation."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from shardio.dataset.dataset import ShardDataset
+from shardio.errors import InvalidArgument
+from shardio.maintenance.digests import Digests, exact_digests, mix
+from shardio.maintenance.overtaking import tell_overtaken
+from shardio.manifest import load_generation, publish_next
+from shardio.order.permutation import key_of
+from shardio.views.row_sets import RowRuns
+
+_TOLERANCE: Final = 1e-6
+_MAX_NAME_BYTES: Final = 255
+_CHUNK_ROWS: Final = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class SplitReport:
+    """The generation that has the subsets, and how many samples and groups are in each."""
+
+    dataset: Path
+    generation: int
+    n_samples: Mapping[str, int]
+    n_groups: Mapping[str, int]
+
+    def as_json(self) -> dict[str, Any]:
+        """Itself as JSON can say it."""
+        return {**asdict(self), "dataset": str(self.dataset)}
+
+
+def split(
+    folder: str | os.PathLike[str],
+    parts: Mapping[str, float],
+    *,
+    group: str | None = None,
+    seed: int = 0,
+) -> SplitReport:
+    """Give each sample of a dataset to one of `parts`, by chance, as subsets with their names.
+
+    The subsets that there were are replaced. The same samples, parts, group and seed give the
+    same subsets.
+
+    Args:
+        folder: the dataset.
+        parts: the share of the samples that each is to have; together 1. With groups the shares
+            are met as closely as whole groups allow, in the order that chance puts them in.
+        group: the name of a field; all samples that have the same value in it go to one part. By
+            default every sample goes its own way.
+        seed: from 0 up.
+
+    Raises:
+        InvalidArgument: parts, group or seed are not acceptable, or a part would be empty.
+        DatasetNotFound, ShardCorrupt, …: the dataset, or the field, cannot be read.
+        DatasetConflict: another writer published meanwhile; nothing is changed.
+    """
+    _check_parts(parts)
+    if type(seed) is not int or seed < 0:
+        raise InvalidArgument(f"seed must be an integer from 0 up; found {seed!r}")
+    with tell_overtaken(folder), ShardDataset(folder) as dataset:
+        if group is not None and group not in dataset.schema:
+            known = ", ".join(dataset.schema)
+            raise InvalidArgument(f"{dataset.path}: no field {group!r}; there are {known}")
+        previous = load_generation(folder, dataset.generation)
+        groups, counts = _groups(dataset, group)
+        numbers = _allot(groups, counts, list(parts.values()), seed)
+    chosen = dict(zip(parts, [numbers == k for k in range(len(parts))], strict=True))
+    of_rows = {name: is_in[groups] for name, is_in in chosen.items()}
+    if empty := [name for name, is_in in of_rows.items() if not is_in.any()]:
+        raise InvalidArgument(
+            f"{os.fspath(folder)}: {', '.join(map(repr, empty))} would have no sample: there are "
+            f"{len(groups)} in {len(counts)} groups"
+        )
+    stats = {key: value for key, value in previous.stats.items() if key != "subsets"}
+    generation = publish_next(
+        folder,
+        previous,
+        subsets={name: RowRuns.from_mask(is_in) for name, is_in in of_rows.items()},
+        stats=stats,
+        surgery={
+            "name": "split",
+            "options": {"parts": dict(parts), "group": group, "seed": seed},
+        },
+    )
+    return SplitReport(
+        Path(folder),
+        generation.number,
+        {name: int(is_in.sum()) for name, is_in in of_rows.items()},
+        {name: int(is_in.sum()) for name, is_in in chosen.items()},
+    )
+
+
+def _check_parts(parts: Any) -> None:
+    if not isinstance(parts, Mapping) or not parts:
+        raise InvalidArgument(f"parts must be names and their shares; found {parts!r}")
+    for name, share in parts.items():
+        if not isinstance(name, str) or not name or not name.isprintable():
+            raise InvalidArgument(f"a part's name must be printable text; found {name!r}")
+        if len(name.encode("utf-8", "replace")) > _MAX_NAME_BYTES:
+            raise InvalidArgument(f"a part's name has at most {_MAX_NAME_BYTES} bytes: {name!r}")
+        is_number = isinstance(share, int | float) and not isinstance(share, bool)
+        if not is_number or not 0 < share <= 1:
+            raise InvalidArgument(f"part {name!r}: a share is above 0, at most 1; found {share!r}")
+    total = math.fsum(parts.values())
+    if abs(total - 1) > _TOLERANCE:
+        raise InvalidArgument(f"the shares of all parts must be 1 together; found {total:g}")
+
+
+def _groups(
+    dataset: ShardDataset, group: str | None
+) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.int64]]:
+    """The number of each row's group, and how many rows each group has.
+
+    Groups are numbered in the order in which they first come, so that how samples are cut into
+    shards does not matter.
+    """
+    n_rows = len(dataset)
+    if group is None:
+        return np.arange(n_rows, dtype=np.intp), np.ones(n_rows, np.int64)
+    found: list[Digests] = [np.empty(0, np.uint64)]
+    for shard in range(len(dataset.shards)):
+        reader = dataset.reader(shard, group)
+        for first in range(0, len(reader), _CHUNK_ROWS):
+            rows = np.arange(first, min(len(reader), first + _CHUNK_ROWS))
+            found.append(exact_digests(reader, group, rows))
+    _, firsts, numbers = np.unique(np.concatenate(found), return_index=True, return_inverse=True)
+    ranks = np.argsort(np.argsort(firsts))
+    ordered = ranks[numbers]
+    return ordered, np.bincount(ordered).astype(np.int64)
+
+
+def _allot(
+    groups: npt.NDArray[np.intp],
+    counts: npt.NDArray[np.int64],
+    shares: list[float],
+    seed: int,
+) -> npt.NDArray[np.int64]:
+    """The part of each group: in an order by chance, each to the part that lacks the most."""
+    numbered, key = np.arange(len(counts)), np.full(len(counts), key_of(seed), np.uint64)
+    keys = mix(key, numbered, key, key)  # rounds enough for neighbours to have nothing in common
+    lacking = [share * len(groups) for share in shares]
+    numbers = np.zeros(len(counts), np.int64)
+    for k in np.argsort(keys, kind="stable").tolist():
+        part = lacking.index(max(lacking))
+        numbers[k] = part
+        lacking[part] -= int(counts[k])
+    return numbers

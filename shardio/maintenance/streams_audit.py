@@ -1,0 +1,221 @@
+"""Check the streams of a field: tables, the hash of every chunk, what they say of themselves."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from shardio.errors import SchemaError, ShardCorrupt
+from shardio.format.checksum import CHUNK_BYTES, hash_bytes, n_chunks
+from shardio.format.fields import Field, Video
+from shardio.format.index import ENTRY, Entries
+from shardio.format.layout import NO_FIELD, Kind, Section
+from shardio.format.schema import Schema, canonical_json, read_json
+from shardio.format.streams import (
+    PACKET,
+    PACKET_DTYPE,
+    STREAM,
+    STREAM_DTYPE,
+    Streams,
+    broken_streams,
+    check_parameters,
+    n_shown,
+    why_packets_are_wrong,
+)
+from shardio.format.values import check_json
+from shardio.maintenance.content import WINDOW_BYTES, Content, differing, digests_of
+from shardio.maintenance.finding import Findings
+from shardio.maintenance.values_audit import check_absent
+from shardio.shard.opening import Sections
+
+_UNKNOWN: Final = -1
+
+
+class StreamAudit:
+    """Checks the streams of one field, some rows after the other. Borrows what it is given.
+
+    Args:
+        content: of the shard, whose sections have the places and sizes they must have.
+        schema, sections: of the shard.
+        name: the field, of type Video or Audio.
+        present: which samples have it; None if all must.
+        findings: takes what is wrong.
+    """
+
+    def __init__(
+        self,
+        content: Content,
+        schema: Schema,
+        sections: Sections,
+        name: str,
+        present: npt.NDArray[np.bool_] | None,
+        findings: Findings,
+    ) -> None:
+        number = schema.field_id(name)
+        self._content, self._name, self._present, self._findings = content, name, present, findings
+        self._field: Field = schema[name]
+        self._payload = sections[Kind.PAYLOAD, NO_FIELD, 0]
+        self._index = sections[Kind.INDEX, NO_FIELD, 0]
+        self._n_fields, self._k = len(schema.records), list(schema.records).index(name)
+        self._streams = sections[Kind.STREAMS, number, 0]
+        self._packets = sections[Kind.PACKETS, number, 0]
+        self._hashes = sections[Kind.CHUNK_HASHES, number, 0]
+        self._next = {"first_packet": 0, "first_chunk": 0}
+        """What the next line must say; _UNKNOWN behind one that cannot be right."""
+
+    def check(self, first_row: int, entries: Entries, bad: npt.NDArray[np.bool_]) -> None:
+        """Check the streams of rows from `first_row` on, but for those whose entries are bad."""
+        lines = self._lines(first_row, len(entries))
+        sizes = entries["n_bytes"]
+        wrong = broken_streams(lines, sizes, self._packets.count, self._hashes.count)
+        for i, line in enumerate(lines):
+            row = first_row + i
+            if bad[i]:
+                self._next = dict.fromkeys(self._next, _UNKNOWN)
+                continue
+            n_bytes, offset = int(sizes[i]), self._payload.offset + int(entries["offset"][i])
+            where = {"field": self._name, "sample": row, "offset": offset}
+            with self._findings.catching(section=self._payload.name, **where):
+                self._check_validity(row, n_bytes)
+            if wrong[i]:
+                self._add_line("stream", _BROKEN, row, found=str(tuple(line.tolist())))
+                self._next = dict.fromkeys(self._next, _UNKNOWN)
+                continue
+            self._check_counting(row, line, n_bytes)
+            if n_bytes:
+                self._check_stream(row, line, offset, n_bytes, int(entries["hash"][i]))
+
+    def close(self) -> None:
+        """Check that no packet and no chunk is of no stream."""
+        for key, section in (("first_packet", self._packets), ("first_chunk", self._hashes)):
+            if self._next[key] not in (_UNKNOWN, section.count):
+                self._findings.add(
+                    "counting",
+                    "a table has items that are of no stream",
+                    section=section.name,
+                    field=self._name,
+                    offset=section.offset + self._next[key] * section.stride,
+                    expected=self._next[key],
+                    found=section.count,
+                )
+
+    def _lines(self, first_row: int, n: int) -> Streams:
+        start = self._streams.offset + first_row * STREAM.size
+        stored = self._content.bytes[start : start + n * STREAM.size]
+        return np.frombuffer(stored, STREAM_DTYPE, n).copy()
+
+    def _check_validity(self, row: int, n_bytes: int) -> None:
+        if self._present is not None and not self._present[row]:
+            check_absent(None, n_bytes)
+        elif not n_bytes:
+            raise ShardCorrupt("a stream that is there has no bytes", code="validity", found=0)
+
+    def _check_counting(self, row: int, line: np.void, n_bytes: int) -> None:
+        """Check that packets and chunks are numbered on from those of the row before."""
+        counts = {"first_packet": int(line["n_packets"]), "first_chunk": n_chunks(n_bytes)}
+        for key, count in counts.items():
+            expected, found = self._next[key], int(line[key])
+            if expected not in (_UNKNOWN, found):
+                what = f"{key.replace('_', ' ')} of a stream does not follow the stream before"
+                self._add_line("counting", what, row, expected=expected, found=found)
+            self._next[key] = found + count
+
+    def _add_line(self, code: str, what: str, row: int, **said: Any) -> None:
+        self._findings.add(
+            code,
+            what,
+            section=self._streams.name,
+            field=self._name,
+            sample=row,
+            offset=self._streams.offset + row * STREAM.size,
+            **said,
+        )
+
+    def _check_stream(
+        self, row: int, line: np.void, offset: int, n_bytes: int, expected: int
+    ) -> None:
+        """Check hashes, packets and parameters of a stream whose numbers are right."""
+        n_before = self._findings.n_found
+        self._check_hashes(row, int(line["first_chunk"]), offset, n_bytes, expected)
+        n_parameters = int(line["parameter_bytes"])
+        n_data = n_bytes - n_parameters - int(line["extradata_bytes"])
+        self._check_packets(row, line, n_data)
+        if self._findings.n_found != n_before:
+            return  # what the bytes say is of no interest where they are not what was written
+        parameters = bytes(self._content.bytes[offset : offset + n_parameters])
+        if (wrong := _why_parameters_are_wrong(parameters)) is not None:
+            self._findings.add(
+                "parameters",
+                wrong,
+                section=self._payload.name,
+                field=self._name,
+                sample=row,
+                offset=offset,
+            )
+
+    def _check_hashes(
+        self, row: int, first_chunk: int, offset: int, n_bytes: int, expected: int
+    ) -> None:
+        hashes = self._numbers(self._hashes, first_chunk, n_chunks(n_bytes))
+        if (found := hash_bytes(hashes.data)) != expected:
+            number = row * self._n_fields + self._k
+            self._findings.add(
+                "chunks",
+                "the hash of a stream is not that of its chunks' hashes",
+                section=self._index.name,
+                field=self._name,
+                sample=row,
+                offset=self._index.offset + number * ENTRY.size,
+                expected=f"{found:016x}",
+                found=f"{expected:016x}",
+            )
+        for at in range(0, n_bytes, WINDOW_BYTES):
+            window = self._content.window(offset + at, offset + min(at + WINDOW_BYTES, n_bytes))
+            starts = range(0, window.nbytes, CHUNK_BYTES)
+            chunks = [window[start : start + CHUNK_BYTES] for start in starts]
+            first = at // CHUNK_BYTES
+            digests = digests_of(hashes[first : first + len(chunks)])
+            for i, wanted, is_so in differing(chunks, digests):
+                where = {"field": self._name, "sample": row}
+                place = offset + at + starts[i]
+                self._findings.add_hash(self._payload.name, place, wanted, is_so, **where)
+
+    def _numbers(self, section: Section, first: int, n: int) -> npt.NDArray[np.uint64]:
+        start = section.offset + first * section.stride
+        stored = self._content.bytes[start : start + n * section.stride]
+        return np.frombuffer(stored, "<u8", n)
+
+    def _check_packets(self, row: int, line: np.void, n_bytes: int) -> None:
+        count = int(line["n_packets"])
+        start = self._packets.offset + int(line["first_packet"]) * PACKET.size
+        stored = self._content.bytes[start : start + count * PACKET.size]
+        packets = np.frombuffer(stored, PACKET_DTYPE, count)
+        said: dict[str, Any] = {}
+        code, wrong = "packet", why_packets_are_wrong(packets, n_bytes)
+        if wrong is None and isinstance(self._field, Video):
+            shown, n_frames = n_shown(packets), int(line["n_frames"])
+            if shown != n_frames:
+                code, wrong = "frames", "a video has another number of frames than are shown"
+                said = {"expected": shown, "found": n_frames}
+        if wrong is not None:
+            section = self._packets.name
+            where = {"field": self._name, "sample": row, "offset": start, **said}
+            self._findings.add(code, wrong, section=section, **where)
+
+
+_BROKEN: Final = "the line of a stream cannot be right (packets, chunks, sizes or time base)"
+
+
+def _why_parameters_are_wrong(content: bytes) -> str | None:
+    """What is wrong with the parameters of a stream: no object, no codec, or not canonical."""
+    try:
+        found = check_parameters(read_json(content.decode("utf-8")))
+        check_json(found)
+        is_canonical = canonical_json(found) == content
+    except ShardCorrupt as error:
+        return error.what
+    except (ValueError, RecursionError, SchemaError) as error:
+        return f"the parameters of a stream are no JSON: {error}"
+    return None if is_canonical else "the parameters of a stream are not in canonical form"

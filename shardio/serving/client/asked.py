@@ -1,0 +1,151 @@
+"""What a client asks a server's loader for, as JSON: those options that are data."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Set
+from dataclasses import fields
+from fractions import Fraction
+from typing import Any, Final
+
+import numpy as np
+
+from shardio.errors import InvalidArgument
+from shardio.order.choice import holds_positions
+from shardio.serving.client.wire import Garbled
+from shardio.views.clips import Clip
+from shardio.views.packing import Pack
+from shardio.views.sounds import Sound
+
+RECORDS: Final[dict[str, type[Clip | Sound | Pack]]] = {"clip": Clip, "sound": Sound, "pack": Pack}
+
+AS_THEY_ARE: Final = frozenset(
+    {
+        "batch_size",
+        "shuffle",
+        "seed",
+        "replacement",
+        "n_draws",
+        "tail",
+        "rank",
+        "world_size",
+        "verify",
+        "on_error",
+        "max_skips",
+        "subset",
+        "decode",
+        "dct",
+    }
+)
+_LISTS: Final = ("fields", "sampler", "weights", "collate")
+_FRACTIONS: Final = ("fps", "seconds")
+_FRACTION: Final = re.compile(r"[0-9]{1,20}(/[1-9][0-9]{0,19})?")
+KNOWN: Final = AS_THEY_ARE | RECORDS.keys() | frozenset(_LISTS)
+
+ELSEWHERE: Final = {
+    "num_workers": "shardio serve --workers N",
+    "transform": "shardio serve --transform module:function",
+    "batch_transform": "shardio serve --batch-transform module:function",
+    "access": "its server opens the dataset",
+    "start_method": "its server starts the workers",
+    "preload": "its server reads the dataset",
+    "record": "its server fills the batches",
+    "reuse": "every batch that arrives has memory of its own",
+}
+"""Options that a loader of a server's batches does not take, and where that is decided."""
+
+
+def as_json(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of a loader, those that are given, as JSON can say them.
+
+    Raises:
+        InvalidArgument: one of them is no data, or is not for a loader of a server's batches.
+    """
+    found: dict[str, Any] = {}
+    for name, value in options.items():
+        if name in ELSEWHERE:
+            raise InvalidArgument(
+                f"{name} is not for a loader of a server's batches: {ELSEWHERE[name]}"
+            )
+        if name not in KNOWN:
+            raise TypeError(f"ShardLoader() got an unexpected keyword argument {name!r}")
+        if value is not None:
+            found[name] = _as_json(name, value)
+    return found
+
+
+def _as_json(name: str, value: Any) -> Any:
+    if name in RECORDS:
+        if not isinstance(value, RECORDS[name]):
+            kind = RECORDS[name].__name__
+            raise InvalidArgument(f"{name} must be a {kind}; found {value!r}")
+        return {each.name: _plain(getattr(value, each.name)) for each in fields(value)}
+    if callable(value):
+        raise InvalidArgument(
+            f"{name} is a function, and nothing that runs travels to a server; found {value!r}"
+        )
+    if name == "collate" and isinstance(value, Mapping):
+        return {str(field): _plain(rule) for field, rule in value.items()}
+    if name == "sampler" and isinstance(value, Iterable) and not holds_positions(value):
+        raise InvalidArgument(
+            "sampler is iterated anew for each epoch, and nothing that runs travels to a server: "
+            f"pass a sequence of positions; found {value!r}"
+        )
+    if name == "sampler" and isinstance(value, Set | Mapping):
+        return np.asarray(list(value)).tolist()
+    if name in ("sampler", "weights"):
+        return np.asarray(value).tolist()
+    if name == "fields" and not isinstance(value, str):
+        return list(value)
+    return _plain(value)
+
+
+def _plain(value: Any) -> Any:
+    """A value of an option as JSON can say it."""
+    if isinstance(value, Fraction):
+        return str(value)
+    if isinstance(value, tuple | list):
+        return [_plain(each) for each in value]
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def from_json(found: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a ShardLoader that a client asks for; the loader checks their values.
+
+    Raises:
+        Garbled: there is one that no client may ask for.
+        InvalidArgument: a clip, sound or pack is not acceptable.
+    """
+    if unknown := found.keys() - KNOWN:
+        raise Garbled(f"options that are none of a client: {sorted(unknown)}")
+    return {name: _from_json(name, value) for name, value in found.items()}
+
+
+def _from_json(name: str, value: Any) -> Any:
+    if name in RECORDS:
+        kind = RECORDS[name]
+        known = {each.name for each in fields(kind)}
+        if not isinstance(value, dict) or not value.keys() <= known:
+            raise Garbled(f"{name} is no {kind.__name__}")
+        given = {each: _given(each, part) for each, part in value.items()}
+        try:
+            return kind(**given)
+        except InvalidArgument:
+            raise
+        except (ArithmeticError, TypeError, ValueError) as error:  # numbers that none would type
+            raise Garbled(f"{name} is no {kind.__name__}: {error}") from error
+    if name == "collate" and isinstance(value, dict):
+        return {field: _tuple(rule) for field, rule in value.items()}
+    return value
+
+
+def _given(name: str, value: Any) -> Any:
+    if name in _FRACTIONS and isinstance(value, str):
+        if not _FRACTION.fullmatch(value):  # 1e999999999 would be computed for hours
+            raise Garbled(f"{name} is no fraction")
+        return Fraction(value)
+    return _tuple(value)
+
+
+def _tuple(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value

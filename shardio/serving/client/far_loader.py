@@ -1,0 +1,360 @@
+"""RemoteLoader: what `ShardLoader("tcp://…")` makes, a loader of batches that a server decodes."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final, Self, TextIO
+
+from shardio._base.closing import Closing
+from shardio._base.statistics import LoaderStats, LoadingStats
+from shardio._loading.option_checks import (
+    count,
+    device_or_none,
+    one_of,
+    place_among_ranks,
+    seconds,
+    warn_of_no_batch,
+)
+from shardio._loading.progress_bar import ProgressBar
+from shardio._workers.processes.linux import Finalizer, this_process
+from shardio._workers.processes.memory import default_budget
+from shardio.batch.batch import Batch
+from shardio.errors import ClosedError, InvalidArgument
+from shardio.outputs.makers import OUTPUTS, Maker, Output, maker_for
+from shardio.serving.client.address import Address, is_address, parse_all
+from shardio.serving.client.asked import as_json
+from shardio.serving.client.keys import ClientKeys, client_keys
+from shardio.serving.client.opened import Arrived, Opened, State
+from shardio.serving.client.stream import Stream
+
+_MOST_BYTES: Final = 1 << 30
+_MOST_AHEAD: Final = 16
+
+
+class RemoteLoader(Closing):
+    """Iterates over the batches of a dataset that a server reads and decodes.
+
+    The batches are those of a ShardLoader of that dataset with the same options, bit for bit, and
+    so is `state_dict()`. A server that is lost in the middle of an epoch is waited for, or another
+    address is asked; every batch comes once. One loader is for one process, and one thread at a
+    time; a new iteration ends the one before.
+
+    Args:
+        address: "tcp://host:port", or a list of them, of servers of the same dataset.
+        batch_size: as for ShardLoader, and so are `output`, `device` and all other options that are
+            data; what is decided where the server runs is refused.
+        keys: the folder of this client's keys, by default what SHARDIO_KEYS says; needed for
+            anything but this machine.
+        prefetch: how many batches are asked for ahead, 16 by default.
+        memory_bytes: of the batches that have arrived, by default at most 1 GiB.
+        timeout_s: how long to wait for a batch or an answer, and how long a server may be away; by
+            default for ever, and 60 seconds.
+
+    Raises:
+        InvalidArgument: an option is not acceptable, here or to the server.
+        ServerUnreachable: (also in the loop) no server answers, or none knows this client's key.
+        BatchTimeout: (also in the loop) one is there, and does not answer in time.
+        ShardCorrupt, TransformError, …: as the server's loader.
+    """
+
+    def __init__(
+        self,
+        address: str | Sequence[str],
+        batch_size: int,
+        *,
+        keys: str | os.PathLike[str] | None = None,
+        output: Output = "tinygrad",
+        device: str | tuple[str, ...] | None = None,
+        rank: int | None = None,
+        world_size: int | None = None,
+        prefetch: int | None = None,
+        memory_bytes: int | None = None,
+        timeout_s: float | None = None,
+        **options: Any,
+    ) -> None:
+        self._addresses = parse_all(address)
+        self._keys = client_keys(keys)
+        _check_keys(self._addresses, self._keys)
+        output = one_of("output", output, OUTPUTS)
+        place = place_among_ranks(rank, world_size)
+        asked = as_json(
+            {"batch_size": count("batch_size", batch_size, 1), **options}
+            | dict(zip(("rank", "world_size"), place, strict=True))
+        )
+        most_bytes = min(_MOST_BYTES, default_budget()) if memory_bytes is None else memory_bytes
+        self._asked, self._has_warned = asked, False
+        self._maker = maker_for(output, device_or_none(device, output))
+        self._stream = Stream(
+            self._addresses,
+            self._keys,
+            asked,
+            most_bytes=count("memory_bytes", most_bytes, 1),
+            most_ahead=_MOST_AHEAD if prefetch is None else count("prefetch", prefetch, 0) + 1,
+            timeout_s=seconds("timeout_s", timeout_s),
+        )
+        self._pid = this_process.pid
+        self._finalizer = Finalizer(self, _let_go, self._pid, self._stream)
+        self._latest: RemotePass | None = None
+        self._totals = LoadingStats()
+        try:
+            self._next: State = self._stream.open().state
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def address(self) -> str | list[str]:
+        """Where its batches come from."""
+        found = [str(each) for each in self._addresses]
+        return found[0] if len(found) == 1 else found
+
+    @property
+    def lineage(self) -> str:
+        """Of the dataset, which tells it from others."""
+        return self._opened().lineage
+
+    @property
+    def generation(self) -> int:
+        """The number of the dataset's state that the server has open."""
+        return self._opened().generation
+
+    @property
+    def served(self) -> State:
+        """The names of what is run on samples and batches there, None for nothing."""
+        return self._opened().served
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the latest iteration, or that the next one goes on with; 0 at first."""
+        found: int = self._next["epoch"] if self._latest is None else self._latest.epoch
+        return found
+
+    def __len__(self) -> int:
+        """How many batches a whole epoch has, for this rank."""
+        return self._opened().n_batches
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Start the next epoch, or go on with the one that `load_state_dict` was given."""
+        return RemoteIterator(self, self.begin())
+
+    def begin(self) -> RemotePass:
+        """Begin what `iter(loader)` iterates over."""
+        self.check_open()
+        if self._latest is not None:
+            self._latest.end()
+            self._totals += self._latest.stats()
+            self._latest = None
+        begun = RemotePass(self._stream, self._maker, self._next)
+        self._warn_of_no_batch(begun)
+        self._latest = begun
+        self._next = {**self._opened().state, "epoch": begun.epoch + 1}
+        return begun
+
+    def _warn_of_no_batch(self, begun: RemotePass) -> None:
+        """Warn, once for a loader, of a whole epoch of which tail="drop" leaves nothing."""
+        asked, n = self._asked, begun.state["rows"]
+        if asked.get("tail") != "drop" or self._has_warned or begun.state["position"] or not n:
+            return
+        if not begun.last_step:
+            self._has_warned = True
+            warn_of_no_batch(begun.epoch, n, asked["batch_size"], asked["world_size"])
+
+    def progress(self, title: str | None = None, *, file: TextIO | None = None) -> ProgressBar:
+        """Iterate, and show how far it is, as `ShardLoader.progress` does."""
+        begun = self.begin()
+        return ProgressBar(
+            RemoteIterator(self, begun),
+            n_batches=begun.last_step,
+            n_done=begun.first_step,
+            stats=lambda: self.stats().latest,
+            title=f"epoch {begun.epoch}" if title is None else title,
+            file=file,
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """What `load_state_dict` needs to go on behind the batch that the loop has now.
+
+        A ShardLoader of the same dataset and options takes it as well, and the other way round.
+        """
+        latest = self._latest
+        return dict(self._next if latest is None or latest.is_exhausted else latest.state)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Have the next iteration go on where the state was taken, with the very next sample.
+
+        Raises:
+            InvalidArgument: it is no such state, or one of another dataset, subset, seed or order.
+        """
+        self.check_open()
+        if not isinstance(state, Mapping):
+            raise InvalidArgument(
+                f"load_state_dict: expected what state_dict() gave; found {state!r}"
+            )
+        if self._latest is not None:
+            self._latest.end()
+        self._stream.check(dict(state))
+        self._next, self._latest = dict(state), None
+
+    def stats(self) -> LoaderStats:
+        """What loading has taken so far, on this side: waiting, handing over, and how much came.
+
+        `n_restarts` is how often a server was lost.
+        """
+        latest = LoadingStats() if self._latest is None else self._latest.stats()
+        return LoaderStats(self.epoch, 0, latest, self._totals + latest)
+
+    def close(self) -> None:
+        """Leave the server; batches that are held stay valid. May be called again."""
+        self._finalizer()
+
+    def interrupt(self) -> None:
+        """Have whoever waits in another thread get ClosedError, soon; `close` is to follow."""
+        self._stream.interrupt()
+
+    def _opened(self) -> Opened:
+        opened = self._stream.opened
+        if opened is None:
+            raise ClosedError("this loader was closed before a server had opened its dataset")
+        return opened
+
+    def check_open(self) -> None:
+        """Raise ClosedError after `close`, and in a fork of the process that made it."""
+        if not self._finalizer.alive or self._pid != this_process.pid:
+            raise ClosedError("this loader was closed, or made before this process was forked off")
+
+
+class RemoteIterator:
+    """An iterator over a RemoteLoader; keeps it alive, and ends its pass when it is let go of."""
+
+    def __init__(self, loader: RemoteLoader, begun: RemotePass) -> None:
+        self._loader, self._pass = loader, begun
+        self._end = Finalizer(self, begun.end)
+        self._end.atexit = False
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Batch:
+        if not self._pass.is_over:
+            self._loader.check_open()
+        found = self._pass.take(None)
+        if found is None:
+            raise StopIteration
+        return found
+
+
+class RemotePass:
+    """One pass over an epoch, as far as it has come.
+
+    Args:
+        stream: where batches come from.
+        maker: makes tensors of their arrays; None for arrays.
+        state: where it begins.
+    """
+
+    def __init__(self, stream: Stream, maker: Maker | None, state: State) -> None:
+        self._stream, self._maker, self.state = stream, maker, state
+        self._began_s, self._ended_s = time.monotonic(), 0.0
+        self._waiting_s = self._handing_s = 0.0
+        self._n_batches = self._n_samples = self._n_bytes = self._n_skipped = 0
+        self._n_losses = stream.n_losses
+        self.is_over = self.is_exhausted = False
+        self.epoch, self.first_step, self.last_step = stream.begin(state)
+
+    def take(self, wait_s: float | None) -> Batch | None:
+        """The next batch; None at the end, see `is_exhausted`, or if none comes in `wait_s`."""
+        if self.is_over:
+            if not self.is_exhausted:
+                raise ClosedError("this iteration was ended, by close() or by the next one")
+            return None
+        entered_s = time.monotonic()
+        try:
+            arrived = self._stream.take(wait_s)
+        except BaseException:
+            self.end()
+            raise
+        came_s = time.monotonic()
+        self._waiting_s += came_s - entered_s
+        if arrived is None:
+            if self._stream.is_over:
+                self.is_exhausted = True
+                self.end()
+            return None
+        batch = self._hand_over(arrived)
+        self._handing_s += time.monotonic() - came_s
+        return batch
+
+    def _hand_over(self, arrived: Arrived) -> Batch:
+        batch = arrived.batch
+        self._n_batches += 1
+        self._n_samples += batch.n_rows
+        self._n_bytes += arrived.n_bytes
+        self._n_skipped += len(batch.skipped)
+        if self._maker is not None:
+            batch = batch.of(self._maker.wrap)
+        self.state = arrived.state  # last: it counts as consumed from here on
+        return batch
+
+    def end(self) -> None:
+        """Have no more batches sent. Idempotent."""
+        if not self.is_over:
+            self.is_over, self._ended_s = True, time.monotonic()
+            self._stream.stop()
+
+    def stats(self) -> LoadingStats:
+        """What it has taken so far."""
+        until_s = self._ended_s if self.is_over else time.monotonic()
+        return LoadingStats(
+            elapsed_s=until_s - self._began_s,
+            waiting_s=self._waiting_s,
+            hand_over_s=self._handing_s,
+            n_batches=self._n_batches,
+            n_samples=self._n_samples,
+            n_bytes=self._n_bytes,
+            n_skipped=self._n_skipped,
+            n_restarts=self._stream.n_losses - self._n_losses,
+        )
+
+    def so_far(self) -> str:
+        """How much has come, in words, and what was heard last if the server was lost."""
+        n_done, n = self.first_step + self._n_batches, self.last_step
+        said = f": {self._stream.said}" if self._stream.said else ""
+        return f"{n_done} of {n} batches have come{said}"
+
+    @property
+    def sockets(self) -> tuple[Any, ...]:
+        """What becomes readable when there may be a batch."""
+        return self._stream.sockets
+
+
+def _check_keys(addresses: Sequence[Address], keys: ClientKeys | None) -> None:
+    for address in addresses:
+        if keys is None and not address.is_loopback:
+            raise InvalidArgument(
+                f"{address} is another machine, to which there is no connection without keys: "
+                "`shardio serve --make-keys DIR` there makes a folder of them for this client, "
+                "pass keys= or set SHARDIO_KEYS"
+            )
+
+
+def _let_go(owner_pid: int, stream: Stream) -> None:
+    """Leave the server; in a fork of the owner nothing."""
+    if os.getpid() == owner_pid:
+        stream.close()
+
+
+def to_be_read_here(dataset: Any, keys: Any) -> Any:
+    """What a loader is given that reads a dataset itself, and is not asked for a server's.
+
+    Raises:
+        InvalidArgument: it is.
+    """
+    if is_address(dataset):
+        raise InvalidArgument(
+            f"{dataset!r} is a server: ShardLoader itself takes it, no class derived from it does"
+        )
+    if keys is not None:
+        raise InvalidArgument(f"keys are for the address of a server; found keys={keys!r}")
+    return dataset

@@ -1,0 +1,220 @@
+"""Samples of several servers of one dataset, as they come: what MultiLoader does with addresses.
+
+Each server has a part of every epoch, as if it were one of several ranks, and all together have
+every sample once.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any, Final, Self
+
+from shardio._base.closing import Closing
+from shardio._base.statistics import SkippedItem
+from shardio._workers.processes.linux import this_process
+from shardio._workers.tasks.mail import zeromq
+from shardio.batch.batch import Batch
+from shardio.errors import BatchTimeout, ClosedError, InvalidArgument, ShardioError
+from shardio.serving.client.far_loader import RemoteLoader, RemotePass
+
+_AT_ONCE: Final = 32
+"""Samples that travel together, if the user does not say."""
+_STEP_MS: Final = 100
+_OURS: Final = (
+    *("output", "device", "rank", "world_size", "tail", "collate"),
+    *("keys", "memory_bytes", "timeout_s"),
+)
+"""Options of a loader that are decided here."""
+
+
+class FarSamples(Closing):
+    """Owns a loader for each server; every iteration is one epoch.
+
+    Args:
+        addresses: of the servers.
+        options: of ShardLoader, for all of them.
+        keys: the folder of this client's keys.
+        memory_bytes: of all batches that have arrived, together.
+        timeout_s: how long to wait for a sample, and for a server; None for ever, and 60 seconds.
+        say: is told what happens, in a line.
+
+    Raises:
+        InvalidArgument: an option is not acceptable, or they serve different datasets.
+        ServerUnreachable: as RemoteLoader.
+    """
+
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        options: Mapping[str, Any],
+        *,
+        keys: Any,
+        memory_bytes: int,
+        timeout_s: float | None,
+        say: Callable[[str], object],
+    ) -> None:
+        if given := [name for name in _OURS if name in options]:
+            raise InvalidArgument(f"options: MultiLoader decides {given[0]} itself: leave it out")
+        self._timeout_s, self._say, self.skipped = timeout_s, say, list[SkippedItem]()
+        self.lock, self._is_closed, self._pid = threading.Lock(), False, this_process.pid
+        self._addresses = list(addresses)
+        n = len(addresses)
+        self._loaders: list[RemoteLoader] = []
+        with ExitStack() as undo:
+            for rank, address in enumerate(addresses):
+                loader = RemoteLoader(
+                    address,
+                    **{"batch_size": _AT_ONCE, **options},
+                    output="numpy",
+                    keys=keys,
+                    rank=rank,
+                    world_size=n,
+                    tail="short",
+                    collate="list",
+                    memory_bytes=max(1, memory_bytes // n),
+                    timeout_s=timeout_s,
+                )
+                undo.callback(loader.close)
+                self._loaders.append(loader)
+                self._check_shares(rank)
+                if (found := loader.served.get("batch_transform")) is not None:
+                    raise InvalidArgument(
+                        f"{address} runs {found} on whole batches, of which there are no samples: "
+                        "load them with ShardLoader, or serve without --batch-transform"
+                    )
+            undo.pop_all()
+
+    def _check_shares(self, rank: int) -> None:
+        """Make sure that a server has the same samples as the first."""
+        loader, first = self._loaders[rank], self._loaders[0]
+        if loader.lineage != first.lineage:
+            raise InvalidArgument(
+                f"{self._addresses[rank]} serves the dataset of lineage {loader.lineage}, "
+                f"{self._addresses[0]} that of {first.lineage}: servers that share an epoch serve "
+                "one dataset"
+            )
+        if loader.generation != first.generation:
+            raise InvalidArgument(
+                f"{self._addresses[rank]} serves generation {loader.generation} of the dataset, "
+                f"{self._addresses[0]} generation {first.generation}, and together they would "
+                "leave samples out: bring the copies to the same one; if it has just changed, "
+                "kill() and iterate again"
+            )
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether this is the process that made it, and no fork of it."""
+        return self._pid == this_process.pid
+
+    def epoch(self, number: int) -> Iterator[Any]:
+        """The samples of an epoch, as they come; ends the iteration before.
+
+        Threads may share it: each gets other samples.
+        """
+        with self.lock:
+            return _Shared(self._begin(number), self)
+
+    def _begin(self, number: int) -> Iterator[Any]:
+        self.skipped.clear()
+        passes = []
+        for rank in range(len(self._loaders)):  # one that returned may have another by now
+            self._check_shares(rank)
+        for loader in self._loaders:
+            state = loader.state_dict()
+            beginning = {**state, "epoch": number, "position": 0}
+            if state != beginning:
+                loader.load_state_dict(beginning)
+            passes.append(loader.begin())
+        return self._samples(passes)
+
+    def _samples(self, passes: list[RemotePass]) -> Iterator[Any]:
+        going, came_s = deque(enumerate(passes)), time.monotonic()
+        try:
+            while going:
+                if self._is_closed:
+                    raise ClosedError("this iteration was ended, by kill() or close()")
+                found = self._take(going)
+                if found is not None:
+                    yield from self._rows(*found)
+                    came_s = time.monotonic()
+                elif going:
+                    self._wait(going, came_s)
+        finally:
+            for each in passes:
+                each.end()
+
+    def _take(self, going: deque[tuple[int, RemotePass]]) -> tuple[int, Batch] | None:
+        """A batch of whichever server has one, those first that had none for longest."""
+        for _ in range(len(going)):
+            server, each = going.popleft()
+            try:
+                batch = each.take(0.0)
+            except ShardioError as error:
+                error.add_note(f"of {self._behind(server, each)}")
+                raise
+            if each.is_exhausted:
+                self._say(f"server {server} has sent all of its part")
+                continue
+            going.append((server, each))
+            if batch is not None:
+                return server, batch
+        return None
+
+    def _rows(self, server: int, batch: Batch) -> Iterator[dict[str, Any]]:
+        """The samples of a batch: arrays are views of it, what is missing is None."""
+        for skip in batch.skipped:
+            self.skipped.append(SkippedItem(skip.index, f"server {server}", skip.error, skip.text))
+        columns = {name: batch[name] for name in batch}
+        present = {name: batch.present(name) for name in batch}
+        for row in batch.valid.nonzero()[0].tolist():
+            yield {
+                name: column[row] if present[name][row] else None
+                for name, column in columns.items()
+            }
+
+    def _behind(self, server: int, each: RemotePass) -> str:
+        return f"server {server} ({self._addresses[server]}) {each.so_far()}"
+
+    def _wait(self, going: Iterable[tuple[int, RemotePass]], came_s: float) -> None:
+        if self._timeout_s is not None and time.monotonic() - came_s > self._timeout_s:
+            raise BatchTimeout(
+                f"no sample came within {self._timeout_s:g} s; of "
+                f"{', of '.join(self._behind(*each) for each in going)}"
+            )
+        zmq = zeromq()
+        poller = zmq.Poller()
+        for _, each in going:
+            for socket in each.sockets:
+                poller.register(socket, zmq.POLLIN)
+        poller.poll(_STEP_MS)
+
+    def close(self) -> None:
+        """Leave all servers; for any thread. Idempotent."""
+        self._is_closed = True
+        for loader in self._loaders:  # first: who waits lets go of the lock
+            loader.interrupt()
+        with self.lock:
+            for loader in self._loaders:
+                loader.close()
+
+
+class _Shared:
+    """An iterator for several threads; `owner` has their lock, and knows a fork."""
+
+    def __init__(self, samples: Iterator[Any], owner: FarSamples) -> None:
+        self._samples, self._owner = samples, owner
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Any:
+        if not self._owner.is_ours:
+            raise ClosedError(
+                "an iteration was begun before this process was forked off; begin another here"
+            )
+        with self._owner.lock:
+            return next(self._samples)

@@ -1,0 +1,348 @@
+"""Batches of a server, one pass after another, whatever becomes of the connection.
+
+    lost ──(connect)──▶ opening ──(opened)──▶ open ──▶ batches
+      ▲                    │                   │
+      └──── after a while ─┴── lost, silent ───┘
+
+What a batch is depends on the state that it begins with alone. So a server that returns, or another
+one of the same dataset, is asked to go on behind the last batch that has come, and no batch comes
+twice or is left out.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, cast
+
+from shardio._base.closing import Closing
+from shardio._workers.processes.linux import this_process
+from shardio.errors import BatchTimeout, ClosedError, InsufficientMemory, UnsupportedEnvironment
+from shardio.serving.client import failures
+from shardio.serving.client.address import Address
+from shardio.serving.client.filled import unpack_batch
+from shardio.serving.client.keys import ClientKeys
+from shardio.serving.client.link import SILENCE_MS, Link, Lost
+from shardio.serving.client.opened import Arrived, Opened, State
+from shardio.serving.client.servers import Servers
+from shardio.serving.client.wire import VERSION, Garbled, mapping, number, pack, pack_given
+
+_FIRST_AHEAD: Final = 2
+"""Batches that are asked for while nobody knows how large one is."""
+_SILENCE_S: Final = SILENCE_MS / 1000
+_STEP_S: Final = 0.1
+_NOT_A_WORD: Final = "the server is there, and says nothing of an error"
+
+
+class Stream(Closing):
+    """Owns the connection to one of several servers of a dataset.
+
+    It is for one thread at a time, but `close` is for any.
+
+    Args:
+        addresses: of servers; another one is asked where one is lost.
+        keys: of CURVE.
+        options: of the loader, as JSON.
+        most_bytes: that may have arrived and not been taken.
+        most_ahead: how many batches may; None for as many as fit.
+        timeout_s: how long to wait for a batch, and for a server; None for ever, and 60 seconds.
+    """
+
+    def __init__(
+        self,
+        addresses: Sequence[Address],
+        keys: ClientKeys | None,
+        options: Mapping[str, Any],
+        *,
+        most_bytes: int,
+        most_ahead: int,
+        timeout_s: float | None,
+    ) -> None:
+        self._servers, self._keys = Servers(addresses, timeout_s), keys
+        self._options = dict(options)
+        self._token = os.urandom(16).hex()
+        more = {"token": self._token, "most_bytes": most_bytes, "options": self._options}
+        self._opening = pack_given("open", version=VERSION, **more)
+        self._most_bytes, self._most_ahead, self._timeout_s = most_bytes, most_ahead, timeout_s
+        self._link: Link | None = None
+        self._lock = threading.RLock()  # sockets of ZeroMQ are for one thread at a time
+        self._is_open = self._is_closed = False
+        self._pid = this_process.pid
+        self.n_losses = 0
+        self.opened: Opened | None = None
+        self._asked: bytes | None = None
+        """A question that has no answer yet."""
+        self._answer: State | None = None
+        self._pass = 0
+        self._is_going = False
+        """Whether the pass has batches that have not come."""
+        self._begun: State | None = None
+        self._state: State = {}
+        """Where the pass goes on, behind all that has come."""
+        self._next = 0
+        """The step of the next batch that comes."""
+        self._n_batch_bytes = 0
+        self.queue: deque[Arrived] = deque()
+
+    def open(self) -> Opened:
+        """Wait for a server that makes the loader.
+
+        Raises:
+            ServerUnreachable: there is none.
+            ShardioError: it cannot make such a loader.
+        """
+        self._wait(lambda: self.opened, "an answer")
+        return cast(Opened, self.opened)
+
+    def check(self, state: State) -> None:
+        """Have the server see whether a state is one of this loader.
+
+        Raises:
+            InvalidArgument: it is not.
+        """
+        self._answer, self._asked = None, pack_given("check", state=state)
+        try:
+            with self._lock:
+                if self._link is not None and self._is_open:
+                    self._link.send(self._asked)
+            self._wait(lambda: self._answer, "an answer")
+        finally:
+            self._asked = None
+
+    def begin(self, state: State) -> tuple[int, int, int]:
+        """Begin a pass; returns its epoch, its first step, and the one behind its last."""
+        self.queue.clear()
+        self._begun, self._state, self._is_going = None, state, True
+        with self._lock:
+            if self._link is not None and self._is_open:
+                self._iterate()
+        self._wait(lambda: self._begun, "an answer")
+        begun = cast(State, self._begun)
+        return begun["epoch"], begun["first"], begun["last"]
+
+    def take(self, wait_s: float | None = None) -> Arrived | None:
+        """The next batch; None at the end, or if none comes within `wait_s`, see `is_over`.
+
+        Raises:
+            BatchTimeout, ServerUnreachable: it does not come.
+            ShardioError: what the loader of the server has raised.
+            ClosedError: there is no connection any more.
+        """
+        self._check_open()
+        if wait_s is None:
+            self._wait(lambda: self.queue or not self._is_going, f"batch {self._next}")
+        elif not self.queue and self._is_going:
+            self._go_on(wait_s, 0.0)  # who looks in again and again was never elsewhere
+        if not self.queue:
+            return None
+        arrived = self.queue.popleft()
+        with self._lock:
+            if self._is_going and self._link is not None and self._is_open:
+                taken = self._next - len(self.queue)
+                upto = taken + self._n_ahead
+                self._link.send(pack("credit", number=self._pass, taken=taken, upto=upto))
+        return arrived
+
+    @property
+    def said(self) -> str:
+        """What was heard last of servers that were lost and have not come back."""
+        return self._servers.said
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all batches of the pass were taken."""
+        return not self._is_going and not self.queue
+
+    def stop(self) -> None:
+        """End the pass before its end."""
+        if self._pid != this_process.pid:
+            return  # a fork lets go of what is another process's
+        with self._lock:
+            if self._is_going and self._link is not None:
+                self._link.send(pack("stop", number=self._pass))
+        self._is_going = False
+        self._pass += 1
+        self.queue.clear()
+
+    @property
+    def sockets(self) -> tuple[Any, ...]:
+        """What becomes readable when there may be a batch."""
+        return () if self._link is None else self._link.sockets
+
+    def close(self) -> None:
+        """Take leave, and let go of the connection. Idempotent."""
+        self.interrupt()  # first: who waits lets go of the lock
+        with self._lock:
+            self._leave()
+
+    def interrupt(self) -> None:
+        """Have whoever waits in another thread get ClosedError, soon; `close` is to follow."""
+        self._is_closed = True
+
+    def _leave(self) -> None:
+        self._is_going = self._is_open = False
+        if self._link is not None:
+            self._link.leave(pack("close"))
+            self._link = None
+
+    @property
+    def _n_ahead(self) -> int:
+        """How many batches may be under way, or lie here."""
+        if not self._n_batch_bytes:
+            return min(_FIRST_AHEAD, self._most_ahead)
+        return max(1, min(self._most_ahead, self._most_bytes // self._n_batch_bytes))
+
+    def _wait(self, is_there: Callable[[], object], what: str) -> None:
+        """Act upon messages until something is there.
+
+        Raises:
+            BatchTimeout: it is not in time, from a server that is there.
+        """
+        entered_s = time.monotonic()
+        while not is_there():
+            self._go_on(_STEP_S, entered_s)
+            is_late = time.monotonic() - entered_s > (self._timeout_s or math.inf)
+            if is_late and not is_there() and self._link is not None and self._link.has_heard:
+                raise BatchTimeout(
+                    f"{what} did not come from {self._servers.current} within "
+                    f"{self._timeout_s:g} s; {self._servers.said or _NOT_A_WORD}"
+                )
+
+    def _go_on(self, wait_s: float, entered_s: float) -> None:
+        """Act upon one message, or the lack of it; the loop was elsewhere until `entered_s`."""
+        with self._lock:
+            self._check_open()
+            self._hear(wait_s, entered_s)
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise ClosedError("this iteration was ended, by close() or kill()")
+
+    def _hear(self, wait_s: float, entered_s: float) -> None:
+        try:
+            link = self._connect(wait_s)
+            if link is None:
+                return
+            found = link.receive(wait_s)
+            if found is not None:
+                self._act(*found)
+            elif time.monotonic() - max(link.heard_s, entered_s) > _SILENCE_S:
+                raise Lost(f"it has said nothing for {_SILENCE_S:.0f} s")
+        except Lost as lost:
+            self._lose(lost)
+        except Garbled as garbled:
+            self._lose(Lost(f"what came is no message of a server: {garbled}"))
+
+    def _connect(self, wait_s: float) -> Link | None:
+        """The connection; None where it is not yet time to try again."""
+        if self._link is not None:
+            return self._link
+        if not self._servers.wait(wait_s):
+            return None
+        self._is_open = False
+        self._link = Link(self._servers.current, self._keys, self._most_bytes)
+        self._link.send(self._opening)
+        return self._link
+
+    def _lose(self, lost: Lost) -> None:
+        """Give a connection up; the next server's turn has come."""
+        self.n_losses += self._is_open
+        self._disconnect()
+        self._servers.lose(lost)
+
+    def _disconnect(self) -> None:
+        self._is_open = False
+        if self._link is not None:
+            self._link.close()
+            self._link = None
+
+    def _act(self, head: dict[str, Any], block: Any) -> None:
+        """Act upon a message."""
+        kind = head["kind"]
+        if kind == "opened":
+            self._enter(head)
+        elif kind == "checked":
+            self._answer = head
+            self._servers.see_progress()
+        elif kind == "stranger":
+            raise Lost("it has no session for this client: it was started anew")
+        elif kind == "failed":
+            self._fail(head)
+        elif kind != "beat" and self._is_open and number(head, "number") == self._pass:
+            self._advance(kind, head, block)
+
+    def _enter(self, head: dict[str, Any]) -> None:
+        """A server has made the loader: if it is the same one as before, go on with it."""
+        opened = Opened.of(head, self._servers.current)
+        if self.opened is not None:
+            opened.check_follows(self.opened, self._servers.current)
+        self.opened, self._is_open = opened, True
+        if self._asked is not None and self._link is not None:
+            self._link.send(self._asked)
+        if self._is_going:
+            self._iterate()
+        elif self._asked is None:
+            self._servers.see_progress()
+
+    def _iterate(self) -> None:
+        self._pass += 1  # what was sent before is of no use
+        ahead = max(1, self._n_ahead - len(self.queue))
+        if self._link is not None:
+            message = {"number": self._pass, "state": self._state, "ahead": ahead}
+            self._link.send(pack("iterate", **message))
+
+    def _advance(self, kind: str, head: dict[str, Any], block: Any) -> None:
+        """A message of the pass that is under way."""
+        if kind == "begun":
+            self._see_begun(head)
+        elif self._begun is None:
+            raise Lost(f"{kind} came before the epoch had begun")
+        elif kind == "batch":
+            self._take_in(head, block)
+        elif kind == "end":
+            if self._next < self._begun["last"]:
+                raise Lost(f"the epoch ended in the place of batch {self._next}")
+            self._state, self._is_going = mapping(head, "state"), False
+            self._servers.see_progress()
+
+    def _see_begun(self, head: dict[str, Any]) -> None:
+        epoch, first, last = (number(head, name) for name in ("epoch", "first", "last"))
+        if self._begun is None:
+            self._begun, self._next = head, first
+            return
+        left = range(self._next, self._begun["last"])
+        # Where nothing is left, a server may count an incomplete batch or not.
+        if epoch != self._begun["epoch"] or range(first, last) != left:
+            raise Lost(
+                f"it has batches {first} to {last} of epoch {epoch}, and not {left.start} to "
+                f"{left.stop} of {self._begun['epoch']}"
+            )
+
+    def _take_in(self, head: dict[str, Any], block: Any) -> None:
+        place, begun = (number(head, "epoch"), number(head, "step")), cast(State, self._begun)
+        if place != (begun["epoch"], self._next) or self._next >= begun["last"]:
+            raise Lost(f"batch {place[1]} of epoch {place[0]} came in the place of {self._next}")
+        state, batch = mapping(head, "state"), unpack_batch(head, block)
+        self._n_batch_bytes = max(self._n_batch_bytes, len(block))
+        self.queue.append(Arrived(batch, state, len(block)))
+        self._state = state
+        self._next += 1
+        self._servers.see_progress()
+
+    def _fail(self, head: dict[str, Any]) -> None:
+        """Raise what the server has met, unless it is of a pass that is over."""
+        if head.get("number") is not None and number(head, "number") != self._pass:
+            return
+        error = failures.from_json(mapping(head, "error"))
+        if not self._is_open:  # this server has made no loader: the next one may
+            if self.opened is not None and isinstance(error, UnsupportedEnvironment):
+                raise Lost(str(error))  # as one that has all of another server's clients by now
+            self._leave()
+        self._is_going = False
+        if isinstance(error, InsufficientMemory):
+            error.add_note(f"at the server {self._servers.current}")
+        raise error

@@ -1,0 +1,309 @@
+"""A folder of this machine with whole shards of datasets in stores, for all its processes.
+
+    FOLDER/README.txt
+    FOLDER/used                     bytes of all shards, about: counted anew when there is no room
+    FOLDER/DATASET/origin           the URL
+    FOLDER/DATASET/locks            a byte for each shard, locked while it is used, or being changed
+    FOLDER/DATASET/NAME.ID.shard    whole and verified, if the line beside it says so
+    FOLDER/DATASET/NAME.ID.shard.ok
+    FOLDER/DATASET/.NAME.ID.shard.BYTES.part    what came of one that is being downloaded
+
+A lock that is shared keeps a shard where it is; who downloads one, or removes it, has the exclusive
+one. Both end with their process, so nothing is to be tidied up behind one that was killed: the next
+to want the shard goes on with what came. Nothing is synced to the disk. Instead the line is good
+only until the machine starts anew: then the shard is verified once more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import random
+import shutil
+import time
+from collections.abc import Callable
+from typing import IO, Any, Final, TypeVar
+
+from shardio.errors import (
+    CacheFull,
+    DataError,
+    ShardCorrupt,
+    ShardIncomplete,
+    ShardioError,
+    ShardUnsupported,
+    UnsupportedEnvironment,
+)
+from shardio.format.checksum import hash_bytes
+from shardio.shard.writer import ShardSummary
+from shardio.storage import fs
+from shardio.storage.remote.arrival import check_arrived
+from shardio.storage.remote.locks import ByteLocks, exclusive
+from shardio.storage.remote.objects import Objects, never_ends
+from shardio.storage.remote.room import Room, byte_of, remove
+
+README: Final = """\
+Shards that shardio has downloaded from object stores. All of it may be deleted while nothing reads
+it: what is needed is downloaded again.
+"""
+_TIMES: Final = 3
+"""So often a shard is downloaded of which the bytes that come are not those that were written."""
+_POLL_S: Final = 0.02
+_IN_USE_S: Final = 10.0
+"""A shard that others only use is here; if it is not for so long, somebody removed it."""
+_FULL: Final = (errno.ENOSPC, errno.EDQUOT)
+_DAMAGED: Final = (ShardCorrupt, ShardIncomplete, ShardUnsupported)
+"""What a shard raises of which any byte may have changed: also those that say its version."""
+
+T = TypeVar("T")
+
+
+class ShardCache:
+    """The shards of one dataset in the cache. Owns the locks of those it holds, until `close`.
+
+    For several threads at a time.
+
+    Args:
+        folder: the cache; made if it is missing, for this user alone.
+        most_bytes: how much may lie in it, of all datasets; None for nine tenths of what is free.
+        objects: the dataset in its store.
+
+    Raises:
+        UnsupportedEnvironment: nothing can be written there.
+    """
+
+    def __init__(self, folder: str, most_bytes: int | None, objects: Objects) -> None:
+        self.folder, self._objects = folder, objects
+        self.root = os.path.join(folder, _name_of(objects))
+        self._lock_path = os.path.join(self.root, "locks")
+        try:
+            self._prepare()
+        except OSError as error:
+            raise UnsupportedEnvironment(
+                f"{folder}: cannot be a cache of shards ({error}): name another folder by `cache`, "
+                "or by the environment variable SHARDIO_CACHE"
+            ) from error
+        self._locks = ByteLocks(self._lock_path)
+        self._room = Room(folder, most_bytes)
+
+    def _prepare(self) -> None:
+        """Make the folders, and the files in them that say what they are."""
+        for folder in (self.folder, self.root):
+            os.makedirs(folder, mode=0o700, exist_ok=True)
+        for path, text in (
+            (os.path.join(self.folder, "README.txt"), README),
+            (os.path.join(self.root, "origin"), f"{self._objects.url}\n"),
+        ):
+            if not os.path.exists(path):
+                with open(path, "w", encoding="utf-8") as file:
+                    file.write(text)
+        with open(self._lock_path, "ab"):  # also where all is here, and may only be read
+            pass
+
+    @property
+    def most_bytes(self) -> int:
+        """How much may lie in the cache, of all datasets."""
+        return self._room.most_bytes
+
+    def path_of(self, shard: ShardSummary) -> str:
+        """Where a shard is, or will be."""
+        return os.path.join(self.root, _file_name(shard))
+
+    def hold_if_here(self, shard: ShardSummary) -> str | None:
+        """The path of a shard if it is here and verified, held until `release`; else None."""
+        byte = byte_of(_file_name(shard))
+        try:
+            if not self._locks.share(byte):
+                return None
+        except FileNotFoundError:  # the cache was removed
+            return None
+        path = self.path_of(shard)
+        if _is_good(path, shard):
+            with contextlib.suppress(OSError):
+                os.utime(f"{path}.ok")
+            return path
+        self._locks.give_back(byte)
+        return None
+
+    def hold(self, shard: ShardSummary, check: Callable[[], None] = never_ends) -> str:
+        """The path of a shard, downloaded and verified if need be, held until `release`.
+
+        Where another process or thread is downloading it, that is waited for.
+
+        Args:
+            shard: which.
+            check: called while it is downloaded or waited for; what it raises ends that.
+
+        Raises:
+            ShardCorrupt: what comes from the store is not what was written, three times.
+            CacheFull: the disk is, with shards that are in use.
+            StoreUnavailable, StoreAccessDenied, ShardNotFound, ShardChanged: from the store.
+            ShardUnsupported: a newer shardio wrote it.
+            UnsupportedEnvironment: the file is gone, though somebody uses it, or the cache is.
+        """
+        try:
+            return self._hold(shard, check)
+        except FileNotFoundError as error:
+            if isinstance(error, ShardioError) or os.path.isdir(self.root):
+                raise
+            raise UnsupportedEnvironment(
+                f"{self.root}: was removed while it is in use: open the dataset anew, or choose "
+                "another cache"
+            ) from error
+
+    def _hold(self, shard: ShardSummary, check: Callable[[], None]) -> str:
+        byte, waits_from_s = byte_of(_file_name(shard)), time.monotonic()
+        while True:
+            if (path := self.hold_if_here(shard)) is not None:
+                return path
+            with exclusive(self._lock_path, byte) as is_alone:
+                if is_alone and not _is_good(self.path_of(shard), shard):
+                    self._fetch(shard, check)
+            if is_alone:
+                continue
+            if not self._locks.share(byte):  # it is being downloaded
+                waits_from_s = time.monotonic()
+            else:
+                self._locks.give_back(byte)
+                if time.monotonic() - waits_from_s > _IN_USE_S:
+                    raise UnsupportedEnvironment(
+                        f"{self.path_of(shard)}: was removed or changed while it is in use: end "
+                        "what uses it, or choose another cache"
+                    )
+            check()
+            time.sleep(_POLL_S * random.uniform(0.5, 1.5))
+
+    def release(self, shard: ShardSummary) -> None:
+        """Undo one `hold`; the shard counts as used until now."""
+        with contextlib.suppress(OSError):
+            os.utime(f"{self.path_of(shard)}.ok")
+        self._locks.give_back(byte_of(_file_name(shard)))
+
+    def close(self) -> None:
+        """Let go of all that is held, and of what is too much. Idempotent."""
+        self._locks.close()
+        self._room.trim()
+
+    def _fetch(self, shard: ShardSummary, check: Callable[[], None]) -> None:
+        """Download and verify a shard that nobody else has anything to do with now."""
+        path = self.path_of(shard)
+        if os.path.exists(path):  # since before the machine started anew, or damaged on its disk
+            with contextlib.suppress(*_DAMAGED):
+                check_arrived(path, shard)
+                self._with_room(shard, lambda: _record(path, shard))
+                return
+            remove(path)
+        half = os.path.join(self.root, f".{os.path.basename(path)}.{shard.n_bytes}.part")
+        for n_left in reversed(range(_TIMES)):
+            self._with_room(shard, lambda: self._room.reserve(half, shard.n_bytes))
+            self._with_room(shard, lambda: self._download(shard, half, check))
+            try:
+                check_arrived(half, shard)
+            except _DAMAGED as error:
+                fs.unlink(half)
+                if not n_left:
+                    raise self._damaged(shard, half, error) from error
+                continue
+            self._room.settle(half, path)
+            self._with_room(shard, lambda: _record(path, shard))
+            return
+
+    def _download(self, shard: ShardSummary, half: str, check: Callable[[], None]) -> None:
+        with open(half, "ab", buffering=0) as file:
+            file.seek(0, os.SEEK_END)
+            if file.tell() > shard.n_bytes:
+                file.truncate(0)
+                file.seek(0)
+            watched: Any = _Watched(file, half)
+            try:
+                self._objects.download(shard.name, watched, shard.n_bytes, check=check)
+            except OSError as error:
+                fs.explain_file_limit(error, shard.n_bytes)
+                raise
+
+    def _with_room(self, shard: ShardSummary, call: Callable[[], T]) -> T:
+        """Make a call that writes, again where the disk is full and others can make room."""
+        while True:
+            try:
+                return call()
+            except OSError as error:
+                if error.errno not in _FULL:
+                    raise
+                if not self._room.free(shard.n_bytes):
+                    raise self._full(shard) from error
+
+    def _damaged(
+        self, shard: ShardSummary, half: str, error: DataError
+    ) -> ShardCorrupt | ShardUnsupported:
+        place = f"{self._objects.url}/{shard.name}"
+        if isinstance(error, ShardUnsupported):
+            return ShardUnsupported(str(error).replace(half, place))
+        found = ShardCorrupt(
+            f"the object in the store is damaged: it was downloaded {_TIMES} times, and each time "
+            f"other than it was written ({error}); publish it anew, or open the dataset anew if "
+            "another has taken its place",
+            code=getattr(error, "code", "incomplete"),
+            path=place,
+        )
+        found.field, found.sample = getattr(error, "field", None), getattr(error, "sample", None)
+        return found
+
+    def _full(self, shard: ShardSummary) -> CacheFull:
+        free = shutil.disk_usage(self.folder).free
+        used = self._room.count()
+        return CacheFull(
+            f"{self.folder}: the disk is full: {shard.n_bytes} bytes are needed for {shard.name}, "
+            f"{free} are free, and the {used} of the cache are in use; choose a cache on a larger "
+            "disk, a smaller cache_bytes, or fewer workers"
+        )
+
+
+class _Watched:
+    """A file of which every write goes by `disk.perform`."""
+
+    def __init__(self, file: IO[bytes], path: str) -> None:
+        self._file, self._path = file, path
+        self.tell = file.tell
+
+    def write(self, data: memoryview) -> int:
+        return fs.perform("write", self._path, self._file.write, data)
+
+
+def _file_name(shard: ShardSummary) -> str:
+    """Return the name of a shard's file in the cache; NAME is cut to fit into 255 bytes with it."""
+    stem = shard.name.removesuffix(".shard").encode()[:180]
+    return f"{stem.decode(errors='ignore')}.{shard.id}.shard"
+
+
+def _name_of(objects: Objects) -> str:
+    return f"{hash_bytes(f'{objects.endpoint} {objects.url}'.encode()):016x}"
+
+
+def _line(path: str, shard: ShardSummary) -> str:
+    found = os.stat(path)
+    facts = (shard.id, found.st_size, found.st_ino, found.st_mtime_ns, _boot())
+    return " ".join(map(str, facts)) + "\n"
+
+
+def _is_good(path: str, shard: ShardSummary) -> bool:
+    """Whether a shard is there, and was verified since the machine started."""
+    try:
+        with open(f"{path}.ok", encoding="ascii") as file:
+            return file.read() == _line(path, shard) and os.stat(path).st_size == shard.n_bytes
+    except (OSError, ValueError):
+        return False
+
+
+def _record(path: str, shard: ShardSummary) -> None:
+    """Note that a shard was verified."""
+    place = f"{path}.ok"
+    fs.unlink(place)
+    with fs.create(place) as file:
+        file.write(_line(path, shard).encode())
+
+
+def _boot() -> str:
+    with contextlib.suppress(OSError):
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            return file.read().strip()
+    return ""

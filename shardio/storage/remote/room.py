@@ -1,0 +1,183 @@
+"""How many bytes lie in a cache, of all datasets, and what goes where there are too many.
+
+What was used least recently goes first, never what any process uses, nor what one is downloading:
+whoever does has a lock of it. Called by `cache` alone, which says what lies where.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import warnings
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+from shardio._base.stack_level import level_of_caller
+from shardio.format.checksum import hash_bytes
+from shardio.storage import fs
+from shardio.storage.remote.locks import alone_in, exclusive, is_alone_in_any
+
+_MANY: Final = 1000
+"""Where so many files are there, more is removed at a time: looking at all of them takes long."""
+_SHARD: Final = re.compile(r".*\.[0-9a-f]{32}\.shard", re.DOTALL)
+"""NAME.ID.shard: other files are not of the cache."""
+
+
+class Cached(NamedTuple):
+    """A file in the cache that may be removed if nobody uses it."""
+
+    used_s: float
+    path: str
+    n_bytes: int
+    byte: int
+
+
+class Room:
+    """What may lie in a cache, for several threads and processes at a time.
+
+    Args:
+        folder: the cache, which exists.
+        most_bytes: how much may lie in it; None for nine tenths of what is free.
+    """
+
+    def __init__(self, folder: str, most_bytes: int | None) -> None:
+        self._folder, self._place = folder, os.path.join(folder, "used")
+        self._warned = False
+        self._is_told = most_bytes is not None
+        """Whether somebody said how much may lie there, or had something brought."""
+        if most_bytes is None:
+            most_bytes = (shutil.disk_usage(folder).free + self.count()) * 9 // 10
+        self.most_bytes = most_bytes
+
+    def count(self) -> int:
+        """The bytes of all that lies there."""
+        return sum(each.n_bytes for each in self._files())
+
+    def reserve(self, half: str, n_bytes: int) -> None:
+        """Make room for a download, and have it counted; it may be counted already.
+
+        Where all is in use there is none: a warning says so, and there will be more than may be.
+        """
+        self._is_told = True
+        with alone_in(self._folder):
+            if os.path.exists(half):
+                return
+            used = _read_count(self._place)
+            if used is None or used + n_bytes > self.most_bytes:
+                files = list(self._files())
+                used = sum(each.n_bytes for each in files)
+                spare = self.most_bytes // 20 if len(files) > _MANY else 0
+                used -= self._remove_unused(used + n_bytes + spare - self.most_bytes)
+                if used + n_bytes > self.most_bytes and not self._warned:
+                    self._warned = True
+                    warnings.warn(
+                        f"{self._folder}: {used} bytes are in use at once, and {n_bytes} are "
+                        f"needed beside them: more than cache_bytes={self.most_bytes}, which would "
+                        "have to be larger for as many workers, or such a shuffle",
+                        stacklevel=level_of_caller(),
+                    )
+            _write_count(self._place, used + n_bytes)  # first: too much is counted anew
+            fs.perform("create", half, _make_empty, half)
+
+    def settle(self, half: str, path: str) -> None:
+        """Rename what has come whole; not while somebody counts, who could miss it under both."""
+        with alone_in(self._folder):
+            fs.rename(half, path)
+
+    def free(self, n_bytes: int) -> bool:
+        """Remove as much as a download is short of, as the disk is full; False if nothing went."""
+        with alone_in(self._folder):
+            return self._remove_unused(n_bytes) > 0
+
+    def trim(self) -> None:
+        """Remove what is too much, as more was in use than may lie there, and no longer is.
+
+        May be called by a finalizer: where that runs in the middle of this module, nothing is done.
+        What cannot be removed now makes room for what is downloaded next. Who only had a look, and
+        said nothing of how much may lie there, removes nothing.
+        """
+        if is_alone_in_any() or not self._is_told:
+            return
+        with contextlib.suppress(OSError), alone_in(self._folder):
+            used = _read_count(self._place)
+            if used is None or used > self.most_bytes:
+                used = self.count()
+                used -= self._remove_unused(used - self.most_bytes)
+                _write_count(self._place, used)
+
+    def _remove_unused(self, n_bytes: int) -> int:
+        """Remove what nobody uses until it is as much; returns how many bytes went."""
+        freed = 0
+        for each in sorted(self._files()):
+            if freed >= n_bytes:
+                break
+            locks = os.path.join(os.path.dirname(each.path), "locks")
+            with (
+                contextlib.suppress(FileNotFoundError),  # the dataset's folder was removed
+                exclusive(locks, each.byte) as is_alone,
+            ):
+                if is_alone:
+                    remove(each.path)
+                    freed += each.n_bytes
+        return freed
+
+    def _files(self) -> Iterator[Cached]:
+        """All shards in the cache, and what came of them, of all datasets."""
+        with os.scandir(self._folder) as datasets:
+            folders = [each.path for each in datasets if each.is_dir(follow_symlinks=False)]
+        for folder in folders:
+            with contextlib.suppress(OSError), os.scandir(folder) as found:
+                for entry in found:
+                    with contextlib.suppress(OSError, ValueError):  # gone meanwhile, not ours
+                        if cached := _cached(entry):
+                            yield cached
+
+
+def byte_of(file_name: str) -> int:
+    """Return the byte that is locked for a shard, by the name of its file in the cache.
+
+    A hash of 60 bits, so that the end of the byte is an offset of a file as well: of a million
+    shards two have the same with a probability of 4e-7. Shards of equal content have equal ids, but
+    other names, and so each has its own.
+    """
+    return hash_bytes(os.fsencode(file_name)) >> 4
+
+
+def remove(path: str) -> None:
+    """Remove a shard from the cache, first of all the line that says that it is whole."""
+    fs.unlink(f"{path}.ok")
+    fs.unlink(path)
+
+
+def _cached(entry: os.DirEntry[str]) -> Cached | None:
+    if entry.name.endswith(".part"):
+        whole, n_bytes, _ = entry.name.removeprefix(".").rsplit(".", 2)
+        if not _SHARD.fullmatch(whole):
+            return None
+        return Cached(entry.stat().st_mtime, entry.path, int(n_bytes), byte_of(whole))
+    if not _SHARD.fullmatch(entry.name):
+        return None
+    used_s = 0.0
+    with contextlib.suppress(OSError):
+        used_s = os.stat(f"{entry.path}.ok").st_mtime
+    return Cached(used_s, entry.path, entry.stat().st_size, byte_of(entry.name))
+
+
+def _make_empty(path: str) -> None:
+    os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
+
+
+def _read_count(path: str) -> int | None:
+    try:
+        with open(path, encoding="ascii") as file:
+            return int(file.read())
+    except (OSError, ValueError):
+        return None
+
+
+def _write_count(path: str, count: int) -> None:
+    with contextlib.suppress(OSError):  # then it is counted anew
+        with open(path, "w", encoding="ascii") as file:
+            file.write(str(count))

@@ -1,0 +1,358 @@
+"""An export as a whole: what it refuses, what becomes of damage, and when its folder appears."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import shardio
+from shardio import (
+    Array,
+    Bytes,
+    InvalidArgument,
+    Json,
+    List,
+    Schema,
+    ShardCorrupt,
+    Text,
+)
+from shardio.errors import DatasetExists, UnsupportedEnvironment
+from shardio.export import driver, export
+from shardio.export.naming import distinct_names, safe_part, safe_path
+from shardio.export.target import Target
+from shardio.format.layout import Kind
+from shardio.maintenance import split
+from shardio.storage import fs, mmap
+from shardio_tools import cli
+from tests.faults.failing import FailingDisk
+from tests.maintenance.datasets import LABELS, flip, labelled, place, shard_of, tree, write
+
+pytestmark = pytest.mark.usefixtures("quick_disk")
+FORMATS = ("files", "npy", "parquet", "webdataset")
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def dataset(tmp_path: Path) -> Path:
+    return write(tmp_path / "d", 12, 3, schema=LABELS, samples=labelled(12), classes=["a", "b"])
+
+
+def damage(dataset: Path) -> None:
+    """Flip a bit of the text of sample 4."""
+    flip(shard_of(dataset, 1), place(shard_of(dataset, 1), Kind.PAYLOAD)[0])
+
+
+def left(folder: Path) -> list[str]:
+    return sorted(os.listdir(folder))
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_damaged_sample_ends_an_export_of_which_nothing_is_left(
+    format: str, dataset: Path, tmp_path: Path
+) -> None:
+    damage(dataset)
+    with pytest.raises(ShardCorrupt) as caught:
+        export(dataset, tmp_path / "out", format)
+    assert "sample 4 of the dataset" in caught.value.__notes__[0]
+    assert left(tmp_path) == ["d"]
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_the_disk_is_waited_for_once_all_samples_are_written(
+    format: str, dataset: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    states: list[driver.ExportProgress] = []
+    export(dataset, tmp_path / "out", format, progress=states.append)
+    assert [state.is_syncing for state in states] == [False] * (len(states) - 1) + [True]
+    assert states[-1].n_samples_done == states[-1].n_samples == 12
+    assert cli.main(["export", str(dataset), str(tmp_path / "two"), f"--format={format}"]) == 0
+    assert capsys.readouterr().err.splitlines()[-1] == "exporting: writing to the disk"
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_damaged_samples_can_be_left_out_and_are_listed(
+    format: str, dataset: Path, tmp_path: Path
+) -> None:
+    damage(dataset)
+    report = export(dataset, tmp_path / "out", format, on_error="skip")
+    assert (report.n_samples, [one.sample for one in report.skipped]) == (11, [4])
+    assert json.loads((tmp_path / "out" / "_export.json").read_text())["skipped"] == [4]
+
+
+def test_rows_of_arrays_are_as_many_as_samples_that_are_sound(
+    dataset: Path, tmp_path: Path
+) -> None:
+    damage(dataset)
+    export(dataset, tmp_path / "out", "npy", on_error="skip")
+    assert np.load(tmp_path / "out" / "source.npy").tolist() == [
+        f"clip {i}" for i in range(12) if i != 4
+    ]
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_an_empty_dataset_is_exported(format: str, tmp_path: Path) -> None:
+    with shardio.DatasetWriter(tmp_path / "d", LABELS):
+        pass
+    assert export(tmp_path / "d", tmp_path / "out", format).n_samples == 0
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_the_same_dataset_gives_the_same_bytes(format: str, dataset: Path, tmp_path: Path) -> None:
+    export(dataset, tmp_path / "one", format)
+    export(dataset, tmp_path / "two", format)
+    assert tree(tmp_path / "one") == tree(tmp_path / "two")
+
+
+REFUSED: list[tuple[str, Any, str]] = [
+    ("npy", Array("int8", (None,)), "its shape varies"),
+    ("npy", Json(), "no array, nor text"),
+    ("parquet", Array("int8", (2, None)), "behind its first one varies"),
+    ("parquet", List(Array("int8", (None, None))), "behind its first one varies"),
+    ("webdataset", List(Array("int8")), "no lists of arrays"),
+    ("files", List(Array("int8")), "no file holds a list"),
+]
+
+
+@pytest.mark.parametrize(("format", "field", "why"), REFUSED)
+def test_fields_that_a_format_cannot_hold_are_refused_with_a_way_out(
+    format: str, field: Any, why: str, tmp_path: Path
+) -> None:
+    with shardio.DatasetWriter(tmp_path / "d", Schema({"odd": field, "n": Array("int64")})):
+        pass
+    with pytest.raises(InvalidArgument, match=f"field 'odd': .*{why}.*--fields n"):
+        export(tmp_path / "d", tmp_path / "out", format)
+    assert left(tmp_path) == ["d"]
+    assert export(tmp_path / "d", tmp_path / "out", format, fields=["n"]).fields == ("n",)
+
+
+@pytest.mark.parametrize(
+    ("samples", "why"),
+    [
+        ([{"t": "a"}, {}], "sample 1 lacks it"),
+        ([{"t": "a"}, {"t": "b\0"}], "sample 1 ends with U"),
+        ([{"t": "a" * 1025}], "1,025 characters"),
+    ],
+)
+def test_text_that_no_array_holds_is_refused(
+    samples: list[dict[str, str]], why: str, tmp_path: Path
+) -> None:
+    with shardio.DatasetWriter(tmp_path / "d", Schema({"t": Text(optional=True)})) as writer:
+        for sample in samples:
+            writer.append(sample)
+    with pytest.raises(InvalidArgument, match=why):
+        export(tmp_path / "d", tmp_path / "out", "npy")
+
+
+def test_a_sample_without_any_member_is_no_sample_of_a_tar(tmp_path: Path) -> None:
+    with shardio.DatasetWriter(tmp_path / "d", Schema({"t": Text(optional=True)})) as writer:
+        writer.append({})
+    with pytest.raises(InvalidArgument, match="sample 0 has none of the fields"):
+        export(tmp_path / "d", tmp_path / "out", "webdataset")
+    assert left(tmp_path) == ["d"]
+
+
+@pytest.mark.parametrize("names", [("A", "a"), ("x", "X.y"), ("a/b", "c")])
+def test_names_that_a_tar_would_mix_up_are_refused(names: tuple[str, ...], tmp_path: Path) -> None:
+    schema = Schema({name: Bytes() for name in names})
+    with shardio.DatasetWriter(tmp_path / "d", schema):
+        pass
+    with pytest.raises(InvalidArgument):
+        export(tmp_path / "d", tmp_path / "out", "webdataset")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"format": "zip"},
+        {"on_error": "ignore"},
+        {"shard_bytes": 0},
+        {"fields": ["nothing"]},
+        {"fields": []},
+        {"subset": "nothing"},
+    ],
+)
+def test_options_are_checked(options: dict[str, Any], dataset: Path, tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgument):
+        export(dataset, tmp_path / "out", **{"format": "npy", **options})
+    assert left(tmp_path) == ["d"]
+
+
+def test_what_is_there_is_kept_unless_it_is_an_export_that_gives_way(
+    dataset: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    export(dataset, out, "npy")
+    with pytest.raises(DatasetExists, match="--overwrite"):
+        export(dataset, out, "webdataset")
+    export(dataset, out, "webdataset", overwrite=True)
+    assert left(out) == ["000000.tar", "_export.json"]
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("")
+    with pytest.raises(DatasetExists, match=r"thesis\.txt"):
+        export(dataset, tmp_path / "mine", "npy", overwrite=True)
+    with pytest.raises(InvalidArgument, match="holds a dataset"):
+        export(dataset, dataset / "out", "npy")
+    assert left(tmp_path) == ["d", "mine", "out"]
+
+
+def test_an_export_that_is_killed_leaves_nothing_under_its_name(
+    dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pid = os.fork()
+    if pid == 0:
+        Target.publish = lambda self: os.kill(os.getpid(), 9)  # type: ignore[method-assign]
+        export(dataset, tmp_path / "out", "npy")
+        os._exit(0)
+    assert os.waitpid(pid, 0)[1] == 9
+    assert not (tmp_path / "out").exists() and len(left(tmp_path)) == 2
+    export(dataset, tmp_path / "out", "npy")
+    assert left(tmp_path) == ["d", "out"]
+
+
+@pytest.mark.parametrize("way", ["swapped", "renamed"])
+@pytest.mark.parametrize("then", ["goes on", "is gone"])
+def test_an_export_that_is_replaced_is_there_whenever_the_disk_fails(
+    way: str, then: str, dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if way == "renamed":
+        monkeypatch.setattr(mmap, "_RENAME", None)
+    out = tmp_path / "out"
+    export(dataset, out, "npy", fields=["source"])
+    old, n_calls = tree(out), 0
+    while True:
+        failing = FailingDisk(errno.EIO, n_calls, for_good=then == "is gone")
+        with monkeypatch.context() as patch:
+            failing.install(patch)
+            with contextlib.suppress(OSError):
+                export(dataset, out, "npy", fields=["label"], overwrite=True)
+        if failing.refused is None:
+            break
+        if not out.exists():  # nothing could be put back
+            assert (way, then) == ("renamed", "is gone")
+            assert tree(tmp_path / ".out.replaced") == old
+            with pytest.raises(DatasetExists, match="--overwrite"):
+                export(dataset, out, "npy")
+        if tree(out) != old:  # the new one is whole; what failed is to make that last, or to tidy
+            assert "label.npy" in left(out)
+            export(dataset, out, "npy", fields=["source"], overwrite=True)
+        n_calls += 1
+    assert n_calls > 10
+    assert left(tmp_path) == ["d", "out"]
+
+
+def test_a_package_that_is_missing_names_its_extra(
+    dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing(name: str) -> None:
+        raise ModuleNotFoundError("no", name="pyarrow")
+
+    monkeypatch.setattr(driver, "import_module", missing)
+    with pytest.raises(UnsupportedEnvironment, match=r"\.\[arrow\]"):
+        export(dataset, tmp_path / "out", "parquet")
+
+
+def test_subsets_and_selections_are_exported_in_their_order(dataset: Path, tmp_path: Path) -> None:
+    split(dataset, {"train": 0.5, "val": 0.5})
+    export(dataset, tmp_path / "val", "npy", subset="val")
+    with shardio.open(dataset, subset="val") as val:
+        known = [sample["source"] for sample in val]
+    assert np.load(tmp_path / "val" / "source.npy").tolist() == known
+    with shardio.open(dataset) as every, every.select([7, 0, 7]) as some:
+        export(some, tmp_path / "some", "npy", fields="source")
+    assert np.load(tmp_path / "some" / "source.npy").tolist() == ["clip 7", "clip 0", "clip 7"]
+
+
+def test_files_never_lead_out_of_their_folder_and_doubles_are_told_apart(tmp_path: Path) -> None:
+    odd = [
+        "../../etc/a.txt",
+        "/etc/a.txt",
+        "a\0b/..",
+        "\u00fc" * 300,
+        "",
+        ".",
+        "x/a.txt",
+        "x/A.txt",
+    ]
+    schema = Schema({"b": Bytes(), "source": Text(), "label": Array("int64")})
+    classes = ["../up", "samples.jsonl", "", "UP"]
+    with shardio.DatasetWriter(tmp_path / "d", schema, classes=classes) as writer:
+        for i, name in enumerate(odd):
+            writer.append({"b": bytes([i]), "source": name, "label": i % 4})
+    for out, fields in ((tmp_path / "a", None), (tmp_path / "b", ["b", "source"])):
+        export(tmp_path / "d", out, "files", fields=fields)
+        rows = [json.loads(line) for line in (out / "samples.jsonl").read_text().splitlines()]
+        assert [(out / row["b"]).read_bytes() for row in rows] == [bytes([i]) for i in range(8)]
+        assert all((out / row["b"]).resolve().is_relative_to(out) for row in rows)
+    assert left(tmp_path) == ["a", "b", "d"]
+
+
+def test_names_are_made_safe() -> None:
+    assert safe_path("../a/./b\\c:d/.e/") == "a/b_c_d/x.e"
+    assert [safe_part(text) for text in ("", "..", "_x", "a. ", "\n")] == [
+        "x",
+        "x",
+        "x_x",
+        "a",
+        "x_",
+    ]
+    assert distinct_names(["A", "a", "t"], "t") == {"A": "A", "a": "a-2", "t": "t-2"}
+
+
+def test_the_command_says_what_it_wrote_and_what_it_left_out(
+    dataset: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    out = str(tmp_path / "out")
+    assert cli.main(["export", str(dataset), out, "--format", "npy"]) == 0
+    said = capsys.readouterr()
+    assert said.out.startswith("exported 12 samples to 3 files, ") and "exporting: 100%" in said.err
+    assert cli.main(["export", str(dataset), out, "--format", "npy"]) == 2
+    damage(dataset)
+    more = [out, "--format", "files", "--overwrite", "--fields", "source"]
+    assert cli.main(["export", str(dataset), *more]) == 1
+    assert "--on-error skip" in capsys.readouterr().err
+    assert cli.main(["export", str(dataset), *more, "--on-error", "skip"]) == 1
+    assert "sample 4: " in capsys.readouterr().out
+    assert cli.main(["export", str(dataset), *more, "--on-error", "skip", "--json"]) == 1
+    report = json.loads(capsys.readouterr().out)
+    assert (report["n_samples"], report["skipped"][0]["sample"]) == (11, 4)
+    assert cli.main(["export", str(dataset), *more, "--on-error", "skip", "--quiet"]) == 1
+    assert "sample 4" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [(KeyboardInterrupt(), 130, "interrupted"), (OSError(errno.ENOSPC, "no room"), 3, "no room")],
+)
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_command_that_is_interrupted_or_out_of_room_leaves_nothing(
+    format: str,
+    error: BaseException,
+    code: int,
+    said: str,
+    dataset: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: Capture,
+) -> None:
+    real, n_writes = fs.perform, 0
+
+    def perform(call: str, path: str, act: Any, *given: Any, **named: Any) -> Any:
+        nonlocal n_writes
+        n_writes += call == "write"
+        if call == "write" and n_writes == 1:
+            raise error
+        return real(call, path, act, *given, **named)
+
+    monkeypatch.setattr(fs, "perform", perform)
+    out = str(tmp_path / "out")
+    assert cli.main(["export", str(dataset), out, "--format", format, "--quiet"]) == code
+    assert said in capsys.readouterr().err
+    assert left(tmp_path) == ["d"]

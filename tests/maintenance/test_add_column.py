@@ -1,0 +1,684 @@
+"""Columns that are added to a finished dataset: nothing that was there is changed, or lost."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shardio import Array, Bytes, Json, List, Schema, ShardLoader, Text
+from shardio.conversion.moves import refuse_strangers
+from shardio.dataset.dataset import open_dataset
+from shardio.errors import (
+    DatasetConflict,
+    DatasetNotFound,
+    InvalidArgument,
+    SchemaError,
+    WorkerDied,
+)
+from shardio.format.layout import Kind
+from shardio.maintenance import (
+    MaintenanceProgress,
+    add_column,
+    audit_dataset,
+    compact,
+    compute_stats,
+    diff,
+    merge,
+    repair,
+    reshard,
+    split,
+)
+from shardio.maintenance.rewriting import Rewriting
+from shardio.maintenance.staging import note_name, sweep
+from shardio.manifest import load, load_generation, publish_next
+from shardio.storage import fs
+from tests.maintenance.datasets import LABELS, flip, labelled, place, shard_of, tree, write
+from tests.shards import same_sample
+
+FLOAT = Array("float32", (3,))
+N = 12
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """12 samples in 3 shards."""
+    return write(tmp_path / "d", N, 3, schema=LABELS, samples=labelled(N), classes=["a", "b"])
+
+
+def rows_of(n: int) -> Iterator[np.ndarray[Any, Any]]:
+    return (np.full(3, i, np.float32) for i in range(n))
+
+
+def values_of(folder: Path, name: str) -> list[Any]:
+    with open_dataset(folder) as dataset:
+        return [np.asarray(sample[name]).tolist() for sample in dataset]
+
+
+def numbers_of(folder: Path, name: str = "x") -> list[int]:
+    return [int(row[0]) for row in values_of(folder, name)]
+
+
+def side_of(folder: Path, name: str, k: int) -> Path:
+    (side,) = [side for side in load(folder).sides if side.name == name]
+    return folder / side.shards[k].name
+
+
+def is_sound(folder: Path) -> bool:
+    report = audit_dataset(folder, workers=0)
+    return (report.findings, report.unknown) == ((), ())
+
+
+# What is added.
+
+
+def test_a_column_is_added_as_the_next_generation_and_all_else_stays(folder: Path) -> None:
+    split(folder, {"train": 0.5, "val": 0.5})
+    compute_stats(folder)
+    before, old = tree(folder), load(folder)
+    report = add_column(folder, "x", FLOAT, rows_of(N))
+    assert (report.generation, report.n_samples, report.n_shards) == (4, N, 3)
+    assert report.n_rewritten == 3
+    after, new = tree(folder), load(folder)
+    assert report.n_bytes == sum(len(after[shard.name]) for shard, _ in new.files)
+    assert {**before, "dataset.json": after["dataset.json"]}.items() <= after.items()
+    assert len(after) == len(before) + 3 + 1
+    assert (new.lineage, new.schema, new.shards) == (old.lineage, old.schema, old.shards)
+    assert (new.subsets, new.stats, new.classes) == (old.subsets, old.stats, old.classes)
+    assert new.surgery == {"name": "add_column", "options": {"name": "x"}}
+    assert list(new.whole_schema) == ["label", "source", "x"]
+    assert numbers_of(folder) == list(range(N))
+    assert load_generation(folder, 3) == old
+    assert is_sound(folder)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        [[i, i, i] for i in range(N)],
+        np.repeat(np.arange(N, dtype=np.float32), 3).reshape(N, 3),
+        lambda sample: [int(sample["source"].split()[1])] * 3,
+    ],
+    ids=["list", "array", "function"],
+)
+def test_values_are_an_iterable_or_a_function_of_the_sample(folder: Path, values: Any) -> None:
+    add_column(folder, "x", FLOAT, values)
+    assert numbers_of(folder) == list(range(N))
+
+
+def test_values_are_taken_one_at_a_time_as_shards_are_written(folder: Path) -> None:
+    states: list[MaintenanceProgress] = []
+    n_done = []
+
+    def values() -> Iterator[int]:
+        for i in range(N):
+            n_done.append(states[-1].n_shards_done)
+            yield i
+
+    add_column(folder, "n", Array("int64"), values(), progress=states.append)
+    assert n_done == [0] * 4 + [1] * 4 + [2] * 4
+    assert [(s.step, s.n_shards_done, s.n_shards) for s in states] == [
+        ("writing", k, 3) for k in range(4)
+    ]
+
+
+def test_a_function_gets_columns_that_were_added_before(folder: Path) -> None:
+    add_column(folder, "x", FLOAT, rows_of(N))
+    add_column(folder, "y", Array("int64"), lambda sample: int(sample["x"][0]) + sample["label"])
+    assert values_of(folder, "y") == [i + i % 2 for i in range(N)]
+    assert numbers_of(folder) == list(range(N))
+    assert list(load(folder).whole_schema) == ["label", "source", "x", "y"]
+    assert is_sound(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "field", "value"),
+    [
+        ("line", Array("int16", (None, 2), codec="zstd"), np.ones((5, 2), np.int16)),
+        ("blob", Bytes(), b"\0\1"),
+        ("facts", Json(), {"a": [1, None]}),
+        ("parts", List(Array("uint8", (None,))), [np.arange(3, dtype=np.uint8)]),
+        ("camera.id", Text("zstd_dictionary", optional=True), None),
+        ("camera.lens.name", Text("zstd_dictionary"), "large " * 30),
+    ],
+)
+def test_a_field_may_be_of_any_type(folder: Path, name: str, field: Any, value: Any) -> None:
+    add_column(folder, name, field, [value] * N)
+    with open_dataset(folder) as dataset:
+        assert dataset.schema[name] == field
+        assert all(same_sample({name: sample[name]}, {name: value}) for sample in dataset)
+    assert is_sound(folder)
+
+
+def test_shards_without_samples_get_one_without_samples(tmp_path: Path) -> None:
+    folder = write(tmp_path / "d", 2, 5, schema=LABELS, samples=labelled(2))
+    add_column(folder, "x", FLOAT, rows_of(2))
+    counts = [shard.n_samples for shard in load(folder).sides[0].shards]
+    assert counts == [shard.n_samples for shard in load(folder).shards] == [0, 0, 1, 0, 1]
+    assert numbers_of(folder) == [0, 1]
+    empty = write(tmp_path / "empty", 0, 1, schema=LABELS)
+    add_column(empty, "x", FLOAT, [])
+    with ShardLoader(str(empty), 2, output="numpy", num_workers=0) as loader:
+        assert list(loader) == []
+
+
+# Functions, by batches and in other processes.
+
+
+def number_of(sample: dict[str, Any]) -> int:
+    return int(sample["source"].split()[1])
+
+
+@pytest.mark.parametrize(("workers", "batch_size"), [(0, 3), (None, 100), (2, None), (2, 3)])
+def test_the_bytes_are_the_same_by_batches_and_in_any_process(
+    tmp_path: Path, workers: int | None, batch_size: int | None
+) -> None:
+    function: Any = number_of
+    if batch_size is not None:
+        function = lambda samples: np.array([*map(number_of, samples)])  # noqa: E731
+    one, other = (
+        write(tmp_path / name, N, 3, schema=LABELS, samples=labelled(N)) for name in ("a", "b")
+    )
+    add_column(one, "n", Array("int64"), number_of)
+    add_column(other, "n", Array("int64"), function, workers=workers, batch_size=batch_size)
+    assert tree(one) == tree(other)
+    assert values_of(other, "n") == list(range(N))
+
+
+def test_a_batch_holds_samples_of_one_shard_in_order(folder: Path) -> None:
+    seen: list[list[int]] = []
+
+    def note(samples: list[dict[str, Any]]) -> list[int]:
+        seen.append([number_of(sample) for sample in samples])
+        return seen[-1]
+
+    add_column(folder, "n", Array("int64"), note, batch_size=3)
+    assert seen == [[0, 1, 2], [3], [4, 5, 6], [7], [8, 9, 10], [11]]
+
+
+def test_workers_are_other_processes_that_keep_the_function(folder: Path) -> None:
+    calls: list[int] = []
+
+    def process(sample: dict[str, Any]) -> list[int]:
+        calls.append(1)
+        return [os.getpid(), len(calls)]
+
+    add_column(folder, "who", Array("int64", (2,)), process, workers=1)
+    assert {pid for pid, _ in values_of(folder, "who")}.isdisjoint({os.getpid()})
+    assert [n for _, n in values_of(folder, "who")] == list(range(1, N + 1))
+    assert calls == []
+
+
+def test_progress_says_what_the_shards_have_that_are_through(folder: Path) -> None:
+    told: list[MaintenanceProgress] = []
+    sizes = [shard.n_bytes for shard in load(folder).shards]
+    add_column(folder, "n", Array("int64"), number_of, progress=told.append)
+    assert [one.n_bytes_done for one in told] == [0, *itertools.accumulate(sizes)]
+    assert {(one.n_shards, one.n_bytes) for one in told} == {(len(sizes), sum(sizes))}
+
+
+def test_a_worker_that_ends_is_replaced_once_over_a_shard(folder: Path, tmp_path: Path) -> None:
+    once, before = tmp_path / "once", tree(folder)
+
+    def fatal(sample: dict[str, Any]) -> int:
+        if sample["source"] == "clip 5" and not once.exists():
+            once.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return number_of(sample)
+
+    add_column(folder, "n", Array("int64"), fatal, workers=2)
+    assert values_of(folder, "n") == list(range(N))
+    tries = tmp_path / "tries"
+
+    def always_fatal(_: object) -> None:
+        with open(tries, "a") as file:
+            file.write("1")
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    with pytest.raises(WorkerDied, match="2 workers ended over shard 0: signal 9"):
+        add_column(folder, "m", Array("int64"), always_fatal, workers=1)
+    assert tries.read_text() == "11"
+    after = tree(folder)
+    assert before.keys() < after.keys()
+    assert load(folder).number == 2
+    assert not [name for name in os.listdir(folder) if name.startswith(".")]
+
+
+def test_what_a_function_raises_in_a_worker_is_raised_here(folder: Path) -> None:
+    before = tree(folder)
+    with pytest.raises(ZeroDivisionError) as caught:
+        add_column(
+            folder,
+            "n",
+            Array("int64"),
+            lambda sample: 1 // (sample["source"] != "clip 5"),
+            workers=1,
+        )
+    first, second = caught.value.__notes__
+    assert first == f"while the value of sample 5 of {folder} was made"
+    assert second.startswith("in a worker:\nTraceback")
+    with pytest.raises(SchemaError, match=rf"{folder}, sample 0: field 'n'"):
+        add_column(folder, "n", Array("uint8"), lambda sample: 300, workers=1)
+    assert tree(folder) == before
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        (lambda samples: [1], "samples 0 to 2 of .*expected a sequence of 3 values, found 1"),
+        (lambda samples: 7, "expected a sequence of 3 values, found a int"),
+        (lambda samples: "abc", "expected a sequence of 3 values, found a str"),
+        (lambda samples: np.array(3), "expected a sequence of 3 values, found a ndarray"),
+    ],
+)
+def test_another_number_of_values_than_a_batch_has_is_refused(
+    folder: Path, function: Callable[[Any], Any], said: str
+) -> None:
+    before = tree(folder)
+    with pytest.raises(InvalidArgument, match=said):
+        add_column(folder, "n", Array("int64"), function, batch_size=3)
+    assert tree(folder) == before
+
+
+@pytest.mark.parametrize("options", [{"batch_size": 2}, {"workers": 1}])
+def test_values_are_taken_one_by_one_and_here(folder: Path, options: dict[str, Any]) -> None:
+    with pytest.raises(InvalidArgument, match="only for a function"):
+        add_column(folder, "n", Array("int64"), range(N), **options)
+
+
+@pytest.mark.parametrize("options", [{"batch_size": 0}, {"workers": -1}])
+def test_numbers_that_cannot_be_are_refused(folder: Path, options: dict[str, Any]) -> None:
+    with pytest.raises(InvalidArgument, match="it must be"):
+        add_column(folder, "n", Array("int64"), number_of, **options)
+
+
+# What is refused: nothing is published, and nothing is left.
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ((i for i in range(N - 1)), "has 12 samples, and there are only 11 values"),
+        (iter([]), "there are only 0 values"),
+        ((i for i in range(N + 1)), "has 12 samples, and there are more values"),
+        (list(range(N + 3)), "has 12 samples, and there are 15 values"),
+        (np.arange(5), "there are 5 values"),
+        ("x" * N, "found a str"),
+        (b"x" * N, "found a bytes"),
+        (dict.fromkeys(range(N)), "found a dict"),
+        (set(range(N)), "found a set"),
+        (np.array(3), "found a ndarray"),
+        (None, "found a NoneType"),
+    ],
+)
+def test_another_number_of_values_is_refused(folder: Path, values: Any, message: str) -> None:
+    before = tree(folder)
+    with pytest.raises(InvalidArgument, match=message):
+        add_column(folder, "n", Array("int64"), values)
+    assert tree(folder) == before
+    assert not [name for name in os.listdir(folder) if name.startswith(".")]
+
+
+@pytest.mark.parametrize(
+    ("name", "field", "message"),
+    [
+        ("label", FLOAT, "there is a field 'label' already"),
+        ("x", FLOAT, "there is a field 'x' already"),
+        ("label.inner", FLOAT, "'label'.* names of fields and of nested records"),
+        ("deep", FLOAT, "'deep'.* names of fields and of nested records"),
+        ("deep.y", FLOAT, "there is a field 'deep.y' already"),
+        ("deep.y.z", FLOAT, "'deep.y'.* names of fields and of nested records"),
+        ("new", {"inner": FLOAT}, "nested record; add its fields one by one"),
+        ("new", "float32", "expected one of Array"),
+        ("", FLOAT, "non-empty string"),
+    ],
+)
+def test_a_name_that_cannot_be_is_refused(
+    folder: Path, name: str, field: Any, message: str
+) -> None:
+    add_column(folder, "x", FLOAT, rows_of(N))
+    add_column(folder, "deep.y", FLOAT, rows_of(N))
+    before = tree(folder)
+    with pytest.raises(SchemaError, match=f"{folder}: .*{message}"):
+        add_column(folder, name, field, rows_of(N))
+    assert tree(folder) == before
+
+
+def test_a_value_that_does_not_fit_is_named_by_its_sample(folder: Path) -> None:
+    before = tree(folder)
+    with pytest.raises(SchemaError, match=rf"{folder}, sample 7: field 'n'"):
+        add_column(folder, "n", Array("uint8"), [*range(7), 300, *range(4)])
+    assert tree(folder) == before
+
+
+def test_a_function_that_fails_keeps_its_error_and_the_sample_is_noted(folder: Path) -> None:
+    before = tree(folder)
+    with pytest.raises(ZeroDivisionError) as caught:
+        add_column(folder, "n", Array("int64"), lambda sample: 1 // (sample["source"] != "clip 5"))
+    assert caught.value.__notes__ == [f"while the value of sample 5 of {folder} was made"]
+    assert tree(folder) == before
+
+
+def test_there_must_be_a_dataset(tmp_path: Path) -> None:
+    with pytest.raises(DatasetNotFound):
+        add_column(tmp_path / "none", "x", FLOAT, [])
+
+
+# Beside others.
+
+
+def change_split(folder: Path) -> None:
+    split(folder, {"a": 0.5, "b": 0.5})
+
+
+def change_stats(folder: Path) -> None:
+    compute_stats(folder)
+
+
+def change_columns(folder: Path) -> None:
+    add_column(folder, "theirs", FLOAT, rows_of(N))
+
+
+@pytest.mark.parametrize("change", [change_split, change_stats, change_columns, compact])
+def test_what_another_writer_published_meanwhile_is_not_lost(
+    folder: Path, change: Callable[[Path], object]
+) -> None:
+    def meanwhile(sample: dict[str, Any]) -> int:
+        if sample["source"] == "clip 3":
+            change(folder)
+        return int(sample["label"])
+
+    with pytest.raises(DatasetConflict, match="another writer published after generation 1"):
+        add_column(folder, "ours", Array("int64"), meanwhile)
+    theirs = load(folder)
+    assert theirs.number == 2
+    assert is_sound(folder)
+    add_column(folder, "ours", Array("int64"), lambda sample: int(sample["label"]))
+    again = load(folder)
+    assert (again.subsets, again.stats) == (theirs.subsets, theirs.stats)
+    assert [side.name for side in again.sides] == [side.name for side in theirs.sides] + ["ours"]
+    assert is_sound(folder)
+
+
+def test_an_added_column_is_not_lost_to_one_who_read_what_was_before(folder: Path) -> None:
+    before = load(folder)
+    add_column(folder, "x", FLOAT, rows_of(N))
+    with pytest.raises(DatasetConflict):
+        publish_next(folder, before, classes=("other",))
+    with pytest.raises(InvalidArgument, match="fields x were added later.*shardio compact"):
+        publish_next(folder, load(folder), shards=load(folder).shards[:2])
+    assert numbers_of(folder) == list(range(N))
+
+
+def test_files_that_a_killed_writer_left_are_neither_taken_nor_overwritten(folder: Path) -> None:
+    left = folder / "g000002-000.shard"
+    left.write_bytes(b"left")
+    (folder / ".surgery-killed").mkdir()
+    report = add_column(folder, "x", FLOAT, rows_of(N))
+    assert (report.generation, left.read_bytes()) == (2, b"left")
+    names = [shard.name for shard in load(folder).sides[0].shards]
+    assert names == [f"g000002-{k:03d}.shard" for k in (1, 2, 3)]
+    assert numbers_of(folder) == list(range(N))
+    assert not (folder / ".surgery-killed").exists()
+
+
+def test_who_has_the_older_generation_open_is_undisturbed(folder: Path) -> None:
+    with open_dataset(folder) as dataset:
+        assert dataset[0]["source"] == "clip 0"
+        add_column(folder, "x", FLOAT, rows_of(N))
+        assert [sample["source"] for sample in dataset] == [f"clip {i}" for i in range(N)]
+        assert list(dataset.schema) == ["label", "source"]
+
+
+# Other surgery.
+
+
+def test_subsets_and_statistics_can_be_made_of_an_added_column(folder: Path) -> None:
+    compute_stats(folder)
+    add_column(folder, "group", Array("int64"), [i // 3 for i in range(N)])
+    split(folder, {"a": 0.5, "b": 0.5}, group="group")
+    with open_dataset(folder, subset="a") as a, open_dataset(folder, subset="b") as b:
+        groups = [{int(sample["group"]) for sample in part} for part in (a, b)]
+    assert sorted(groups[0] | groups[1]) == [0, 1, 2, 3]
+    assert not groups[0] & groups[1]
+    found = compute_stats(folder).stats["fields"]["group"]
+    assert (found["count"], found["mean"], found["max"]) == (N, 1.5, 3)
+    with open_dataset(folder) as dataset:
+        assert dataset.stats["whole"]["fields"]["group"] == found
+        assert list(dataset.sides) == ["group"]
+
+
+def test_labels_that_are_added_are_counted_by_class(tmp_path: Path) -> None:
+    schema = Schema({"source": Text()})
+    samples = ({"source": f"clip {i}"} for i in range(N))
+    folder = write(tmp_path / "d", N, 3, schema=schema, samples=samples, classes=["a", "b"])
+    add_column(folder, "label", Array("int64"), [i % 3 for i in range(N)])
+    assert compute_stats(folder).stats["classes"] == {"a": 4, "b": 4}
+    other = write(tmp_path / "o", 1, schema=LABELS, samples=labelled(1), classes=["b"])
+    with pytest.raises(InvalidArgument, match="label is 2, which names no class"):
+        merge(tmp_path / "both", other, folder, workers=0)
+
+
+def rewritten_by_merge(folder: Path, out: Path) -> Path:
+    merge(out, folder, workers=0)
+    return out
+
+
+def rewritten_by_reshard(folder: Path, out: Path) -> Path:
+    reshard(folder, out, shard_bytes=100, workers=0)
+    return out
+
+
+def rewritten_by_compact(folder: Path, out: Path) -> Path:
+    report = compact(folder, workers=0)
+    assert (report.n_shards, report.n_rewritten, report.n_removed) == (1, 1, 0)
+    assert compact(folder, remove_old=True, workers=0).n_removed == 3 + 2 * 3
+    assert len([name for name in os.listdir(folder) if name.endswith(".shard")]) == 1
+    return folder
+
+
+@pytest.mark.parametrize(
+    "rewrite", [rewritten_by_merge, rewritten_by_reshard, rewritten_by_compact]
+)
+def test_what_is_rewritten_has_added_columns_in_its_shards(
+    folder: Path, tmp_path: Path, rewrite: Callable[[Path, Path], Path]
+) -> None:
+    add_column(folder, "x", FLOAT, rows_of(N))
+    add_column(folder, "y", Text(), (f"y {i}" for i in range(N)))
+    with open_dataset(folder) as dataset:
+        before, schema = list(dataset), dataset.schema
+        out = rewrite(folder, tmp_path / "out")
+        generation = load(out)
+        assert generation.sides == ()
+        assert generation.schema == schema
+        with open_dataset(out) as after:
+            assert len(after) == N
+            assert all(map(same_sample, after, before))
+    assert is_sound(out)
+
+
+def test_compact_rewrites_a_single_shard_if_columns_lie_beside_it(tmp_path: Path) -> None:
+    folder = write(tmp_path / "d", N, 1, schema=LABELS, samples=labelled(N))
+    assert compact(folder, workers=0).n_rewritten == 0
+    add_column(folder, "x", FLOAT, rows_of(N))
+    assert compact(folder, workers=0).n_rewritten == 1
+    assert numbers_of(folder) == list(range(N))
+    assert compact(folder, workers=0).n_rewritten == 0
+
+
+def test_datasets_are_merged_only_if_the_column_is_in_all(folder: Path, tmp_path: Path) -> None:
+    other = write(tmp_path / "o", 4, schema=LABELS, samples=labelled(4), classes=["a", "b"])
+    add_column(folder, "x", FLOAT, rows_of(N))
+    with pytest.raises(InvalidArgument, match="only .* has x"):
+        merge(tmp_path / "out", folder, other, workers=0)
+    add_column(other, "x", FLOAT, rows_of(4))
+    merge(tmp_path / "out", folder, other, workers=0)
+    assert numbers_of(tmp_path / "out") == [*range(N), *range(4)]
+
+
+def test_diff_compares_added_columns_as_any_others(folder: Path, tmp_path: Path) -> None:
+    add_column(folder, "x", FLOAT, rows_of(N))
+    reshard(folder, tmp_path / "whole", workers=0)
+    assert diff(folder, tmp_path / "whole").is_same
+    other = write(tmp_path / "o", N, 2, schema=LABELS, samples=labelled(N), classes=["a", "b"])
+    assert diff(folder, other).fields_only_a == ["x"]
+    values = [np.full(3, i if i != 5 else 99, np.float32) for i in range(N)]
+    add_column(other, "x", FLOAT, values)
+    assert diff(folder, other).changed == [(5, ("x",))]
+
+
+# Killed.
+
+
+def add_and_be_killed(folder: Path, call: int) -> bool:
+    """Add x in a process that ends at this change of the file system; returns whether it did."""
+    pid = os.fork()
+    if pid == 0:
+        n_calls = itertools.count(1)
+
+        def perform(_: str, __: str, act: Callable[..., Any], *given: Any, **named: Any) -> Any:
+            if next(n_calls) == call:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return act(*given, **named)
+
+        vars(fs)["perform"] = perform
+        try:
+            add_column(folder, "x", Array("int64"), range(N))
+        finally:
+            os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
+
+
+def test_wherever_an_addition_is_killed_the_next_one_puts_it_right(
+    folder: Path, tmp_path: Path, quick_disk: None
+) -> None:
+    before, seen, copy = tree(folder), set(), folder
+    for n in range(1, 100):
+        copy = Path(shutil.copytree(folder, tmp_path / f"copy{n}"))
+        if not add_and_be_killed(copy, n):
+            break
+        left = tree(copy)
+        assert {name: left[name] for name in before} == before or load(copy).number == 2
+        codes = [finding.code for finding in audit_dataset(copy, workers=0).findings]
+        is_begun = "generations/000002.json" in left
+        seen.add((is_begun, bool(codes)))
+        assert set(codes) <= {"unknown_shard"}
+        assert not (is_begun and codes)  # what is there whole is published by the next writer
+        try:
+            add_column(copy, "y", Array("int64"), range(N))
+        except DatasetConflict:  # that of the killed one came first
+            add_column(copy, "y", Array("int64"), range(N))
+        assert is_sound(copy)
+        assert load(copy).number == (3 if is_begun else 2)
+    assert seen == {(False, False), (False, True), (True, False)}
+    assert values_of(copy, "x") == list(range(N))
+
+
+def test_what_another_has_put_under_a_noted_name_stays(folder: Path) -> None:
+    with Rewriting(folder, Schema({"x": Array("int8")}), previous=load(folder)) as killed:
+        (killed.staging / "000000.shard").touch()
+        note_name(killed.staging, "000000.shard", "mine.shard")
+        (killed.staging / "000000.shard").rename(folder / "mine.shard")
+        (killed.staging / "000001.shard").touch()
+        note_name(killed.staging, "000001.shard", "theirs.shard")
+        (folder / "theirs.shard").touch()
+        sweep(folder)
+        assert killed.staging.exists()  # held
+        copy = shutil.copytree(killed.staging, folder / ".surgery-dead")
+        generation = folder / "generations" / "000002.json"
+        generation.write_text("{")
+        sweep(folder)
+        assert copy.exists()  # what that generation names cannot be told
+        assert (folder / "mine.shard").exists()
+        generation.unlink()
+        sweep(folder)
+        assert not copy.exists()
+        assert not (folder / "mine.shard").exists()
+        assert (folder / "theirs.shard").exists()
+
+
+# Damage.
+
+
+def test_verify_names_the_file_field_and_sample_of_a_flipped_bit(folder: Path) -> None:
+    add_column(folder, "y", Text(), (f"value {i}" for i in range(N)))
+    path = side_of(folder, "y", 1)
+    offset = place(path, Kind.PAYLOAD)[0] + 8  # of the second sample
+    flip(path, offset)
+    report = audit_dataset(folder, workers=0)
+    assert (report.n_shards, report.n_samples) == (6, N)
+    (finding,) = report.findings
+    assert (finding.path, finding.code) == (str(path), "checksum")
+    assert (finding.field, finding.sample, finding.offset) == ("y", 1, offset - 1)
+
+
+def test_verify_finds_a_file_beside_that_is_missing_or_another(folder: Path) -> None:
+    add_column(folder, "x", FLOAT, rows_of(N))
+    add_column(folder, "y", FLOAT, rows_of(N))
+    side_of(folder, "x", 0).unlink()
+    side_of(folder, "x", 1).write_bytes(side_of(folder, "x", 2).read_bytes())
+    side_of(folder, "x", 2).write_bytes(side_of(folder, "y", 2).read_bytes())
+    found = {(f.path, f.code, f.message) for f in audit_dataset(folder, workers=0).findings}
+    disagree = "the shard and its generation disagree about its"
+    assert found == {
+        (str(side_of(folder, "x", 0)), "missing", "the shard is missing"),
+        (str(side_of(folder, "x", 1)), "generation", f"{disagree} id"),
+        (str(side_of(folder, "x", 2)), "generation", f"{disagree} id"),
+        (str(side_of(folder, "x", 2)), "generation", f"{disagree} schema"),
+    }
+
+
+def test_damage_is_not_laundered_by_rewriting(folder: Path, tmp_path: Path) -> None:
+    add_column(folder, "x", FLOAT, rows_of(N))
+    path = side_of(folder, "x", 1)
+    flip(path, place(path, Kind.COLUMN, "x")[0])
+    before = tree(folder)
+    actions: list[Callable[[], object]] = [
+        lambda: merge(tmp_path / "out", folder, workers=0),
+        lambda: reshard(folder, tmp_path / "out", workers=0),
+        lambda: compact(folder, workers=0),
+        lambda: compute_stats(folder),
+        lambda: add_column(folder, "z", FLOAT, lambda sample: sample["x"]),
+    ]
+    for action in actions:
+        with pytest.raises(ValueError, match=path.name):
+            action()
+    assert tree(folder) == before
+    assert not (tmp_path / "out").exists()
+
+
+def test_repair_loses_a_sample_if_any_of_its_files_does(folder: Path, tmp_path: Path) -> None:
+    add_column(folder, "y", Text(), (f"value {i}" for i in range(N)))
+    add_column(folder, "z", Text(), (f"other {i}" for i in range(N)))
+    first, second = side_of(folder, "y", 0), side_of(folder, "z", 1)
+    flip(first, 20, place(first, Kind.PAYLOAD)[0] + 8)  # its header, and its second sample
+    flip(shard_of(folder, 0), place(shard_of(folder, 0), Kind.PAYLOAD)[0])
+    second.unlink()
+    report = repair(folder, tmp_path / "out")
+    assert [shard.outcome for shard in report.shards] == ["damaged", "lost", "sound"]
+    assert [(shard.n_kept, shard.n_lost) for shard in report.shards] == [(2, 2), (0, 4), (4, 0)]
+    assert report.shards[0].mended == (f"{first.name}: the first page is made of the last",)
+    assert [loss.reason[:10] for loss in report.shards[0].losses] == ["field 'sou", "field 'y':"]
+    assert report.shards[1].losses[0].reason == f"{second.name}: there is no such shard"
+    with open_dataset(tmp_path / "out") as dataset:
+        assert list(dataset.schema) == ["label", "source", "y", "z"]
+        assert dataset.sides == {}
+        found = [(s["source"], s["y"], s["z"]) for s in dataset]
+    kept = [2, 3, *range(8, N)]
+    assert found == [(f"clip {i}", f"value {i}", f"other {i}") for i in kept]
+    assert is_sound(tmp_path / "out")
+
+
+def test_a_conversion_counts_added_columns_as_parts_of_what_it_may_overwrite(folder: Path) -> None:
+    add_column(folder, "x", FLOAT, rows_of(N))
+    refuse_strangers(folder, "")
+    (folder / "g000002-999.shard").write_bytes(b"somebody's")
+    with pytest.raises(FileExistsError, match=r"g000002-999\.shard"):
+        refuse_strangers(folder, "")

@@ -1,0 +1,294 @@
+"""The audit of a shard and of a dataset: every byte, every promise, and a report of what is not so.
+
+`tests/corruption/` damages and forges shards in every way; these are about datasets and reports.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shardio import maintenance
+from shardio._workers.processes.crew import Died, Failed, Message
+from shardio.dataset.writer import DatasetWriter
+from shardio.errors import DatasetNotFound, InvalidArgument, ShardCorrupt, ShardNotFound, WorkerDied
+from shardio.format.fields import Array, Bytes, Text
+from shardio.format.schema import Schema
+from shardio.maintenance import (
+    AuditProgress,
+    Finding,
+    audit_dataset,
+    audit_shard,
+    auditors,
+    examining,
+)
+from shardio.maintenance.examining import examine_anyhow
+from shardio.maintenance.finding import MAX_FINDINGS, Findings
+from shardio.manifest import GENERATIONS, POINTER
+from shardio.shard.writer import ShardWriter
+from tests.shards import write_shard
+
+pytestmark = pytest.mark.usefixtures("quick_disk")
+
+SCHEMA = Schema({"label": Array("int64"), "text": Text(), "blob": Bytes()})
+N_SHARDS = 5
+
+
+@pytest.fixture
+def dataset(tmp_path: Path) -> Path:
+    """A dataset of five shards of four samples each."""
+    folder = tmp_path / "data"
+    with DatasetWriter(folder, SCHEMA, shard_bytes=4096) as writer:
+        for i in range(4 * N_SHARDS):
+            writer.append({"label": i, "text": f"sample {i}", "blob": bytes([i]) * 1010})
+    return folder
+
+
+def shard_names(folder: Path) -> list[str]:
+    return sorted(name for name in os.listdir(folder) if name.endswith(".shard"))
+
+
+def flip(path: Path, at: int) -> None:
+    """Flip a bit of a byte; negative offsets count from the end."""
+    content = bytearray(path.read_bytes())
+    content[at] ^= 4
+    path.write_bytes(content)
+
+
+def codes(folder: Path) -> list[tuple[str, str]]:
+    """File name and code of every finding."""
+    found = audit_dataset(folder, workers=0).findings
+    return [(os.path.basename(finding.path), finding.code) for finding in found]
+
+
+@pytest.mark.parametrize("workers", [0, 1, 3, None])
+def test_a_sound_dataset_has_no_findings_and_all_is_counted(
+    dataset: Path, workers: int | None
+) -> None:
+    report = audit_dataset(dataset, workers=workers)
+    names = shard_names(dataset)
+    assert len(names) == N_SHARDS
+    assert (report.findings, report.unknown) == ((), ())
+    assert (report.n_shards, report.n_samples, report.generation) == (N_SHARDS, 4 * N_SHARDS, 1)
+    assert report.n_bytes == sum((dataset / name).stat().st_size for name in names)
+    assert report.path == str(dataset)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_findings_come_in_the_order_of_shards_whoever_found_them(
+    dataset: Path, workers: int
+) -> None:
+    names = shard_names(dataset)
+    for name in (names[4], names[1], names[2]):
+        flip(dataset / name, 4096)
+    report = audit_dataset(dataset, workers=workers)
+    assert [os.path.basename(f.path) for f in report.findings] == [names[1], names[2], names[4]]
+    assert {f.code for f in report.findings} == {"checksum"}
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_progress_is_told_at_the_start_and_after_every_shard(dataset: Path, workers: int) -> None:
+    told: list[AuditProgress] = []
+    report = audit_dataset(dataset, workers=workers, progress=told.append)
+    assert [p.n_shards_done for p in told] == list(range(N_SHARDS + 1))
+    assert {(p.n_shards, p.n_bytes) for p in told} == {(N_SHARDS, report.n_bytes)}
+    assert (told[0].n_bytes_done, told[-1].n_bytes_done) == (0, report.n_bytes)
+
+
+def test_a_missing_shard_is_a_finding_and_the_others_are_checked(dataset: Path) -> None:
+    first, second, *_ = shard_names(dataset)
+    (dataset / first).unlink()
+    flip(dataset / second, 4096)
+    assert codes(dataset) == [(first, "missing"), (second, "checksum")]
+
+
+def test_a_shard_that_was_replaced_by_another_sound_one_is_found(dataset: Path) -> None:
+    first = shard_names(dataset)[0]
+    (dataset / first).unlink()
+    write_shard(dataset / first, 3)
+    report = audit_dataset(dataset, workers=0)
+    assert {f.code for f in report.findings} == {"generation"}
+    told = " ".join(f.message for f in report.findings)
+    assert all(word in told for word in ("bytes", "samples", "id", "schema"))
+
+
+def test_a_stray_shard_is_a_finding_and_other_files_are_listed(dataset: Path) -> None:
+    write_shard(dataset / "stray.shard", 1)
+    (dataset / "notes.txt").touch()
+    (dataset / ".000.shard.abc.tmp").touch()
+    (dataset / GENERATIONS / "000001.json.orig").touch()
+    report = audit_dataset(dataset, workers=0)
+    assert [(f.code, os.path.basename(f.path)) for f in report.findings] == [
+        ("unknown_shard", "stray.shard")
+    ]
+    assert report.unknown == (
+        ".000.shard.abc.tmp",
+        "notes.txt",
+        "stray.shard",
+        f"{GENERATIONS}/000001.json.orig",
+    )
+
+
+@pytest.mark.parametrize("place", [POINTER, f"{GENERATIONS}/000001.json"])
+def test_without_a_readable_generation_all_shards_are_still_checked(
+    dataset: Path, place: str
+) -> None:
+    flip(dataset / place, 30)
+    flip(dataset / shard_names(dataset)[3], 4096)
+    report = audit_dataset(dataset, workers=0)
+    assert [f.code for f in report.findings] == ["dataset", "checksum"]
+    assert (report.generation, report.n_shards, report.n_samples) == (None, N_SHARDS, 20)
+
+
+def test_flipped_bits_in_the_manifest_are_found(dataset: Path) -> None:
+    for place in (POINTER, f"{GENERATIONS}/000001.json"):
+        path = dataset / place
+        content = path.read_bytes()
+        for at in range(0, len(content), 5):
+            flip(path, at)
+            _, findings = maintenance.audit._audit_generations(dataset)
+            assert findings, (place, at)
+            path.write_bytes(content)
+
+
+def test_a_folder_that_holds_no_dataset_is_not_found(tmp_path: Path) -> None:
+    with pytest.raises(DatasetNotFound):
+        audit_dataset(tmp_path)
+    with pytest.raises(DatasetNotFound):
+        audit_dataset(tmp_path / "nowhere")
+    with pytest.raises(ShardNotFound):
+        audit_shard(tmp_path / "a.shard")
+
+
+def test_a_negative_number_of_workers_is_refused(dataset: Path) -> None:
+    with pytest.raises(InvalidArgument, match="workers is -1"):
+        audit_dataset(dataset, workers=-1)
+
+
+def test_a_report_is_json(dataset: Path) -> None:
+    flip(dataset / shard_names(dataset)[0], 4096)
+    flip(dataset / shard_names(dataset)[1], 8)
+    content = json.loads(json.dumps(audit_dataset(dataset, workers=0).as_json()))
+    assert content["n_shards"] == N_SHARDS
+    assert [f["code"] for f in content["findings"]] == ["checksum", "unsupported"]
+    assert set(content["findings"][0]) == set(Finding.__dataclass_fields__)
+
+
+def test_a_long_list_of_findings_ends_with_their_number(tmp_path: Path) -> None:
+    schema = Schema({"x": Array("uint8", (2048,))})
+    path = tmp_path / "a.shard"
+    with ShardWriter(path, schema) as writer:
+        for i in range(150):
+            writer.append({"x": [i] * 2048})
+    content = bytearray(path.read_bytes())
+    for row in range(150):
+        content[4096 + 2048 * row] ^= 1
+    path.write_bytes(content)
+    found = audit_shard(path)
+    assert len(found) == MAX_FINDINGS + 1
+    assert {f.code for f in found[:-1]} == {"checksum"}
+    assert (found[-1].code, found[-1].found) == ("more", 50)
+
+
+def test_a_finding_reads_like_the_error_and_says_all_it_knows(dataset: Path) -> None:
+    name = shard_names(dataset)[2]
+    flip(dataset / name, 4096)
+    (found,) = audit_dataset(dataset, workers=0).findings
+    text = str(found)
+    assert text.startswith(f"{dataset / name}: bytes do not match their hash, section ")
+    assert f"offset {found.offset}" in text
+    assert f"expected {found.expected}, found {found.found}" in text
+
+
+def test_findings_keep_long_texts_short() -> None:
+    findings = Findings("a.shard")
+    findings.add("code", "x" * 1000, expected=b"\xff" * 1000, found=3)
+    (found,) = findings.close()
+    assert len(found.message) == 300
+    assert isinstance(found.expected, str) and found.expected.startswith("ffff")
+    assert found.found == 3
+
+
+def test_an_error_keeps_its_place_and_takes_the_rest_from_the_block() -> None:
+    findings = Findings("a.shard")
+    with findings.catching(section="table", offset=7):
+        raise ShardCorrupt("wrong", code="x", path="a.shard", offset=99, expected=1, found=2)
+    (found,) = findings.close()
+    assert (found.section, found.offset, found.code) == ("table", 99, "x")
+    assert (found.expected, found.found) == (1, 2)
+
+
+# --- workers --------------------------------------------------------------------------------
+
+
+class OneDeath:
+    """A crew of one whose worker dies of `signal` at the first shard, or fails."""
+
+    def __init__(self, death: int | None) -> None:
+        self.death, self.restarted = death, 0
+        self.waiting: list[bytes] = []
+
+    def __len__(self) -> int:
+        return 1
+
+    def send(self, index: int, message: bytes) -> None:
+        self.waiting.append(message)
+
+    def restart(self, index: int) -> None:
+        self.restarted += 1
+        self.waiting.clear()
+
+    def wait(self) -> list[Any]:
+        if self.restarted == 0 and self.death is not None:
+            return [Died(0, 1, self.death, None)]
+        examined = examine_anyhow(Path(os.fsdecode(self.waiting.pop(0))), "pread")
+        whole = json.dumps(asdict(examined)).encode()
+        half = len(whole) // 2
+        pieces = (b"+" + whole[:half], b"." + whole[half:])
+        return [Message(0, piece) for piece in pieces]
+
+
+def work(crew: Any, dataset: Path) -> dict[str, Any]:
+    tally = auditors._Tally(dataset, shard_names(dataset), None)
+    auditors._Foreman(crew, dataset, tally).run()
+    return tally.examined
+
+
+def test_a_shard_whose_bytes_kill_the_worker_is_a_finding_and_the_rest_is_checked(
+    dataset: Path,
+) -> None:
+    crew = OneDeath(signal.SIGBUS)
+    examined = work(crew, dataset)
+    first, *others = shard_names(dataset)
+    assert [f.code for f in examined[first].findings] == ["unreadable"]
+    assert [examined[name].n_samples for name in others] == [4] * (N_SHARDS - 1)
+    assert len({examined[name].id for name in others}) == N_SHARDS - 1
+    assert crew.restarted == 1
+
+
+def test_a_worker_that_is_killed_by_somebody_is_no_finding(dataset: Path) -> None:
+    with pytest.raises(WorkerDied, match="signal 9"):
+        work(OneDeath(signal.SIGKILL), dataset)
+
+
+def test_a_worker_that_fails_tells_how(dataset: Path) -> None:
+    crew = OneDeath(None)
+    crew.wait = lambda: [Failed(0, "Traceback: it broke")]  # type: ignore[method-assign]
+    with pytest.raises(WorkerDied, match="it broke"):
+        work(crew, dataset)
+
+
+def test_a_file_that_cannot_be_opened_is_a_finding(
+    dataset: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path, access: str) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(examining, "examine", refuse)
+    assert {code for _, code in codes(dataset)} == {"unreadable"}

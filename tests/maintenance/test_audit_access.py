@@ -1,0 +1,262 @@
+"""An audit by reading finds what one of the map finds, maps nothing, and is not killed."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shardio._workers.processes.crew import Message
+from shardio.errors import InvalidArgument
+from shardio.format.fields import Array, Bytes
+from shardio.format.schema import Schema
+from shardio.maintenance import audit_dataset, audit_shard, auditors, survey_shard
+from shardio.maintenance.content import Content
+from shardio.maintenance.shard_audit import examine, examine_bytes
+from shardio.shard.reader import ShardReader
+from shardio.shard.writer import ShardWriter
+from shardio.storage import mmap
+from shardio.storage.pread import PreadFile
+from tests.maintenance.test_audit import dataset, flip, shard_names
+from tests.shards import write_shard
+
+pytestmark = pytest.mark.usefixtures("quick_disk")
+
+__all__ = ["dataset"]
+
+N_LARGE = 1100
+"""Rows and records that fill some windows of 1 MiB, and not the last of them."""
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("large") / "large.shard"
+    schema = Schema({"row": Array("float32", (768,)), "odd": Array("uint8", (2100,)), "x": Bytes()})
+    content = np.random.default_rng(0).bytes(9000)
+    with ShardWriter(path, schema) as writer:
+        for i in range(N_LARGE):
+            row, odd = np.full(768, i, "f4"), np.full(2100, i % 255, "u1")
+            writer.append({"row": row, "odd": odd, "x": content[: 3000 + i * 5]})
+    return path
+
+
+def test_every_kind_of_field_is_sound_either_way(tmp_path: Path) -> None:
+    for n in (0, 1, 50):
+        path = write_shard(tmp_path / f"{n}.shard", n)
+        assert examine(path, "pread") == examine(path, "mmap")
+        assert examine(path, "pread").findings == ()
+
+
+def test_damage_to_any_part_is_found_alike_either_way(tmp_path: Path) -> None:
+    path = write_shard(tmp_path / "a.shard", 30)
+    content = path.read_bytes()
+    for at in range(0, len(content), 4099):
+        damaged = bytearray(content)
+        for near in range(at, min(at + 600, len(content)), 97):
+            damaged[near] ^= 1 << near % 8
+        path.write_bytes(damaged)
+        found = examine_bytes(PreadFile(str(path)), "a.shard")
+        assert found == examine_bytes(memoryview(damaged), "a.shard")
+        assert found.findings, at
+
+
+@pytest.mark.parametrize("access", ["pread", "mmap"])
+def test_a_flipped_bit_is_placed_in_whichever_window_it_lies(large: Path, access: Any) -> None:
+    content, places = bytearray(large.read_bytes()), {}
+    with ShardReader(large) as reader:
+        for row in (0, 340, 341, 487, 499, 520, 1000, N_LARGE - 1):
+            for name in ("row", "odd"):
+                section = reader.column_section(name)
+                places[name, row] = section.offset + row * section.stride
+            entry = reader.records.entries("x", np.array([row]))
+            places["x", row] = reader.records.offset + int(entry["offset"][0])
+    for place in places.values():
+        content[place + 77] ^= 2
+    damaged = large.with_name("damaged.shard")
+    damaged.write_bytes(content)
+    found = examine(damaged, access).findings
+    assert {(f.field, f.sample): f.offset for f in found} == places
+    assert {f.code for f in found} == {"checksum"}
+
+
+@pytest.mark.parametrize("access", ["auto", "pread"])
+def test_nothing_is_mapped_unless_it_is_asked_for(
+    dataset: Path, monkeypatch: pytest.MonkeyPatch, access: Any
+) -> None:
+    first = dataset / shard_names(dataset)[0]
+    mapped: list[str] = []
+    real = mmap.map_known_file
+
+    def spy(path: str) -> Any:
+        mapped.append(path)
+        return real(path)
+
+    monkeypatch.setattr(mmap, "map_known_file", spy)
+    for chosen in (access, "mmap"):
+        assert audit_shard(first, access=chosen) == []
+        assert audit_dataset(dataset, workers=0, access=chosen).findings == ()
+        assert survey_shard(first, access=chosen).findings == ()
+        assert bool(mapped) == (chosen == "mmap")
+
+
+@pytest.mark.parametrize("audit", [audit_shard, audit_dataset, survey_shard])
+def test_another_access_is_refused(dataset: Path, audit: Any) -> None:
+    with pytest.raises(InvalidArgument, match="access must be one of auto, mmap, pread"):
+        audit(dataset, access="telepathy")
+
+
+class OneWorker:
+    """Stands in for a crew: one worker, in this process, that is there after `n_waits` waits."""
+
+    n_waits = 0
+
+    def __init__(self, n_workers: int, target: Any, *, preload: tuple[str, ...]) -> None:
+        self.n_workers, self._target, self._n_waits = n_workers, target, 0
+        self._told: list[bytes] = []
+        self._due: list[bytes] = []
+        self._answers: list[bytes] = []
+        self.examined: list[str] = []
+
+    def __enter__(self) -> OneWorker:
+        return self
+
+    def __exit__(self, *what: object) -> None: ...
+
+    def __len__(self) -> int:
+        return 1
+
+    def wait(self, timeout_s: float | None = None) -> list[Message]:
+        """What the worker says of the first shard that it was told of, as main sees it."""
+        self._n_waits += 1
+        if timeout_s == 0 and self._n_waits <= self.n_waits:
+            return []
+        self._due, self._answers = [self._told.pop(0)], []
+        self.examined += [os.path.basename(os.fsdecode(name)) for name in self._due]
+        self._target(self)
+        return [Message(0, answer) for answer in self._answers]
+
+    def recv(self) -> bytes | None:
+        return self._due.pop() if self._due else None
+
+    def send(self, *message: Any) -> None:
+        """From main, with the worker's number, or from the worker."""
+        if len(message) == 2:
+            self._told.append(message[1])
+        else:
+            self._answers.append(message[0])
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_bytes_that_the_disk_cannot_read_are_a_finding(
+    dataset: Path, monkeypatch: pytest.MonkeyPatch, workers: int
+) -> None:
+    def refuse(fd: int, views: list[memoryview], offset: int) -> int:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    path = write_shard(dataset / "a.shard", 5)
+    monkeypatch.setattr(os, "preadv", refuse)
+    monkeypatch.setattr(auditors, "Crew", OneWorker)
+    (finding,) = audit_shard(path, workers=workers)
+    assert (finding.code, finding.message.partition(":")[0]) == (
+        "unreadable",
+        "the file cannot be read",
+    )
+
+
+def test_a_file_that_is_cut_short_while_it_is_read_is_a_finding(
+    large: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a.shard"
+    path.write_bytes(large.read_bytes())
+    real = Content.window
+
+    def cut_first(content: Content, start: int, end: int) -> memoryview:
+        os.truncate(path, start + 1)
+        return real(content, start, end)
+
+    monkeypatch.setattr(Content, "window", cut_first)
+    cut, _ = findings = audit_shard(path)
+    assert [finding.code for finding in findings] == ["file_size", "changed"]
+    assert cut.offset is not None
+    assert cut.offset <= path.stat().st_size < large.stat().st_size
+
+
+@pytest.mark.parametrize("n_waits", [0, 9])
+def test_main_audits_too_while_shards_wait(
+    dataset: Path, monkeypatch: pytest.MonkeyPatch, n_waits: int
+) -> None:
+    crews: list[OneWorker] = []
+
+    def make(*arguments: Any, **options: Any) -> OneWorker:
+        crews.append(OneWorker(*arguments, **options))
+        crews[0].n_waits = n_waits
+        return crews[0]
+
+    flip(dataset / shard_names(dataset)[3], 4096)
+    monkeypatch.setattr(auditors, "Crew", make)
+    monkeypatch.setattr(auditors, "usable_cpus", lambda: 2)
+    monkeypatch.setattr(auditors, "LITTLE_BYTES", 1)
+    report = audit_dataset(dataset)
+    assert [f.code for f in report.findings] == ["checksum"]
+    (crew,) = crews
+    first, second, _, _, fifth = shard_names(dataset)  # one in hand and one ahead, to begin with
+    there = [first, second, fifth] if n_waits == 0 else [first, second]
+    assert (crew.n_workers, crew.examined) == (1, there)
+
+
+@pytest.mark.parametrize("most_ahead", [0, 1, 3])
+def test_a_worker_has_shards_ahead_so_that_it_need_not_wait_for_main(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most_ahead: int
+) -> None:
+    crews: list[OneWorker] = []
+
+    def make(*arguments: Any, **options: Any) -> OneWorker:
+        crews.append(OneWorker(*arguments, **options))
+        crews[0].n_waits = 99
+        return crews[0]
+
+    names = [write_shard(tmp_path / f"{k:02d}.shard", 1).name for k in range(20)]
+    monkeypatch.setattr(auditors, "Crew", make)
+    monkeypatch.setattr(auditors, "usable_cpus", lambda: 2)
+    monkeypatch.setattr(auditors, "LITTLE_BYTES", 1)
+    monkeypatch.setattr(auditors, "MOST_AHEAD", most_ahead)
+    assert list(auditors.examine_all(tmp_path, names, None, None)) == names
+    assert crews[0].examined == names[: 1 + most_ahead]  # main does the others
+
+
+@pytest.mark.parametrize(
+    ("options", "n_workers"),
+    [
+        ({}, 2),
+        ({"access": "mmap"}, 3),
+        ({"workers": 1}, 1),
+        ({"workers": 2}, 2),
+        ({"workers": 9}, 5),
+    ],
+)
+def test_as_many_processes_work_as_there_are_cpus_or_as_asked_for(
+    dataset: Path, monkeypatch: pytest.MonkeyPatch, options: Any, n_workers: int
+) -> None:
+    asked: list[int] = []
+
+    def refuse(n: int, *rest: Any, **options: Any) -> None:
+        asked.append(n)
+        raise InterruptedError
+
+    monkeypatch.setattr(auditors, "Crew", refuse)
+    monkeypatch.setattr(auditors, "usable_cpus", lambda: 3)
+    monkeypatch.setattr(auditors, "LITTLE_BYTES", 1)
+    with pytest.raises(InterruptedError):
+        audit_dataset(dataset, **options)
+    assert asked == [n_workers]
+
+
+def test_little_data_starts_no_process(dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(auditors, "usable_cpus", lambda: 3)
+    monkeypatch.setattr(auditors, "Crew", None)
+    report = audit_dataset(dataset)
+    assert (report.findings, report.n_shards) == ((), 5)

@@ -1,0 +1,170 @@
+"""Windows of many records or rows are checked together, and what is wrong is placed one by one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from shardio.format.fields import Array, Bytes, Text
+from shardio.format.index import ENTRY
+from shardio.format.layout import PAGE
+from shardio.format.schema import Schema
+from shardio.maintenance import audit_shard, payload_audit
+from shardio.maintenance.content import WINDOW_BYTES, Content, parts_of
+from shardio.maintenance.shard_audit import examine_bytes
+from shardio.maintenance.values_audit import are_texts
+from shardio.shard.reader import ShardReader
+from shardio.shard.writer import ShardWriter
+from shardio.storage.filesystems import Access
+from shardio.storage.pread import PreadFile
+from tests.corruption.forge import PAYLOAD, Forgery, content_of
+
+pytestmark = pytest.mark.usefixtures("quick_disk")
+
+N_ROWS = 100
+
+
+def forgery_of_texts(folder: Path) -> Forgery:
+    """Texts of ten bytes between records of bytes that are none."""
+    schema = Schema({"text": Text(), "blob": Bytes()})
+    samples = ({"text": f"text {i:05d}", "blob": b"\xff" * i} for i in range(N_ROWS))
+    return Forgery.of(content_of(folder / "texts.shard", schema, samples))
+
+
+@pytest.mark.parametrize("chunk_entries", [8, 4096])
+def test_each_text_that_is_none_is_placed_among_those_that_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk_entries: int
+) -> None:
+    monkeypatch.setattr(payload_audit, "CHUNK_ENTRIES", chunk_entries)
+    forgery = forgery_of_texts(tmp_path)
+    for row in (3, 40, N_ROWS - 1):
+        forgery.change_record("text", row, b"\xff" * 10)
+    forgery.change_record("text", 60, b"\xfe" * 10)
+    forgery.change_entry("text", 60, hash_=1)
+    content = forgery.seal()
+    found = examine_bytes(memoryview(content), "texts").findings
+    expected = [(3, "value"), (40, "value"), (N_ROWS - 1, "value")]
+    assert sorted((f.sample or 0, f.code) for f in found) == sorted([*expected, (60, "checksum")])
+    for finding in found:
+        assert finding.field == "text" and finding.offset is not None
+        assert content[finding.offset : finding.offset + 10] in (b"\xff" * 10, b"\xfe" * 10)
+
+
+def test_a_character_in_two_records_is_in_neither(tmp_path: Path) -> None:
+    forgery = forgery_of_texts(tmp_path)
+    forgery.change_record("text", 10, b"text 0001\xc3")
+    forgery.change_record("text", 11, b"\xa9text 0001")
+    findings = examine_bytes(memoryview(forgery.seal()), "texts").findings
+    assert [(f.sample, f.code) for f in findings] == [(10, "value"), (11, "value")]
+
+
+@pytest.mark.parametrize(
+    ("places", "expected"),
+    [
+        ([], True),
+        ([(0, 3), (3, 2), (6, 3)], True),
+        ([(0, 3), (3, 1), (4, 1)], False),
+        ([(0, 3), (5, 1)], False),
+    ],
+)
+def test_texts_are_told_from_what_is_none(*, places: list[tuple[int, int]], expected: bool) -> None:
+    window = memoryview(b"one\xc3\xa9\xfftwo")
+    lines = np.array(places, np.uint64).reshape(-1, 2)
+    assert are_texts(parts_of(window, lines)) == expected
+
+
+@pytest.mark.parametrize("has_segments", [True, False])
+def test_parts_of_a_window_are_the_bytes_at_their_places(
+    monkeypatch: pytest.MonkeyPatch, *, has_segments: bool
+) -> None:
+    """Also where zstandard has been built without its class for them, as by cffi."""
+    if not has_segments:
+        monkeypatch.setattr("shardio.maintenance.content._SEGMENTS", None)
+    window = memoryview(bytes(range(100)))
+    places = np.array([(0, 100), (7, 0), (7, 30), (37, 1), (100, 0)], np.uint64)
+    found = [memoryview(part).tobytes() for part in parts_of(window, places)]
+    assert found == [window[at : at + size] for at, size in places.tolist()]
+    assert not list(parts_of(window[:0], places[:0]))
+
+
+def test_findings_are_the_same_without_zstandards_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forgery = forgery_of_texts(tmp_path)
+    forgery.change_record("text", 10, b"\xff" * 10)
+    forgery.change_entry("blob", 20, hash_=1)
+    damaged = memoryview(forgery.seal())
+    findings = examine_bytes(damaged, "texts").findings
+    assert [(f.sample, f.code) for f in findings] == [(20, "checksum"), (10, "value")]
+    monkeypatch.setattr("shardio.maintenance.content._SEGMENTS", None)
+    assert examine_bytes(damaged, "texts").findings == findings
+
+
+@pytest.mark.parametrize("access", ["mmap", "pread"])
+@pytest.mark.parametrize("has_segments", [True, False])
+def test_a_flipped_bit_is_placed_among_large_small_and_empty_records(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, access: Access, *, has_segments: bool
+) -> None:
+    if not has_segments:
+        monkeypatch.setattr("shardio.maintenance.content._SEGMENTS", None)
+    sizes = [0, 1, 0, WINDOW_BYTES, 0, 3, WINDOW_BYTES - 1, 5, WINDOW_BYTES + 1, 0, 0, 7, 64, 2]
+    path = tmp_path / "sizes.shard"
+    with ShardWriter(path, Schema({"text": Text(), "blob": Bytes()})) as writer:
+        for size in sizes:
+            writer.append({"text": "e" * (size % 100), "blob": bytes(size)})
+    forgery = Forgery.of(path.read_bytes())
+    start = forgery.sections[PAYLOAD].offset
+    for row in (1, 3, 6, 8, len(sizes) - 1):
+        place = start + int(forgery.entry("blob", row)[1]["offset"])
+        for at in (place, place + sizes[row] - 1):
+            content = bytearray(forgery.seal())
+            content[at] ^= 1
+            path.write_bytes(content)
+            (finding,) = audit_shard(path, access=access)
+            found = (finding.code, finding.field, finding.sample, finding.offset)
+            assert found == ("checksum", "blob", row, place)
+
+
+def test_a_damaged_index_entry_hides_no_other_record(tmp_path: Path) -> None:
+    forgery = forgery_of_texts(tmp_path)
+    at, entry = forgery.entry("text", 20)
+    forgery.change_entry("text", 20, offset=1 << 40)
+    forgery.change_record("text", 50, b"\xff" * 10)
+    findings = examine_bytes(memoryview(forgery.seal()), "texts").findings
+    assert [(f.sample, f.code) for f in findings] == [(20, "index_entry"), (50, "value")]
+    assert at % ENTRY.size == 0 and int(entry["n_bytes"]) == 10
+
+
+def test_a_window_holds_its_part_of_the_file_whatever_was_asked_for_before(tmp_path: Path) -> None:
+    whole = np.random.default_rng(0).bytes(5 * WINDOW_BYTES)
+    path = tmp_path / "file"
+    path.write_bytes(whole)
+    content = Content(PreadFile(str(path)))
+    places = [(0, 0), (5, 5), (0, 100), (PAGE, PAGE + 100), (7, 107), (PAGE + 7, PAGE + 107)]
+    places += [(100, 5 * WINDOW_BYTES), (0, 0), (7, 107), (3 * PAGE - 1, 3 * PAGE + WINDOW_BYTES)]
+    for start, end in places:
+        window = content.window(start, end)
+        assert window.readonly and bytes(window) == whole[start:end]
+
+
+@pytest.mark.parametrize("n_floats", [120_000, 150_528, 700_001])
+def test_rows_of_nearly_a_window_and_of_more_are_all_looked_at(
+    tmp_path: Path, n_floats: int
+) -> None:
+    path = tmp_path / "rows.shard"
+    with ShardWriter(path, Schema({"row": Array("float32", (n_floats,))})) as writer:
+        for i in range(5):
+            writer.append({"row": np.full(n_floats, i, "f4")})
+    assert audit_shard(path) == []
+    content = bytearray(path.read_bytes())
+    with ShardReader(path) as reader:
+        section = reader.column_section("row")
+    places = {row: section.offset + row * section.stride for row in (0, 2, 4)}
+    for place in places.values():
+        content[place + 4 * n_floats - 1] ^= 1
+    path.write_bytes(content)
+    findings = audit_shard(path)
+    assert {f.sample: f.offset for f in findings} == places
+    assert {f.code for f in findings} == {"checksum"}

@@ -1,0 +1,188 @@
+"""Surgery upon datasets with pictures, videos and sound: every packet is kept as it is."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shardio.dataset.dataset import open_dataset
+from shardio.format.fields import Video
+from shardio.format.layout import NO_FIELD, Kind
+from shardio.format.streams import PACKET, PacketFlag, packet_flags
+from shardio.maintenance import (
+    add_column,
+    audit_dataset,
+    compact,
+    compute_stats,
+    diff,
+    merge,
+    repair,
+    reshard,
+)
+from shardio.shard.reader import ShardReader
+from tests.maintenance.datasets import flip, place, shard_of, write
+from tests.shards import MEDIA_FIELDS, as_read, made_stream, media_sample, same_sample, same_value
+
+pytestmark = pytest.mark.usefixtures("quick_disk")
+
+N, N_SHARDS = 12, 3
+
+
+def write_media(folder: Path, changes: dict[int, dict[str, Any]] | None = None) -> Path:
+    values = [media_sample(i) | (changes or {}).get(i, {}) for i in range(N)]
+    return write(folder, N, N_SHARDS, schema=MEDIA_FIELDS, samples=values)
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_media(tmp_path_factory.mktemp("sound") / "data")
+
+
+def wanted(i: int) -> dict[str, Any]:
+    return as_read(media_sample(i), MEDIA_FIELDS)
+
+
+def assert_holds(folder: Path, rows: list[int]) -> None:
+    """The dataset is sound and has just these samples."""
+    assert audit_dataset(folder, workers=0).findings == ()
+    with open_dataset(folder) as dataset:
+        assert len(dataset) == len(rows)
+        assert all(same_sample(dataset[i], wanted(row)) for i, row in enumerate(rows))
+
+
+def test_a_dataset_of_media_is_sound(sound: Path) -> None:
+    assert_holds(sound, list(range(N)))
+
+
+def test_merging_and_resharding_keep_every_packet(sound: Path, tmp_path: Path) -> None:
+    merge(tmp_path / "merged", sound, sound, workers=0)
+    assert_holds(tmp_path / "merged", [*range(N), *range(N)])
+    reshard(sound, tmp_path / "fine", shard_bytes=500, workers=0)
+    assert_holds(tmp_path / "fine", list(range(N)))
+    compact(tmp_path / "fine", workers=0)
+    assert_holds(tmp_path / "fine", list(range(N)))
+    assert diff(sound, tmp_path / "fine").is_same
+
+
+def test_a_video_that_was_added_later_lies_beside_and_is_put_in_by_a_merge(
+    sound: Path, tmp_path: Path
+) -> None:
+    reshard(sound, tmp_path / "data", workers=0)
+    views = [made_stream(50 + i) if i % 2 else None for i in range(N)]
+    add_column(tmp_path / "data", "view", Video(optional=True), views)
+    merge(tmp_path / "whole", tmp_path / "data", workers=0)
+    for folder in (tmp_path / "data", tmp_path / "whole"):
+        assert audit_dataset(folder, workers=0).findings == ()
+        with open_dataset(folder) as dataset:
+            for i in range(N):
+                assert same_value(dataset[i].pop("view"), views[i])
+
+
+def test_a_sample_with_a_damaged_packet_is_lost_and_no_other(sound: Path, tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    write_media(data)
+    with ShardReader(shard_of(data, 1)) as reader:
+        entry = reader.records.entries("video", np.array([2]))
+        end = reader.records.offset + int(entry["offset"][0]) + int(entry["n_bytes"][0])
+    flip(shard_of(data, 1), end - 1)
+    (finding,) = audit_dataset(data, workers=0).findings
+    assert (finding.code, finding.field, finding.sample) == ("checksum", "video", 2)
+    report = repair(data, tmp_path / "out")
+    assert [loss.reason for shard in report.shards for loss in shard.losses] == [
+        "field 'video': the data of a sample does not match its hash"
+    ]
+    assert_holds(tmp_path / "out", [i for i in range(N) if i != 6])
+
+
+@pytest.mark.parametrize("kind", [Kind.PACKETS, Kind.STREAMS, Kind.CHUNK_HASHES])
+def test_block_hashes_of_tables_that_are_damaged_are_worked_out_again(
+    kind: Kind, tmp_path: Path
+) -> None:
+    data = write_media(tmp_path / "data")
+    offset, _ = place(shard_of(data, 0), Kind.BLOCK_HASHES, "sound", kind)
+    flip(shard_of(data, 0), offset)
+    assert audit_dataset(data, workers=0).findings != ()
+    assert repair(data, tmp_path / "out").is_whole
+    assert_holds(tmp_path / "out", list(range(N)))
+
+
+def test_hashes_of_chunks_that_are_damaged_are_worked_out_again(tmp_path: Path) -> None:
+    data = write_media(tmp_path / "data")
+    offset, size = place(shard_of(data, 0), Kind.CHUNK_HASHES, "sound")
+    flip(shard_of(data, 0), offset + size - 1)
+    (finding, *_) = audit_dataset(data, workers=0).findings
+    assert (finding.section, finding.field) == ("chunk_hashes", "sound")
+    report = repair(data, tmp_path / "out")
+    assert report.is_whole
+    assert report.shards[0].mended == ("hashes of field 'sound' are worked out again",)
+    assert_holds(tmp_path / "out", list(range(N)))
+
+
+def test_hashes_of_chunks_are_not_made_of_damaged_packets(tmp_path: Path) -> None:
+    data = write_media(tmp_path / "data")
+    offset, size = place(shard_of(data, 0), Kind.CHUNK_HASHES, "video")
+    with ShardReader(shard_of(data, 0)) as reader:
+        (entry,) = reader.records.entries("video", np.array([1]))
+        packet = reader.records.offset + int(entry["offset"]) + int(entry["n_bytes"]) - 1
+    flip(shard_of(data, 0), offset + size - 1, packet)
+    report = repair(data, tmp_path / "out")
+    assert report.shards[0].n_kept == 0  # one block has the hashes of all of its samples
+    assert_holds(tmp_path / "out", list(range(4, N)))
+
+
+def test_a_damaged_table_of_packets_is_found_in_its_place(tmp_path: Path) -> None:
+    data = write_media(tmp_path / "data")
+    offset, size = place(shard_of(data, 2), Kind.PACKETS, "sound")
+    flip(shard_of(data, 2), offset + size - PACKET.size + 16)
+    (finding,) = audit_dataset(data, workers=0).findings
+    assert (finding.code, finding.section, finding.field) == ("checksum", "packets", "sound")
+    assert finding.offset == offset // 4096 * 4096
+
+
+def hidden(stream: Any) -> Any:
+    """The same bytes, and one frame that is not shown any more."""
+    packets = stream.packets.copy()
+    packets["stored"][-1] |= np.uint64(PacketFlag.HIDDEN << 48)
+    assert (packet_flags(packets) != packet_flags(stream.packets)).sum() == 1
+    return dataclasses.replace(stream, packets=packets, n_frames=stream.n_frames - 1)
+
+
+@pytest.mark.parametrize("n_more", [0, 1])
+def test_a_stream_of_the_same_bytes_with_other_tables_is_another(
+    sound: Path, tmp_path: Path, n_more: int
+) -> None:
+    other = media_sample(5)
+    changes = {
+        3: {"video": dataclasses.replace(media_sample(3)["video"], duration=1)},
+        5: {"video": hidden(other["video"])},
+        7: {"image": type(media_sample(7)["image"])(media_sample(7)["image"], 1, 1, 1)},
+    }
+    values = [media_sample(i) | changes.get(i, {}) for i in range(N)] + [media_sample(0)] * n_more
+    write(tmp_path / "b", len(values), 1, schema=MEDIA_FIELDS, samples=values)
+    report = diff(sound, tmp_path / "b")
+    if n_more:
+        assert (report.only_a, report.only_b) == ([3, 5, 7], [3, 5, 7, 12])
+    else:
+        assert report.changed == [(3, ("video",)), (5, ("video",)), (7, ("image",))]
+
+
+def test_statistics_are_of_what_are_numbers(sound: Path, tmp_path: Path) -> None:
+    reshard(sound, tmp_path / "data", workers=0)
+    assert set(compute_stats(tmp_path / "data").stats["fields"]) == {"label"}
+
+
+def test_a_payload_has_all_records_of_a_row_side_by_side(sound: Path) -> None:
+    with ShardReader(shard_of(sound, 0)) as reader:
+        section = next(s for s in reader.sections if s.key == (Kind.PAYLOAD, NO_FIELD, 0))
+        rows = np.arange(len(reader))
+        ends = 0
+        for row in rows:
+            for name in ("video", "image", "sound", "note"):
+                (entry,) = reader.records.entries(name, np.array([row]))
+                assert int(entry["offset"]) == ends
+                ends += int(entry["stored"]) & (1 << 48) - 1
+        assert ends == section.size

@@ -1,0 +1,427 @@
+"""Merge, reshard and compact: the same samples, other shards, and no damage laundered."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shardio import ShardLoader
+from shardio.dataset.dataset import ShardDataset, open_dataset
+from shardio.errors import (
+    DatasetConflict,
+    DatasetCorrupt,
+    DatasetExists,
+    DatasetNotFound,
+    InvalidArgument,
+    ShardNotFound,
+)
+from shardio.format.fields import Array, Text
+from shardio.format.layout import Kind
+from shardio.format.schema import Schema
+from shardio.maintenance import (
+    MaintenanceProgress,
+    audit_dataset,
+    compact,
+    diff,
+    merge,
+    reshard,
+    rewriting,
+)
+from shardio.manifest import load, publish_next
+from shardio.views.row_sets import RowRuns
+from tests.maintenance.datasets import LABELS, flip, labelled, place, shard_of, tree, write
+from tests.shards import as_read, every_field_sample, same_sample
+
+
+def samples_of(folder: Path) -> list[tuple[int, str]]:
+    with open_dataset(folder) as dataset:
+        return [(int(sample["label"]), sample["source"]) for sample in dataset]
+
+
+def small(folder: Path, n: int, n_shards: int = 1, first: int = 0, **details: Any) -> Path:
+    samples = labelled(n, first=first)
+    return write(folder, n, n_shards, schema=LABELS, samples=samples, **details)
+
+
+def is_sound(folder: Path) -> bool:
+    report = audit_dataset(folder, workers=0)
+    return (report.findings, report.unknown) == ((), ())
+
+
+# Merge.
+
+
+def test_merged_datasets_follow_one_another_and_their_shards_are_copied(tmp_path: Path) -> None:
+    a, b = write(tmp_path / "a", 5, 2), write(tmp_path / "b", 3)
+    report = merge(tmp_path / "out", a, b, workers=0)
+    assert (report.n_samples, report.n_shards, report.generation) == (8, 3, 1)
+    with open_dataset(tmp_path / "out") as dataset:
+        for i, sample in zip([0, 1, 2, 3, 4, 0, 1, 2], dataset, strict=True):
+            assert same_sample(sample, as_read(every_field_sample(i)))
+        assert dataset.surgery["name"] == "merge"
+        assert dataset.surgery["sources"][0] == {"lineage": load(a).lineage, "generation": 1}
+    out = tmp_path / "out"
+    assert shard_of(out, 0).read_bytes() == shard_of(a, 0).read_bytes()
+    assert shard_of(out, 2).read_bytes() == shard_of(b, 0).read_bytes()
+    assert is_sound(out)
+
+
+def test_classes_are_put_together_and_labels_follow_their_names(tmp_path: Path) -> None:
+    a = small(tmp_path / "a", 4, classes=["cat", "dog"])
+    b = small(tmp_path / "b", 4, first=10, classes=["dog", "eel"])
+    merge(tmp_path / "out", a, b, workers=0)
+    with open_dataset(tmp_path / "out") as dataset:
+        assert dataset.classes == ("cat", "dog", "eel")
+        names = [dataset.classes[int(sample["label"])] for sample in dataset]
+    assert names == ["cat", "dog", "cat", "dog", "dog", "eel", "dog", "eel"]
+    assert is_sound(tmp_path / "out")
+
+
+def test_a_label_of_no_class_stays_and_one_that_names_none_is_refused(tmp_path: Path) -> None:
+    a = small(tmp_path / "a", 2, classes=["cat", "dog"])
+    values = [{"label": label, "source": ""} for label in (-1, 0)]
+    b = write(tmp_path / "b", 2, schema=LABELS, samples=values, classes=["dog"])
+    merge(tmp_path / "out", a, b, workers=0)
+    assert [label for label, _ in samples_of(tmp_path / "out")] == [0, 1, -1, 1]
+    values[0]["label"] = 7
+    c = write(tmp_path / "c", 2, schema=LABELS, samples=values, classes=["dog"])
+    with pytest.raises(InvalidArgument, match="its label is 7, which names no class"):
+        merge(tmp_path / "again", a, c, workers=0)
+    assert not (tmp_path / "again").exists()
+
+
+def test_classes_that_cannot_be_told_or_renumbered_are_refused(tmp_path: Path) -> None:
+    a = small(tmp_path / "a", 2, classes=["cat", "dog"])
+    with pytest.raises(InvalidArgument, match="b: has no class names, while others have cat, dog"):
+        merge(tmp_path / "out", a, small(tmp_path / "b", 2), workers=0)
+    bare = Schema({"source": Text()})
+    values = [{"source": ""}]
+    c = write(tmp_path / "c", 1, schema=bare, samples=values, classes=["x"])
+    d = write(tmp_path / "d", 1, schema=bare, samples=values, classes=["y"])
+    with pytest.raises(InvalidArgument, match="no field 'label' of whole numbers"):
+        merge(tmp_path / "out", c, d, workers=0)
+    e = write(tmp_path / "e", 1, schema=bare, samples=values)
+    merge(tmp_path / "fine", c, e, workers=0)
+    assert load(tmp_path / "fine").classes == ("x",)
+
+
+def test_other_fields_are_refused_and_named(tmp_path: Path) -> None:
+    a = small(tmp_path / "a", 1)
+    other = Schema({"label": Array("int32"), "note": Text()})
+    b = write(tmp_path / "b", 1, schema=other, samples=[{"label": 0, "note": ""}])
+    with pytest.raises(InvalidArgument) as caught:
+        merge(tmp_path / "out", a, b, workers=0)
+    for part in ("a has source", "b has note", "label is Array(dtype='int64'"):
+        assert part in str(caught.value)
+
+
+def test_the_same_fields_in_another_order_are_the_same(tmp_path: Path) -> None:
+    a = small(tmp_path / "a", 1)
+    turned = Schema({name: LABELS[name] for name in ("source", "label")})
+    b = write(tmp_path / "b", 2, schema=turned, samples=labelled(2, first=5))
+    merge(tmp_path / "out", a, b, workers=0)
+    assert samples_of(tmp_path / "out") == [(0, "clip 0"), (1, "clip 5"), (0, "clip 6")]
+
+
+def test_what_all_sources_say_is_kept(tmp_path: Path) -> None:
+    described: dict[str, Any] = {"converter": {"name": "videos"}, "versions": {"av": "1"}}
+    one, two = ([{"path": name, "outcome": "converted"}] for name in "xy")
+    a = small(tmp_path / "a", 1, inputs=one, **described)
+    b = small(tmp_path / "b", 1, inputs=two, **described)
+    merge(tmp_path / "out", a, b, workers=0)
+    found = load(tmp_path / "out")
+    assert found.inputs == (*one, *two)
+    assert (found.converter, found.versions["av"]) == ({"name": "videos"}, "1")
+    c = small(tmp_path / "c", 1, converter={"name": "other"}, versions={"av": "2"})
+    merge(tmp_path / "more", a, c, workers=0)
+    assert load(tmp_path / "more").converter == {}
+    assert "av" not in load(tmp_path / "more").versions
+
+
+def test_empty_sources_give_an_empty_dataset(tmp_path: Path) -> None:
+    a = small(tmp_path / "a", 0)
+    assert merge(tmp_path / "out", a, a, workers=0).n_samples == 0
+    assert samples_of(tmp_path / "out") == []
+    with pytest.raises(InvalidArgument, match="at least one source"):
+        merge(tmp_path / "more")
+
+
+# Reshard.
+
+
+@pytest.mark.parametrize(("shard_bytes", "n_shards"), [(1, 10), (20_000, 5), (1 << 28, 1)])
+def test_resharding_keeps_samples_and_what_is_said_of_them(
+    tmp_path: Path, shard_bytes: int, n_shards: int
+) -> None:
+    source = write(tmp_path / "a", 10, 3, classes=["x"], converter={"name": "videos"})
+    publish_next(
+        source, load(source), subsets={"s": RowRuns([2], [3])}, stats={"whole": {"samples": 10}}
+    )
+    out = tmp_path / "out"
+    report = reshard(source, out, shard_bytes=shard_bytes, workers=0)
+    assert (report.n_shards, report.n_rewritten) == (n_shards, n_shards)
+    assert diff(source, out).is_same
+    was, found = load(source), load(out)
+    assert (found.number, found.classes, found.converter) == (1, was.classes, was.converter)
+    assert (found.subsets, found.stats) == (was.subsets, was.stats)
+    assert found.surgery["sources"] == [{"lineage": was.lineage, "generation": 2}]
+    assert is_sound(out)
+
+
+@pytest.mark.parametrize("shard_bytes", [0, -1, 1.5, True], ids=repr)
+def test_a_size_that_is_none_is_refused(tmp_path: Path, shard_bytes: Any) -> None:
+    source = small(tmp_path / "a", 1)
+    with pytest.raises(InvalidArgument, match="shard_bytes"):
+        reshard(source, tmp_path / "out", shard_bytes=shard_bytes)
+    with pytest.raises(InvalidArgument, match="shard_bytes"):
+        merge(tmp_path / "out", source, shard_bytes=shard_bytes, workers=0)
+    with pytest.raises(InvalidArgument, match="shard_bytes"):
+        compact(source, shard_bytes=shard_bytes)
+    assert not (tmp_path / "out").exists()
+
+
+# Compact.
+
+
+def test_small_neighbours_are_put_together_in_the_next_generation(tmp_path: Path) -> None:
+    folder = write(tmp_path / "a", 12, 6)
+    before, first = tree(folder), load(folder)
+    report = compact(folder, workers=0)
+    assert (report.generation, report.n_samples, report.n_shards) == (2, 12, 1)
+    assert report.n_rewritten == 1
+    found = load(folder)
+    assert (found.lineage, found.shards[0].name) == (first.lineage, "g000002-000.shard")
+    assert found.surgery == {"name": "compact", "options": {"shard_bytes": 256 << 20}}
+    assert diff(write(tmp_path / "same", 12), folder).is_same
+    after = tree(folder)
+    assert all(after[name] == before[name] for name in before if name != "dataset.json")
+    assert is_sound(folder)
+
+
+def test_large_shards_stay_and_so_does_the_order(tmp_path: Path) -> None:
+    schema = Schema({"x": Array("uint8", (10_000,))})
+    values = [{"x": np.full(10_000, i, np.uint8)} for i in range(16)]
+    shards = [1, 1, 10, 1, 1, 1, 1]
+    folder = tmp_path / "a"
+    write(folder, 1, schema=schema, samples=values[:1])
+    generation, at = load(folder), 1
+    for n in shards[1:]:  # as appending would do it
+        with rewriting.Rewriting(folder, schema, previous=generation) as more:
+            for shard in generation.shards:
+                more.keep(shard)
+            for value in values[at : at + n]:
+                more.append(value)
+            generation = more.publish()
+        at += n
+    assert [shard.n_samples for shard in load(folder).shards] == shards
+    report = compact(folder, shard_bytes=100_000, workers=0)
+    assert [shard.n_samples for shard in load(folder).shards] == [2, 10, 4]
+    assert (report.n_rewritten, report.n_shards) == (2, 3)
+    assert load(folder).shards[1] == generation.shards[2]
+    assert diff(write(tmp_path / "same", 16, schema=schema, samples=values), folder).is_same
+    again = compact(folder, shard_bytes=100_000, workers=0)
+    assert (again.n_rewritten, again.generation) == (0, report.generation)
+
+
+def test_readers_of_the_older_generation_are_undisturbed(tmp_path: Path) -> None:
+    folder = small(tmp_path / "a", 12, 6)
+    with (
+        open_dataset(folder) as dataset,
+        ShardLoader(folder, 5, output="numpy", num_workers=1) as loader,
+    ):
+        expected = samples_of(folder)
+        dataset[0]
+        compact(folder, workers=0)
+        assert [(int(s["label"]), s["source"]) for s in dataset] == expected
+        assert [s for batch in loader for s in batch["source"]] == [s for _, s in expected]
+        assert dataset.generation == 1
+    assert samples_of(folder) == expected
+
+
+def test_old_shards_are_removed_only_if_that_is_asked_for(tmp_path: Path) -> None:
+    folder = small(tmp_path / "a", 12, 4)
+    assert compact(folder, workers=0).n_removed == 0
+    assert len(list(folder.glob("*.shard"))) == 5
+    stray = small(tmp_path / "b", 1)
+    os.link(shard_of(stray, 0), folder / "stray.shard")
+    with open_dataset(folder, generation=1) as old:
+        assert old[0]["source"] == "clip 0"
+        report = compact(folder, remove_old=True, workers=0)
+        assert (report.n_removed, report.n_rewritten, report.generation) == (4, 0, 2)
+        assert old[1]["source"] == "clip 1"  # of the shard that is mapped
+        with pytest.raises(ShardNotFound):
+            old[11]
+    assert sorted(p.name for p in folder.glob("*.shard")) == ["g000002-000.shard", "stray.shard"]
+    assert len(samples_of(folder)) == 12
+    assert [f.code for f in audit_dataset(folder, workers=0).findings] == ["unknown_shard"]
+    assert compact(folder, remove_old=True, workers=0).n_removed == 0
+
+
+def test_subsets_are_of_the_same_samples_afterwards(tmp_path: Path) -> None:
+    folder = small(tmp_path / "a", 12, 4)
+    publish_next(folder, load(folder), subsets={"s": RowRuns([1, 8], [1, 2])})
+    compact(folder, workers=0)
+    with open_dataset(folder, subset="s") as dataset:
+        assert [sample["source"] for sample in dataset] == ["clip 1", "clip 8", "clip 9"]
+
+
+# Nothing is laundered, nothing is left, nobody's work is lost.
+
+Surgery = Callable[[Path, Path], Any]
+SURGERIES: dict[str, Surgery] = {
+    "merge": lambda source, out: merge(out, source, source, workers=0),
+    "reshard": lambda source, out: reshard(source, out, workers=0),
+    "compact": lambda source, out: compact(source, workers=0),
+}
+
+
+@pytest.mark.parametrize("name", sorted(SURGERIES))
+def test_damage_is_refused_and_nothing_is_written(tmp_path: Path, name: str) -> None:
+    source = write(tmp_path / "a", 6, 3)
+    flip(shard_of(source, 1), place(shard_of(source, 1), Kind.COLUMN, "odd")[0] + 2101)
+    before = tree(source)
+    with pytest.raises(DatasetCorrupt, match=r"damaged, and was not touched: .*padding"):
+        SURGERIES[name](source, tmp_path / "out")
+    assert tree(source) == before
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("name", sorted(SURGERIES))
+def test_a_disk_that_refuses_leaves_nothing(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    source = write(tmp_path / "a", 6, 3)
+    before = tree(source)
+    for step in ("link", "rename"):
+        monkeypatch.setattr(os, step, refuse)
+        with pytest.raises(OSError, match="No space"):
+            SURGERIES[name](source, tmp_path / "out")
+        monkeypatch.undo()
+        assert tree(source) == before
+        assert sorted(os.listdir(source)) == sorted({n.split("/")[0] for n in before})
+        assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("name", sorted(SURGERIES))
+def test_a_source_that_is_no_dataset_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(DatasetNotFound):
+        SURGERIES[name](tmp_path / "no", tmp_path / "out")
+
+
+@pytest.mark.parametrize("name", ["merge", "reshard"])
+def test_a_folder_that_holds_something_is_not_written_to(tmp_path: Path, name: str) -> None:
+    source = write(tmp_path / "a", 2)
+    with pytest.raises(DatasetExists):
+        SURGERIES[name](source, source)
+
+
+@pytest.mark.parametrize("name", sorted(SURGERIES))
+@pytest.mark.parametrize("workers", [0, 1])
+def test_progress_is_told_for_each_step(tmp_path: Path, name: str, workers: int) -> None:
+    source, told = write(tmp_path / "a", 4, 2), list[MaintenanceProgress]()
+    options: dict[str, Any] = {"workers": workers, "progress": told.append}
+    {
+        "merge": lambda: merge(tmp_path / "out", source, **options),
+        "reshard": lambda: reshard(source, tmp_path / "out", **options),
+        "compact": lambda: compact(source, **options),
+    }[name]()
+    for step in ("verifying", "writing"):
+        states = [state for state in told if state.step == step]
+        assert [state.n_shards_done for state in states] == [0, 1, 2]
+        assert states[-1].n_bytes_done == states[0].n_bytes > 0
+
+
+def _compete(name: str, source: str, out: str, barrier: Any, queue: Any) -> None:
+    """Do it, and publish only when all others have written their shards."""
+    publish = rewriting.Rewriting.publish
+
+    def late(self: rewriting.Rewriting, **details: Any) -> Any:
+        self.cut()
+        barrier.wait()
+        return publish(self, **details)
+
+    rewriting.Rewriting.publish = late  # type: ignore[method-assign]
+    try:
+        queue.put(SURGERIES[name](Path(source), Path(out)).n_samples)
+    except (DatasetConflict, DatasetExists) as error:
+        queue.put(f"{type(error).__name__}: {error}")
+
+
+def test_of_two_processes_that_compact_one_wins_and_the_other_is_told(tmp_path: Path) -> None:
+    source = small(tmp_path / "a", 12, 6)
+    context = multiprocessing.get_context("fork")
+    barrier, queue = context.Barrier(2), context.Queue()
+    processes = [
+        context.Process(
+            target=_compete, args=("compact", str(source), "", barrier, queue), daemon=True
+        )
+        for _ in range(2)
+    ]
+    for process in processes:
+        process.start()
+    outcomes = sorted((queue.get(timeout=60) for _ in processes), key=str)
+    for process in processes:
+        process.join()
+    assert outcomes[0] == 12
+    assert "DatasetConflict" in outcomes[1] and "another writer published" in outcomes[1]
+    assert load(source).number == 2
+    assert [label for _, label in samples_of(source)] == [f"clip {i}" for i in range(12)]
+    assert is_sound(source)
+    assert not list(source.glob(".surgery-*"))
+
+
+def test_of_two_that_make_the_same_new_dataset_one_wins_whole(tmp_path: Path) -> None:
+    source, out = small(tmp_path / "a", 6, 2), tmp_path / "out"
+    with rewriting.Rewriting(out, LABELS) as one:
+        one.append({"label": 1, "source": "mine"})
+        with pytest.raises(DatasetExists, match=r"\.surgery-"):
+            merge(out, source, workers=0)
+        one.publish()
+    assert samples_of(out) == [(1, "mine")]
+    assert is_sound(out)
+
+
+def test_a_shard_that_somebody_put_there_meanwhile_is_not_replaced(tmp_path: Path) -> None:
+    source, out = small(tmp_path / "a", 1), tmp_path / "out"
+    with rewriting.Rewriting(out, LABELS) as mine:
+        mine.append({"label": 1, "source": "mine"})
+        os.link(shard_of(source, 0), shard_of(out, 0))
+        with pytest.raises(DatasetConflict, match=r"000000-000\.shard: another writer"):
+            mine.publish()
+    assert shard_of(out, 0).read_bytes() == shard_of(source, 0).read_bytes()
+    assert sorted(os.listdir(out)) == ["000000-000.shard"]
+
+
+def test_a_next_generation_goes_around_names_that_are_taken(tmp_path: Path) -> None:
+    source = small(tmp_path / "a", 4, 2)
+    os.link(shard_of(source, 0), source / "g000002-000.shard")  # of a writer that was killed
+    compact(source, workers=0)
+    assert [shard.name for shard in load(source).shards] == ["g000002-001.shard"]
+
+
+def test_what_a_killed_surgery_left_is_swept_and_what_a_running_one_has_is_not(
+    tmp_path: Path,
+) -> None:
+    source = small(tmp_path / "a", 4, 2)
+    (source / ".surgery-dead").mkdir()
+    (source / ".surgery-dead" / "000000.shard").touch()
+    with rewriting.Rewriting(source, LABELS, previous=load(source)) as running:
+        compact(source, workers=0)
+        assert [p.name for p in source.glob(".surgery-*")] == [running.staging.name]
+    assert is_sound(source)
+
+
+def test_the_default_reader_sees_the_new_generation(tmp_path: Path) -> None:
+    source = small(tmp_path / "a", 4, 2)
+    compact(source, workers=0)
+    with ShardDataset(source) as dataset:
+        assert (dataset.generation, len(dataset.shards)) == (2, 1)

@@ -1,0 +1,49 @@
+"""The public names of `shardio.maintenance`, each loaded from its module when it is first used."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from shardio import maintenance
+
+
+def test_each_name_leads_to_what_the_type_checker_sees_at_its_home() -> None:
+    tree = ast.parse(Path(maintenance.__file__).read_text())
+    block = next(n for n in tree.body if isinstance(n, ast.If) and "TYPE" in ast.unparse(n.test))
+    seen = {
+        alias.name: statement.module
+        for statement in block.body
+        if isinstance(statement, ast.ImportFrom)
+        for alias in statement.names
+    }
+    assert seen == maintenance._HOMES
+    assert sorted(seen) == maintenance.__all__
+    for name, home in seen.items():
+        assert getattr(maintenance, name) is vars(sys.modules[str(home)])[name]
+
+
+def test_dir_lists_names_that_are_not_loaded_yet() -> None:
+    assert set(maintenance.__all__) <= set(dir(maintenance))
+
+
+def test_an_unknown_name_is_an_attribute_error_that_says_it() -> None:
+    with pytest.raises(AttributeError, match="'shardio.maintenance' has no attribute 'mrege'"):
+        getattr(maintenance, "mrege")  # noqa: B009 - a checker would refuse the plain spelling
+
+
+def test_who_audits_loads_nothing_that_reads_datasets_or_rewrites_them() -> None:
+    code = (
+        f"import sys; sys.path[:] = {sys.path!r}; import shardio.maintenance.auditors; "
+        "print(*[m for m in sys.modules if m.startswith('shardio')])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = set(done.stdout.split())
+    assert "shardio.maintenance.shard_audit" in loaded
+    needless = ("reader", "writer", "dataset", "manifest", "gather", "_engine.worker")
+    assert not loaded & {f"shardio.{name}" for name in needless}
+    assert {name for name in loaded if "repair" in name or "merging" in name} == set()

@@ -1,0 +1,135 @@
+"""A surgery whose shards another writer removes meanwhile says so, and speaks of no damage."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shardio import Text
+from shardio.dataset.dataset import ShardDataset
+from shardio.errors import DataError, DatasetConflict, DatasetCorrupt, ShardNotFound
+from shardio.export import export
+from shardio.format.layout import Kind
+from shardio.maintenance import (
+    RepairProgress,
+    add_column,
+    audit_dataset,
+    compact,
+    compute_stats,
+    diff,
+    merge,
+    repair,
+    reshard,
+    split,
+)
+from shardio.manifest import load, publish_next
+from tests.maintenance.datasets import LABELS, flip, labelled, place, shard_of, write
+
+pytestmark = pytest.mark.usefixtures("quick_disk")
+
+SURGERIES: dict[str, Callable[[Path, Path], Any]] = {
+    "add_column": lambda source, _: add_column(
+        source, "title", Text(), lambda sample: str(len(sample))
+    ),
+    "compact": lambda source, _: compact(source, workers=0),
+    "diff": lambda source, _: diff(source, source),
+    "export": lambda source, out: export(source, out, "files"),
+    "merge": lambda source, out: merge(out, source, source, workers=0),
+    "reshard": lambda source, out: reshard(source, out, workers=0),
+    "split": lambda source, _: split(source, {"a": 0.5, "b": 0.5}, group="source"),
+    "stats": lambda source, _: compute_stats(source),
+}
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    return write(tmp_path / "a", 6, 3, schema=LABELS, samples=labelled(6))
+
+
+def intrude(monkeypatch: pytest.MonkeyPatch, writer: Callable[[Path], object]) -> None:
+    """Have a writer do its work once, as soon as a dataset is open, before its shards are."""
+    is_done, init = False, ShardDataset.__init__
+
+    def interrupted(self: ShardDataset, folder: Any, **options: Any) -> None:
+        nonlocal is_done
+        init(self, folder, **options)
+        if not is_done:
+            is_done = True
+            writer(Path(folder))
+
+    monkeypatch.setattr(ShardDataset, "__init__", interrupted)
+
+
+def clean_up(folder: Path) -> None:
+    compact(folder, remove_old=True, workers=0)
+
+
+def count(folder: Path) -> None:
+    publish_next(folder, load(folder), stats={"whole": {}})
+
+
+@pytest.mark.parametrize("name", sorted(SURGERIES))
+def test_who_misses_shards_that_another_writer_removed_is_told_of_that_writer(
+    source: Path, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    intrude(monkeypatch, clean_up)
+    with pytest.raises(DatasetConflict, match="generation 2 is there: .* removed shards") as caught:
+        SURGERIES[name](source, tmp_path / "out")
+    assert isinstance(caught.value.__cause__, DatasetCorrupt | FileNotFoundError)
+    assert load(source).number == 2
+    assert not (tmp_path / "out").exists()
+    assert not list(source.glob(".surgery-*"))
+
+
+@pytest.mark.parametrize("name", ["compact", "stats"])
+def test_damage_is_told_as_such_though_another_writer_has_published(
+    source: Path, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flip(shard_of(source, 1), place(shard_of(source, 1), Kind.COLUMN, "label")[0])
+    intrude(monkeypatch, count)
+    with pytest.raises(DataError, match="hash|match"):
+        SURGERIES[name](source, tmp_path / "out")
+
+
+@pytest.mark.parametrize("name", ["compact", "stats"])
+def test_a_shard_that_is_gone_while_nobody_published_is_missing(
+    source: Path, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    intrude(monkeypatch, lambda folder: shard_of(folder, 1).unlink())
+    with pytest.raises((DatasetCorrupt, ShardNotFound), match=r"000000-001\.shard"):
+        SURGERIES[name](source, tmp_path / "out")
+
+
+def test_a_repair_does_not_give_up_samples_that_another_writer_has_moved(
+    source: Path, tmp_path: Path
+) -> None:
+    def told(state: RepairProgress) -> None:
+        if state.n_shards_done == 1:
+            clean_up(source)
+
+    with pytest.raises(DatasetConflict, match="removed shards"):
+        repair(source, tmp_path / "out", progress=told)
+    assert not (tmp_path / "out").exists()
+    assert repair(source, tmp_path / "out").is_whole
+
+
+def test_an_audit_does_not_call_shards_missing_that_another_writer_removed(source: Path) -> None:
+    is_done = False
+
+    def told(_: object) -> None:
+        nonlocal is_done
+        if not is_done:
+            is_done = True
+            clean_up(source)
+
+    with pytest.raises(DatasetConflict, match="removed shards"):
+        audit_dataset(source, workers=0, progress=told)
+    assert not audit_dataset(source, workers=0).findings
+
+
+def test_an_audit_tells_damage_though_another_writer_has_published(source: Path) -> None:
+    flip(shard_of(source, 1), place(shard_of(source, 1), Kind.COLUMN, "label")[0])
+    assert audit_dataset(source, workers=0, progress=lambda _: count(source)).findings

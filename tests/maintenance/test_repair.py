@@ -1,0 +1,369 @@
+"""Repair: every undamaged sample is saved, every other one is named, the source stays as it is."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shardio import Array
+from shardio.dataset.dataset import open_dataset
+from shardio.errors import DatasetCorrupt, DatasetExists, DatasetNotFound, ShardNotFound
+from shardio.format.layout import PAGE, Kind
+from shardio.maintenance import (
+    Loss,
+    RepairProgress,
+    RepairReport,
+    add_column,
+    audit_dataset,
+    repair,
+)
+from shardio.manifest import load
+from tests.maintenance.datasets import flip, place, shard_of, tree, write
+from tests.shards import as_read, every_field_sample, same_sample, write_shard
+
+N, N_SHARDS = 12, 3
+PER_SHARD = N // N_SHARDS
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("sound") / "data"
+    return write(folder, N, N_SHARDS, classes=["a", "b"])
+
+
+@pytest.fixture
+def source(sound: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(sound, tmp_path / "source"))
+
+
+def repaired(source: Path, tmp_path: Path, expected: list[int]) -> RepairReport:
+    """Repair, and make sure that just those samples are saved, and that the source is as before."""
+    before = tree(source) if source.is_dir() else {}
+    out = tmp_path / "out"
+    report = repair(source, out)
+    if source.is_dir():
+        assert tree(source) == before
+    with open_dataset(out) as dataset:
+        found = list(dataset)
+        assert [int(sample["label"]) for sample in found] == expected
+        for i, sample in zip(expected, found, strict=True):
+            assert same_sample(sample, as_read(every_field_sample(i)))
+        assert [dict(entry) for entry in dataset.inputs] == [s.as_json() for s in report.shards]
+        assert dataset.surgery["name"] == "repair"
+    assert audit_dataset(out, workers=0).findings == ()
+    assert audit_dataset(out, workers=0).unknown == ()
+    assert report.n_samples == len(expected)
+    return report
+
+
+def outcomes(report: RepairReport) -> list[str]:
+    return [shard.outcome for shard in report.shards]
+
+
+def test_of_a_sound_dataset_all_is_saved_byte_for_byte(source: Path, tmp_path: Path) -> None:
+    report = repaired(source, tmp_path, [*range(N)])
+    assert (report.is_whole, report.n_lost, outcomes(report)) == (True, 0, ["sound"] * 3)
+    for k in range(N_SHARDS):
+        assert shard_of(tmp_path / "out", k).read_bytes() == shard_of(source, k).read_bytes()
+    assert load(tmp_path / "out").classes == ("a", "b")
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda size: [0],
+        lambda size: [90, 2000],
+        lambda size: [size - PAGE],
+        lambda size: [size - 1],
+    ],
+    ids=["first page", "first page twice", "last page", "padding of the last page"],
+)
+def test_a_damaged_header_page_is_made_of_the_other_one(
+    source: Path, tmp_path: Path, damage: Callable[[int], list[int]]
+) -> None:
+    path = shard_of(source, 1)
+    flip(path, *damage(path.stat().st_size))
+    report = repaired(source, tmp_path, [*range(N)])
+    assert outcomes(report) == ["sound", "mended", "sound"]
+    assert "page is made of the" in report.shards[1].mended[0]
+
+
+def test_a_file_that_lost_its_last_page_is_mended(source: Path, tmp_path: Path) -> None:
+    path = shard_of(source, 1)
+    os.truncate(path, path.stat().st_size - PAGE - 100)
+    report = repaired(source, tmp_path, [*range(N)])
+    assert outcomes(report) == ["sound", "mended", "sound"]
+
+
+def test_bytes_behind_the_end_are_left_out_even_if_the_first_page_is_damaged(
+    source: Path, tmp_path: Path
+) -> None:
+    path = shard_of(source, 1)
+    with open(path, "ab") as file:
+        file.write(b"appended" * 1000)
+    flip(path, 20)
+    report = repaired(source, tmp_path, [*range(N)])
+    assert report.shards[1].mended[-1] == "8000 bytes after its end are left out"
+
+
+def test_both_pages_damaged_lose_the_shard_and_no_other(source: Path, tmp_path: Path) -> None:
+    path = shard_of(source, 1)
+    flip(path, 20, path.stat().st_size - PAGE + 20)
+    report = repaired(source, tmp_path, [0, 1, 2, 3, 8, 9, 10, 11])
+    assert outcomes(report) == ["sound", "lost", "sound"]
+    assert (report.n_lost, report.is_whole) == (PER_SHARD, False)
+    (loss,) = report.shards[1].losses
+    assert (loss.first, loss.last) == (0, PER_SHARD - 1)
+    assert "header" in loss.reason
+
+
+def test_a_shard_without_its_section_table_is_lost(source: Path, tmp_path: Path) -> None:
+    os.truncate(shard_of(source, 1), 20_000)
+    report = repaired(source, tmp_path, [0, 1, 2, 3, 8, 9, 10, 11])
+    assert "truncated, and its section table is lost" in report.shards[1].losses[0].reason
+
+
+def test_a_damaged_sample_is_lost_and_its_neighbours_are_saved(
+    source: Path, tmp_path: Path
+) -> None:
+    offset, size = place(shard_of(source, 1), Kind.COLUMN, "frames")
+    flip(shard_of(source, 1), offset + 2 * size // PER_SHARD)
+    report = repaired(source, tmp_path, [0, 1, 2, 3, 4, 5, 7, 8, 9, 10, 11])
+    assert outcomes(report) == ["sound", "damaged", "sound"]
+    (loss,) = report.shards[1].losses
+    assert (loss.first, loss.last, loss.n_samples) == (2, 2, 1)
+    assert loss.reason.startswith("field 'frames': the data of a sample does not match its hash")
+
+
+def test_damage_in_a_record_loses_its_sample_alone(source: Path, tmp_path: Path) -> None:
+    offset, _ = place(shard_of(source, 0), Kind.PAYLOAD)
+    flip(shard_of(source, 0), offset)
+    report = repaired(source, tmp_path, [*range(1, N)])
+    assert report.shards[0].losses[0].reason.startswith("field 'packed': ")
+
+
+def test_damage_in_the_padding_between_rows_loses_nothing(source: Path, tmp_path: Path) -> None:
+    offset, _ = place(shard_of(source, 0), Kind.COLUMN, "odd")
+    flip(shard_of(source, 0), offset + 2101)
+    report = repaired(source, tmp_path, [*range(N)])
+    assert report.shards[0].losses == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "of_kind"),
+    [
+        (Kind.COLUMN_HASHES, 0),
+        (Kind.BLOCK_HASHES, Kind.COLUMN_HASHES),
+    ],
+    ids=["hashes", "hashes of hashes"],
+)
+@pytest.mark.parametrize("field", ["frames", "label"])
+def test_damaged_hashes_of_undamaged_rows_are_worked_out_again(
+    source: Path, tmp_path: Path, kind: Kind, of_kind: int, field: str
+) -> None:
+    offset, _ = place(shard_of(source, 2), kind, field, of_kind)
+    flip(shard_of(source, 2), offset)
+    report = repaired(source, tmp_path, [*range(N)])
+    assert outcomes(report) == ["sound", "sound", "mended"]
+    assert "worked out again" in report.shards[2].mended[0]
+
+
+def test_damaged_hashes_of_the_index_are_worked_out_again(source: Path, tmp_path: Path) -> None:
+    offset, _ = place(shard_of(source, 2), Kind.BLOCK_HASHES, None, Kind.INDEX)
+    flip(shard_of(source, 2), offset)
+    report = repaired(source, tmp_path, [*range(N)])
+    assert outcomes(report) == ["sound", "sound", "mended"]
+
+
+def test_a_hash_is_not_made_to_fit_damaged_rows(source: Path, tmp_path: Path) -> None:
+    path = shard_of(source, 2)
+    hashes, _ = place(path, Kind.COLUMN_HASHES, "frames")
+    column, size = place(path, Kind.COLUMN, "frames")
+    flip(path, hashes, column + size // PER_SHARD)
+    report = repaired(source, tmp_path, [*range(8)])
+    assert outcomes(report) == ["sound", "sound", "lost"]
+
+
+def test_a_damaged_schema_is_that_of_the_dataset(source: Path, tmp_path: Path) -> None:
+    offset, _ = place(shard_of(source, 0), Kind.SCHEMA)
+    flip(shard_of(source, 0), offset + 9)
+    report = repaired(source, tmp_path, [*range(N)])
+    assert report.shards[0].mended == ("the schema is that of the dataset",)
+
+
+def test_a_missing_shard_is_lost_as_a_whole(source: Path, tmp_path: Path) -> None:
+    shard_of(source, 2).unlink()
+    report = repaired(source, tmp_path, [*range(8)])
+    assert report.shards[2].losses[0].reason == "there is no such shard"
+    assert report.n_lost == PER_SHARD
+
+
+def test_another_shard_under_the_name_of_one_is_not_taken_for_it(
+    source: Path, tmp_path: Path
+) -> None:
+    shard_of(source, 2).unlink()
+    write_shard(shard_of(source, 2), 2)
+    report = repaired(source, tmp_path, [*range(8)])
+    assert "another shard has taken its place" in report.shards[2].losses[0].reason
+
+
+def test_without_a_pointer_the_last_generation_says_what_there_is(
+    source: Path, tmp_path: Path
+) -> None:
+    (source / "dataset.json").write_bytes(b"{}")
+    shard_of(source, 2).unlink()
+    report = repaired(source, tmp_path, [*range(8)])
+    assert outcomes(report) == ["sound", "sound", "lost"]
+    assert load(tmp_path / "out").classes == ("a", "b")
+
+
+def test_without_any_generation_all_shards_of_the_folder_are_taken(
+    source: Path, tmp_path: Path
+) -> None:
+    shutil.rmtree(source / "generations")
+    flip(shard_of(source, 0), 20)
+    os.truncate(shard_of(source, 1), 20_000)
+    report = repaired(source, tmp_path, [0, 1, 2, 3, 8, 9, 10, 11])
+    assert outcomes(report) == ["mended", "lost", "sound"]
+    assert report.shards[1].losses[0].n_samples is None
+    assert report.shards[1].as_json()["lost"][0]["first"] is None
+
+
+@pytest.mark.parametrize("damage", [Path.unlink, lambda path: flip(path, 50)], ids=["gone", "bit"])
+def test_shards_that_only_an_unreadable_generation_names_are_told_of(
+    source: Path, tmp_path: Path, damage: Callable[[Path], None]
+) -> None:
+    shutil.copy(shard_of(source, 0), source / "stray.shard")  # of a writer that was killed
+    assert repair(source, tmp_path / "first").is_whole
+    (source / "stray.shard").unlink()
+    add_column(source, "new", Array("int8"), range(N))
+    sides = [shard.name for shard in load(source).sides[0].shards]
+    damage(source / "generations" / "000002.json")
+    report = repaired(source, tmp_path, [*range(N)])
+    assert outcomes(report) == ["sound"] * N_SHARDS + ["lost"] * N_SHARDS
+    assert [shard.name for shard in report.shards[N_SHARDS:]] == sides
+    reason = report.shards[-1].losses[0].reason
+    assert "only generation 2, or a later one, names it" in reason
+    assert f"shardio repair {sides[-1]} saves its samples" in reason
+    assert not report.is_whole
+
+
+def beside_itself(path: Path) -> None:
+    path.symlink_to(path.name)
+
+
+def listening(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as one:
+        one.bind(os.path.relpath(path))  # a socket's name is short
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (os.mkfifo, "is a folder or device; a shard is a file"),
+        (os.mkdir, "is a folder or device; a shard is a file"),
+        (beside_itself, "is a link that leads to itself; a shard is a file"),
+        (listening, "is a socket; a shard is a file"),
+    ],
+)
+def test_what_is_no_file_is_lost_and_all_else_is_saved(
+    source: Path, tmp_path: Path, make: Callable[[Path], None], reason: str
+) -> None:
+    shard_of(source, 1).unlink()
+    make(shard_of(source, 1))
+    (finding,) = audit_dataset(source, workers=0).findings
+    assert (finding.code, finding.message) == ("unreadable", reason)
+    report = repaired(source, tmp_path, [0, 1, 2, 3, 8, 9, 10, 11])
+    assert outcomes(report) == ["sound", "lost", "sound"]
+    assert report.shards[1].losses == [Loss(0, 3, reason)]
+
+
+def test_one_shard_can_be_repaired_alone(source: Path, tmp_path: Path) -> None:
+    flip(shard_of(source, 1), 20)
+    report = repaired(shard_of(source, 1), tmp_path, [4, 5, 6, 7])
+    assert [shard.name for shard in report.shards] == ["000000-001.shard"]
+
+
+def test_pages_that_the_disk_cannot_read_lose_their_samples(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = shard_of(source, 1)
+    offset, size = place(path, Kind.COLUMN, "frames")
+    row = size // PER_SHARD
+    bad = (offset + row + PAGE - 1) // PAGE * PAGE  # a page inside of row 1
+    assert offset + row <= bad and bad + 64 < offset + 2 * row
+    inode, pread = path.stat().st_ino, os.pread
+
+    def failing_pread(fd: int, n: int, at: int) -> bytes:
+        if os.fstat(fd).st_ino == inode and at <= bad < at + n:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return pread(fd, n, at)
+
+    monkeypatch.setattr(os, "pread", failing_pread)
+    report = repair(source, tmp_path / "out")
+    assert outcomes(report) == ["sound", "damaged", "sound"]
+    assert report.shards[1].mended == ("4096 bytes that the disk cannot read are taken for zeros",)
+    lost = {loss.first for loss in report.shards[1].losses}
+    assert 1 in lost
+    assert len(lost) <= 2  # the page may hold the beginning of the next row
+
+
+def test_samples_are_cut_into_shards_of_the_size_asked_for(source: Path, tmp_path: Path) -> None:
+    for k in range(N_SHARDS):
+        offset, _ = place(shard_of(source, k), Kind.COLUMN, "frames")
+        flip(shard_of(source, k), offset)
+    repair(source, tmp_path / "small", shard_bytes=1)
+    repair(source, tmp_path / "large")
+    assert [shard.n_samples for shard in load(tmp_path / "small").shards] == [1] * 9
+    assert [shard.n_samples for shard in load(tmp_path / "large").shards] == [9]
+
+
+def test_a_gone_sample_list_merges_runs_of_one_reason(source: Path, tmp_path: Path) -> None:
+    offset, _ = place(shard_of(source, 1), Kind.COLUMN, "label")
+    flip(shard_of(source, 1), offset)
+    report = repaired(source, tmp_path, [0, 1, 2, 3, 8, 9, 10, 11])
+    (loss,) = report.shards[1].losses  # small rows share a hash
+    assert (loss.first, loss.last) == (0, PER_SHARD - 1)
+
+
+def test_progress_is_told_at_the_start_and_after_every_shard(source: Path, tmp_path: Path) -> None:
+    told: list[RepairProgress] = []
+    repair(source, tmp_path / "out", progress=told.append)
+    assert [p.n_shards_done for p in told] == [0, 1, 2, 3]
+    assert (told[0].n_bytes_done, told[-1].n_bytes_done) == (0, told[0].n_bytes)
+
+
+def test_what_cannot_be_repaired_is_refused_and_nothing_is_left(
+    source: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    with pytest.raises(DatasetNotFound):
+        repair(tmp_path, out)
+    with pytest.raises(ShardNotFound):
+        repair(tmp_path / "no.shard", out)
+    hopeless = tmp_path / "hopeless.shard"
+    hopeless.write_bytes(b"x" * 20_000)
+    with pytest.raises(DatasetCorrupt, match="nothing can be told"):
+        repair(hopeless, out)
+    assert not out.exists()
+    with pytest.raises(DatasetExists):
+        repair(source, source)
+
+
+def test_a_disk_that_is_full_leaves_nothing(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "link", refuse)
+    with pytest.raises(OSError, match="No space"):
+        repair(source, tmp_path / "out")
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,216 @@
+"""Split: every sample in one subset, no group in two, and the same for the same seed."""
+
+from __future__ import annotations
+
+import multiprocessing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shardio import ShardLoader
+from shardio.dataset.dataset import open_dataset
+from shardio.errors import DatasetConflict, InvalidArgument, ShardCorrupt
+from shardio.format.layout import Kind
+from shardio.maintenance import audit_dataset, compact, rewriting, split, splitting
+from shardio.manifest import load, publish_next
+from tests.maintenance.datasets import LABELS, flip, place, shard_of, tree, write
+
+PARTS = {"train": 0.75, "val": 0.25}
+
+
+def grouped(folder: Path, n: int, n_groups: int, n_shards: int = 3) -> Path:
+    """Samples of which every n_groups-th has the same source; the label is the number."""
+    samples = [{"label": i, "source": f"video {i % n_groups}"} for i in range(n)]
+    return write(folder, n, n_shards, schema=LABELS, samples=samples)
+
+
+def content(folder: Path, subset: str) -> list[tuple[int, str]]:
+    with open_dataset(folder, subset=subset) as dataset:
+        return [(int(sample["label"]), sample["source"]) for sample in dataset]
+
+
+def test_every_sample_is_in_one_subset_and_no_group_in_two(tmp_path: Path) -> None:
+    folder = grouped(tmp_path / "d", 120, 12)
+    report = split(folder, PARTS, group="source")
+    train, val = content(folder, "train"), content(folder, "val")
+    assert sorted([n for n, _ in train] + [n for n, _ in val]) == list(range(120))
+    assert not {source for _, source in train} & {source for _, source in val}
+    assert report.n_samples == {"train": len(train), "val": len(val)} == {"train": 90, "val": 30}
+    assert report.n_groups == {"train": 9, "val": 3}
+    assert (report.generation, load(folder).number) == (2, 2)
+    assert audit_dataset(folder, workers=0).findings == ()
+
+
+def test_without_a_group_every_sample_goes_its_own_way(tmp_path: Path) -> None:
+    folder = grouped(tmp_path / "d", 120, 12)
+    report = split(folder, PARTS)
+    assert report.n_samples == {"train": 90, "val": 30} == report.n_groups
+    sides = [{source for _, source in content(folder, name)} for name in PARTS]
+    assert len(sides[0] & sides[1]) > 3
+
+
+@pytest.mark.parametrize("group", [None, "source"])
+def test_the_seed_and_nothing_else_decides(tmp_path: Path, group: str | None) -> None:
+    found = []
+    for name, n_shards, seed in (("a", 3, 0), ("b", 1, 0), ("c", 3, 1), ("d", 3, 1 << 70)):
+        folder = grouped(tmp_path / name, 120, 12, n_shards)
+        split(folder, PARTS, group=group, seed=seed)
+        found.append(content(folder, "val"))
+    assert found[0] == found[1]
+    assert found[0] != found[2] != found[3] != found[0]
+
+
+@pytest.mark.parametrize("field", ["label", "source"])
+def test_any_field_can_be_the_group(tmp_path: Path, field: str) -> None:
+    samples = [{"label": i % 6, "source": f"video {i % 4}"} for i in range(60)]
+    folder = write(tmp_path / "d", 60, 4, schema=LABELS, samples=samples)
+    split(folder, {"a": 0.5, "b": 0.5}, group=field)
+    at = ("label", "source").index(field)
+    sides = [{sample[at] for sample in content(folder, name)} for name in "ab"]
+    assert not sides[0] & sides[1]
+    assert len(sides[0] | sides[1]) == (6, 4)[at]
+
+
+@settings(max_examples=50)
+@given(
+    counts=st.lists(st.integers(1, 9), min_size=1, max_size=40),
+    shares=st.lists(st.integers(1, 9), min_size=1, max_size=4),
+    seed=st.integers(0, 1 << 40),
+)
+def test_shares_are_met_as_closely_as_groups_allow(
+    counts: list[int], shares: list[int], seed: int
+) -> None:
+    groups = np.repeat(np.arange(len(counts)), counts)
+    wanted = [share / sum(shares) for share in shares]
+    numbers = splitting._allot(groups, np.array(counts, np.int64), wanted, seed)
+    found = np.bincount(numbers[groups], minlength=len(shares))
+    assert found.sum() == len(groups)
+    for share, n in zip(wanted, found.tolist(), strict=True):
+        assert n < share * len(groups) + max(counts)
+
+
+def test_a_new_split_replaces_the_old_one_and_what_was_counted_of_it(tmp_path: Path) -> None:
+    folder = grouped(tmp_path / "d", 20, 4)
+    split(folder, PARTS)
+    stats = {"whole": {"samples": 20}, "subsets": {"val": {"samples": 5}}}
+    publish_next(folder, load(folder), stats=stats)
+    split(folder, {"x": 1.0})
+    found = load(folder)
+    assert list(found.subsets) == ["x"]
+    assert found.stats == {"whole": {"samples": 20}}
+    options = {"parts": {"x": 1.0}, "group": None, "seed": 0}
+    assert found.surgery == {"name": "split", "options": options}
+
+
+def test_no_data_is_written(tmp_path: Path) -> None:
+    folder = grouped(tmp_path / "d", 20, 4)
+    before = tree(folder)
+    split(folder, PARTS)
+    after = tree(folder)
+    assert {name for name in after if after[name] != before.get(name)} == {
+        "dataset.json",
+        "generations/000002.json",
+    }
+
+
+def test_a_loader_trains_on_one_subset_and_knows_nothing_of_the_other(tmp_path: Path) -> None:
+    folder = grouped(tmp_path / "d", 60, 6)
+    split(folder, PARTS, group="source")
+    expected = sorted(n for n, _ in content(folder, "train"))
+    with ShardLoader(
+        folder, 7, subset="train", shuffle=True, output="numpy", num_workers=1
+    ) as loader:
+        for _ in range(2):
+            assert sorted(n for batch in loader for n in batch["label"].tolist()) == expected
+
+
+@pytest.mark.parametrize(
+    ("parts", "said"),
+    [
+        ({}, "names and their shares"),
+        ([("a", 1.0)], "names and their shares"),
+        ({"a": 0.5}, "must be 1 together; found 0.5"),
+        ({"a": 0.9, "b": 0.2}, "must be 1 together"),
+        ({"a": 1.0, "b": 0.0}, "'b': a share is above 0"),
+        ({"a": -1.0, "b": 2.0}, "'a': a share"),
+        ({"a": float("nan")}, "'a': a share"),
+        ({"a": True}, "'a': a share"),
+        ({"a": "1"}, "'a': a share"),
+        ({"": 1.0}, "printable"),
+        ({"a\n": 1.0}, "printable"),
+        ({3: 1.0}, "printable"),
+        ({"a" * 256: 1.0}, "at most 255 bytes"),
+    ],
+    ids=str,
+)
+def test_parts_that_cannot_be_are_refused(tmp_path: Path, parts: Any, said: str) -> None:
+    folder = grouped(tmp_path / "d", 4, 2, 1)
+    with pytest.raises(InvalidArgument, match=said):
+        split(folder, parts)
+    assert load(folder).number == 1
+
+
+def test_what_else_cannot_be_is_refused(tmp_path: Path) -> None:
+    folder = grouped(tmp_path / "d", 20, 2)
+    seed: Any
+    for seed in (-1, 1.5, True, None):
+        with pytest.raises(InvalidArgument, match="seed"):
+            split(folder, PARTS, seed=seed)
+    with pytest.raises(InvalidArgument, match="no field 'nose'; there are label, source"):
+        split(folder, PARTS, group="nose")
+    with pytest.raises(InvalidArgument, match="'c' would have no sample: there are 20 in 2 groups"):
+        split(folder, {"a": 0.4, "b": 0.4, "c": 0.2}, group="source")
+    assert load(folder).number == 1
+
+
+def test_a_damaged_group_is_no_basis_for_a_split(tmp_path: Path) -> None:
+    folder = grouped(tmp_path / "d", 20, 2)
+    flip(shard_of(folder, 1), place(shard_of(folder, 1), Kind.PAYLOAD)[0])
+    with pytest.raises(ShardCorrupt):
+        split(folder, PARTS, group="source")
+    assert load(folder).number == 1
+
+
+def _compete(name: str, folder: str, barrier: Any, queue: Any) -> None:
+    surgery: Any = {"split": split, "compact": compact}[name]
+    arguments = (PARTS,) if name == "split" else ()
+
+    def late(*given: Any, **details: Any) -> Any:
+        barrier.wait()
+        return publish_next(*given, **details)
+
+    for module in (splitting, rewriting):
+        vars(module)["publish_next"] = late
+    try:
+        queue.put((name, surgery(folder, *arguments, **({} if arguments else {"workers": 0}))))
+    except DatasetConflict as error:
+        queue.put((name, str(error)))
+
+
+@pytest.mark.parametrize("other", ["split", "compact"])
+def test_of_two_who_change_a_dataset_one_wins_and_the_other_is_told(
+    tmp_path: Path, other: str
+) -> None:
+    folder = grouped(tmp_path / "d", 20, 4)
+    context = multiprocessing.get_context("fork")
+    barrier, queue = context.Barrier(2), context.Queue()
+    processes = [
+        context.Process(target=_compete, args=(name, str(folder), barrier, queue), daemon=True)
+        for name in ("split", other)
+    ]
+    for process in processes:
+        process.start()
+    outcomes = [queue.get(timeout=60) for _ in processes]
+    for process in processes:
+        process.join()
+    (loser,) = [outcome for _, outcome in outcomes if isinstance(outcome, str)]
+    (winner,) = [name for name, outcome in outcomes if not isinstance(outcome, str)]
+    assert "another writer published" in loser
+    assert load(folder).number == 2
+    assert load(folder).surgery["name"] == winner
+    report = audit_dataset(folder, workers=0)
+    assert (report.findings, report.unknown) == ((), ())

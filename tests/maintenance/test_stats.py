@@ -1,0 +1,169 @@
+"""Statistics: what NumPy says of all values at once, kept in the generation."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shardio.dataset.dataset import open_dataset
+from shardio.errors import InvalidArgument, ShardCorrupt
+from shardio.format.fields import Array, List, Text, array_of
+from shardio.format.layout import Kind
+from shardio.format.schema import Schema
+from shardio.maintenance import MaintenanceProgress, audit_dataset, compute_stats, counting
+from shardio.manifest import load, publish_next
+from shardio.views.row_sets import RowRuns
+from tests.maintenance.datasets import LABELS, flip, labelled, place, shard_of, write
+from tests.shards import EVERY_FIELD, every_field_sample
+
+N = 20
+
+
+def as_numbers(values: list[Any], dtype: str) -> Any:
+    flat = np.concatenate([np.asarray(value).reshape(-1) for value in values])
+    if dtype == "bfloat16":
+        flat = (flat.astype(np.uint32) << 16).view(np.float32)
+    return flat[np.isfinite(flat)].astype(np.float64)
+
+
+@pytest.mark.parametrize("chunk", [1 << 20, 1000])
+def test_moments_and_ranges_of_every_numeric_field_are_those_of_all_values(
+    tmp_path: Path, chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(counting, "_CHUNK_ITEMS", chunk)
+    report = compute_stats(write(tmp_path / "d", N, 3))
+    samples = [every_field_sample(i) for i in range(N)]
+    arrays = {name: found for name, field in EVERY_FIELD.items() if (found := array_of(field))}
+    assert list(report.stats["fields"]) == list(arrays)
+    assert report.stats["samples"] == N
+    for name, field in arrays.items():
+        found = report.stats["fields"][name]
+        given = [sample[name] for sample in samples if sample[name] is not None]
+        if isinstance(EVERY_FIELD[name], List):
+            given = [array for arrays_ in given for array in arrays_]
+        values = as_numbers(given, field.dtype)
+        assert found["count"] == len(values), name
+        assert found["mean"] == pytest.approx(values.mean(), rel=1e-9)
+        assert found["std"] == pytest.approx(values.std(), rel=1e-9)
+        assert (found["min"], found["max"]) == (values.min(), values.max())
+        shapes = np.array([np.shape(array) for array in given])
+        assert found["smallest"] == shapes.min(0).tolist()
+        assert found["largest"] == shapes.max(0).tolist()
+        assert found["missing"] == sum(sample[name] is None for sample in samples)
+
+
+def test_they_are_kept_in_the_next_generation_and_not_again(tmp_path: Path) -> None:
+    folder = write(tmp_path / "d", N, 3)
+    report = compute_stats(folder)
+    assert (report.generation, report.subset) == (2, None)
+    with open_dataset(folder) as dataset:
+        assert dataset.stats == {"whole": report.stats}
+        assert dataset.surgery == {"name": "stats"}
+        assert len(dataset) == N
+    assert compute_stats(folder).generation == 2
+    assert audit_dataset(folder, workers=0).findings == ()
+
+
+def test_a_subset_is_counted_beside_the_whole(tmp_path: Path) -> None:
+    folder = write(tmp_path / "d", N, 3, schema=LABELS, samples=labelled(N, n_classes=N))
+    publish_next(
+        folder, load(folder), subsets={"s": RowRuns([3, 9], [2, 4]), "t": RowRuns([0], [1])}
+    )
+    whole = compute_stats(folder)
+    report = compute_stats(folder, subset="s")
+    found = report.stats["fields"]["label"]
+    assert (report.stats["samples"], found["count"], found["min"], found["max"]) == (6, 6, 3, 12)
+    assert found["mean"] == pytest.approx(np.mean([3, 4, 9, 10, 11, 12]))
+    compute_stats(folder, subset="t")
+    stats = load(folder).stats
+    assert stats["whole"] == whole.stats
+    assert list(stats["subsets"]) == ["s", "t"]
+    with pytest.raises(InvalidArgument, match="no subset"):
+        compute_stats(folder, subset="no")
+
+
+def test_classes_are_counted_where_labels_say(tmp_path: Path) -> None:
+    values = [{"label": label, "source": ""} for label in (0, 1, 1, -1, 7, 1)]
+    folder = write(
+        tmp_path / "d", 6, 2, schema=LABELS, samples=values, classes=["cat", "dog", "eel"]
+    )
+    stats = compute_stats(folder).stats
+    assert stats["classes"] == {"cat": 1, "dog": 3, "eel": 0}
+    assert stats["without_class"] == 2
+    bare = write(tmp_path / "e", 6, 2, schema=LABELS, samples=values)
+    assert "classes" not in compute_stats(bare).stats
+
+
+def test_what_is_not_finite_is_counted_and_left_out(tmp_path: Path) -> None:
+    schema = Schema({"x": Array("float32", (3,)), "y": Array("float64", (None,))})
+    values = [
+        {"x": [1, np.nan, 3], "y": []},
+        {"x": [np.inf, -np.inf, 5], "y": [np.nan]},
+    ]
+    fields = compute_stats(write(tmp_path / "d", 2, schema=schema, samples=values)).stats["fields"]
+    x, y = fields["x"], fields["y"]
+    assert (x["count"], x["not_finite"], x["mean"], x["min"], x["max"]) == (3, 3, 3.0, 1.0, 5.0)
+    assert (y["count"], y["not_finite"], y["mean"], y["std"], y["min"]) == (0, 1, None, None, None)
+    assert (y["smallest"], y["largest"]) == ([0], [1])
+
+
+def test_numbers_at_the_end_of_their_range_are_told_as_far_as_json_can(tmp_path: Path) -> None:
+    schema = Schema(
+        {"x": Array("float64"), "i": Array("int64"), "u": Array("uint64"), "b": Array("bool")}
+    )
+    values = [
+        {"x": 1.7e308, "i": (1 << 63) - 1, "u": (1 << 64) - 1, "b": True},
+        {"x": -1.7e308, "i": -(1 << 63), "u": 0, "b": False},
+    ]
+    folder = write(tmp_path / "d", 2, schema=schema, samples=values)
+    fields = json.loads(json.dumps(compute_stats(folder).stats["fields"], allow_nan=False))
+    assert (fields["x"]["max"], fields["x"]["std"]) == (1.7e308, None)
+    assert (fields["i"]["min"], fields["i"]["max"]) == (-(1 << 63), (1 << 63) - 1)
+    assert fields["u"]["max"] == (1 << 64) - 1
+    assert (fields["b"]["min"], fields["b"]["max"], fields["b"]["mean"]) == (0, 1, 0.5)
+    assert load(folder).stats["whole"]["fields"] == fields
+
+
+def test_an_empty_dataset_and_one_without_numbers_have_statistics(tmp_path: Path) -> None:
+    assert compute_stats(write(tmp_path / "d", 0, schema=LABELS)).stats["fields"]["label"] == {
+        "count": 0,
+        "mean": None,
+        "std": None,
+        "min": None,
+        "max": None,
+        "not_finite": 0,
+        "missing": 0,
+        "smallest": None,
+        "largest": None,
+    }
+    words = Schema({"note": Text()})
+    found = compute_stats(write(tmp_path / "e", 1, schema=words, samples=[{"note": "x"}]))
+    assert found.stats["fields"] == {}
+
+
+def test_damaged_data_is_not_counted(tmp_path: Path) -> None:
+    folder = write(tmp_path / "d", 4, 2)
+    flip(shard_of(folder, 1), place(shard_of(folder, 1), Kind.COLUMN, "frames")[0])
+    with pytest.raises(ShardCorrupt):
+        compute_stats(folder)
+    assert load(folder).number == 1
+
+
+def test_progress_is_told_at_the_start_and_after_every_shard(tmp_path: Path) -> None:
+    told: list[MaintenanceProgress] = []
+    compute_stats(write(tmp_path / "d", 4, 2), progress=told.append)
+    assert [(state.step, state.n_shards_done) for state in told] == [
+        ("counting", 0),
+        ("counting", 1),
+        ("counting", 2),
+    ]
+
+
+def test_the_report_is_json(tmp_path: Path) -> None:
+    folder = write(tmp_path / "d", 2, schema=LABELS, samples=labelled(2))
+    said = json.loads(json.dumps(compute_stats(folder).as_json()))
+    assert (said["samples"], said["subset"], said["dataset"]) == (2, None, str(folder))

@@ -1,0 +1,46 @@
+"""One server for all tests of object stores."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from shardio.manifest import load
+from tests.loading import TWO_FIELDS, two_fields, write_dataset
+from tests.storage.remote.scene import OPTIONS, Scene, scene
+
+
+@pytest.fixture(scope="session")
+def one_server() -> Iterator[Scene]:
+    with scene() as found:
+        yield found
+
+
+@pytest.fixture
+def store(one_server: Scene) -> Scene:
+    """The server, with nothing wrong, and nothing counted yet."""
+    one_server.proxy.forget()
+    return one_server
+
+
+@pytest.fixture
+def told(store: Scene, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Scene:
+    """The store, of which the environment says all."""
+    monkeypatch.setenv("SHARDIO_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("AWS_ENDPOINT_URL", store.options["aws_endpoint"])
+    for name, value in OPTIONS.items():
+        if name.startswith("aws_"):
+            monkeypatch.setenv(name.upper(), str(value))
+    return store
+
+
+@pytest.fixture(scope="session")
+def equal_shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A dataset of 64 shards of four samples, of which each content occurs 8 times."""
+    place = tmp_path_factory.mktemp("equal") / "set"
+    samples = list(two_fields(32))
+    write_dataset(place, 256, 64, TWO_FIELDS, (samples[i % 32] for i in range(256)))
+    assert len({shard.id for shard in load(place).shards}) == 8
+    return place

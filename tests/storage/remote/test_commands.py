@@ -1,0 +1,64 @@
+"""What the command line does with datasets in object stores."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from shardio import ShardLoader
+from shardio_tools import cli
+from shardio_tools._stores import refuse_urls
+from tests.loading import TWO_FIELDS, two_fields, write_dataset
+from tests.serving.served import serving
+from tests.storage.remote.scene import Scene
+
+
+def test_inspect_looks_at_a_dataset_without_downloading_it(
+    told: Scene, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_dataset(tmp_path / "set", 400, 2, TWO_FIELDS, two_fields(400))
+    url = told.put_dataset(tmp_path / "set", "inspected")
+    assert cli.main(["inspect", url, "--sample", "150", "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["sample"]["fields"]["label"]["min"] == 150
+    assert [shard["samples"] for shard in facts["shards"]] == [200, 200]
+    names = [shard["name"] for shard in facts["shards"]]
+    assert told.proxy.n_bytes[names[0]] < facts["shards"][0]["bytes"] / 2
+    assert told.proxy.requests[names[1]] == 0
+    assert cli.main(["inspect", url]) == 0
+    assert "400 in 2 shards" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["verify", "s3://bucket/set"], 2, "shardio verify works on a folder: copy"),
+        (["merge", "here/", "s3://bucket/set"], 2, "shardio merge works on a folder: copy"),
+        (["inspect", "s3://bucket/nowhere"], 2, "holds no dataset.json"),
+        (["inspect", "s3://bucket/set/a.shard"], 2, "shardio inspect s3://bucket/set\n"),
+        (["inspect", "ftp://host/set"], 2, "ftp://host/set: a dataset is a folder, or a URL"),
+    ],
+)
+def test_what_cannot_be_done_is_said_in_a_line(
+    told: Scene, capsys: pytest.CaptureFixture[str], arguments: list[str], code: int, said: str
+) -> None:
+    assert cli.main(arguments) == code
+    error = capsys.readouterr().err
+    assert said in error and error.count("\n") == 1
+
+
+def test_a_dataset_in_a_store_is_served(told: Scene, tmp_path: Path) -> None:
+    write_dataset(tmp_path / "set", 40, 2, TWO_FIELDS, two_fields(40))
+    url = told.put_dataset(tmp_path / "set", "served")
+    with serving(url) as server, ShardLoader(server.address, 16, output="numpy") as loader:
+        labels = [label for batch in loader for label in batch["label"].tolist()]
+    assert labels == list(range(40))
+
+
+@pytest.mark.parametrize("option", ["--address", "--bind"])
+def test_where_others_are_reached_is_no_dataset(option: str) -> None:
+    others = {"--address": ["convert", "SRC", "OUT"], "--bind": ["serve", "OUT"]}[option]
+    options = cli.parser().parse_args([*others, option, "tcp://head:10001"])
+    refuse_urls(options)

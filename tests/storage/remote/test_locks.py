@@ -1,0 +1,95 @@
+"""Locks end with whoever has them, and with nobody else."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from shardio.storage.remote import locks
+from shardio.storage.remote.locks import ByteLocks, alone_in, exclusive
+
+pytestmark = pytest.mark.filterwarnings("ignore:.* use of fork:DeprecationWarning")
+
+SHARD = 5
+
+
+@contextmanager
+def _fork(act: Callable[[], object] = lambda: None) -> Iterator[None]:
+    """A fork of this process, which does something, and lives until the end of the `with`."""
+    to_child, from_child = os.pipe(), os.pipe()
+    pid = os.fork()
+    if not pid:
+        try:
+            act()
+        finally:
+            os.write(from_child[1], b"-")
+            os.close(to_child[1])
+            os.read(to_child[0], 1)
+            os._exit(0)
+    os.read(from_child[0], 1)
+    try:
+        yield
+    finally:
+        for fd in (*to_child, *from_child):
+            os.close(fd)
+        os.waitpid(pid, 0)
+
+
+def _is_free(path: str) -> bool:
+    with exclusive(path, SHARD) as is_alone:
+        return is_alone
+
+
+def test_a_fork_does_not_keep_a_lock_that_its_parent_has_undone(tmp_path: Path) -> None:
+    path = str(tmp_path / "locks")
+    lock = exclusive(path, SHARD)
+    lock.__enter__()
+    with _fork():
+        lock.__exit__(None, None, None)
+        assert _is_free(path)
+
+
+def test_a_fork_does_not_undo_what_its_parent_has_locked(tmp_path: Path) -> None:
+    path = str(tmp_path / "locks")
+    lock = exclusive(path, SHARD)
+    lock.__enter__()
+    with _fork(lambda: lock.__exit__(None, None, None)):
+        assert not _is_free(path)
+    lock.__exit__(None, None, None)
+    assert _is_free(path)
+
+
+def test_who_was_alone_leaves_no_fork_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock = alone_in(str(tmp_path))
+    lock.__enter__()
+    with _fork():
+        lock.__exit__(None, None, None)
+        flock = fcntl.flock
+        monkeypatch.setattr(fcntl, "flock", lambda fd, kind: flock(fd, kind | fcntl.LOCK_NB))
+        with alone_in(str(tmp_path)):
+            pass
+
+
+def test_what_is_given_back_while_a_lock_is_refused_is_given_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    some, lock = ByteLocks(str(tmp_path / "locks")), locks._lock
+    assert some.share(SHARD)
+
+    def refuse(fd: int, kind: int, byte: int) -> bool:
+        if byte == SHARD:
+            return lock(fd, kind, byte)
+        some.give_back(SHARD)  # as a finalizer does, in the middle of anything
+        return False
+
+    monkeypatch.setattr(locks, "_lock", refuse)
+    assert not some.share(SHARD + 1)
+    assert _is_free(str(tmp_path / "locks"))
+    some.close()

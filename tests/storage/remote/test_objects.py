@@ -1,0 +1,337 @@
+"""Objects are read and written exactly, whatever the network does, or an error says why not."""
+
+from __future__ import annotations
+
+import http.server
+import os
+import pickle
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shardio.errors import (
+    DatasetConflict,
+    InvalidArgument,
+    ShardChanged,
+    ShardNotFound,
+    StoreAccessDenied,
+    StoreUnavailable,
+    UnsupportedEnvironment,
+)
+from shardio.storage.remote import stores
+from shardio.storage.remote.failures import Passing
+from shardio.storage.remote.objects import Objects, Part
+from tests.loading import PATIENCE_S
+from tests.storage.remote.scene import Fault, Scene
+
+DATA = bytes(range(256)) * 1000
+
+
+def objects(store: Scene, **more: object) -> Objects:
+    return Objects(store.url("objects"), {**store.options, **more})
+
+
+@pytest.fixture(autouse=True)
+def small_pieces(store: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shardio.storage.remote.objects.PIECE_BYTES", 100_000)
+    monkeypatch.setattr("shardio.storage.remote.objects._LEAST_PIECE_BYTES", 50_000)
+    store.put("objects/a.shard", DATA)
+
+
+def _downloaded(some: Objects, path: Path, n_bytes: int = len(DATA)) -> bytes:
+    with open(path, "ab", buffering=0) as file:
+        some.download("a.shard", file, n_bytes)
+    return path.read_bytes()
+
+
+def test_an_object_is_read_whole_in_part_and_from_its_end(store: Scene) -> None:
+    some = objects(store)
+    assert some.read("a.shard") == DATA
+    assert bytes(some.read_range("a.shard", 300, 20)) == DATA[300:320]
+    tail = some.read_tail("a.shard", 1000)
+    assert (bytes(tail.data), tail.n_bytes) == (DATA[-1000:], len(DATA))
+    assert bytes(some.read_tail("a.shard", 1 << 20).data) == DATA
+
+
+@pytest.mark.parametrize("kind", ["error", "cut", "stall"])
+def test_what_passes_is_tried_again_from_the_byte_that_was_reached(
+    store: Scene, tmp_path: Path, kind: str
+) -> None:
+    client = {"timeout": "300ms"}
+    some, fault = objects(store, client_options=client), Fault(kind, times=2)
+    (tmp_path / "a").write_bytes(DATA[:1000])
+    store.proxy.faults = [fault]
+    assert _downloaded(some, tmp_path / "a") == DATA
+    fault.go_on.set()
+
+
+def test_pieces_come_several_at_a_time_and_lie_in_order(
+    store: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    some, all_are_asked_for, others = objects(store), threading.Barrier(3), threading.Semaphore(0)
+    get = Objects._get_once
+
+    def get_late(self: Objects, name: str, part: Any, tag: str | None) -> Part:
+        all_are_asked_for.wait(PATIENCE_S)
+        if part[0] == 0:
+            others.acquire(timeout=PATIENCE_S)
+            others.acquire(timeout=PATIENCE_S)
+        found = get(self, name, part, tag)
+        others.release()
+        return found
+
+    monkeypatch.setattr(Objects, "_get_once", get_late)
+    assert _downloaded(some, tmp_path / "a") == DATA
+
+
+def test_after_a_failure_less_is_asked_for_and_what_comes_makes_the_next_one_the_first(
+    store: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    get, failed, tries = Objects._get_once, set[int](), list[int]()
+    sizes = []
+
+    def fail_once(self: Objects, name: str, part: Any, tag: str | None) -> Part:
+        if part[0] not in failed:
+            failed.add(part[0])
+            raise Passing("not yet")
+        sizes.append(part[1] - part[0])
+        return get(self, name, part, tag)
+
+    monkeypatch.setattr("shardio.storage.remote.objects._PIECES_AT_ONCE", 1)
+    monkeypatch.setattr(Objects, "_get_once", fail_once)
+    monkeypatch.setattr(Objects, "_pause", lambda *given: tries.append(given[4]))
+    assert _downloaded(objects(store), tmp_path / "a") == DATA
+    assert sizes == [50_000] * 5 + [6_000]
+    assert tries == [1] * 6
+
+
+def test_a_download_that_is_cancelled_asks_for_no_further_piece(
+    store: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shardio.storage.remote.objects._PIECES_AT_ONCE", 1)
+    calls = iter([None])
+    with open(tmp_path / "a", "ab", buffering=0) as file, pytest.raises(StopIteration):
+        objects(store).download("a.shard", file, len(DATA), check=lambda: next(calls))
+    assert (tmp_path / "a").read_bytes() == DATA[:100_000]
+    assert store.proxy.n_bytes["a.shard"] == 100_000
+
+
+def test_pieces_of_two_objects_are_not_put_together(
+    store: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    get = Objects._get_once
+
+    def get_other(self: Objects, name: str, part: Any, tag: str | None) -> Part:
+        found = get(self, name, part, tag)
+        return found._replace(tag='"another"') if part[0] == 200_000 else found
+
+    monkeypatch.setattr(Objects, "_get_once", get_other)
+    with pytest.raises(ShardChanged, match="another object has taken the place"):
+        _downloaded(objects(store), tmp_path / "a")
+    assert (tmp_path / "a").read_bytes() == DATA[:200_000]
+
+
+def test_a_download_goes_on_with_what_is_there(store: Scene, tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(DATA[:-10])
+    assert _downloaded(objects(store), tmp_path / "a") == DATA
+    assert store.proxy.n_bytes["a.shard"] == 10
+
+
+def test_an_object_of_another_size_is_refused(store: Scene, tmp_path: Path) -> None:
+    with pytest.raises(ShardChanged, match=f"expected {len(DATA) + 5}, found {len(DATA)}"):
+        _downloaded(objects(store), tmp_path / "a", len(DATA) + 5)
+
+
+def test_an_object_that_ends_before_what_was_reached_is_refused_at_once(
+    store: Scene, tmp_path: Path
+) -> None:
+    (tmp_path / "a").write_bytes(bytes(len(DATA) + 1))
+    with pytest.raises(ShardChanged, match=r"a\.shard: the object in the store ends before"):
+        _downloaded(objects(store), tmp_path / "a", len(DATA) + 5)
+    with pytest.raises(ShardChanged, match="ends before what was asked for"):
+        objects(store).read_range("a.shard", len(DATA) + 1, 5)
+
+
+def test_an_object_that_is_replaced_meanwhile_is_refused(store: Scene) -> None:
+    some = objects(store)
+    tag = some.read_tail("a.shard", 10).tag
+    store.put("objects/a.shard", DATA[::-1])
+    with pytest.raises(ShardChanged, match="another object has taken the place"):
+        some.read_range("a.shard", 0, 10, tag)
+
+
+def test_of_a_server_with_weak_tags_a_replaced_object_is_noticed_as_well(
+    store: Scene, tmp_path: Path
+) -> None:
+    some = objects(store)
+    store.proxy.faults = [Fault("weak", times=99)]
+    assert _downloaded(some, tmp_path / "a") == DATA
+    tag = some.read_tail("a.shard", 10).tag
+    assert some.read_range("a.shard", 5, 10, tag) == DATA[5:15]
+    store.put("objects/a.shard", DATA[::-1])
+    with pytest.raises(ShardChanged, match="another object has taken the place"):
+        some.read_range("a.shard", 0, 10, tag)
+
+
+def test_where_no_range_is_counted_from_the_end_the_size_is_asked_first(
+    store: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.put("azure/it", b"0123456789")
+    monkeypatch.setattr("shardio.storage.remote.objects.AZURE", ("s3",))
+    found = Objects(store.url("azure"), store.options)
+    for n_bytes, expected in ((4, b"6789"), (99, b"0123456789")):
+        tail = found.read_tail("it", n_bytes)
+        assert (bytes(tail.data), tail.n_bytes) == (expected, 10)
+    assert store.proxy.requests["it"] == 4
+
+
+def test_a_bucket_that_is_missing_is_not_waited_for(store: Scene) -> None:
+    with pytest.raises(InvalidArgument, match="there is no such bucket: NoSuchBucket"):
+        Objects("s3://nobody/here", store.options).names()
+
+
+def test_what_lasts_is_an_error_at_the_deadline(store: Scene) -> None:
+    store.proxy.faults = [Fault("error", times=1000)]
+    with pytest.raises(
+        StoreUnavailable, match=r"a\.shard: the store gave nothing .* InternalError"
+    ):
+        objects(store, deadline_s=0.3).read("a.shard")
+
+
+def test_credentials_that_have_expired_are_an_error_at_once_that_does_not_show_them(
+    store: Scene,
+) -> None:
+    store.proxy.faults = [Fault("denied", times=1000)]
+    with pytest.raises(
+        StoreAccessDenied, match="refuses: ExpiredToken: The token has expired"
+    ) as caught:
+        objects(store).read("a.shard")
+    assert store.proxy.faults[0].times == 999
+    text = str(caught.value) + repr(objects(store))
+    assert not any(secret in text for secret in ("AKIDEXAMPLE", "a secret of sixteen"))
+
+
+def test_a_missing_object_is_not_waited_for(store: Scene) -> None:
+    with pytest.raises(ShardNotFound, match=r"objects/b\.shard: there is no such object"):
+        objects(store).read("b.shard")
+    assert not objects(store).holds("b.shard")
+    assert objects(store).holds("a.shard")
+
+
+def test_a_url_that_may_have_a_secret_is_refused_and_not_shown() -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        Objects("https://me:word@host/set?sig=12345")
+    assert "word" not in str(caught.value) and "12345" not in str(caught.value)
+
+
+def test_an_option_that_nobody_knows_is_refused_by_its_name(store: Scene) -> None:
+    with pytest.raises(InvalidArgument, match="aws_colour"):
+        objects(store, aws_colour="a secret word").read("a.shard")
+
+
+def test_a_web_server_without_ranges_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.shard").write_bytes(DATA)
+    with _served(tmp_path, _Plain) as some:
+        assert some.read("a.shard") == DATA
+        with pytest.raises(InvalidArgument, match="Range request .* copy the dataset to a"):
+            some.read_tail("a.shard", 10)
+
+
+def test_a_web_server_that_does_not_say_how_much_comes_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.shard").write_bytes(DATA)
+    with (
+        _served(tmp_path, _Chunked) as some,
+        pytest.raises(InvalidArgument, match="Content-Length .* copy the dataset to a folder"),
+    ):
+        some.read("a.shard")
+
+
+@contextmanager
+def _served(folder: Path, handler: type[_Plain]) -> Iterator[Objects]:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        server.folder = str(folder)  # type: ignore[attr-defined]
+        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+        thread.start()
+        try:
+            yield Objects(f"http://127.0.0.1:{server.server_port}/", {"deadline_s": 10})
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+class _Plain(http.server.SimpleHTTPRequestHandler):
+    """Gives whole files alone."""
+
+    def __init__(self, request: Any, client_address: Any, server: Any) -> None:
+        super().__init__(request, client_address, server, directory=server.folder)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+
+class _Chunked(_Plain):
+    """Gives whole files, and does not say how long they are."""
+
+    def send_header(self, keyword: str, value: str) -> None:
+        if keyword.lower() != "content-length":
+            super().send_header(keyword, value)
+
+
+def test_an_endpoint_without_a_scheme_is_refused(store: Scene) -> None:
+    with pytest.raises(InvalidArgument, match=r"endpoint must begin with http://"):
+        objects(store, aws_endpoint="localhost:9000").read("a.shard")
+
+
+def test_a_password_in_an_endpoint_is_not_shown(store: Scene) -> None:
+    port = store.proxy.server_port
+    store.proxy.is_down = True
+    with pytest.raises(StoreUnavailable) as caught:
+        objects(store, aws_endpoint=f"http://me:word@127.0.0.1:{port}", deadline_s=0.2).read(
+            "a.shard"
+        )
+    assert f"http://…@127.0.0.1:{port}/" in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"])
+def test_the_environment_names_the_server_by_each_of_its_names(
+    store: Scene, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    options = store.options
+    monkeypatch.setenv(name, options.pop("aws_endpoint"))
+    assert Objects(store.url("objects"), options).read("a.shard") == DATA
+
+
+def test_a_fork_of_a_process_that_has_used_a_store_is_told_so(
+    store: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(stores._users, "first", os.getpid() + 1)
+    with pytest.raises(UnsupportedEnvironment, match="this process is a fork of one"):
+        objects(store).read("a.shard")
+
+
+def test_they_are_made_anew_where_they_arrive(store: Scene) -> None:
+    assert pickle.loads(pickle.dumps(objects(store))).read("a.shard") == DATA
+
+
+def test_of_two_who_write_first_the_second_is_refused(store: Scene) -> None:
+    some, name = objects(store), "generations/000001.json"
+    some.put(name, b"one", exclusive=True)
+    some.put(name, b"one", exclusive=True)  # as if the answer had been lost
+    with pytest.raises(DatasetConflict, match="another writer published first"):
+        some.put(name, b"two", exclusive=True)
+    assert some.read(name) == b"one"
+    some.remove(name)
+    assert not some.holds(name)
+
+
+def test_a_file_is_uploaded_though_the_server_fails_now_and_then(
+    store: Scene, tmp_path: Path
+) -> None:
+    (tmp_path / "b.shard").write_bytes(DATA)
+    store.proxy.faults = [Fault("error", method="PUT")]
+    objects(store).upload("b.shard", str(tmp_path / "b.shard"))
+    assert objects(store).read("b.shard") == DATA

@@ -1,0 +1,119 @@
+"""What has to be known of all samples: found by ranges, in several shards of a store at a time."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import shardio
+from shardio import Array, Clip, Schema, Video
+from shardio.dataset.dataset import Dataset, ShardDataset
+from shardio.dataset.scan import Part, scan
+from shardio.manifest import load
+from shardio.samples.clip_draws import cut
+from shardio.shard.writer import ShardSummary
+from shardio.storage.remote.bucket import Bucket
+from shardio.storage.remote.locks import exclusive
+from shardio.storage.remote.places import Remote
+from shardio.storage.remote.room import byte_of
+from tests.loading import PATIENCE_S, write_dataset
+from tests.shards import made_stream
+from tests.storage.remote.scene import Scene
+
+N, N_SHARDS = 40, 5
+FIELDS = Schema({"video": Video(), "at": Array("int64", (2,))})
+CLIP = Clip(frames=2, size=(48, 64), around="at")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    made = ({"video": made_stream(i, 5 + i % 7), "at": np.array([0, i % 4])} for i in range(N))
+    return write_dataset(tmp_path_factory.mktemp("scan") / "set", N, N_SHARDS, FIELDS, made)
+
+
+@pytest.fixture
+def remote(store: Scene, folder: str, tmp_path: Path) -> Iterator[ShardDataset]:
+    url = store.put_dataset(folder, "scanned")
+    given: Any = {"cache": tmp_path / "cache", "storage_options": store.options}
+    with shardio.open(url, **given) as dataset:
+        yield dataset
+
+
+@pytest.mark.parametrize("chosen", ["all", "some", "mixed"])
+def test_clips_of_videos_in_a_store_are_those_of_the_same_in_a_folder(
+    remote: ShardDataset, folder: str, chosen: str
+) -> None:
+    with shardio.open(folder) as local:
+        pair: tuple[Dataset, Dataset] = (remote, local)
+        if chosen == "some":
+            numbers = np.random.default_rng(3).integers(0, N, 3 * N)
+            pair = remote.select(numbers), local.select(numbers)
+        elif chosen == "mixed":
+            pair = (
+                shardio.mix([remote, folder], weights=[1, 2]),
+                shardio.mix([local, folder], weights=[1, 2]),
+            )
+        found, expected = (cut(each, CLIP, "video") for each in pair)
+        assert found == expected
+        assert pair[0].rows.clips is not None
+        assert pair[1].rows.clips is not None
+        assert len(pair[0]) == len(pair[1])
+        assert pair[0].rows.clips.n_frames.tolist() == pair[1].rows.clips.n_frames.tolist()
+        assert 0 < len(pair[0]) < 3 * len(pair[0].rows.clips.n_frames)
+
+
+def test_many_samples_are_looked_at_a_part_at_a_time(
+    remote: ShardDataset, folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    numbers = np.random.default_rng(4).integers(0, N, 3 * N)
+    with shardio.open(folder) as local, local.select(numbers) as expected:
+        cut(expected, CLIP, "video")
+        monkeypatch.setattr("shardio.dataset.scan._AT_ONCE", 7)
+        with local.select(numbers) as here, remote.select(numbers) as there:
+            for found in (here, there):
+                cut(found, CLIP, "video")
+                assert found.rows.clips is not None
+                assert expected.rows.clips is not None
+                assert found.rows.clips.n_frames.tolist() == expected.rows.clips.n_frames.tolist()
+
+
+def test_shards_in_a_store_are_looked_into_several_at_a_time(
+    store: Scene, remote: ShardDataset
+) -> None:
+    all_are_at_it = threading.Barrier(N_SHARDS)
+
+    def look(part: Part) -> int:
+        all_are_at_it.wait(PATIENCE_S)
+        assert part.reader("video") is part.reader("at")  # as they are in one file
+        return len(part.reader("video"))
+
+    found = [(part.shard, part.numbers.tolist(), n) for part, n in scan(remote, look)]
+    n = N // N_SHARDS
+    assert found == [(i, list(range(i * n, (i + 1) * n)), n) for i in range(N_SHARDS)]
+    assert {store.proxy.requests[shard.name] for shard in remote.shards} == {1}
+
+
+def test_a_look_by_ranges_does_not_let_go_of_what_another_holds(
+    store: Scene, folder: str, remote: ShardDataset, tmp_path: Path
+) -> None:
+    shard: ShardSummary = next(iter(load(folder).shards))
+    url = "s3://bucket/scanned"
+    far = remote.files.glance(0, "video")
+    (bucket,) = remote.buckets
+    other = Bucket(url, Remote.of(tmp_path / "cache", None, store.options, whole=True))
+    other.bring(shard)
+    assert bucket.hold(shard) == other.path_of(shard)
+    del far
+    path = Path(other.path_of(shard))
+    locks, byte = str(path.parent / "locks"), byte_of(path.name)
+    with exclusive(locks, byte) as is_free:
+        assert not is_free
+    bucket.release(shard)
+    with exclusive(locks, byte) as is_free:
+        assert is_free
+    other.close()
