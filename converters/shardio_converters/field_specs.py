@@ -92,12 +92,10 @@ def go_together(names: Iterable[str]) -> bool:
     return not _why_not_fields(tuple(names))
 
 
-def check_names(
-    names: Iterable[str], what: str, way_out: str = "rename it or leave it out"
-) -> None:
+def check_names(names: Iterable[str], what: str, hint: str = "rename it or leave it out") -> None:
     """Refuse names that cannot be those of one sample's fields.
 
-    `what` is the plural noun for messages ("columns"), `way_out` the advice at their end.
+    `what` is the plural noun for messages ("columns"), `hint` the advice at their end.
 
     Raises:
         MediaError: a name is repeated, or is not a valid name of a field.
@@ -105,9 +103,9 @@ def check_names(
     every = tuple(names)
     if len({*every}) < len(every):
         twice = next(name for name, n in Counter(every).items() if n > 1)
-        raise MediaError(f"two {what} would be the field {twice!r}; {way_out}")
+        raise MediaError(f"two {what} would be the field {twice!r}; {hint}")
     if every and (why_not := _why_not_fields(every)):
-        raise MediaError(f"names of {what} must be names of fields: {why_not}; {way_out}")
+        raise MediaError(f"names of {what} must be names of fields: {why_not}; {hint}")
 
 
 @lru_cache(maxsize=16)  # the files of one conversion mostly have the same names

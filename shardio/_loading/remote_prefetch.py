@@ -81,7 +81,7 @@ class Bringing:
         most = self._most_bytes()
         n_bytes = sum(self._sizes().tolist())
         room = f"{self._dataset.path}: has {n_bytes} bytes, of which {most} fit into its cache"
-        way_out = "raise cache_bytes, or take shuffle='shards'"
+        hint = "raise cache_bytes, or take shuffle='shards'"
         if choice.is_in_shards:
             self._at_once = self._bytes_of_windows()
             if self._at_once > most:
@@ -94,12 +94,12 @@ class Bringing:
         if choice.is_full:
             raise InvalidArgument(
                 f"{room}: with shuffle={choice.shuffle!r} every batch needs samples from all of "
-                f"it, which would be downloaded again and again: {way_out}"
+                f"it, which would be downloaded again and again: {hint}"
             )
         if choice.is_in_blocks:
             warnings.warn(
                 f"{room}: with shuffle='blocks' a window of 256 MiB needs parts of many shards, "
-                f"which are downloaded whole: {way_out}",
+                f"which are downloaded whole: {hint}",
                 stacklevel=level_of_caller(),
             )
 

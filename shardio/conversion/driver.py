@@ -162,7 +162,7 @@ class _Asked:
             resume=request.resume,
             overwrite=request.overwrite,
             appends=self.append,
-            way_out=request.way_out,
+            hint=request.hint,
         )
         listing = list_inputs(src, but=str(staging.out))
         # Now, so that options are refused before anything is made.

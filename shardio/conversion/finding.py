@@ -43,12 +43,12 @@ def refuse_nothing(
         what = f"nothing of the kind {kind!r}"
     else:
         what = "no file whose name says of which kind it is, and no video"
-    way_out = "give its kind (--kind KIND, or kind=)"
+    hint = "give its kind (--kind KIND, or kind=)"
     if appends:
-        way_out = "an append takes files of the kind that the dataset has"
+        hint = "an append takes files of the kind that the dataset has"
     elif promised and promised != kind:
-        way_out = f"the names promise {promised!r} (--kind {promised}, or kind={promised!r})"
-    error = NothingFound(f"{source}: holds {what}: {_described(reports)}; {way_out}")
+        hint = f"the names promise {promised!r} (--kind {promised}, or kind={promised!r})"
+    error = NothingFound(f"{source}: holds {what}: {_described(reports)}; {hint}")
     error.add_note(_known())
     raise error
 

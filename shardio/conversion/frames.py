@@ -51,8 +51,8 @@ class FrameRows:
         try:
             self.schema = Schema({column.name: column.field for column in self._columns})
         except ShardioError as error:
-            way_out = "; rename or drop it" if names else ""
-            raise InvalidArgument(f"the columns are no fields: {error}{way_out}") from error
+            hint = "; rename or drop it" if names else ""
+            raise InvalidArgument(f"the columns are no fields: {error}{hint}") from error
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         names = [column.name for column in self._columns]

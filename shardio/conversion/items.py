@@ -97,7 +97,7 @@ def convert_items(
         resume=request.resume,
         overwrite=request.overwrite,
         appends=append,
-        way_out=request.way_out,
+        hint=request.hint,
     )
     listing = list_items(items)
     parts = None if names is None else tuple(names)

@@ -110,8 +110,8 @@ def read_plan(folder: Path) -> Plan | None:
     return Plan(settings, tuple(map(str, units)), bool(replaces), bool(appends))
 
 
-def refuse_other_settings(plan: Plan, settings: Mapping[str, Any], out: Path, way_out: str) -> None:
-    """Make sure that a conversion goes on as it began; `way_out`: what else can be done.
+def refuse_other_settings(plan: Plan, settings: Mapping[str, Any], out: Path, hint: str) -> None:
+    """Make sure that a conversion goes on as it began; `hint`: what else can be done.
 
     Raises:
         InvalidArgument: the options, a version or the machine's kind are others; it names all.
@@ -125,11 +125,11 @@ def refuse_other_settings(plan: Plan, settings: Mapping[str, Any], out: Path, wa
     if others:
         raise InvalidArgument(
             f"{out}: resume goes on only as the conversion was begun: {'; '.join(others)}; "
-            f"convert as before, {way_out}"
+            f"convert as before, {hint}"
         )
 
 
-def refuse_other_units(plan: Plan, units: Sequence[str], out: Path, way_out: str) -> None:
+def refuse_other_units(plan: Plan, units: Sequence[str], out: Path, hint: str) -> None:
     """Make sure that a dataset that was published is of the inputs as they are now.
 
     Raises:
@@ -139,7 +139,7 @@ def refuse_other_units(plan: Plan, units: Sequence[str], out: Path, way_out: str
         others = "append (--append) adds new ones, overwrite (--overwrite) begins anew"
         raise DatasetExists(
             f"{out}: the interrupted conversion had published its dataset, and its inputs are "
-            f"others now; {way_out or others}"
+            f"others now; {hint or others}"
         )
 
 

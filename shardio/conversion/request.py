@@ -50,9 +50,9 @@ class Request:
         return usable_cpus() if self.workers is None else self.workers
 
     @property
-    def way_out(self) -> str:
+    def hint(self) -> str:
         """How to begin anew what goes on to a store; nothing for a folder, which says it."""
-        return "" if self.sender is None else self.sender.way_out
+        return "" if self.sender is None else self.sender.hint
 
     def refuse_for_samples(self, *, labels: bool) -> None:
         """Make sure that nothing is given that is for files alone."""

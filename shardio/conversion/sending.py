@@ -67,13 +67,13 @@ def send(
         objects.upload(shard.name, path, check=check)
 
 
-def check_sent(objects: Objects, shard: ShardSummary, way_out: str) -> None:
+def check_sent(objects: Objects, shard: ShardSummary, hint: str) -> None:
     """Make sure that a shard that was uploaded is there, by its end.
 
     Args:
         objects: where it went.
         shard: by the name that it got.
-        way_out: what can be done where it is not.
+        hint: what can be done where it is not.
 
     Raises:
         ShardNotFound, ShardChanged: it is not, or another object is.
@@ -85,12 +85,10 @@ def check_sent(objects: Objects, shard: ShardSummary, way_out: str) -> None:
         with ShardReader(place, verify="off", access="pread", content=content) as reader:
             found = ShardSummary(shard.name, len(reader), reader.header.file_size, reader.id)
     except ShardNotFound as error:
-        raise ShardNotFound(
-            f"{place}: was uploaded, and is not there any more; {way_out}"
-        ) from error
+        raise ShardNotFound(f"{place}: was uploaded, and is not there any more; {hint}") from error
     if found != shard:
         raise ShardChanged(
-            f"another object has taken the place of the shard that was uploaded; {way_out}",
+            f"another object has taken the place of the shard that was uploaded; {hint}",
             code="replaced",
             path=place,
             expected=shard,
@@ -103,11 +101,11 @@ class Sender(Closing):
 
     Args:
         objects: where they go.
-        way_out: what else can be done than to resume, for errors.
+        hint: what else can be done than to resume, for errors.
     """
 
-    def __init__(self, objects: Objects, way_out: str) -> None:
-        self._objects, self.way_out = objects, way_out
+    def __init__(self, objects: Objects, hint: str) -> None:
+        self._objects, self.hint = objects, hint
         self._changed = threading.Condition()
         self._waiting: deque[tuple[str, ShardSummary]] = deque()
         self._n_under_way = 0
@@ -191,7 +189,7 @@ class Sender(Closing):
 
     def _do(self, path: str, shard: ShardSummary) -> None:
         if name_sent(path) is not None:
-            check_sent(self._objects, shard, self.way_out)
+            check_sent(self._objects, shard, self.hint)
         else:
             send(self._objects, path, shard, self._check)
             with self._changed:

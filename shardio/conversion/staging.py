@@ -57,7 +57,7 @@ class Staging:
 
     `resume` goes on with what an interrupted conversion left there, or begins where there is
     nothing; `overwrite` begins anew, and a dataset in `out` gives way once the new one is done.
-    `appends`: to the dataset in `out`. `way_out`: how to begin anew, of one that goes to a store.
+    `appends`: to the dataset in `out`. `hint`: how to begin anew, of one that goes to a store.
     At the end of a conversion that called `finish` the folder disappears; for a store, all but the
     plan. After an error it stays if any unit is finished; otherwise it disappears too, and so does
     `out` if it was made here.
@@ -76,14 +76,14 @@ class Staging:
         resume: bool = False,
         overwrite: bool = False,
         appends: bool = False,
-        way_out: str = "",
+        hint: str = "",
     ) -> None:
         self.out = Path(os.path.abspath(out))
         self.folder = self.out / NAME
         self.is_published, self.lock_fd = False, -1
         self._resume, self._overwrite, self.appends = resume, overwrite, appends
         anew = self._give_up if appends else "overwrite (--overwrite) starts again"
-        self._way_out, self._anew = way_out, way_out or anew
+        self._way_out, self._anew = hint, hint or anew
         self._moves = Moves(self.out, self.folder)
         self._plan: Plan | None = None
         self._has_begun = self._is_finished = self._made_out = False
@@ -155,14 +155,14 @@ class Staging:
             raise DatasetExists(self._interrupted())
         self._plan = plan
 
-    def _read_plan(self, way_out: str) -> Plan | None:
+    def _read_plan(self, hint: str) -> Plan | None:
         """Read the plan; an error says how to go on without it."""
         try:
             return read_plan(self.folder)
         except DatasetCorrupt as error:
-            raise DatasetCorrupt(f"{error}; {way_out}") from error
+            raise DatasetCorrupt(f"{error}; {hint}") from error
         except InvalidArgument as error:
-            raise InvalidArgument(f"{error}; {way_out}") from error
+            raise InvalidArgument(f"{error}; {hint}") from error
 
     def _interrupted(self) -> str:
         """Say what lies here, and how to go on."""

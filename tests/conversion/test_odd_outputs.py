@@ -73,7 +73,7 @@ def test_overwrite_replaces_a_dataset_beside_which_a_writer_was_killed(
 
 
 @pytest.mark.parametrize(
-    ("options", "way_out"),
+    ("options", "hint"),
     [
         ({"resume": True}, r"overwrite \(--overwrite\) starts again"),
         ({"resume": True, "append": True}, r"to give it up, delete .*\.conversion: the dataset is"),
@@ -81,12 +81,12 @@ def test_overwrite_replaces_a_dataset_beside_which_a_writer_was_killed(
     ids=["conversion", "append"],
 )
 def test_a_plan_of_another_version_is_told_with_a_way_out_that_loses_nothing(
-    lines: Path, tmp_path: Path, options: dict[str, bool], way_out: str
+    lines: Path, tmp_path: Path, options: dict[str, bool], hint: str
 ) -> None:
     place = make_out(lines, tmp_path / "out", options)
     place.mkdir()
     (place / "plan.json").write_bytes(sealed({"version": 1}))
-    with pytest.raises(InvalidArgument, match=f"version 1 .* began; {way_out}") as caught:
+    with pytest.raises(InvalidArgument, match=f"version 1 .* began; {hint}") as caught:
         convert(lines, tmp_path / "out", **options)
     assert ("overwrite" in str(caught.value)) == ("append" not in options)
 

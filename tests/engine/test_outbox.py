@@ -84,7 +84,7 @@ def test_a_sample_for_whose_arrays_there_is_no_memory_fails_alone(
     os.close(block)
     main.shutdown(socket.SHUT_WR)
 
-    def refuse(n_bytes: int, what: str, way_out: str) -> None:
+    def refuse(n_bytes: int, what: str, hint: str) -> None:
         raise InsufficientMemory(what)
 
     monkeypatch.setattr(supply, "require", refuse)

@@ -153,8 +153,8 @@ def _measured(report: shardio.ConversionReport, options: argparse.Namespace) -> 
         return measure_stored(report, options.src)
     except (shardio.ShardioError, OSError) as error:
         is_unchecked = options.store == "packets" and not options.check
-        way_out = "; --check finds such files, and leaves them out" if is_unchecked else ""
-        complain(f"the result is not measured: {plain(str(error))}{way_out}")
+        hint = "; --check finds such files, and leaves them out" if is_unchecked else ""
+        complain(f"the result is not measured: {plain(str(error))}{hint}")
         return None
 
 

@@ -174,8 +174,8 @@ def check_json(name: str, type_: pa.DataType, depth: int = 0) -> None:
 
 
 def _why_not(type_: pa.DataType) -> str:
-    way_out = "leave the column out (columns), or write it as another type"
-    return f"{type_} cannot be stored: {way_out}"
+    hint = "leave the column out (columns), or write it as another type"
+    return f"{type_} cannot be stored: {hint}"
 
 
 def dims_of(name: str, type_: pa.DataType) -> tuple[tuple[int | None, ...], pa.DataType]:

@@ -55,10 +55,10 @@ def pack(target: Callable[..., object]) -> int:
     return memory_file(_HEADER.pack(len(surroundings)), surroundings, packed)
 
 
-def pickled(value: object, way_out: str, known: object = None) -> bytes:
+def pickled(value: object, hint: str, known: object = None) -> bytes:
     """Pickle what is for this process's own workers, by the rules of `pack`.
 
-    Raises InvalidArgument when something cannot be pickled: `way_out` is what to do about locks,
+    Raises InvalidArgument when something cannot be pickled: `hint` is what to do about locks,
     open files, generators or the like; `known` is what the user knows of the value, if not all.
     """
     buffer = io.BytesIO()
@@ -70,7 +70,7 @@ def pickled(value: object, way_out: str, known: object = None) -> bytes:
             raise InvalidArgument(
                 f"{shortened(value if known is None else known)} cannot be sent to worker "
                 f"processes: {error}; it must not refer to locks, open files, generators or the "
-                f"like: {way_out}"
+                f"like: {hint}"
             ) from error
         finally:
             pickler.forget_modules()

@@ -52,24 +52,24 @@ def default_budget() -> int:
     return available_bytes() // 2
 
 
-def require(n_bytes: int, what: str, way_out: str = _FEWER_BLOCKS) -> None:
+def require(n_bytes: int, what: str, hint: str = _FEWER_BLOCKS) -> None:
     """Raise InsufficientMemory unless n_bytes are free for `what` (a plural: "12 blocks of 1 MiB").
 
-    `way_out` is what the message says can be done about it.
+    `hint` is what the message says can be done about it.
     """
-    _require_within(_tightest(), n_bytes, what, way_out)
+    _require_within(_tightest(), n_bytes, what, hint)
 
 
-def require_page_cache(n_bytes: int, what: str, way_out: str) -> None:
+def require_page_cache(n_bytes: int, what: str, hint: str) -> None:
     """Likewise, for pages of files: no address space has them, and nobody commits to them."""
-    _require_within(_least(page_cache_limits()), n_bytes, what, way_out)
+    _require_within(_least(page_cache_limits()), n_bytes, what, hint)
 
 
-def _require_within(tightest: Limit, n_bytes: int, what: str, way_out: str) -> None:
+def _require_within(tightest: Limit, n_bytes: int, what: str, hint: str) -> None:
     if n_bytes > tightest.n_bytes:
         raise InsufficientMemory(
             f"{what} need {_in_mib(n_bytes)}, but only {_in_mib(tightest.n_bytes)} can be had "
-            f"({tightest.name}): {way_out}"
+            f"({tightest.name}): {hint}"
         )
 
 

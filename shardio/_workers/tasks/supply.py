@@ -161,8 +161,8 @@ class Stock:
         sizes = [part.nbytes for part in parts]
         *starts, n_bytes = place(sizes)
         if (n_lacking := n_bytes - block.backed_bytes()) > 0:
-            what, way_out = "the arrays of a sample", "let the dataset give smaller samples"
-            require(n_lacking, what, way_out)
+            what, hint = "the arrays of a sample", "let the dataset give smaller samples"
+            require(n_lacking, what, hint)
         block.grow(n_bytes)
         write_buffers(parts, block.bytes, starts)
         return number, sizes

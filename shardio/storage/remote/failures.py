@@ -88,8 +88,8 @@ def _explained(url: str, name: str, error: Exception, options: Mapping[str, Any]
         )
     kinds = ("NotSupportedError", "InvalidPathError", "UnknownConfigurationKeyError")
     if kind in kinds or "builder error" in words:  # no request came to be
-        way_out = "; copy the dataset to a folder" if kind == kinds[0] else ""
-        return InvalidArgument(f"{place}: {words}{way_out}")
+        hint = "; copy the dataset to a folder" if kind == kinds[0] else ""
+        return InvalidArgument(f"{place}: {words}{hint}")
     return Passing(words)
 
 
