@@ -36,7 +36,7 @@ class Lines:
 
     def samples(self, source: Input) -> Generator[Mapping[str, Any], None, Outcome]:
         if not source.name.endswith(".txt"):
-            return Outcome("not_video")
+            return Outcome("unsupported")
         n = 0
         for line in Path(source.path).read_text().split():
             if line == "!":
@@ -59,7 +59,7 @@ class Lines:
             for _ in range(self.repeat):
                 yield {"text": line, "label": source.label, "pad": np.full(5000, n, np.uint8)}
             n += 1
-        return Outcome("converted", detail={"lines": n}) if n else Outcome("too_short", "no line")
+        return Outcome("converted", detail={"lines": n}) if n else Outcome("empty", "no line")
 
 
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

@@ -1,7 +1,7 @@
 """What it means to append: which inputs a dataset has already, and the generation that it becomes.
 
-An input that gave samples is never read again: they cannot be replaced, so it is `present`, or
-`changed` where the file has another content than then. Everything else is converted: what is new,
+An input that gave samples is never read again: they cannot be replaced, so it is `duplicate`, or
+`modified` where the file has another content than then. Everything else is converted: what is new,
 and what gave nothing the last time. Samples that are there keep their positions, classes their
 numbers; what is new comes behind them.
 """
@@ -88,7 +88,7 @@ def refuse_repaired(base: Generation, out: PathName) -> None:
     Raises:
         InvalidArgument: a repair, which knows shards and not files, said what its inputs are.
     """
-    if any(entry["outcome"] not in (*OUTCOMES, "not_reached") for entry in base.inputs):
+    if any(entry["outcome"] not in (*OUTCOMES, "not_processed") for entry in base.inputs):
         raise InvalidArgument(
             f"{os.fspath(out)}: was repaired, so it is not known any more which files gave its "
             "samples: those that did would come twice; convert what is new into a folder of its "
@@ -224,7 +224,7 @@ def sift(listing: Listing, base: Generation, n_threads: int, out: PathName) -> A
 def _compared(one: Input, entries: Sequence[Entry], stopped: threading.Event) -> InputReport:
     """Report a file of which a dataset has samples, made of the states in `entries`."""
     reason = "" if stopped.is_set() else _difference(one, entries, stopped)
-    outcome: OutcomeKind = "changed" if reason else "present"
+    outcome: OutcomeKind = "modified" if reason else "duplicate"
     return InputReport(one.name, outcome, reason, 0, one.n_bytes, label=one.label)
 
 

@@ -66,8 +66,8 @@ def convert(
 
     The dataset is a new one, or with `append` the one at `out`, which gets a new generation: its
     samples keep their positions and classes their numbers, what is new comes behind them. Files
-    whose samples it has are not converted again (`"present"`, or `"changed"` where the content is
-    another). Options that are not given are those that it was made with.
+    whose samples it has are not converted again (`"duplicate"`, or `"modified"` if the content is
+    different). Options that are not given are those that it was made with.
 
     Instead of files, `src` may be an iterable of samples, or a data frame of pandas or polars,
     which this process writes; a data set with `__len__` and `__getitem__`, as torch's are; or with

@@ -89,7 +89,7 @@ def _unpublished(
         elapsed_s=time.monotonic() - start_s,
         inputs=tuple(reports),
         classes=ledger.classes,
-        stopped=any(report.outcome == "not_reached" for report in reports),
+        stopped=any(report.outcome == "not_processed" for report in reports),
         generation=0,
         view=view_of(job.source),
     )
@@ -126,7 +126,7 @@ def append_files(
         elapsed_s=time.monotonic() - start_s,
         inputs=tuple(reports),
         classes=found.classes,
-        stopped=any(report.outcome == "not_reached" for report in reports),
+        stopped=any(report.outcome == "not_processed" for report in reports),
         view=found.view,
         generation=found.number,
         n_samples_before=found.n_samples - n_samples,
@@ -234,7 +234,7 @@ def _publish_next(
         latest,
         **changed,
         versions={**latest.versions, **job.source.libraries()},
-        surgery={
+        operation={
             "name": "append",
             "options": {name: _described(job)["options"][name] for name in OF_RUN},
         },

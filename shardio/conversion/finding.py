@@ -12,7 +12,7 @@ from shardio.conversion.report import InputReport
 from shardio.conversion.source import known_kinds
 from shardio.errors import InvalidArgument
 
-_NOTHING: Final = ("not_video", "part")
+_NOTHING: Final = ("unsupported", "part")
 _MAX_SUFFIXES: Final = 4
 _MAX_NAMES: Final = 3
 

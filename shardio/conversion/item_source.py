@@ -68,7 +68,7 @@ class ItemSource:
                 raise MediaError(f"sample {n_samples}: {_told(error)}") from error
             yield sample
             n_samples += 1
-        return Outcome("converted") if n_samples else Outcome("too_short", "gave no sample")
+        return Outcome("converted") if n_samples else Outcome("empty", "gave no sample")
 
 
 def _unpacked(source: Input) -> Any:

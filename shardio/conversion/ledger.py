@@ -90,7 +90,7 @@ class Ledger:
         for position, source in enumerate(self._listing.inputs):
             done = self._done.get(position)
             if done is None or (self.stopped_at is not None and done.unit > self.stopped_at):
-                done = InputDone(-1, position, Outcome("not_reached"), 0, source.n_bytes)
+                done = InputDone(-1, position, Outcome("not_processed"), 0, source.n_bytes)
             outcome = done.outcome
             reports.append(
                 InputReport(

@@ -115,6 +115,6 @@ class ConversionReport:
         return tuple(source for source in self.inputs if source.outcome == "broken")
 
     @property
-    def changed(self) -> tuple[InputReport, ...]:
+    def modified(self) -> tuple[InputReport, ...]:
         """The inputs of which the dataset has the samples of another state: exit code 1, too."""
-        return tuple(source for source in self.inputs if source.outcome == "changed")
+        return tuple(source for source in self.inputs if source.outcome == "modified")

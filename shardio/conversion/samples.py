@@ -76,7 +76,7 @@ def append_samples(
             stats = {key: value for key, value in latest.stats.items() if key != "whole"}
             found = rewriting.publish(
                 stats=stats,
-                surgery={"name": "append", "options": {"shard_bytes": shard_bytes}},
+                operation={"name": "append", "options": {"shard_bytes": shard_bytes}},
             )
     new = found.shards[len(latest.shards) :]
     return ConversionReport(

@@ -51,7 +51,7 @@ _EXTRAS: Final = {
 """Which extra brings a package that a converter of ours may lack."""
 
 OutcomeKind = Literal[
-    "converted", "too_short", "broken", "not_video", "part", "not_reached", "present", "changed"
+    "converted", "empty", "broken", "unsupported", "part", "not_processed", "duplicate", "modified"
 ]
 OUTCOMES: Final = get_args(OutcomeKind)[:5]
 """Those that a converter may return."""
@@ -94,12 +94,12 @@ class Item(Input):
 class Outcome:
     """What became of an input.
 
-    `"converted"`; `"too_short"`: fine, but it gives no sample; `"not_video"`: not of the
+    `"converted"`; `"empty"`: fine, but it gives no sample; `"unsupported"`: not of the
     converter's kind; `"broken"`: of its kind and unreadable, which is what exit code 1 means;
     `"part"`: read together with another input, which gives the samples and is named in `reason`.
-    The driver adds `"not_reached"`, for inputs after the one at which a conversion stopped; when it
-    appends, `"present"` for those whose samples the dataset has, and `"changed"` for those of which
-    it has the samples of another state: neither is read again.
+    The driver adds `"not_processed"` for inputs after the one at which a conversion stopped. When
+    it appends, it adds `"duplicate"` for inputs whose samples the dataset has, and `"modified"` for
+    inputs that have changed since they were converted: neither is read again.
     `detail` is what is worth recording beside that, in JSON's terms.
     """
 

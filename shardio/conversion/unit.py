@@ -156,7 +156,7 @@ def _is_about(error: OSError, source: Input) -> bool:
 def _read_other(path: str, mode: int) -> Outcome:
     """What becomes of an input that is no file."""
     if not stat.S_ISDIR(mode):  # opening a pipe would wait for its writer forever
-        return Outcome("not_video", "not a regular file")
+        return Outcome("unsupported", "not a regular file")
     try:
         os.listdir(path)
     except OSError as error:

@@ -143,9 +143,9 @@ class Dataset(Sequence[dict[str, Any]], Closing):
         return self._generation.stats
 
     @property
-    def surgery(self) -> Mapping[str, Any]:
+    def operation(self) -> Mapping[str, Any]:
         """The command that made this state of others, and its options."""
-        return self._generation.surgery
+        return self._generation.operation
 
     @property
     def buckets(self) -> list[Bucket]:

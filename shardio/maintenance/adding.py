@@ -88,7 +88,7 @@ def add_column(
                     progress=progress,
                 )
             return rewriting.report_beside(
-                surgery={"name": "add_column", "options": {"name": name}}
+                operation={"name": "add_column", "options": {"name": name}}
             )
 
 

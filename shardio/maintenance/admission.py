@@ -89,7 +89,7 @@ def _without_shards(root: Path) -> Generation | None:
         place = root / GENERATIONS / f"{number:06d}.json"
         with contextlib.suppress(DataError, OSError):
             said = read_sealed(place)
-            for key in ("required", "sides", "subsets"):
+            for key in ("required", "column_groups", "subsets"):
                 said.pop(key, None)
             return parse({**said, "shards": [], "inputs": []}, place)
     return None

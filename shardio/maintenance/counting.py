@@ -89,7 +89,7 @@ def compute_stats(
         kept["subsets"] = {**(of_subsets if isinstance(of_subsets, dict) else {}), subset: found}
     generation = previous
     if kept != previous.stats:
-        generation = publish_next(folder, previous, stats=kept, surgery={"name": "stats"})
+        generation = publish_next(folder, previous, stats=kept, operation={"name": "stats"})
     return StatsReport(Path(folder), generation.number, subset, found)
 
 

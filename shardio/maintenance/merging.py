@@ -72,7 +72,7 @@ def merge(
                 converter=_common([dataset.converter for dataset in datasets]),
                 view=_common([dataset.view for dataset in datasets]) or ROWS,
                 versions=_common_entries([dataset.versions for dataset in datasets]),
-                surgery={
+                operation={
                     "name": "merge",
                     "options": {"shard_bytes": shard_bytes},
                     "sources": [

@@ -183,7 +183,7 @@ def repair(
             converter=patient.generation.converter if patient.generation else {},
             versions=patient.generation.versions if patient.generation else {},
             view=patient.generation.view if patient.generation else ROWS,
-            surgery={"name": "repair", "options": {"shard_bytes": shard_bytes}},
+            operation={"name": "repair", "options": {"shard_bytes": shard_bytes}},
         )
     return RepairReport(os.fspath(source), Path(out), generation.n_samples, tuple(repairs))
 

@@ -67,7 +67,7 @@ def reshard(
                 view=generation.view,
                 subsets=generation.subsets,
                 stats=generation.stats,
-                surgery={
+                operation={
                     "name": "reshard",
                     "options": {"shard_bytes": shard_bytes},
                     "sources": [{"lineage": generation.lineage, "generation": generation.number}],
@@ -175,7 +175,7 @@ def _compacted(
         return rewriting.report(
             schema=dataset.schema,
             sides=(),
-            surgery={"name": "compact", "options": {"shard_bytes": shard_bytes}},
+            operation={"name": "compact", "options": {"shard_bytes": shard_bytes}},
         )
 
 

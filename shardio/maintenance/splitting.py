@@ -87,7 +87,7 @@ def split(
         previous,
         subsets={name: RowRuns.from_mask(is_in) for name, is_in in of_rows.items()},
         stats=stats,
-        surgery={
+        operation={
             "name": "split",
             "options": {"parts": dict(parts), "group": group, "seed": seed},
         },

@@ -15,7 +15,7 @@ from shardio.errors import DataError
 from shardio.manifest import GENERATIONS, load_generation
 from shardio.storage.fs import perform
 
-_PREFIX: Final = ".surgery-"
+_PREFIX: Final = ".maintenance-"
 _NAMES: Final = "names.jsonl"
 """A line for each name that a shard was about to get: its inode, so that it is known again."""
 

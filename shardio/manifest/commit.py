@@ -68,7 +68,7 @@ def publish(
     versions: Mapping[str, str] | None = None,
     subsets: Mapping[str, RowRuns] | None = None,
     stats: Mapping[str, Any] | None = None,
-    surgery: Mapping[str, Any] | None = None,
+    operation: Mapping[str, Any] | None = None,
     view: Mapping[str, Any] = ROWS,
 ) -> Generation:
     """Publish the first generation of a dataset whose shards lie finished in `folder`.
@@ -92,7 +92,7 @@ def publish(
         versions={"shardio": __version__, **(versions or {})},
         subsets=dict(subsets or {}),
         stats=dict(stats or {}),
-        surgery=dict(surgery or {}),
+        operation=dict(operation or {}),
         view=view,
     )
     root, parts = Path(folder), dict[str, bytes]()

@@ -41,9 +41,9 @@ from shardio.shard.opening import MAX_SAMPLES
 from shardio.shard.writer import ShardSummary
 from shardio.views.row_sets import RowRuns
 
-_SIDE_COLUMNS: Final = "side_columns"
+_SIDE_COLUMNS: Final = "column_groups"
 """What a reader must know to read a generation that has sides."""
-_PARTS: Final = "parts"
+_PARTS: Final = "external_lists"
 """And one that has long lists, which lie in files of their own."""
 
 
@@ -53,7 +53,7 @@ class Generation:
 
     `inputs` are what a conversion looked at, each with its outcome; `converter` is the name,
     versions and those options that change the data; neither holds absolute paths, times or hosts.
-    `subsets` are named parts of the rows, `stats` what was counted of them, and `surgery` says
+    `subsets` are named parts of the rows, `stats` what was counted of them, and `operation` says
     what made this generation of an earlier one: its name and its options. `schema` is that of
     `shards`; `sides` are columns that were added later, in the order in which they were. `view` is
     what the samples of a loader are unless it is asked for others: see `default_view`.
@@ -69,7 +69,7 @@ class Generation:
     versions: Mapping[str, str] = field(default_factory=dict)
     subsets: Mapping[str, RowRuns] = field(default_factory=dict)
     stats: Mapping[str, Any] = field(default_factory=dict)
-    surgery: Mapping[str, Any] = field(default_factory=dict)
+    operation: Mapping[str, Any] = field(default_factory=dict)
     sides: tuple[Side, ...] = ()
     view: Mapping[str, Any] = field(default_factory=lambda: ROWS)
 
@@ -149,8 +149,8 @@ def describe(generation: Generation, parts: dict[str, bytes]) -> dict[str, Any]:
     extras = {
         "subsets": subsets,
         "stats": dict(generation.stats),
-        "surgery": dict(generation.surgery),
-        "sides": [describe_side(side, parts) for side in generation.sides],
+        "operation": dict(generation.operation),
+        "column_groups": [describe_side(side, parts) for side in generation.sides],
         "required": _required(has_parts=bool(parts), has_sides=bool(generation.sides)),
     }
     return content | {key: value for key, value in extras.items() if value}
@@ -189,8 +189,8 @@ def parse(content: dict[str, Any], place: Path) -> Generation:
             versions=content["versions"],
             subsets=_parse_subsets(content, sum(samples_of(shards).tolist()), place),
             stats=content.get("stats", {}),
-            surgery=content.get("surgery", {}),
-            sides=parse_sides(content.get("sides", []), shards, place),
+            operation=content.get("operation", {}),
+            sides=parse_sides(content.get("column_groups", []), shards, place),
             view=content["view"],
         )
         _ = generation.whole_schema  # whose names fit together, or this raises
@@ -236,7 +236,7 @@ def _check_required(content: dict[str, Any], place: Path) -> None:
             f"{place}: needs {', '.join(map(repr, unknown))}, which this shardio cannot read; "
             "a newer one may"
         )
-    expected = _required(has_parts=has_parts(content), has_sides=bool(content.get("sides")))
+    expected = _required(has_parts=has_parts(content), has_sides=bool(content.get("column_groups")))
     if content.get("required") != (expected or None):
         raise DatasetCorrupt(
             f"{place}: 'required' must name {_SIDE_COLUMNS!r} once where there are sides, behind "
@@ -259,7 +259,12 @@ def _check_kinds(content: dict[str, Any], place: Path) -> None:
     if not is_hex(content["lineage"], 16):
         found = content["lineage"]
         raise DatasetCorrupt(f"{place}: expected a lineage of 16 hex digits, found {found!r}")
-    for key, kind in {"subsets": dict, "stats": dict, "surgery": dict, "sides": list}.items():
+    for key, kind in {
+        "subsets": dict,
+        "stats": dict,
+        "operation": dict,
+        "column_groups": list,
+    }.items():
         # Left out where there is nothing to say: one meaning, one file.
         if key in content and (type(content[key]) is not kind or not content[key]):
             raise DatasetCorrupt(

@@ -117,7 +117,7 @@ def has_parts(content: Mapping[str, Any]) -> bool:
 
 def _named(content: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """The kind of each part that a generation names, and what names it; of any JSON."""
-    sides = content.get("sides")
+    sides = content.get("column_groups")
     lists = [(SHARDS, content.get("shards")), (INPUTS, content.get("inputs"))]
     if isinstance(sides, list):
         lists += [(SHARDS, side.get("shards")) for side in sides if isinstance(side, dict)]

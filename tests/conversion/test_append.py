@@ -88,7 +88,7 @@ def test_what_is_new_comes_behind_what_was_there(lines: Path, out: Path) -> None
     with shardio.open(out) as dataset:
         assert [sample["text"] for sample in dataset] == OLD + NEW
         assert (dataset.generation, dataset.lineage) == (2, first.lineage)
-        assert dataset.surgery["name"] == "append"
+        assert dataset.operation["name"] == "append"
     assert [sample["text"] for sample in first] == OLD
     now = contents(out)
     assert {name: now[name] for name in before if name != "dataset.json"} == {
@@ -105,18 +105,18 @@ def test_only_what_gave_no_sample_yet_is_converted(lines: Path, out: Path, read:
     assert sorted(read) == sorted([*MORE, "a/2.txt", "b/readme", "d/5.txt"])
     assert outcomes(report) == {
         "a/0.txt": "converted",
-        "a/1.txt": "present",
-        "a/2.txt": "too_short",
-        "b/3.txt": "present",
-        "b/readme": "not_video",
+        "a/1.txt": "duplicate",
+        "a/2.txt": "empty",
+        "b/3.txt": "duplicate",
+        "b/readme": "unsupported",
         "bb/6.txt": "converted",
-        "c/4.txt": "present",
-        "d/5.txt": "too_short",
-        "e/7.txt": "too_short",
-        "top.txt": "present",
+        "c/4.txt": "duplicate",
+        "d/5.txt": "empty",
+        "e/7.txt": "empty",
+        "top.txt": "duplicate",
         "z/8.txt": "converted",
     }
-    assert [one.n_samples for one in report.inputs if one.outcome == "present"] == [0] * 4
+    assert [one.n_samples for one in report.inputs if one.outcome == "duplicate"] == [0] * 4
 
 
 def test_the_new_generation_has_all_inputs_each_once(lines: Path, out: Path) -> None:
@@ -167,7 +167,7 @@ def test_where_no_new_input_gives_a_sample_nothing_is_published(
         report = append(lines, out, workers=n_workers)
         assert (report.n_samples, report.generation, report.n_samples_before) == (0, 2, 11)
         assert outcomes(report)["new/7.txt"] == "broken"
-        assert outcomes(report)["new/8.txt"] == "too_short"
+        assert outcomes(report)["new/8.txt"] == "empty"
         assert contents(out) == before
     write(lines, {"new/7.txt": "twelve"})
     assert append(lines, out).generation == 3 and texts(out)[-1] == "twelve"
@@ -189,7 +189,7 @@ def test_an_append_that_stops_is_gone_on_with_by_the_next(lines: Path, out: Path
     write(lines, {"bb/6.txt": "!"})
     report = append(lines, out, on_error="stop")
     assert report.stopped and texts(out) == [*OLD, "eight"]
-    assert outcomes(report)["z/8.txt"] == "not_reached"
+    assert outcomes(report)["z/8.txt"] == "not_processed"
     write(lines, {"bb/6.txt": "nine ten"})
     report = append(lines, out, on_error="stop")
     assert not report.stopped and texts(out) == OLD + NEW
@@ -207,9 +207,9 @@ def test_what_has_changed_is_listed_and_never_replaced(
 ) -> None:
     (lines / "a" / "1.txt").write_text(content)
     report = append(lines, out)
-    (changed,) = report.changed
-    assert changed.name == "a/1.txt" and not report.broken
-    assert re.fullmatch(reason, changed.reason)
+    (modified,) = report.modified
+    assert modified.name == "a/1.txt" and not report.broken
+    assert re.fullmatch(reason, modified.reason)
     assert texts(out) == OLD + NEW
     entries = {entry["path"]: entry for entry in shardio.open(out).inputs}
     assert entries["a/1.txt"]["bytes"] == 7
@@ -229,7 +229,7 @@ def test_a_file_that_grew_after_it_was_listed_is_known_as_it_was_read(
     report = convert(lines, tmp_path / "out")
     sizes = {source.name: source.n_bytes for source in report.inputs}
     assert sizes["c/4.txt"] == len("four five six and more")
-    assert not append(lines, tmp_path / "out").changed
+    assert not append(lines, tmp_path / "out").modified
 
 
 def test_a_file_of_which_no_hash_is_kept_is_known_by_its_name(lines: Path, out: Path) -> None:
@@ -240,7 +240,7 @@ def test_a_file_of_which_no_hash_is_kept_is_known_by_its_name(lines: Path, out: 
     publish_next(out, load(out), inputs=tuple(inputs))
     (lines / "a" / "1.txt").write_text("another content")
     report = append(lines, out)
-    assert not report.changed and texts(out) == OLD + NEW
+    assert not report.modified and texts(out) == OLD + NEW
 
 
 def test_of_a_name_that_was_merged_any_state_is_known(
@@ -249,11 +249,11 @@ def test_of_a_name_that_was_merged_any_state_is_known(
     write(tmp_path / "second", {"a/1.txt": "other", "b/3.txt": "three"})
     convert(tmp_path / "second", tmp_path / "of second")
     merge(tmp_path / "both", out, tmp_path / "of second", workers=0)
-    assert append(lines, tmp_path / "both", kind="lines").counts["present"] == 4
-    assert append(tmp_path / "second", tmp_path / "both", kind="lines").counts == {"present": 2}
+    assert append(lines, tmp_path / "both", kind="lines").counts["duplicate"] == 4
+    assert append(tmp_path / "second", tmp_path / "both", kind="lines").counts == {"duplicate": 2}
     write(tmp_path / "second", {"a/1.txt": "third"})
-    (changed,) = append(tmp_path / "second", tmp_path / "both", kind="lines").changed
-    assert changed.name == "a/1.txt"
+    (modified,) = append(tmp_path / "second", tmp_path / "both", kind="lines").modified
+    assert modified.name == "a/1.txt"
 
 
 @pytest.mark.parametrize("workers", [1, 3])
@@ -274,14 +274,14 @@ def test_options_that_are_not_given_are_those_of_the_dataset(lines: Path, tmp_pa
     assert texts(tmp_path / "out")[-2:] == ["eight", "eight"]
     options = shardio.open(tmp_path / "out").converter["options"]
     assert (options["repeat"], options["keep_partial"], options["shard_bytes"]) == (2, True, 5000)
-    assert shardio.open(tmp_path / "out").surgery["options"]["shard_bytes"] == 256 << 20
+    assert shardio.open(tmp_path / "out").operation["options"]["shard_bytes"] == 256 << 20
 
 
 def test_shard_bytes_and_on_error_are_those_of_this_time(lines: Path, out: Path) -> None:
     write(lines, {"z/9.txt": "a b c d"})
     append(lines, out, shard_bytes=5000, on_error="stop")
     assert len(shardio.open(out).shards) > 8
-    assert shardio.open(out).surgery["options"] == {"on_error": "stop", "shard_bytes": 5000}
+    assert shardio.open(out).operation["options"] == {"on_error": "stop", "shard_bytes": 5000}
 
 
 @pytest.mark.parametrize(
@@ -609,7 +609,7 @@ def test_samples_are_appended_with_the_schema_of_the_dataset(numbers: Path) -> N
     assert (report.n_samples, report.n_samples_before, report.generation) == (4, 5, 3)
     assert values(numbers) == [*range(9)] and report.stats_dropped
     with shardio.open(numbers) as dataset:
-        assert dataset.surgery == {"name": "append", "options": {"shard_bytes": 8}}
+        assert dataset.operation == {"name": "append", "options": {"shard_bytes": 8}}
         assert len(dataset.shards) == 5 and dataset.stats == {}
         assert report.n_bytes == sum(shard.n_bytes for shard in dataset.shards[1:])
     assert audit_dataset(numbers, workers=0).findings == ()

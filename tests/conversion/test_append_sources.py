@@ -89,7 +89,7 @@ def test_what_has_become_of_a_file_is_said_and_never_waited_for(
     say_of_inputs(out, **said)
     become(lines / "a" / "1.txt")
     (report,) = (one for one in append(lines, out).inputs if one.name == "a/1.txt")
-    assert report.outcome == ("changed" if reason else "present")
+    assert report.outcome == ("modified" if reason else "duplicate")
     assert re.fullmatch(reason, report.reason)
     assert texts(out) == OLD
 

@@ -49,11 +49,11 @@ def test_every_input_is_accounted_for_in_the_report_and_in_the_generation(
     report = convert(lines, tmp_path / "out")
     assert outcomes(report) == {
         "a/1.txt": "converted",
-        "a/2.txt": "too_short",
+        "a/2.txt": "empty",
         "b/3.txt": "converted",
-        "b/readme": "not_video",
+        "b/readme": "unsupported",
         "c/4.txt": "converted",
-        "d/5.txt": "too_short",
+        "d/5.txt": "empty",
         "top.txt": "converted",
     }
     dataset = shardio.open(tmp_path / "out")
@@ -67,7 +67,7 @@ def test_every_input_is_accounted_for_in_the_report_and_in_the_generation(
         "detail": {"lines": 2},
     }
     assert dataset.inputs[1]["reason"] == "no line"
-    assert report.counts == {"converted": 4, "too_short": 2, "not_video": 1}
+    assert report.counts == {"converted": 4, "empty": 2, "unsupported": 1}
     assert report.n_samples == len(dataset) == 7
     assert report.n_bytes == sum(path.stat().st_size for path in (tmp_path / "out").glob("*.shard"))
 
@@ -132,9 +132,9 @@ def test_on_error_stop_publishes_what_precedes_the_first_broken_input(
     assert texts(tmp_path / "out") == ["one", "two"]
     assert list(outcomes(report).values()) == [
         "converted",
-        "too_short",
+        "empty",
         "broken",
-        *["not_reached"] * 4,
+        *["not_processed"] * 4,
     ]
     assert sorted(os.listdir(tmp_path / "out")) == [
         "000000-000.shard",
@@ -146,14 +146,14 @@ def test_on_error_stop_publishes_what_precedes_the_first_broken_input(
 def test_on_error_skip_goes_on_after_it(lines: Path, tmp_path: Path) -> None:
     (lines / "b" / "3.txt").write_text("!")
     report = convert(lines, tmp_path / "out", on_error="skip")
-    assert not report.stopped and "not_reached" not in report.counts
+    assert not report.stopped and "not_processed" not in report.counts
 
 
 @pytest.mark.parametrize("n_workers", [0, 2])
 @pytest.mark.parametrize("folder", ["missing", "empty"])
 @pytest.mark.parametrize(
     ("content", "outcome", "on_error"),
-    [("", "too_short", "skip"), ("!", "broken", "skip"), ("!", "broken", "stop")],
+    [("", "empty", "skip"), ("!", "broken", "skip"), ("!", "broken", "stop")],
 )
 def test_where_no_input_gives_a_sample_nothing_is_published(
     lines: Path,
@@ -170,7 +170,7 @@ def test_where_no_input_gives_a_sample_nothing_is_published(
         out.mkdir()
     for _ in range(2):
         report = convert(source, out, on_error=on_error, workers=n_workers)
-        after = outcome if on_error == "skip" else "not_reached"
+        after = outcome if on_error == "skip" else "not_processed"
         assert outcomes(report) == {"a/1.txt": outcome, "b/2.txt": after}
         assert (report.n_samples, report.n_bytes, report.generation) == (0, 0, 0)
         assert (report.dataset, report.classes) == (out, ("a", "b"))
@@ -323,7 +323,7 @@ def test_a_pipe_is_listed_and_not_opened(lines: Path, tmp_path: Path) -> None:
     os.mkfifo(lines / "pipe.txt")
     report = convert(lines, tmp_path / "out")
     (pipe,) = (source for source in report.inputs if source.name == "pipe.txt")
-    assert (pipe.outcome, pipe.reason) == ("not_video", "not a regular file")
+    assert (pipe.outcome, pipe.reason) == ("unsupported", "not a regular file")
 
 
 def test_a_single_file_is_a_source_without_classes(lines: Path, tmp_path: Path) -> None:

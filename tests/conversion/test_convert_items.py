@@ -60,7 +60,7 @@ def test_a_function_makes_samples_of_items_in_their_order_whoever_does_it(tmp_pa
     shardio.convert(range(200), there, samples=make, workers=2)
     assert column(here, "n") == [n for n in range(200) for _ in range(n % 3)]
     assert of_shard(here) == of_shard(there)
-    assert (report.kind, report.counts) == ("items", {"converted": 133, "too_short": 67})
+    assert (report.kind, report.counts) == ("items", {"converted": 133, "empty": 67})
     assert report.inputs[1].name == "1" and report.inputs[0].reason == "gave no sample"
     with shardio.open(here) as dataset:
         assert dataset.converter["name"] == "items"
@@ -73,7 +73,7 @@ def test_a_function_may_give_one_sample_or_none(tmp_path: Path) -> None:
     assert report.n_samples == 1
     report = shardio.convert(["b", "a", "c"], tmp_path / "1", samples=make, workers=0)
     assert column(tmp_path / "1", "x") == [1, 3]
-    assert [one.outcome for one in report.inputs] == ["too_short", "converted", "converted"]
+    assert [one.outcome for one in report.inputs] == ["empty", "converted", "converted"]
 
 
 def test_a_sample_may_have_bytes_text_json_and_lists(tmp_path: Path) -> None:
@@ -157,7 +157,7 @@ def test_items_that_a_dataset_has_are_not_appended_again(tmp_path: Path) -> None
     out = tmp_path / "out"
     shardio.convert([1, 2], out, samples=numbers, workers=0)
     report = shardio.convert([1, 2, 3], out, samples=numbers, workers=0, append=True)
-    assert report.counts == {"present": 2, "converted": 1}
+    assert report.counts == {"duplicate": 2, "converted": 1}
     assert column(out, "n") == [1, 2, 2, 3, 3, 3]
     with pytest.raises(InvalidArgument, match="function was 'numbers', is 'len'"):
         shardio.convert([[4]], out, samples=len, workers=0, append=True)
@@ -186,7 +186,7 @@ def test_fields_are_those_of_the_first_sample_or_given(tmp_path: Path) -> None:
         return {"x": np.zeros(n)} if n > 1 else None
 
     report = shardio.convert(range(4), tmp_path / "a", samples=make, workers=0)
-    assert [one.outcome for one in report.inputs] == ["broken", "too_short", "converted", "broken"]
+    assert [one.outcome for one in report.inputs] == ["broken", "empty", "converted", "broken"]
     schema = Schema({"x": Array("float64", (None,))})
     shardio.convert(range(4), tmp_path / "b", samples=make, workers=0, schema=schema)
     assert [len(x) for x in column(tmp_path / "b", "x")] == [2, 3]
@@ -265,7 +265,7 @@ def test_where_no_item_gives_a_sample_nothing_is_published(tmp_path: Path) -> No
 
     for _ in range(2):
         report = shardio.convert(range(2), out, samples=fail, schema=schema, workers=0)
-        assert [one.outcome for one in report.inputs] == ["too_short", "broken"]
+        assert [one.outcome for one in report.inputs] == ["empty", "broken"]
         assert report.generation == 0 and not out.exists()
     shardio.convert(range(2), out, samples=lambda n: {"x": n}, schema=schema, workers=0)
     before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}

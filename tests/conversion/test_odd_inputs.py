@@ -64,10 +64,10 @@ def odd_folder(root: Path) -> dict[str, str]:
         "latin-\\xe9.mp4": "converted",
         "itself.mp4": "broken",
         "nowhere.mp4": "broken",
-        "nowhere.txt": "not_video",
+        "nowhere.txt": "unsupported",
         "link.mp4": "converted",
-        "pipe.mp4": "not_video",
-        "socket.mp4": "not_video",
+        "pipe.mp4": "unsupported",
+        "socket.mp4": "unsupported",
     }
 
 

@@ -67,7 +67,7 @@ def test_overwrite_replaces_a_dataset_beside_which_a_writer_was_killed(
     convert(lines, tmp_path / "out")
     before = contents(tmp_path / "out")
     halves = {".dataset.json.0123456789ab.tmp": "{", "generations/.000002.json.01.tmp": "{"}
-    write(tmp_path / "out", {**halves, ".surgery-0a1b2c/000000.shard": "half"})
+    write(tmp_path / "out", {**halves, ".maintenance-0a1b2c/000000.shard": "half"})
     convert(lines, tmp_path / "out", overwrite=True)
     assert contents(tmp_path / "out") == before
 

@@ -59,7 +59,7 @@ def test_parts_are_listed_and_give_no_samples(
     report = convert(lines, tmp_path / "out")
     assert texts(tmp_path / "out") == "one two three four five six miau wau seven".split()
     found = {one.name: one for one in report.inputs}
-    assert report.counts == {"converted": 6, "too_short": 2, "not_video": 1, "part": 4}
+    assert report.counts == {"converted": 6, "empty": 2, "unsupported": 1, "part": 4}
     assert found["cats/1.many/x/1.txt"].reason == "of cats/1.many/0.txt"
     assert found["shared"].reason == "of cats/1.many/0.txt"
     assert found["cats/1.many/0.txt"].n_bytes == len("miauandsowith both")
@@ -122,11 +122,11 @@ def test_an_append_tells_a_changed_part(lines: Path, tmp_path: Path) -> None:
     assert convert(lines, out, append=True).generation == 1
     write(lines, {"cats/1.many/2": "os", "birds/3.many/0.txt": "ko", "birds/3.many/1": "ko"})
     report = convert(lines, out, append=True)
-    assert [one.name for one in report.changed] == ["cats/1.many/0.txt"]
+    assert [one.name for one in report.modified] == ["cats/1.many/0.txt"]
     assert outcomes(report)["birds/3.many/1"] == "part" and texts(out)[-1] == "ko"
     (lines / "dogs/2.many/1.txt").write_text("on and on")
     report = convert(lines, out, append=True)
-    assert "bytes, 14 when it was converted" in report.changed[1].reason
+    assert "bytes, 14 when it was converted" in report.modified[1].reason
 
 
 def test_what_is_resumed_has_the_parts_as_they_are(

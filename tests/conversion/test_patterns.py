@@ -141,7 +141,7 @@ def test_what_matches_becomes_the_same_dataset_as_a_folder_with_nothing_else(
     report = convert(lines / "[ac]" / "*.txt", tmp_path / "out")
     assert outcomes(report) == {
         "a/1.txt": "converted",
-        "a/2.txt": "too_short",
+        "a/2.txt": "empty",
         "c/4.txt": "converted",
     }
     assert [*outcomes(report)] == read
@@ -157,7 +157,7 @@ def test_a_dataset_grows_by_what_another_pattern_matches(lines: Path, tmp_path: 
     out = lines / "out"  # which matches, too, and is left out
     convert(lines / "[a]" / "*.txt", out)
     report = convert(lines / "*", out, append=True)
-    assert outcomes(report)["a/1.txt"] == "present"
+    assert outcomes(report)["a/1.txt"] == "duplicate"
     assert texts(out) == "one two three four five six seven".split()
     assert not any(name.startswith("out") for name in outcomes(report))
     with pytest.raises(InvalidArgument, match="is the folder that is written to"):

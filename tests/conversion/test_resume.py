@@ -120,7 +120,7 @@ def test_resumed_where_no_input_gives_a_sample_nothing_is_published_or_left(
     interrupted(source, out, 2, overwrite=replaces)
     assert (out / ".conversion").exists()
     report = convert(source, out, resume=True)
-    assert list(outcomes(report).values()) == ["broken", "too_short", "broken"]
+    assert list(outcomes(report).values()) == ["broken", "empty", "broken"]
     assert (report.n_samples, report.generation) == (0, 0)
     assert contents(out) == before and not (out / ".conversion").exists()
     write(source, {"1.txt": "one"})

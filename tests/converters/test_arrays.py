@@ -47,7 +47,7 @@ def test_every_file_of_a_folder_is_a_sample(root: Path, tmp_path: Path) -> None:
         np.save(root / name, array)
     (root / "notes.txt").write_text("notes")
     report = convert(root, tmp_path / "out")
-    assert report.kind == "arrays" and report.counts == {"converted": 4, "not_video": 1}
+    assert report.kind == "arrays" and report.counts == {"converted": 4, "unsupported": 1}
     with shardio.open(tmp_path / "out") as dataset:
         assert dataset.schema["array"] == Array("float32", (None, 3))
         for sample in dataset:
@@ -202,7 +202,7 @@ def test_what_no_dataset_can_hold_is_refused_with_the_reason(root: Path, tmp_pat
         (root / "b" / name).write_bytes(content)
     os.mkfifo(root / "b" / "pipe.npy")
     report = convert(root, tmp_path / "out")
-    assert report.n_samples == 1 and report.counts["not_video"] == 1
+    assert report.n_samples == 1 and report.counts["unsupported"] == 1
     found = reasons(report)
     assert {name for name, (_, why) in files.items() if why not in found[f"b/{name}"]} == set()
 
@@ -227,7 +227,7 @@ def test_what_is_wrong_in_a_npz_is_named(root: Path, tmp_path: Path) -> None:
     (root / "b" / "damaged.npz").write_bytes(damaged)
     np.savez(root / "b" / "other.npz", x=np.arange(3), y=np.arange(2))
     report = convert(root, tmp_path / "out", fields={"x": "int64[3]"})
-    assert report.counts == {"converted": 1, "broken": 6, "too_short": 1}
+    assert report.counts == {"converted": 1, "broken": 6, "empty": 1}
     found = reasons(report)
     assert found["a/twice.npz"] == "two members are named 'x.npy'"
     assert "member 'readme' is no array" in found["a/text.npz"]
@@ -297,7 +297,7 @@ def test_rows_can_be_asked_for(root: Path, tmp_path: Path) -> None:
     np.save(root / "b" / "2.npy", np.zeros((0, 2), "int64"))
     np.savez(root / "b" / "3.npz", array=np.ones((2, 2), int), more=np.ones(3))
     report = convert(root, tmp_path / "out", rows=True)
-    assert report.counts == {"converted": 1, "too_short": 1, "broken": 1}
+    assert report.counts == {"converted": 1, "empty": 1, "broken": 1}
     assert "expected arrays of equally many rows, found 'array' (2, 2), 'more' (3,)" in (
         report.broken[0].reason
     )
@@ -314,7 +314,7 @@ def test_an_append_takes_what_the_dataset_has(root: Path, tmp_path: Path) -> Non
     for name, array in (("b/3", np.arange(3) + 5), ("b/4", np.arange(4))):
         np.savez(root / f"{name}.npz", y=np.zeros(2), array=array, label=np.int8(1))
     report = convert(root, tmp_path / "out", append=True)
-    assert report.counts == {"present": 2, "converted": 1, "broken": 1}
+    assert report.counts == {"duplicate": 2, "converted": 1, "broken": 1}
     assert reasons(report) == {"b/4.npz": "array 'array': expected int64[3], found int64[4]"}
     with shardio.open(tmp_path / "out") as dataset:
         np.testing.assert_array_equal(dataset[2]["array"], [5, 6, 7])

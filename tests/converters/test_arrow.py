@@ -358,7 +358,7 @@ def test_what_a_saved_data_set_does_not_list_is_left_out_and_what_is_missing_is_
     shutil.copy(root / "data-00000-of-00002.arrow", root / "cache-1234.arrow")
     (root / "data-00001-of-00002.arrow").unlink()
     report = convert(root, tmp_path / "out")
-    assert report.counts == {"converted": 1, "part": 1, "not_video": 1, "broken": 1}
+    assert report.counts == {"converted": 1, "part": 1, "unsupported": 1, "broken": 1}
     assert reasons(report) == {
         "state.json": "'data-00001-of-00002.arrow', which it lists, is missing"
     }
@@ -528,7 +528,7 @@ def test_columns_that_some_files_lack_are_optional(tmp_path: Path) -> None:
     write_feather(pa.table({"x": [3], "y": ["text"], "z": [1.5]}), root / "a" / "2.feather")
     write_stream(pa.table({"x": pa.array([], "int64")}), root / "3.arrow")
     report = convert(root, tmp_path / "out")
-    assert report.counts == {"converted": 2, "too_short": 1} and report.classes == ("a",)
+    assert report.counts == {"converted": 2, "empty": 1} and report.classes == ("a",)
     with shardio.open(tmp_path / "out") as dataset:
         assert [one["y"] for one in dataset] == [None, None, "text"]
         assert [plain(one["z"]) for one in dataset] == [None, None, 1.5]
@@ -554,7 +554,7 @@ def test_what_is_empty_or_null_in_one_file_is_what_others_have(tmp_path: Path) -
         (root / name).mkdir(parents=True)
         write_parquet(table, root / name / "t.parquet")
     report = convert(root, tmp_path / "out")
-    assert report.counts == {"too_short": 2, "converted": 3}
+    assert report.counts == {"empty": 2, "converted": 3}
     with shardio.open(tmp_path / "out") as dataset:
         assert dataset.schema["x"] == Array("int64", optional=True)
         assert dataset.schema["s.\u03bb"] == Text(optional=True)

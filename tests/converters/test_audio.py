@@ -38,7 +38,7 @@ def root(tmp_path: Path) -> Path:
 
 def test_every_file_with_sound_is_a_sample(root: Path, tmp_path: Path) -> None:
     report = shardio.convert(root, tmp_path / "out", kind="audio", workers=0)
-    assert report.counts == {"converted": 6, "broken": 2, "not_video": 2}
+    assert report.counts == {"converted": 6, "broken": 2, "unsupported": 2}
     assert [one.name for one in report.broken] == ["b/cut.wav", "b/noise.ogg"]
     assert "packet 15 is marked corrupt" in report.broken[0].reason
     with shardio.open(tmp_path / "out") as dataset:

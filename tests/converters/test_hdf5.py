@@ -95,7 +95,7 @@ def test_files_of_equally_long_datasets_are_taken_by_rows(root: Path, tmp_path: 
             file["t"] = np.arange(n)
     (root / "notes.txt").write_text("notes")
     report = convert(root, tmp_path / "out")
-    assert report.counts == {"converted": 2, "too_short": 1, "not_video": 1}
+    assert report.counts == {"converted": 2, "empty": 1, "unsupported": 1}
     with shardio.open(tmp_path / "out") as dataset:
         assert [sample["row"] for sample in dataset] == [0, 1, 2, 0, 1, 2, 3, 4]
         assert [dataset.classes[sample["label"]] for sample in dataset] == ["a"] * 3 + ["b"] * 5
@@ -251,7 +251,7 @@ def test_damage_is_listed(root: Path, tmp_path: Path) -> None:
         (root / "b" / name).write_bytes(data)
     os.mkfifo(root / "b" / "pipe.h5")
     report = convert(root, tmp_path / "out")
-    assert report.counts == {"converted": 1, "broken": 4, "not_video": 1}
+    assert report.counts == {"converted": 1, "broken": 4, "unsupported": 1}
     found = {os.path.basename(one.name): one.reason for one in report.broken}
     assert {name for name, (_, why) in content.items() if why not in found[name]} == set()
     assert str(root) not in "".join(found.values())
@@ -265,7 +265,7 @@ def test_links_in_a_circle_and_files_without_datasets_end(root: Path, tmp_path: 
     with h5py.File(root / "b" / "2.h5", "w") as file:
         file.create_group("g")
     report = convert(root, tmp_path / "out")
-    assert report.counts == {"converted": 1, "too_short": 1} and report.n_samples == 3
+    assert report.counts == {"converted": 1, "empty": 1} and report.n_samples == 3
 
 
 def test_every_chunk_is_read_once() -> None:
@@ -309,7 +309,7 @@ def test_an_append_takes_what_the_dataset_has(root: Path, tmp_path: Path) -> Non
     with h5py.File(root / "b" / "3.h5", "w") as file:
         file["y"], file["x"] = np.arange(2), np.ones((2, 2), "float64")
     report = convert(root, tmp_path / "out", append=True)
-    assert report.counts == {"present": 1, "converted": 1, "broken": 1}
+    assert report.counts == {"duplicate": 1, "converted": 1, "broken": 1}
     assert only_reason(report) == "array 'x': expected float32[2], found float64[2]"
     assert shardio.open(tmp_path / "out")[4]["x"].tolist() == [1, 1]
 

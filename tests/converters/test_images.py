@@ -49,7 +49,7 @@ def test_originals_are_the_files_byte_for_byte_and_every_file_is_accounted_for(
     root: Path, tmp_path: Path
 ) -> None:
     report = convert(root, tmp_path / "out")
-    assert report.counts == {"converted": 5, "broken": 3, "not_video": 1}
+    assert report.counts == {"converted": 5, "broken": 3, "unsupported": 1}
     assert [one.name for one in report.broken] == ["cats/cut.jpg", "dogs/bits.png", "empty.jpeg"]
     assert all(one.reason and str(root) not in one.reason for one in report.broken)
     with shardio.open(tmp_path / "out") as dataset:

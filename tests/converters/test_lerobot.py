@@ -159,7 +159,7 @@ def test_data_sets_are_guessed_and_several_go_together(arm: Path, tmp_path: Path
     (tmp_path / "in" / "README.md").write_text("two arms")
     report = convert(tmp_path / "in", tmp_path / "out", kind=None)
     assert (report.kind, report.n_samples, report.classes) == ("lerobot", 6, ())
-    assert report.counts == {"converted": 2, "part": 12, "not_video": 1}
+    assert report.counts == {"converted": 2, "part": 12, "unsupported": 1}
     with shardio.open(tmp_path / "out") as dataset:
         assert [sample["source"] for sample in dataset] == [f"deep/two/{DATA}"] * 3 + [
             f"one/{DATA}"
@@ -194,7 +194,7 @@ def test_an_append_takes_new_files_and_refuses_other_features(arm: Path, tmp_pat
     change_info(arm, total_tasks=3)
     shutil.copytree(MADE / "arm", arm / "more")
     report = convert(arm, tmp_path / "out", append=True)
-    assert {one.name: one.outcome for one in report.inputs}[DATA] == "present"
+    assert {one.name: one.outcome for one in report.inputs}[DATA] == "duplicate"
     assert (report.n_samples_before, report.n_samples) == (3, 3)
     shutil.copytree(MADE / "arm", arm / "other")
     features = json.loads((arm / "meta" / "info.json").read_text())["features"]

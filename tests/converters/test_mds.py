@@ -106,7 +106,7 @@ def test_shards_need_no_index_and_may_lack_columns(root: Path, tmp_path: Path) -
     (root / "c.mds").write_bytes(shard([], {"label": "str"}))
     (root / "index.json").write_text('{"mine": 1}')
     report = convert(root, tmp_path / "out")
-    assert report.counts == {"converted": 2, "too_short": 1, "not_video": 1}
+    assert report.counts == {"converted": 2, "empty": 1, "unsupported": 1}
     with shardio.open(tmp_path / "out") as dataset:
         assert [(s["x"], s["label"]) for s in dataset] == [("1", "7"), (None, "8")]
 

@@ -240,7 +240,7 @@ def test_damage_is_listed_with_its_place(root: Path, tmp_path: Path) -> None:
     (root / "b" / "notes.gz").write_bytes(gzip.compress(b"notes, and nothing else"))
     (root / "b" / "unnamed").write_bytes(gzip.compress(good[:size]) + gzip.compress(good[size:]))
     report = convert(root, tmp_path / "out")
-    assert report.counts == {"converted": 2, "broken": 11, "too_short": 2, "not_video": 2}
+    assert report.counts == {"converted": 2, "broken": 11, "empty": 2, "unsupported": 2}
     found = reasons(report)
     assert {name for name, (_, why) in files.items() if why not in found[f"b/{name}"]} == set()
     with shardio.open(tmp_path / "out") as dataset:
@@ -359,7 +359,7 @@ def test_an_append_takes_the_fields_that_the_dataset_has(root: Path, tmp_path: P
     (root / "b" / "more.tfrecord").write_bytes(framed([example(x=ints(9))]))
     (root / "b" / "other.tfrecord").write_bytes(framed([example(x=ints(1, 2))]))
     report = convert(root, tmp_path / "out", append=True)
-    assert report.counts == {"present": 1, "converted": 1, "broken": 1}
+    assert report.counts == {"duplicate": 1, "converted": 1, "broken": 1}
     with shardio.open(tmp_path / "out") as dataset:
         assert [sample["x"] for sample in dataset] == [0, 1, 2, 9]
 
@@ -446,7 +446,7 @@ def test_an_arrayrecord_that_was_not_written_to_its_end_is_broken(
     write_array_record(root / "b" / "none.array_record", [])
     report = convert(root, tmp_path / "out", kind="arrayrecord")
     assert report.n_samples == 500
-    assert report.counts == {"converted": 1, "broken": 5, "too_short": 1, "not_video": 1}
+    assert report.counts == {"converted": 1, "broken": 5, "empty": 1, "unsupported": 1}
     found = reasons(report)
     assert "damaged, or not written to its end: " in found["b/killed.array_record"]
     assert "damaged, or not written to its end: " in found["b/cut.array_record"]

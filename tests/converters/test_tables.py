@@ -81,7 +81,7 @@ def test_rows_of_json_lines_are_those_that_json_reads(root: Path, tmp_path: Path
     ]
     write(root, {"a/1.jsonl": "\r\n\r\n".join(map(json.dumps, rows)), "notes.txt": "notes"})
     report = convert(root, tmp_path / "out")
-    assert report.kind == "tables" and report.counts == {"converted": 1, "not_video": 1}
+    assert report.kind == "tables" and report.counts == {"converted": 1, "unsupported": 1}
     with shardio.open(tmp_path / "out") as dataset:
         schema = dataset.schema
         assert schema["cam.pose"] == Array("float64", (2, 2))
@@ -240,7 +240,7 @@ def test_what_is_no_table_is_listed_with_its_line(root: Path, tmp_path: Path) ->
     report = convert(root, tmp_path / "out")
     assert report.n_samples == 1
     assert report.counts == {
-        "converted": 1, "too_short": 3, "broken": len(BROKEN), "not_video": 1
+        "converted": 1, "empty": 3, "broken": len(BROKEN), "unsupported": 1
     }  # fmt: skip
     found = reasons(report)
     wrong = {name: found[name] for name, (_, why) in BROKEN.items() if why not in found[name]}
@@ -379,7 +379,7 @@ def test_files_that_a_table_names_become_values(pictures: Path, tmp_path: Path) 
     rows = "".join(f"{name},{number}\n" for number, name in enumerate(names))
     write(pictures, {"train/t.csv": f"file,n\n{rows}", "train/other.txt": "-"})
     report = convert(pictures, tmp_path / "out", kind="tables", references=["file"])
-    assert report.counts == {"converted": 1, "part": 3, "not_video": 1}
+    assert report.counts == {"converted": 1, "part": 3, "unsupported": 1}
     with shardio.open(tmp_path / "out") as dataset:
         assert dataset.schema["file"] == Image(optional=True) and dataset.classes == ("train",)
         for name, sample in zip(names, dataset, strict=True):
@@ -387,7 +387,7 @@ def test_files_that_a_table_names_become_values(pictures: Path, tmp_path: Path) 
             assert sample["file"] == read
     (pictures / "shared/3.png").write_bytes((pictures / "shared/3.png").read_bytes() + b" ")
     again = convert(pictures, tmp_path / "out", append=True)
-    assert [one.name for one in again.changed] == ["train/t.csv"]
+    assert [one.name for one in again.modified] == ["train/t.csv"]
 
 
 @pytest.mark.parametrize(
@@ -459,7 +459,7 @@ def test_an_append_takes_the_fields_that_the_dataset_has(root: Path, tmp_path: P
     convert(root, tmp_path / "out")
     write(root, {"2.csv": "a,b\n2,y\n", "3.csv": "a,b\n2.5,y\n"})
     report = convert(root, tmp_path / "out", append=True)
-    assert report.counts == {"present": 1, "converted": 1, "broken": 1}
+    assert report.counts == {"duplicate": 1, "converted": 1, "broken": 1}
     assert reasons(report) == {"3.csv": "line 2, column 'a': expected int64, found '2.5'"}
     with shardio.open(tmp_path / "out") as dataset:
         assert [(sample["a"], sample["b"]) for sample in dataset] == [(1, "x"), (2, "y")]

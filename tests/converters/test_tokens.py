@@ -95,7 +95,7 @@ def test_files_that_are_not_as_they_say_are_listed(tmp_path: Path) -> None:
     for name, content in files.items():
         (tmp_path / "in" / name).write_bytes(content)
     report = convert(tmp_path / "in", tmp_path / "out", dtype="uint16")
-    assert report.counts == {"converted": 1, "too_short": 1, "broken": 5, "not_video": 1}
+    assert report.counts == {"converted": 1, "empty": 1, "broken": 5, "unsupported": 1}
     assert {one.name: one.reason for one in report.broken} == {
         "odd.bin": "3 bytes are no whole number of uint16",
         "cut.bin": "expected 4 tokens of uint16, found 7 bytes",

@@ -366,7 +366,7 @@ def test_packets_of_real_files_differ_from_raw_in_what_only_decoding_shows(
 ) -> None:
     root = with_the_broken(media_root, tmp_path / "all")
     report = shardio.convert(root, tmp_path / "out", store="packets")
-    assert report.counts == {"converted": 14, "too_short": 5, "broken": 6}
+    assert report.counts == {"converted": 14, "empty": 5, "broken": 6}
     found = {one.name: one.outcome for one in report.inputs}
     assert found["broken/corrupted.mp4"] == "converted"  # raw says: broken, after 28 frames
     clips = [one for one in report.inputs if one.name.startswith("clips/")]

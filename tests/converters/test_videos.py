@@ -111,7 +111,7 @@ def test_clips_are_those_of_the_definition(
     assert [clip["frames"][:, 0, 0, 0].tolist() for clip in clips] == wanted
     assert [clip["pts"].tolist() for clip in clips] == [[n * 10 for n in clip] for clip in wanted]
     if not wanted:
-        assert outcome.kind == "too_short"
+        assert outcome.kind == "empty"
         return
     # Dropped: frames that belong to no clip, nor to the gap that the step leaves after one.
     kept = {n for start in starts for n in range(start, start + max(span, every))}
@@ -125,7 +125,7 @@ def test_frames_that_no_clip_holds_are_not_converted(tmp_path: Path) -> None:
 
 def test_a_video_too_short_for_a_clip_says_so_and_is_no_error(tmp_path: Path) -> None:
     clips, outcome = read(write_video(tmp_path / "a.mp4", scene(3)), **SMALL)
-    assert (clips, outcome.kind) == ([], "too_short")
+    assert (clips, outcome.kind) == ([], "empty")
     assert outcome.reason == "3 frames; one clip spans 4"
 
 
@@ -137,7 +137,7 @@ def test_a_video_without_a_suffix_is_found_by_its_bytes(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["notes.txt", "data.bin", "LICENSE"])
 def test_other_files_are_no_videos(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes(b"some notes")
-    assert read(tmp_path / name)[1].kind == "not_video"
+    assert read(tmp_path / name)[1].kind == "unsupported"
 
 
 def test_sound_alone_is_broken_by_signature_or_suffix(tmp_path: Path) -> None:
@@ -154,7 +154,7 @@ def test_a_file_that_cannot_be_opened_is_broken_if_its_name_promises_video(tmp_p
     (tmp_path / "gone.txt").symlink_to(tmp_path / "nowhere")
     with pytest.raises(MediaError, match="cannot be read: No such file"):
         read(tmp_path / "gone.mp4")
-    assert read(tmp_path / "gone.txt")[1].kind == "not_video"
+    assert read(tmp_path / "gone.txt")[1].kind == "unsupported"
 
 
 @pytest.mark.parametrize(
@@ -217,7 +217,7 @@ def test_the_bytes_are_the_same_for_any_number_of_workers(
     for workers in (0, 1, 2, 3):
         out = tmp_path / f"out{workers}"
         report = shardio.convert(root, out, workers=workers, shard_bytes=20_000, **SMALL)
-        assert report.counts == {"converted": 3, "too_short": 1, "broken": 1}
+        assert report.counts == {"converted": 3, "empty": 1, "broken": 1}
         files = (path for path in out.rglob("*") if path.is_file())
         found.append({path.relative_to(out).as_posix(): path.read_bytes() for path in files})
     assert sum(name.endswith(".shard") for name in found[0]) > 3

@@ -104,7 +104,7 @@ def test_members_of_one_key_are_a_sample(
     (root / f"a{suffix}").write_bytes(whole)
     (root / "notes.md").write_text("notes")
     report = convert(root, tmp_path / "out")
-    assert report.counts == {"converted": 1, "not_video": 1}
+    assert report.counts == {"converted": 1, "unsupported": 1}
     with shardio.open(tmp_path / "out") as dataset:
         assert dict(dataset.schema) == {
             "key": Text(),
@@ -201,7 +201,7 @@ def test_what_is_no_member_of_a_sample_is_counted(root: Path, tmp_path: Path) ->
     (root / "a.tar").write_bytes(tar(members))
     (root / "none.tar").write_bytes(tar({}))
     report = convert(root, tmp_path / "out")
-    assert report.counts == {"converted": 1, "too_short": 1} and report.n_samples == 1
+    assert report.counts == {"converted": 1, "empty": 1} and report.n_samples == 1
     assert report.inputs[0].detail == {"members_aside": 5}
 
 

@@ -206,6 +206,6 @@ def test_an_append_takes_numbers_that_fit_and_makes_no_field_wider(tmp_path: Pat
     pq.write_table(pa.table({"x": pa.array([3], "int32")}), root / "1.parquet")
     pq.write_table(pa.table({"x": [0.5]}), root / "2.parquet")
     report = convert(root, tmp_path / "out", workers=0, append=True)
-    assert report.counts == {"present": 1, "converted": 1, "broken": 1}
+    assert report.counts == {"duplicate": 1, "converted": 1, "broken": 1}
     assert report.broken[0].reason.endswith("column 'x': expected int64, found float64")
     assert [plain(one["x"]) for one in read(tmp_path / "out")] == [1, 2, 3]

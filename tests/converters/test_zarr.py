@@ -89,7 +89,7 @@ def test_a_store_is_one_input_and_the_rest_of_it_parts(tmp_path: Path) -> None:
     assert found["cats/1.zarr/zarr.json"].n_samples == 2
     assert found["cats/1.zarr/x/c/0/0"].reason == "of cats/1.zarr/zarr.json"
     assert found["dogs/deep/2.zarr/x/.zarray"].outcome == "part"
-    assert found["notes.txt"].outcome == "not_video"
+    assert found["notes.txt"].outcome == "unsupported"
     with shardio.open(tmp_path / "out") as dataset:
         assert dataset.schema["array"] == Array("int64", optional=True)
         about = [(sample["source"], sample["label"], sample["row"]) for sample in dataset]
@@ -114,10 +114,10 @@ def test_stores_whose_arrays_differ_in_length_are_samples(tmp_path: Path) -> Non
 def test_a_change_of_a_chunk_is_a_change_of_the_store(tmp_path: Path) -> None:
     group = make(tmp_path / "in" / "1.zarr", x=np.arange(4, dtype="uint8"))
     convert(tmp_path / "in", tmp_path / "out")
-    assert convert(tmp_path / "in", tmp_path / "out", append=True).counts["present"] == 1
+    assert convert(tmp_path / "in", tmp_path / "out", append=True).counts["duplicate"] == 1
     group["x"][0] = 3
     report = convert(tmp_path / "in", tmp_path / "out", append=True)
-    assert [one.name for one in report.changed] == ["1.zarr/zarr.json"]
+    assert [one.name for one in report.modified] == ["1.zarr/zarr.json"]
 
 
 @pytest.mark.parametrize("version", [2, 3])
@@ -299,7 +299,7 @@ def test_archives_that_are_damaged_are_listed(tmp_path: Path) -> None:
     where = whole.rindex(b"x/c/0") + 4  # in the directory: it would be another chunk
     (tmp_path / "in" / "moved.zarr.zip").write_bytes(whole[:where] + b"5" + whole[where + 1 :])
     report = convert(tmp_path / "in", tmp_path / "out")
-    assert report.counts == {"converted": 1, "broken": 5, "too_short": 1}
+    assert report.counts == {"converted": 1, "broken": 5, "empty": 1}
     found = {one.name: one.reason for one in report.broken}
     assert found["twice.zarr.zip"] == "damaged: two members of the archive have one name"
     assert "Bad CRC-32" in found["flipped.zarr.zip"]

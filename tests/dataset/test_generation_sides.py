@@ -45,9 +45,9 @@ def forge(folder: Path, change: Callable[[Content], object]) -> Path:
 
 def test_a_side_is_its_schema_and_its_shards(folder: Path) -> None:
     content = checksummed_json.read_sealed(folder / "generations/000003.json")
-    assert content["required"] == ["side_columns"]
+    assert content["required"] == ["column_groups"]
     assert [field["name"] for field in content["schema"]["fields"]] == ["label", "source"]
-    x, y = content["sides"]
+    x, y = content["column_groups"]
     assert (set(x), set(y)) == ({"schema", "shards"},) * 2
     assert x["schema"] == {
         "fields": [{"codec": 0, "dtype": 11, "id": 0, "name": "x", "shape": [], "type": 1}]
@@ -56,10 +56,10 @@ def test_a_side_is_its_schema_and_its_shards(folder: Path) -> None:
     assert [set(shard) for shard in x["shards"]] == [{"name", "samples", "bytes", "id"}] * 2
     assert (folder / x["shards"][1]["name"]).stat().st_size == x["shards"][1]["bytes"]
     first = checksummed_json.read_sealed(folder / "generations/000001.json")
-    assert not {"sides", "required"} & set(first)
+    assert not {"column_groups", "required"} & set(first)
 
 
-@pytest.mark.parametrize("required", [["side_columns", "tags"], ["tags"]])
+@pytest.mark.parametrize("required", [["column_groups", "tags"], ["tags"]])
 def test_a_generation_that_needs_what_is_not_known_is_refused_by_name(
     folder: Path, required: list[str]
 ) -> None:
@@ -77,7 +77,7 @@ def without(key: str) -> Callable[[Content], object]:
 
 
 def sides(change: Callable[[list[Content]], object]) -> Callable[[Content], object]:
-    return lambda g: change(g["sides"])
+    return lambda g: change(g["column_groups"])
 
 
 def field_named(name: str) -> Callable[[Content], object]:
@@ -90,14 +90,17 @@ def with_two_fields(s: list[Content]) -> None:
 
 
 BROKEN: dict[str, tuple[Callable[[Content], object], str]] = {
-    "nothing required": (without("required"), "'required' must name 'side_columns' once"),
-    "no sides": (without("sides"), "'required' must name 'side_columns' once"),
-    "empty sides": (lambda g: g.update(sides=[]), "'required' must name 'side_columns' once"),
-    "twice": (lambda g: g.update(required=["side_columns"] * 2), "'side_columns' once"),
-    "a text": (lambda g: g.update(required="side_columns"), "must be a list of names"),
+    "nothing required": (without("required"), "'required' must name 'column_groups' once"),
+    "no sides": (without("column_groups"), "'required' must name 'column_groups' once"),
+    "empty sides": (
+        lambda g: g.update(column_groups=[]),
+        "'required' must name 'column_groups' once",
+    ),
+    "twice": (lambda g: g.update(required=["column_groups"] * 2), "'column_groups' once"),
+    "a text": (lambda g: g.update(required="column_groups"), "must be a list of names"),
     "no names": (lambda g: g.update(required=[1]), "'required' must be a list of names"),
-    "no list": (lambda g: g.update(sides={"x": 1}), "'sides' must be a list"),
-    "no dict": (lambda g: g.update(sides=["x"]), "a side must be a dict with shards"),
+    "no list": (lambda g: g.update(column_groups={"x": 1}), "'column_groups' must be a list"),
+    "no dict": (lambda g: g.update(column_groups=["x"]), "a side must be a dict with shards"),
     "no shards": (sides(lambda s: s[0].update(shards=7)), "a side must be a dict with shards"),
     "no schema": (sides(lambda s: s[0].pop("schema")), "not a generation: KeyError"),
     "a schema": (sides(lambda s: s[0].update(schema=7)), "not a generation: SchemaError"),

@@ -178,7 +178,7 @@ def test_a_subset_that_cannot_be_is_corrupt(folder: Path, subset: object) -> Non
         load(folder)
 
 
-@pytest.mark.parametrize("key", ["subsets", "stats", "surgery"])
+@pytest.mark.parametrize("key", ["subsets", "stats", "operation"])
 @pytest.mark.parametrize("value", [None, [], "x", 1], ids=repr)
 def test_what_only_some_generations_have_is_an_object(
     folder: Path, key: str, value: object

@@ -308,7 +308,7 @@ def test_a_lineage_and_an_id_are_hex_digits_in_lower_case(published: Path, wrong
 
 @pytest.mark.parametrize(
     ("key", "empty"),
-    [("subsets", {}), ("stats", {}), ("surgery", {}), ("sides", []), ("required", [])],
+    [("subsets", {}), ("stats", {}), ("operation", {}), ("column_groups", []), ("required", [])],
 )
 def test_what_is_left_out_if_there_is_none_is_never_empty(
     published: Path, key: str, empty: object

@@ -110,7 +110,7 @@ def test_long_lists_are_read_back_as_they_were_published(tmp_path: Path) -> None
         ".inputs",
     }
     content = json.loads((tmp_path / "generations/000001.json").read_text())
-    assert content["required"] == ["parts"]
+    assert content["required"] == ["external_lists"]
 
 
 def test_a_list_that_is_not_long_stays_in_the_generation(tmp_path: Path) -> None:
@@ -165,7 +165,7 @@ def test_side_shards_lie_in_a_part_of_their_own(tmp_path: Path) -> None:
     assert load(tmp_path) == found
     assert len(load(tmp_path).files) == 14 and load(tmp_path).files[8][0] == beside[1]
     content = json.loads((tmp_path / "generations/000002.json").read_text())
-    assert content["required"] == ["parts", "side_columns"]
+    assert content["required"] == ["external_lists", "column_groups"]
     assert [Path(name).suffix for name in parts_in(tmp_path)].count(".shards") == 2
     # Those of sides are named, too: who publishes next removes neither.
     following = publish_next(tmp_path, found, classes=("ant",))
@@ -321,9 +321,11 @@ def test_what_names_no_part_is_corrupt(published: Path, wrong: dict[str, object]
 
 def test_required_must_say_that_there_are_parts(published: Path) -> None:
     forge(published, lambda g: g.pop("required"))
-    with pytest.raises(DatasetCorrupt, match="'required' must name .* behind 'parts' once"):
+    with pytest.raises(
+        DatasetCorrupt, match="'required' must name .* behind 'external_lists' once"
+    ):
         load(published)
-    forge(published, lambda g: g.update(required=["parts", "later"]))
+    forge(published, lambda g: g.update(required=["external_lists", "later"]))
     with pytest.raises(ShardUnsupported, match="needs 'later'"):
         load(published)
 

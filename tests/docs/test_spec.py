@@ -171,7 +171,7 @@ def test_item_sizes_are_those_of_numpy() -> None:
         ("⌈`n_bytes` ∕ 65536⌉ chunks", checksum.CHUNK_BYTES),
         ("bytes of a shard | 2^62", layout.MAX_FILE_BYTES),
         ("sections of a shard | 16384", layout.MAX_SECTIONS),
-        ("fields, those of sides included | 1024", schema.MAX_FIELDS),
+        ("fields, those of column groups included | 1024", schema.MAX_FIELDS),
         ("dimensions of an array | 16", fields.MAX_DIMS),
         ("bytes of a field's name, of a shard's name | 255", schema.MAX_NAME_BYTES),
         ("of a shard's name | 255", shard_list.MAX_NAME_BYTES),
@@ -245,7 +245,7 @@ def test_the_keys_of_a_generation_are_those_that_are_written() -> None:
     extras: dict[str, Any] = {
         "subsets": {"train": RowRuns([], [])},
         "stats": {"whole": {}},
-        "surgery": {"name": "split"},
+        "operation": {"name": "split"},
         "sides": (Side(schema.Schema({"x": fields.Text()}), ()),),
     }
     generation = Generation(1, "", _every_kind(), (), **extras)
@@ -254,9 +254,11 @@ def test_the_keys_of_a_generation_are_those_that_are_written() -> None:
     left_out = {row[0] for row in table("| key of a generation |") if "left out if none" in row[1]}
     plain = Generation(1, "", _every_kind(), ())
     assert keys - left_out == {*describe(plain, {}), "digest"}
-    (side,) = describe(generation, {})["sides"]
-    assert {row[0] for row in table("| key of a part |")} == {*parts.put_aside({}, "x", b"", 1)}
-    assert {row[0] for row in table("| key of a side |")} == set(side)
+    (side,) = describe(generation, {})["column_groups"]
+    assert {row[0] for row in table("| key of an external list |")} == {
+        *parts.put_aside({}, "x", b"", 1)
+    }
+    assert {row[0] for row in table("| key of a column group |")} == set(side)
     assert f"`{describe(generation, {})['required']}`".replace("'", '"') in PAGE_TEXT
 
 

@@ -108,7 +108,10 @@ def beside(folder: Path, n_samples: Iterable[int]) -> dict[str, Any]:
             for i in range(n):
                 writer.append({"deep.er": None if i % 2 else f"{i}" * 90})
             shards.append(writer.close())
-    return {"sides": [describe_side(Side(side, tuple(shards)), {})], "required": ["side_columns"]}
+    return {
+        "column_groups": [describe_side(Side(side, tuple(shards)), {})],
+        "required": ["column_groups"],
+    }
 
 
 N_IN_PARTS: Final = 3

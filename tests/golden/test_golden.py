@@ -173,12 +173,12 @@ def told_by_the_specification(folder: Path) -> list[dict[str, Any]]:
     """The samples of a dataset, by the second reader and what the specification says of sides."""
     generation = generation_of(folder)
     shards = listed_shards(folder, generation["shards"])
-    beside = [listed_shards(folder, side["shards"]) for side in generation["sides"]]
+    beside = [listed_shards(folder, side["shards"]) for side in generation["column_groups"]]
     found = []
     for k, shard in enumerate(shards):
         listed = [shard, *(side[k] for side in beside)]
         readers = [SecondReader(folder / entry["name"]) for entry in listed]
-        for reader, side in zip(readers[1:], generation["sides"], strict=True):
+        for reader, side in zip(readers[1:], generation["column_groups"], strict=True):
             assert reader.fields == side["schema"]["fields"]
         for row in range(shard["samples"]):
             sample = {n: v for reader in readers for n, v in reader[row].items()}
@@ -187,8 +187,10 @@ def told_by_the_specification(folder: Path) -> list[dict[str, Any]]:
 
 
 def test_a_golden_dataset_with_columns_beside_its_shards_is_read_and_sound() -> None:
-    folder = HERE / "datasets-v1.0" / "sides"
-    provenance = json.loads((folder.parent / "provenance.json").read_text())["files"]["sides"]
+    folder = HERE / "datasets-v1.0" / "column_groups"
+    provenance = json.loads((folder.parent / "provenance.json").read_text())["files"][
+        "column_groups"
+    ]
     samples = expected(folder)
     with open_dataset(folder, verify="always") as dataset:
         known = {"lineage": dataset.lineage, "generation": dataset.generation}
@@ -197,7 +199,7 @@ def test_a_golden_dataset_with_columns_beside_its_shards_is_read_and_sound() -> 
         assert len(dataset.shards) > 1
         found = [{n: as_written_down(v) for n, v in sample.items()} for sample in dataset]
     assert found == samples
-    assert generation_of(folder)["required"] == ["side_columns"]
+    assert generation_of(folder)["required"] == ["column_groups"]
     assert told_by_the_specification(folder) == samples
     with open_dataset(folder, generation=2) as dataset:
         assert list(dataset.schema) == ["label", "note", "vector"]
@@ -206,10 +208,12 @@ def test_a_golden_dataset_with_columns_beside_its_shards_is_read_and_sound() -> 
 
 
 def test_a_golden_dataset_whose_lists_lie_in_parts_is_read_and_sound() -> None:
-    folder = HERE / "parts-v1.0" / "parts"
-    provenance = json.loads((folder.parent / "provenance.json").read_text())["files"]["parts"]
+    folder = HERE / "lists-v1.0" / "external_lists"
+    provenance = json.loads((folder.parent / "provenance.json").read_text())["files"][
+        "external_lists"
+    ]
     samples, said = expected(folder), generation_of(folder)
-    assert said["required"] == ["parts", "side_columns"]
+    assert said["required"] == ["external_lists", "column_groups"]
     inputs = [{"outcome": "converted", "path": f"größe/{i}.txt", "samples": i} for i in range(5)]
     with open_dataset(folder, verify="always") as dataset:
         known = {"lineage": dataset.lineage, "generation": dataset.generation}
@@ -223,9 +227,9 @@ def test_a_golden_dataset_whose_lists_lie_in_parts_is_read_and_sound() -> None:
     assert (report.findings, report.unknown) == ((), ())
 
 
-@pytest.mark.parametrize("name", ["sides", "parts"])
+@pytest.mark.parametrize("name", ["column_groups", "external_lists"])
 def test_no_golden_dataset_is_missing_and_none_is_forgotten(name: str) -> None:
-    version = {"sides": "datasets-v1.0", "parts": "parts-v1.0"}[name]
+    version = {"column_groups": "datasets-v1.0", "external_lists": "lists-v1.0"}[name]
     found = {path.name for path in (HERE / version).iterdir()}
     assert found == {name, f"{name}.json", "provenance.json"}
 

@@ -92,7 +92,7 @@ def test_a_column_is_added_as_the_next_generation_and_all_else_stays(folder: Pat
     assert len(after) == len(before) + 3 + 1
     assert (new.lineage, new.schema, new.shards) == (old.lineage, old.schema, old.shards)
     assert (new.subsets, new.stats, new.classes) == (old.subsets, old.stats, old.classes)
-    assert new.surgery == {"name": "add_column", "options": {"name": "x"}}
+    assert new.operation == {"name": "add_column", "options": {"name": "x"}}
     assert list(new.whole_schema) == ["label", "source", "x"]
     assert numbers_of(folder) == list(range(N))
     assert load_generation(folder, 3) == old
@@ -420,13 +420,13 @@ def test_an_added_column_is_not_lost_to_one_who_read_what_was_before(folder: Pat
 def test_files_that_a_killed_writer_left_are_neither_taken_nor_overwritten(folder: Path) -> None:
     left = folder / "g000002-000.shard"
     left.write_bytes(b"left")
-    (folder / ".surgery-killed").mkdir()
+    (folder / ".maintenance-killed").mkdir()
     report = add_column(folder, "x", FLOAT, rows_of(N))
     assert (report.generation, left.read_bytes()) == (2, b"left")
     names = [shard.name for shard in load(folder).sides[0].shards]
     assert names == [f"g000002-{k:03d}.shard" for k in (1, 2, 3)]
     assert numbers_of(folder) == list(range(N))
-    assert not (folder / ".surgery-killed").exists()
+    assert not (folder / ".maintenance-killed").exists()
 
 
 def test_who_has_the_older_generation_open_is_undisturbed(folder: Path) -> None:
@@ -591,7 +591,7 @@ def test_what_another_has_put_under_a_noted_name_stays(folder: Path) -> None:
         (folder / "theirs.shard").touch()
         sweep(folder)
         assert killed.staging.exists()  # held
-        copy = shutil.copytree(killed.staging, folder / ".surgery-dead")
+        copy = shutil.copytree(killed.staging, folder / ".maintenance-dead")
         generation = folder / "generations" / "000002.json"
         generation.write_text("{")
         sweep(folder)

@@ -64,8 +64,8 @@ def test_merged_datasets_follow_one_another_and_their_shards_are_copied(tmp_path
     with open_dataset(tmp_path / "out") as dataset:
         for i, sample in zip([0, 1, 2, 3, 4, 0, 1, 2], dataset, strict=True):
             assert same_sample(sample, as_read(every_field_sample(i)))
-        assert dataset.surgery["name"] == "merge"
-        assert dataset.surgery["sources"][0] == {"lineage": load(a).lineage, "generation": 1}
+        assert dataset.operation["name"] == "merge"
+        assert dataset.operation["sources"][0] == {"lineage": load(a).lineage, "generation": 1}
     out = tmp_path / "out"
     assert shard_of(out, 0).read_bytes() == shard_of(a, 0).read_bytes()
     assert shard_of(out, 2).read_bytes() == shard_of(b, 0).read_bytes()
@@ -170,7 +170,7 @@ def test_resharding_keeps_samples_and_what_is_said_of_them(
     was, found = load(source), load(out)
     assert (found.number, found.classes, found.converter) == (1, was.classes, was.converter)
     assert (found.subsets, found.stats) == (was.subsets, was.stats)
-    assert found.surgery["sources"] == [{"lineage": was.lineage, "generation": 2}]
+    assert found.operation["sources"] == [{"lineage": was.lineage, "generation": 2}]
     assert is_sound(out)
 
 
@@ -197,7 +197,7 @@ def test_small_neighbours_are_put_together_in_the_next_generation(tmp_path: Path
     assert report.n_rewritten == 1
     found = load(folder)
     assert (found.lineage, found.shards[0].name) == (first.lineage, "g000002-000.shard")
-    assert found.surgery == {"name": "compact", "options": {"shard_bytes": 256 << 20}}
+    assert found.operation == {"name": "compact", "options": {"shard_bytes": 256 << 20}}
     assert diff(write(tmp_path / "same", 12), folder).is_same
     after = tree(folder)
     assert all(after[name] == before[name] for name in before if name != "dataset.json")
@@ -376,14 +376,14 @@ def test_of_two_processes_that_compact_one_wins_and_the_other_is_told(tmp_path: 
     assert load(source).number == 2
     assert [label for _, label in samples_of(source)] == [f"clip {i}" for i in range(12)]
     assert is_sound(source)
-    assert not list(source.glob(".surgery-*"))
+    assert not list(source.glob(".maintenance-*"))
 
 
 def test_of_two_that_make_the_same_new_dataset_one_wins_whole(tmp_path: Path) -> None:
     source, out = small(tmp_path / "a", 6, 2), tmp_path / "out"
     with rewriting.Rewriting(out, LABELS) as one:
         one.append({"label": 1, "source": "mine"})
-        with pytest.raises(DatasetExists, match=r"\.surgery-"):
+        with pytest.raises(DatasetExists, match=r"\.maintenance-"):
             merge(out, source, workers=0)
         one.publish()
     assert samples_of(out) == [(1, "mine")]
@@ -412,11 +412,11 @@ def test_what_a_killed_surgery_left_is_swept_and_what_a_running_one_has_is_not(
     tmp_path: Path,
 ) -> None:
     source = small(tmp_path / "a", 4, 2)
-    (source / ".surgery-dead").mkdir()
-    (source / ".surgery-dead" / "000000.shard").touch()
+    (source / ".maintenance-dead").mkdir()
+    (source / ".maintenance-dead" / "000000.shard").touch()
     with rewriting.Rewriting(source, LABELS, previous=load(source)) as running:
         compact(source, workers=0)
-        assert [p.name for p in source.glob(".surgery-*")] == [running.staging.name]
+        assert [p.name for p in source.glob(".maintenance-*")] == [running.staging.name]
     assert is_sound(source)
 
 

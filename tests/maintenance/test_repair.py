@@ -56,7 +56,7 @@ def repaired(source: Path, tmp_path: Path, expected: list[int]) -> RepairReport:
         for i, sample in zip(expected, found, strict=True):
             assert same_sample(sample, as_read(every_field_sample(i)))
         assert [dict(entry) for entry in dataset.inputs] == [s.as_json() for s in report.shards]
-        assert dataset.surgery["name"] == "repair"
+        assert dataset.operation["name"] == "repair"
     assert audit_dataset(out, workers=0).findings == ()
     assert audit_dataset(out, workers=0).unknown == ()
     assert report.n_samples == len(expected)

@@ -103,7 +103,7 @@ def test_a_new_split_replaces_the_old_one_and_what_was_counted_of_it(tmp_path: P
     assert list(found.subsets) == ["x"]
     assert found.stats == {"whole": {"samples": 20}}
     options = {"parts": {"x": 1.0}, "group": None, "seed": 0}
-    assert found.surgery == {"name": "split", "options": options}
+    assert found.operation == {"name": "split", "options": options}
 
 
 def test_no_data_is_written(tmp_path: Path) -> None:
@@ -211,6 +211,6 @@ def test_of_two_who_change_a_dataset_one_wins_and_the_other_is_told(
     (winner,) = [name for name, outcome in outcomes if not isinstance(outcome, str)]
     assert "another writer published" in loser
     assert load(folder).number == 2
-    assert load(folder).surgery["name"] == winner
+    assert load(folder).operation["name"] == winner
     report = audit_dataset(folder, workers=0)
     assert (report.findings, report.unknown) == ((), ())

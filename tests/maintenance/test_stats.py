@@ -62,7 +62,7 @@ def test_they_are_kept_in_the_next_generation_and_not_again(tmp_path: Path) -> N
     assert (report.generation, report.subset) == (2, None)
     with open_dataset(folder) as dataset:
         assert dataset.stats == {"whole": report.stats}
-        assert dataset.surgery == {"name": "stats"}
+        assert dataset.operation == {"name": "stats"}
         assert len(dataset) == N
     assert compute_stats(folder).generation == 2
     assert audit_dataset(folder, workers=0).findings == ()

@@ -232,12 +232,12 @@ def test_inspect_reports_what_is_wrong_with_a_file_beside(dataset: Path, capsys:
     assert [finding["code"] for finding in facts["damage"]] == ["other_shard"]
     assert facts["damage"][0]["path"] == str(second)
     assert list(facts["sample"]["fields"]) == ["label", "source"]
-    assert [shard["samples"] for shard in facts["sides"]["x"]] == [2, 2]
+    assert [shard["samples"] for shard in facts["column_groups"]["x"]] == [2, 2]
     second.unlink()
     assert cli.main(["inspect", str(dataset), "--json"]) == 1
     facts = json.loads(capsys.readouterr().out)
     assert list(facts["sample"]["fields"]) == ["label", "source", "x"]
-    assert [shard["name"] for shard in facts["sides"]["x"]] == ["g000002-000.shard"]
+    assert [shard["name"] for shard in facts["column_groups"]["x"]] == ["g000002-000.shard"]
 
 
 def compute(dataset: Path, code: str, *options: str) -> int:

@@ -69,7 +69,7 @@ def test_the_json_report_holds_every_input(
     captured = capsys.readouterr()
     report = json.loads(captured.out)
     assert captured.err == ""
-    assert report["files"] == {"converted": 3, "too_short": 1, "broken": 1, "not_video": 1}
+    assert report["files"] == {"converted": 3, "empty": 1, "broken": 1, "unsupported": 1}
     assert report["classes"] == {"cats": 3, "dogs": 2, "fish": 0}
     assert (report["clips"], report["dropped_frames"]) == (5, 1)
     assert report["dataset"] == str(out)
@@ -227,7 +227,7 @@ def test_the_longest_clip_that_can_be_asked_for_is_only_too_long_for_every_file(
     options = [f"--{name}={LIMITS[name]}" for name in ("frames", "stride")]
     source, out = str(videos / "dogs"), str(tmp_path / "out")
     assert cli.main(["convert", source, out, "--size=16", "--workers=0", *options, "--json"]) == 1
-    assert json.loads(capsys.readouterr().out)["files"] == {"too_short": 1}
+    assert json.loads(capsys.readouterr().out)["files"] == {"empty": 1}
 
 
 @pytest.mark.parametrize("what", ["broken", "too short"])
@@ -288,11 +288,11 @@ def test_append_says_what_is_new_what_is_there_and_what_has_changed(
     assert lines[-1].startswith("appended 0 of 2 files as 0 videos (0 clips), 0 bytes, ")
     assert cli.main([*append, "--quiet"]) == 1
     said = capsys.readouterr()
-    assert said.out == "" and said.err.startswith("shardio: changed: new.mp4: ")
+    assert said.out == "" and said.err.startswith("shardio: modified: new.mp4: ")
     assert cli.main([*append, "--json"]) == 1
     report = json.loads(capsys.readouterr().out)
     assert (report["generation"], report["samples"], report["samples_before"]) == (2, 0, 2)
-    assert report["files"] == {"present": 1, "changed": 1}
+    assert report["files"] == {"duplicate": 1, "modified": 1}
 
 
 @pytest.mark.parametrize(
@@ -393,7 +393,7 @@ def test_an_estimate_is_of_what_all_names_say_and_not_those_that_are_tried(
     with pytest.raises(shardio.InvalidArgument, match=f"{tmp_path}/in: {said}"):
         estimate(tmp_path / "in", n_inputs=2, workers=0, frames=4, size=16)
     found = estimate(tmp_path / "in", n_inputs=21, workers=0, frames=4, size=16)
-    assert found.sample.counts == {"converted": 1, "not_video": 20}
+    assert found.sample.counts == {"converted": 1, "unsupported": 20}
 
 
 def test_what_is_appended_to_a_dataset_of_another_store_is_refused_by_what_differs(

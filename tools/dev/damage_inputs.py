@@ -282,7 +282,7 @@ def try_files(suffix: str, rng: random.Random, place: Path, tally: Counter[str])
             problems.append(f"{path.name}, which is sound: {outcome}: {reason}")
         if outcome == "converted":
             problems += _compared(path.name, samples.get(path.name, []), rows[str(path)])
-        elif outcome not in ("broken", "too_short") or samples.get(path.name):
+        elif outcome not in ("broken", "empty") or samples.get(path.name):
             problems.append(f"{path.name}: {outcome}, {len(samples.get(path.name, []))} samples")
     return problems
 

@@ -2,7 +2,7 @@
 
     python tools/dev/make_golden.py tests/golden/v1.0
     python tools/dev/make_golden.py tests/golden/datasets-v1.0 --datasets
-    python tools/dev/make_golden.py tests/golden/parts-v1.0 --parts
+    python tools/dev/make_golden.py tests/golden/lists-v1.0 --lists
     python tools/dev/make_golden.py tests/golden/media-v1.0 --media
 
 Run once for a version of the format, by hand, never by the tests: a golden file that is made anew
@@ -252,7 +252,7 @@ def write_shards(
 
 def write_datasets(folder: Path) -> dict[str, Mapping[str, Any]]:
     """Write the golden dataset, with columns beside its shards, and what is in it."""
-    place = folder / "sides"
+    place = folder / "column_groups"
     schema = Schema({"label": Array("int64"), "note": Text()})
     added: dict[str, Any] = {
         "vector": Array("float32", (3,)),
@@ -274,15 +274,15 @@ def write_datasets(folder: Path) -> dict[str, Mapping[str, Any]]:
             writer.append({name: sample[name] for name in schema})
     for name, kind in added.items():
         add_column(place, name, kind, [sample[name] for sample in samples])
-    _write_content(folder / "sides.json", samples, [*schema, *added])
+    _write_content(folder / "column_groups.json", samples, [*schema, *added])
     with open_dataset(place) as dataset:
-        return {"sides": {"lineage": dataset.lineage, "generation": dataset.generation}}
+        return {"column_groups": {"lineage": dataset.lineage, "generation": dataset.generation}}
 
 
 def write_parts(folder: Path) -> dict[str, Mapping[str, Any]]:
     """Write the golden dataset whose lists lie in parts, and what is in it."""
     parts.LISTED_MAX = 1  # type: ignore[misc]  # a reader takes lists of any length in parts
-    place = folder / "parts"
+    place = folder / "external_lists"
     samples = [{"label": np.int64(i), "note": _caption(i)} for i in range(5)]
     with DatasetWriter(place, Schema({"label": Array("int64")}), shard_bytes=16) as writer:
         for sample in samples:
@@ -290,9 +290,9 @@ def write_parts(folder: Path) -> dict[str, Mapping[str, Any]]:
     inputs = [{"path": f"größe/{i}.txt", "outcome": "converted", "samples": i} for i in range(5)]
     publish_next(place, load(place), inputs=inputs)
     add_column(place, "note", Text(), [sample["note"] for sample in samples])
-    _write_content(folder / "parts.json", samples, ["label", "note"])
+    _write_content(folder / "external_lists.json", samples, ["label", "note"])
     with open_dataset(place) as dataset:
-        return {"parts": {"lineage": dataset.lineage, "generation": dataset.generation}}
+        return {"external_lists": {"lineage": dataset.lineage, "generation": dataset.generation}}
 
 
 def _write_content(place: Path, samples: Samples, fields: list[str]) -> None:
@@ -311,7 +311,7 @@ def main() -> int:
     folder.mkdir(parents=True, exist_ok=True)
     if "--datasets" in sys.argv[2:]:
         written = write_datasets(folder)
-    elif "--parts" in sys.argv[2:]:
+    elif "--lists" in sys.argv[2:]:
         written = write_parts(folder)
     else:
         written = write_shards(folder, media() if "--media" in sys.argv[2:] else goldens())

@@ -228,7 +228,7 @@ def dataset_facts(inspection: Inspection, dataset: shardio.ShardDataset) -> Fact
         "versions": dict(dataset.versions),
         "subsets": dict(dataset.subsets),
         "stats": dict(dataset.stats),
-        "surgery": dict(dataset.surgery),
+        "operation": dict(dataset.operation),
         "outcomes": outcomes,
         "without_samples": [dict(e) for e in inputs if not e.get("samples")],
     }
@@ -250,7 +250,7 @@ def _list(facts: Facts, side: str, surveys: list[Survey]) -> None:
     """Put shards among the facts: those of whole samples, or of a column that was added later."""
     listed = [shard_facts(survey) for survey in surveys]
     if side:
-        facts.setdefault("sides", {})[side] = listed
+        facts.setdefault("column_groups", {})[side] = listed
     else:
         facts["shards"] = listed
 

@@ -34,13 +34,13 @@ _is_report_lost = False
 
 OUTCOMES: Final = {
     "converted": "converted",
-    "too_short": "too short for one clip",
+    "empty": "too short for one clip",
     "broken": "broken",
-    "not_video": "not a video",
+    "unsupported": "not a video",
     "part": "part of another",
-    "not_reached": "not reached",
-    "present": "in the dataset already",
-    "changed": "changed since it was converted",
+    "not_processed": "not reached",
+    "duplicate": "in the dataset already",
+    "modified": "changed since it was converted",
 }
 """What became of an input, in words; other converters may have further outcomes."""
 

@@ -66,7 +66,7 @@ def inspect_url(url: str, sample: int | None) -> Inspection:
         inspection.facts |= dataset_facts(inspection, dataset)
         inspection.facts["shards"] = _listed(dataset.shards)
         for name, beside in dataset.sides.items():
-            inspection.facts.setdefault("sides", {})[name] = _listed(beside)
+            inspection.facts.setdefault("column_groups", {})[name] = _listed(beside)
         row = checked_row(url, sample, len(dataset))
         if row is not None:
             inspection.facts["sample"] = dataset_sample(inspection, dataset, row)

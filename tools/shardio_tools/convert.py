@@ -35,7 +35,7 @@ from shardio_tools._stores import is_url
 
 __all__ = ["CONVERTER_OPTIONS", "add_arguments", "as_json", "run"]
 
-LISTED: Final = ("present", "not_reached", "part", "not_video", "too_short", "changed", "broken")
+LISTED: Final = ("duplicate", "not_processed", "part", "unsupported", "empty", "modified", "broken")
 """Outcomes whose inputs are listed, in this order: what matters most comes last."""
 NOT_OF_KIND: Final = {
     "arrayrecord": "no records",
@@ -49,7 +49,7 @@ NOT_OF_KIND: Final = {
     "tables": "no table",
     "tfrecord": "no records",
     "tokens": "no tokens",
-    "videos": OUTCOMES["not_video"],
+    "videos": OUTCOMES["unsupported"],
     "webdataset": "not a tar",
     "zarr": "no part of a Zarr store",
 }
@@ -99,9 +99,9 @@ def run(options: argparse.Namespace) -> int:
             progress=lambda state: line.show(state.n_bytes_done, state.n_bytes, _note(state)),
             **given,
         )
-    code = 1 if report.broken or report.changed or not report.generation else 0
+    code = 1 if report.broken or report.modified or not report.generation else 0
     if options.quiet and not options.json:
-        for source in (*report.changed, *report.broken):
+        for source in (*report.modified, *report.broken):
             complain(f"{source.outcome}: {plain(source.name)}: {plain(source.reason)}")
         if not report.generation:
             complain(_nothing(report))
@@ -245,7 +245,7 @@ def describe(
         yield from _describe_clips(report, has_file=has_file)
     for outcome in LISTED:
         yield from _group(report, outcome)
-    if report.changed:
+    if report.modified:
         yield (
             "  what the dataset has of them stays as it was: --append replaces no samples; "
             "--overwrite converts anew, a file under another name is a new one"
@@ -317,9 +317,9 @@ def _group(report: shardio.ConversionReport, outcome: str) -> Iterator[str]:
     if not group:
         return
     words = OUTCOMES[outcome]
-    if outcome == "not_video":
+    if outcome == "unsupported":
         words = NOT_OF_KIND.get(report.kind, "of another kind")
-    if outcome == "too_short" and report.kind not in MEDIA:
+    if outcome == "empty" and report.kind not in MEDIA:
         words = "no sample"
     yield f"{words}: {counted(len(group), 'file')}"
     if outcome == "part":
@@ -328,7 +328,7 @@ def _group(report: shardio.ConversionReport, outcome: str) -> Iterator[str]:
     for source in group:
         kept = f" ({counted(source.n_samples, noun(report))} kept)" if source.n_samples else ""
         lines.append(plain(": ".join(filter(None, (source.name, source.reason)))) + kept)
-    if outcome in ("broken", "changed"):
+    if outcome in ("broken", "modified"):
         yield from (f"  {line}" for line in lines)
     else:
         yield listed(lines, "shardio inspect --json OUT lists all")

@@ -86,7 +86,7 @@ def describe_dataset(facts: Facts) -> Iterator[str]:
     yield "shards"
     rows = [_shard_row(shard) for shard in facts["shards"]]
     yield listed(table(rows).splitlines() if rows else ["none"], "--json lists all")
-    for name, beside in facts.get("sides", {}).items():
+    for name, beside in facts.get("column_groups", {}).items():
         yield f"shards of {plain(name)}, which was added later"
         rows = [_shard_row(shard) for shard in beside]
         yield listed(table(rows).splitlines() if rows else ["none"], "--json lists all")
@@ -114,7 +114,7 @@ def _origin(facts: Facts) -> Iterator[str]:
         rows.append(["converter", f"{converter.get('name')} {converter.get('version')}"])
         rows.append(["options", plain(" ".join(options))])
     rows.append(["versions", ", ".join(f"{k} {v}" for k, v in facts["versions"].items())])
-    if surgery := facts["surgery"]:
+    if surgery := facts["operation"]:
         given = surgery.get("options")
         said = [f"{k}={json.dumps(v)}" for k, v in given.items()] if isinstance(given, dict) else []
         rows.append(["made by", plain(" ".join([str(surgery.get("name")), *said]))])

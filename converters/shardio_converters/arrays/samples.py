@@ -116,9 +116,9 @@ class ArraySamples(ToldFields, ABC):
         with ExitStack() as files:
             arrays = self.open(source, files)
             if arrays is None:
-                return Outcome("not_video", f"no {self.what}")
+                return Outcome("unsupported", f"no {self.what}")
             if not arrays:
-                return Outcome("too_short", "holds no array")
+                return Outcome("empty", "holds no array")
             self._refuse_others(arrays)
             about = self.values_beside(source, source=self.name_of(source), row=0)
             missing = (self.fields or {}).keys() - {each.name for each in arrays}
@@ -131,7 +131,7 @@ class ArraySamples(ToldFields, ABC):
                     sample["row"] = np.int64(n_samples)  # an int would be checked for its range
                 yield sample
                 n_samples += 1
-        return Outcome("converted") if n_samples else Outcome("too_short", "holds no row")
+        return Outcome("converted") if n_samples else Outcome("empty", "holds no row")
 
     def about(self) -> Mapping[str, str]:
         """What a sample has beside the arrays."""

@@ -105,7 +105,7 @@ class Arrow(ToldFields):
         if not is_table(source):
             is_other = name.lower().endswith(SUFFIXES)
             reason = f"{STATE} beside it does not list it" if is_other else "no table"
-            return Outcome("not_video", reason)
+            return Outcome("unsupported", reason)
         about = self.values_beside(source)
         n_samples = 0
         with open_table(source.path, source.name) as table:
@@ -122,7 +122,7 @@ class Arrow(ToldFields):
                 }
                 yield from row_samples(values, about, batch.num_rows)
                 n_samples += batch.num_rows
-        return Outcome("converted") if n_samples else Outcome("too_short", "holds no row")
+        return Outcome("converted") if n_samples else Outcome("empty", "holds no row")
 
     def _fields_of(self, columns: Sequence[Column]) -> dict[str, Field]:
         """The field of each column, in their order.

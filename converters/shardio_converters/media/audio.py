@@ -37,9 +37,9 @@ class Sounds:
     def samples(self, source: Input) -> Generator[Mapping[str, Any], None, Outcome]:
         """Yield the one sample of a file."""
         if not is_media(source):
-            return Outcome("not_video", _NO_SOUND)
+            return Outcome("unsupported", _NO_SOUND)
         stream = sound_of(source.path)
         if stream is None:
-            return Outcome("not_video", _NO_SOUND)
+            return Outcome("unsupported", _NO_SOUND)
         yield {"audio": stream, "label": source.label, "source": source.name}
         return Outcome("converted", detail={**facts_of(stream), "samples": stream.n_frames})

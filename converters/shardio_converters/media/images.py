@@ -82,7 +82,7 @@ class Images:
         """Yield the one sample of a file."""
         data = _read(source)
         if data is None:
-            return Outcome("not_video", "not a picture")
+            return Outcome("unsupported", "not a picture")
         facts = probe(data)
         yield {"image": self._stored(data, facts), "label": source.label, "source": source.name}
         return Outcome("converted", detail=asdict(facts))

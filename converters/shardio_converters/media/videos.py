@@ -101,7 +101,7 @@ class Videos:
     def samples(self, source: Input) -> Generator[Mapping[str, Any], None, Outcome]:
         """Yield the samples of one file."""
         if not is_media(source):
-            return Outcome("not_video")
+            return Outcome("unsupported")
         sound = Sound(source.path, is_wanted=self.audio is True)
         made = self._clips if self.store == "raw" else self._whole
         return (yield from with_sound(made(source, sound), sound))
@@ -178,7 +178,7 @@ class Videos:
 
     def _too_short(self, n_frames: int, detail: Mapping[str, Any]) -> Outcome:
         reason = f"{n_frames} frames; one clip spans {self._span}"
-        return Outcome("too_short", reason, detail)
+        return Outcome("empty", reason, detail)
 
     @property
     def _step(self) -> int:

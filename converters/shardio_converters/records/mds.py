@@ -77,10 +77,10 @@ class Mds(ToldFields):
             return (
                 Outcome("part", f"of the {n_shards:,} shards beside it")
                 if n_shards
-                else Outcome("not_video", "names no MDS shard")
+                else Outcome("unsupported", "names no MDS shard")
             )
         if not source.name.lower().endswith(SUFFIXES):
-            return Outcome("not_video", "not an MDS shard")
+            return Outcome("unsupported", "not an MDS shard")
         if source.path.endswith(SUFFIXES[1:]) and os.path.exists(os.path.splitext(source.path)[0]):
             beside = os.path.splitext(os.path.basename(source.name))[0]
             return Outcome("part", f"of {beside} beside it, which is the same uncompressed")
@@ -103,7 +103,7 @@ class Mds(ToldFields):
                         ) from error
                 yield sample
                 n_samples += 1
-        return Outcome("converted") if n_samples else Outcome("too_short", "holds no sample")
+        return Outcome("converted") if n_samples else Outcome("empty", "holds no sample")
 
 
 def _fields_of(source: Input) -> FoundFields:

@@ -122,7 +122,7 @@ class Records(ToldFields, ABC):
         """Yield the samples of a file, one of each record."""
         records = self.read(source)
         if records is None:
-            return Outcome("not_video", f"no {self.what}")
+            return Outcome("unsupported", f"no {self.what}")
         about = self.values_beside(source)
         n_samples = 0
         with closing(records):
@@ -135,7 +135,7 @@ class Records(ToldFields, ABC):
                 sample.update(about)
                 yield sample
                 n_samples += 1
-        return Outcome("converted") if n_samples else Outcome("too_short", "holds no record")
+        return Outcome("converted") if n_samples else Outcome("empty", "holds no record")
 
     @staticmethod
     def _make_bytes(record: bytes) -> dict[str, Any]:

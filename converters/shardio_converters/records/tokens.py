@@ -101,7 +101,7 @@ class TokenFiles:
     def samples(self, source: Input) -> Generator[Mapping[str, Any], None, Outcome]:
         """Yield the samples of a file."""
         if not source.name.lower().endswith(SUFFIX):
-            return Outcome("not_video", f"no {SUFFIX}")
+            return Outcome("unsupported", f"no {SUFFIX}")
         about = {"label": np.int64(source.label), "source": source.name}
         n_samples = 0
         with open(source.path, "rb") as file:
@@ -110,7 +110,7 @@ class TokenFiles:
             for tokens in parts:
                 yield {"tokens": tokens, **about}
                 n_samples += 1
-        return Outcome("converted") if n_samples else Outcome("too_short", "holds no token")
+        return Outcome("converted") if n_samples else Outcome("empty", "holds no token")
 
     def _blocks(self, file: IO[bytes]) -> Iterator[Tokens]:
         """Read the tokens, so many at a time."""

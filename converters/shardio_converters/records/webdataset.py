@@ -65,7 +65,7 @@ class WebDataset(ToldFields):
     def samples(self, source: Input) -> Generator[Mapping[str, Any], None, Outcome]:
         """Yield the samples of a tar."""
         if not is_tar(source.name):
-            return Outcome("not_video", "not a tar")
+            return Outcome("unsupported", "not a tar")
         schema, fields = self.schema(), self.fields or {}
         about = self.values_beside(source, key="")
         optional = {name: None for name in fields if schema[name].optional}
@@ -89,7 +89,7 @@ class WebDataset(ToldFields):
                 n_samples += 1
         detail = {"members_aside": found.n_aside} if found.n_aside else {}
         if not n_samples:
-            return Outcome("too_short", "holds no sample", detail=detail)
+            return Outcome("empty", "holds no sample", detail=detail)
         return Outcome("converted", detail=detail)
 
 

@@ -135,14 +135,14 @@ class LeRobot(ToldFields):
         """Yield the episodes of a file of data; what breaks one breaks no other."""
         place = root_of(source)
         if place is None:
-            return Outcome("not_video", f"no {INFO} in a folder above it, up to the source")
+            return Outcome("unsupported", f"no {INFO} in a folder above it, up to the source")
         robot_set, name = open_set(place[0]), source.name[len(place[1]) :].lstrip("/")
         if name == INFO:
             robot_set.refuse_missing(place[0])
         if name.startswith(META):
             return Outcome("part", "describes the episodes of its data set")
         if name not in robot_set.rows:
-            return Outcome("not_video", f"not what {INFO} says of any episode")
+            return Outcome("unsupported", f"not what {INFO} says of any episode")
         taken = self._taken(robot_set)
         self._refuse_others(taken)
         reasons: list[str] = []

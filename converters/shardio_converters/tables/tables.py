@@ -94,7 +94,7 @@ class Tables(ToldFields):
     def samples(self, source: Input) -> Generator[Mapping[str, Any], None, Outcome]:
         """Yield the samples of a table."""
         if not is_table(source.name):
-            return Outcome("not_video", "no table")
+            return Outcome("unsupported", "no table")
         about = self.values_beside(source)
         parts = {one.name: one for one in source.parts}
         n_together = 1 if parts else 256  # of files, one in memory is enough
@@ -103,7 +103,7 @@ class Tables(ToldFields):
             columns = dict(self._values(source, block, parts))
             yield from row_samples(columns, about, len(block.lines), n_together)
             n_samples += len(block.lines)
-        return Outcome("converted") if n_samples else Outcome("too_short", "holds no row")
+        return Outcome("converted") if n_samples else Outcome("empty", "holds no row")
 
     def _values(
         self, source: Input, block: Block, parts: Mapping[str, Input]

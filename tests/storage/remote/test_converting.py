@@ -308,7 +308,7 @@ def test_where_no_input_gives_a_sample_nothing_is_left_there(
     for resume in (False, True, False):
         report = _convert(store, tmp_path / "none", url, resume=resume, **options)
         assert (report.dataset, report.n_samples, report.generation) == (url, 0, 0)
-        assert [one.outcome for one in report.inputs] == ["broken", "too_short"]
+        assert [one.outcome for one in report.inputs] == ["broken", "empty"]
         assert list(_objects(store, url)) == []
         assert list((tmp_path / "cache" / "converting").iterdir()) == []
     schema = shardio.Schema({"text": shardio.Text()})

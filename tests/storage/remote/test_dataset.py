@@ -211,8 +211,8 @@ def test_how_it_is_read_never_shows_what_is_secret(store: Scene, tmp_path: Path)
 def test_the_files_of_long_lists_come_with_the_state_that_names_them(
     store: Scene, tmp_path: Path
 ) -> None:
-    lists = {"shards": {"id": "ab12"}, "inputs": {"id": "cd34"}, "required": ["parts"]}
-    content = {**lists, "sides": [{"shards": {"id": "ef56"}}]}
+    lists = {"shards": {"id": "ab12"}, "inputs": {"id": "cd34"}, "required": ["external_lists"]}
+    content = {**lists, "column_groups": [{"shards": {"id": "ef56"}}]}
     names = ["generations/ab12.shards", "generations/cd34.inputs", "generations/ef56.shards"]
     store.put("long/dataset.json", b'{"generation": 1}')
     store.put("long/generations/000001.json", json.dumps(content).encode())
