@@ -1,4 +1,4 @@
-"""Commands in a locale of ASCII, where Python spells `ß` in a name as two surrogates."""
+"""Commands in an ASCII locale, in which Python represents `ß` in a name as two surrogates."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ for number, arguments in enumerate(json.load(open(sys.argv[1], "rb"))):
 
 @dataclass(frozen=True)
 class Ran:
-    """How a command ended, and what it wrote."""
+    """A command's exit code and output."""
 
     code: int
     out: str
@@ -43,7 +43,7 @@ class Ran:
 
 
 def run_python(code: str, *arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    """Run a Python program in `folder`, in a locale of ASCII."""
+    """Run a Python program in `folder`, in an ASCII locale."""
     inherited = {k: v for k, v in os.environ.items() if not k.startswith(("LC_", "LANG", "PYTHON"))}
     locale = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     path = os.pathsep.join(str(ROOT / each) for each in (".", "converters", "tools"))
@@ -59,7 +59,7 @@ def run_python(code: str, *arguments: str, folder: Path) -> subprocess.Completed
 
 
 def run_commands(commands: Sequence[Sequence[str | bytes]], folder: Path, notes: Path) -> list[Ran]:
-    """Run some commands, one after the other, in `folder`; `notes` is one for their output."""
+    """Run commands one after the other in `folder`; `notes` names a file for their output."""
     place = notes / "commands"
     raw = [[os.fsencode(each) for each in command] for command in commands]
     place.write_text(json.dumps([[each.decode("latin-1") for each in one] for one in raw]))

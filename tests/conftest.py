@@ -1,4 +1,4 @@
-"""What every test shares: the real clips, where they are, and tinygrad's device."""
+"""Fixtures of all tests: real clips, tinygrad's device, a clean process."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ settings.load_profile("shardio")
 
 @functools.cache
 def cpu_device_works() -> bool:
-    """Whether tinygrad's CPU device can compile: it runs $CC or clang with a target of clang's."""
+    """Return True if tinygrad's CPU device can compile with $CC or clang.
+
+    The compiler must accept a target of clang's.
+    """
     compiler = os.environ.get("CC", "clang")
     if shutil.which(compiler) is None:
         return False
@@ -50,13 +53,13 @@ def pytest_runtest_teardown() -> None:
 
 @pytest.fixture
 def swept() -> None:
-    """For tests that count what this process holds: what earlier tests left goes before they do."""
+    """Collect the garbage of earlier tests, for tests that count the objects of this process."""
     gc.collect()
 
 
 @pytest.fixture(scope="module")
 def quick_disk() -> Iterator[None]:
-    """For modules that write hundreds of shards, none of which has to survive a power cut."""
+    """Skip fsync, for modules that write hundreds of shards that no power cut endangers."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda fd: None)
         yield
@@ -64,7 +67,7 @@ def quick_disk() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def warm_zygote() -> Iterator[None]:
-    """For modules that start many workers: they find a zygote that is running."""
+    """Keep a zygote running, for modules that start many workers."""
     from shardio._workers.processes.crew import Crew
 
     with Crew(1, lambda channel: channel.recv()):
@@ -74,7 +77,10 @@ def warm_zygote() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def media_root() -> Path:
-    """The folder of real media (`clips/`, `broken/`, `images/`) that SHARDIO_TEST_MEDIA names."""
+    """Return the folder of real media that SHARDIO_TEST_MEDIA names.
+
+    It has `clips/`, `broken/` and `images/`.
+    """
     folder = os.environ.get("SHARDIO_TEST_MEDIA")
     if not folder:
         pytest.skip("SHARDIO_TEST_MEDIA names no folder of real media")
@@ -85,7 +91,7 @@ def media_root() -> Path:
 
 
 def pytest_collection_finish() -> None:
-    """What has been imported and collected stays to the end: no garbage collection looks at it."""
+    """Freeze imported modules and collected tests, so that garbage collections skip them."""
     gc.collect()
     gc.freeze()
 

@@ -1,4 +1,4 @@
-"""Limits of this process, for a while."""
+"""Temporary limits of this process."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def files_of_at_most(n_bytes: int) -> Iterator[None]:
-    """Let this process, and those that it starts, write no file of more than n_bytes."""
+    """Limit the files that this process and its children write to n_bytes."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (n_bytes, hard))
     try:

@@ -1,4 +1,4 @@
-"""A converter for tests, of words in text files, and what tests do with it."""
+"""A converter for tests that reads words from text files, and helpers that use it."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def contents(out: Path) -> dict[str, bytes]:
 
 
 def note_reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Collect the names of the inputs that are read from now on, by this process."""
+    """Collect the names of the inputs that this process reads from now on."""
     names: list[str] = []
     samples = Lines.samples
 

@@ -46,7 +46,7 @@ def write_dataset(
 
 
 def two_fields(n_samples: int) -> Iterator[dict[str, Any]]:
-    """Samples of TWO_FIELDS in which every value depends on the sample's number."""
+    """Make samples of TWO_FIELDS in which every value depends on the sample's number."""
     for i in range(n_samples):
         image = np.arange(64 * 96, dtype=np.int64).reshape(64, 96) * 7 + i * 31
         yield {"image": image.astype(np.uint8), "label": i}
@@ -59,7 +59,7 @@ def _copied(value: Any) -> Any:
 
 
 def values_of(batch: Batch) -> dict[str, list[Any]]:
-    """A batch as lists of NumPy values, text and so on: copies."""
+    """Return a batch as lists of copied values: NumPy arrays, text and so on."""
     found: dict[str, list[Any]] = {}
     for name, column in batch.items():
         rows = column if isinstance(column, list) else np.atleast_1d(np.asarray(column))
@@ -75,7 +75,7 @@ def _plain(value: Any) -> Any:
 
 
 def bits(batch: Batch) -> tuple[Any, ...]:
-    """All that a batch of arrays says, as plain comparable values."""
+    """Return all content of a batch of arrays as plain comparable values."""
     fields = []
     for name, values in values_of(batch).items():
         fields.append((name, [_plain(value) for value in values], batch.present(name).tolist()))
@@ -83,7 +83,7 @@ def bits(batch: Batch) -> tuple[Any, ...]:
 
 
 def check_against(batch: Batch, samples: Sequence[Mapping[str, Any]]) -> None:
-    """Compare every value of a batch of arrays with those of the samples that it says it has."""
+    """Compare every value of a batch of arrays with the samples whose numbers it carries."""
     indices = batch.indices.tolist()
     assert batch.valid.all()
     for name, values in values_of(batch).items():

@@ -1,4 +1,4 @@
-"""Small media that tests make for themselves with PyAV, and the plain decode they compare with."""
+"""Small media that tests make with PyAV, and the plain decode that they compare with."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ EXACT = (
 
 
 def scene(n_frames: int, width: int = 96, height: int = 64) -> list[Image]:
-    """Frames with a bright bar that moves one step per frame over a gradient."""
+    """Make frames with a bright bar that moves one step per frame over a gradient."""
     y, x = np.mgrid[0:height, 0:width]
     frames = []
     for n in range(n_frames):
@@ -37,7 +37,7 @@ def scene(n_frames: int, width: int = 96, height: int = 64) -> list[Image]:
 
 
 def quadrants(width: int, height: int) -> Image:
-    """One image: red, green above blue, white; tells every turn and mirroring apart."""
+    """Make one image, red and green above blue and white: every turn and mirroring differs."""
     image = np.empty((height, width, 3), np.uint8)
     image[: height // 2, : width // 2], image[: height // 2, width // 2 :] = RED, GREEN
     image[height // 2 :, : width // 2], image[height // 2 :, width // 2 :] = BLUE, WHITE
@@ -104,7 +104,7 @@ def write_video(
 
 
 def write_cut(path: Path, images: Sequence[Image], n_before: int, **options: Any) -> Path:
-    """Encode images to Matroska as cutting by copy leaves them: the first `n_before` below 0."""
+    """Encode images to Matroska as cutting by copy does: the first `n_before` are below time 0."""
     return write_video(
         path,
         images,
@@ -115,7 +115,7 @@ def write_cut(path: Path, images: Sequence[Image], n_before: int, **options: Any
 
 
 def write_sound(path: Path) -> Path:
-    """A file with sound alone."""
+    """Write a file that holds only sound."""
     with av.open(str(path), "w") as out:
         codec = "pcm_s16le" if path.suffix == ".wav" else "aac"
         _write_sound(out, out.add_stream(codec, rate=8000, layout="mono"))
@@ -147,10 +147,10 @@ def write_flash(
     n_frames: int = 50,
     frame_rate: int = 25,
 ) -> Path:
-    """A video of dark frames, but for a white one at a time, when a click is heard over a tone.
+    """Write a video of dark frames with a white one at a time, when a click is heard over a tone.
 
-    The tone begins at `sound_from` and takes `seconds`; `layouts` are of as many streams. A channel
-    is half as loud as the one before it.
+    The tone begins at `sound_from` and lasts `seconds`; `layouts` are those of the streams. A
+    channel is half as loud as the one before it.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     packets = []
@@ -178,7 +178,7 @@ def _sent_at(packet: Any) -> Fraction:
 
 
 def _clicking(sound: Any, rate: int, first: int, n_samples: int, at: Fraction) -> list[Any]:
-    """The packets of a tone with a click of 8 samples, from sample `first` on."""
+    """Yield the packets of a tone with a click of 8 samples, from sample `first` on."""
     wave = 0.05 * np.sin((np.arange(n_samples) + first) / 20)
     wave[int(at * rate) - first :][:8] = 0.9
     channels = [wave / 2**n for n in range(len(av.AudioLayout(sound.layout.name).channels))]
@@ -197,9 +197,10 @@ def _clicking(sound: Any, rate: int, first: int, n_samples: int, at: Fraction) -
 
 
 def write_gif(path: Path, images: Iterable[npt.NDArray[np.uint8]], delays: Sequence[int]) -> Path:
-    """A GIF written byte by byte: images of palette indexes 0..3, where 3 is transparent.
+    """Write a GIF byte by byte: images of palette indexes 0..3, where 3 is transparent.
 
-    Palette: black, red, green, and a white that must never be seen. Uncompressed LZW codes.
+    The palette is black, red, green, and a white that must never be seen. LZW codes are
+    uncompressed.
     """
     images = list(images)
     height, width = images[0].shape
@@ -215,7 +216,7 @@ def write_gif(path: Path, images: Iterable[npt.NDArray[np.uint8]], delays: Seque
 
 
 def _uncompressed_lzw(indexes: Sequence[int]) -> bytes:
-    """Codes of 3 bits, with a clear code before every second one: the width never grows."""
+    """Return codes of 3 bits with a clear code before every second one: the width never grows."""
     codes = []
     for n, index in enumerate(indexes):
         codes += [4, index] if n % 2 == 0 else [index]

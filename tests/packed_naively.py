@@ -16,7 +16,7 @@ Window = dict[str, npt.NDArray[Any]]
 def naive_windows(
     documents: Sequence[npt.NDArray[Any]], pack: Pack, name: str = "tokens"
 ) -> list[Window]:
-    """Every window of one stream, with all the fields that `pack` asks for."""
+    """Return every window of one stream, with all fields that `pack` asks for."""
     tokens: list[int] = []
     owners: list[int] = []
     for k, document in enumerate(documents):

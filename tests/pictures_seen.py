@@ -1,4 +1,4 @@
-"""Datasets of small pictures and clips, and what `shardio inspect` makes of them."""
+"""Datasets of small pictures and clips, and the images that `shardio inspect` writes of them."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ Pixels = npt.NDArray[np.uint8]
 
 N_CLIPS = 7
 MARK = (224, 64, 48)
-"""The colour that damage is crossed out in."""
+"""The colour that crosses out damage."""
 
 
 def clip(i: int, n_frames: int = 6) -> Pixels:
-    """Frames of 16 x 24 pixels, each of one colour of its own."""
+    """Return frames of 16 x 24 pixels, each of one colour."""
     frames = np.zeros((n_frames, 16, 24, 3), np.uint8)
     frames[...] = [20 + 30 * i, 0, 90]
     frames[..., 1] += (40 * np.arange(n_frames, dtype=np.uint8))[:, None, None]
@@ -31,7 +31,7 @@ def clip(i: int, n_frames: int = 6) -> Pixels:
 
 
 def write(folder: Path, fields: Mapping[str, Any], samples: Sequence[Mapping[str, Any]]) -> Path:
-    """A dataset of given samples, one in each shard."""
+    """Write a dataset of the given samples, one in each shard."""
     with DatasetWriter(folder, Schema(dict(fields)), shard_bytes=1, classes=["cat", "dog"]) as out:
         for sample in samples:
             out.append(sample)
@@ -39,7 +39,7 @@ def write(folder: Path, fields: Mapping[str, Any], samples: Sequence[Mapping[str
 
 
 def of_one(tmp_path: Path, kind: Any, value: Any) -> Path:
-    """A dataset of one sample with one field."""
+    """Write a dataset of one sample with one field."""
     return write(tmp_path / "one", {"x": kind}, [{"x": value}])
 
 
@@ -60,7 +60,7 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
 
 
 def pixels(path: Path) -> Pixels:
-    """A picture's, as RGB."""
+    """Return the pixels of a picture as RGB."""
     from PIL import Image as Pillow
 
     with Pillow.open(path) as picture:
@@ -68,7 +68,7 @@ def pixels(path: Path) -> Pixels:
 
 
 def frames(path: Path) -> tuple[list[Pixels], list[int]]:
-    """Every frame of an animation, and how long each is shown, in milliseconds."""
+    """Return every frame of an animation and its duration in milliseconds."""
     from PIL import Image as Pillow
     from PIL import ImageSequence
 

@@ -43,7 +43,7 @@ EVERY_FIELD = Schema(
 
 
 def every_field_sample(i: int) -> dict[str, Any]:
-    """Sample number i of EVERY_FIELD."""
+    """Return sample number i of EVERY_FIELD."""
     rng = np.random.default_rng(i)
     return {
         "frames": rng.integers(0, 255, (4, 24, 24, 3), np.uint8),
@@ -71,7 +71,7 @@ def every_field_sample(i: int) -> dict[str, Any]:
 
 
 def samples(n: int) -> Iterator[dict[str, Any]]:
-    """The first n samples of EVERY_FIELD."""
+    """Return the first n samples of EVERY_FIELD."""
     return (every_field_sample(i) for i in range(n))
 
 
@@ -87,7 +87,10 @@ MEDIA_FIELDS = Schema(
 
 
 def made_stream(i: int, n_packets: int = 12, mean_bytes: int = 40) -> EncodedStream:
-    """A stream of packets that no decoder would take: every fourth is a key, the second hidden."""
+    """Make a stream of packets that no decoder would take.
+
+    Every fourth is a key, the second hidden.
+    """
     rng = np.random.default_rng(i)
     sizes = rng.integers(1, 2 * mean_bytes, n_packets)
     flags = np.where(np.arange(n_packets) % 4, PacketFlag.DISPOSABLE, PacketFlag.KEY)
@@ -106,7 +109,7 @@ def made_stream(i: int, n_packets: int = 12, mean_bytes: int = 40) -> EncodedStr
 
 
 def media_sample(i: int, mean_bytes: int = 40) -> dict[str, Any]:
-    """Sample number i of MEDIA_FIELDS."""
+    """Return sample number i of MEDIA_FIELDS."""
     return {
         "video": made_stream(i, 5 + i % 9, mean_bytes),
         "image": EncodedImage(b"a picture" * (1 + i), 30 + i, 40, 1 + i % 4) if i % 3 else None,
@@ -137,7 +140,7 @@ def write_shard(path: Path, n: int, schema: Schema = EVERY_FIELD) -> Path:
 
 
 def same_value(a: Any, b: Any) -> bool:
-    """Whether two values of a sample are equal, in dtype and shape too."""
+    """Return True if two values of a sample are equal, in dtype and shape too."""
     if isinstance(a, np.ndarray | np.generic):
         return type(a) is type(b) and a.dtype == b.dtype and np.array_equal(a, b)
     if isinstance(a, list) and isinstance(b, list):
@@ -154,19 +157,19 @@ def _plain(stream: EncodedStream, name: str) -> Any:
 
 
 def same_in_batch(found: Any, expected: Any) -> bool:
-    """Whether a batch has this value of a sample: zeros or None where there is none."""
+    """Return True if a batch has this value of a sample; an absent one is zeros or None."""
     if expected is None:
         return found is None or (isinstance(found, np.ndarray) and not found.any())
     return same_value(found, expected)
 
 
 def same_sample(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
-    """Whether two samples as read are equal."""
+    """Return True if two samples are equal as read."""
     return a.keys() == b.keys() and all(same_value(a[name], b[name]) for name in a)
 
 
 def as_read(sample: Mapping[str, Any], schema: Schema = EVERY_FIELD) -> dict[str, Any]:
-    """A sample as given to a writer, the way a reader returns it."""
+    """Return a sample given to a writer in the form that a reader returns."""
     return {
         name: np.asarray(value, field.numpy)[()]
         if isinstance(field := schema[name], Array) and value is not None

@@ -1,8 +1,8 @@
-"""The tree is layered: this table is its picture, and these tests hold the imports to it.
+"""The layers of the tree: RANKS lists them, and these tests check every import against it.
 
 A module imports from lower ranks and its own folder only: never upward, never sideways, never from
-the front door, always absolutely. From rank 16 on they see what users see, the front door and
-public modules, and of their own package lower ranks.
+the front door, always absolutely. From rank 16 on modules see what users see: the front door,
+public modules, and lower ranks of their own package.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ def _is_type_checking(node: ast.AST) -> bool:
 def _nodes(
     root: ast.AST, *, at_run_time: bool = False, at_import: bool = False
 ) -> Iterator[ast.AST]:
-    """Walk a module, leaving out what only type checkers, or only calls, get to."""
+    """Walk a module, without the branches that only type checkers or only calls reach."""
     for node in ast.iter_child_nodes(root):
         if at_run_time and _is_type_checking(node):
             continue
@@ -144,7 +144,10 @@ def _nodes(
 
 
 def _imported(node: ast.AST) -> list[str]:
-    """Name what an import statement imports; `from a import b` is a.b if that is a module."""
+    """Return the modules that an import statement imports.
+
+    `from a import b` is a.b if that is a module.
+    """
     if isinstance(node, ast.Import):
         return [alias.name for alias in node.names]
     if isinstance(node, ast.ImportFrom) and node.module and not node.level:
@@ -164,12 +167,12 @@ def _is_within(name: str, package: str) -> bool:
 
 
 def _place(module: str) -> str | None:
-    """Find the entry of RANKS that a module belongs to."""
+    """Return the entry of RANKS that a module belongs to."""
     return max((place for place in RANKS if _is_within(module, place)), key=len, default=None)
 
 
 def _offence(module: str, imported: str) -> str | None:
-    """Say which rule an import breaks, if any."""
+    """Return the rule that an import breaks, if any."""
     place, other = _place(module), _place(imported)
     if not _is_within(imported, FRONT_DOOR) and other is None:
         return None  # somebody else's package
@@ -204,7 +207,7 @@ def test_a_module_imports_only_from_lower_ranks_and_its_own_folder() -> None:
 
 
 def _rows_of_the_map() -> list[str]:
-    """Name the packages and modules that shardio/README.md lists, in its order."""
+    """Return the packages and modules that shardio/README.md lists, in its order."""
     page = (ROOT / "shardio" / "README.md").read_text()
     table = page[page.index("| package |") : page.index("| to find |")]
     cells = [line.split("|")[1] for line in table.splitlines()[2:] if line.startswith("|")]
@@ -301,7 +304,7 @@ def test_a_package_that_loads_late_is_imported_inside_functions() -> None:
 
 
 def _closure(entry: str) -> dict[str, tuple[str, ...]]:
-    """Follow the run-time imports from a module; every package on the way is loaded as well."""
+    """Return all modules that importing a module loads, the packages on the way included."""
     reached: dict[str, tuple[str, ...]] = {}
     waiting = [entry]
     while waiting:
@@ -356,7 +359,7 @@ STARTS_PROCESSES = re.compile(r"fork|forkpty|popen|posix_spawnp?|spawn[lv]p?e?|s
 
 
 def _machinery(tree: ast.Module) -> set[str]:
-    """Name what a module has of queues, threads, processes, sockets and locks."""
+    """Return the queues, threads, processes, sockets and locks that a module uses."""
     found = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import | ast.ImportFrom):

@@ -1,4 +1,4 @@
-"""In a locale of ASCII, names of files and names in data are what they are in one of UTF-8."""
+"""Names of files and names in data are the same in an ASCII locale as in UTF-8."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ CODES = {"missing": 2, "diff": 1, "diff-json": 1}
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Videos of two classes, of which one is not UTF-8, and a table that names files."""
+    """Make videos of two classes, one of them not UTF-8, and a table that names files."""
     root = tmp_path_factory.mktemp("ascii")
     clips, tables = root / "clips", root / "tables" / "ä"
     (clips / "klaß").mkdir(parents=True)

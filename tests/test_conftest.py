@@ -1,4 +1,4 @@
-"""Without clang the rest of the suite runs, and ends with the list of what did not."""
+"""Without clang the rest of the suite runs and ends with the list of what did not."""
 
 from __future__ import annotations
 

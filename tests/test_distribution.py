@@ -1,4 +1,4 @@
-"""What is built for others is what was meant: three import packages, nothing beside them."""
+"""The built distribution holds three import packages and nothing else."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ TAKEN = re.compile(
 
 
 def _texts() -> dict[str, str]:
-    """Read every text file of the source archive and of continuous integration."""
+    """Return every text file of the source archive and of continuous integration."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
     listed = project["tool"]["hatch"]["build"]["targets"]["sdist"]["only-include"]
     found = {}

@@ -1,10 +1,10 @@
-"""Python programs that begin with modules loaded: each in a fork of a process that has them.
+"""Python programs that start with modules loaded: each is a fork of a process that has them.
 
-A test that runs many programs spends most of its time on the same imports. `serving` starts that
-process, and `command_line` is what to execute in place of `python`: a client that hands its
-arguments, folder, environment and streams over, waits, and ends as the program did. A program comes
-from standard input (`-`), the command line (`-c`), a module (`-m`) or a file, and is `__main__`, in
-a namespace of its own.
+A test that runs many programs spends most of its time on the same imports. `serving` starts such a
+process; `command_line` is executed in place of `python`: a client that passes its arguments,
+folder, environment and streams, waits, and exits as the program did. A program comes from standard
+input (`-`), the command line (`-c`), a module (`-m`) or a file, and is `__main__` in a namespace of
+its own.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ os._exit(code)
 
 @contextlib.contextmanager
 def serving(path: Path, modules: list[str], environment: dict[str, str]) -> Iterator[None]:
-    """Have a process serve at the socket `path` that has imported `modules` in `environment`."""
+    """Start a process that imports `modules` in `environment` and serves at the socket `path`."""
     server = subprocess.Popen(
         [sys.executable, "-c", "from tests.warm import serve; serve()", str(path), *modules],
         cwd=_ROOT,
@@ -61,12 +61,12 @@ def serving(path: Path, modules: list[str], environment: dict[str, str]) -> Iter
 
 
 def command_line(path: Path) -> list[str]:
-    """Give the client of what serves at `path`; a program's arguments come behind it."""
+    """Return the command of the client of the server at `path`; a program's arguments follow it."""
     return [sys.executable, "-I", "-S", "-c", _CLIENT, str(path)]
 
 
 def serve() -> None:
-    """Serve until standard input ends; in a fork this comes back when the program is over."""
+    """Serve until standard input ends; in a fork this returns when the program is over."""
     path, *modules = sys.argv[1:]
     for name in modules:
         importlib.import_module(name)
@@ -101,7 +101,7 @@ def serve() -> None:
 
 
 def _run(arguments: list[str], folder: str, environment: dict[str, str]) -> None:
-    """Be the program, to its end: what it raises ends this process."""
+    """Run the program to its end: an exception ends this process."""
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(folder)

@@ -1,7 +1,7 @@
-"""What the pages show works: every block of Python and shell is run, or says why it is not.
+"""Run every code block of the pages, or report why it cannot be run.
 
-A page's blocks run in order in one folder of their own, which holds `videos/`, and `out/`, the
-dataset made of them, unless the page makes it itself. Python is run as a script on standard input.
+The blocks of a page run in order in one folder, which holds `videos/` and `out/`, the dataset made
+of them, unless the page makes it itself. Python is run as a script on standard input.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def blocks(page: Path) -> Iterator[Block]:
 
 
 def imported(block: Block) -> list[str]:
-    """The packages of NOT_EVERYWHERE that a block imports, or has a command import."""
+    """Return the packages of NOT_EVERYWHERE that a block, or a command in it, imports."""
     ways = ("import {}\n", "--engine {}")
     return [
         package
@@ -71,7 +71,7 @@ def imported(block: Block) -> list[str]:
 
 
 def lacking(block: Block) -> str | None:
-    """The package that a block imports and that is not installed here."""
+    """Return the package that a block imports and that is not installed; None if all are."""
     return next((package for package in imported(block) if find_spec(package) is None), None)
 
 
@@ -118,10 +118,10 @@ def dataset(videos: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """The environment of someone who installed shardio: `shardio` and `python` are on PATH.
+    """Return an environment in which `shardio` and `python` are on PATH, as after an installation.
 
-    Both are forks of processes that have loaded what takes long. tinygrad is without its checks of
-    itself and its search for faster kernels.
+    Both are forks of processes that have loaded the slow imports. tinygrad runs without its
+    self-checks and without its search for faster kernels.
     """
     programs = tmp_path_factory.mktemp("bin")
     places = [str(ROOT), str(ROOT / "converters"), str(ROOT / "tools")]
@@ -151,7 +151,10 @@ def _warnings_for(block: Block) -> str:
 
 
 def command(block: Block) -> list[str]:
-    """What runs a block: a new interpreter where warnings are to be others than at its start."""
+    """Return the command that runs a block.
+
+    It is a new interpreter if warnings must differ from those at the start.
+    """
     is_loaded = block.language != "python" or _warnings_for(block) == "error"
     return LANGUAGES[block.language] if is_loaded else [sys.executable, "-"]
 

@@ -1,4 +1,4 @@
-"""The examples do what they say: run as a user runs them, on small datasets."""
+"""Run the examples as a user does, on small datasets."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ LINE = re.compile(
 
 @pytest.fixture(scope="module")
 def clips(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Forty clips of 8 frames of 28 x 28 pixels in four classes, told apart by motion."""
+    """Make forty clips of 8 frames of 28 x 28 pixels; motion alone tells the four classes apart."""
     root = tmp_path_factory.mktemp("clips")
     for label, (name, motion) in enumerate(sample_clips.MOTIONS.items()):
         (root / "videos" / name).mkdir(parents=True)
@@ -53,7 +53,7 @@ def example() -> ModuleType:
 
 
 def run(*arguments: object, **settings: str) -> subprocess.CompletedProcess[str]:
-    """Run the example, and tinygrad without its checks of itself."""
+    """Run the example, with tinygrad's self-checks off."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "SPEC": "0", **settings}
     command = [sys.executable, str(TRAIN_CLIPS), *map(str, arguments)]
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
@@ -159,13 +159,13 @@ def test_counts_below_1_are_refused(
 
 
 class Clips(dict[str, Any]):
-    """Stands for a Batch."""
+    """A stand-in for a Batch."""
 
     skipped: tuple[object, ...] = ()
 
 
 class Loader:
-    """Stands for a ShardLoader: gives `n` batches of two clips."""
+    """A stand-in for a ShardLoader that yields `n` batches of two clips."""
 
     def __init__(self, n: int) -> None:
         self.n = n
@@ -235,7 +235,7 @@ def test_the_model_takes_clips_of_any_shape(
 
 @pytest.fixture
 def forward() -> Callable[[Any, Any], tuple[int, ...]]:
-    """From a model and an input's shape to the output's, without computing anything."""
+    """Return the shape of a model's output for an input shape, without computing anything."""
     from tinygrad.tensor import Tensor
 
     def shape_of(net: Any, shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""The pages for those who come from elsewhere name every argument of what they come from."""
+"""The migration guides name every argument of the library that readers come from."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ CALLS = {
 
 
 def _rows_of(page: str) -> set[str]:
-    """What stands in code in the first column of a page's tables, word by word."""
+    """Return each name in code from the first column of a page's tables."""
     text = (GUIDES / f"{page}.md").read_text("utf-8")
     cells = re.findall(r"^\| (.*?) \|", text, re.MULTILINE)
     code = [piece for cell in cells for piece in re.findall(r"`([^`]*)`", cell)]

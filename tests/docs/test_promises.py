@@ -1,4 +1,4 @@
-"""Pages that promise something name the tests that hold it; here is whether those are there."""
+"""Pages that promise something name tests that exist."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PAGES = [
 
 
 def promises(page: Path) -> list[tuple[str, list[str]]]:
-    """What a page promises, and by which tests."""
+    """Return what a page promises, with the tests that each promise names."""
     table = page.read_text("utf-8").partition(HEADER)[2].partition("\n\n")[0]
     rows = [line.strip("| ").rpartition(" | ") for line in table.splitlines()[2:]]
     return [(promise, re.findall(r"`(test_\w+)`", names)) for promise, _, names in rows]

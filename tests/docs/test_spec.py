@@ -1,4 +1,4 @@
-"""The specification says what the code does: its tables hold the structs, codes and limits."""
+"""The tables of the specification hold the structs, codes and limits of the code."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PAGE_TEXT = (Path(__file__).parents[2] / "docs" / "reference" / "format.md").rea
 
 
 def table(first_header: str, nth: int = 0) -> list[list[str]]:
-    """The cells of the nth table whose header row begins so, without backquotes."""
+    """Return the cells of the nth table whose header row begins with a text, without backquotes."""
     blocks = re.findall(r"(?m)(?:^\|.*\n)+", PAGE_TEXT)
     found = [block for block in blocks if block.startswith(first_header)]
     lines = found[nth].splitlines()[2:]
@@ -37,7 +37,7 @@ def table(first_header: str, nth: int = 0) -> list[list[str]]:
 
 
 def sizes_of(layout_: struct.Struct) -> list[int]:
-    """The size of every item of a struct."""
+    """Return the size of every item of a struct."""
     items = re.findall(r"(\d*)([a-zA-Z])", layout_.format.lstrip("<"))
     sizes = []
     for count, code in items:
@@ -193,7 +193,7 @@ def test_limits_are_those_of_the_code(text: str, value: int | bytes) -> None:
 
 
 def dumped() -> bytes:
-    """The file whose bytes the page lists."""
+    """Return the file whose bytes the page lists."""
     (block,) = re.findall(r"```text\n(00000 .*?)```", PAGE_TEXT, re.DOTALL)
     *listed, last = [line for line in block.splitlines() if line]
     content = bytearray()

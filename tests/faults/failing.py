@@ -1,4 +1,4 @@
-"""A disk that refuses a call: put before the door through which shardio changes files."""
+"""A disk that refuses a call, injected where shardio changes the file system."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ class Call(NamedTuple):
 
 
 class FailingDisk:
-    """Notes every call by `shardio.storage.fs.perform`, and refuses the `fail_at`-th of them.
+    """A disk that records every change of a file and refuses number `fail_at`.
 
-    `for_good`: all that follow are refused as well, as a disk does that stays full.
+    It takes the place of `shardio.storage.fs.perform`. `for_good`: it refuses all later calls as
+    well, as a disk that stays full does.
     """
 
     def __init__(self, code: int = 0, fail_at: int = -1, *, for_good: bool = False) -> None:

@@ -1,4 +1,4 @@
-"""Programs that are run to be ended in some way, and the search for what they leave behind."""
+"""Run programs that end in every way, and find what they leave behind."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ PATIENCE_S = 20.0
 
 
 class Scene:
-    """Runs programs in a process group of their own and knows every process that comes of them.
+    """A process group in which programs run, and every process that descends from them.
 
-    By a mark in the environment, which forks and whatever they execute inherit: parent and group
-    are lost when a parent dies.
+    Descendants are found by a mark in the environment, which forks and executed programs inherit:
+    parent and group are lost when a parent dies.
     """
 
     def __init__(self) -> None:
@@ -51,9 +51,9 @@ class Scene:
     def start(
         self, arguments: list[str], *, stdin: bytes | None = b"", cwd: Path | None = None
     ) -> subprocess.Popen[bytes]:
-        """Start Python with `arguments`; its output is read with `line`.
+        """Start Python with `arguments`; read its output with `line`.
 
-        Its standard input has `stdin` and ends, or stays open where that is None.
+        Its standard input holds `stdin` and ends; None keeps it open.
         """
         marks = {_MARK: self.mark, "PYTHONPATH": str(_ROOT), "PYTHONFAULTHANDLER": "1"}
         main = subprocess.Popen(
@@ -74,7 +74,7 @@ class Scene:
         return main
 
     def processes(self) -> dict[int, str]:
-        """Find all living processes of this scene: their pid and name."""
+        """Return the pid and name of every living process of this scene."""
         found = {}
         for folder in Path("/proc").iterdir():
             if folder.name.isdigit():
@@ -84,7 +84,10 @@ class Scene:
         return found
 
     def wait_for_processes(self, n: int) -> None:
-        """Wait until there are n: the last worker may still be on its way when the first works."""
+        """Wait until there are n processes.
+
+        The last worker may still be starting when the first works.
+        """
         end_s = time.monotonic() + PATIENCE_S
         while len(found := self.processes()) != n:
             if time.monotonic() > end_s:
@@ -92,7 +95,7 @@ class Scene:
             time.sleep(0.01)
 
     def left_after(self, *, but: set[int] | None = None) -> dict[int, str]:
-        """Wait for all processes to be gone, apart from `but`; give those that do not go."""
+        """Wait until all processes but `but` are gone; return those that stay."""
         end_s = time.monotonic() + PATIENCE_S
         left = {}
         while time.monotonic() < end_s:
@@ -112,7 +115,7 @@ class Scene:
         return [name for name in found if name.startswith("/dev/shm")]
 
     def end(self) -> None:
-        """Kill what is left, so that a failing test leaves nothing to the next."""
+        """Kill the remaining processes, so that a failing test leaves none to the next one."""
         for pid in self.processes():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -123,7 +126,7 @@ class Scene:
 
 @contextlib.contextmanager
 def scene() -> Iterator[Scene]:
-    """Give a scene and end it."""
+    """Yield a scene and end it."""
     stage = Scene()
     try:
         yield stage
@@ -132,9 +135,9 @@ def scene() -> Iterator[Scene]:
 
 
 def line(main: subprocess.Popen[bytes], *, patience_s: float = 3 * PATIENCE_S) -> str:
-    """Read the next line of output; what the program wrote to standard error if there is none.
+    """Return the next line of output; without one, raise with what standard error has.
 
-    A program that says nothing for `patience_s` is aborted, which makes it say where it was.
+    A program that is silent for `patience_s` is aborted, which makes it print where it was.
     """
     if main.stdout is None or main.stderr is None:
         raise ValueError("the program has no pipes")
@@ -151,7 +154,10 @@ def line(main: subprocess.Popen[bytes], *, patience_s: float = 3 * PATIENCE_S) -
 
 
 def _said_so_far(pipe: IO[bytes]) -> str:
-    """Read what lies in a pipe: its end may never come, as what the program forked holds it too."""
+    """Read what a pipe holds now.
+
+    Its end may never come, since forks of the program hold it too.
+    """
     said = b""
     while select.select([pipe], [], [], 0)[0] and (more := pipe.read(1 << 16)):
         said += more

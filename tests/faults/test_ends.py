@@ -1,4 +1,4 @@
-"""Every way in which a program with workers can end leaves no process behind."""
+"""A program with workers leaves no process behind, however it ends."""
 
 from __future__ import annotations
 

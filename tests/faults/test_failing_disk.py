@@ -1,4 +1,4 @@
-"""Whichever call a disk refuses a conversion, nothing half-made is left, and resuming mends it."""
+"""A conversion leaves nothing half-made and can be resumed, whichever disk call fails."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from tests.lines import contents, convert, install, write
 
 OPTIONS = {"shard_bytes": 9000}
 EVERY = int(os.environ.get("SHARDIO_FAIL_EVERY", "4"))
-"""Of appends and replacements each so-manieth call fails here; tools/dev/fail_disk.py: each."""
+"""One of this many calls of appends and replacements fails; in tools/dev/fail_disk.py each does."""
 
 
 @pytest.fixture
 def tmp_path(tmp_path: Path) -> Iterator[Path]:
-    """A folder in memory where there is one: thousands of fsyncs need not wait for a disk."""
+    """Return a folder in memory if there is one: thousands of fsyncs need no disk."""
     memory = Path("/dev/shm")
     if not os.access(memory, os.W_OK):
         yield tmp_path
@@ -42,7 +42,7 @@ def tmp_path(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.fixture
 def lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Two units, one of them with two shards."""
+    """Make inputs of two units, one of which gives two shards."""
     install(tmp_path, monkeypatch)
     write(tmp_path / "few", {"a/1.txt": "one two three", "b/2.txt": "four"})
     return tmp_path / "few"
@@ -50,13 +50,13 @@ def lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def whole(lines: Path, tmp_path: Path) -> dict[str, bytes]:
-    """What an undisturbed conversion gives."""
+    """Return the files of an undisturbed conversion."""
     convert(lines, tmp_path / "whole", **OPTIONS)
     return contents(tmp_path / "whole")
 
 
 def check_whole(out: Path) -> None:
-    """Check that whatever has a final name, anywhere, is whole."""
+    """Check that every file with a final name is whole."""
     for place in out.rglob("*.shard"):
         if not place.name.startswith("."):
             assert audit_shard(place) == []
@@ -72,12 +72,12 @@ def check_whole(out: Path) -> None:
 
 
 def visible(out: Path) -> dict[str, bytes]:
-    """All files but those of a conversion that was interrupted, or could not tidy up."""
+    """Return all files but those of an interrupted conversion or of one that could not clean up."""
     return {name: c for name, c in contents(out).items() if not name.startswith(".conversion/")}
 
 
 def calls_of(lines: Path, out: Path, patch: pytest.MonkeyPatch, **options: bool) -> list[Call]:
-    """What an undisturbed conversion asks of the disk."""
+    """Return the disk calls of an undisturbed conversion."""
     undisturbed = FailingDisk()
     with patch.context() as during:
         undisturbed.install(during)
@@ -88,7 +88,7 @@ def calls_of(lines: Path, out: Path, patch: pytest.MonkeyPatch, **options: bool)
 def refuse(
     lines: Path, out: Path, failing: FailingDisk, patch: pytest.MonkeyPatch, **options: bool
 ) -> bool:
-    """Convert on a disk that refuses; whether that ended the conversion."""
+    """Convert on a disk that refuses calls; return True if that ended the conversion."""
     has_failed = False
     with patch.context() as during:
         failing.install(during)
@@ -111,9 +111,9 @@ def fail_each(
     old: dict[str, bytes] | None = None,
     **options: Any,
 ) -> int:
-    """Fail each call of a conversion once, and resume; how often that ended the conversion.
+    """Fail each call of a conversion once, and resume; return how often that ended the conversion.
 
-    `old`: what lies in `out` and may lie there, besides `whole`, after the failure.
+    `old`: files that `out` may hold after the failure besides those of `whole`.
     """
     code, for_good = options.pop("code"), options.pop("for_good", False)
     chosen = slice(code % EVERY, None, EVERY) if old else slice(None)
@@ -213,7 +213,7 @@ def test_after_any_call_that_fails_a_replaced_dataset_is_the_old_or_the_new_one(
 def test_after_any_call_that_fails_the_taking_up_again_may_fail_as_well(
     lines: Path, whole: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The calls that only a second attempt makes: what was moved out is moved back."""
+    """Cover the calls that only a second attempt makes: what was moved out is moved back."""
     calls = calls_of(lines, tmp_path / "undisturbed", monkeypatch)
     pointing = next(n for n, call in enumerate(calls) if ".dataset.json." in call.path)
     n_failed = 0
@@ -255,7 +255,7 @@ def test_the_command_names_the_file_and_ends_with_code_3(
 
 
 def test_calls_that_fail_in_a_worker_end_the_conversion_the_same_way() -> None:
-    """A slice of tools/dev/fail_disk.py."""
+    """Run a slice of tools/dev/fail_disk.py."""
     place = Path(__file__).resolve().parents[2] / "tools" / "dev" / "fail_disk.py"
     command = [sys.executable, str(place), "--workers-only", "--every", "9"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=200)

@@ -1,6 +1,6 @@
-"""RLIMIT_FSIZE, which holds for memory files too: an error with limit, need and way out.
+"""RLIMIT_FSIZE, which holds for memory files too: an error with limit, need and remedy.
 
-A limit of a process holds for those that it starts: each case runs in a program of its own.
+A process passes its limit on to the programs it starts: each case runs in a program of its own.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ raise SystemExit(cli.main(sys.argv[1:]))
 def _run(
     code: str, n_bytes: int, *arguments: object, path: str = ROOT
 ) -> subprocess.CompletedProcess[str]:
-    """Run a program in which no file may be larger than n_bytes."""
+    """Run a program in which no file may exceed n_bytes."""
     command = [sys.executable, "-c", LIMITED + code, n_bytes, path, *arguments]
     return subprocess.run(
         list(map(str, command)), capture_output=True, text=True, check=False, timeout=120

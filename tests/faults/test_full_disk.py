@@ -22,7 +22,7 @@ def lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def mount(tmp_path: Path) -> Iterator[Mount]:
-    """Mount a file system in memory with the options given, or change those that it has."""
+    """Mount a file system in memory with these options, or change those of a mounted one."""
     place = tmp_path / "disk"
     is_mounted = False
 

@@ -1,4 +1,4 @@
-"""An interrupt in the middle of a loader's bookkeeping costs the loop that it strikes, no other."""
+"""An interrupt in the middle of a loader's bookkeeping ends the loop it strikes and no other."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def interrupting(call: Callable[..., Any], when: int, *, after: bool) -> Callable[..., Any]:
-    """The call, but that its `when`-th is struck by Ctrl-C, before or after it is done."""
+    """Wrap a call so that Ctrl-C strikes its invocation number `when`, before or after it."""
     n_calls = 0
 
     def struck(*given: Any, **named: Any) -> Any:
@@ -72,9 +72,9 @@ def interrupting(call: Callable[..., Any], when: int, *, after: bool) -> Callabl
 
 
 def interrupt_now() -> None:
-    """Send SIGINT to this thread, and be where Python would call its handler.
+    """Send SIGINT to this thread and reach a point at which Python calls its handler.
 
-    To the process, another thread might take it, and it would come in a later test.
+    Sent to the process, another thread might take it, and it would arrive in a later test.
     """
     signal.raise_signal(signal.SIGINT)
     for _ in range(1000):
@@ -177,11 +177,11 @@ def test_every_interrupt_that_was_held_back_reaches_the_handler() -> None:
 
 
 class _Owner:
-    """Something that ends."""
+    """An object that is finalized."""
 
 
 def _be_interrupted() -> None:
-    """Let time pass in which Python calls handlers, as much as a test may wait at most."""
+    """Let time pass in which Python calls handlers, up to the limit of a test."""
     end_s = time.monotonic() + PATIENCE_S
     while time.monotonic() < end_s:
         time.sleep(0.001)
@@ -251,7 +251,7 @@ def test_an_interrupt_where_a_finalizer_is_called_comes_from_there() -> None:
 
 
 class _Frame(bytearray):
-    """Something that looks for signals where it ends, as frames of pyzmq do."""
+    """An object that checks for signals when it is finalized, as frames of pyzmq do."""
 
     def __del__(self) -> None:
         signal.raise_signal(signal.SIGINT)

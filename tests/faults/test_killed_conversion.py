@@ -1,4 +1,4 @@
-"""A conversion that is ended by a signal goes on where it was, and leaves no process behind."""
+"""A conversion that a signal ends resumes where it was and leaves no process behind."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_what_a_signal_interrupts_is_resumed(
 
 
 def test_a_conversion_killed_in_any_phase_is_resumed_to_the_same_bytes() -> None:
-    """A slice of tools/dev/kill_conversion.py."""
+    """Run a slice of tools/dev/kill_conversion.py."""
     command = [sys.executable, str(ROOT / "tools" / "dev" / "kill_conversion.py"), "--times", "1"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -1,4 +1,4 @@
-"""Every way in which a loop over a loader can end leaves no process and no name behind."""
+"""A loop over a loader leaves no process and no name behind, however it ends."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def _program(folder: str, then: str, busy: str = "ahead", output: str = "numpy")
 
 
 def _assert_gone(stage: Scene, but: set[int] | None = None) -> None:
-    """Make sure that all processes go; says how long it took, for who runs this with -s."""
+    """Check that all processes exit; print how long it took, for runs with -s."""
     start_s = time.monotonic()
     assert stage.left_after(but=but) == {}
     print(f"gone after {time.monotonic() - start_s:.2f} s")
@@ -151,7 +151,7 @@ def _assert_gone(stage: Scene, but: set[int] | None = None) -> None:
 
 @pytest.fixture(scope="module", params=BUSY)
 def told(request: pytest.FixtureRequest, folder: str) -> Iterator[Told]:
-    """A program that leaves its loaders as it is told, and the scene that it is alone in."""
+    """Start a program that leaves its loaders as instructed; return it and its scene."""
     with scene() as stage:
         yield stage, stage.start(_program(folder, ONE_AFTER_THE_OTHER, request.param), stdin=None)
 

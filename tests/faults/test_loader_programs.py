@@ -1,4 +1,4 @@
-"""Programs of the kinds that people write: without a guard, on standard input, beside modules."""
+"""Programs as people write them: without a guard, on standard input, beside modules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A batch that does not come in time is an error that says what every worker was doing."""
+"""A batch that does not arrive in time is an error that reports what every worker was doing."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Transform = Callable[[dict[str, Any]], dict[str, Any]]
 
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However busy the machine is, a worker gets to say what it does."""
+    """Give workers time to report what they do, however busy the machine is."""
     monkeypatch.setattr(overdue, "_PATIENCE_S", PATIENCE_S)
 
 
@@ -35,7 +35,7 @@ def folder(tmp_path: Path) -> str:
 
 
 def hanging(marker: Path, label: int, *, in_c: bool) -> Transform:
-    """A transform that never comes back from one sample, and says when it is there."""
+    """Return a transform that hangs at one sample, and a file that appears when it does."""
 
     def hang(sample: dict[str, Any]) -> dict[str, Any]:
         import collections
@@ -59,7 +59,7 @@ def await_file(path: Path) -> None:
 
 
 def seen_before_it_is_overdue(loader: ShardLoader, marker: Path) -> tuple[list[int], str]:
-    """An epoch whose patience ends when the transform hangs: its samples, and the error."""
+    """Return the samples and the error of an epoch that times out when the transform hangs."""
     seen: list[int] = []
     loader._engine._timeout_s = None
     with pytest.raises(BatchTimeout) as caught:

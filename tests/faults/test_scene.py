@@ -1,4 +1,4 @@
-"""A program that hangs fails its test with what it said, even where others hold its pipes."""
+"""A program that hangs fails its test with its output, even if other processes hold its pipes."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def second(folder: str) -> str:
 
 
 def load_mapped(folder: str, num_workers: int, **options: Any) -> ShardLoader:
-    """With so few blocks that at the end of an epoch no more than 4 of the next are filled."""
+    """Load with so few blocks that at most 4 batches of the next epoch are filled when one ends."""
     return ShardLoader(
         folder,
         BATCH,
@@ -57,7 +57,7 @@ def load_mapped(folder: str, num_workers: int, **options: Any) -> ShardLoader:
 
 
 def run_until_it_fails(loader: ShardLoader) -> tuple[list[int], BaseException]:
-    """An epoch: the samples that arrived, and what ended it."""
+    """Iterate an epoch; return the samples that arrived and the error that ended it."""
     seen: list[int] = []
     with pytest.raises(ShardChanged) as caught:
         for batch in loader:

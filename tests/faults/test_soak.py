@@ -1,4 +1,4 @@
-"""A slice of the soak, which has a command of its own: tools/soak --minutes N."""
+"""A slice of the soak test; the whole is tools/soak --minutes N."""
 
 from __future__ import annotations
 

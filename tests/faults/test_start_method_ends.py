@@ -1,6 +1,6 @@
-"""Nothing is left behind however workers start, nor of loaders in threads, notebooks and the like.
+"""No start method, thread or notebook leaves anything behind when its loaders end.
 
-`test_loader_ends.py` has every way to end for the workers that are the default.
+`test_loader_ends.py` has every way to end for the default start method.
 """
 
 from __future__ import annotations
