@@ -17,9 +17,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from shardio.conversion.inputs import content_of, states_of
+from shardio.conversion.inputs import Listing, content_of, states_of
 from shardio.conversion.journal import NAME, PLAN
-from shardio.conversion.plan import Listing
 from shardio.conversion.report import InputReport
 from shardio.conversion.source import OUTCOMES, Input, OutcomeKind
 from shardio.errors import DatasetConflict, DatasetNotFound, InvalidArgument

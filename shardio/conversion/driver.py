@@ -11,8 +11,8 @@ from shardio._workers.ray.cluster import Engine, EngineName
 from shardio.conversion.appending import load_base
 from shardio.conversion.files import append_files, convert_files
 from shardio.conversion.given import Given
+from shardio.conversion.inputs import Listing, list_inputs
 from shardio.conversion.labels import read_labels, relabel, with_own_classes
-from shardio.conversion.plan import Listing, list_inputs
 from shardio.conversion.report import ConversionReport, Progress
 from shardio.conversion.request import Request
 from shardio.conversion.source import Source, classes_of

@@ -21,11 +21,12 @@ from shardio.conversion.appending import (
 from shardio.conversion.compaction import Placed, compact, is_small
 from shardio.conversion.crew import run_crew
 from shardio.conversion.finding import NothingFound, refuse_nothing
+from shardio.conversion.inputs import Listing
 from shardio.conversion.journal import settings_of
 from shardio.conversion.ledger import Ledger
 from shardio.conversion.nodes import run_on_nodes
 from shardio.conversion.patience import step_s_of
-from shardio.conversion.plan import Listing, Unit, cut, has_items
+from shardio.conversion.plan import Unit, cut, has_items
 from shardio.conversion.report import ConversionReport, InputReport
 from shardio.conversion.request import Request
 from shardio.conversion.sending import Sender

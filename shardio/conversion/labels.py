@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from shardio._base.file_names import check_encodable
-from shardio.conversion.plan import Listing
+from shardio.conversion.inputs import Listing
 from shardio.errors import InvalidArgument
 
 COLUMNS: Final = ("path", "label")

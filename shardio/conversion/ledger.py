@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from shardio.conversion.events import InputDone, UnitDone, UnitEvent
-from shardio.conversion.plan import Listing, Unit
+from shardio.conversion.inputs import Listing
+from shardio.conversion.plan import Unit
 from shardio.conversion.report import InputReport, Progress
 from shardio.conversion.source import Outcome
 from shardio.shard.writer import ShardSummary

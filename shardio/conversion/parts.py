@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from shardio.conversion.plan import Listing
+from shardio.conversion.inputs import Listing
 from shardio.conversion.source import Input, Source
 
 Parts = Mapping[str, Sequence[str]]

@@ -21,9 +21,9 @@ from shardio.conversion import ConversionReport, Input, InputReport, convert
 from shardio.conversion.appending import inherit
 from shardio.conversion.finding import NothingFound
 from shardio.conversion.guessing import guess_kind
+from shardio.conversion.inputs import list_inputs
 from shardio.conversion.parts import join
 from shardio.conversion.patterns import pattern_of
-from shardio.conversion.plan import list_inputs
 from shardio.conversion.source import make_source
 from shardio.dataset.dataset import ShardDataset
 from shardio.errors import InvalidArgument, MediaError

@@ -20,14 +20,8 @@ from hypothesis import strategies as st
 import shardio
 from shardio import Array, Input, InvalidArgument, Outcome, Schema, WorkerDied
 from shardio.conversion import Progress, spool, staging
-from shardio.conversion.plan import (
-    MAX_UNIT_BYTES,
-    MIN_INPUT_BYTES,
-    MIN_UNIT_BYTES,
-    N_UNITS,
-    cut,
-    list_inputs,
-)
+from shardio.conversion.inputs import list_inputs
+from shardio.conversion.plan import MAX_UNIT_BYTES, MIN_INPUT_BYTES, MIN_UNIT_BYTES, N_UNITS, cut
 from shardio.conversion.source import options_of
 from shardio.errors import DatasetConflict, DatasetExists, SchemaError
 from shardio.format.checksum import hash_bytes

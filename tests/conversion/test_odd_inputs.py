@@ -16,8 +16,9 @@ import pytest
 import shardio
 from shardio import Input, Outcome
 from shardio.conversion.events import InputDone
+from shardio.conversion.inputs import Listing, list_inputs
 from shardio.conversion.ledger import Ledger
-from shardio.conversion.plan import Listing, cut, list_inputs
+from shardio.conversion.plan import cut
 from shardio.conversion.report import Progress
 from shardio_tools import cli
 from tests.lines import Lines, convert, install, outcomes, texts, write

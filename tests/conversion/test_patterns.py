@@ -9,7 +9,7 @@ import pytest
 
 import shardio
 from shardio import InvalidArgument
-from shardio.conversion.plan import list_inputs
+from shardio.conversion.inputs import list_inputs
 from shardio.measuring import estimate
 from shardio_tools import cli
 from tests.lines import contents, convert, install, note_reads, outcomes, texts, write

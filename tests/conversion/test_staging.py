@@ -30,7 +30,7 @@ from shardio import (
     Text,
 )
 from shardio.conversion import Progress, files
-from shardio.conversion.plan import list_inputs
+from shardio.conversion.inputs import list_inputs
 from shardio.conversion.staging import Staging
 from shardio.errors import DatasetConflict, DatasetExists, SchemaError
 
