@@ -1,19 +1,110 @@
-"""The files that are converted: which state one is in, and what tells its content from another."""
+"""A source that is named by a pattern: the folder to look in, and what of it is meant.
+
+The files that are converted: which state one is in, and what tells its content from another.
+
+Inputs that are read together with others: one of them gives the samples, the rest are parts.
+"""
 
 from __future__ import annotations
 
 import os
+import re
 import stat
 import threading
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import translate
+from functools import lru_cache
 from typing import Final, NamedTuple
 
-from shardio._base.file_names import check_encodable, stored_name
-from shardio.conversion.patterns import Pattern, Reached, pattern_of
-from shardio.conversion.source import Input, Item
+from shardio._base.file_names import check_encodable, stored_name, utf8_name
+from shardio.conversion.source import Input, Item, Source
 from shardio.errors import InvalidArgument
 from shardio.format.checksum import Hasher, hash_bytes
+
+_SPECIAL: Final = re.compile(r"[*?\[]")
+ANY_FOLDERS: Final = "**"
+
+Reached = frozenset[int]
+"""How much of a pattern the path to a folder has matched: the parts that may come next."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pattern:
+    """What is meant below `root`: paths that match `parts`, each with all that lies below it.
+
+    Without parts that is everything. A part matches one name as in a shell (`*`, `?`, `[…]`, names
+    that begin with a dot only where it does); `**` any number of folders, also none.
+    """
+
+    root: str
+    parts: tuple[str, ...] = ()
+
+    @property
+    def start(self) -> Reached:
+        """What may come next below the root itself."""
+        return self._and_after([0])
+
+    def is_whole(self, reached: Reached) -> bool:
+        """Whether all that lies in a folder is meant."""
+        return len(self.parts) in reached
+
+    def below(self, reached: Reached, name: str) -> Reached:
+        """What may come next in a folder of this name; nothing where none of it is meant."""
+        if self.is_whole(reached):
+            return reached
+        stays = [k for k in reached if self.parts[k] == ANY_FOLDERS and name[:1] != "."]
+        return self._and_after([*stays, *(k + 1 for k in self._matched(reached, name))])
+
+    def takes(self, reached: Reached, name: str) -> bool:
+        """Whether a file of this name is meant."""
+        return self.is_whole(reached) or len(self.parts) - 1 in self._matched(reached, name)
+
+    def _matched(self, reached: Reached, name: str) -> list[int]:
+        """The parts among those that may come next that match a name."""
+        return [k for k in reached if self.parts[k] != ANY_FOLDERS and _fits(self.parts[k], name)]
+
+    def _and_after(self, numbers: Iterable[int]) -> Reached:
+        """With the parts that may come next as well because `**` before them matches nothing."""
+        found = set(numbers)
+        for k, part in enumerate(self.parts):
+            if k in found and part == ANY_FOLDERS:
+                found.add(k + 1)
+        return frozenset(found)
+
+
+def pattern_of(source: str) -> Pattern:
+    """What a source is, by its name: a pattern if nothing is there that is called so.
+
+    The root of a pattern is what comes before its first part with one of `*?[` in it; what is there
+    under the name with such characters belongs to the root.
+    """
+    if not _SPECIAL.search(source) or os.path.lexists(source):
+        return Pattern(source)
+    root = os.sep if source.startswith(os.sep) else ""
+    parts = [part for part in source.split(os.sep) if part not in ("", os.curdir)]
+    while parts and _is_fixed(root, parts[0]):
+        root = os.path.join(root, parts.pop(0))
+    if source.endswith(os.sep):  # folders only
+        parts.append(ANY_FOLDERS)
+    return Pattern(root or os.curdir, tuple(parts))
+
+
+def _is_fixed(root: str, part: str) -> bool:
+    return not _SPECIAL.search(part) or os.path.lexists(os.path.join(root, part))
+
+
+def _fits(part: str, name: str) -> bool:
+    # `?` and `[…]` stand for a character, also where the locale makes several of it.
+    return bool(_compiled(utf8_name(part)).match(utf8_name(name))) and (
+        name[:1] != "." or part[:1] == "."
+    )
+
+
+@lru_cache(maxsize=256)
+def _compiled(part: str) -> re.Pattern[str]:
+    return re.compile(translate(part))
+
 
 _CHUNK_BYTES: Final = 1 << 20
 
@@ -215,3 +306,40 @@ def _input(name: str, path: str, label: int) -> Input:
         return Input(name, path, 0, label)
     stamp = status.st_mtime_ns, status.st_ctime_ns
     return Input(name, path, status.st_size, label, stamp)
+
+
+Parts = Mapping[str, Sequence[str]]
+
+
+def join(listing: Listing, source: Source) -> Listing:
+    """Give inputs their parts, as a source's `parts` has them.
+
+    An input with parts in its own folder, or with an empty list of them, stands for that folder:
+    its class is the folder above. A folder with nothing but parts is no class.
+    """
+    find: Callable[[Sequence[Input]], Parts] = getattr(source, "parts", lambda _: {})
+    if not (parts := find(listing.inputs)):
+        return listing
+    known = {one.name: one for one in listing.inputs}
+    part_of: dict[str, str] = {}
+    for name, others in parts.items():
+        part_of |= {other: name for other in others if other not in parts and other not in part_of}
+    folders = {one.name: listing.classes[one.label] for one in known.values() if one.label >= 0}
+    own = {name: folder for name, folder in folders.items() if name not in part_of}
+    for name in parts.keys() & own.keys():
+        here = os.path.dirname(name) + "/"
+        if not parts[name] or any(other.startswith(here) for other in parts[name]):
+            own[name] = os.path.dirname(own[name])
+    held = {folders[name] for name in (*parts, *part_of) if name in folders}
+    classes = tuple(sorted({*own.values(), *listing.classes} - (held - {*own.values()}) - {""}))
+    numbers = {name: number for number, name in enumerate(classes)}
+    inputs = (
+        replace(
+            one,
+            label=numbers.get(own.get(one.name, ""), -1),
+            parts=tuple(known[other] for other in parts.get(one.name, ())),
+            part_of=part_of.get(one.name, ""),
+        )
+        for one in listing.inputs
+    )
+    return Listing(tuple(inputs), classes)

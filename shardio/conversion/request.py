@@ -11,8 +11,7 @@ from shardio._workers.processes.cpus import usable_cpus
 from shardio._workers.ray.cluster import LOCAL, Engine
 from shardio.conversion.appending import PathName, inherit, refuse_other_options
 from shardio.conversion.guessing import guess_kind
-from shardio.conversion.inputs import Listing
-from shardio.conversion.parts import join
+from shardio.conversion.inputs import Listing, join
 from shardio.conversion.report import Progress
 from shardio.conversion.sending import Sender
 from shardio.conversion.source import fit, make_source

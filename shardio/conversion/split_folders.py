@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from shardio._base.stack_level import level_of_caller
-from shardio.conversion.patterns import ANY_FOLDERS, pattern_of
+from shardio.conversion.inputs import ANY_FOLDERS, pattern_of
 
 _PARTS: Final = {
     **dict.fromkeys(("train", "training"), "train"),

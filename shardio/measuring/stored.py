@@ -21,9 +21,7 @@ from shardio.conversion import ConversionReport, Input, InputReport, convert
 from shardio.conversion.appending import inherit
 from shardio.conversion.finding import NothingFound
 from shardio.conversion.guessing import guess_kind
-from shardio.conversion.inputs import list_inputs
-from shardio.conversion.parts import join
-from shardio.conversion.patterns import pattern_of
+from shardio.conversion.inputs import join, list_inputs, pattern_of
 from shardio.conversion.source import make_source
 from shardio.dataset.dataset import ShardDataset
 from shardio.errors import InvalidArgument, MediaError

@@ -11,8 +11,7 @@ import pytest
 
 import shardio
 from shardio import Input, Outcome
-from shardio.conversion.inputs import list_inputs
-from shardio.conversion.parts import join
+from shardio.conversion.inputs import join, list_inputs
 from shardio.conversion.plan import cut
 from shardio.maintenance import audit_dataset
 from shardio.measuring import estimate

@@ -20,8 +20,7 @@ from unittest import mock
 
 import numpy as np
 
-from shardio.conversion.inputs import list_inputs
-from shardio.conversion.parts import join
+from shardio.conversion.inputs import join, list_inputs
 from shardio.conversion.source import OUTCOMES, Input, Source, fit, make_source
 from shardio.errors import InvalidArgument, MediaError, ShardioError
 from shardio.shard.writer import ShardWriter

@@ -25,8 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # no wheel holds w
 from dev.converter_kinds import arrays, episodes, media, records, shards, stores, tables
 from dev.converter_kinds.kind import Kind
 from shardio import Input
-from shardio.conversion.inputs import list_inputs
-from shardio.conversion.parts import join
+from shardio.conversion.inputs import join, list_inputs
 from shardio.conversion.source import fit, make_source
 
 N_TURNS: Final = 5
