@@ -20,11 +20,10 @@ from typing import Final
 from shardio._workers.processes.channel import Channel
 from shardio._workers.processes.crew import Crew, Died, Event, Failed
 from shardio._workers.processes.pieces import Pieces, send_whole
-from shardio.conversion.events import InputBegun, InputDone, UnitDone
 from shardio.conversion.journal import forget_record
 from shardio.conversion.ledger import Ledger, UnitLog
 from shardio.conversion.patience import ENDS, limit_s
-from shardio.conversion.plan import Unit
+from shardio.conversion.plan import InputBegun, InputDone, Unit, UnitDone
 from shardio.conversion.source import Input
 from shardio.conversion.unit import Job, convert_unit
 from shardio.errors import ShardioError, WorkerDied

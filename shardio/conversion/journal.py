@@ -19,8 +19,7 @@ from typing import Any, Final
 
 import zstandard
 
-from shardio.conversion.events import InputDone, UnitDone
-from shardio.conversion.plan import Unit
+from shardio.conversion.plan import InputDone, Unit, UnitDone
 from shardio.conversion.sending import name_sent
 from shardio.conversion.source import Outcome
 from shardio.errors import DataError, DatasetCorrupt, DatasetExists, InvalidArgument

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from shardio.conversion.events import InputDone, UnitDone, UnitEvent
 from shardio.conversion.inputs import Listing
-from shardio.conversion.plan import Unit
+from shardio.conversion.plan import InputDone, Unit, UnitDone, UnitEvent
 from shardio.conversion.report import InputReport, Progress
 from shardio.conversion.source import Outcome
 from shardio.shard.writer import ShardSummary

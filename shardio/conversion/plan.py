@@ -2,6 +2,8 @@
 
 The plan follows from the source alone: neither the number of workers nor the machine has a part
 in it, so that the same source gives the same shards anywhere.
+
+What a unit says while it is converted, in this order; it travels from the workers to main.
 """
 
 from __future__ import annotations
@@ -9,9 +11,9 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, NamedTuple
 
-from shardio.conversion.source import Input, Item
+from shardio.conversion.source import Input, Item, Outcome
 from shardio.format.checksum import hash_bytes
 from shardio.shard.writer import ShardSummary
 
@@ -91,3 +93,39 @@ def _weight(one: Input) -> int:
 def _power_of_two(n: int) -> int:
     """Round down: so that a few files more or less leave the cuts before them where they are."""
     return 1 << n.bit_length() - 1 if n else 0
+
+
+class InputBegun(NamedTuple):
+    """An input is about to be read: should the process end now, that input is to blame."""
+
+    unit: int
+    position: int
+
+
+class InputDone(NamedTuple):
+    """One input is finished: `position` among all inputs.
+
+    `hash` is that of its content where it gave samples, and `n_bytes` its size when it was read:
+    what an append knows it by. The listing may be hours older.
+    """
+
+    unit: int
+    position: int
+    outcome: Outcome
+    n_samples: int
+    n_bytes: int
+    hash: str = ""
+
+
+class UnitDone(NamedTuple):
+    """A unit is finished: its shards lie in its folder, under the names they have there.
+
+    `stopped`: at a broken input, the ones after it were not looked at.
+    """
+
+    unit: int
+    stopped: bool
+    shards: tuple[ShardSummary, ...]
+
+
+UnitEvent = InputBegun | InputDone | UnitDone

@@ -11,11 +11,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from shardio.conversion.events import InputBegun, InputDone, UnitDone, UnitEvent
 from shardio.conversion.inputs import State, content_of, states_of
 from shardio.conversion.journal import read_record, write_record
 from shardio.conversion.patience import limit_s, limited
-from shardio.conversion.plan import Unit
+from shardio.conversion.plan import InputBegun, InputDone, Unit, UnitDone, UnitEvent
 from shardio.conversion.source import OUTCOMES, Input, Outcome, Source
 from shardio.conversion.spool import Spool
 from shardio.errors import InvalidArgument, MediaError
