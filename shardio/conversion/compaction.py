@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-from shardio.conversion.unit import Job
+from shardio.conversion.worker import Job
 from shardio.shard.reader import ShardReader
 from shardio.shard.writer import ShardSummary, ShardWriter
 from shardio.storage.fs import make_folder

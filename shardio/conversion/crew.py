@@ -22,10 +22,9 @@ from shardio._workers.processes.crew import Crew, Died, Event, Failed
 from shardio._workers.processes.pieces import Pieces, send_whole
 from shardio.conversion.journal import forget_record
 from shardio.conversion.ledger import Ledger, UnitLog
-from shardio.conversion.patience import ENDS, limit_s
 from shardio.conversion.plan import InputBegun, InputDone, Unit, UnitDone
 from shardio.conversion.source import Input
-from shardio.conversion.unit import Job, convert_unit
+from shardio.conversion.worker import ENDS, Job, convert_unit, limit_s
 from shardio.errors import ShardioError, WorkerDied
 from shardio.storage.fs import create, unlink
 

@@ -25,14 +25,13 @@ from shardio.conversion.inputs import Listing
 from shardio.conversion.journal import settings_of
 from shardio.conversion.ledger import Ledger
 from shardio.conversion.nodes import run_on_nodes
-from shardio.conversion.patience import step_s_of
 from shardio.conversion.plan import Unit, cut, has_items
 from shardio.conversion.report import ConversionReport, InputReport
 from shardio.conversion.request import Request
 from shardio.conversion.sending import Sender
 from shardio.conversion.source import options_of, view_of
 from shardio.conversion.staging import Staging
-from shardio.conversion.unit import Job, convert_unit
+from shardio.conversion.worker import Job, convert_unit, step_s_of
 from shardio.manifest import Generation, lineage_of, load, publish, publish_next
 from shardio.shard.writer import ShardSummary
 

@@ -21,7 +21,7 @@ from shardio.conversion.report import ConversionReport
 from shardio.conversion.request import Request
 from shardio.conversion.source import Item
 from shardio.conversion.staging import Staging
-from shardio.conversion.unit import Job
+from shardio.conversion.worker import Job
 from shardio.errors import InvalidArgument
 from shardio.format.checksum import hash_bytes
 from shardio.format.schema import Schema

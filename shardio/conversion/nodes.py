@@ -24,7 +24,7 @@ from shardio.conversion.crew import run_crew
 from shardio.conversion.journal import read_record, settings_of
 from shardio.conversion.ledger import Ledger, UnitLog
 from shardio.conversion.plan import Unit, UnitEvent
-from shardio.conversion.unit import Job
+from shardio.conversion.worker import Job
 from shardio.errors import UnsupportedEnvironment
 from shardio.storage.fs import make_folder, remove_tree, rename
 from shardio.storage.mmap import sync_folder

@@ -15,7 +15,7 @@ from shardio.conversion.inputs import Listing, join
 from shardio.conversion.report import Progress
 from shardio.conversion.sending import Sender
 from shardio.conversion.source import fit, make_source
-from shardio.conversion.unit import Job
+from shardio.conversion.worker import Job
 from shardio.errors import InvalidArgument
 from shardio.format.schema import Schema
 from shardio.manifest import Generation

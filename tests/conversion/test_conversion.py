@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 import shardio
 from shardio import Array, Input, InvalidArgument, Outcome, Schema, WorkerDied
-from shardio.conversion import Progress, spool, staging
+from shardio.conversion import Progress, staging, worker
 from shardio.conversion.inputs import list_inputs
 from shardio.conversion.plan import MAX_UNIT_BYTES, MIN_INPUT_BYTES, MIN_UNIT_BYTES, N_UNITS, cut
 from shardio.conversion.source import options_of
@@ -201,7 +201,7 @@ def test_a_long_input_waits_in_a_file_and_comes_out_the_same(
     lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spool_bytes: int
 ) -> None:
     convert(lines, tmp_path / "memory", repeat=9)
-    monkeypatch.setattr(spool, "SPOOL_BYTES", spool_bytes)
+    monkeypatch.setattr(worker, "SPOOL_BYTES", spool_bytes)
     (lines / "b" / "zz.txt").write_text("gone gone gone !")
     convert(lines, tmp_path / "file", repeat=9)
     assert texts(tmp_path / "file") == texts(tmp_path / "memory")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from shardio import Input
-from shardio.conversion.patience import limit_s, limited
+from shardio.conversion.worker import limit_s, limited
 
 
 def left_s() -> float:

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shardio.conversion import spool as spool_module
-from shardio.conversion.spool import Spool
+from shardio.conversion import worker
+from shardio.conversion.worker import Spool
 
 KINDS: dict[str, Callable[[int], Any]] = {
     "int": lambda i: i,
@@ -45,7 +45,7 @@ def test_values_in_a_file_are_what_they_were(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     given = [{"x": KINDS[kind](i), "text": f"{i}"} for i in range(300)]
-    monkeypatch.setattr(spool_module, "SPOOL_BYTES", 1_000)
+    monkeypatch.setattr(worker, "SPOOL_BYTES", 1_000)
     with Spool(str(tmp_path)) as spool:
         for sample in given:
             spool.append(sample)
@@ -60,7 +60,7 @@ def test_samples_of_different_fields_may_wait_together(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given = [{"x": i} if i % 3 else {"y": i, "x": 1} if i % 2 else {} for i in range(300)]
-    monkeypatch.setattr(spool_module, "SPOOL_BYTES", 1_500)
+    monkeypatch.setattr(worker, "SPOOL_BYTES", 1_500)
     with Spool(str(tmp_path)) as spool:
         for sample in given:
             spool.append(sample)
@@ -79,7 +79,7 @@ def test_samples_of_different_fields_may_wait_together(
 def test_what_waits_in_memory_counts_as_what_it_takes_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sample: dict[str, Any]
 ) -> None:
-    monkeypatch.setattr(spool_module, "SPOOL_BYTES", 1 << 17)
+    monkeypatch.setattr(worker, "SPOOL_BYTES", 1 << 17)
     with Spool(str(tmp_path)) as spool:
         tracemalloc.start()
         try:
