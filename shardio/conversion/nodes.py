@@ -20,10 +20,9 @@ from typing import Any, Final
 
 from shardio._workers.processes.launch import Zygote, acquire
 from shardio._workers.ray.cluster import Cluster, Engine
-from shardio.conversion.crew import run_crew
 from shardio.conversion.journal import read_record, settings_of
-from shardio.conversion.ledger import Ledger, UnitLog
 from shardio.conversion.plan import Unit, UnitEvent
+from shardio.conversion.scheduler import Ledger, UnitLog, run_crew
 from shardio.conversion.worker import Job
 from shardio.errors import UnsupportedEnvironment
 from shardio.storage.fs import make_folder, remove_tree, rename

@@ -20,7 +20,7 @@ from shardio._workers.processes.launch import Zygote, acquire, release
 from shardio._workers.ray import cluster, job
 from shardio._workers.ray.cluster import Cluster, Engine
 from shardio.conversion import nodes
-from shardio.conversion.crew import run_crew
+from shardio.conversion.scheduler import run_crew
 from shardio.errors import InvalidArgument, TransformError, UnsupportedEnvironment, WorkerDied
 from shardio.maintenance import add_column, audit_dataset, compute_stats
 from shardio.version import __version__

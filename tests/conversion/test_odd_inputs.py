@@ -16,9 +16,9 @@ import pytest
 import shardio
 from shardio import Input, Outcome
 from shardio.conversion.inputs import Listing, list_inputs
-from shardio.conversion.ledger import Ledger
 from shardio.conversion.plan import InputDone, cut
 from shardio.conversion.report import Progress
+from shardio.conversion.scheduler import Ledger
 from shardio_tools import cli
 from tests.lines import Lines, convert, install, outcomes, texts, write
 from tests.media_made import scene, write_video

@@ -1,0 +1,327 @@
+"""What is known of a running conversion: which units are done, and what became of every input.
+
+Runs the units of a plan in worker processes, and decides what a process that ends is to mean.
+
+A process may be ended by the file it reads (a decoder that crashes) or by something else (the
+kernel was short of memory). So the unit is begun again in a new process; an input that ends a
+second one is lost: it is broken, with that as the reason, and all others are converted.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from shardio._workers.processes.channel import Channel
+from shardio._workers.processes.crew import Crew, Died, Event, Failed
+from shardio._workers.processes.pieces import Pieces, send_whole
+from shardio.conversion.inputs import Listing
+from shardio.conversion.journal import forget_record
+from shardio.conversion.plan import InputBegun, InputDone, Unit, UnitDone, UnitEvent
+from shardio.conversion.report import InputReport, Progress
+from shardio.conversion.source import Input, Outcome
+from shardio.conversion.worker import ENDS, Job, convert_unit, limit_s
+from shardio.errors import ShardioError, WorkerDied
+from shardio.shard.writer import ShardSummary
+from shardio.storage.fs import create, unlink
+
+
+class Ledger:
+    """What is known of every unit so far, and which is to be done next. Pure bookkeeping.
+
+    `send` is told of every shard of a unit that is done: where it lies, and as it is published.
+
+    Once a unit has stopped at a broken input, only the units before it count: whatever later
+    ones did, in whatever order, is forgotten. So the result does not depend on the workers.
+    """
+
+    def __init__(
+        self,
+        listing: Listing,
+        units: Sequence[Unit],
+        progress: Callable[[Progress], None] | None,
+        send: Callable[[str, ShardSummary], object] | None = None,
+    ) -> None:
+        self._listing, self._progress, self._send = listing, progress, send
+        self._units, self._n_begun = units, 0
+        self._running: set[int] = set()
+        self._done: dict[int, InputDone] = {}
+        self._shards: dict[int, tuple[ShardSummary, ...]] = {}
+        self._n_bytes = listing.n_bytes  # of all inputs: summed once, it is told after each
+        self._n_bytes_done = self._n_samples = self._n_broken = 0
+        self.stopped_at: int | None = None
+
+    def next_unit(self) -> int | None:
+        """Give the number of a unit to start; None when no more are to be started."""
+        if self.stopped_at is not None or self._n_begun == len(self._units):
+            return None
+        number = self._n_begun
+        self._n_begun += 1
+        self._running.add(number)
+        return number
+
+    def is_finished(self) -> bool:
+        """Whether everything that counts has been done."""
+        if self.stopped_at is None:
+            return not self._running and self._n_begun == len(self._units)
+        return not any(number <= self.stopped_at for number in self._running)
+
+    def take(self, event: UnitEvent) -> None:
+        """Note what a unit says; a unit that is done again says the same of its inputs again."""
+        if isinstance(event, InputDone):
+            is_news = event.position not in self._done
+            self._done[event.position] = event
+            if is_news:
+                self._tell(event)
+        elif isinstance(event, UnitDone):
+            self._shards[event.unit] = event.shards
+            self._running.discard(event.unit)
+            if event.stopped and (self.stopped_at is None or event.unit < self.stopped_at):
+                self.stopped_at = event.unit
+            if self._send is not None and self._counts(event.unit):
+                for place, shard in self._shards_of(event.unit):
+                    self._send(place, shard)
+
+    def _counts(self, unit: int) -> bool:
+        return self.stopped_at is None or unit <= self.stopped_at
+
+    def _shards_of(self, unit: int) -> list[tuple[str, ShardSummary]]:
+        made = self._units[unit]
+        return [(f"{made.key}/{one.name}", made.published(one)) for one in self._shards[unit]]
+
+    def shards(self) -> list[tuple[str, ShardSummary]]:
+        """The shards that count, in order of the plan: where each lies, and as it is published."""
+        units = [unit for unit in sorted(self._shards) if self._counts(unit)]
+        return [placed for unit in units for placed in self._shards_of(unit)]
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The names of all classes."""
+        return self._listing.classes
+
+    def reports(self) -> list[InputReport]:
+        """What became of every input, in order."""
+        reports = []
+        for position, source in enumerate(self._listing.inputs):
+            done = self._done.get(position)
+            if done is None or (self.stopped_at is not None and done.unit > self.stopped_at):
+                done = InputDone(-1, position, Outcome("not_processed"), 0, source.n_bytes)
+            outcome = done.outcome
+            reports.append(
+                InputReport(
+                    source.name,
+                    outcome.kind,
+                    outcome.reason,
+                    done.n_samples,
+                    done.n_bytes,
+                    outcome.detail,
+                    source.label,
+                    done.hash,
+                )
+            )
+        return reports
+
+    def tell_start(self) -> None:
+        """Report the size of what is to be done."""
+        self._tell(None)
+
+    def _tell(self, done: InputDone | None) -> None:
+        name = reason = ""
+        kind = None
+        if done is not None:
+            source = self._listing.inputs[done.position]
+            self._n_bytes_done += source.n_bytes
+            self._n_samples += done.n_samples
+            self._n_broken += done.outcome.kind == "broken"
+            name, kind, reason = source.name, done.outcome.kind, done.outcome.reason
+        if self._progress is None:
+            return
+        self._progress(
+            Progress(
+                n_inputs_done=len(self._done),
+                n_inputs=len(self._listing.inputs),
+                n_bytes_done=self._n_bytes_done,
+                n_bytes=self._n_bytes,
+                n_samples=self._n_samples,
+                n_broken=self._n_broken,
+                name=name,
+                outcome=kind,
+                reason=reason,
+            )
+        )
+
+
+class UnitLog:
+    """What is said of one unit: in place of the ledger, where that is on another machine."""
+
+    def __init__(self) -> None:
+        self._done: dict[int, InputDone] = {}
+        self._end: UnitDone | None = None
+        self._has_begun = False
+
+    def next_unit(self) -> int | None:
+        """Give the unit's number, once."""
+        if self._has_begun:
+            return None
+        self._has_begun = True
+        return 0
+
+    def is_finished(self) -> bool:
+        """Whether the unit is done."""
+        return self._end is not None
+
+    def take(self, event: UnitEvent) -> None:
+        """Note what the unit says; of an input that is done again, the last."""
+        if isinstance(event, InputDone):
+            self._done[event.position] = event
+        elif isinstance(event, UnitDone):
+            self._end = event
+
+    def events(self, number: int) -> tuple[UnitEvent, ...]:
+        """All of it, as of the unit of that number."""
+        done = (event._replace(unit=number) for event in self._done.values())
+        return (*done, *([] if self._end is None else [self._end._replace(unit=number)]))
+
+
+MAX_DEATHS: Final = 2
+"""As many processes may end over one input, or over a unit between inputs."""
+
+
+def run_crew(
+    units: Sequence[Unit],
+    job: Job,
+    n_workers: int,
+    ledger: Ledger | UnitLog,
+    lock_fds: Sequence[int] = (),
+) -> None:
+    """Keep `n_workers` processes busy with one unit each until the ledger is finished.
+
+    The workers hold `lock_fds` as well: a lock lasts as long as any of them can write.
+
+    Raises:
+        WorkerDied: a worker ended MAX_DEATHS times without an input to blame, or raised.
+        OSError, ShardioError: as a unit raised it.
+    """
+    with Crew(n_workers, partial(_serve, job), fds=lock_fds, preload=(__name__,)) as crew:
+        run = _Run(units, job, ledger, crew)
+        for worker in range(n_workers):
+            run.start(worker)
+        while not ledger.is_finished():
+            for event in crew.wait():
+                run.take(event)
+
+
+class _Run:
+    """Which worker does what; borrows the crew and the ledger."""
+
+    def __init__(
+        self, units: Sequence[Unit], job: Job, ledger: Ledger | UnitLog, crew: Crew
+    ) -> None:
+        self._units, self._job, self._ledger, self._crew = list(units), job, ledger, crew
+        self._pieces = Pieces()
+        self._doing: dict[int, int] = {}  # the unit of each worker
+        self._reading: dict[int, int] = {}  # the position of the input that each unit reads
+        self._n_deaths: Counter[tuple[int, int | None]] = Counter()
+
+    def start(self, worker: int) -> None:
+        """Give a worker its next unit, if there is one."""
+        number = self._ledger.next_unit()
+        if number is not None:
+            self._send(worker, number)
+
+    def _send(self, worker: int, number: int) -> None:
+        """A unit travels as a file: its list of inputs may be longer than a message can be."""
+        place = os.path.join(self._job.folder, f"{number:06d}-{sum(self._n_deaths.values())}.unit")
+        with create(place) as file:
+            pickle.dump(self._units[number], file)
+        self._doing[worker] = number
+        self._crew.send(worker, os.fsencode(place))
+
+    def take(self, event: Event) -> None:
+        """Act upon what has happened to a worker."""
+        if isinstance(event, Died):
+            self._begin_again(event)
+        elif isinstance(event, Failed):
+            raise WorkerDied(f"a worker raised an exception{self._over(event)}\n{event.text}")
+        elif (whole := self._pieces.take(event.worker, event.data)) is not None:
+            told = pickle.loads(whole)
+            if isinstance(told, Exception):
+                raise told
+            if isinstance(told, InputBegun):
+                self._reading[told.unit] = told.position
+            elif isinstance(told, InputDone | UnitDone):
+                self._reading.pop(told.unit, None)
+                self._ledger.take(told)
+            if isinstance(told, UnitDone):
+                del self._doing[event.worker]
+                self.start(event.worker)
+
+    def _begin_again(self, event: Died) -> None:
+        """Have another process do the unit of one that has ended, without what ended two."""
+        self._pieces.forget(event.worker)
+        number = self._doing.get(event.worker)
+        if number is None:
+            return  # it had nothing to do, and there is nothing more
+        position = self._reading.pop(number, None)
+        self._n_deaths[number, position] += 1
+        if position is None:  # perhaps over the check of what is recorded: a page that is not read
+            forget_record(Path(self._job.folder, self._units[number].key))
+        if self._n_deaths[number, position] == MAX_DEATHS:
+            if position is None:
+                raise WorkerDied(
+                    f"{MAX_DEATHS} workers ended with {_how(event)}{self._over(event)}"
+                )
+            unit = self._units[number]
+            reason = self._reason(event, unit.inputs[position - unit.first])
+            self._units[number] = replace(unit, lost=(*unit.lost, (position, reason)))
+        self._crew.restart(event.worker)
+        self._send(event.worker, number)
+
+    def _reason(self, event: Died, source: Input) -> str:
+        """Why an input is lost."""
+        if event.signal == ENDS and self._job.step_s is not None:
+            seconds = limit_s(self._job.step_s, source)
+            return (
+                f"damaged: its library comes to no end over it, in {seconds:.0f} s of a processor"
+            )
+        return f"{MAX_DEATHS} processes that read it ended with {_how(event)}"
+
+    def _over(self, event: Failed | Died) -> str:
+        """Say over what a worker ended."""
+        number = self._doing.get(event.worker)
+        if number is None:
+            return ""
+        unit = self._units[number]
+        if (position := self._reading.get(number)) is not None:
+            return f" while converting {unit.inputs[position - unit.first].name}"
+        return f" while finishing {unit.inputs[0].name} to {unit.inputs[-1].name}"
+
+
+def _how(event: Died) -> str:
+    if event.pid is None:
+        return "no process: it could not be started"
+    if not event.signal:
+        return f"exit code {event.exit_code}"
+    try:
+        return f"signal {event.signal} ({signal.Signals(event.signal).name})"
+    except ValueError:  # a real-time signal
+        return f"signal {event.signal}"
+
+
+def _serve(job: Job, channel: Channel) -> None:
+    """Convert the units that arrive, until main closes the crew. Runs in a worker."""
+    while (place := channel.recv()) is not None:
+        with open(place, "rb") as file:
+            unit = pickle.load(file)
+        try:
+            unlink(os.fsdecode(place))
+            convert_unit(unit, job, lambda event: send_whole(channel, pickle.dumps(event)))
+        except (OSError, ShardioError) as error:  # the caller is to see it as it is
+            send_whole(channel, pickle.dumps(error))
