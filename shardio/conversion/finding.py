@@ -8,8 +8,8 @@ from pathlib import PurePath
 from typing import Final
 
 from shardio.conversion.guessing import PROMISES, told_kind
+from shardio.conversion.registry import known_kinds
 from shardio.conversion.report import InputReport
-from shardio.conversion.source import known_kinds
 from shardio.errors import InvalidArgument
 
 _NOTHING: Final = ("unsupported", "part")

@@ -12,9 +12,9 @@ from shardio._workers.ray.cluster import LOCAL, Engine
 from shardio.conversion.appending import PathName, inherit, refuse_other_options
 from shardio.conversion.guessing import guess_kind
 from shardio.conversion.inputs import Listing, join
+from shardio.conversion.registry import fit, make_source
 from shardio.conversion.report import Progress
 from shardio.conversion.sending import Sender
-from shardio.conversion.source import fit, make_source
 from shardio.conversion.worker import Job
 from shardio.errors import InvalidArgument
 from shardio.format.schema import Schema

@@ -22,7 +22,7 @@ from shardio.conversion.appending import inherit
 from shardio.conversion.finding import NothingFound
 from shardio.conversion.guessing import guess_kind
 from shardio.conversion.inputs import join, list_inputs, pattern_of
-from shardio.conversion.source import make_source
+from shardio.conversion.registry import make_source
 from shardio.dataset.dataset import ShardDataset
 from shardio.errors import InvalidArgument, MediaError
 from shardio.format.fields import Audio, Image, Video

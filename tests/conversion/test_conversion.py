@@ -376,7 +376,7 @@ def test_our_own_converter_is_found_in_a_checkout_that_is_not_installed(
     monkeypatch.setattr(sys, "path", [p for p in sys.path if Path(p).resolve() != converters])
     for name in [name for name in sys.modules if name.startswith("shardio_converters")]:
         monkeypatch.delitem(sys.modules, name)
-    from shardio.conversion.source import make_source
+    from shardio.conversion.registry import make_source
 
     source = make_source("videos", {"frames": 8, "store": "raw"})
     assert options_of(source) == {"frames": 8, "stride": 1, "step": 8, "size": 112, "store": "raw"}
@@ -385,11 +385,12 @@ def test_our_own_converter_is_found_in_a_checkout_that_is_not_installed(
 def test_a_checkout_that_was_installed_before_its_converters_moved_has_them_all_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    from shardio.conversion import registry
     from shardio.conversion import source as sources
 
-    moved = EntryPoint("videos", "shardio_converters.nowhere:Videos", sources.GROUP)
+    moved = EntryPoint("videos", "shardio_converters.nowhere:Videos", registry.GROUP)
     monkeypatch.setattr(sources, "entry_points", lambda group: [moved])
-    assert sources.make_source("videos", {"frames": 8}).kind == "videos"
+    assert registry.make_source("videos", {"frames": 8}).kind == "videos"
 
 
 def test_samples_of_an_iterable_are_written_with_the_schema_of_the_first(tmp_path: Path) -> None:

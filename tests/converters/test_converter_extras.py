@@ -11,11 +11,12 @@ from typing import ClassVar
 
 import pytest
 
+from shardio.conversion import registry
 from shardio.conversion import source as sources
-from shardio.conversion.source import make_source
+from shardio.conversion.registry import make_source
 from shardio.errors import UnsupportedEnvironment
 
-PACKAGES = {**sources._EXTRAS}
+PACKAGES = {**registry._EXTRAS}
 PROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
 
 
@@ -33,7 +34,7 @@ class Lacking:
 
 @pytest.fixture(autouse=True)
 def found(monkeypatch: pytest.MonkeyPatch) -> None:
-    entry = EntryPoint("lacking", f"{__name__}:Lacking", sources.GROUP)
+    entry = EntryPoint("lacking", f"{__name__}:Lacking", registry.GROUP)
     monkeypatch.setattr(sources, "_entry", lambda kind: entry)
     monkeypatch.setattr(EntryPoint, "load", lambda self: Lacking)
 
@@ -51,4 +52,4 @@ def test_another_package_is_named_by_itself() -> None:
 
 
 def test_our_converters_are_those_of_the_entry_points() -> None:
-    assert PROJECT["entry-points"][sources.GROUP] == sources._OURS
+    assert PROJECT["entry-points"][registry.GROUP] == registry._OURS

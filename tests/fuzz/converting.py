@@ -21,7 +21,8 @@ from unittest import mock
 import numpy as np
 
 from shardio.conversion.inputs import join, list_inputs
-from shardio.conversion.source import OUTCOMES, Input, Source, fit, make_source
+from shardio.conversion.registry import fit, make_source
+from shardio.conversion.source import OUTCOMES, Input, Source
 from shardio.errors import InvalidArgument, MediaError, ShardioError
 from shardio.shard.writer import ShardWriter
 from tests.fuzz.mutate import change_bytes, change_json, dumped, number

@@ -26,7 +26,7 @@ from dev.converter_kinds import arrays, episodes, media, records, shards, stores
 from dev.converter_kinds.kind import Kind
 from shardio import Input
 from shardio.conversion.inputs import join, list_inputs
-from shardio.conversion.source import fit, make_source
+from shardio.conversion.registry import fit, make_source
 
 N_TURNS: Final = 5
 KINDS: Final = {
