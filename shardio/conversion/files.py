@@ -19,11 +19,11 @@ from shardio.conversion.appending import (
     sift,
 )
 from shardio.conversion.compaction import Placed, compact, is_small
-from shardio.conversion.finding import NothingFound, refuse_nothing
 from shardio.conversion.inputs import Listing
 from shardio.conversion.journal import settings_of
 from shardio.conversion.nodes import run_on_nodes
 from shardio.conversion.plan import Unit, cut, has_items
+from shardio.conversion.registry import NothingFound, refuse_nothing
 from shardio.conversion.report import ConversionReport, InputReport
 from shardio.conversion.request import Request
 from shardio.conversion.scheduler import Ledger, run_crew

@@ -1,17 +1,27 @@
-"""TODO."""
+"""TODO.
+
+What a source holds, where nobody says it: told from the names of its files.
+
+Whether a source holds anything of the kind that it was read as; what to do where it does not.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, Final
 
 from shardio.conversion import source
+from shardio.conversion.report import InputReport
+from shardio.conversion.source import Input
 from shardio.errors import InvalidArgument, UnsupportedEnvironment, install_hint
+from shardio.media import has_image_suffix, has_media_suffix, has_sound_suffix
 
 GROUP: Final = "shardio.converters"
 
@@ -143,3 +153,136 @@ def _find_checkout(package: str) -> None:
         beside = Path(__file__).resolve().parents[2] / "converters"
         if (beside / package).is_dir():
             sys.path.append(str(beside))
+
+
+VIDEOS: Final = "videos"
+IMAGES: Final = "images"
+AUDIO: Final = "audio"
+OTHERS: Final[dict[str, tuple[str, ...]]] = {
+    "zarr": ("zarr.json", ".zgroup", ".zarray", ".zarr.zip"),
+    "hdf5": (".h5", ".hdf5", ".he5", ".nxs"),
+    "arrays": (".npy", ".npz", ".safetensors"),
+    "mds": (".mds", ".mds.zstd"),
+    "webdataset": (".tar", ".tar.gz", ".tar.zst", ".tgz"),
+    "tfrecord": (
+        *(".tfrec", ".tfrecord", ".tfrecords"),
+        *(".tfrecord.gz", ".tfrecords.gz", ".tfrecord.zlib", ".tfrecords.zlib"),
+    ),
+    "arrayrecord": (".array_record", ".arrayrecord"),
+    "arrow": (".parquet", ".pq", ".arrow", ".arrows", ".feather", ".ipc"),
+    "tables": (".csv", ".jsonl", ".ndjson", ".tsv"),
+}
+"""Kinds that are none of media, with the suffixes of their files; the first that fits is meant."""
+LEROBOT: Final = "lerobot"
+PROMISES: Final[dict[str, tuple[str, ...]]] = {
+    VIDEOS: (".mp4", ".mkv", ".webm", ".mov"),
+    AUDIO: (".wav", ".flac", ".mp3", ".ogg"),
+    IMAGES: (".jpg", ".png", ".webp", ".tif"),
+    LEROBOT: ("meta/info.json",),
+    **OTHERS,
+}
+"""What is in names that promise a kind, of media the most frequent ones."""
+_SHARD: Final = re.compile(r"-\d+-of-\d+")
+"""Which of several files one is, in its name."""
+_LEROBOT: Final = (re.compile(r"(?:.*/)?meta/info\.json"), re.compile(r"(?:.*/)?data/.+\.parquet"))
+"""What every data set of LeRobot's has; its videos are part of it."""
+
+
+def guess_kind(inputs: Iterable[Input]) -> str:
+    """The converter for these files: that of videos, where names say nothing."""
+    return told_kind(one.name for one in inputs) or VIDEOS
+
+
+def told_kind(of_files: Iterable[str]) -> str | None:
+    """What the names of files promise: sound, or pictures, where there is no video.
+
+    A data set of LeRobot's is one whatever else is there. Sound comes first: pictures beside it are
+    covers. A GIF counts as neither picture nor video. All others come last: beside media they are
+    about them. None: no name promises anything.
+    """
+    names = list(of_files)
+    if all(any(map(known.fullmatch, names)) for known in _LEROBOT):
+        return LEROBOT
+    is_image = any(has_image_suffix(name) and not has_media_suffix(name) for name in names)
+    if any(map(_is_video, names)):
+        return VIDEOS
+    if any(map(has_sound_suffix, names)):
+        return AUDIO
+    if is_image:
+        return IMAGES
+    if any(map(has_media_suffix, names)):  # a GIF
+        return VIDEOS
+    ends = [_SHARD.sub("", name).lower() for name in names]
+    found = (kind for kind, known in OTHERS.items() if any(end.endswith(known) for end in ends))
+    return next(found, None)
+
+
+def _is_video(name: str) -> bool:
+    return has_media_suffix(name) and not (has_sound_suffix(name) or has_image_suffix(name))
+
+
+_NOTHING: Final = ("unsupported", "part")
+_MAX_SUFFIXES: Final = 4
+_MAX_NAMES: Final = 3
+
+
+class NothingFound(InvalidArgument):
+    """No file of a source is of the kind."""
+
+
+def refuse_nothing(
+    source: str, kind: str, reports: Sequence[InputReport], *, is_told: bool, appends: bool
+) -> None:
+    """Make sure that a file is of the kind, be it broken, too short or there already.
+
+    Args:
+        source: what was read, as the user calls it.
+        kind: what it was read as.
+        reports: of all its files.
+        is_told: whether the user said so.
+        appends: to a dataset of that kind.
+
+    Raises:
+        NothingFound: there is none. It says what is there, and which kinds there are.
+    """
+    if not reports or any(report.outcome not in _NOTHING for report in reports):
+        return
+    promised = told_kind(report.name for report in reports)
+    if is_told or promised:
+        what = f"nothing of the kind {kind!r}"
+    else:
+        what = "no file whose name says of which kind it is, and no video"
+    hint = "give its kind (--kind KIND, or kind=)"
+    if appends:
+        hint = "an append takes files of the kind that the dataset has"
+    elif promised and promised != kind:
+        hint = f"the names promise {promised!r} (--kind {promised}, or kind={promised!r})"
+    error = NothingFound(f"{source}: holds {what}: {_described(reports)}; {hint}")
+    error.add_note(_known())
+    raise error
+
+
+def _described(reports: Sequence[InputReport]) -> str:
+    """Say which files there are, by their suffixes, and why the first one is none of the kind."""
+    suffixes = Counter(PurePath(report.name).suffix.lower() or "no suffix" for report in reports)
+    most = sorted(suffixes.items(), key=lambda each: (-each[1], each[0]))[:_MAX_SUFFIXES]
+    named = [f"{suffix} ({n:,})" for suffix, n in most]
+    if n_others := len(reports) - sum(n for _, n in most):
+        named.append(f"others ({n_others:,})")
+    first = next((f"; {each.name}: {each.reason}" for each in reports if each.reason), "")
+    n_files = f"{len(reports):,} file{'s' * (len(reports) > 1)}"
+    return f"{n_files}, {', '.join(named)}{first}"
+
+
+def _known() -> str:
+    """Say which kinds there are, and which names promise them."""
+    told = [f"{kind} ({_shortened(names)})" for kind, names in PROMISES.items()]
+    others = [kind for kind in known_kinds() if kind not in PROMISES]
+    return (
+        f"kinds that names promise: {', '.join(told)}; kinds that only --kind says: "
+        f"{', '.join(others)}"
+    )
+
+
+def _shortened(names: Sequence[str]) -> str:
+    return ", ".join([*names[:_MAX_NAMES], *["…"] * (len(names) > _MAX_NAMES)])

@@ -10,9 +10,8 @@ from typing import Any, Final
 from shardio._workers.processes.cpus import usable_cpus
 from shardio._workers.ray.cluster import LOCAL, Engine
 from shardio.conversion.appending import PathName, inherit, refuse_other_options
-from shardio.conversion.guessing import guess_kind
 from shardio.conversion.inputs import Listing, join
-from shardio.conversion.registry import fit, make_source
+from shardio.conversion.registry import fit, guess_kind, make_source
 from shardio.conversion.report import Progress
 from shardio.conversion.sending import Sender
 from shardio.conversion.worker import Job

@@ -19,10 +19,8 @@ import numpy as np
 from shardio._base.file_names import original_name
 from shardio.conversion import ConversionReport, Input, InputReport, convert
 from shardio.conversion.appending import inherit
-from shardio.conversion.finding import NothingFound
-from shardio.conversion.guessing import guess_kind
 from shardio.conversion.inputs import join, list_inputs, pattern_of
-from shardio.conversion.registry import make_source
+from shardio.conversion.registry import NothingFound, guess_kind, make_source
 from shardio.dataset.dataset import ShardDataset
 from shardio.errors import InvalidArgument, MediaError
 from shardio.format.fields import Audio, Image, Video
