@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from shardio._workers.ray.cluster import Engine, EngineName
 from shardio.conversion.appending import load_base
-from shardio.conversion.files import append_files, convert_files
+from shardio.conversion.execution import append_files, convert_files
 from shardio.conversion.given import Given
 from shardio.conversion.inputs import Listing, list_inputs
 from shardio.conversion.labels import read_labels, relabel, with_own_classes

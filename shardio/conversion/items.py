@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from shardio._workers.processes.cargo import pickled
 from shardio.conversion.appending import load_base
-from shardio.conversion.files import append_files, convert_files
+from shardio.conversion.execution import append_files, convert_files
 from shardio.conversion.inputs import Listing
 from shardio.conversion.item_source import ItemSource, MakesSamples, infer_of
 from shardio.conversion.report import ConversionReport

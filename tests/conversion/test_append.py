@@ -13,7 +13,7 @@ import pytest
 
 import shardio
 from shardio import Array, DatasetWriter, Input, InvalidArgument, Outcome, Schema, Text
-from shardio.conversion import Progress, files
+from shardio.conversion import Progress, execution
 from shardio.conversion.staging import Staging
 from shardio.errors import (
     DatasetConflict,
@@ -424,7 +424,7 @@ def leave(lines: Path, out: Path, place: object, name: str) -> None:
 @pytest.mark.parametrize(
     ("place", "name"),
     [
-        pytest.param(files, "publish_next", id="shards moved"),
+        pytest.param(execution, "publish_next", id="shards moved"),
         pytest.param(shardio.manifest.commit, "_point_to", id="no pointer"),
         pytest.param(Staging, "finish", id="published"),
     ],
@@ -450,7 +450,7 @@ def test_one_that_was_killed_while_it_published_is_resumed_to_the_same_bytes(
 
 def test_what_lies_there_is_said_and_what_can_be_done(lines: Path, out: Path) -> None:
     before = contents(out)
-    leave(lines, out, files, "publish_next")
+    leave(lines, out, execution, "publish_next")
     interrupted = r"an interrupted append lies here; .* \(--append --resume\) .*, delete /.*"
     for options in ({}, {"resume": True}, {"append": True}):
         with pytest.raises(DatasetExists, match=interrupted):
@@ -462,14 +462,14 @@ def test_what_lies_there_is_said_and_what_can_be_done(lines: Path, out: Path) ->
 
 
 def test_an_interrupted_append_goes_on_with_the_same_options_only(lines: Path, out: Path) -> None:
-    leave(lines, out, files, "publish_next")
+    leave(lines, out, execution, "publish_next")
     with pytest.raises(InvalidArgument, match=r"shard_bytes was .*; convert as before, .* delete"):
         append(lines, out, resume=True, shard_bytes=77)
     append(lines, out, resume=True)
 
 
 def test_a_damaged_plan_of_an_append_is_told_with_the_way_out(lines: Path, out: Path) -> None:
-    leave(lines, out, files, "publish_next")
+    leave(lines, out, execution, "publish_next")
     plan = out / ".conversion" / "plan.json"
     plan.write_bytes(plan.read_bytes().replace(b"units", b"Units"))
     with pytest.raises(DatasetCorrupt, match=r"plan\.json: changed.*; to give it up, delete"):
@@ -479,7 +479,7 @@ def test_a_damaged_plan_of_an_append_is_told_with_the_way_out(lines: Path, out: 
 def test_overwrite_replaces_the_dataset_and_what_an_append_has_left(
     lines: Path, out: Path, tmp_path: Path
 ) -> None:
-    leave(lines, out, files, "publish_next")
+    leave(lines, out, execution, "publish_next")
     convert(lines, out, overwrite=True)
     convert(lines, tmp_path / "model")
     assert contents(out) == contents(tmp_path / "model")
@@ -533,7 +533,7 @@ def test_one_who_publishes_in_the_same_moment_wins_and_the_work_is_kept(
         return publish_next(*given, **changes)
 
     with monkeypatch.context() as patch:
-        patch.setattr(files, "publish_next", late)
+        patch.setattr(execution, "publish_next", late)
         with pytest.raises(DatasetConflict, match="another writer published"):
             append(lines, out)
     assert texts(out) == OLD

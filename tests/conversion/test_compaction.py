@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import shardio
-from shardio.conversion import compaction
-from shardio.conversion.compaction import grouped
+from shardio.conversion import execution
+from shardio.conversion.execution import grouped
 from shardio.maintenance import audit_dataset
 from shardio.shard.writer import ShardWriter
 from tests.lines import contents
@@ -75,7 +75,7 @@ def test_a_data_set_by_position_is_put_together_as_well(tmp_path: Path) -> None:
 def test_shards_are_cut_by_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shard_bytes: int
 ) -> None:
-    monkeypatch.setattr(compaction, "MIN_SHARD_BYTES", 200_000)
+    monkeypatch.setattr(execution, "MIN_SHARD_BYTES", 200_000)
 
     def varying(n: int) -> dict[str, Any]:
         return {"n": n, "x": bytes([n]) * (250_000 if 30 <= n < 34 else 20_000)}
@@ -125,7 +125,7 @@ def test_one_that_is_interrupted_while_it_puts_shards_together_goes_on(
     for where in ("before", "after"):
 
         def interrupted(self: Any, where: str = where) -> Any:
-            if compaction.FOLDER in self.path:
+            if execution.FOLDER in self.path:
                 if where == "after":
                     close(self)
                 raise KeyboardInterrupt

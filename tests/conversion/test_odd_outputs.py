@@ -9,7 +9,7 @@ import pytest
 
 import shardio
 from shardio import Array, InvalidArgument
-from shardio.conversion import files
+from shardio.conversion import execution
 from shardio.conversion.staging import Staging
 from shardio.errors import DatasetCorrupt, DatasetExists, DatasetNotFound
 from shardio.export import export
@@ -114,7 +114,7 @@ def leave(lines: Path, out: Path, killed_at: str, **options: bool) -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Staging, "_tidy_up", kill)
-        patch.setattr(files, killed_at, kill)
+        patch.setattr(execution, killed_at, kill)
         with pytest.raises(KeyboardInterrupt):
             convert(lines, out, **options)
 

@@ -14,7 +14,7 @@ import pytest
 
 import shardio
 from shardio import InvalidArgument
-from shardio.conversion import Progress, files
+from shardio.conversion import Progress, execution
 from shardio.conversion.staging import Staging
 from shardio.errors import DatasetCorrupt, DatasetExists
 from shardio.storage import fs
@@ -136,7 +136,7 @@ def test_a_failure_to_publish_takes_the_shards_back_and_keeps_them(
 
     convert(lines, tmp_path / "whole")
     with monkeypatch.context() as patch:
-        patch.setattr(files, "publish", refuse)
+        patch.setattr(execution, "publish", refuse)
         with pytest.raises(OSError, match="No space left"):
             convert(lines, tmp_path / "out")
     assert os.listdir(tmp_path / "out") == [".conversion"]
@@ -349,7 +349,7 @@ def test_a_dataset_that_could_not_be_replaced_is_there_as_before(
     convert(lines, tmp_path / "out")
     old = contents(tmp_path / "out")
     with monkeypatch.context() as patch:
-        patch.setattr(files, "publish", refuse)
+        patch.setattr(execution, "publish", refuse)
         with pytest.raises(OSError, match="No space left"):
             convert(lines, tmp_path / "out", overwrite=True, repeat=1 if is_same else 2)
     now = contents(tmp_path / "out")

@@ -29,7 +29,7 @@ from shardio import (
     ShardLoader,
     Text,
 )
-from shardio.conversion import Progress, files
+from shardio.conversion import Progress, execution
 from shardio.conversion.inputs import list_inputs
 from shardio.conversion.staging import Staging
 from shardio.errors import DatasetConflict, DatasetExists, SchemaError
@@ -88,7 +88,7 @@ def abandoned(source: Path, out: Path, *, publish: bool = False) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Staging, "_tidy_up", lambda *_: None)
         if not publish:
-            patch.setattr(files, "publish", killed)
+            patch.setattr(execution, "publish", killed)
             with pytest.raises(KeyboardInterrupt):
                 convert(source, out)
         else:
@@ -181,7 +181,7 @@ def test_what_happens_after_publishing_does_not_take_the_shards_back(
         shardio.manifest.publish(*given, **named)
         raise error
 
-    monkeypatch.setattr(files, "publish", publish)
+    monkeypatch.setattr(execution, "publish", publish)
     with pytest.raises(error):
         convert(source, tmp_path / "out")
     assert [sample["n"] for sample in shardio.open(tmp_path / "out")] == [1]

@@ -13,7 +13,7 @@ from urllib.request import urlopen
 import pytest
 
 import shardio
-from shardio.conversion import compaction
+from shardio.conversion import execution
 from shardio.conversion.claim import Claim
 from shardio.conversion.report import Progress
 from shardio.conversion.sending import Sender, send
@@ -134,7 +134,7 @@ def test_shards_that_the_plan_no_longer_has_are_removed(store: Scene, lines: Pat
 def _interrupted_at_the_end() -> Iterator[None]:
     """Conversions are interrupted when all shards are there."""
     with pytest.MonkeyPatch.context() as during:
-        during.setattr("shardio.conversion.files.publish", _interrupted)
+        during.setattr("shardio.conversion.execution.publish", _interrupted)
         yield
 
 
@@ -342,7 +342,7 @@ def test_small_shards_of_items_are_put_together_before_they_are_sent(
     store: Scene, lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url = store.url("items")
-    monkeypatch.setattr(compaction, "MIN_SHARD_BYTES", 200_000)
+    monkeypatch.setattr(execution, "MIN_SHARD_BYTES", 200_000)
 
     def make(n: int) -> dict[str, Any]:
         return {"n": n, "x": bytes([n]) * (250_000 if n in (50, 51) else 10_000)}
