@@ -18,7 +18,7 @@ from shardio.conversion.request import Request
 from shardio.conversion.source import Source, classes_of
 from shardio.conversion.split_folders import warn_of_split
 from shardio.conversion.staging import Staging
-from shardio.conversion.uploading import Upload
+from shardio.conversion.upload import Upload
 from shardio.errors import InvalidArgument
 from shardio.format.schema import Schema
 from shardio.manifest import check_folder_name

@@ -14,10 +14,9 @@ import pytest
 
 import shardio
 from shardio.conversion import execution
-from shardio.conversion.claim import Claim
 from shardio.conversion.report import Progress
 from shardio.conversion.sending import Sender, send
-from shardio.conversion.uploading import Upload
+from shardio.conversion.upload import Claim, Upload
 from shardio.errors import (
     DatasetConflict,
     DatasetExists,
@@ -182,7 +181,7 @@ def test_two_of_one_machine_do_not_convert_to_one_place(
     store: Scene, lines: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url = store.url("twice")
-    monkeypatch.setattr("shardio.conversion.uploading.LOCK_PATIENCE_S", 0)
+    monkeypatch.setattr("shardio.conversion.upload.LOCK_PATIENCE_S", 0)
     publish = Upload.publish
 
     def late(self: Upload, *given: Any) -> Any:
@@ -213,7 +212,7 @@ def test_nobody_goes_on_before_what_an_interrupted_one_was_uploading_has_come_to
 
     with monkeypatch.context() as during:
         during.setattr("shardio.conversion.sending.send", slow)
-        during.setattr("shardio.conversion.uploading.LOCK_PATIENCE_S", 0)
+        during.setattr("shardio.conversion.upload.LOCK_PATIENCE_S", 0)
         with pytest.raises(KeyboardInterrupt):
             _convert(store, lines, url, progress=interrupted, **OPTIONS)
         with pytest.raises(DatasetConflict, match="an upload of one that was interrupted"):
@@ -373,7 +372,7 @@ def test_who_is_killed_while_tidying_up_has_published(
 ) -> None:
     url = store.url("tidied")
     with monkeypatch.context() as during, pytest.raises(KeyboardInterrupt):
-        during.setattr("shardio.conversion.uploading.Upload._tidy_up", _tidy_up_later())
+        during.setattr("shardio.conversion.upload.Upload._tidy_up", _tidy_up_later())
         _convert(store, lines, url, **OPTIONS)
     assert _texts(store, url) == ["one", "two", "three", "four"]
     with pytest.raises(DatasetExists, match="already holds a dataset"):
@@ -411,14 +410,14 @@ def test_who_publishes_second_is_refused(
     store: Scene, lines: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url = store.url("raced")
-    publish = shardio.conversion.uploading.Upload.publish
+    publish = shardio.conversion.upload.Upload.publish
 
     def late(self: Any, *given: Any) -> Any:
         store.put("raced/generations/000001.json", b"another's")
         store.put("raced/000777-000.shard", b"another's")
         return publish(self, *given)
 
-    monkeypatch.setattr("shardio.conversion.uploading.Upload.publish", late)
+    monkeypatch.setattr("shardio.conversion.upload.Upload.publish", late)
     with pytest.raises(DatasetConflict, match="another writer published first"):
         _convert(store, lines, url, **OPTIONS)
     assert "000777-000.shard" in _objects(store, url)
