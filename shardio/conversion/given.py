@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from shardio.conversion.frames import FrameRows, is_frame
-from shardio.conversion.indexed import Indexing, is_indexed, runs_of
-from shardio.conversion.items import convert_items
+from shardio.conversion.python_items import Indexing, convert_items, is_indexed, runs_of
 from shardio.conversion.report import ConversionReport
 from shardio.conversion.request import Request
 from shardio.conversion.samples import append_samples, convert_samples
