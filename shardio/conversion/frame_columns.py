@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from shardio.conversion.values import is_picture, plain
+from shardio.conversion.python_samples import is_picture, plain
 from shardio.errors import InvalidArgument, SchemaError
 from shardio.format.arraylike import refuse_masked
 from shardio.format.fields import DTYPES, Array, Bytes, Field, Image, Json, List, Text

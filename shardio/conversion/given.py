@@ -8,10 +8,9 @@ from typing import Any
 
 from shardio.conversion.frames import FrameRows, is_frame
 from shardio.conversion.python_items import Indexing, convert_items, is_indexed, runs_of
+from shardio.conversion.python_samples import append_samples, convert_samples, named
 from shardio.conversion.report import ConversionReport
 from shardio.conversion.request import Request
-from shardio.conversion.samples import append_samples, convert_samples
-from shardio.conversion.values import named
 from shardio.errors import InvalidArgument
 from shardio.format.schema import Schema
 
