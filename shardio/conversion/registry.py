@@ -17,9 +17,8 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path, PurePath
 from typing import Any, Final
 
-from shardio.conversion import source
 from shardio.conversion.report import InputReport
-from shardio.conversion.source import Input
+from shardio.conversion.source import Input, Source
 from shardio.errors import InvalidArgument, UnsupportedEnvironment, install_hint
 from shardio.media import has_image_suffix, has_media_suffix, has_sound_suffix
 
@@ -57,7 +56,7 @@ _EXTRAS: Final = {
 """Which extra brings a package that a converter of ours may lack."""
 
 
-def make_source(kind: str, options: Mapping[str, Any]) -> source.Source:
+def make_source(kind: str, options: Mapping[str, Any]) -> Source:
     """Find the converter for `kind` and make it with `options`.
 
     Raises:
@@ -75,7 +74,7 @@ def make_source(kind: str, options: Mapping[str, Any]) -> source.Source:
             f"{', '.join(unknown)}: not an option of the converter {kind!r}, which has "
             f"{', '.join(known) or 'none'}"
         )
-    source: source.Source = maker(**options)
+    source: Source = maker(**options)
     try:
         source.libraries()  # now, and not when the first input is read
     except ModuleNotFoundError as error:
@@ -83,16 +82,14 @@ def make_source(kind: str, options: Mapping[str, Any]) -> source.Source:
     return source
 
 
-def fit(source: source.Source, inputs: Sequence[source.Input]) -> source.Source:
+def fit(source: Source, inputs: Sequence[Input]) -> source.Source:
     """Have a source set what follows from the inputs, if it has a `fitted`.
 
     Raises:
         InvalidArgument: nothing follows from them.
         UnsupportedEnvironment: what follows needs a package that is missing.
     """
-    fitted: Callable[[Sequence[source.Input]], source.Source] = getattr(
-        source, "fitted", lambda _: source
-    )
+    fitted: Callable[[Sequence[Input]], Source] = getattr(source, "fitted", lambda _: source)
     try:
         found = fitted(inputs)
         found.libraries()

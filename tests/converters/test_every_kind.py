@@ -80,10 +80,10 @@ def test_a_file_whose_names_no_sample_can_have_beside_those_of_earlier_files_is_
 KILLED = """
 import json, os, signal, sys
 import shardio
-from shardio.conversion import plan, unit
+from shardio.conversion import plan, worker
 
 plan.MIN_UNIT_BYTES, plan.MIN_INPUT_BYTES = 1, 0
-os.fsync, write_record = lambda fd: None, unit.write_record
+os.fsync, write_record = lambda fd: None, worker.write_record
 finished = []
 
 
@@ -94,7 +94,7 @@ def killed_at_the_second(folder, done, end):
     write_record(folder, done, end)
 
 
-unit.write_record = killed_at_the_second
+worker.write_record = killed_at_the_second
 for src, out, options in json.loads(sys.argv[1]):
     if (pid := os.fork()) == 0:
         shardio.convert(src, out, workers=0, **options)
