@@ -18,17 +18,18 @@ def pandas_columns(frame: Any) -> list[Column]:
     index = frame.index
     named = [level for level, name in enumerate(index.names) if name is not None]
     found = [
-        _column(index.names[level], index.get_level_values(level).to_series()) for level in named
+        _pandas_column(index.names[level], index.get_level_values(level).to_series())
+        for level in named
     ]
     return found + [
-        _column(name, frame.iloc[:, position]) for position, name in enumerate(frame.columns)
+        _pandas_column(name, frame.iloc[:, position]) for position, name in enumerate(frame.columns)
     ]
 
 
-def _column(name: str, series: Any) -> Column:
+def _pandas_column(name: str, series: Any) -> Column:
     dtype = series.dtype
     if hasattr(series, "sparse") and hasattr(dtype, "fill_value"):
-        return _column(name, series.sparse.to_dense())
+        return _pandas_column(name, series.sparse.to_dense())
     if isinstance(dtype, np.dtype) and dtype.kind in "biufc":
         values = series.to_numpy()
         return Column(name, number_field(name, dtype.name), lambda start, stop: values[start:stop])
@@ -43,10 +44,10 @@ def _nullable(name: str, series: Any, dtype: Any) -> Column:
     """Numbers of a dtype that has nulls beside them."""
     nulls = series.isna().to_numpy()
     values = series.to_numpy(dtype=dtype, na_value=dtype.type(0))
-    return _numbers(name, values, nulls)
+    return _pandas_numbers(name, values, nulls)
 
 
-def _numbers(name: str, values: Any, nulls: Any) -> Column:
+def _pandas_numbers(name: str, values: Any, nulls: Any) -> Column:
     if not nulls.any():
         field = number_field(name, values.dtype.name)
         return Column(name, field, lambda start, stop: values[start:stop])
@@ -60,7 +61,7 @@ def _numbers(name: str, values: Any, nulls: Any) -> Column:
 
 def _times(name: str, series: Any) -> Column:
     """Points and spans of time, as whole numbers of the column's unit; points in UTC."""
-    return _numbers(name, np.asarray(series.array.asi8), series.isna().to_numpy())
+    return _pandas_numbers(name, np.asarray(series.array.asi8), series.isna().to_numpy())
 
 
 def _objects(name: str, series: Any) -> Column:

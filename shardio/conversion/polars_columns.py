@@ -21,21 +21,21 @@ def polars_columns(frame: Any) -> list[Column]:
     Raises:
         InvalidArgument: a column is of a type that no field has.
     """
-    return [column for series in frame for column in _columns(series.name, series)]
+    return [column for series in frame for column in _polars_columns(series.name, series)]
 
 
-def _columns(name: str, series: Any) -> Iterator[Column]:
+def _polars_columns(name: str, series: Any) -> Iterator[Column]:
     kind = _kind(series.dtype)
     if kind == "Struct":
         inner = [field.name for field in series.dtype.fields]
         if not inner:
             raise InvalidArgument(f"column {name!r}: a struct without fields; drop the column")
         for each in inner:
-            yield from _columns(f"{name}.{each}", series.struct.field(each))
+            yield from _polars_columns(f"{name}.{each}", series.struct.field(each))
     elif dtype := _TIMES.get(kind):
-        yield _numbers(name, series.to_physical(), dtype)
+        yield _polars_numbers(name, series.to_physical(), dtype)
     elif dtype := _number(series.dtype):
-        yield _numbers(name, series, dtype)
+        yield _polars_numbers(name, series, dtype)
     elif kind == "Object":
         yield object_column(name, lambda a, b: series[a:b].to_list(), iter(series))
     elif kind in ("List", "Array"):
@@ -54,7 +54,7 @@ def _number(dtype: Any) -> str:
     return name if name in DTYPES else ""
 
 
-def _numbers(name: str, series: Any, dtype: str) -> Column:
+def _polars_numbers(name: str, series: Any, dtype: str) -> Column:
     field = number_field(name, dtype, optional=series.null_count() > 0)
     if not field.optional:
         return Column(name, field, lambda start, stop: series[start:stop].to_numpy())

@@ -26,7 +26,7 @@ _BESIDE: Final = frozenset(
 )
 """Words allowed beside the part in a folder's name, as in train_images and dev-clean."""
 _WORD: Final = re.compile(r"[^\W\d_]+")
-_MAX_NAMED: Final = 4
+_MAX_NAMED_FOLDERS: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +120,7 @@ def _example(found: SplitFolders, name: str) -> str:
 
 
 def _listed(names: Sequence[str]) -> str:
-    shown = [*names[:_MAX_NAMED], *["…"] * (len(names) > _MAX_NAMED)]
+    shown = [*names[:_MAX_NAMED_FOLDERS], *["…"] * (len(names) > _MAX_NAMED_FOLDERS)]
     return ", ".join(shown) if len(shown) > 2 else " and ".join(shown)
 
 
