@@ -9,14 +9,13 @@ from typing import Any, Literal
 
 from shardio._workers.ray.cluster import Engine, EngineName
 from shardio.conversion.appending import load_base
+from shardio.conversion.classes import read_labels, relabel, warn_of_split, with_own_classes
 from shardio.conversion.execution import append_files, convert_files
 from shardio.conversion.given import Given
 from shardio.conversion.inputs import Listing, list_inputs
-from shardio.conversion.labels import read_labels, relabel, with_own_classes
 from shardio.conversion.report import ConversionReport, Progress
 from shardio.conversion.request import Request
 from shardio.conversion.source import Source, classes_of
-from shardio.conversion.split_folders import warn_of_split
 from shardio.conversion.staging import Staging
 from shardio.conversion.upload import Upload
 from shardio.errors import InvalidArgument

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import shardio
 from shardio import InvalidArgument
 from shardio.conversion import Progress
-from shardio.conversion.labels import read_labels
+from shardio.conversion.classes import read_labels
 from shardio_tools import cli
 from tests.lines import contents, convert, install
 

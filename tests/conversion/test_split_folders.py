@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import shardio
-from shardio.conversion.split_folders import find_split
+from shardio.conversion.classes import find_split
 from shardio.measuring import estimate
 from shardio.media import encode_jpeg
 from shardio_tools import cli

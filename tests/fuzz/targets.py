@@ -18,6 +18,7 @@ import numpy as np
 import zstandard
 
 import shardio
+from shardio.conversion.classes import read_labels, relabel
 from shardio.conversion.inputs import Listing
 from shardio.conversion.journal import (
     PLAN,
@@ -26,7 +27,6 @@ from shardio.conversion.journal import (
     read_record,
     refuse_other_settings,
 )
-from shardio.conversion.labels import read_labels, relabel
 from shardio.conversion.plan import Unit
 from shardio.conversion.source import Input
 from shardio.dataset.dataset import ShardDataset
