@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from shardio.conversion.frames import FrameRows, is_frame
+from shardio.conversion.data_frames import FrameRows, is_frame
 from shardio.conversion.python_items import Indexing, convert_items, is_indexed, runs_of
 from shardio.conversion.python_samples import append_samples, convert_samples, named
 from shardio.conversion.report import ConversionReport

@@ -12,7 +12,7 @@ import pytest
 
 import shardio
 from shardio import Array, Bytes, InvalidArgument, Json, List, Schema, Text
-from shardio.conversion.frames import FrameRows
+from shardio.conversion.data_frames import FrameRows
 from shardio.errors import SchemaError
 
 pd = pytest.importorskip("pandas", reason="its frames are converted")
