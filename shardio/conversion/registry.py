@@ -82,7 +82,7 @@ def make_source(kind: str, options: Mapping[str, Any]) -> Source:
     return source
 
 
-def fit(source: Source, inputs: Sequence[Input]) -> source.Source:
+def fit(source: Source, inputs: Sequence[Input]) -> Source:
     """Have a source set what follows from the inputs, if it has a `fitted`.
 
     Raises:
