@@ -7,7 +7,7 @@ what a dataset that grows has already, and `files` runs the plan and publishes; 
 that is written, discarded or reported is decided here, once for all kinds.
 """
 
-from shardio.conversion.driver import convert
+from shardio.conversion.api import convert
 from shardio.conversion.report import ConversionReport, InputReport, Progress
 from shardio.conversion.source import Input, Outcome, Source
 
