@@ -11,15 +11,15 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from shardio._workers.ray.cluster import Engine, EngineName
-from shardio.conversion.appending import load_base
+from shardio.conversion.append import load_base
 from shardio.conversion.classes import read_labels, relabel, warn_of_split, with_own_classes
 from shardio.conversion.data_frames import FrameRows, is_frame
 from shardio.conversion.execution import append_files, convert_files
 from shardio.conversion.inputs import Listing, list_inputs
+from shardio.conversion.options import Request
 from shardio.conversion.python_items import Indexing, convert_items, is_indexed, runs_of
 from shardio.conversion.python_samples import append_samples, convert_samples, named
 from shardio.conversion.report import ConversionReport, Progress
-from shardio.conversion.request import Request
 from shardio.conversion.source import Source, classes_of
 from shardio.conversion.staging import Staging
 from shardio.conversion.upload import Upload

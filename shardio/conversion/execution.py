@@ -16,7 +16,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
-from shardio.conversion.appending import (
+from shardio.conversion.append import (
     OF_RUN,
     changes,
     follow,
@@ -27,13 +27,13 @@ from shardio.conversion.appending import (
 )
 from shardio.conversion.inputs import Listing
 from shardio.conversion.journal import settings_of
-from shardio.conversion.nodes import run_on_nodes
+from shardio.conversion.options import Request
 from shardio.conversion.plan import Unit, cut, has_items
+from shardio.conversion.ray_backend import run_on_nodes
 from shardio.conversion.registry import NothingFound, refuse_nothing
 from shardio.conversion.report import ConversionReport, InputReport
-from shardio.conversion.request import Request
 from shardio.conversion.scheduler import Ledger, run_crew
-from shardio.conversion.sending import Sender
+from shardio.conversion.shard_uploader import Sender
 from shardio.conversion.source import options_of, view_of
 from shardio.conversion.staging import Staging
 from shardio.conversion.worker import Job, convert_unit, step_s_of

@@ -20,7 +20,7 @@ from typing import Any, Final
 import zstandard
 
 from shardio.conversion.plan import InputDone, Unit, UnitDone
-from shardio.conversion.sending import name_sent
+from shardio.conversion.shard_uploader import name_sent
 from shardio.conversion.source import Outcome
 from shardio.errors import DataError, DatasetCorrupt, DatasetExists, InvalidArgument
 from shardio.format.layout import MAJOR, MINOR

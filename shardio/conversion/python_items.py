@@ -20,12 +20,12 @@ from pickle import loads
 from typing import Any, ClassVar, Final
 
 from shardio._workers.processes.cargo import pickled
-from shardio.conversion.appending import load_base
+from shardio.conversion.append import load_base
 from shardio.conversion.execution import append_files, convert_files
 from shardio.conversion.inputs import Listing
+from shardio.conversion.options import Request
 from shardio.conversion.python_samples import infer_fields, named, ready
 from shardio.conversion.report import ConversionReport
-from shardio.conversion.request import Request
 from shardio.conversion.source import Input, Item, Outcome
 from shardio.conversion.staging import Staging
 from shardio.conversion.worker import Job

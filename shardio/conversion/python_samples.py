@@ -19,7 +19,7 @@ from typing import Any, Final
 import numpy as np
 
 from shardio.batch.schema_inference import infer_schema
-from shardio.conversion.appending import follow, load_base, refuse_other_schema
+from shardio.conversion.append import follow, load_base, refuse_other_schema
 from shardio.conversion.report import ConversionReport
 from shardio.dataset.writer import DatasetWriter
 from shardio.errors import InvalidArgument, SchemaError

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, Self
 
-from shardio.conversion.appending import refuse_missing
+from shardio.conversion.append import refuse_missing
 from shardio.conversion.journal import (
     NAME,
     PLAN,
@@ -31,7 +31,7 @@ from shardio.conversion.journal import (
     refuse_other_units,
     write_plan,
 )
-from shardio.conversion.moves import Moves, clean, refuse_strangers
+from shardio.conversion.rename_log import Moves, clean, refuse_strangers
 from shardio.errors import (
     DataError,
     DatasetConflict,

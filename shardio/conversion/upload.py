@@ -28,7 +28,7 @@ from typing import Any, Final
 from shardio._base.closing import Closing
 from shardio.conversion.journal import NAME, place_of_plan
 from shardio.conversion.report import ConversionReport, InputReport
-from shardio.conversion.sending import Sender, check_sent, send
+from shardio.conversion.shard_uploader import Sender, check_sent, send
 from shardio.conversion.staging import LOCK_PATIENCE_S
 from shardio.errors import (
     DataError,

@@ -18,7 +18,7 @@ import numpy as np
 
 from shardio._base.file_names import original_name
 from shardio.conversion import ConversionReport, Input, InputReport, convert
-from shardio.conversion.appending import inherit
+from shardio.conversion.append import inherit
 from shardio.conversion.inputs import join, list_inputs, pattern_of
 from shardio.conversion.registry import NothingFound, guess_kind, make_source
 from shardio.dataset.dataset import ShardDataset

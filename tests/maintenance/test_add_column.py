@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from shardio import Array, Bytes, Json, List, Schema, ShardLoader, Text
-from shardio.conversion.moves import refuse_strangers
+from shardio.conversion.rename_log import refuse_strangers
 from shardio.dataset.dataset import open_dataset
 from shardio.errors import (
     DatasetConflict,

@@ -15,7 +15,7 @@ import pytest
 import shardio
 from shardio.conversion import execution
 from shardio.conversion.report import Progress
-from shardio.conversion.sending import Sender, send
+from shardio.conversion.shard_uploader import Sender, send
 from shardio.conversion.upload import Claim, Upload
 from shardio.errors import (
     DatasetConflict,
@@ -211,7 +211,7 @@ def test_nobody_goes_on_before_what_an_interrupted_one_was_uploading_has_come_to
             raise KeyboardInterrupt
 
     with monkeypatch.context() as during:
-        during.setattr("shardio.conversion.sending.send", slow)
+        during.setattr("shardio.conversion.shard_uploader.send", slow)
         during.setattr("shardio.conversion.upload.LOCK_PATIENCE_S", 0)
         with pytest.raises(KeyboardInterrupt):
             _convert(store, lines, url, progress=interrupted, **OPTIONS)
@@ -241,8 +241,8 @@ def test_a_sender_that_is_closed_removes_nothing_any_more(
 ) -> None:
     sender = Sender(Objects(store.url("closed"), store.options), "")
     has_ended = threading.Event()
-    monkeypatch.setattr("shardio.conversion.sending.name_sent", lambda _: "000000-000.shard")
-    monkeypatch.setattr("shardio.conversion.sending.check_sent", lambda *_: sender.close())
+    monkeypatch.setattr("shardio.conversion.shard_uploader.name_sent", lambda _: "000000-000.shard")
+    monkeypatch.setattr("shardio.conversion.shard_uploader.check_sent", lambda *_: sender.close())
     (tmp_path / "000.shard").write_bytes(b"of the next conversion")
     sender.at_end(has_ended.set)
     sender.send(str(tmp_path / "000.shard"), ShardSummary("000000-000.shard", 1, 1, "0"))

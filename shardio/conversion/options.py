@@ -9,11 +9,11 @@ from typing import Any, Final
 
 from shardio._workers.processes.cpus import usable_cpus
 from shardio._workers.ray.cluster import LOCAL, Engine
-from shardio.conversion.appending import PathName, inherit, refuse_other_options
+from shardio.conversion.append import PathName, inherit, refuse_other_options
 from shardio.conversion.inputs import Listing, join
 from shardio.conversion.registry import fit, guess_kind, make_source
 from shardio.conversion.report import Progress
-from shardio.conversion.sending import Sender
+from shardio.conversion.shard_uploader import Sender
 from shardio.conversion.worker import Job
 from shardio.errors import InvalidArgument
 from shardio.format.schema import Schema
