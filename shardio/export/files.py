@@ -15,10 +15,11 @@ from typing import IO, Any, Final
 import numpy as np
 
 from shardio._base.file_names import local_name
-from shardio.export.asked import Asked, Prepare, dtype_out, numbers_out, refuse, word_of
+from shardio.export.asked import Asked, Prepare, refuse
 from shardio.export.members import Encode, encoder_of, prepare_of
 from shardio.export.naming import distinct_names, safe_path
 from shardio.export.reading import Batch
+from shardio.export.value_files import dtype_out, numbers_out, word_of
 from shardio.format.fields import Array, Bytes, Field, Json, Text
 from shardio.storage.fs import create, make_folder, perform
 

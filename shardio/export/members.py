@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from shardio.export.asked import dtype_out, numbers_out
+from shardio.export.value_files import dtype_out, numbers_out
 from shardio.format.fields import Array, Audio, Bytes, Field, Image, Json, List, Text, Video
 from shardio.media import MuxedStream, mux
 

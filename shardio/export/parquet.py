@@ -13,9 +13,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from shardio.errors import InvalidArgument
-from shardio.export.asked import Asked, Prepare, dtype_out, numbers_out, refuse, word_of
+from shardio.export.asked import Asked, Prepare, refuse
 from shardio.export.members import prepare_of
 from shardio.export.reading import Batch
+from shardio.export.value_files import dtype_out, numbers_out, word_of
 from shardio.format.fields import (
     Array,
     Audio,
