@@ -16,10 +16,17 @@ import numpy as np
 
 from shardio._base.file_names import local_name
 from shardio.export.asked import Asked, Prepare, refuse
-from shardio.export.members import Encode, encoder_of, prepare_of
-from shardio.export.naming import distinct_names, safe_path
 from shardio.export.reading import Batch
-from shardio.export.value_files import dtype_out, numbers_out, word_of
+from shardio.export.value_files import (
+    Encode,
+    distinct_names,
+    dtype_out,
+    encoder_of,
+    numbers_out,
+    prepare_of,
+    safe_path,
+    word_of,
+)
 from shardio.format.fields import Array, Bytes, Field, Json, Text
 from shardio.storage.fs import create, make_folder, perform
 

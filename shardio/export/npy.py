@@ -11,9 +11,8 @@ import numpy as np
 
 from shardio._base.file_names import local_name
 from shardio.export.asked import Asked, Prepare, refuse
-from shardio.export.naming import distinct_names
 from shardio.export.reading import Batch, Samples
-from shardio.export.value_files import dtype_out, numbers_out
+from shardio.export.value_files import distinct_names, dtype_out, numbers_out
 from shardio.format.fields import Array, Field, Text
 from shardio.storage.fs import create, sync
 

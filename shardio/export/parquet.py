@@ -14,9 +14,8 @@ import pyarrow.parquet as pq
 
 from shardio.errors import InvalidArgument
 from shardio.export.asked import Asked, Prepare, refuse
-from shardio.export.members import prepare_of
 from shardio.export.reading import Batch
-from shardio.export.value_files import dtype_out, numbers_out, word_of
+from shardio.export.value_files import dtype_out, numbers_out, prepare_of, word_of
 from shardio.format.fields import (
     Array,
     Audio,

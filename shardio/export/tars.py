@@ -11,9 +11,15 @@ import numpy as np
 
 from shardio.errors import InvalidArgument, SchemaError
 from shardio.export.asked import Asked, Prepare, refuse
-from shardio.export.members import Encode, encoder_of, ending_of, has_ending, prepare_of
-from shardio.export.naming import safe_path
 from shardio.export.reading import Batch, Samples
+from shardio.export.value_files import (
+    Encode,
+    encoder_of,
+    ending_of,
+    has_ending,
+    prepare_of,
+    safe_path,
+)
 from shardio.format.checksum import hash_bytes
 from shardio.format.fields import Bytes, Field, Text
 from shardio.format.schema import Schema

@@ -25,8 +25,8 @@ from shardio import (
 )
 from shardio.errors import DatasetExists, UnsupportedEnvironment
 from shardio.export import driver, export
-from shardio.export.naming import distinct_names, safe_part, safe_path
 from shardio.export.target import Target
+from shardio.export.value_files import distinct_names, safe_part, safe_path
 from shardio.format.layout import Kind
 from shardio.maintenance import split
 from shardio.storage import fs, mmap
