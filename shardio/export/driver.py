@@ -13,8 +13,7 @@ from typing import Any, Final
 
 from shardio.dataset.dataset import Dataset, ShardDataset
 from shardio.errors import InvalidArgument, UnsupportedEnvironment, install_hint
-from shardio.export.asked import Asked, Format
-from shardio.export.reading import Samples, Skipped
+from shardio.export.formats import Asked, Format, Samples, Skipped
 from shardio.export.target import ABOUT, Target
 from shardio.maintenance.overtaking import tell_overtaken
 from shardio.storage.fs import create, sync

@@ -15,8 +15,7 @@ from typing import IO, Any, Final
 import numpy as np
 
 from shardio._base.file_names import local_name
-from shardio.export.asked import Asked, Prepare, refuse
-from shardio.export.reading import Batch
+from shardio.export.formats import Asked, Batch, Prepare, refuse
 from shardio.export.value_files import (
     Encode,
     distinct_names,

@@ -10,8 +10,7 @@ from typing import IO, Any, Final
 import numpy as np
 
 from shardio._base.file_names import local_name
-from shardio.export.asked import Asked, Prepare, refuse
-from shardio.export.reading import Batch, Samples
+from shardio.export.formats import Asked, Batch, Prepare, Samples, refuse
 from shardio.export.value_files import distinct_names, dtype_out, numbers_out
 from shardio.format.fields import Array, Field, Text
 from shardio.storage.fs import create, sync

@@ -13,8 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from shardio.errors import InvalidArgument
-from shardio.export.asked import Asked, Prepare, refuse
-from shardio.export.reading import Batch
+from shardio.export.formats import Asked, Batch, Prepare, refuse
 from shardio.export.value_files import dtype_out, numbers_out, prepare_of, word_of
 from shardio.format.fields import (
     Array,

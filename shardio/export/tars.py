@@ -10,8 +10,7 @@ from typing import IO, Final
 import numpy as np
 
 from shardio.errors import InvalidArgument, SchemaError
-from shardio.export.asked import Asked, Prepare, refuse
-from shardio.export.reading import Batch, Samples
+from shardio.export.formats import Asked, Batch, Prepare, Samples, refuse
 from shardio.export.value_files import (
     Encode,
     encoder_of,

@@ -1,16 +1,20 @@
-"""Samples in batches, every byte verified; what is damaged ends the reading, or is left out."""
+"""Samples in batches, every byte verified; what is damaged ends the reading, or is left out.
+
+What an export is asked for, and what all formats have in common.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
-from typing import Any, Final
+from pathlib import Path
+from typing import Any, Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from shardio.dataset.dataset import Dataset
-from shardio.errors import DataError
+from shardio.errors import DataError, InvalidArgument
 from shardio.format.fields import Array, Field
 
 _MAX_ROWS: Final = 4096
@@ -170,3 +174,59 @@ def _size_of(values: Iterable[Any]) -> int:
         else:
             n_bytes += _NUMBER_BYTES
     return n_bytes
+
+
+Prepare = Mapping[str, Callable[[Any], Any]]
+"""What becomes of the values of fields that are no columns, before they are written."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The samples to export, which of their fields, and how much goes into one file."""
+
+    dataset: Dataset
+    fields: Mapping[str, Field]
+    shard_bytes: int
+
+    @property
+    def names(self) -> str:
+        """The name of the dataset, for messages."""
+        return self.dataset.place
+
+
+class Format(Protocol):
+    """Writes samples in one format.
+
+    Made with what is `Asked`, it refuses with InvalidArgument what the format cannot hold, before
+    anything is written.
+    """
+
+    prepare: Prepare
+    words: Mapping[str, str] | None
+    """The fields as the option --schema of a conversion back takes them; None: it finds them."""
+
+    def begin(self, folder: Path) -> None:
+        """Write into an empty folder from now on."""
+
+    def add(self, batch: Batch) -> None:
+        """Write samples, behind those before."""
+
+    def end(self) -> None:
+        """Finish all files; they are on the disk then."""
+
+    def close(self) -> None:
+        """Let go of files that are still open. Idempotent."""
+
+
+def refuse(asked: Asked, reasons: Mapping[str, str]) -> None:
+    """Refuse fields that a format cannot hold, if there are any; the message says what is left.
+
+    Raises:
+        InvalidArgument: there are.
+    """
+    if not reasons:
+        return
+    why = "; ".join(f"field {name!r}: {reason}" for name, reason in reasons.items())
+    others = ",".join(name for name in asked.fields if name not in reasons)
+    way = f"export the others (--fields {others})" if others else "choose another format"
+    raise InvalidArgument(f"{asked.names}: {why}; {way}")
