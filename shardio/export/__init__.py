@@ -4,7 +4,7 @@
 together and lets the result appear when all of it is on the disk.
 """
 
-from shardio.export.driver import ExportProgress, ExportReport, export
+from shardio.export.api import ExportProgress, ExportReport, export
 from shardio.export.formats import Skipped
 
 __all__ = ["ExportProgress", "ExportReport", "Skipped", "export"]

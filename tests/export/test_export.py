@@ -24,7 +24,7 @@ from shardio import (
     Text,
 )
 from shardio.errors import DatasetExists, UnsupportedEnvironment
-from shardio.export import driver, export
+from shardio.export import api, export
 from shardio.export.target import Target
 from shardio.export.value_files import distinct_names, safe_part, safe_path
 from shardio.format.layout import Kind
@@ -68,7 +68,7 @@ def test_a_damaged_sample_ends_an_export_of_which_nothing_is_left(
 def test_the_disk_is_waited_for_once_all_samples_are_written(
     format: str, dataset: Path, tmp_path: Path, capsys: Capture
 ) -> None:
-    states: list[driver.ExportProgress] = []
+    states: list[api.ExportProgress] = []
     export(dataset, tmp_path / "out", format, progress=states.append)
     assert [state.is_syncing for state in states] == [False] * (len(states) - 1) + [True]
     assert states[-1].n_samples_done == states[-1].n_samples == 12
@@ -254,7 +254,7 @@ def test_a_package_that_is_missing_names_its_extra(
     def missing(name: str) -> None:
         raise ModuleNotFoundError("no", name="pyarrow")
 
-    monkeypatch.setattr(driver, "import_module", missing)
+    monkeypatch.setattr(api, "import_module", missing)
     with pytest.raises(UnsupportedEnvironment, match=r"\.\[arrow\]"):
         export(dataset, tmp_path / "out", "parquet")
 

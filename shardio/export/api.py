@@ -23,7 +23,7 @@ FORMATS: Final = {
     "files": ("shardio.export.files", "Files"),
     "npy": ("shardio.export.npy", "Arrays"),
     "parquet": ("shardio.export.parquet", "Parquet"),
-    "webdataset": ("shardio.export.tars", "Tars"),
+    "webdataset": ("shardio.export.webdataset", "Tars"),
 }
 """Where what writes each format lives."""
 SCHEMA: Final = "_schema.json"
