@@ -21,7 +21,7 @@ from shardio.version import __version__
 
 FORMATS: Final = {
     "files": ("shardio.export.files", "Files"),
-    "npy": ("shardio.export.npy", "Arrays"),
+    "npy": ("shardio.export.files", "Arrays"),
     "parquet": ("shardio.export.parquet", "Parquet"),
     "webdataset": ("shardio.export.webdataset", "Tars"),
 }
