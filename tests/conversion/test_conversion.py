@@ -386,10 +386,9 @@ def test_a_checkout_that_was_installed_before_its_converters_moved_has_them_all_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     from shardio.conversion import registry
-    from shardio.conversion import source as sources
 
     moved = EntryPoint("videos", "shardio_converters.nowhere:Videos", registry.GROUP)
-    monkeypatch.setattr(sources, "entry_points", lambda group: [moved])
+    monkeypatch.setattr(registry, "entry_points", lambda group: [moved])
     assert registry.make_source("videos", {"frames": 8}).kind == "videos"
 
 

@@ -12,7 +12,6 @@ from typing import ClassVar
 import pytest
 
 from shardio.conversion import registry
-from shardio.conversion import source as sources
 from shardio.conversion.registry import make_source
 from shardio.errors import UnsupportedEnvironment
 
@@ -35,7 +34,7 @@ class Lacking:
 @pytest.fixture(autouse=True)
 def found(monkeypatch: pytest.MonkeyPatch) -> None:
     entry = EntryPoint("lacking", f"{__name__}:Lacking", registry.GROUP)
-    monkeypatch.setattr(sources, "_entry", lambda kind: entry)
+    monkeypatch.setattr(registry, "_entry", lambda kind: entry)
     monkeypatch.setattr(EntryPoint, "load", lambda self: Lacking)
 
 
