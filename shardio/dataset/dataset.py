@@ -21,6 +21,7 @@ from shardio.dataset.selection import RowSelection
 from shardio.errors import DatasetCorrupt, InsufficientMemory, InvalidArgument
 from shardio.format.schema import Schema
 from shardio.manifest import Generation, load, load_generation
+from shardio.manifest.parts import names_of_parts
 from shardio.manifest.shard_list import sizes_of
 from shardio.order.choice import check_takes_one
 from shardio.shard.reader import ShardReader
@@ -432,7 +433,7 @@ def _rows_of(generation: Generation, subset: str, path: str) -> RowRuns:
 def _place_of(path: str, remote: Remote) -> Place:
     """Return where a dataset's files lie, by an absolute path: a later chdir changes nothing."""
     if is_url(path):
-        return Bucket(path, remote)
+        return Bucket(path, remote, names_of_parts)
     check_encodable(path, "path")
     return Folder(os.path.abspath(path), path)
 

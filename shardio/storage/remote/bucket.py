@@ -11,7 +11,7 @@ from shardio.shard.writer import ShardSummary
 from shardio.storage.filesystems import Access, choose_access
 from shardio.storage.pread import PreadFile
 from shardio.storage.remote.cache import ShardCache
-from shardio.storage.remote.mirror import Mirror
+from shardio.storage.remote.mirror import ListFiles, Mirror
 from shardio.storage.remote.objects import Objects, never_ends
 from shardio.storage.remote.places import Remote, checked_url
 from shardio.storage.remote.ranges import RangeFile
@@ -25,13 +25,14 @@ class Bucket:
     Args:
         url: of the dataset.
         remote: how it is read.
+        list_files: see `Mirror`.
     """
 
-    def __init__(self, url: str, remote: Remote) -> None:
+    def __init__(self, url: str, remote: Remote, list_files: ListFiles) -> None:
         self.root = checked_url(url)
         self._remote, self._objects = remote, Objects(url, remote.options)
         self._cache = ShardCache(remote.folder, remote.cache_bytes, self._objects)
-        self._mirror = Mirror(self._cache.root, self._objects)
+        self._mirror = Mirror(self._cache.root, self._objects, list_files)
 
     def access(self, asked: Access) -> Access:
         """How its files are read: by offset where they are not brought whole."""

@@ -11,15 +11,17 @@ import json
 import os
 import secrets
 import warnings
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from shardio._base.stack_level import level_of_caller
 from shardio.errors import DatasetNotFound, ShardNotFound, StoreUnavailable
-from shardio.manifest.parts import names_of_parts
 from shardio.storage import fs
 from shardio.storage.remote.locks import alone_in
 from shardio.storage.remote.objects import Objects
+
+ListFiles = Callable[[Mapping[str, Any]], Collection[str]]
 
 POINTER: Final = "dataset.json"
 GENERATIONS: Final = "generations"
@@ -35,10 +37,11 @@ class Mirror:
     Args:
         folder: of this machine, which exists.
         objects: the dataset in its store.
+        list_files: the function that returns the names of the files a generation's JSON refers to.
     """
 
-    def __init__(self, folder: str, objects: Objects) -> None:
-        self.folder, self._objects = folder, objects
+    def __init__(self, folder: str, objects: Objects, list_files: ListFiles) -> None:
+        self.folder, self._objects, self._list_files = folder, objects, list_files
 
     def bring(self, number: int | None) -> None:
         """Have `dataset.json`, and a state of the dataset by its number, else the published one.
@@ -57,7 +60,7 @@ class Mirror:
         if number is not None:  # else reading it says what is wrong
             name = f"{GENERATIONS}/{number:06d}.json"
             self._bring(name)
-            for part in _parts(self._path(name)):
+            for part in self._parts(self._path(name)):
                 self._bring(f"{GENERATIONS}/{part}")
 
     def _bring(self, name: str) -> None:
@@ -116,18 +119,17 @@ class Mirror:
             fs.unlink(temporary)
             raise
 
+    def _parts(self, generation: str) -> list[str]:
+        """Return the names of a generation's external list files; none if it is damaged."""
+        with contextlib.suppress(OSError, ValueError, AttributeError, RecursionError):
+            raw = Path(generation).read_bytes()
+            if b'"external_lists"' in raw:  # in almost no generation
+                named = self._list_files(json.loads(raw))
+                return [name for name in sorted(named) if name == os.path.basename(name)]
+        return []
+
     def _path(self, name: str) -> str:
         return os.path.join(self.folder, name)
-
-
-def _parts(generation: str) -> list[str]:
-    """The files in which a generation keeps lists that are long; none if it is damaged."""
-    with contextlib.suppress(OSError, ValueError, AttributeError, RecursionError):
-        raw = Path(generation).read_bytes()
-        if b'"external_lists"' in raw:  # of nearly none
-            named = names_of_parts(json.loads(raw))
-            return [name for name in sorted(named) if name == os.path.basename(name)]
-    return []
 
 
 def _lineage(pointer: bytes) -> Any:

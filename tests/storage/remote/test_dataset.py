@@ -15,6 +15,7 @@ import pytest
 
 import shardio
 from shardio.errors import DatasetCorrupt, DatasetNotFound, InvalidArgument, StoreUnavailable
+from shardio.manifest.parts import names_of_parts
 from shardio.storage import fs
 from shardio.storage.remote.mirror import Mirror
 from shardio.storage.remote.objects import Objects
@@ -218,7 +219,7 @@ def test_the_files_of_long_lists_come_with_the_state_that_names_them(
     store.put("long/generations/000001.json", json.dumps(content).encode())
     for name in names:
         store.put(f"long/{name}", name.encode())
-    Mirror(str(tmp_path), Objects(store.url("long"), store.options)).bring(None)
+    _mirror(tmp_path, Objects(store.url("long"), store.options)).bring(None)
     assert [(tmp_path / name).read_text() for name in names] == names
 
 
@@ -226,8 +227,8 @@ def test_the_files_of_long_lists_come_with_the_state_that_names_them(
 def test_a_state_that_another_process_has_just_brought_stays(
     store: Scene, url: str, tmp_path: Path, folder: Path, was_known: str | None
 ) -> None:
-    first = Mirror(str(tmp_path), Objects(url, store.options))
-    second = Mirror(str(tmp_path), _Overtaken(url, store.options, lambda: first.bring(None)))
+    first = _mirror(tmp_path, Objects(url, store.options))
+    second = _mirror(tmp_path, _Overtaken(url, store.options, lambda: first.bring(None)))
     if was_known:
         first.write("dataset.json", b'{"generation": 1, "lineage": "0123456789abcdef"}')
         first.write("generations/000001.json", was_known.encode())
@@ -240,7 +241,7 @@ def test_a_state_that_another_process_has_just_brought_stays(
 def test_a_state_that_is_being_written_is_not_removed_by_another_process(
     store: Scene, url: str, tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    mirror, other = (Mirror(str(tmp_path), Objects(url, store.options)) for _ in range(2))
+    mirror, other = (_mirror(tmp_path, Objects(url, store.options)) for _ in range(2))
     perform = fs.perform
 
     def remove(call: str, path: Any, function: Any, *given: Any, **named: Any) -> Any:
@@ -252,6 +253,10 @@ def test_a_state_that_is_being_written_is_not_removed_by_another_process(
     mirror.bring(None)
     state = (tmp_path / "generations" / "000001.json").read_bytes()
     assert state == (folder / "generations" / "000001.json").read_bytes()
+
+
+def _mirror(folder: Path, objects: Objects) -> Mirror:
+    return Mirror(str(folder), objects, names_of_parts)
 
 
 class _Overtaken(Objects):

@@ -15,6 +15,7 @@ from shardio import Array, Clip, Schema, Video
 from shardio.dataset.dataset import Dataset, ShardDataset
 from shardio.dataset.scan import Part, scan
 from shardio.manifest import load
+from shardio.manifest.parts import names_of_parts
 from shardio.samples.clip_draws import cut
 from shardio.shard.writer import ShardSummary
 from shardio.storage.remote.bucket import Bucket
@@ -105,7 +106,8 @@ def test_a_look_by_ranges_does_not_let_go_of_what_another_holds(
     url = "s3://bucket/scanned"
     far = remote.files.glance(0, "video")
     (bucket,) = remote.buckets
-    other = Bucket(url, Remote.of(tmp_path / "cache", None, store.options, whole=True))
+    remote = Remote.of(tmp_path / "cache", None, store.options, whole=True)
+    other = Bucket(url, remote, names_of_parts)
     other.bring(shard)
     assert bucket.hold(shard) == other.path_of(shard)
     del far
