@@ -106,8 +106,8 @@ def test_a_look_by_ranges_does_not_let_go_of_what_another_holds(
     url = "s3://bucket/scanned"
     far = remote.files.glance(0, "video")
     (bucket,) = remote.buckets
-    remote = Remote.of(tmp_path / "cache", None, store.options, whole=True)
-    other = Bucket(url, remote, names_of_parts)
+    options = Remote.of(tmp_path / "cache", None, store.options, whole=True)
+    other = Bucket(url, options, names_of_parts)
     other.bring(shard)
     assert bucket.hold(shard) == other.path_of(shard)
     del far
