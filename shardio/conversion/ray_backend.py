@@ -25,8 +25,7 @@ from shardio.conversion.plan import Unit, UnitEvent
 from shardio.conversion.scheduler import Ledger, UnitLog, run_crew
 from shardio.conversion.worker import Job
 from shardio.errors import UnsupportedEnvironment
-from shardio.storage.fs import make_folder, remove_tree, rename
-from shardio.storage.mmap import sync_folder
+from shardio.storage.fs import make_folder, remove_tree, rename, sync_folder
 
 _ATTEMPTS: Final = "attempts-"
 """How the name of the folder begins in which a conversion's attempts lie."""

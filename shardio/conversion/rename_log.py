@@ -32,8 +32,7 @@ from shardio.manifest import (
     withdraw,
 )
 from shardio.storage.checksummed_json import read_sealed, sealed, write_sealed
-from shardio.storage.fs import make_folder, unlink
-from shardio.storage.mmap import rename_new, sync_folder
+from shardio.storage.fs import make_folder, rename_new, sync_folder, unlink
 
 _LIST: Final = "moves.json"
 _REPLACED: Final = "replaced"

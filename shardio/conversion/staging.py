@@ -40,8 +40,7 @@ from shardio.errors import (
     InvalidArgument,
 )
 from shardio.manifest import holds_dataset, refuse_existing
-from shardio.storage.fs import make_folder, remove_folder, remove_tree, rename, unlink
-from shardio.storage.mmap import sync_folder
+from shardio.storage.fs import make_folder, remove_folder, remove_tree, rename, sync_folder, unlink
 
 _OURS: Final = re.compile(
     r"(attempts-)?[0-9a-f]{16}|compacted|replaced|\d+-\d+\.unit|(plan|moves|published)\.json"

@@ -32,8 +32,7 @@ from shardio.errors import InvalidArgument, MediaError
 from shardio.format.schema import Schema
 from shardio.format.streams import EncodedStream
 from shardio.shard.writer import ShardSummary, ShardWriter
-from shardio.storage.fs import create_unnamed, make_folder, remove_tree
-from shardio.storage.mmap import sync_folder
+from shardio.storage.fs import create_unnamed, make_folder, remove_tree, sync_folder
 
 ENDS: Final = signal.SIGPROF
 """What ends the process."""

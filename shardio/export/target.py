@@ -12,8 +12,7 @@ from typing import Final, Self
 from shardio.errors import DatasetExists, InvalidArgument
 from shardio.maintenance.staging import make_staging, sweep
 from shardio.manifest import check_folder_name, holds_dataset
-from shardio.storage.fs import make_folder, remove_tree, rename
-from shardio.storage.mmap import exchange, sync_folder
+from shardio.storage.fs import exchange, make_folder, remove_tree, rename, sync_folder
 
 ABOUT: Final = "_export.json"
 """What an export says of itself; readers of Parquet pass over names that begin so."""

@@ -30,8 +30,7 @@ from shardio.manifest import (
     refuse_existing,
 )
 from shardio.shard.writer import ShardSummary, ShardWriter
-from shardio.storage.fs import create, sync
-from shardio.storage.mmap import rename_new, sync_folder
+from shardio.storage.fs import create, rename_new, sync, sync_folder
 
 SHARD_BYTES: Final = 256 << 20
 """How much data goes into a shard that is written anew, unless something else is asked for."""

@@ -18,8 +18,7 @@ from typing import Any, Final
 from shardio.errors import DatasetCorrupt, SchemaError
 from shardio.format.checksum import hash_bytes
 from shardio.format.values import MAX_JSON_DEPTH
-from shardio.storage.fs import create, link, rename, sync, unlink
-from shardio.storage.mmap import sync_folder
+from shardio.storage.fs import create, link, rename, sync, sync_folder, unlink
 
 _NO_DIGEST: Final = "0" * 16
 _TOO_DEEP: Final = b"\n" + b" " * (MAX_JSON_DEPTH + 1)

@@ -9,6 +9,7 @@ where that is what it met. Tests and the tools that prove what a conversion surv
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import io
 import os
@@ -16,7 +17,7 @@ import resource
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import IO, TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 BUFFER_BYTES = 64 << 10
 _TRIES = 3
 """How often a folder is emptied that another process still fills."""
+
+_RENAME: Final = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -169,3 +172,57 @@ def _remove_once(path: str | os.PathLike[str]) -> None:
         else:
             unlink(entry.path)
     perform("rmdir", os.fspath(path), os.rmdir, path)
+
+
+def sync_folder(folder: str) -> None:
+    """Make a rename in `folder` durable."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        perform("fsync", folder, os.fsync, fd)
+    finally:
+        os.close(fd)
+
+
+def rename_new(source: str, target: str) -> None:
+    """Rename a file to a name that nobody has taken: at no moment is another file replaced.
+
+    Raises:
+        FileExistsError: the name is taken; the source stays.
+    """
+    perform("rename", target, _rename_new, source, target)
+
+
+def exchange(one: str, other: str) -> bool:
+    """Swap what has two names, in one step: at no moment is either of them missing.
+
+    False where the kernel or the file system cannot; nothing has changed then.
+
+    Raises:
+        OSError: the system refuses for another reason.
+    """
+    return perform("rename", other, _exchange, one, other)
+
+
+def _exchange(one: str, other: str) -> bool:
+    if _RENAME is None:
+        return False
+    here, swap = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
+    if _RENAME(here, os.fsencode(one), here, os.fsencode(other), swap) == 0:
+        return True
+    code = ctypes.get_errno()
+    if code in (errno.EINVAL, errno.ENOSYS):
+        return False
+    raise OSError(code, os.strerror(code), other)
+
+
+def _rename_new(source: str, target: str) -> None:
+    if _RENAME is not None:
+        here, no_replace = -100, 1  # AT_FDCWD, RENAME_NOREPLACE
+        if _RENAME(here, os.fsencode(source), here, os.fsencode(target), no_replace) == 0:
+            return
+        code = ctypes.get_errno()
+        if code not in (errno.EINVAL, errno.ENOSYS):  # this file system cannot
+            raise OSError(code, os.strerror(code), target)
+    if os.path.lexists(target):
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), target)
+    os.rename(source, target)

@@ -21,7 +21,6 @@ import numpy as np
 import numpy.typing as npt
 
 from shardio.errors import InsufficientMemory, ShardIncomplete, UnsupportedEnvironment
-from shardio.storage import fs
 from shardio.storage.content import Content
 from shardio.storage.files import FileState, open_shard
 from shardio.storage.filesystems import Access, choose_access
@@ -177,7 +176,6 @@ def _libc() -> ctypes.CDLL:
 
 
 _LIBC: Final = _libc()
-_RENAME: Final = getattr(_LIBC, "renameat2", None)
 
 
 def _mmap(
@@ -259,57 +257,3 @@ class Spool:
         self._memory = bytearray()
         if self._file is not None:
             self._file.close()
-
-
-def sync_folder(folder: str) -> None:
-    """Make a rename in `folder` durable."""
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        fs.perform("fsync", folder, os.fsync, fd)
-    finally:
-        os.close(fd)
-
-
-def rename_new(source: str, target: str) -> None:
-    """Rename a file to a name that nobody has taken: at no moment is another file replaced.
-
-    Raises:
-        FileExistsError: the name is taken; the source stays.
-    """
-    fs.perform("rename", target, _rename_new, source, target)
-
-
-def exchange(one: str, other: str) -> bool:
-    """Swap what has two names, in one step: at no moment is either of them missing.
-
-    False where the kernel or the file system cannot; nothing has changed then.
-
-    Raises:
-        OSError: the system refuses for another reason.
-    """
-    return fs.perform("rename", other, _exchange, one, other)
-
-
-def _exchange(one: str, other: str) -> bool:
-    if _RENAME is None:
-        return False
-    here, swap = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
-    if _RENAME(here, os.fsencode(one), here, os.fsencode(other), swap) == 0:
-        return True
-    code = ctypes.get_errno()
-    if code in (errno.EINVAL, errno.ENOSYS):
-        return False
-    raise OSError(code, os.strerror(code), other)
-
-
-def _rename_new(source: str, target: str) -> None:
-    if _RENAME is not None:
-        here, no_replace = -100, 1  # AT_FDCWD, RENAME_NOREPLACE
-        if _RENAME(here, os.fsencode(source), here, os.fsencode(target), no_replace) == 0:
-            return
-        code = ctypes.get_errno()
-        if code not in (errno.EINVAL, errno.ENOSYS):  # this file system cannot
-            raise OSError(code, os.strerror(code), target)
-    if os.path.lexists(target):
-        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), target)
-    os.rename(source, target)

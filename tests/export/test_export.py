@@ -29,7 +29,7 @@ from shardio.export.target import Target
 from shardio.export.value_files import distinct_names, safe_part, safe_path
 from shardio.format.layout import Kind
 from shardio.maintenance import split
-from shardio.storage import fs, mmap
+from shardio.storage import fs
 from shardio_tools import cli
 from tests.faults.failing import FailingDisk
 from tests.maintenance.datasets import LABELS, flip, labelled, place, shard_of, tree, write
@@ -223,7 +223,7 @@ def test_an_export_that_is_replaced_is_there_whenever_the_disk_fails(
     way: str, then: str, dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if way == "renamed":
-        monkeypatch.setattr(mmap, "_RENAME", None)
+        monkeypatch.setattr(fs, "_RENAME", None)
     out = tmp_path / "out"
     export(dataset, out, "npy", fields=["source"])
     old, n_calls = tree(out), 0

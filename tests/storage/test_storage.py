@@ -21,8 +21,9 @@ from shardio.errors import (
     ShardNotFound,
     UnsupportedEnvironment,
 )
-from shardio.storage import mmap
-from shardio.storage.mmap import Spool, map_file, rename_new
+from shardio.storage import fs
+from shardio.storage.fs import rename_new
+from shardio.storage.mmap import Spool, map_file
 
 
 def n_maps(path: Path) -> int:
@@ -199,7 +200,7 @@ def test_renaming_takes_no_name_from_another_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, system_can: bool
 ) -> None:
     if not system_can:
-        monkeypatch.setattr(mmap, "_RENAME", None)
+        monkeypatch.setattr(fs, "_RENAME", None)
     new, old = tmp_path / "new", tmp_path / "old"
     new.write_bytes(b"new")
     old.write_bytes(b"old")

@@ -40,7 +40,7 @@ from shardio.storage import fs
 from shardio.storage.remote.arrival import check_arrived
 from shardio.storage.remote.locks import ByteLocks, exclusive
 from shardio.storage.remote.objects import Objects, never_ends
-from shardio.storage.remote.room import Room, byte_of, remove
+from shardio.storage.remote.room import Room, byte_of, remove_cached
 
 README: Final = """\
 Shards that shardio has downloaded from object stores. All of it may be deleted while nothing reads
@@ -192,7 +192,7 @@ class ShardCache:
                 check_arrived(path, shard)
                 self._with_room(shard, lambda: _record(path, shard))
                 return
-            remove(path)
+            remove_cached(path)
         half = os.path.join(self.root, f".{os.path.basename(path)}.{shard.n_bytes}.part")
         for n_left in reversed(range(_TIMES)):
             self._with_room(shard, lambda: self._room.reserve(half, shard.n_bytes))
@@ -279,7 +279,7 @@ def _name_of(objects: Objects) -> str:
     return f"{hash_bytes(f'{objects.endpoint} {objects.url}'.encode()):016x}"
 
 
-def _line(path: str, shard: ShardSummary) -> str:
+def _verified_line(path: str, shard: ShardSummary) -> str:
     found = os.stat(path)
     facts = (shard.id, found.st_size, found.st_ino, found.st_mtime_ns, _boot())
     return " ".join(map(str, facts)) + "\n"
@@ -289,7 +289,10 @@ def _is_good(path: str, shard: ShardSummary) -> bool:
     """Whether a shard is there, and was verified since the machine started."""
     try:
         with open(f"{path}.ok", encoding="ascii") as file:
-            return file.read() == _line(path, shard) and os.stat(path).st_size == shard.n_bytes
+            return (
+                file.read() == _verified_line(path, shard)
+                and os.stat(path).st_size == shard.n_bytes
+            )
     except (OSError, ValueError):
         return False
 
@@ -299,7 +302,7 @@ def _record(path: str, shard: ShardSummary) -> None:
     place = f"{path}.ok"
     fs.unlink(place)
     with fs.create(place) as file:
-        file.write(_line(path, shard).encode())
+        file.write(_verified_line(path, shard).encode())
 
 
 def _boot() -> str:

@@ -119,7 +119,7 @@ class Room:
                 exclusive(locks, each.byte) as is_alone,
             ):
                 if is_alone:
-                    remove(each.path)
+                    remove_cached(each.path)
                     freed += each.n_bytes
         return freed
 
@@ -145,7 +145,7 @@ def byte_of(file_name: str) -> int:
     return hash_bytes(os.fsencode(file_name)) >> 4
 
 
-def remove(path: str) -> None:
+def remove_cached(path: str) -> None:
     """Remove a shard from the cache, first of all the line that says that it is whole."""
     fs.unlink(f"{path}.ok")
     fs.unlink(path)
