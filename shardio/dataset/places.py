@@ -13,7 +13,7 @@ from typing import Protocol, overload
 from shardio.shard.verification import Rows
 from shardio.shard.writer import ShardSummary
 from shardio.storage.filesystems import Access, choose_access
-from shardio.storage.links import refuse_links_outside
+from shardio.storage.fs import refuse_links_outside
 from shardio.storage.pread import PreadFile
 
 

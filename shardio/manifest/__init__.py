@@ -26,7 +26,7 @@ from shardio.manifest.folder import (
 )
 from shardio.manifest.generation import Generation, lineage_of
 from shardio.manifest.listing import Side, whole_schema
-from shardio.storage.links import refuse_links_outside
+from shardio.storage.fs import refuse_links_outside
 
 __all__ = [
     "GENERATIONS",

@@ -33,8 +33,7 @@ from shardio.manifest.parts import remove_unnamed, write_part
 from shardio.manifest.shard_list import ShardList
 from shardio.shard.writer import ShardSummary
 from shardio.storage.checksummed_json import read_sealed, sealed, write_sealed
-from shardio.storage.fs import make_folder, remove_folder, unlink
-from shardio.storage.links import refuse_links_outside
+from shardio.storage.fs import make_folder, refuse_links_outside, remove_folder, unlink
 from shardio.version import __version__
 from shardio.views.row_sets import RowRuns
 

@@ -15,8 +15,7 @@ from typing import Any, Final
 from shardio.errors import DatasetCorrupt
 from shardio.format.checksum import content_id
 from shardio.storage.checksummed_json import read_file, read_sealed, write_sealed
-from shardio.storage.fs import unlink
-from shardio.storage.links import refuse_links_outside
+from shardio.storage.fs import refuse_links_outside, unlink
 
 LISTED_MAX: Final = 4096
 """Entries that a list may have in the JSON of a generation; one that is longer lies in a part."""

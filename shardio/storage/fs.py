@@ -4,6 +4,8 @@
 leaves it with that file's name, which the system does not say of a write, and with RLIMIT_FSIZE
 where that is what it met. Tests and the tools that prove what a conversion survives replace
 `perform`: to count the calls, to let one of them fail, or to end the process there.
+
+Links that lead out of a folder: what is read of a dataset lies in it.
 """
 
 from __future__ import annotations
@@ -18,6 +20,8 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
+
+from shardio.errors import DatasetCorrupt
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -226,3 +230,19 @@ def _rename_new(source: str, target: str) -> None:
     if os.path.lexists(target):
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), target)
     os.rename(source, target)
+
+
+def refuse_links_outside(root: str | Path, *paths: str | Path) -> None:
+    """Make sure that nothing of the dataset in `root` is a link to somewhere outside of it.
+
+    A dataset is one folder: what is copied, verified or deleted with it is what is read.
+
+    Raises:
+        DatasetCorrupt: naming the link and where it leads.
+    """
+    for path in paths:
+        if not os.path.islink(path):
+            continue
+        target, inside = os.path.realpath(path), os.path.realpath(root)
+        if os.path.commonpath([target, inside]) != inside:
+            raise DatasetCorrupt(f"{path}: a link that leads out of the dataset, to {target}")
