@@ -33,7 +33,7 @@ from shardio.outputs.makers import Output, maker_for
 from shardio.serving.client.address import is_address
 from shardio.serving.client.far_loader import RemoteLoader, to_be_read_here
 from shardio.shard.verification import Verify
-from shardio.storage.filesystems import Access
+from shardio.storage.file_access import Access
 from shardio.views.clips import Clip
 from shardio.views.packing import Pack
 from shardio.views.sounds import Sound

@@ -36,7 +36,7 @@ from shardio.samples.clip_draws import Cut, cut, default_clip, videos_among
 from shardio.samples.pictures import decoded, picture_fields
 from shardio.samples.token_windows import pack_documents, to_be_packed
 from shardio.shard.verification import VERIFY, Verify
-from shardio.storage.filesystems import Access
+from shardio.storage.file_access import Access
 from shardio.views.clips import Clip
 from shardio.views.packing import Pack, Packing
 from shardio.views.sounds import Sound

@@ -18,7 +18,7 @@ from shardio._engine.filling.extents import Extents
 from shardio._engine.filling.ranges import NOTHING, Ranges, joined, merged
 from shardio._workers.processes.memory import require_page_cache
 from shardio.dataset.dataset import Dataset
-from shardio.storage.files import open_shard, resized
+from shardio.storage.file_access import open_shard, resized
 
 _N_THREADS: Final = 4
 """So many reads at a time keep a disk busy; more gain little."""

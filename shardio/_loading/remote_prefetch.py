@@ -20,7 +20,7 @@ from shardio.order.choice import Choice
 from shardio.order.shard_shuffle import SHARDS_PER_WINDOW
 from shardio.shard.verification import Rows
 from shardio.shard.writer import ShardSummary
-from shardio.storage.filesystems import Access
+from shardio.storage.file_access import Access
 from shardio.storage.remote.ahead import N_THREADS, Ahead, Wanted
 from shardio.storage.remote.bucket import Bucket
 from shardio.storage.remote.interruptible import side_by_side

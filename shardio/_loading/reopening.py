@@ -8,7 +8,7 @@ from shardio.dataset.dataset import Dataset, ShardDataset
 from shardio.dataset.mixture import Mixture
 from shardio.errors import InvalidArgument
 from shardio.shard.verification import Verify
-from shardio.storage.filesystems import Access
+from shardio.storage.file_access import Access
 from shardio.storage.remote.places import Remote, is_url
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardio.errors import UnsupportedEnvironment
-from shardio.storage.files import FileState, open_shard, resized
+from shardio.storage.file_access import FileState, open_shard, resized
 from shardio.storage.mmap import empty, give_back, map_part, read_scattered, reserve
 
 _Numbers = npt.NDArray[np.int64]

@@ -27,7 +27,7 @@ from shardio.order.choice import check_takes_one
 from shardio.shard.reader import ShardReader
 from shardio.shard.verification import VERIFY, Rows, Verify
 from shardio.shard.writer import ShardSummary
-from shardio.storage.filesystems import Access
+from shardio.storage.file_access import Access
 from shardio.storage.remote.bucket import Bucket
 from shardio.storage.remote.places import Remote, is_url, local_path
 from shardio.views.row_sets import RowList, RowRuns, check_mask, check_positions

@@ -20,7 +20,7 @@ from shardio.format.schema import Schema
 from shardio.shard.reader import ShardReader
 from shardio.shard.verification import Rows, Verify
 from shardio.shard.writer import ShardSummary
-from shardio.storage.filesystems import Access
+from shardio.storage.file_access import Access
 from shardio.storage.mmap import zeros
 from shardio.storage.page_cache import will_open
 from shardio.storage.pread import PreadFile

@@ -25,7 +25,7 @@ from shardio.manifest.listing import Side
 from shardio.order.mixture_order import Blend, Mixing
 from shardio.shard.verification import Rows, Verify
 from shardio.shard.writer import ShardSummary
-from shardio.storage.filesystems import Access
+from shardio.storage.file_access import Access
 from shardio.storage.remote.places import Remote
 from shardio.views.row_sets import RowList, check_positions
 

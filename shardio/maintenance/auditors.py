@@ -24,7 +24,7 @@ from shardio.errors import WorkerDied
 from shardio.maintenance.examining import examine_anyhow, examined_of, serve
 from shardio.maintenance.finding import Findings
 from shardio.maintenance.shard_audit import Examined
-from shardio.storage.filesystems import Access
+from shardio.storage.file_access import Access
 
 LITTLE_BYTES: Final = 512 << 20
 """Less than this is checked before there is a worker."""

@@ -16,7 +16,7 @@ from shardio.format.checksum import BLOCK_BYTES, digest_bytes, hash_bytes
 from shardio.format.layout import PAGE, Section
 from shardio.maintenance.finding import Findings
 from shardio.storage.content import Content as Bytes
-from shardio.storage.filesystems import Access, choose_access
+from shardio.storage.file_access import Access, choose_access
 from shardio.storage.mmap import forget_pages
 
 CHUNK_BYTES: Final = 16 << 20

@@ -16,7 +16,7 @@ from shardio._workers.processes.pieces import send_whole
 from shardio.errors import ShardNotFound
 from shardio.maintenance.finding import Finding, Findings
 from shardio.maintenance.shard_audit import Examined, examine
-from shardio.storage.filesystems import Access
+from shardio.storage.file_access import Access
 
 
 def examine_anyhow(path: Path, access: Access) -> Examined:

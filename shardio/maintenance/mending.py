@@ -31,7 +31,7 @@ from shardio.format.schema import Schema
 from shardio.format.structure import check_place, unpack_header, unpack_table
 from shardio.maintenance.mending_streams import chunk_hashes_again
 from shardio.shard.opening import Sections, read_schema
-from shardio.storage.files import open_shard
+from shardio.storage.file_access import open_shard
 from shardio.storage.fs import create
 from shardio.storage.mmap import map_file
 

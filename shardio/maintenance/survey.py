@@ -18,7 +18,7 @@ from shardio.maintenance.content import access_once
 from shardio.maintenance.finding import Finding, Findings
 from shardio.shard.opening import open_sections, read_schema
 from shardio.storage.content import Content
-from shardio.storage.filesystems import Access
+from shardio.storage.file_access import Access
 from shardio.storage.mmap import open_content
 
 _Sections = dict[tuple[int, int, int], Section]

@@ -40,7 +40,7 @@ from shardio.serving.client.wire import (
 )
 from shardio.serving.gatekeeper import DOMAIN, Gatekeeper
 from shardio.serving.session import MOST_AHEAD, Frames, Session
-from shardio.storage.filesystems import Access
+from shardio.storage.file_access import Access
 
 __all__ = ["Server", "make_server"]
 

@@ -22,8 +22,7 @@ import numpy.typing as npt
 
 from shardio.errors import InsufficientMemory, ShardIncomplete, UnsupportedEnvironment
 from shardio.storage.content import Content
-from shardio.storage.files import FileState, open_shard
-from shardio.storage.filesystems import Access, choose_access
+from shardio.storage.file_access import Access, FileState, choose_access, open_shard
 from shardio.storage.pread import PreadFile
 
 _PROT_NONE: Final = 0

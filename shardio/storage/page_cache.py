@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from shardio.errors import ShardioError
-from shardio.storage.files import open_shard
+from shardio.storage.file_access import open_shard
 
 PAGE_BYTES: Final = 4096
 

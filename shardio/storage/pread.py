@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardio.errors import ShardChanged, ShardIncomplete
-from shardio.storage.files import FileState, open_shard, resized
+from shardio.storage.file_access import FileState, open_shard, resized
 
 Rows = npt.NDArray[np.int64]
 

@@ -34,7 +34,7 @@ from shardio.manifest import GENERATIONS, POINTER, publish
 from shardio.shard.reader import ShardReader
 from shardio.shard.writer import ShardSummary
 from shardio.storage.checksummed_json import sealed
-from shardio.storage.filesystems import Access
+from shardio.storage.file_access import Access
 from tests.corruption.forge import SMALL, read_everything, small_samples
 from tests.fuzz.mutate import records_of, set_records
 from tests.fuzz.parts import Parts

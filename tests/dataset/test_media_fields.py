@@ -32,7 +32,7 @@ from shardio.shard import encoded
 from shardio.shard.reader import ShardReader
 from shardio.shard.verification import Verify
 from shardio.shard.writer import ShardWriter
-from shardio.storage.filesystems import Access
+from shardio.storage.file_access import Access
 from tests.media.images_made import saved, smooth
 from tests.shards import (
     MEDIA_FIELDS,

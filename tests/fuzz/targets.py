@@ -54,7 +54,7 @@ from shardio.shard.reader import ShardReader
 from shardio.shard.verification import Verify
 from shardio.shard.writer import ShardSummary
 from shardio.storage.checksummed_json import sealed
-from shardio.storage.filesystems import Access
+from shardio.storage.file_access import Access
 from tests.corruption.forge import SMALL, small_samples
 from tests.fuzz.converting import ConverterFiles
 from tests.fuzz.judge import Target

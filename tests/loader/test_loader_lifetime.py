@@ -20,7 +20,7 @@ import shardio
 from shardio import Batch, ShardLoader
 from shardio._engine.filling.sizing import n_blocks_wanted
 from shardio.errors import ClosedError, TransformError
-from shardio.storage.filesystems import Access
+from shardio.storage.file_access import Access
 from tests.loading import (
     PATIENCE_S,
     RAGGED,

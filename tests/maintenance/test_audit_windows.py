@@ -17,7 +17,7 @@ from shardio.maintenance.shard_audit import examine_bytes
 from shardio.maintenance.values_audit import are_texts
 from shardio.shard.reader import ShardReader
 from shardio.shard.writer import ShardWriter
-from shardio.storage.filesystems import Access
+from shardio.storage.file_access import Access
 from shardio.storage.pread import PreadFile
 from tests.corruption.forge import PAYLOAD, Forgery, content_of
 

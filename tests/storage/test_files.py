@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from shardio.errors import ShardChanged
-from shardio.storage.files import FileState, check_length
+from shardio.storage.file_access import FileState, check_length
 
 
 @pytest.fixture

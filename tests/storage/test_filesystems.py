@@ -9,7 +9,7 @@ import pytest
 
 import shardio
 from shardio.errors import InvalidArgument
-from shardio.storage.filesystems import REMOTE, choose_access, file_system
+from shardio.storage.file_access import REMOTE, choose_access, file_system
 from tests.shards import write_shard
 
 PROC = 0x9FA0  # PROC_SUPER_MAGIC of linux/magic.h

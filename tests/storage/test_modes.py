@@ -16,7 +16,7 @@ from shardio import ShardLoader, ShardReader
 from shardio.dataset.dataset import ShardDataset
 from shardio.errors import ChecksumMismatch, ClosedError, InvalidArgument
 from shardio.shard.verification import Verify
-from shardio.storage.filesystems import Access
+from shardio.storage.file_access import Access
 from tests.loading import bits, write_dataset
 from tests.shards import EVERY_FIELD, same_sample
 

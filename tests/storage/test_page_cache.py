@@ -9,7 +9,7 @@ import pytest
 
 from shardio.dataset.dataset import ShardDataset
 from shardio.storage import page_cache
-from shardio.storage.files import open_shard
+from shardio.storage.file_access import open_shard
 from shardio.storage.page_cache import END_BYTES, PAGE_BYTES, will_open
 from tests.loading import TWO_FIELDS, two_fields, write_dataset
 

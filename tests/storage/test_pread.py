@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from shardio.errors import ShardChanged, ShardIncomplete, ShardNotFound
 from shardio.storage import pread
-from shardio.storage.files import open_shard as open_shard_for_real
+from shardio.storage.file_access import open_shard as open_shard_for_real
 from shardio.storage.pread import PreadFile
 
 N_BYTES = 600_000

@@ -22,7 +22,7 @@ from shardio.format.layout import NO_FIELD, Kind
 from shardio.format.streams import PACKET, STREAM, STREAM_DTYPE
 from shardio.samples.clip_draws import Cut
 from shardio.shard.verification import Rows
-from shardio.storage.files import open_shard
+from shardio.storage.file_access import open_shard
 
 _MOST_AROUND: Final = 256 << 10
 """Bytes before and behind: a sixteenth of the video, up to this, as frames are not of one size."""

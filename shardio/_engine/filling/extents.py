@@ -21,7 +21,7 @@ from shardio.format.fields import STREAMED, n_stored_dims
 from shardio.format.index import DIMENSION, ENTRY, ENTRY_DTYPE, stored_bytes
 from shardio.format.layout import NO_FIELD, Kind
 from shardio.shard.verification import Rows
-from shardio.storage.files import open_shard
+from shardio.storage.file_access import open_shard
 
 GAP_BYTES: Final = 4 << 20
 """Files begin on multiples of this, and have as much between them: ranges that are rounded out to

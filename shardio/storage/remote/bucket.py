@@ -8,7 +8,7 @@ from collections.abc import Callable
 from shardio.errors import InvalidArgument
 from shardio.shard.verification import Rows
 from shardio.shard.writer import ShardSummary
-from shardio.storage.filesystems import Access, choose_access
+from shardio.storage.file_access import Access, choose_access
 from shardio.storage.pread import PreadFile
 from shardio.storage.remote.cache import ShardCache
 from shardio.storage.remote.mirror import ListFiles, Mirror

@@ -14,7 +14,7 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from shardio.errors import InvalidArgument
-from shardio.storage.filesystems import Access
+from shardio.storage.file_access import Access
 
 AZURE: Final = ("az", "azure", "adl", "abfs", "abfss")
 SCHEMES: Final = ("s3", "s3a", "gs", *AZURE, "http", "https")

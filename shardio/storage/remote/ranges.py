@@ -13,7 +13,7 @@ from typing import Final
 
 from shardio.errors import ShardIncomplete
 from shardio.format.layout import PAGE
-from shardio.storage.files import FileState
+from shardio.storage.file_access import FileState
 from shardio.storage.pread import PreadFile
 from shardio.storage.remote.objects import Objects
 
