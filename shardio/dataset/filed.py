@@ -21,8 +21,7 @@ from shardio.shard.reader import ShardReader
 from shardio.shard.verification import Rows, Verify
 from shardio.shard.writer import ShardSummary
 from shardio.storage.file_access import Access
-from shardio.storage.mmap import zeros
-from shardio.storage.page_cache import will_open
+from shardio.storage.mmap import will_open, zeros
 from shardio.storage.pread import PreadFile
 
 Marks = npt.NDArray[np.uint8]

@@ -11,7 +11,7 @@ from typing import Final
 
 import numpy as np
 
-from shardio.storage.page_cache import PAGE_BYTES, is_cached
+from shardio.storage.mmap import PAGE_BYTES, is_cached
 
 _SOURCE_BYTES: Final = 64 << 20
 """Larger than what caches hold."""

@@ -21,7 +21,7 @@ from shardio.dataset.dataset import ShardDataset
 from shardio.dataset.gather import ColumnGather
 from shardio.order.block_shuffle import Window
 from shardio.order.partition import Division
-from shardio.storage import page_cache
+from shardio.storage import mmap
 from tests.engine.test_fill import recipe_for
 from tests.loading import bits, write_dataset
 
@@ -202,7 +202,7 @@ def test_where_all_files_fit_into_memory_much_is_asked_for_at_once(
     run = Run(dataset)
     places = run.step(FULL, 0)
     n_asked = sum(n for _, n in kernel.asked)
-    assert n_asked > len(places) * page_cache.PAGE_BYTES
+    assert n_asked > len(places) * mmap.PAGE_BYTES
     assert n_asked % advice.WIDE_BYTES == 0
 
 
@@ -233,7 +233,7 @@ def test_a_probe_tells_missing_from_unknown(
         return 1
 
     monkeypatch.setattr(os, "preadv", preadv)
-    found = page_cache.is_cached(0, 0)
+    found = mmap.is_cached(0, 0)
     assert {False: "missing", None: "unknown", True: "there"}[found] == expected
 
 
@@ -242,7 +242,7 @@ def test_long_ranges_are_asked_for_in_parts_that_the_kernel_takes(
 ) -> None:
     asked: list[tuple[int, int]] = []
     monkeypatch.setattr(os, "posix_fadvise", lambda fd, start, n, how: asked.append((start, n)))
-    page_cache.will_need(0, 4096, 300_000)
+    mmap.will_need(0, 4096, 300_000)
     assert asked == [(4096, 131072), (135168, 131072), (266240, 37856)]
 
 

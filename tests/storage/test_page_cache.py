@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from shardio.dataset.dataset import ShardDataset
-from shardio.storage import page_cache
+from shardio.storage import mmap
 from shardio.storage.file_access import open_shard
-from shardio.storage.page_cache import END_BYTES, PAGE_BYTES, will_open
+from shardio.storage.mmap import END_BYTES, PAGE_BYTES, will_open
 from tests.loading import TWO_FIELDS, two_fields, write_dataset
 
 SIZE = 100_000
@@ -34,14 +34,14 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, int]]:
     def note(fd: int, offset: int, n_bytes: int) -> None:
         found.append((os.path.basename(os.readlink(f"/proc/self/fd/{fd}")), offset, n_bytes))
 
-    monkeypatch.setattr(page_cache, "will_need", note)
+    monkeypatch.setattr(mmap, "will_need", note)
     return found
 
 
 def test_both_ends_of_all_files_are_asked_for_where_one_that_is_probed_is_not_in_memory(
     paths: list[str], asked: list[tuple[str, int, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(page_cache, "is_cached", lambda _, offset: offset == 0)
+    monkeypatch.setattr(mmap, "is_cached", lambda _, offset: offset == 0)
     will_open(paths)
     expected = []
     for i in (0, 1, 2, 3, 4, 5, 6, 8, 9):
@@ -65,7 +65,7 @@ def test_nothing_is_asked_for_where_all_is_in_memory_or_the_system_does_not_tell
         probed.append((fd, offset))
         return answer
 
-    monkeypatch.setattr(page_cache, "is_cached", probe)
+    monkeypatch.setattr(mmap, "is_cached", probe)
     will_open(paths)
     assert asked == []
     assert 2 <= len(probed) <= 10  # not every file
@@ -80,8 +80,8 @@ def test_a_system_that_refuses_keeps_no_file_from_being_asked_for(
         tried.append((fd, offset, n_bytes))
         raise OSError
 
-    monkeypatch.setattr(page_cache, "is_cached", lambda *_: False)
-    monkeypatch.setattr(page_cache, "will_need", refuse)
+    monkeypatch.setattr(mmap, "is_cached", lambda *_: False)
+    monkeypatch.setattr(mmap, "will_need", refuse)
     will_open(paths)
     assert len(tried) == 9
 
@@ -97,8 +97,8 @@ def test_links_are_not_followed_before_it_is_known_where_they_lead(
         opened.append(os.path.basename(path))
         return open_shard(path)
 
-    monkeypatch.setattr(page_cache, "open_shard", note)
-    monkeypatch.setattr(page_cache, "is_cached", lambda *_: False)
+    monkeypatch.setattr(mmap, "open_shard", note)
+    monkeypatch.setattr(mmap, "is_cached", lambda *_: False)
     will_open([str(tmp_path / "link"), str(tmp_path / "file")])
     assert set(opened) == {"file"}
     assert len(asked) == 2, "the ends of the other"
@@ -108,7 +108,7 @@ def test_a_dataset_asks_before_it_opens_its_shards(
     tmp_path: Path, asked: list[tuple[str, int, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = write_dataset(tmp_path / "set", 40, 6, TWO_FIELDS, two_fields(40))
-    monkeypatch.setattr(page_cache, "is_cached", lambda *_: False)
+    monkeypatch.setattr(mmap, "is_cached", lambda *_: False)
     with ShardDataset(folder) as dataset:
         dataset.gather("image")
         names = sorted({name for name, _, _ in asked})

@@ -23,7 +23,7 @@ from shardio.dataset.dataset import Dataset
 from shardio.errors import ShardioError
 from shardio.shard.verification import Rows
 from shardio.storage.file_access import open_shard
-from shardio.storage.page_cache import PAGE_BYTES, is_cached, will_need
+from shardio.storage.mmap import PAGE_BYTES, is_cached, will_need
 
 N_PROBED: Final = 4
 """Rows of a batch."""
