@@ -33,8 +33,8 @@ from shardio.manifest import (
     refuse_links_outside,
 )
 from shardio.manifest.input_list import InputList
+from shardio.storage.content import open_content
 from shardio.storage.file_access import Access
-from shardio.storage.mmap import open_content
 
 _GENERATION_NAME: Final = re.compile(r"[0-9]{6}\.json")
 

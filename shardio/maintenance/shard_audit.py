@@ -23,8 +23,8 @@ from shardio.maintenance.payload_audit import audit_payload
 from shardio.maintenance.validity_audit import audit_validity
 from shardio.shard.opening import Sections, check_sections, read_schema
 from shardio.storage.content import Content as Bytes
+from shardio.storage.content import open_content
 from shardio.storage.file_access import Access, FileState
-from shardio.storage.mmap import open_content
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,9 +17,8 @@ from shardio.format.structure import unpack_header, unpack_table
 from shardio.maintenance.content import access_once
 from shardio.maintenance.finding import Finding, Findings
 from shardio.shard.opening import open_sections, read_schema
-from shardio.storage.content import Content
+from shardio.storage.content import Content, open_content
 from shardio.storage.file_access import Access
-from shardio.storage.mmap import open_content
 
 _Sections = dict[tuple[int, int, int], Section]
 

@@ -5,12 +5,18 @@ Both give slices, as read-only memoryviews, and have `nbytes`.
 
 from __future__ import annotations
 
+import mmap
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from shardio.errors import ShardChanged
+from shardio.errors import (
+    ShardChanged,
+)
+from shardio.storage import mmap
+from shardio.storage.content import Content
+from shardio.storage.file_access import Access, FileState, choose_access
 from shardio.storage.pread import PreadFile
 
 Content = memoryview | PreadFile
@@ -42,3 +48,16 @@ def take(
         error.at(section=section, field=field)
         raise
     return out.reshape(-1).view(dtype)
+
+
+def open_content(path: str, access: Access) -> tuple[Content, FileState]:
+    """A whole file for reading: mapped, or read by offset where `access` says or chooses so.
+
+    Raises:
+        InvalidArgument: `access` is not one of ACCESS.
+        ShardNotFound, ShardIncomplete, UnsupportedEnvironment, OSError: as `mmap.map_known_file`.
+    """
+    if choose_access(path, access) == "mmap":
+        return mmap.map_known_file(path)
+    file = PreadFile(path)
+    return file, file.state

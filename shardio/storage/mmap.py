@@ -27,9 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardio.errors import InsufficientMemory, ShardIncomplete, ShardioError, UnsupportedEnvironment
-from shardio.storage.content import Content
-from shardio.storage.file_access import Access, FileState, choose_access, open_shard
-from shardio.storage.pread import PreadFile
+from shardio.storage.file_access import FileState, open_shard
 
 _PROT_NONE: Final = 0
 _MAP_FIXED: Final = 0x10
@@ -43,19 +41,6 @@ _FAILED: Final = ctypes.c_void_p(-1).value
 def map_file(path: str) -> memoryview:
     """Map a whole file for reading; see `map_known_file`."""
     return map_known_file(path)[0]
-
-
-def open_content(path: str, access: Access) -> tuple[Content, FileState]:
-    """A whole file for reading: mapped, or read by offset where `access` says or chooses so.
-
-    Raises:
-        InvalidArgument: `access` is not one of ACCESS.
-        ShardNotFound, ShardIncomplete, UnsupportedEnvironment, OSError: as `map_known_file`.
-    """
-    if choose_access(path, access) == "mmap":
-        return map_known_file(path)
-    file = PreadFile(path)
-    return file, file.state
 
 
 def map_known_file(path: str) -> tuple[memoryview, FileState]:
