@@ -23,8 +23,7 @@ from shardio.format.layout import PAGE, Kind, Section
 from shardio.shard.opening import open_sections
 from shardio.shard.records import Present, Records
 from shardio.shard.verification import VERIFY, Rows, Units, Verify
-from shardio.storage.columns import Column
-from shardio.storage.content import Content, open_content
+from shardio.storage.content import Column, Content, open_content
 from shardio.storage.file_access import Access, check_length
 from shardio.storage.pread import PreadFile
 

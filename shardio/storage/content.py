@@ -1,12 +1,14 @@
 """The bytes of a whole file, as readers see them: a map's memoryview, or a `PreadFile`.
 
 Both give slices, as read-only memoryviews, and have `nbytes`.
+
+One column of one shard as arrays: views of its map, or copies of what is read.
 """
 
 from __future__ import annotations
 
 import mmap
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +17,6 @@ from shardio.errors import (
     ShardChanged,
 )
 from shardio.storage import mmap
-from shardio.storage.content import Content
 from shardio.storage.file_access import Access, FileState, choose_access
 from shardio.storage.pread import PreadFile
 
@@ -61,3 +62,51 @@ def open_content(path: str, access: Access) -> tuple[Content, FileState]:
         return mmap.map_known_file(path)
     file = PreadFile(path)
     return file, file.state
+
+
+class Column(NamedTuple):
+    """`n_rows` rows of `shape` and dtype that lie `stride` bytes apart from `offset` on.
+
+    Its methods raise ShardChanged, with the name and the row, where what is not mapped is gone.
+    """
+
+    name: str
+    content: Content
+    offset: int
+    stride: int
+    n_rows: int
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+
+    def whole(self) -> npt.NDArray[Any]:
+        """All rows, read-only: a view of the map, or read into memory."""
+        if not isinstance(self.content, memoryview):
+            return _locked(self.rows(np.arange(self.n_rows)))
+        strides = (self.stride, *np.empty(self.shape, self.dtype).strides)
+        offset = self.offset if self.n_rows else 0
+        return np.ndarray((self.n_rows, *self.shape), self.dtype, self.content, offset, strides)
+
+    def rows(self, numbers: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
+        """Some rows, copied."""
+        if isinstance(self.content, memoryview):
+            found: npt.NDArray[Any] = self.whole()[numbers]
+            return found
+        n_bytes = int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
+        out = np.empty((len(numbers), n_bytes), np.uint8)
+        try:
+            self.content.read_rows(self.offset, self.stride, numbers, out)
+        except ShardChanged as error:
+            error.at(field=self.name)
+            raise
+        return out.reshape(-1).view(self.dtype).reshape(len(numbers), *self.shape)
+
+    def row(self, number: int) -> Any:
+        """One row, read-only; a NumPy scalar where the shape is ()."""
+        if isinstance(self.content, memoryview):
+            return self.whole()[number]
+        return _locked(self.rows(np.array([number])))[0]
+
+
+def _locked(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    array.flags.writeable = False
+    return array
