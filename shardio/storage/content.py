@@ -7,7 +7,6 @@ One column of one shard as arrays: views of its map, or copies of what is read.
 
 from __future__ import annotations
 
-import mmap
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,8 +15,8 @@ import numpy.typing as npt
 from shardio.errors import (
     ShardChanged,
 )
-from shardio.storage import mmap
 from shardio.storage.file_access import Access, FileState, choose_access
+from shardio.storage.mmap import map_known_file
 from shardio.storage.pread import PreadFile
 
 Content = memoryview | PreadFile
@@ -56,10 +55,10 @@ def open_content(path: str, access: Access) -> tuple[Content, FileState]:
 
     Raises:
         InvalidArgument: `access` is not one of ACCESS.
-        ShardNotFound, ShardIncomplete, UnsupportedEnvironment, OSError: as `mmap.map_known_file`.
+        ShardNotFound, ShardIncomplete, UnsupportedEnvironment, OSError: as `map_known_file`.
     """
     if choose_access(path, access) == "mmap":
-        return mmap.map_known_file(path)
+        return map_known_file(path)
     file = PreadFile(path)
     return file, file.state
 
