@@ -6,15 +6,64 @@ the shard says where they go, and closes them.
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Iterator
+from typing import IO, Final
 
 from shardio.format.checksum import ROW_HASH_MIN, Hasher, hash_bytes, rows_per_unit
 from shardio.format.fields import Array
 from shardio.format.index import DIMENSION
-from shardio.storage.mmap import Spool
 
 GATHERED: Final = 256
 """Rows that are put together and hashed at a time; each is an object of its own until then."""
+_COPY_BYTES: Final = 1 << 20
+
+
+class Spool:
+    """Bytes on their way into a shard: in memory, in a file, or straight in their place.
+
+    Append only. Owns its temporary file, if `move_to` gave it one, until `close()`.
+    """
+
+    def __init__(self) -> None:
+        self.n_bytes = 0
+        self._memory = bytearray()
+        self._file: IO[bytes] | None = None
+
+    @property
+    def waiting(self) -> int:
+        """Bytes held in memory."""
+        return len(self._memory)
+
+    def write(self, data: bytes | memoryview) -> None:
+        """Append."""
+        if self._file is None:
+            self._memory += data
+        else:
+            self._file.write(data)
+        self.n_bytes += len(data) if type(data) is bytes else memoryview(data).nbytes
+
+    def move_to(self, file: IO[bytes]) -> None:
+        """Write what waits, and everything from now on, to `file`."""
+        file.write(self._memory)
+        self._memory = bytearray()
+        self._file = file
+
+    def chunks(self) -> Iterator[memoryview]:
+        """Everything written, in pieces of whole blocks, from memory or the temporary file."""
+        if self._file is None:
+            whole = memoryview(self._memory)
+            for i in range(0, len(whole), _COPY_BYTES):
+                yield whole[i : i + _COPY_BYTES]
+            return
+        self._file.seek(0)
+        while piece := self._file.read(_COPY_BYTES):
+            yield memoryview(piece)
+
+    def close(self) -> None:
+        """Let go of what is held."""
+        self._memory = bytearray()
+        if self._file is not None:
+            self._file.close()
 
 
 class ColumnWriter:

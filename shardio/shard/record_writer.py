@@ -18,7 +18,7 @@ from shardio.format.index import DIMENSION, ENTRY, alignment, pack_entry
 from shardio.format.layout import Required
 from shardio.format.schema import Schema
 from shardio.format.streams import PACKET, StreamRecord, pack_line
-from shardio.storage.mmap import Spool
+from shardio.shard.column_writer import Spool
 
 WAITING_BYTES: Final = 32 << 20
 """How much waits, of all records together, for dictionaries to be learned."""

@@ -25,12 +25,11 @@ from shardio.format.index import DIMENSION, ENTRY
 from shardio.format.layout import NO_FIELD, PAGE, Header, Kind
 from shardio.format.schema import Schema
 from shardio.format.streams import PACKET, STREAM
-from shardio.shard.column_writer import ColumnWriter, ValidityWriter
+from shardio.shard.column_writer import ColumnWriter, Spool, ValidityWriter
 from shardio.shard.encoded import as_encoded
 from shardio.shard.record_writer import PayloadWriter
 from shardio.shard.section_writer import SectionTable
 from shardio.storage.fs import create, create_unnamed, rename_new, sync, sync_folder, unlink
-from shardio.storage.mmap import Spool
 
 SPOOL_BYTES: Final = 8 << 20
 """When this much waits in memory, the largest section becomes the one that streams."""

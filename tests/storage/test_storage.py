@@ -21,9 +21,10 @@ from shardio.errors import (
     ShardNotFound,
     UnsupportedEnvironment,
 )
+from shardio.shard.column_writer import Spool
 from shardio.storage import fs
 from shardio.storage.fs import rename_new
-from shardio.storage.mmap import Spool, map_file
+from shardio.storage.mmap import map_file
 
 
 def n_maps(path: Path) -> int:
