@@ -18,7 +18,7 @@ GATHERED: Final = 256
 _COPY_BYTES: Final = 1 << 20
 
 
-class Spool:
+class SectionBuffer:
     """Bytes on their way into a shard: in memory, in a file, or straight in their place.
 
     Append only. Owns its temporary file, if `move_to` gave it one, until `close()`.
@@ -74,7 +74,7 @@ class ColumnWriter:
 
     def __init__(self, field: Array) -> None:
         row_bytes = field.row_bytes or 0
-        self.data, self.hashes = Spool(), Spool()
+        self.data, self.hashes = SectionBuffer(), SectionBuffer()
         self._fill = bytes(field.stride - row_bytes)
         self._row_bytes, self._absent = row_bytes, b""
         self._rows_per_unit = rows_per_unit(row_bytes, field.stride)
@@ -137,7 +137,7 @@ class ValidityWriter:
     """Gathers which samples have a value of an optional field: a bit each, from the lowest on."""
 
     def __init__(self) -> None:
-        self.data = Spool()
+        self.data = SectionBuffer()
         self._n, self._byte = 0, 0
 
     def append(self, value: object) -> None:

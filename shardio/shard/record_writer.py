@@ -18,7 +18,7 @@ from shardio.format.index import DIMENSION, ENTRY, alignment, pack_entry
 from shardio.format.layout import Required
 from shardio.format.schema import Schema
 from shardio.format.streams import PACKET, StreamRecord, pack_line
-from shardio.shard.column_writer import Spool
+from shardio.shard.column_writer import SectionBuffer
 
 WAITING_BYTES: Final = 32 << 20
 """How much waits, of all records together, for dictionaries to be learned."""
@@ -28,14 +28,14 @@ class StreamWriter:
     """Gathers the streams of one field: a line of each, their packets, the hashes of chunks."""
 
     def __init__(self) -> None:
-        self.lines, self.packets, self.chunks = Spool(), Spool(), Spool()
+        self.lines, self.packets, self.chunks = SectionBuffer(), SectionBuffer(), SectionBuffer()
 
     @property
-    def spools(self) -> tuple[Spool, Spool, Spool]:
+    def spools(self) -> tuple[SectionBuffer, SectionBuffer, SectionBuffer]:
         """Everything that is held."""
         return self.lines, self.packets, self.chunks
 
-    def append(self, record: StreamRecord, data: Spool) -> int:
+    def append(self, record: StreamRecord, data: SectionBuffer) -> int:
         """Add a stream, its record to `data`; returns the hash for the record's index entry."""
         first_packet = self.packets.n_bytes // PACKET.size
         first_chunk = self.chunks.n_bytes // DIMENSION.size
@@ -57,11 +57,11 @@ class _Place:
     name: str
     codec: Codec
     raw_alignment: int
-    shapes: Spool | None
+    shapes: SectionBuffer | None
     varying: tuple[int, ...]
 
     @classmethod
-    def of(cls, name: str, field: Field, shapes: Spool | None) -> _Place:
+    def of(cls, name: str, field: Field, shapes: SectionBuffer | None) -> _Place:
         dims = field.shape if isinstance(field, Array) else (None,) * n_stored_dims(field)
         varying = tuple(d for d, n in enumerate(dims) if n is None)
         codec = Codec[field.codec.upper()]
@@ -72,8 +72,8 @@ class PayloadWriter:
     """Owns the payload of one shard, its index, and the stored dimensions, until `close()`."""
 
     def __init__(self, schema: Schema) -> None:
-        self.data, self.index, self.hash = Spool(), Spool(), Hasher()
-        self.shapes = {n: Spool() for n, f in schema.records.items() if n_stored_dims(f)}
+        self.data, self.index, self.hash = SectionBuffer(), SectionBuffer(), Hasher()
+        self.shapes = {n: SectionBuffer() for n, f in schema.records.items() if n_stored_dims(f)}
         self.streams = {
             n: StreamWriter() for n, f in schema.records.items() if isinstance(f, STREAMED)
         }
@@ -99,7 +99,7 @@ class PayloadWriter:
         return self.data.n_bytes + self._n_waiting_bytes
 
     @property
-    def spools(self) -> list[Spool]:
+    def spools(self) -> list[SectionBuffer]:
         """Everything that is held."""
         return [self.data, self.index, *self.shapes.values(), *self._tables]
 

@@ -25,7 +25,7 @@ from shardio.format.index import DIMENSION, ENTRY
 from shardio.format.layout import NO_FIELD, PAGE, Header, Kind
 from shardio.format.schema import Schema
 from shardio.format.streams import PACKET, STREAM
-from shardio.shard.column_writer import ColumnWriter, Spool, ValidityWriter
+from shardio.shard.column_writer import ColumnWriter, SectionBuffer, ValidityWriter
 from shardio.shard.encoded import as_encoded
 from shardio.shard.record_writer import PayloadWriter
 from shardio.shard.section_writer import SectionTable
@@ -85,7 +85,7 @@ class ShardWriter(Publishing):
         self._row_bytes = sum(field.stride for field in schema.columns.values())
         n_hashes = DIMENSION.size * len(self._columns)  # at most: one for each row
         self._most_row_bytes = self._row_bytes + n_hashes + len(self._validity)
-        self._dominant: Spool | None = None
+        self._dominant: SectionBuffer | None = None
         self._next_look = SPOOL_BYTES
 
     @property
@@ -148,7 +148,7 @@ class ShardWriter(Publishing):
         if missing or extra:
             raise SchemaError(f"fields missing: {missing}, not in the schema: {extra}")
 
-    def _spools(self) -> list[Spool]:
+    def _spools(self) -> list[SectionBuffer]:
         columns = [s for c in self._columns.values() for s in (c.data, c.hashes)]
         bits = [validity.data for validity in self._validity.values()]
         return [*columns, *self._payload.spools, *bits]
@@ -194,7 +194,7 @@ class ShardWriter(Publishing):
         data = [c.data for c in self._columns.values()]
         self._stream(max([*data, self._payload.data], key=lambda spool: spool.n_bytes))
 
-    def _stream(self, spool: Spool) -> None:
+    def _stream(self, spool: SectionBuffer) -> None:
         self._dominant = spool
         if self._file is not None:
             spool.move_to(self._file)

@@ -19,7 +19,7 @@ from shardio.maintenance.content import Content
 from shardio.maintenance.shard_audit import examine, examine_bytes
 from shardio.shard.reader import ShardReader
 from shardio.shard.writer import ShardWriter
-from shardio.storage import mmap
+from shardio.storage import content, mmap
 from shardio.storage.pread import PreadFile
 from tests.maintenance.test_audit import dataset, flip, shard_names
 from tests.shards import write_shard
@@ -95,7 +95,8 @@ def test_nothing_is_mapped_unless_it_is_asked_for(
         mapped.append(path)
         return real(path)
 
-    monkeypatch.setattr(mmap, "map_known_file", spy)
+    for module in (content, mmap):
+        monkeypatch.setattr(module, "map_known_file", spy)
     for chosen in (access, "mmap"):
         assert audit_shard(first, access=chosen) == []
         assert audit_dataset(dataset, workers=0, access=chosen).findings == ()

@@ -5,13 +5,10 @@ from __future__ import annotations
 import gc
 import os
 import resource
-import tempfile
 from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from shardio.dataset.column_range import ColumnPlace, ColumnRange
 from shardio.errors import (
@@ -21,7 +18,6 @@ from shardio.errors import (
     ShardNotFound,
     UnsupportedEnvironment,
 )
-from shardio.shard.column_writer import Spool
 from shardio.storage import fs
 from shardio.storage.fs import rename_new
 from shardio.storage.mmap import map_file
@@ -156,35 +152,6 @@ def test_mapping_leaves_no_descriptor_open(tmp_path: Path) -> None:
         with pytest.raises(ShardIncomplete):
             map_file(str(tmp_path / "empty.shard"))
     assert len(os.listdir("/proc/self/fd")) == before
-
-
-@given(st.lists(st.binary(max_size=300), max_size=20), st.integers(0, 20))
-def test_a_spool_gives_back_what_was_written_wherever_it_waited(
-    pieces: list[bytes], moved_after: int
-) -> None:
-    spool, expected = Spool(), b"".join(pieces)
-    for i, piece in enumerate(pieces):
-        if i == moved_after:
-            spool.move_to(tempfile.TemporaryFile())
-            assert spool.waiting == 0
-        spool.write(memoryview(piece) if i % 2 else piece)
-    assert spool.n_bytes == len(expected)
-    for _ in range(2):
-        assert b"".join(map(bytes, spool.chunks())) == expected
-    spool.close()
-
-
-def test_all_chunks_of_a_spool_but_the_last_are_whole_blocks() -> None:
-    content = bytes(range(256)) * 10_000
-    for in_file in (False, True):
-        spool = Spool()
-        spool.write(content)
-        if in_file:
-            spool.move_to(tempfile.TemporaryFile())
-        sizes = [len(chunk) for chunk in spool.chunks()]
-        assert sum(sizes) == len(content)
-        assert all(size % 4096 == 0 for size in sizes[:-1])
-        spool.close()
 
 
 def test_a_column_of_a_file_that_became_shorter_is_refused_before_it_is_mapped(
