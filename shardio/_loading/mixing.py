@@ -15,7 +15,7 @@ from shardio.dataset.dataset import Dataset, ShardDataset
 from shardio.dataset.mixture import Mixture
 from shardio.errors import InvalidArgument
 from shardio.order.mixture_order import MOST_SOURCES, WHOLE, Exhausted, Mixing
-from shardio.storage.remote.places import Remote
+from shardio.storage.remote.options import Remote
 
 _EXHAUSTED: Final = get_args(Exhausted)
 _VERIFY: Final = "first"

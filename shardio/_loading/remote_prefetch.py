@@ -24,7 +24,7 @@ from shardio.storage.file_access import Access
 from shardio.storage.remote.ahead import N_THREADS, Ahead, Wanted
 from shardio.storage.remote.bucket import Bucket
 from shardio.storage.remote.interruptible import side_by_side
-from shardio.storage.remote.places import Remote
+from shardio.storage.remote.options import Remote
 
 _SAMPLES_AT_ONCE: Final = 1 << 14
 

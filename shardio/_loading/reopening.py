@@ -9,7 +9,7 @@ from shardio.dataset.mixture import Mixture
 from shardio.errors import InvalidArgument
 from shardio.shard.verification import Verify
 from shardio.storage.file_access import Access
-from shardio.storage.remote.places import Remote, is_url
+from shardio.storage.remote.options import Remote, is_url
 
 
 def open_anew(

@@ -26,7 +26,7 @@ from shardio.conversion.upload import Upload
 from shardio.errors import InvalidArgument
 from shardio.format.schema import Schema
 from shardio.manifest import check_folder_name
-from shardio.storage.remote.places import is_url
+from shardio.storage.remote.options import is_url
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,7 +47,7 @@ from shardio.storage.fs import make_folder, remove_tree, rename, unlink
 from shardio.storage.remote.interruptible import side_by_side
 from shardio.storage.remote.locks import exclusive
 from shardio.storage.remote.objects import Objects
-from shardio.storage.remote.places import Remote
+from shardio.storage.remote.options import Remote
 
 CLAIM: Final = "conversion.json"
 """The name of the object."""

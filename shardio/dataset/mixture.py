@@ -26,7 +26,7 @@ from shardio.order.mixture_order import Blend, Mixing
 from shardio.shard.verification import Rows, Verify
 from shardio.shard.writer import ShardSummary
 from shardio.storage.file_access import Access
-from shardio.storage.remote.places import Remote
+from shardio.storage.remote.options import Remote
 from shardio.views.row_sets import RowList, check_positions
 
 _NAMED: Final = 3

@@ -25,7 +25,7 @@ from shardio.errors import (
 )
 from shardio.storage.remote.failures import Passing, replaced, sorted_out
 from shardio.storage.remote.interruptible import in_order, interruptible
-from shardio.storage.remote.places import AZURE, checked_url
+from shardio.storage.remote.options import AZURE, checked_url
 from shardio.storage.remote.stores import endpoint_of, obstore, open_store
 
 T = TypeVar("T")

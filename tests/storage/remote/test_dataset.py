@@ -19,7 +19,7 @@ from shardio.manifest.parts import names_of_parts
 from shardio.storage import fs
 from shardio.storage.remote.mirror import Mirror
 from shardio.storage.remote.objects import Objects
-from shardio.storage.remote.places import Remote
+from shardio.storage.remote.options import Remote
 from tests.loading import TWO_FIELDS, two_fields, write_dataset
 from tests.shards import MEDIA_FIELDS, media_sample
 from tests.storage.remote.scene import Fault, Scene

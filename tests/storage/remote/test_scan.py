@@ -20,7 +20,7 @@ from shardio.samples.clip_draws import cut
 from shardio.shard.writer import ShardSummary
 from shardio.storage.remote.bucket import Bucket
 from shardio.storage.remote.locks import exclusive
-from shardio.storage.remote.places import Remote
+from shardio.storage.remote.options import Remote
 from shardio.storage.remote.room import byte_of
 from tests.loading import PATIENCE_S, write_dataset
 from tests.shards import made_stream
