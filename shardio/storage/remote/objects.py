@@ -26,7 +26,7 @@ from shardio.errors import (
 from shardio.storage.remote.failures import Passing, replaced, sorted_out
 from shardio.storage.remote.interruptible import in_order, interruptible
 from shardio.storage.remote.options import AZURE, checked_url
-from shardio.storage.remote.stores import endpoint_of, obstore, open_store
+from shardio.storage.remote.stores import endpoint_of, load_obstore, open_store
 
 T = TypeVar("T")
 
@@ -114,7 +114,7 @@ class Objects:
         """The last n_bytes of an object, or all it has; by one request, but two of Azure."""
         if not self._is_azure:
             return self._get(name, {"suffix": n_bytes})
-        found = self._persist(name, lambda: obstore().head(self._opened(), name))
+        found = self._persist(name, lambda: load_obstore().head(self._opened(), name))
         size = found["size"]
         return self._get(name, (max(0, size - n_bytes), size), tag=found["e_tag"])
 
@@ -171,7 +171,7 @@ class Objects:
         mode = "create" if exclusive else "overwrite"
 
         def write() -> None:
-            obstore().put(self._opened(), name, data, mode=mode, use_multipart=False)
+            load_obstore().put(self._opened(), name, data, mode=mode, use_multipart=False)
 
         try:
             self._persist(name, write)
@@ -197,14 +197,14 @@ class Objects:
         n_bytes = os.stat(path).st_size
 
         def write() -> None:
-            obstore().put(
+            load_obstore().put(
                 self._opened(),
                 name,
                 Path(path),
                 chunk_size=_PART_BYTES,
                 max_concurrency=_PARTS_AT_ONCE,
             )
-            found = obstore().head(self._opened(), name)["size"]
+            found = load_obstore().head(self._opened(), name)["size"]
             if found != n_bytes:
                 raise Passing(f"{n_bytes} bytes were sent, {found} are there")
 
@@ -213,7 +213,7 @@ class Objects:
     def holds(self, name: str) -> bool:
         """Whether there is an object of this name."""
         try:
-            self._persist(name, lambda: obstore().head(self._opened(), name))
+            self._persist(name, lambda: load_obstore().head(self._opened(), name))
         except ShardNotFound:
             return False
         return True
@@ -222,7 +222,7 @@ class Objects:
         """The names of all objects below the URL; or of the first, at most so many."""
 
         def read() -> list[str]:
-            pages = obstore().list(self._opened())
+            pages = load_obstore().list(self._opened())
             return [
                 each["path"]
                 for each in itertools.islice(itertools.chain.from_iterable(pages), most)
@@ -233,7 +233,7 @@ class Objects:
     def remove(self, name: str) -> None:
         """Remove an object; it may be gone already."""
         try:
-            self._persist(name, lambda: obstore().delete(self._opened(), name))
+            self._persist(name, lambda: load_obstore().delete(self._opened(), name))
         except ShardNotFound:
             return
 
@@ -254,7 +254,7 @@ class Objects:
         if tag is not None and not is_weak:
             options["if_match"] = tag
         with sorted_out(self.url, name, self._options):
-            answer = obstore().get(self._opened(), name, options=options)
+            answer = load_obstore().get(self._opened(), name, options=options)
             whole, (start, end) = answer.meta, answer.range
             data = memoryview(answer.bytes())
         if len(data) != end - start or part is None and len(data) != whole["size"]:

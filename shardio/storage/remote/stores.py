@@ -22,7 +22,7 @@ _users: Final[dict[str, int]] = {}
 """The first process that used obstore: its runtime does not survive a fork, which then hangs."""
 
 
-def obstore() -> ModuleType:
+def load_obstore() -> ModuleType:
     """Load obstore.
 
     Raises:
@@ -63,7 +63,7 @@ def open_store(url: str, options: Mapping[str, Any]) -> Any:
     provider = given.pop("credential_provider", None) or _profile_of(url, given)
     if provider is not None:
         given["credential_provider"] = provider
-    module = obstore()
+    module = load_obstore()
     try:
         return module.store.from_url(url, client_options=client, retry_config=retries, **given)
     except (module.exceptions.BaseError, TypeError, ValueError) as error:
