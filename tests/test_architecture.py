@@ -91,7 +91,7 @@ HOMES_OF_PACKAGES = {
     "av": {"shardio.media", "shardio_tools.sample_clips", "shardio_tools._picture_files"},
     "PIL": {"shardio.media", "shardio_tools._sheets"},
     "simplejpeg": {"shardio.media"},
-    "obstore": {"shardio.storage.remote.stores"},
+    "obstore": {"shardio.storage.remote.obstore_adapter"},
     "zmq": {"shardio._workers.tasks.mail"},
 }
 LOADED_LATE = {"av", "PIL", "jax", "obstore", "simplejpeg", "torch", "zmq"}

@@ -23,10 +23,16 @@ from shardio.errors import (
     ShardNotFound,
     StoreUnavailable,
 )
-from shardio.storage.remote.failures import Passing, replaced, sorted_out
 from shardio.storage.remote.interruptible import in_order, interruptible
+from shardio.storage.remote.obstore_adapter import (
+    Passing,
+    endpoint_of,
+    load_obstore,
+    open_store,
+    replaced,
+    sorted_out,
+)
 from shardio.storage.remote.options import AZURE, checked_url
-from shardio.storage.remote.stores import endpoint_of, load_obstore, open_store
 
 T = TypeVar("T")
 

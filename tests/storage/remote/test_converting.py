@@ -27,8 +27,8 @@ from shardio.errors import (
     StoreUnavailable,
 )
 from shardio.shard.writer import ShardSummary
-from shardio.storage.remote.failures import replaced
 from shardio.storage.remote.objects import Objects
+from shardio.storage.remote.obstore_adapter import replaced
 from shardio_tools import cli
 from tests.lines import install, write
 from tests.storage.remote.scene import Fault, Scene

@@ -22,9 +22,9 @@ from shardio.errors import (
     StoreUnavailable,
     UnsupportedEnvironment,
 )
-from shardio.storage.remote import stores
-from shardio.storage.remote.failures import Passing
+from shardio.storage.remote import obstore_adapter
 from shardio.storage.remote.objects import Objects, Part
+from shardio.storage.remote.obstore_adapter import Passing
 from tests.loading import PATIENCE_S
 from tests.storage.remote.scene import Fault, Scene
 
@@ -308,7 +308,7 @@ def test_the_environment_names_the_server_by_each_of_its_names(
 def test_a_fork_of_a_process_that_has_used_a_store_is_told_so(
     store: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(stores._users, "first", os.getpid() + 1)
+    monkeypatch.setitem(obstore_adapter._users, "first", os.getpid() + 1)
     with pytest.raises(UnsupportedEnvironment, match="this process is a fork of one"):
         objects(store).read("a.shard")
 
