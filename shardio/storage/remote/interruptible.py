@@ -15,14 +15,14 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from typing import Final, TypeVar
 
-S = TypeVar("S")
-T = TypeVar("T")
+Item = TypeVar("Item")
+R = TypeVar("R")
 
 _LOOK_UP_S: Final = 0.25
 """A signal that comes just before the wait begins does not end it: it is heeded so much later."""
 
 
-def interruptible(call: Callable[[], T]) -> T:
+def interruptible(call: Callable[[], R]) -> R:
     """Make a call; where it is made in the main thread, signals are heeded meanwhile."""
     if threading.current_thread() is not threading.main_thread():
         return call()
@@ -32,7 +32,7 @@ def interruptible(call: Callable[[], T]) -> T:
     return future.result()
 
 
-def side_by_side(n_threads: int, call: Callable[[T], object], items: Iterable[T]) -> None:
+def side_by_side(n_threads: int, call: Callable[[R], object], items: Iterable[R]) -> None:
     """Make a call for each of some items; after an error begin none, and raise the first.
 
     What is under way at an error is waited for, but not at Ctrl-C.
@@ -61,13 +61,13 @@ def side_by_side(n_threads: int, call: Callable[[T], object], items: Iterable[T]
         each.result()
 
 
-def in_order(n_threads: int, call: Callable[[S], T], items: Iterable[S]) -> Iterator[T]:
+def in_order(n_threads: int, call: Callable[[Item], R], items: Iterable[Item]) -> Iterator[R]:
     """What a call gives for each of some items, in their order; so many are made at a time.
 
     What it raises is raised in its turn. What is under way then, or when no more is wanted, is not
     waited for.
     """
-    left, coming = iter(items), deque[Future[T]]()
+    left, coming = iter(items), deque[Future[R]]()
     while True:
         begun = (_begun(functools.partial(call, item)) for item in left)
         coming.extend(itertools.islice(begun, n_threads - len(coming)))
@@ -79,15 +79,15 @@ def in_order(n_threads: int, call: Callable[[S], T], items: Iterable[S]) -> Iter
         yield first.result()
 
 
-def _some_ended(running: list[Future[T]]) -> tuple[list[Future[T]], list[Future[T]]]:
+def _some_ended(running: list[Future[R]]) -> tuple[list[Future[R]], list[Future[R]]]:
     """Wait until all have ended, one has failed, or a while is over; those left, those failed."""
     done, left = wait(running, _LOOK_UP_S, FIRST_EXCEPTION)
     return list(left), [each for each in done if each.exception() is not None]
 
 
-def _begun(call: Callable[[], T]) -> Future[T]:
+def _begun(call: Callable[[], R]) -> Future[R]:
     """What a call in a thread of its own will come to."""
-    future: Future[T] = Future()
+    future: Future[R] = Future()
 
     def run() -> None:
         try:
