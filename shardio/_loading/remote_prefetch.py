@@ -23,7 +23,7 @@ from shardio.shard.writer import ShardSummary
 from shardio.storage.file_access import Access
 from shardio.storage.remote.ahead import N_THREADS, Ahead, Wanted
 from shardio.storage.remote.bucket import Bucket
-from shardio.storage.remote.interruptible import side_by_side
+from shardio.storage.remote.object_store import side_by_side
 from shardio.storage.remote.options import Remote
 
 _SAMPLES_AT_ONCE: Final = 1 << 14

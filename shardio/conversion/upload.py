@@ -44,9 +44,8 @@ from shardio.manifest.shard_list import bytes_of
 from shardio.shard.writer import ShardSummary
 from shardio.storage.checksummed_json import read_sealed, sealed, write_sealed
 from shardio.storage.fs import make_folder, remove_tree, rename, unlink
-from shardio.storage.remote.interruptible import side_by_side
 from shardio.storage.remote.locks import exclusive
-from shardio.storage.remote.objects import Objects
+from shardio.storage.remote.object_store import Objects, side_by_side
 from shardio.storage.remote.options import Remote
 
 CLAIM: Final = "conversion.json"

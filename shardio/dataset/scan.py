@@ -15,7 +15,7 @@ import numpy as np
 from shardio.dataset.dataset import Dataset
 from shardio.shard.reader import ShardReader
 from shardio.shard.verification import Rows
-from shardio.storage.remote.interruptible import in_order
+from shardio.storage.remote.object_store import in_order
 
 T = TypeVar("T")
 

@@ -12,7 +12,7 @@ from shardio.storage.file_access import Access, choose_access
 from shardio.storage.pread import PreadFile
 from shardio.storage.remote.cache import ShardCache
 from shardio.storage.remote.mirror import ListFiles, Mirror
-from shardio.storage.remote.objects import Objects, never_ends
+from shardio.storage.remote.object_store import Objects, never_ends
 from shardio.storage.remote.options import Remote, checked_url
 from shardio.storage.remote.ranges import RangeFile
 

@@ -39,7 +39,7 @@ from shardio.shard.writer import ShardSummary
 from shardio.storage import fs
 from shardio.storage.remote.arrival import check_arrived
 from shardio.storage.remote.locks import ByteLocks, exclusive
-from shardio.storage.remote.objects import Objects, never_ends
+from shardio.storage.remote.object_store import Objects, never_ends
 from shardio.storage.remote.room import Room, byte_of, remove_cached
 
 README: Final = """\

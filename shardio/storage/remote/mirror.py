@@ -19,7 +19,7 @@ from shardio._base.stack_level import level_of_caller
 from shardio.errors import DatasetNotFound, ShardNotFound, StoreUnavailable
 from shardio.storage import fs
 from shardio.storage.remote.locks import alone_in
-from shardio.storage.remote.objects import Objects
+from shardio.storage.remote.object_store import Objects
 
 ListFiles = Callable[[Mapping[str, Any]], Collection[str]]
 

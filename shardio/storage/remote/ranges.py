@@ -15,7 +15,7 @@ from shardio.errors import ShardIncomplete
 from shardio.format.layout import PAGE
 from shardio.storage.file_access import FileState
 from shardio.storage.pread import PreadFile
-from shardio.storage.remote.objects import Objects
+from shardio.storage.remote.object_store import Objects
 
 TAIL_BYTES: Final = 64 << 10
 BLOCK_BYTES: Final = 64 << 10

@@ -26,7 +26,7 @@ from shardio.storage import fs
 from shardio.storage.remote.arrival import check_arrived
 from shardio.storage.remote.cache import ShardCache
 from shardio.storage.remote.locks import exclusive, is_alone_in_any
-from shardio.storage.remote.objects import Objects
+from shardio.storage.remote.object_store import Objects
 from shardio.storage.remote.room import Room
 from tests.limits import files_of_at_most
 from tests.loading import TWO_FIELDS, two_fields, write_dataset
@@ -37,7 +37,7 @@ N = 5
 HOLDER = """
 import json, sys
 from shardio.storage.remote.cache import ShardCache
-from shardio.storage.remote.objects import Objects
+from shardio.storage.remote.object_store import Objects
 from shardio.shard.writer import ShardSummary
 folder, url, options, *shards = json.loads(sys.argv[1])
 cache = ShardCache(folder, None, Objects(url, options))

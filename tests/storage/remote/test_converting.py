@@ -27,7 +27,7 @@ from shardio.errors import (
     StoreUnavailable,
 )
 from shardio.shard.writer import ShardSummary
-from shardio.storage.remote.objects import Objects
+from shardio.storage.remote.object_store import Objects
 from shardio.storage.remote.obstore_adapter import replaced
 from shardio_tools import cli
 from tests.lines import install, write

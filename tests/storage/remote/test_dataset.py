@@ -18,7 +18,7 @@ from shardio.errors import DatasetCorrupt, DatasetNotFound, InvalidArgument, Sto
 from shardio.manifest.parts import names_of_parts
 from shardio.storage import fs
 from shardio.storage.remote.mirror import Mirror
-from shardio.storage.remote.objects import Objects
+from shardio.storage.remote.object_store import Objects
 from shardio.storage.remote.options import Remote
 from tests.loading import TWO_FIELDS, two_fields, write_dataset
 from tests.shards import MEDIA_FIELDS, media_sample

@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from shardio.storage.remote.interruptible import in_order, interruptible, side_by_side
-from shardio.storage.remote.objects import Objects
+from shardio.storage.remote.object_store import Objects, in_order, interruptible, side_by_side
 from tests.loading import PATIENCE_S
 from tests.storage.remote.scene import Fault, Scene
 
@@ -141,7 +140,7 @@ def test_what_is_under_way_at_an_error_is_waited_for(monkeypatch: pytest.MonkeyP
         goes_on.wait(PATIENCE_S)
         ended.append(item)
 
-    monkeypatch.setattr("shardio.storage.remote.interruptible.wait", noted)
+    monkeypatch.setattr("shardio.storage.remote.object_store.wait", noted)
     with pytest.raises(ValueError, match="the first"):
         side_by_side(2, call, [0, 1])
     assert ended == [1]

@@ -23,7 +23,7 @@ from shardio.errors import (
     UnsupportedEnvironment,
 )
 from shardio.storage.remote import obstore_adapter
-from shardio.storage.remote.objects import Objects, Part
+from shardio.storage.remote.object_store import Objects, Part
 from shardio.storage.remote.obstore_adapter import Passing
 from tests.loading import PATIENCE_S
 from tests.storage.remote.scene import Fault, Scene
@@ -37,8 +37,8 @@ def objects(store: Scene, **more: object) -> Objects:
 
 @pytest.fixture(autouse=True)
 def small_pieces(store: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shardio.storage.remote.objects.PIECE_BYTES", 100_000)
-    monkeypatch.setattr("shardio.storage.remote.objects._LEAST_PIECE_BYTES", 50_000)
+    monkeypatch.setattr("shardio.storage.remote.object_store.PIECE_BYTES", 100_000)
+    monkeypatch.setattr("shardio.storage.remote.object_store._LEAST_PIECE_BYTES", 50_000)
     store.put("objects/a.shard", DATA)
 
 
@@ -101,7 +101,7 @@ def test_after_a_failure_less_is_asked_for_and_what_comes_makes_the_next_one_the
         sizes.append(part[1] - part[0])
         return get(self, name, part, tag)
 
-    monkeypatch.setattr("shardio.storage.remote.objects._PIECES_AT_ONCE", 1)
+    monkeypatch.setattr("shardio.storage.remote.object_store._PIECES_AT_ONCE", 1)
     monkeypatch.setattr(Objects, "_get_once", fail_once)
     monkeypatch.setattr(Objects, "_pause", lambda *given: tries.append(given[4]))
     assert _downloaded(objects(store), tmp_path / "a") == DATA
@@ -112,7 +112,7 @@ def test_after_a_failure_less_is_asked_for_and_what_comes_makes_the_next_one_the
 def test_a_download_that_is_cancelled_asks_for_no_further_piece(
     store: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shardio.storage.remote.objects._PIECES_AT_ONCE", 1)
+    monkeypatch.setattr("shardio.storage.remote.object_store._PIECES_AT_ONCE", 1)
     calls = iter([None])
     with open(tmp_path / "a", "ab", buffering=0) as file, pytest.raises(StopIteration):
         objects(store).download("a.shard", file, len(DATA), check=lambda: next(calls))
@@ -181,7 +181,7 @@ def test_where_no_range_is_counted_from_the_end_the_size_is_asked_first(
     store: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store.put("azure/it", b"0123456789")
-    monkeypatch.setattr("shardio.storage.remote.objects.AZURE", ("s3",))
+    monkeypatch.setattr("shardio.storage.remote.object_store.AZURE", ("s3",))
     found = Objects(store.url("azure"), store.options)
     for n_bytes, expected in ((4, b"6789"), (99, b"0123456789")):
         tail = found.read_tail("it", n_bytes)
