@@ -22,7 +22,7 @@ from shardio.shard.writer import ShardSummary
 from shardio.storage.checksummed_json import read_sealed, sealed, write_sealed
 from shardio.storage.fs import unlink
 from shardio.storage.remote.object_store import Objects, never_ends
-from shardio.storage.remote.ranges import RangeFile
+from shardio.storage.remote.storage import RangeFile
 
 _AT_ONCE: Final = 4
 """Shards that are uploaded side by side."""

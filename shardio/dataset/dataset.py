@@ -28,8 +28,8 @@ from shardio.shard.reader import ShardReader
 from shardio.shard.verification import VERIFY, Rows, Verify
 from shardio.shard.writer import ShardSummary
 from shardio.storage.file_access import Access
-from shardio.storage.remote.bucket import Bucket
 from shardio.storage.remote.options import Remote, is_url, local_path
+from shardio.storage.remote.storage import Bucket
 from shardio.views.row_sets import RowList, RowRuns, check_mask, check_positions
 
 _AT_ONCE: Final = 8192

@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 
 from shardio.errors import ShardioError
 from shardio.shard.writer import ShardSummary
-from shardio.storage.remote.bucket import Bucket
+from shardio.storage.remote.storage import Bucket
 
 N_THREADS: Final = 4
 _POLL_S: Final = 0.05

@@ -17,9 +17,9 @@ import shardio
 from shardio.errors import DatasetCorrupt, DatasetNotFound, InvalidArgument, StoreUnavailable
 from shardio.manifest.parts import names_of_parts
 from shardio.storage import fs
-from shardio.storage.remote.mirror import Mirror
 from shardio.storage.remote.object_store import Objects
 from shardio.storage.remote.options import Remote
+from shardio.storage.remote.storage import Mirror
 from tests.loading import TWO_FIELDS, two_fields, write_dataset
 from tests.shards import MEDIA_FIELDS, media_sample
 from tests.storage.remote.scene import Fault, Scene
@@ -121,7 +121,7 @@ def test_without_its_store_it_is_what_it_was_last_with_a_warning(
     with _open(store, url, tmp_path):
         pass
     store.proxy.is_down = True
-    monkeypatch.setattr("shardio.storage.remote.mirror._PATIENCE_S", 0.2)
+    monkeypatch.setattr("shardio.storage.remote.storage._PATIENCE_S", 0.2)
     with (
         pytest.warns(UserWarning, match="goes by what the store said last"),
         _open(store, url, tmp_path) as remote,
