@@ -23,8 +23,7 @@ from shardio.manifest import load
 from shardio.shard.reader import ShardReader
 from shardio.shard.writer import ShardSummary
 from shardio.storage import fs
-from shardio.storage.remote.arrival import check_arrived
-from shardio.storage.remote.cache import ShardCache
+from shardio.storage.remote.cache import ShardCache, check_arrived
 from shardio.storage.remote.locks import exclusive, is_alone_in_any
 from shardio.storage.remote.object_store import Objects
 from shardio.storage.remote.room import Room
