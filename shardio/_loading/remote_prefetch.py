@@ -21,9 +21,9 @@ from shardio.order.shard_shuffle import SHARDS_PER_WINDOW
 from shardio.shard.verification import Rows
 from shardio.shard.writer import ShardSummary
 from shardio.storage.file_access import Access
-from shardio.storage.remote.ahead import N_THREADS, Ahead, Wanted
 from shardio.storage.remote.object_store import side_by_side
 from shardio.storage.remote.options import Remote
+from shardio.storage.remote.prefetch import N_THREADS, Ahead, Wanted
 from shardio.storage.remote.storage import Bucket
 
 _SAMPLES_AT_ONCE: Final = 1 << 14

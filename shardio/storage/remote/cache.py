@@ -49,9 +49,9 @@ from shardio.shard.reader import ShardReader
 from shardio.shard.verification import Rows
 from shardio.shard.writer import ShardSummary
 from shardio.storage import fs
+from shardio.storage.remote.cache_eviction import Room, byte_of, remove_cached
 from shardio.storage.remote.locks import ByteLocks, exclusive
 from shardio.storage.remote.object_store import Objects, never_ends
-from shardio.storage.remote.room import Room, byte_of, remove_cached
 
 _ROWS_AT_ONCE: Final = 1 << 14
 

@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from shardio.shard.writer import ShardSummary
-from shardio.storage.remote.ahead import Ahead, Wanted
+from shardio.storage.remote.prefetch import Ahead, Wanted
 
 N_BYTES = 100
 

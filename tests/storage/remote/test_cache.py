@@ -24,9 +24,9 @@ from shardio.shard.reader import ShardReader
 from shardio.shard.writer import ShardSummary
 from shardio.storage import fs
 from shardio.storage.remote.cache import ShardCache, check_arrived
+from shardio.storage.remote.cache_eviction import Room
 from shardio.storage.remote.locks import exclusive, is_alone_in_any
 from shardio.storage.remote.object_store import Objects
-from shardio.storage.remote.room import Room
 from tests.limits import files_of_at_most
 from tests.loading import TWO_FIELDS, two_fields, write_dataset
 from tests.shards import write_media, write_shard
@@ -392,7 +392,7 @@ def test_a_dataset_that_is_removed_while_room_is_made_hinders_no_other(
         shutil.rmtree(tmp_path / "gone", ignore_errors=True)
         return exclusive(path, byte)
 
-    monkeypatch.setattr("shardio.storage.remote.room.exclusive", remove)
+    monkeypatch.setattr("shardio.storage.remote.cache_eviction.exclusive", remove)
     assert Room(str(tmp_path), 40).free(60)
     assert list(tmp_path.rglob("*.shard")) == []
 
@@ -546,7 +546,7 @@ def test_where_many_shards_are_there_more_is_removed_at_a_time(
             cache.hold(shard)
             cache.release(shard)
         assert len(_names(tmp_path)) == 3
-        monkeypatch.setattr("shardio.storage.remote.room._MANY", 2)
+        monkeypatch.setattr("shardio.storage.remote.cache_eviction._MANY", 2)
         cache.hold(shards[4])
         assert len(_names(tmp_path)) == 2
 

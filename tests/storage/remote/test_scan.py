@@ -18,9 +18,9 @@ from shardio.manifest import load
 from shardio.manifest.parts import names_of_parts
 from shardio.samples.clip_draws import cut
 from shardio.shard.writer import ShardSummary
+from shardio.storage.remote.cache_eviction import byte_of
 from shardio.storage.remote.locks import exclusive
 from shardio.storage.remote.options import Remote
-from shardio.storage.remote.room import byte_of
 from shardio.storage.remote.storage import Bucket
 from tests.loading import PATIENCE_S, write_dataset
 from tests.shards import made_stream
