@@ -12,7 +12,12 @@ from typing import Any, Literal
 
 from shardio._workers.ray.cluster import Engine, EngineName
 from shardio.conversion.append import load_base
-from shardio.conversion.classes import read_labels, relabel, warn_of_split, with_own_classes
+from shardio.conversion.classes import (
+    apply_labels,
+    read_labels,
+    warn_about_split,
+    without_folder_classes,
+)
 from shardio.conversion.data_frames import FrameRows, is_frame
 from shardio.conversion.execution import append_files, convert_files
 from shardio.conversion.inputs import Listing, list_inputs
@@ -30,7 +35,7 @@ from shardio.storage.remote.options import is_url
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class PythonSource:
     """A source that lives in this program, and what is said of its samples."""
 
     src: Any
@@ -97,7 +102,7 @@ class Given:
         if self.samples is None:
             indexing = Indexing(self.src)
             return runs_of(len(self.src)), indexing, indexing.name
-        return self.src, self.samples, name_of(self.samples)
+        return self.src, self.samples, function_name(self.samples)
 
     def _rows(self, *, append: bool) -> tuple[Schema | None, Iterable[Mapping[str, Any]]]:
         """The samples, and their schema where it is known before the first."""
@@ -113,7 +118,7 @@ class Given:
         return (named(value, self.names) for value in self.src)
 
 
-def name_of(function: Callable[[Any], Any]) -> str:
+def function_name(function: Callable[[Any], Any]) -> str:
     """The name that a function is recorded by."""
     while hasattr(function, "func"):  # a partial
         function = function.func
@@ -214,7 +219,7 @@ def convert(
         overwrite,
         Engine(engine, address),
     )
-    asked = _Asked(src, samples, names, schema, labels, append, out)
+    asked = _Conversion(src, samples, names, schema, labels, append, out)
     if not (isinstance(out, str) and is_url(out)):
         return asked.convert(out, request)
     for_folders = {"append": append, "overwrite": overwrite}
@@ -227,7 +232,7 @@ def convert(
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _Conversion:
     """What is converted, of the arguments of `convert`."""
 
     src: Any
@@ -243,7 +248,7 @@ class _Asked:
         check_folder_name(out)
         if self.samples is None and isinstance(self.src, str | os.PathLike):
             return self._convert_files(os.fspath(self.src), out, request)
-        given = Given(self.src, self.samples, self.names, self.schema)
+        given = PythonSource(self.src, self.samples, self.names, self.schema)
         has_labels = self.labels is not None
         return given.convert(os.fspath(out), request, append=self.append, labels=has_labels)
 
@@ -267,7 +272,7 @@ class _Asked:
         if self.labels is None:
             names_own = classes_of(job.source) is not None
             out_named = os.fspath(self.out)  # the folder `out` may be a cache of a store's place
-            warn_of_split(listing.classes, src, out_named, are_classes=not names_own)
+            warn_about_split(listing.classes, src, out_named, are_classes=not names_own)
         listing = self._labelled(listing, job.source)
         return (append_files if self.append else convert_files)(listing, staging, job, request)
 
@@ -275,7 +280,7 @@ class _Asked:
         """The inputs with the classes that a file, or what reads them, says."""
         if self.labels is not None:
             place = os.fspath(self.labels)
-            listing = relabel(listing, read_labels(place), place)
+            listing = apply_labels(listing, read_labels(place), place)
         if (classes := classes_of(source)) is None:
             return listing
         if self.labels is not None:
@@ -283,4 +288,4 @@ class _Asked:
                 f"labels: the samples of {source.kind!r} have labels of their own here, or are "
                 "of no class: leave it out"
             )
-        return with_own_classes(listing, classes)
+        return without_folder_classes(listing, classes)

@@ -26,19 +26,19 @@ from shardio.format.schema import Schema
 from shardio.manifest import Generation, holds_dataset, load, settle
 from shardio.shard.writer import ShardSummary
 
-OF_RUN: Final = ("on_error", "shard_bytes")
+RUN_OPTIONS: Final = ("on_error", "shard_bytes")
 """Recorded options that say how a conversion ran, not what a sample is: an append may differ."""
 
-_MAX_RUN: Final = 256
+_MAX_FILES_PER_TASK: Final = 256
 """Files that a thread compares at a time: a task for each would take more memory than its work."""
-_RUNS_PER_THREAD: Final = 8
+_TASKS_PER_THREAD: Final = 8
 """So many at least, as long as there are files: the last ones are to end together."""
 
 Entry = Mapping[str, Any]
 PathName = str | os.PathLike[str]
 
 
-def refuse_missing(out: PathName) -> None:
+def check_dataset_exists(out: PathName) -> None:
     """Make sure that there is a dataset that can grow.
 
     Raises:
@@ -63,11 +63,11 @@ def load_base(out: PathName) -> Generation:
         DatasetNotFound: there is none.
         InvalidArgument: it has columns that were added later, which new samples would lack.
     """
-    refuse_missing(out)
-    return _without_added_columns(load(out), out)
+    check_dataset_exists(out)
+    return _check_no_added_columns(load(out), out)
 
 
-def _without_added_columns(base: Generation, out: PathName) -> Generation:
+def _check_no_added_columns(base: Generation, out: PathName) -> Generation:
     """Make sure that the shards of a generation hold whole samples."""
     if added := [side.name for side in base.sides]:
         work = Path(out) / NAME
@@ -81,7 +81,7 @@ def _without_added_columns(base: Generation, out: PathName) -> Generation:
     return base
 
 
-def refuse_repaired(base: Generation, out: PathName) -> None:
+def check_not_repaired(base: Generation, out: PathName) -> None:
     """Make sure that it can be told which files a dataset has the samples of.
 
     Raises:
@@ -95,21 +95,21 @@ def refuse_repaired(base: Generation, out: PathName) -> None:
         )
 
 
-def inherit(
+def inherit_options(
     base: Generation, kind: str | None, options: Mapping[str, Any], *, keep_partial: bool
 ) -> tuple[str | None, dict[str, Any], bool]:
     """Kind, options and keep_partial of an append: as given, else those that the dataset has."""
     if not base.converter:
         return kind, dict(options), keep_partial
     of_samples = base.converter.get("options", {}).items()
-    recorded = {option: value for option, value in of_samples if option not in OF_RUN}
+    recorded = {option: value for option, value in of_samples if option not in RUN_OPTIONS}
     keeps = bool(recorded.pop("keep_partial", False)) or keep_partial
     name: str = base.converter.get("name", "")
     kind = kind or name or None
     return kind, {**recorded, **options} if kind == name else dict(options), keeps
 
 
-def refuse_other_options(base: Generation, options: Mapping[str, Any], out: PathName) -> None:
+def check_same_options(base: Generation, options: Mapping[str, Any], out: PathName) -> None:
     """Make sure that options that are given are those that the dataset has.
 
     For those that no converter takes together with what is inherited: a store without the options
@@ -118,16 +118,16 @@ def refuse_other_options(base: Generation, options: Mapping[str, Any], out: Path
     Raises:
         InvalidArgument: it names all that are not.
     """
-    was = _samples_of(base.converter)
+    was = _sample_settings(base.converter)
     others = [
         f"{name} was {was.get(name)!r}, is {value!r}"
         for name, value in options.items()
         if was.get(name) != value
     ]
-    refuse_other_schema(base.schema, base.schema, out, others)
+    check_same_schema(base.schema, base.schema, out, others)
 
 
-def refuse_other_samples(
+def check_same_samples(
     base: Generation, converter: Mapping[str, Any], schema: Schema, out: PathName
 ) -> None:
     """Make sure that new samples are what the dataset's samples are.
@@ -137,16 +137,16 @@ def refuse_other_samples(
     """
     others = []
     if base.converter:
-        was, now = _samples_of(base.converter), _samples_of(converter)
+        was, now = _sample_settings(base.converter), _sample_settings(converter)
         others = [
             f"{name} was {was.get(name)!r}, is {now.get(name)!r}"
             for name in sorted({*was, *now})
             if was.get(name) != now.get(name)
         ]
-    refuse_other_schema(base.schema, schema, out, others)
+    check_same_schema(base.schema, schema, out, others)
 
 
-def refuse_other_schema(
+def check_same_schema(
     expected: Schema, found: Schema, out: PathName, others: Iterable[str] = ()
 ) -> None:
     """Make sure that samples of a schema fit into a dataset; `others`: what differs beside it.
@@ -168,9 +168,9 @@ def refuse_other_schema(
         )
 
 
-def _samples_of(converter: Mapping[str, Any]) -> dict[str, Any]:
+def _sample_settings(converter: Mapping[str, Any]) -> dict[str, Any]:
     """What decides over samples: the converter and its options, by name."""
-    options = {k: v for k, v in converter.get("options", {}).items() if k not in OF_RUN}
+    options = {k: v for k, v in converter.get("options", {}).items() if k not in RUN_OPTIONS}
     return {
         "converter": converter.get("name"),
         "version of the converter": converter.get("version"),
@@ -189,7 +189,7 @@ class Additions:
     others: tuple[InputReport, ...]
 
 
-def sift(listing: Listing, base: Generation, n_threads: int, out: PathName) -> Additions:
+def classify_inputs(listing: Listing, base: Generation, n_threads: int, out: PathName) -> Additions:
     """Tell the inputs that a dataset has from those that are to be converted.
 
     Those of a known name and size are read, to compare their hashes.
@@ -197,19 +197,19 @@ def sift(listing: Listing, base: Generation, n_threads: int, out: PathName) -> A
     Raises:
         InvalidArgument: what the labels of the dataset mean cannot be told.
     """
-    listing = _renumbered(listing, base, out)
+    listing = _merge_classes(listing, base, out)
     known: dict[str, list[Entry]] = {}
     for entry in base.inputs:
         if entry.get("samples"):
             known.setdefault(entry["path"], []).append(entry)
     had = [one for one in listing.inputs if one.name in known]
     n_threads = max(1, n_threads)
-    n_files = min(max(1, len(had) // (n_threads * _RUNS_PER_THREAD)), _MAX_RUN)
+    n_files = min(max(1, len(had) // (n_threads * _TASKS_PER_THREAD)), _MAX_FILES_PER_TASK)
     runs = [had[first : first + n_files] for first in range(0, len(had), n_files)]
     stopped = threading.Event()
 
     def compared(run: Sequence[Input]) -> list[InputReport]:
-        return [_compared(one, known[one.name], stopped) for one in run]
+        return [_compare(one, known[one.name], stopped) for one in run]
 
     with ThreadPoolExecutor(n_threads) as pool:
         try:
@@ -220,14 +220,14 @@ def sift(listing: Listing, base: Generation, n_threads: int, out: PathName) -> A
     return Additions(replace(listing, inputs=new), tuple(others))
 
 
-def _compared(one: Input, entries: Sequence[Entry], stopped: threading.Event) -> InputReport:
+def _compare(one: Input, entries: Sequence[Entry], stopped: threading.Event) -> InputReport:
     """Report a file of which a dataset has samples, made of the states in `entries`."""
-    reason = "" if stopped.is_set() else _difference(one, entries, stopped)
+    reason = "" if stopped.is_set() else _describe_change(one, entries, stopped)
     outcome: OutcomeKind = "modified" if reason else "duplicate"
     return InputReport(one.name, outcome, reason, 0, one.n_bytes, label=one.label)
 
 
-def _difference(one: Input, entries: Sequence[Entry], stopped: threading.Event) -> str:
+def _describe_change(one: Input, entries: Sequence[Entry], stopped: threading.Event) -> str:
     """Say in what a file differs from all states of it that a dataset has; "" if from none."""
     n_bytes = 0
     for state in states_of(one).values():
@@ -249,7 +249,7 @@ def _difference(one: Input, entries: Sequence[Entry], stopped: threading.Event) 
     return "" if found in hashes else f"hash {found}, {hashes[-1]} when it was converted"
 
 
-def _renumbered(listing: Listing, base: Generation, out: PathName) -> Listing:
+def _merge_classes(listing: Listing, base: Generation, out: PathName) -> Listing:
     """Number classes as the dataset does; those that it does not have come behind its own."""
     if base.n_samples and not base.classes and not base.converter and listing.classes:
         raise InvalidArgument(
@@ -266,7 +266,7 @@ def _renumbered(listing: Listing, base: Generation, out: PathName) -> Listing:
     return Listing(tuple(inputs), classes)
 
 
-def follow(base: Generation, out: Path) -> Generation:
+def rebase(base: Generation, out: Path) -> Generation:
     """Read the generation that is to be followed: others may have published meanwhile.
 
     What a writer that was killed has begun is settled first: it would come in between.
@@ -275,7 +275,7 @@ def follow(base: Generation, out: Path) -> Generation:
         DatasetConflict: it is another dataset, or has got other fields or classes.
         InvalidArgument: it has got columns that new samples would lack.
     """
-    latest = _without_added_columns(settle(out), out)
+    latest = _check_no_added_columns(settle(out), out)
     if (latest.lineage, latest.schema, latest.classes) != (base.lineage, base.schema, base.classes):
         raise DatasetConflict(
             f"{out}: generation {latest.number} has another lineage, other fields or classes than "
@@ -285,7 +285,7 @@ def follow(base: Generation, out: Path) -> Generation:
     return latest
 
 
-def changes(
+def generation_changes(
     latest: Generation,
     shards: Sequence[ShardSummary],
     classes: tuple[str, ...],

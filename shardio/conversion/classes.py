@@ -21,9 +21,9 @@ from shardio._base.stack_level import level_of_caller
 from shardio.conversion.inputs import ANY_FOLDERS, Listing, pattern_of
 from shardio.errors import InvalidArgument
 
-COLUMNS: Final = ("path", "label")
+LABEL_COLUMNS: Final = ("path", "label")
 _JSON_SUFFIXES: Final = (".json", ".jsonl", ".ndjson")
-_MAX_NAMED: Final = 3
+_MAX_PATHS_NAMED: Final = 3
 
 Entry = tuple[int, Any, Any]  # line, path, label
 
@@ -76,7 +76,7 @@ def _csv_lines(path: str) -> Iterator[Entry]:
     with open(path, encoding="utf-8-sig", newline="") as file:
         rows = csv.DictReader(file, strict=True)
         try:
-            if lacking := [name for name in COLUMNS if name not in (rows.fieldnames or ())]:
+            if lacking := [name for name in LABEL_COLUMNS if name not in (rows.fieldnames or ())]:
                 raise InvalidArgument(
                     f"{path}: the first line must name the columns path and label; it lacks "
                     f"{' and '.join(lacking)}, found {', '.join(map(repr, rows.fieldnames or ()))}"
@@ -98,7 +98,7 @@ def _json_lines(path: str) -> Iterator[Entry]:
                 entry = json.loads(text)
             except (ValueError, RecursionError) as error:
                 raise InvalidArgument(f"{path}, line {line}: not JSON: {error}") from error
-            if not isinstance(entry, dict) or not entry.keys() >= {*COLUMNS}:
+            if not isinstance(entry, dict) or not entry.keys() >= {*LABEL_COLUMNS}:
                 raise InvalidArgument(
                     f"{path}, line {line}: expected an object with path and label, found "
                     f"{text.strip()[:80]!r}"
@@ -106,7 +106,7 @@ def _json_lines(path: str) -> Iterator[Entry]:
             yield line, entry["path"], entry["label"]
 
 
-def relabel(listing: Listing, labels: Mapping[str, str], where: str) -> Listing:
+def apply_labels(listing: Listing, labels: Mapping[str, str], where: str) -> Listing:
     """Give every input the class that `labels` has for its name, or none (-1).
 
     Classes are sorted by name; by number, where all of them are whole numbers.
@@ -115,8 +115,12 @@ def relabel(listing: Listing, labels: Mapping[str, str], where: str) -> Listing:
         InvalidArgument: a path is none of the inputs': it is misspelt, or its file is gone.
     """
     if unknown := sorted(labels.keys() - {source.name for source in listing.inputs}):
-        named = ", ".join(map(repr, unknown[:_MAX_NAMED]))
-        rest = f" and {len(unknown) - _MAX_NAMED} more" if len(unknown) > _MAX_NAMED else ""
+        named = ", ".join(map(repr, unknown[:_MAX_PATHS_NAMED]))
+        rest = (
+            f" and {len(unknown) - _MAX_PATHS_NAMED} more"
+            if len(unknown) > _MAX_PATHS_NAMED
+            else ""
+        )
         raise InvalidArgument(
             f"{os.fspath(where)}: no file of the source: {named}{rest}; paths are those below it, "
             "with / between their parts"
@@ -132,12 +136,12 @@ def relabel(listing: Listing, labels: Mapping[str, str], where: str) -> Listing:
     return Listing(tuple(inputs), tuple(classes))
 
 
-def with_own_classes(listing: Listing, classes: tuple[str, ...]) -> Listing:
+def without_folder_classes(listing: Listing, classes: tuple[str, ...]) -> Listing:
     """The inputs without classes of theirs: their samples have numbers that stand for `classes`."""
     return Listing(tuple(replace(one, label=-1) for one in listing.inputs), classes)
 
 
-_PARTS: Final = {
+_SPLIT_NAMES: Final = {
     **dict.fromkeys(("train", "training"), "train"),
     **dict.fromkeys(("val", "valid", "validation", "dev"), "val"),
     **dict.fromkeys(("test", "testing"), "test"),
@@ -145,7 +149,7 @@ _PARTS: Final = {
     **dict.fromkeys(("holdout", "heldout"), "holdout"),
 }
 """Folder names for the parts of a split, and the part that each means."""
-_BESIDE: Final = frozenset(
+_NEUTRAL_WORDS: Final = frozenset(
     "audio clean clips data files images img imgs other set split videos".split()
 )
 """Words allowed beside the part in a folder's name, as in train_images and dev-clean."""
@@ -170,7 +174,7 @@ class SplitFolders:
         return self.parents[0].count("/") + 1 if self.parents[0] else 0
 
 
-def warn_of_split(folders: Iterable[str], source: str, out: str, *, are_classes: bool) -> None:
+def warn_about_split(folders: Iterable[str], source: str, out: str, *, are_classes: bool) -> None:
     """Warn where the folders of a source look like the parts of a split.
 
     Args:
@@ -180,7 +184,7 @@ def warn_of_split(folders: Iterable[str], source: str, out: str, *, are_classes:
         are_classes: whether the folders are the classes of the samples.
     """
     if (found := find_split(folders)) is not None:
-        text = _described(found, source, out, are_classes=are_classes)
+        text = _split_warning(found, source, out, are_classes=are_classes)
         warnings.warn(text, stacklevel=level_of_caller())
 
 
@@ -190,14 +194,14 @@ def find_split(folders: Iterable[str]) -> SplitFolders | None:
     for depth in range(max(map(len, paths), default=0)):
         sides: dict[tuple[str, ...], set[str]] = {}
         for path in paths:
-            if len(path) > depth and _part_of(path[depth]):
+            if len(path) > depth and _split_name(path[depth]):
                 sides.setdefault(path[:depth], set()).add(path[depth])
-        parents = {parent for parent, names in sides.items() if len({*map(_part_of, names)}) > 1}
+        parents = {parent for parent, names in sides.items() if len({*map(_split_name, names)}) > 1}
         if not parents:
             continue
         classes: dict[str, set[str]] = {}
         for path in paths:
-            if path[:depth] in parents and _part_of(path[depth]):
+            if path[:depth] in parents and _split_name(path[depth]):
                 classes.setdefault(path[depth], set()).add("/".join(path[depth + 1 :]))
         return SplitFolders(
             tuple(sorted(map("/".join, parents))),
@@ -206,30 +210,32 @@ def find_split(folders: Iterable[str]) -> SplitFolders | None:
     return None
 
 
-def _part_of(name: str) -> str:
+def _split_name(name: str) -> str:
     """Return the part of a split that a folder's name means; "" if none."""
     words = _WORD.findall(name.casefold())
-    found = [_PARTS[word] for word in words if word in _PARTS]
-    is_one = len(found) == 1 and all(word in _PARTS or word in _BESIDE for word in words)
+    found = [_SPLIT_NAMES[word] for word in words if word in _SPLIT_NAMES]
+    is_one = len(found) == 1 and all(
+        word in _SPLIT_NAMES or word in _NEUTRAL_WORDS for word in words
+    )
     return found[0] if is_one else ""
 
 
-def _described(found: SplitFolders, source: str, out: str, *, are_classes: bool) -> str:
+def _split_warning(found: SplitFolders, source: str, out: str, *, are_classes: bool) -> str:
     """Say what was found, what becomes of it, and the commands that keep the parts apart."""
     named = [
         f"{name} ({len(inner):,} folder{'s' * (len(inner) > 1)})" if inner else name
         for name, inner in found.classes.items()
     ]
     text = (
-        f"{source}: the folders {_listed(named)} are named like the parts of a split; all their "
+        f"{source}: the folders {_join_names(named)} are named like the parts of a split; all their "
         "samples go into one dataset"
     )
     if are_classes:
-        first = [_example(found, name) for name in found.classes]
-        text += f", with classes such as {_listed([repr(name) for name in first])}"
-    commands = [_command(found, name, source, out) for name in found.classes]
+        first = [_example_class(found, name) for name in found.classes]
+        text += f", with classes such as {_join_names([repr(name) for name in first])}"
+    commands = [_convert_command(found, name, source, out) for name in found.classes]
     text += f". To make a dataset of each, convert it by itself: {'; '.join(commands)}"
-    lacking = _lacking(found)
+    lacking = _missing_class(found)
     if are_classes and lacking:
         text += (
             ". Classes are numbered by name: for equal numbers make an empty folder for each class "
@@ -238,17 +244,17 @@ def _described(found: SplitFolders, source: str, out: str, *, are_classes: bool)
     return text
 
 
-def _example(found: SplitFolders, name: str) -> str:
+def _example_class(found: SplitFolders, name: str) -> str:
     """Return one of the classes of a part, by its path below the source."""
     return "/".join(filter(None, (found.parents[0], name, min(found.classes[name], default=""))))
 
 
-def _listed(names: Sequence[str]) -> str:
+def _join_names(names: Sequence[str]) -> str:
     shown = [*names[:_MAX_NAMED_FOLDERS], *["…"] * (len(names) > _MAX_NAMED_FOLDERS)]
     return ", ".join(shown) if len(shown) > 2 else " and ".join(shown)
 
 
-def _command(found: SplitFolders, name: str, source: str, out: str) -> str:
+def _convert_command(found: SplitFolders, name: str, source: str, out: str) -> str:
     """Return the command that converts one part; the source's pattern of files is kept."""
     pattern = pattern_of(source)
     above = found.parents[0].split("/") if len(found.parents) == 1 else ["*"] * found.depth
@@ -259,7 +265,7 @@ def _command(found: SplitFolders, name: str, source: str, out: str) -> str:
     return shlex.join(["shardio", "convert", place, f"{out.rstrip('/')}-{name}"])
 
 
-def _lacking(found: SplitFolders) -> str:
+def _missing_class(found: SplitFolders) -> str:
     """Return the path of a class that one part has and another lacks; "" where there is none."""
     parts = {name: inner for name, inner in found.classes.items() if inner}
     every = frozenset[str]().union(*parts.values())

@@ -17,13 +17,13 @@ from functools import partial
 from typing import Any, Final
 
 from shardio.conversion.append import (
-    OF_RUN,
-    changes,
-    follow,
+    RUN_OPTIONS,
+    check_not_repaired,
+    check_same_samples,
+    classify_inputs,
+    generation_changes,
     load_base,
-    refuse_other_samples,
-    refuse_repaired,
-    sift,
+    rebase,
 )
 from shardio.conversion.inputs import Listing
 from shardio.conversion.journal import settings_of
@@ -188,9 +188,9 @@ def append_files(
     settings = settings_of(converter, job.source.libraries())
     with staging:
         base = load_base(staging.out)  # as it is now that nobody else appends files
-        refuse_repaired(base, staging.out)
-        refuse_other_samples(base, converter, job.source.schema(), staging.out)
-        additions = sift(listing, base, request.n_workers, staging.out)
+        check_not_repaired(base, staging.out)
+        check_same_samples(base, converter, job.source.schema(), staging.out)
+        additions = classify_inputs(listing, base, request.n_workers, staging.out)
         units = cut(additions.listing.inputs)
         ledger = Ledger(additions.listing, units, request.progress)
         staging.begin(settings, [unit.key for unit in units])
@@ -305,12 +305,12 @@ def _publish_next(
     base: Generation, job: Job, ledger: Ledger, placed: Sequence[Placed], staging: Staging
 ) -> Generation:
     """Add the finished shards to the dataset, unless nothing has come of the inputs."""
-    latest = follow(base, staging.out)
+    latest = rebase(base, staging.out)
     if not placed:
         return latest
     names = staging.free_names(latest.number + 1, [shard.name for _, shard in placed])
     shards = [replace(shard, name=names[shard.name]) for _, shard in placed]
-    changed = changes(latest, shards, ledger.classes, ledger.reports())
+    changed = generation_changes(latest, shards, ledger.classes, ledger.reports())
     moves = [(place, names[shard.name]) for place, shard in placed]
     staging.move_out(moves, latest.lineage, latest.number + 1)
     return publish_next(
@@ -320,7 +320,7 @@ def _publish_next(
         versions={**latest.versions, **job.source.libraries()},
         operation={
             "name": "append",
-            "options": {name: _described(job)["options"][name] for name in OF_RUN},
+            "options": {name: _described(job)["options"][name] for name in RUN_OPTIONS},
         },
     )
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from shardio._workers.processes.cpus import usable_cpus
 from shardio._workers.ray.cluster import LOCAL, Engine
-from shardio.conversion.append import PathName, inherit, refuse_other_options
+from shardio.conversion.append import PathName, check_same_options, inherit_options
 from shardio.conversion.inputs import Listing, join
 from shardio.conversion.registry import fit, guess_kind, make_source
 from shardio.conversion.report import Progress
@@ -106,14 +106,14 @@ class Request:
         """
         kind, options, keeps = self.kind, self.options, self.keep_partial
         if base is not None:
-            kind, options, keeps = inherit(base, kind, options, keep_partial=keeps)
+            kind, options, keeps = inherit_options(base, kind, options, keep_partial=keeps)
         try:
             source = make_source(kind or guess_kind(listing.inputs), options)
             listing = join(listing, source)
             source = fit(source, listing.inputs)
         except InvalidArgument:
             if base is not None and kind == base.converter.get("name"):
-                refuse_other_options(base, self.options, out)
+                check_same_options(base, self.options, out)
             raise
         job_in = partial(
             Job,

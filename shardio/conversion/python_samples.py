@@ -19,7 +19,7 @@ from typing import Any, Final
 import numpy as np
 
 from shardio.batch.schema_inference import infer_schema
-from shardio.conversion.append import follow, load_base, refuse_other_schema
+from shardio.conversion.append import check_same_schema, load_base, rebase
 from shardio.conversion.report import ConversionReport
 from shardio.dataset.writer import DatasetWriter
 from shardio.errors import InvalidArgument, SchemaError
@@ -201,13 +201,13 @@ def append_samples(
     start_s = time.monotonic()
     base = load_base(out)
     if schema is not None:
-        refuse_other_schema(base.schema, schema, out)
+        check_same_schema(base.schema, schema, out)
     n_samples = 0
     with Rewriting(out, base.schema, shard_bytes=shard_bytes, previous=base) as rewriting:
         for sample in _all_ready(samples, base.schema):
             rewriting.append(sample)
             n_samples += 1
-        found = latest = follow(base, Path(out))
+        found = latest = rebase(base, Path(out))
         if n_samples:
             rewriting.come_behind(latest)
             stats = {key: value for key, value in latest.stats.items() if key != "whole"}

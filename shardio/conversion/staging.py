@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, Self
 
-from shardio.conversion.append import refuse_missing
+from shardio.conversion.append import check_dataset_exists
 from shardio.conversion.journal import (
     NAME,
     PLAN,
@@ -189,7 +189,7 @@ class Staging:
     def _refuse_others(self) -> None:
         """Refuse an `out` that holds what the options do not allow to give way."""
         if self.appends:
-            refuse_missing(self.out)
+            check_dataset_exists(self.out)
         elif self._overwrite or (self._plan is not None and self._plan.replaces):
             clean(self.out)
             refuse_strangers(self.out, but=NAME)

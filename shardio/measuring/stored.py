@@ -18,7 +18,7 @@ import numpy as np
 
 from shardio._base.file_names import original_name
 from shardio.conversion import ConversionReport, Input, InputReport, convert
-from shardio.conversion.append import inherit
+from shardio.conversion.append import inherit_options
 from shardio.conversion.inputs import join, list_inputs, pattern_of
 from shardio.conversion.registry import NothingFound, guess_kind, make_source
 from shardio.dataset.dataset import ShardDataset
@@ -201,7 +201,7 @@ def _compared(
     dataset: ShardDataset, report: ConversionReport, src: str
 ) -> Iterator[tuple[str, float]]:
     """Compare some inputs with what was made of them: their names and PSNR."""
-    kind, options, _ = inherit(load(report.dataset), report.kind, {}, keep_partial=False)
+    kind, options, _ = inherit_options(load(report.dataset), report.kind, {}, keep_partial=False)
     error_of = getattr(make_source(kind or report.kind, options), "error", None)
     if error_of is None:
         return

@@ -18,7 +18,7 @@ import numpy as np
 import zstandard
 
 import shardio
-from shardio.conversion.classes import read_labels, relabel
+from shardio.conversion.classes import apply_labels, read_labels
 from shardio.conversion.inputs import Listing
 from shardio.conversion.journal import (
     PLAN,
@@ -328,7 +328,7 @@ class LabelsFile:
         path.write_bytes(content[1:])
         try:
             labels = read_labels(str(path))
-            listing = relabel(
+            listing = apply_labels(
                 Listing(tuple(Input(n, n, 1, -1) for n in labels), ()), labels, "here"
             )
         except ShardioError as error:
