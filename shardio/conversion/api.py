@@ -18,7 +18,7 @@ from shardio.conversion.classes import (
     warn_about_split,
     without_folder_classes,
 )
-from shardio.conversion.data_frames import FrameRows, is_frame
+from shardio.conversion.data_frames import FrameRows, is_data_frame
 from shardio.conversion.execution import append_files, convert_files
 from shardio.conversion.inputs import Listing, list_inputs
 from shardio.conversion.options import Request
@@ -54,7 +54,7 @@ class PythonSource:
         self._check()
         self._check_source()
         if self.samples is None and (
-            is_frame(self.src) or not is_indexed(self.src, request.workers)
+            is_data_frame(self.src) or not is_indexed(self.src, request.workers)
         ):
             request.refuse_for_samples(labels=labels)
             to_dataset = append_samples if append else convert_samples
@@ -106,7 +106,7 @@ class PythonSource:
 
     def _rows(self, *, append: bool) -> tuple[Schema | None, Iterable[Mapping[str, Any]]]:
         """The samples, and their schema where it is known before the first."""
-        if not is_frame(self.src):
+        if not is_data_frame(self.src):
             return self.schema, self._named()
         if self.names is not None:
             raise InvalidArgument("names: a data frame has its own; rename its columns")

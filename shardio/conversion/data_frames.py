@@ -25,7 +25,7 @@ from shardio.format.fields import DTYPES, Array, Bytes, Field, Image, Json, List
 from shardio.format.schema import Schema
 
 
-class Column(NamedTuple):
+class FrameColumn(NamedTuple):
     """A column of a frame; `values` gives those of rows from a first one to before another."""
 
     name: str
@@ -54,36 +54,38 @@ def with_nulls(values: Sequence[Any], nulls: Sequence[bool]) -> list[Any]:
 
 def object_column(
     name: str, values: Callable[[int, int], Sequence[Any]], every: Iterable[Any]
-) -> Column:
+) -> FrameColumn:
     """The column of objects of Python: what `every` one is, None for nulls, says the field.
 
     Raises:
         InvalidArgument: rows have objects that no one field takes; it names the first such row.
         SchemaError: a row has a masked array.
     """
-    known: _Found | None = None
+    known: _InferredType | None = None
     has_nulls = False
     for row, value in enumerate(every):
         if value is None:
             has_nulls = True
             continue
-        found = _found(name, row, value)
-        merged = found if known is None else _merged(known, found)
+        found = _infer_type(name, row, value)
+        merged = found if known is None else _merge_types(known, found)
         if merged is None:
             raise InvalidArgument(
-                f"column {name!r}, row {row}: found {_said(found)}, expected {_said(known)} as in "
+                f"column {name!r}, row {row}: found {_type_name(found)}, expected {_type_name(known)} as in "
                 "the rows before; make the column one type, as text by .astype(str)"
             )
         known = merged
     field = replace(known.field or Json() if known else Json(), optional=has_nulls)
 
     def stored(start: int, stop: int) -> list[Any]:
-        return [_as(name, row, field, v) for row, v in enumerate(values(start, stop), start)]
+        return [
+            _convert_value(name, row, field, v) for row, v in enumerate(values(start, stop), start)
+        ]
 
-    return Column(name, field, stored)
+    return FrameColumn(name, field, stored)
 
 
-def _plain(name: str, row: int, value: Any, field: Field | None = None) -> Any:
+def _to_plain_value(name: str, row: int, value: Any, field: Field | None = None) -> Any:
     """Return the value of a row as `plain` does.
 
     Raises:
@@ -95,7 +97,7 @@ def _plain(name: str, row: int, value: Any, field: Field | None = None) -> Any:
         raise InvalidArgument(f"column {name!r}, row {row}: {error}") from error
 
 
-class _Found(NamedTuple):
+class _InferredType(NamedTuple):
     """What takes a value, or those of all rows so far; no field yet: lists, all of them empty."""
 
     field: Field | None
@@ -103,7 +105,7 @@ class _Found(NamedTuple):
     """Whether it was a list, which JSON could say as well."""
 
 
-def _merged(known: _Found, found: _Found) -> _Found | None:
+def _merge_types(known: _InferredType, found: _InferredType) -> _InferredType | None:
     """What takes the values of both; None where nothing does."""
     if known == found:
         return known
@@ -113,16 +115,16 @@ def _merged(known: _Found, found: _Found) -> _Found | None:
         if known.field is None or found.field is None:
             return known if found.field is None else found
     if isinstance(known.field, Array) and isinstance(found.field, Array):
-        if (made := _merged_arrays(known.field, found.field)) is not None:
-            return _Found(made, known.is_listed and found.is_listed)
+        if (made := _merge_arrays(known.field, found.field)) is not None:
+            return _InferredType(made, known.is_listed and found.is_listed)
     if isinstance(known.field, List) and isinstance(found.field, List):
-        if (made := _merged_arrays(known.field.element, found.field.element)) is not None:
-            return _Found(List(made), known.is_listed and found.is_listed)
+        if (made := _merge_arrays(known.field.element, found.field.element)) is not None:
+            return _InferredType(List(made), known.is_listed and found.is_listed)
     may_be_json = all(each.is_listed or isinstance(each.field, Json) for each in (known, found))
-    return _Found(Json()) if may_be_json else None
+    return _InferredType(Json()) if may_be_json else None
 
 
-def _merged_arrays(known: Array, found: Array) -> Array | None:
+def _merge_arrays(known: Array, found: Array) -> Array | None:
     """An array of either size; of whole and other numbers, one of the latter."""
     if len(known.shape) != len(found.shape):
         return None
@@ -135,46 +137,46 @@ def _merged_arrays(known: Array, found: Array) -> Array | None:
     return Array(dtype, tuple(n if n == m else None for n, m in sizes))
 
 
-def _said(found: _Found | None) -> str:
+def _type_name(found: _InferredType | None) -> str:
     field = found.field if found else None
     if isinstance(field, List):
-        return f"a list of {_said(_Found(field.element))}"
+        return f"a list of {_type_name(_InferredType(field.element))}"
     if isinstance(field, Array):
         dims = ", ".join("*" if n is None else str(n) for n in field.shape)
         return f"{field.dtype}[{dims}]" if dims else field.dtype
     return "lists or dicts" if field is None or isinstance(field, Json) else type(field).__name__
 
 
-def _found(name: str, row: int, value: Any) -> _Found:
+def _infer_type(name: str, row: int, value: Any) -> _InferredType:
     """What takes one value."""
     refuse_masked(f"column {name!r}, row {row}", value)
     if isinstance(value, str | Decimal):
         return _TEXT
-    if kind := _kind_of(value):
+    if kind := _number_dtype(value):
         return _NUMBERS[kind]
     if isinstance(value, bytes | bytearray | memoryview):
         return _BYTES
     if isinstance(value, Mapping):
         return _JSON
     if isinstance(value, list | tuple):
-        return _found_of_list(value)
+        return _infer_list_type(value)
     if is_picture(value):
-        return _Found(Image())
-    made = _plain(name, row, value)
+        return _InferredType(Image())
+    made = _to_plain_value(name, row, value)
     if isinstance(made, np.ndarray) and made.dtype.name in DTYPES:
-        return _Found(Array(made.dtype.name, tuple(n or None for n in made.shape)))
-    kind = f"an array of {made.dtype}" if isinstance(made, np.ndarray) else _class_of(value)
+        return _InferredType(Array(made.dtype.name, tuple(n or None for n in made.shape)))
+    kind = f"an array of {made.dtype}" if isinstance(made, np.ndarray) else _class_name(value)
     raise InvalidArgument(
         f"column {name!r}, row {row}: found {kind}; expected text, bytes, numbers, arrays, lists "
         "or dicts: convert the column first, as times to datetime64 or text"
     )
 
 
-def _class_of(value: object) -> str:
+def _class_name(value: object) -> str:
     return f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
 
 
-def _kind_of(value: object) -> str:
+def _number_dtype(value: object) -> str:
     """The dtype that takes a number of Python or NumPy; "" of what is none."""
     if isinstance(value, bool | np.bool_):
         return "bool"
@@ -183,27 +185,29 @@ def _kind_of(value: object) -> str:
     return "float64" if isinstance(value, float | np.floating) else ""
 
 
-def _found_of_list(value: Sequence[Any]) -> _Found:
+def _infer_list_type(value: Sequence[Any]) -> _InferredType:
     """Numbers are an array, lists of numbers a list of arrays; JSON says what else there is."""
     if not value:
         return _EMPTY
-    kinds = {_kind_of(each) for each in value}
+    kinds = {_number_dtype(each) for each in value}
     if len(kinds) == 1 and (kind := kinds.pop()):
-        return _Found(Array(kind, (None,)), is_listed=True)
+        return _InferredType(Array(kind, (None,)), is_listed=True)
     if all(isinstance(each, np.ndarray) for each in value):
         arrays = {(each.dtype.name, each.ndim) for each in value}
         dtype, n_dims = arrays.pop()
         return (
-            _JSON if arrays or dtype not in DTYPES else _Found(List(Array(dtype, (None,) * n_dims)))
+            _JSON
+            if arrays or dtype not in DTYPES
+            else _InferredType(List(Array(dtype, (None,) * n_dims)))
         )
     if all(isinstance(each, list | tuple) and each for each in value):
-        kinds = {_kind_of(number) for each in value for number in each}
+        kinds = {_number_dtype(number) for each in value for number in each}
         if len(kinds) == 1 and (kind := kinds.pop()):
-            return _Found(List(Array(kind, (None,))), is_listed=True)
+            return _InferredType(List(Array(kind, (None,))), is_listed=True)
     return _JSON
 
 
-def _as(name: str, row: int, field: Field, value: Any) -> Any:
+def _convert_value(name: str, row: int, field: Field, value: Any) -> Any:
     """A value of a row as the field of its column takes it."""
     if value is None:
         return None
@@ -211,17 +215,17 @@ def _as(name: str, row: int, field: Field, value: Any) -> Any:
         return [np.asarray(each, field.element.numpy) for each in value]
     if isinstance(field, Array) and isinstance(value, list | tuple):
         return np.asarray(value, field.numpy)
-    return str(value) if isinstance(field, Text) else _plain(name, row, value, field)
+    return str(value) if isinstance(field, Text) else _to_plain_value(name, row, value, field)
 
 
-_TEXT: Final = _Found(Text())
-_BYTES: Final = _Found(Bytes())
-_JSON: Final = _Found(Json())
-_EMPTY: Final = _Found(None, is_listed=True)
-_NUMBERS: Final = {dtype: _Found(Array(dtype)) for dtype in ("bool", "int64", "float64")}
+_TEXT: Final = _InferredType(Text())
+_BYTES: Final = _InferredType(Bytes())
+_JSON: Final = _InferredType(Json())
+_EMPTY: Final = _InferredType(None, is_listed=True)
+_NUMBERS: Final = {dtype: _InferredType(Array(dtype)) for dtype in ("bool", "int64", "float64")}
 
 
-def pandas_columns(frame: Any) -> list[Column]:
+def pandas_columns(frame: Any) -> list[FrameColumn]:
     """The columns of a frame, behind those of its index that have a name.
 
     Raises:
@@ -238,45 +242,47 @@ def pandas_columns(frame: Any) -> list[Column]:
     ]
 
 
-def _pandas_column(name: str, series: Any) -> Column:
+def _pandas_column(name: str, series: Any) -> FrameColumn:
     dtype = series.dtype
     if hasattr(series, "sparse") and hasattr(dtype, "fill_value"):
         return _pandas_column(name, series.sparse.to_dense())
     if isinstance(dtype, np.dtype) and dtype.kind in "biufc":
         values = series.to_numpy()
-        return Column(name, number_field(name, dtype.name), lambda start, stop: values[start:stop])
+        return FrameColumn(
+            name, number_field(name, dtype.name), lambda start, stop: values[start:stop]
+        )
     if getattr(dtype, "kind", "O") in "biuf" and hasattr(dtype, "numpy_dtype"):
-        return _nullable(name, series, dtype.numpy_dtype)
+        return _pandas_nullable(name, series, dtype.numpy_dtype)
     if hasattr(series.array, "asi8"):
-        return _times(name, series)
-    return _objects(name, series)
+        return _pandas_times(name, series)
+    return _pandas_objects(name, series)
 
 
-def _nullable(name: str, series: Any, dtype: Any) -> Column:
+def _pandas_nullable(name: str, series: Any, dtype: Any) -> FrameColumn:
     """Numbers of a dtype that has nulls beside them."""
     nulls = series.isna().to_numpy()
     values = series.to_numpy(dtype=dtype, na_value=dtype.type(0))
     return _pandas_numbers(name, values, nulls)
 
 
-def _pandas_numbers(name: str, values: Any, nulls: Any) -> Column:
+def _pandas_numbers(name: str, values: Any, nulls: Any) -> FrameColumn:
     if not nulls.any():
         field = number_field(name, values.dtype.name)
-        return Column(name, field, lambda start, stop: values[start:stop])
+        return FrameColumn(name, field, lambda start, stop: values[start:stop])
     field = number_field(name, values.dtype.name, optional=True)
-    return Column(
+    return FrameColumn(
         name,
         field,
         lambda start, stop: with_nulls(values[start:stop], nulls[start:stop]),
     )
 
 
-def _times(name: str, series: Any) -> Column:
+def _pandas_times(name: str, series: Any) -> FrameColumn:
     """Points and spans of time, as whole numbers of the column's unit; points in UTC."""
     return _pandas_numbers(name, np.asarray(series.array.asi8), series.isna().to_numpy())
 
 
-def _objects(name: str, series: Any) -> Column:
+def _pandas_objects(name: str, series: Any) -> FrameColumn:
     nulls = series.isna().to_numpy()
     values = series.to_numpy(dtype=object)
     if hasattr(series, "cat"):  # whole numbers beside a null would come as floating-point ones
@@ -288,11 +294,11 @@ def _objects(name: str, series: Any) -> Column:
     )
 
 
-_TIMES: Final = {"Date": "int32", "Datetime": "int64", "Duration": "int64", "Time": "int64"}
-_TEXTS: Final = ("String", "Utf8", "Categorical", "Enum")
+_POLARS_TIMES: Final = {"Date": "int32", "Datetime": "int64", "Duration": "int64", "Time": "int64"}
+_POLARS_TEXTS: Final = ("String", "Utf8", "Categorical", "Enum")
 
 
-def polars_columns(frame: Any) -> list[Column]:
+def polars_columns(frame: Any) -> list[FrameColumn]:
     """The columns of a frame, those of structs under dotted names.
 
     Raises:
@@ -301,58 +307,58 @@ def polars_columns(frame: Any) -> list[Column]:
     return [column for series in frame for column in _polars_columns(series.name, series)]
 
 
-def _polars_columns(name: str, series: Any) -> Iterator[Column]:
-    kind = _kind(series.dtype)
+def _polars_columns(name: str, series: Any) -> Iterator[FrameColumn]:
+    kind = _polars_kind(series.dtype)
     if kind == "Struct":
         inner = [field.name for field in series.dtype.fields]
         if not inner:
             raise InvalidArgument(f"column {name!r}: a struct without fields; drop the column")
         for each in inner:
             yield from _polars_columns(f"{name}.{each}", series.struct.field(each))
-    elif dtype := _TIMES.get(kind):
+    elif dtype := _POLARS_TIMES.get(kind):
         yield _polars_numbers(name, series.to_physical(), dtype)
-    elif dtype := _number(series.dtype):
+    elif dtype := _polars_number(series.dtype):
         yield _polars_numbers(name, series, dtype)
     elif kind == "Object":
         yield object_column(name, lambda a, b: series[a:b].to_list(), iter(series))
     elif kind in ("List", "Array"):
-        yield _lists(name, series)
+        yield _polars_lists(name, series)
     else:
-        yield _others(name, series, kind)
+        yield _polars_plain_column(name, series, kind)
 
 
-def _kind(dtype: Any) -> str:
+def _polars_kind(dtype: Any) -> str:
     return str(dtype.base_type().__name__)
 
 
-def _number(dtype: Any) -> str:
+def _polars_number(dtype: Any) -> str:
     """The dtype of an array that takes numbers of a type; "" for none."""
-    name = "bool" if _kind(dtype) == "Boolean" else _kind(dtype).lower()
+    name = "bool" if _polars_kind(dtype) == "Boolean" else _polars_kind(dtype).lower()
     return name if name in DTYPES else ""
 
 
-def _polars_numbers(name: str, series: Any, dtype: str) -> Column:
+def _polars_numbers(name: str, series: Any, dtype: str) -> FrameColumn:
     field = number_field(name, dtype, optional=series.null_count() > 0)
     if not field.optional:
-        return Column(name, field, lambda start, stop: series[start:stop].to_numpy())
+        return FrameColumn(name, field, lambda start, stop: series[start:stop].to_numpy())
 
     def values(start: int, stop: int) -> Sequence[Any]:
         part = series[start:stop]
         zero = False if dtype == "bool" else 0
         return with_nulls(part.fill_null(zero).to_numpy(), part.is_null())
 
-    return Column(name, field, values)
+    return FrameColumn(name, field, values)
 
 
-def _others(name: str, series: Any, kind: str) -> Column:
+def _polars_plain_column(name: str, series: Any, kind: str) -> FrameColumn:
     optional = series.null_count() > 0
     field: Field
     values: Callable[[int, int], Sequence[Any]] = lambda a, b: series[a:b].to_list()  # noqa: E731
-    if kind in _TEXTS:
+    if kind in _POLARS_TEXTS:
         field = Text(optional=optional)
     elif kind == "Decimal":
         field = Text(optional=optional)
-        return Column(
+        return FrameColumn(
             name, field, lambda a, b: [None if v is None else str(v) for v in series[a:b]]
         )
     elif kind == "Binary":
@@ -363,53 +369,53 @@ def _others(name: str, series: Any, kind: str) -> Column:
         raise InvalidArgument(
             f"column {name!r}: found {series.dtype}, which no field has; cast it to another type"
         )
-    return Column(name, field, values)
+    return FrameColumn(name, field, values)
 
 
-def _lists(name: str, series: Any) -> Column:
+def _polars_lists(name: str, series: Any) -> FrameColumn:
     """Lists of numbers are arrays, lists of those a List of arrays; JSON says all else."""
-    dims, inner = _dims(series.dtype)
+    dims, inner = _list_dims(series.dtype)
     optional = series.null_count() > 0
-    dtype = _number(inner)
+    dtype = _polars_number(inner)
     if not dtype or _has_nulls_within(series):
         _check_json(name, series.dtype)
-        return Column(name, Json(optional=optional), lambda a, b: series[a:b].to_list())
+        return FrameColumn(name, Json(optional=optional), lambda a, b: series[a:b].to_list())
     if None not in dims[1:]:
         shape = tuple(dims)
         numpy = Array(dtype).numpy
-        return Column(
+        return FrameColumn(
             name,
             Array(dtype, shape, optional=optional),
-            lambda a, b: [None if v is None else _array(v, numpy, shape) for v in series[a:b]],
+            lambda a, b: [None if v is None else _to_array(v, numpy, shape) for v in series[a:b]],
         )
     if len(dims) == 2:
-        return Column(
+        return FrameColumn(
             name,
             List(Array(dtype, (None,)), optional=optional),
             lambda a, b: [
                 None if v is None else [each.to_numpy() for each in v] for v in series[a:b]
             ],
         )
-    return Column(name, Json(optional=optional), lambda a, b: series[a:b].to_list())
+    return FrameColumn(name, Json(optional=optional), lambda a, b: series[a:b].to_list())
 
 
-def _array(value: Any, dtype: Any, shape: tuple[int | None, ...]) -> Any:
+def _to_array(value: Any, dtype: Any, shape: tuple[int | None, ...]) -> Any:
     array = np.asarray(value.to_numpy() if len(shape) == 1 else value.to_list(), dtype)
     return array.reshape(-1, *shape[1:]) if len(shape) > 1 else array
 
 
-def _dims(dtype: Any) -> tuple[list[int | None], Any]:
+def _list_dims(dtype: Any) -> tuple[list[int | None], Any]:
     """The dimensions of lists in one another, None where they vary, and what the innermost has."""
     dims: list[int | None] = []
-    while _kind(dtype) in ("List", "Array"):
-        dims.append(dtype.size or None if _kind(dtype) == "Array" else None)
+    while _polars_kind(dtype) in ("List", "Array"):
+        dims.append(dtype.size or None if _polars_kind(dtype) == "Array" else None)
         dtype = dtype.inner
     return dims, dtype
 
 
 def _has_nulls_within(series: Any) -> bool:
     """Whether there are nulls among what lists hold, at any depth."""
-    while (kind := _kind(series.dtype)) in ("List", "Array"):
+    while (kind := _polars_kind(series.dtype)) in ("List", "Array"):
         series = series.drop_nulls()
         if kind == "List":
             series = series.filter(series.list.len() > 0)
@@ -420,23 +426,23 @@ def _has_nulls_within(series: Any) -> bool:
 
 
 def _check_json(name: str, dtype: Any) -> None:
-    kind = _kind(dtype)
+    kind = _polars_kind(dtype)
     if kind in ("List", "Array"):
         _check_json(name, dtype.inner)
     elif kind == "Struct":
         for field in dtype.fields:
             _check_json(name, field.dtype)
-    elif not (kind in (*_TEXTS, "Null") or _number(dtype)):
+    elif not (kind in (*_POLARS_TEXTS, "Null") or _polars_number(dtype)):
         raise InvalidArgument(
             f"column {name!r}: in a list, or in JSON, {dtype} cannot be stored; cast it to text"
         )
 
 
-_AT_ONCE: Final = 4096
+_CHUNK_ROWS: Final = 4096
 """Rows that are taken out of a frame at a time: a copy of these is in memory."""
 
 
-def is_frame(src: object) -> bool:
+def is_data_frame(src: object) -> bool:
     """Whether it is a data frame.
 
     Raises:
@@ -462,7 +468,9 @@ class FrameRows:
     def __init__(self, frame: Any) -> None:
         self._n_rows = len(frame)
         is_pandas = is_of(frame, "pandas", "DataFrame")
-        self._columns: Sequence[Column] = (pandas_columns if is_pandas else polars_columns)(frame)
+        self._columns: Sequence[FrameColumn] = (pandas_columns if is_pandas else polars_columns)(
+            frame
+        )
         names: list[Any] = [column.name for column in self._columns]  # pandas takes any object
         for name in names:
             if not isinstance(name, str) or names.count(name) > 1:
@@ -476,8 +484,8 @@ class FrameRows:
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         names = [column.name for column in self._columns]
-        for start in range(0, self._n_rows, _AT_ONCE):
-            stop = min(start + _AT_ONCE, self._n_rows)
+        for start in range(0, self._n_rows, _CHUNK_ROWS):
+            stop = min(start + _CHUNK_ROWS, self._n_rows)
             parts = [column.values(start, stop) for column in self._columns]
             for row in zip(*parts, strict=True):
                 yield dict(zip(names, row, strict=True))
