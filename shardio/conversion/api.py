@@ -19,7 +19,7 @@ from shardio.conversion.classes import (
     without_folder_classes,
 )
 from shardio.conversion.data_frames import FrameRows, is_data_frame
-from shardio.conversion.execution import append_files, convert_files
+from shardio.conversion.execution import append_inputs, convert_inputs
 from shardio.conversion.inputs import Listing, list_inputs
 from shardio.conversion.options import Request
 from shardio.conversion.python_items import Indexing, convert_items, is_indexed, runs_of
@@ -274,7 +274,7 @@ class _Conversion:
             out_named = os.fspath(self.out)  # the folder `out` may be a cache of a store's place
             warn_about_split(listing.classes, src, out_named, are_classes=not names_own)
         listing = self._labelled(listing, job.source)
-        return (append_files if self.append else convert_files)(listing, staging, job, request)
+        return (append_inputs if self.append else convert_inputs)(listing, staging, job, request)
 
     def _labelled(self, listing: Listing, source: Source) -> Listing:
         """The inputs with the classes that a file, or what reads them, says."""

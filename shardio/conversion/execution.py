@@ -44,24 +44,24 @@ from shardio.storage.fs import make_folder
 
 MIN_SHARD_BYTES: Final = 8 << 20
 """Minimum bytes of a merged shard, whose tables and padding take some 50 kB."""
-FOLDER: Final = "compacted"
+COMPACTED: Final = "compacted"
 """The name of the folder that the new shards lie in."""
 
-Placed = tuple[str, ShardSummary]
+PlacedShard = tuple[str, ShardSummary]
 """The path of a finished shard below the job's folder, and its summary by its final name."""
 
 
 def is_small(shard: ShardSummary, shard_bytes: int) -> bool:
     """Return whether a shard is put together with small neighbours."""
-    return shard.n_bytes < _least_bytes(shard_bytes)
+    return shard.n_bytes < _min_group_bytes(shard_bytes)
 
 
-def _least_bytes(shard_bytes: int) -> int:
+def _min_group_bytes(shard_bytes: int) -> int:
     """Return the size that completes a group; two smaller shards fit into `shard_bytes`."""
     return min(MIN_SHARD_BYTES, shard_bytes // 2)
 
 
-def compact(placed: Sequence[Placed], job: Job) -> list[Placed]:
+def compact_shards(placed: Sequence[PlacedShard], job: Job) -> list[PlacedShard]:
     """Put neighbouring small shards together, in new files; others stay where they lie.
 
     The shards that are replaced stay as well: a conversion that is interrupted goes on from them.
@@ -76,14 +76,16 @@ def compact(placed: Sequence[Placed], job: Job) -> list[Placed]:
         else shard.n_bytes
         for place, shard in placed
     ]
-    groups = grouped(sizes, _least_bytes(job.shard_bytes))
+    groups = group_small(sizes, _min_group_bytes(job.shard_bytes))
     return [
-        placed[group.start] if len(group) == 1 else _joined(placed[group.start : group.stop], job)
+        placed[group.start]
+        if len(group) == 1
+        else _merge_shards(placed[group.start : group.stop], job)
         for group in groups
     ]
 
 
-def grouped(sizes: Sequence[int], least_bytes: int) -> list[range]:
+def group_small(sizes: Sequence[int], least_bytes: int) -> list[range]:
     """Group neighbours below `least_bytes` until they reach it together; others are alone."""
     found: list[range] = []
     first = n_bytes = 0
@@ -106,10 +108,10 @@ def _content_bytes(path: str) -> int:
         return sum(section.size for section in reader.sections)
 
 
-def _joined(members: Sequence[Placed], job: Job) -> Placed:
+def _merge_shards(members: Sequence[PlacedShard], job: Job) -> PlacedShard:
     """Write the samples of some shards into one, which has the name of the first."""
     name = members[0][1].name
-    folder = os.path.join(job.folder, FOLDER)
+    folder = os.path.join(job.folder, COMPACTED)
     make_folder(folder)
     with ShardWriter(os.path.join(folder, name), job.source.schema()) as writer:
         for place, _ in members:
@@ -117,19 +119,19 @@ def _joined(members: Sequence[Placed], job: Job) -> Placed:
                 for sample in reader:
                     writer.append(sample)
         summary = writer.close()
-    return f"{FOLDER}/{name}", replace(summary, name=name)
+    return f"{COMPACTED}/{name}", replace(summary, name=name)
 
 
-def convert_files(
+def convert_inputs(
     listing: Listing, staging: Staging, job: Job, request: Request
 ) -> ConversionReport:
     """Cut, run, publish a new dataset; without a sample, leave `out` as it was."""
     start_s = time.monotonic()
     units = cut(listing.inputs)
     compacts, sender = has_items(listing.inputs), request.sender
-    send = None if sender is None else partial(_send, sender, job, compacts=compacts)
+    send = None if sender is None else partial(_upload, sender, job, compacts=compacts)
     ledger = Ledger(listing, units, request.progress, send)
-    converter = _described(job)
+    converter = _converter_record(job)
     settings = settings_of(converter, job.source.libraries())
     with staging:
         staging.begin(settings, [unit.key for unit in units])
@@ -140,15 +142,15 @@ def convert_files(
         else:
             _run(units, job, request, ledger, staging, settings)
             reports = ledger.reports()
-            _refuse_nothing(reports, job, request, staging)
+            _check_any_input(reports, job, request, staging)
             if not ledger.shards():
                 staging.forget_units()
-                return _unpublished(job, ledger, reports, staging, start_s)
-            placed = _finished(ledger, job, sender, compacts=compacts)
+                return _unpublished_report(job, ledger, reports, staging, start_s)
+            placed = _final_shards(ledger, job, sender, compacts=compacts)
             found = _publish(job, ledger, placed, reports, staging, converter, sender)
         staging.finish()
     return replace(
-        _unpublished(job, ledger, reports, staging, start_s),
+        _unpublished_report(job, ledger, reports, staging, start_s),
         n_samples=found.n_samples,
         n_bytes=sum(shard.n_bytes for shard in found.shards),
         classes=found.classes,
@@ -157,7 +159,7 @@ def convert_files(
     )
 
 
-def _unpublished(
+def _unpublished_report(
     job: Job,
     ledger: Ledger,
     reports: Sequence[InputReport],
@@ -179,12 +181,12 @@ def _unpublished(
     )
 
 
-def append_files(
+def append_inputs(
     listing: Listing, staging: Staging, job: Job, request: Request
 ) -> ConversionReport:
     """Convert what the dataset does not have, and publish its next generation."""
     start_s = time.monotonic()
-    converter = _described(job)
+    converter = _converter_record(job)
     settings = settings_of(converter, job.source.libraries())
     with staging:
         base = load_base(staging.out)  # as it is now that nobody else appends files
@@ -195,8 +197,8 @@ def append_files(
         ledger = Ledger(additions.listing, units, request.progress)
         staging.begin(settings, [unit.key for unit in units])
         _run(units, job, request, ledger, staging, settings)
-        _refuse_nothing([*ledger.reports(), *additions.others], job, request, staging)
-        placed = _finished(ledger, job, None, compacts=has_items(listing.inputs))
+        _check_any_input([*ledger.reports(), *additions.others], job, request, staging)
+        placed = _final_shards(ledger, job, None, compacts=has_items(listing.inputs))
         found = _publish_next(base, job, ledger, placed, staging)
         staging.finish()
     order = {source.name: position for position, source in enumerate(listing.inputs)}
@@ -238,7 +240,7 @@ def _run(
         convert_unit(units[number], job, ledger.take)
 
 
-def _refuse_nothing(
+def _check_any_input(
     reports: Sequence[InputReport], job: Job, request: Request, staging: Staging
 ) -> None:
     """Make sure that a file is of the kind; else there is nothing that may be gone on with."""
@@ -255,10 +257,12 @@ def _refuse_nothing(
         raise
 
 
-def _finished(ledger: Ledger, job: Job, sender: Sender | None, *, compacts: bool) -> list[Placed]:
+def _final_shards(
+    ledger: Ledger, job: Job, sender: Sender | None, *, compacts: bool
+) -> list[PlacedShard]:
     """Return the shards that are to be published; with a sender, all are uploaded."""
     made = ledger.shards()
-    placed = compact(made, job) if compacts else made
+    placed = compact_shards(made, job) if compacts else made
     if sender is not None:
         if compacts:
             sent = {place for place, shard in made if not is_small(shard, job.shard_bytes)}
@@ -269,7 +273,7 @@ def _finished(ledger: Ledger, job: Job, sender: Sender | None, *, compacts: bool
     return placed
 
 
-def _send(sender: Sender, job: Job, place: str, shard: ShardSummary, *, compacts: bool) -> None:
+def _upload(sender: Sender, job: Job, place: str, shard: ShardSummary, *, compacts: bool) -> None:
     """Upload a shard, unless it is to be put together with others first."""
     if not (compacts and is_small(shard, job.shard_bytes)):
         sender.send(os.path.join(job.folder, place), shard)
@@ -278,7 +282,7 @@ def _send(sender: Sender, job: Job, place: str, shard: ShardSummary, *, compacts
 def _publish(
     job: Job,
     ledger: Ledger,
-    placed: Sequence[Placed],
+    placed: Sequence[PlacedShard],
     reports: Sequence[InputReport],
     staging: Staging,
     converter: Mapping[str, Any],
@@ -302,7 +306,7 @@ def _publish(
 
 
 def _publish_next(
-    base: Generation, job: Job, ledger: Ledger, placed: Sequence[Placed], staging: Staging
+    base: Generation, job: Job, ledger: Ledger, placed: Sequence[PlacedShard], staging: Staging
 ) -> Generation:
     """Add the finished shards to the dataset, unless nothing has come of the inputs."""
     latest = rebase(base, staging.out)
@@ -320,12 +324,12 @@ def _publish_next(
         versions={**latest.versions, **job.source.libraries()},
         operation={
             "name": "append",
-            "options": {name: _described(job)["options"][name] for name in RUN_OPTIONS},
+            "options": {name: _converter_record(job)["options"][name] for name in RUN_OPTIONS},
         },
     )
 
 
-def _described(job: Job) -> dict[str, Any]:
+def _converter_record(job: Job) -> dict[str, Any]:
     """Name the converter and every option that has a part in the data."""
     return {
         "name": job.source.kind,

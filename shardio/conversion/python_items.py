@@ -21,7 +21,7 @@ from typing import Any, ClassVar, Final
 
 from shardio._workers.processes.cargo import pickled
 from shardio.conversion.append import load_base
-from shardio.conversion.execution import append_files, convert_files
+from shardio.conversion.execution import append_inputs, convert_inputs
 from shardio.conversion.inputs import Listing
 from shardio.conversion.options import Request
 from shardio.conversion.python_samples import infer_fields, named, ready
@@ -341,4 +341,4 @@ def convert_items(
         keep_partial=keeps,
         stop_at_broken=request.on_error == "stop",
     )
-    return (append_files if append else convert_files)(listing, staging, job, request)
+    return (append_inputs if append else convert_inputs)(listing, staging, job, request)

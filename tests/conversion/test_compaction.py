@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import shardio
 from shardio.conversion import execution
-from shardio.conversion.execution import grouped
+from shardio.conversion.execution import group_small
 from shardio.maintenance import audit_dataset
 from shardio.shard.writer import ShardWriter
 from tests.lines import contents
@@ -41,7 +41,7 @@ def numbers_of(out: Path) -> list[int]:
 def test_groups_cover_all_in_order_and_end_as_soon_as_they_are_full(
     sizes: list[int], least: int
 ) -> None:
-    groups = grouped(sizes, least)
+    groups = group_small(sizes, least)
     assert [k for group in groups for k in group] == list(range(len(sizes)))
     for group, after in zip_longest(groups, groups[1:]):
         members = [sizes[k] for k in group]
@@ -125,7 +125,7 @@ def test_one_that_is_interrupted_while_it_puts_shards_together_goes_on(
     for where in ("before", "after"):
 
         def interrupted(self: Any, where: str = where) -> Any:
-            if execution.FOLDER in self.path:
+            if execution.COMPACTED in self.path:
                 if where == "after":
                     close(self)
                 raise KeyboardInterrupt
