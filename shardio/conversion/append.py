@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from shardio.conversion.inputs import Listing, content_of, states_of
+from shardio.conversion.inputs import Listing, input_hash, input_states
 from shardio.conversion.journal import NAME, PLAN
 from shardio.conversion.report import InputReport
 from shardio.conversion.source import OUTCOMES, Input, OutcomeKind
@@ -230,7 +230,7 @@ def _compare(one: Input, entries: Sequence[Entry], stopped: threading.Event) -> 
 def _describe_change(one: Input, entries: Sequence[Entry], stopped: threading.Event) -> str:
     """Say in what a file differs from all states of it that a dataset has; "" if from none."""
     n_bytes = 0
-    for state in states_of(one).values():
+    for state in input_states(one).values():
         if state is None:
             return "cannot be read: it has vanished, or is a link that leads nowhere"
         if not stat.S_ISREG(state.mode):  # opening a pipe would wait for its writer forever
@@ -243,7 +243,7 @@ def _describe_change(one: Input, entries: Sequence[Entry], stopped: threading.Ev
     if len(hashes) < len(entries):
         return ""  # converted by something that kept no hashes
     try:
-        found = content_of(one, stopped)
+        found = input_hash(one, stopped)
     except OSError as error:
         return f"cannot be read: {error.strerror}"
     return "" if found in hashes else f"hash {found}, {hashes[-1]} when it was converted"

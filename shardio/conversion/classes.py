@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from shardio._base.file_names import check_encodable
 from shardio._base.stack_level import level_of_caller
-from shardio.conversion.inputs import ANY_FOLDERS, Listing, pattern_of
+from shardio.conversion.inputs import ANY_FOLDERS, Listing, parse_pattern
 from shardio.errors import InvalidArgument
 
 LABEL_COLUMNS: Final = ("path", "label")
@@ -256,7 +256,7 @@ def _join_names(names: Sequence[str]) -> str:
 
 def _convert_command(found: SplitFolders, name: str, source: str, out: str) -> str:
     """Return the command that converts one part; the source's pattern of files is kept."""
-    pattern = pattern_of(source)
+    pattern = parse_pattern(source)
     above = found.parents[0].split("/") if len(found.parents) == 1 else ["*"] * found.depth
     before, rest = pattern.parts[: found.depth + 1], pattern.parts[found.depth + 1 :]
     if ANY_FOLDERS in before:

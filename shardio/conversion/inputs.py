@@ -25,7 +25,7 @@ from shardio.format.checksum import Hasher, hash_bytes
 _SPECIAL: Final = re.compile(r"[*?\[]")
 ANY_FOLDERS: Final = "**"
 
-Reached = frozenset[int]
+MatchState = frozenset[int]
 """How much of a pattern the path to a folder has matched: the parts that may come next."""
 
 
@@ -41,30 +41,34 @@ class Pattern:
     parts: tuple[str, ...] = ()
 
     @property
-    def start(self) -> Reached:
+    def start(self) -> MatchState:
         """What may come next below the root itself."""
         return self._and_after([0])
 
-    def is_whole(self, reached: Reached) -> bool:
+    def is_whole(self, reached: MatchState) -> bool:
         """Whether all that lies in a folder is meant."""
         return len(self.parts) in reached
 
-    def below(self, reached: Reached, name: str) -> Reached:
+    def below(self, reached: MatchState, name: str) -> MatchState:
         """What may come next in a folder of this name; nothing where none of it is meant."""
         if self.is_whole(reached):
             return reached
         stays = [k for k in reached if self.parts[k] == ANY_FOLDERS and name[:1] != "."]
         return self._and_after([*stays, *(k + 1 for k in self._matched(reached, name))])
 
-    def takes(self, reached: Reached, name: str) -> bool:
+    def takes(self, reached: MatchState, name: str) -> bool:
         """Whether a file of this name is meant."""
         return self.is_whole(reached) or len(self.parts) - 1 in self._matched(reached, name)
 
-    def _matched(self, reached: Reached, name: str) -> list[int]:
+    def _matched(self, reached: MatchState, name: str) -> list[int]:
         """The parts among those that may come next that match a name."""
-        return [k for k in reached if self.parts[k] != ANY_FOLDERS and _fits(self.parts[k], name)]
+        return [
+            k
+            for k in reached
+            if self.parts[k] != ANY_FOLDERS and _name_matches(self.parts[k], name)
+        ]
 
-    def _and_after(self, numbers: Iterable[int]) -> Reached:
+    def _and_after(self, numbers: Iterable[int]) -> MatchState:
         """With the parts that may come next as well because `**` before them matches nothing."""
         found = set(numbers)
         for k, part in enumerate(self.parts):
@@ -73,7 +77,7 @@ class Pattern:
         return frozenset(found)
 
 
-def pattern_of(source: str) -> Pattern:
+def parse_pattern(source: str) -> Pattern:
     """What a source is, by its name: a pattern if nothing is there that is called so.
 
     The root of a pattern is what comes before its first part with one of `*?[` in it; what is there
@@ -94,7 +98,7 @@ def _is_fixed(root: str, part: str) -> bool:
     return not _SPECIAL.search(part) or os.path.lexists(os.path.join(root, part))
 
 
-def _fits(part: str, name: str) -> bool:
+def _name_matches(part: str, name: str) -> bool:
     # `?` and `[…]` stand for a character, also where the locale makes several of it.
     return bool(_compiled(utf8_name(part)).match(utf8_name(name))) and (
         name[:1] != "." or part[:1] == "."
@@ -109,7 +113,7 @@ def _compiled(part: str) -> re.Pattern[str]:
 _CHUNK_BYTES: Final = 1 << 20
 
 
-class State(NamedTuple):
+class FileState(NamedTuple):
     """What tells a file from another, or from itself after a change."""
 
     mode: int
@@ -118,23 +122,23 @@ class State(NamedTuple):
     changed_ns: int
 
 
-def state_of(path: str) -> State | None:
+def file_state(path: str) -> FileState | None:
     """The state of the file at `path`; None where there is none, or nothing can be told of it."""
     try:
         found = os.stat(path)
     except OSError:
         return None
-    return State(found.st_mode, found.st_ino, found.st_size, found.st_mtime_ns)
+    return FileState(found.st_mode, found.st_ino, found.st_size, found.st_mtime_ns)
 
 
-def states_of(one: Input) -> dict[str, State | None]:
+def input_states(one: Input) -> dict[str, FileState | None]:
     """The states of an input and of its parts, by their names; an item stays as it is."""
     if isinstance(one, Item):
-        return {one.name: State(stat.S_IFREG, 0, one.n_bytes, 0)}
-    return {each.name: state_of(each.path) for each in (one, *one.parts)}
+        return {one.name: FileState(stat.S_IFREG, 0, one.n_bytes, 0)}
+    return {each.name: file_state(each.path) for each in (one, *one.parts)}
 
 
-def content_of(one: Input, stopped: threading.Event | None = None) -> str:
+def input_hash(one: Input, stopped: threading.Event | None = None) -> str:
     """The hash of an input's content: with parts, of all names and hashes, in order.
 
     Raises:
@@ -143,12 +147,12 @@ def content_of(one: Input, stopped: threading.Event | None = None) -> str:
     if isinstance(one, Item):
         return one.hash
     if not one.parts:
-        return hash_of(one.path, stopped)
-    lines = (f"{hash_of(each.path, stopped)} {each.name}\n" for each in (one, *one.parts))
+        return file_hash(one.path, stopped)
+    lines = (f"{file_hash(each.path, stopped)} {each.name}\n" for each in (one, *one.parts))
     return f"{hash_bytes(''.join(lines).encode()):016x}"
 
 
-def hash_of(path: str, stopped: threading.Event | None = None) -> str:
+def file_hash(path: str, stopped: threading.Event | None = None) -> str:
     """The xxh3-64 of a file's content, in 16 hex digits, as a generation keeps it.
 
     Once `stopped` is set by another thread, the hash is of no use: it ends where it is.
@@ -198,12 +202,12 @@ def list_inputs(source: str, but: str = "") -> Listing:
             is a pipe or device, or it is `but`.
         OSError: `source` itself, or the root of a pattern, cannot be listed.
     """
-    pattern = pattern_of(source)
+    pattern = parse_pattern(source)
     _check_root(source, pattern)
     root = os.path.abspath(pattern.root)
     if not os.path.isdir(root):
-        return Listing((_input(stored_name(os.path.basename(root)), root, -1),), ())
-    if (written := _identity(but)) is not None and _identity(root) == written:
+        return Listing((_make_input(stored_name(os.path.basename(root)), root, -1),), ())
+    if (written := _file_id(but)) is not None and _file_id(root) == written:
         raise InvalidArgument(
             f"{pattern.root}: is the folder that is written to; choose another one"
         )
@@ -223,7 +227,7 @@ def list_inputs(source: str, but: str = "") -> Listing:
         )
     classes = tuple(sorted(map(stored_name, folders)))
     labels = {"": -1} | {name: label for label, name in enumerate(classes)}
-    inputs = (_input(name, path, labels[folder]) for name, path, folder in sorted(files))
+    inputs = (_make_input(name, path, labels[folder]) for name, path, folder in sorted(files))
     return Listing(tuple(inputs), classes)
 
 
@@ -243,21 +247,19 @@ def _check_root(source: str, pattern: Pattern) -> None:
         raise InvalidArgument(f"{root}: {what}")
 
 
-Identity = tuple[int, int]
+FileId = tuple[int, int]
 
 
-def _walk(
-    root: str, pattern: Pattern, but: Identity | None
-) -> Iterator[tuple[str, list[str], bool]]:
+def _walk(root: str, pattern: Pattern, but: FileId | None) -> Iterator[tuple[str, list[str], bool]]:
     """Yield (folder below root, names of its files, whether it is a class) of what is meant.
 
     The one name of a folder that cannot be listed is "": it stands for the folder itself.
     """
-    waiting: list[tuple[str, Reached, frozenset[Identity]]] = [("", pattern.start, frozenset())]
+    waiting: list[tuple[str, MatchState, frozenset[FileId]]] = [("", pattern.start, frozenset())]
     while waiting:
         folder, reached, above = waiting.pop()
         here = os.path.join(root, folder)
-        identity = _identity(here)
+        identity = _file_id(here)
         if identity in above:  # a link to a folder that this one lies in
             continue
         try:
@@ -271,7 +273,7 @@ def _walk(
         folders = sorted(name for name, is_dir in found if is_dir)
         files = [name for name, is_dir in found if not is_dir and pattern.takes(reached, name)]
         if but is not None:
-            folders = [name for name in folders if _identity(os.path.join(here, name)) != but]
+            folders = [name for name in folders if _file_id(os.path.join(here, name)) != but]
         yield folder, files, bool(files) or (not found and pattern.is_whole(reached))
         circle = above | {identity} if identity else above
         waiting += [
@@ -281,7 +283,7 @@ def _walk(
         ]
 
 
-def _identity(path: str) -> Identity | None:
+def _file_id(path: str) -> FileId | None:
     """Device and inode of what lies at a path; None for nothing."""
     try:
         status = os.stat(path)
@@ -298,7 +300,7 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
         return False
 
 
-def _input(name: str, path: str, label: int) -> Input:
+def _make_input(name: str, path: str, label: int) -> Input:
     """Look at a file; a link to nowhere, or to itself, has no bytes."""
     try:
         status = os.stat(path)
@@ -311,7 +313,7 @@ def _input(name: str, path: str, label: int) -> Input:
 Parts = Mapping[str, Sequence[str]]
 
 
-def join(listing: Listing, source: Source) -> Listing:
+def join_parts(listing: Listing, source: Source) -> Listing:
     """Give inputs their parts, as a source's `parts` has them.
 
     An input with parts in its own folder, or with an empty list of them, stands for that folder:

@@ -10,7 +10,7 @@ from typing import Any, Final
 from shardio._workers.processes.cpus import usable_cpus
 from shardio._workers.ray.cluster import LOCAL, Engine
 from shardio.conversion.append import PathName, check_same_options, inherit_options
-from shardio.conversion.inputs import Listing, join
+from shardio.conversion.inputs import Listing, join_parts
 from shardio.conversion.registry import fit, guess_kind, make_source
 from shardio.conversion.report import Progress
 from shardio.conversion.shard_uploader import Sender
@@ -109,7 +109,7 @@ class Request:
             kind, options, keeps = inherit_options(base, kind, options, keep_partial=keeps)
         try:
             source = make_source(kind or guess_kind(listing.inputs), options)
-            listing = join(listing, source)
+            listing = join_parts(listing, source)
             source = fit(source, listing.inputs)
         except InvalidArgument:
             if base is not None and kind == base.converter.get("name"):

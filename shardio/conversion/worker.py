@@ -24,7 +24,7 @@ from typing import IO, Any, Final
 
 import numpy as np
 
-from shardio.conversion.inputs import State, content_of, states_of
+from shardio.conversion.inputs import FileState, input_hash, input_states
 from shardio.conversion.journal import read_record, write_record
 from shardio.conversion.plan import InputBegun, InputDone, Unit, UnitDone, UnitEvent
 from shardio.conversion.source import OUTCOMES, Input, Outcome, Source
@@ -226,7 +226,7 @@ def _convert(unit: Unit, job: Job, folder: Path, tell: Callable[[UnitEvent], Non
         for position, source in enumerate(unit.inputs, unit.first):
             tell(InputBegun(unit.number, position))
             with Spool(str(folder)) as spool:
-                states, content = states_of(source), ""
+                states, content = input_states(source), ""
                 if position in lost:
                     outcome = Outcome("broken", lost[position])
                 elif source.part_of:
@@ -248,7 +248,7 @@ def _convert(unit: Unit, job: Job, folder: Path, tell: Callable[[UnitEvent], Non
 
 
 def _read(
-    source: Input, before: Mapping[str, State | None], job: Job, spool: Spool
+    source: Input, before: Mapping[str, FileState | None], job: Job, spool: Spool
 ) -> tuple[Outcome, str]:
     """Read one input to its end, into the spool: what became of it, its hash if it gave samples."""
     content = ""
@@ -264,8 +264,8 @@ def _read(
         spool.clear()
     if spool.n_samples:
         with contextlib.suppress(OSError):  # then it is known by its name alone
-            content = content_of(source)
-    if (after := states_of(source)) != before:  # samples may be of both states, or of neither
+            content = input_hash(source)
+    if (after := input_states(source)) != before:  # samples may be of both states, or of neither
         spool.clear()
         name = next(name for name, state in after.items() if state != before[name])
         which = "" if name == source.name else f"{name}, a part of it, "

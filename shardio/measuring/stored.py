@@ -19,7 +19,7 @@ import numpy as np
 from shardio._base.file_names import original_name
 from shardio.conversion import ConversionReport, Input, InputReport, convert
 from shardio.conversion.append import inherit_options
-from shardio.conversion.inputs import join, list_inputs, pattern_of
+from shardio.conversion.inputs import join_parts, list_inputs, parse_pattern
 from shardio.conversion.registry import NothingFound, guess_kind, make_source
 from shardio.dataset.dataset import ShardDataset
 from shardio.errors import InvalidArgument, MediaError
@@ -100,7 +100,7 @@ def estimate(
     kind = kind or guess_kind(listing.inputs)  # of all names: some may promise something else
     others = signature(convert).parameters
     own = {name: value for name, value in options.items() if name not in others}
-    every = [one for one in join(listing, make_source(kind, own)).inputs if not one.part_of]
+    every = [one for one in join_parts(listing, make_source(kind, own)).inputs if not one.part_of]
     chosen = {each.name: each for one in _spread(every, n_inputs) for each in (one, *one.parts)}
     with tempfile.TemporaryDirectory(prefix="shardio-estimate-") as folder:
         for one in chosen.values():
@@ -205,7 +205,7 @@ def _compared(
     error_of = getattr(make_source(kind or report.kind, options), "error", None)
     if error_of is None:
         return
-    root = pattern_of(src).root
+    root = parse_pattern(src).root
     for one, row in _spread(list(_converted(report)), _MAX_COMPARED):
         path = os.path.join(root, original_name(one.name)) if os.path.isdir(root) else root
         found = error_of(Input(one.name, path, one.n_bytes, one.label), dataset[row])

@@ -15,7 +15,7 @@ import pytest
 import shardio
 from shardio import InvalidArgument
 from shardio.conversion import inputs
-from shardio.conversion.inputs import hash_of
+from shardio.conversion.inputs import file_hash
 from shardio.maintenance import repair
 from shardio.manifest import load, publish_next
 from tests.lines import contents, convert, install, texts
@@ -113,13 +113,13 @@ def test_ctrl_c_does_not_wait_until_files_are_compared(
     def begun(path: str, *rest: Any) -> str:
         n_begun.append(path)
         is_begun.set()
-        return hash_of(path, *rest)
+        return file_hash(path, *rest)
 
     def interrupt() -> None:
         is_begun.wait()
         os.kill(os.getpid(), signal.SIGINT)
 
-    monkeypatch.setattr(inputs, "hash_of", begun)
+    monkeypatch.setattr(inputs, "file_hash", begun)
     thread = threading.Thread(target=interrupt)
     thread.start()
     with pytest.raises(KeyboardInterrupt):

@@ -11,7 +11,7 @@ import pytest
 
 import shardio
 from shardio import Input, Outcome
-from shardio.conversion.inputs import join, list_inputs
+from shardio.conversion.inputs import join_parts, list_inputs
 from shardio.conversion.plan import cut
 from shardio.maintenance import audit_dataset
 from shardio.measuring import estimate
@@ -155,7 +155,7 @@ def test_an_estimate_takes_inputs_with_their_parts(lines: Path) -> None:
 
 def test_parts_count_where_they_are_read(lines: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(lines, {"dogs/2.many/1.txt": "x" * 100})
-    joined = join(list_inputs(str(lines)), Lines())
+    joined = join_parts(list_inputs(str(lines)), Lines())
     monkeypatch.setattr("shardio.conversion.plan.MIN_UNIT_BYTES", 100)
     ends = [unit.inputs[-1].name for unit in cut(joined.inputs)]
     assert ends == ["dogs/2.many/0.txt", "top.txt"]

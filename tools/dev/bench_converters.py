@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # no wheel holds w
 from dev.converter_kinds import arrays, episodes, media, records, shards, stores, tables
 from dev.converter_kinds.kind import Kind
 from shardio import Input
-from shardio.conversion.inputs import join, list_inputs
+from shardio.conversion.inputs import join_parts, list_inputs
 from shardio.conversion.registry import fit, make_source
 
 N_TURNS: Final = 5
@@ -63,7 +63,7 @@ def main() -> int:
 def _measure(name: str, kind: Kind, place: Path) -> float:
     kind.make(place)
     source = make_source(kind.converter, kind.options)
-    files = [one for one in join(list_inputs(str(place)), source).inputs if not one.part_of]
+    files = [one for one in join_parts(list_inputs(str(place)), source).inputs if not one.part_of]
     converter = fit(source, files)
     library, ours = [], []
     for _ in range(N_TURNS):
