@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from shardio.conversion.inputs import Listing, input_hash, input_states
-from shardio.conversion.journal import NAME, PLAN
+from shardio.conversion.journal import PLAN_FILE, WORK_FOLDER
 from shardio.conversion.report import InputReport
 from shardio.conversion.source import OUTCOMES, Input, OutcomeKind
 from shardio.errors import DatasetConflict, DatasetNotFound, InvalidArgument
@@ -44,7 +44,7 @@ def check_dataset_exists(out: PathName) -> None:
     Raises:
         DatasetNotFound: there is none.
     """
-    if not holds_dataset(out) and (Path(out) / NAME / PLAN).exists():
+    if not holds_dataset(out) and (Path(out) / WORK_FOLDER / PLAN_FILE).exists():
         raise DatasetNotFound(
             f"{os.fspath(out)}: an interrupted conversion lies here; resume it (--resume) before "
             "anything is appended"
@@ -70,9 +70,9 @@ def load_base(out: PathName) -> Generation:
 def _check_no_added_columns(base: Generation, out: PathName) -> Generation:
     """Make sure that the shards of a generation hold whole samples."""
     if added := [side.name for side in base.sides]:
-        work = Path(out) / NAME
+        work = Path(out) / WORK_FOLDER
         left = f"; {work} is of a conversion that is not done: delete it, unless it is to go on"
-        left *= (work / PLAN).exists()
+        left *= (work / PLAN_FILE).exists()
         raise InvalidArgument(
             f"{os.fspath(out)}: has columns that were added later ({', '.join(added)}), which new "
             "samples would lack; convert into a folder of its own, add them there, and merge both"

@@ -26,7 +26,7 @@ from shardio.conversion.append import (
     rebase,
 )
 from shardio.conversion.inputs import Listing
-from shardio.conversion.journal import settings_of
+from shardio.conversion.journal import conversion_settings
 from shardio.conversion.options import Request
 from shardio.conversion.plan import Unit, cut, has_items
 from shardio.conversion.ray_backend import run_on_nodes
@@ -132,7 +132,7 @@ def convert_inputs(
     send = None if sender is None else partial(_upload, sender, job, compacts=compacts)
     ledger = Ledger(listing, units, request.progress, send)
     converter = _converter_record(job)
-    settings = settings_of(converter, job.source.libraries())
+    settings = conversion_settings(converter, job.source.libraries())
     with staging:
         staging.begin(settings, [unit.key for unit in units])
         if staging.is_published:  # the earlier conversion was interrupted while it tidied up
@@ -187,7 +187,7 @@ def append_inputs(
     """Convert what the dataset does not have, and publish its next generation."""
     start_s = time.monotonic()
     converter = _converter_record(job)
-    settings = settings_of(converter, job.source.libraries())
+    settings = conversion_settings(converter, job.source.libraries())
     with staging:
         base = load_base(staging.out)  # as it is now that nobody else appends files
         check_not_repaired(base, staging.out)

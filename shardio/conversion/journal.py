@@ -31,17 +31,17 @@ from shardio.storage.checksummed_json import read_sealed, sealed, write_sealed
 from shardio.storage.fs import unlink
 from shardio.version import __version__
 
-NAME: Final = ".conversion"
+WORK_FOLDER: Final = ".conversion"
 """The folder in `out` where a conversion keeps its work."""
-PLAN: Final = "plan.json"
-PUBLISHED: Final = "published.json"
+PLAN_FILE: Final = "plan.json"
+PUBLISHED_FILE: Final = "published.json"
 """The plan of a conversion that only has to tidy up: nothing beside it is needed any more."""
-RECORD: Final = "unit.json"
+RECORD_FILE: Final = "unit.json"
 _VERSION: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class JournaledPlan:
     """With which settings a conversion was begun, and the keys of its units.
 
     `replaces`: a dataset lies in the same folder until this one is published. `appends`: one lies
@@ -54,7 +54,9 @@ class Plan:
     appends: bool
 
 
-def settings_of(converter: Mapping[str, Any], libraries: Mapping[str, str]) -> dict[str, Any]:
+def conversion_settings(
+    converter: Mapping[str, Any], libraries: Mapping[str, str]
+) -> dict[str, Any]:
     """Give all that decides over the bytes of a conversion's shards, beside its source."""
     versions = {
         "shardio": __version__,
@@ -65,7 +67,7 @@ def settings_of(converter: Mapping[str, Any], libraries: Mapping[str, str]) -> d
     return {"converter": dict(converter), "versions": versions, "machine": platform.machine()}
 
 
-def write_plan(folder: Path, plan: Plan) -> None:
+def write_plan(folder: Path, plan: JournaledPlan) -> None:
     """Put the plan into the folder of the conversion, durably."""
     content = {
         "version": _VERSION,
@@ -74,22 +76,24 @@ def write_plan(folder: Path, plan: Plan) -> None:
         "replaces": plan.replaces,
         "appends": plan.appends,
     }
-    write_sealed(folder / PLAN, sealed(content), exclusive=False)
+    write_sealed(folder / PLAN_FILE, sealed(content), exclusive=False)
 
 
-def place_of_plan(folder: Path) -> Path | None:
+def plan_path(folder: Path) -> Path | None:
     """Find the plan of an earlier conversion; None where there is none."""
-    return next((folder / name for name in (PLAN, PUBLISHED) if (folder / name).exists()), None)
+    return next(
+        (folder / name for name in (PLAN_FILE, PUBLISHED_FILE) if (folder / name).exists()), None
+    )
 
 
-def read_plan(folder: Path) -> Plan | None:
+def read_plan(folder: Path) -> JournaledPlan | None:
     """Read the plan of an earlier conversion; None where there is none.
 
     Raises:
         DatasetCorrupt: it is damaged.
         InvalidArgument: another version of shardio wrote it, in a form that this one cannot read.
     """
-    place = place_of_plan(folder)
+    place = plan_path(folder)
     if place is None:
         return None
     content = read_sealed(place)
@@ -106,16 +110,18 @@ def read_plan(folder: Path) -> Plan | None:
             f"{place}: a plan has settings, units, and whether it replaces a dataset or "
             f"appends to it; found {sorted(content)}"
         )
-    return Plan(settings, tuple(map(str, units)), bool(replaces), bool(appends))
+    return JournaledPlan(settings, tuple(map(str, units)), bool(replaces), bool(appends))
 
 
-def refuse_other_settings(plan: Plan, settings: Mapping[str, Any], out: Path, hint: str) -> None:
+def check_same_settings(
+    plan: JournaledPlan, settings: Mapping[str, Any], out: Path, hint: str
+) -> None:
     """Make sure that a conversion goes on as it began; `hint`: what else can be done.
 
     Raises:
         InvalidArgument: the options, a version or the machine's kind are others; it names all.
     """
-    was, now = dict(_flat(plan.settings)), dict(_flat(settings))
+    was, now = dict(_flatten(plan.settings)), dict(_flatten(settings))
     others = [
         f"{name} was {was.get(name)!r}, is {now.get(name)!r}"
         for name in sorted({*was, *now})
@@ -128,7 +134,7 @@ def refuse_other_settings(plan: Plan, settings: Mapping[str, Any], out: Path, hi
         )
 
 
-def refuse_other_units(plan: Plan, units: Sequence[str], out: Path, hint: str) -> None:
+def check_same_units(plan: JournaledPlan, units: Sequence[str], out: Path, hint: str) -> None:
     """Make sure that a dataset that was published is of the inputs as they are now.
 
     Raises:
@@ -142,11 +148,11 @@ def refuse_other_units(plan: Plan, units: Sequence[str], out: Path, hint: str) -
         )
 
 
-def _flat(settings: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+def _flatten(settings: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
     for name, value in settings.items():
         full = f"{above}.{name}" if above else name
         if isinstance(value, Mapping):
-            yield from _flat(value, full)
+            yield from _flatten(value, full)
         else:
             yield full, list(value) if isinstance(value, tuple) else value
 
@@ -171,17 +177,17 @@ def write_record(folder: Path, done: Sequence[InputDone], end: UnitDone) -> None
         ],
         "stopped": end.stopped,
     }
-    write_sealed(folder / RECORD, sealed(content), exclusive=False)
+    write_sealed(folder / RECORD_FILE, sealed(content), exclusive=False)
 
 
 def has_records(folder: Path) -> bool:
     """Whether any unit is finished."""
-    return next(folder.glob(f"*/{RECORD}"), None) is not None
+    return next(folder.glob(f"*/{RECORD_FILE}"), None) is not None
 
 
-def forget_record(folder: Path) -> None:
+def delete_record(folder: Path) -> None:
     """Have a unit converted anew."""
-    unlink(folder / RECORD)
+    unlink(folder / RECORD_FILE)
 
 
 def read_record(folder: Path, unit: Unit) -> tuple[list[InputDone], UnitDone] | None:
@@ -191,7 +197,7 @@ def read_record(folder: Path, unit: Unit) -> tuple[list[InputDone], UnitDone] | 
     is where its shards were uploaded by other names than they have in this plan.
     """
     with contextlib.suppress(DataError, OSError, LookupError, TypeError, ValueError):
-        content = read_sealed(folder / RECORD)
+        content = read_sealed(folder / RECORD_FILE)
         shards = [
             ShardSummary(one["name"], one["samples"], one["bytes"], one["id"])
             for one in content["shards"]
@@ -207,12 +213,12 @@ def read_record(folder: Path, unit: Unit) -> tuple[list[InputDone], UnitDone] | 
             )
             for position, one in enumerate(content["inputs"], unit.first)
         ]
-        if all(_is_sound(folder, unit, shard) for shard in shards):
+        if all(_is_intact(folder, unit, shard) for shard in shards):
             return done, UnitDone(unit.number, content["stopped"], tuple(shards))
     return None
 
 
-def _is_sound(folder: Path, unit: Unit, shard: ShardSummary) -> bool:
+def _is_intact(folder: Path, unit: Unit, shard: ShardSummary) -> bool:
     if os.path.basename(shard.name) != shard.name:
         return False  # it lies elsewhere: nothing that a conversion wrote
     place = os.path.join(folder, shard.name)

@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from shardio._workers.processes.launch import Zygote, acquire
 from shardio._workers.ray.cluster import Cluster, Engine
-from shardio.conversion.journal import read_record, settings_of
+from shardio.conversion.journal import conversion_settings, read_record
 from shardio.conversion.plan import Unit, UnitEvent
 from shardio.conversion.scheduler import Ledger, UnitLog, run_crew
 from shardio.conversion.worker import Job
@@ -75,7 +75,7 @@ class _Work:
 
     def _refuse_other_libraries(self) -> None:
         """Make sure that this machine makes the bytes that the others make."""
-        found = settings_of(self.settings["converter"], self.job.source.libraries())
+        found = conversion_settings(self.settings["converter"], self.job.source.libraries())
         was = {**self.settings["versions"], "machine": self.settings["machine"]}
         now = {**found["versions"], "machine": found["machine"]}
         others = [

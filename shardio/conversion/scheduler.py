@@ -23,7 +23,7 @@ from shardio._workers.processes.channel import Channel
 from shardio._workers.processes.crew import Crew, Died, Event, Failed
 from shardio._workers.processes.pieces import Pieces, send_whole
 from shardio.conversion.inputs import Listing
-from shardio.conversion.journal import forget_record
+from shardio.conversion.journal import delete_record
 from shardio.conversion.plan import InputBegun, InputDone, Unit, UnitDone, UnitEvent
 from shardio.conversion.report import InputReport, Progress
 from shardio.conversion.source import Input, Outcome
@@ -272,7 +272,7 @@ class _Run:
         position = self._reading.pop(number, None)
         self._n_deaths[number, position] += 1
         if position is None:  # perhaps over the check of what is recorded: a page that is not read
-            forget_record(Path(self._job.folder, self._units[number].key))
+            delete_record(Path(self._job.folder, self._units[number].key))
         if self._n_deaths[number, position] == MAX_DEATHS:
             if position is None:
                 raise WorkerDied(

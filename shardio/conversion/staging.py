@@ -20,15 +20,15 @@ from typing import Final, Self
 
 from shardio.conversion.append import check_dataset_exists
 from shardio.conversion.journal import (
-    NAME,
-    PLAN,
-    PUBLISHED,
-    Plan,
+    PLAN_FILE,
+    PUBLISHED_FILE,
+    WORK_FOLDER,
+    JournaledPlan,
+    check_same_settings,
+    check_same_units,
     has_records,
-    place_of_plan,
+    plan_path,
     read_plan,
-    refuse_other_settings,
-    refuse_other_units,
     write_plan,
 )
 from shardio.conversion.rename_log import Moves, clean, refuse_strangers
@@ -78,18 +78,18 @@ class Staging:
         hint: str = "",
     ) -> None:
         self.out = Path(os.path.abspath(out))
-        self.folder = self.out / NAME
+        self.folder = self.out / WORK_FOLDER
         self.is_published, self.lock_fd = False, -1
         self._resume, self._overwrite, self.appends = resume, overwrite, appends
         anew = self._give_up if appends else "overwrite (--overwrite) starts again"
         self._way_out, self._anew = hint, hint or anew
         self._moves = Moves(self.out, self.folder)
-        self._plan: Plan | None = None
+        self._plan: JournaledPlan | None = None
         self._has_begun = self._is_finished = self._made_out = False
 
     def __enter__(self) -> Self:
         self._refuse_anothers_folder()
-        if place_of_plan(self.folder) is None:
+        if plan_path(self.folder) is None:
             self._refuse_others()
         self._made_out = not self.out.exists()
         self._lock()
@@ -121,12 +121,12 @@ class Staging:
 
     def _look(self) -> None:
         """Find out what an earlier conversion left; refuse what the options do not allow."""
-        place = place_of_plan(self.folder)
+        place = plan_path(self.folder)
         if place is None:
             self._clear()
             self._refuse_others()
             return
-        is_over = place.name == PUBLISHED or self._moves.are_published()
+        is_over = place.name == PUBLISHED_FILE or self._moves.are_published()
         goes_on = self._resume and not self.appends and holds_dataset(self.out)
         self.is_published = is_over and goes_on
         if is_over and not goes_on:
@@ -154,7 +154,7 @@ class Staging:
             raise DatasetExists(self._interrupted())
         self._plan = plan
 
-    def _read_plan(self, hint: str) -> Plan | None:
+    def _read_plan(self, hint: str) -> JournaledPlan | None:
         """Read the plan; an error says how to go on without it."""
         try:
             return read_plan(self.folder)
@@ -192,9 +192,9 @@ class Staging:
             check_dataset_exists(self.out)
         elif self._overwrite or (self._plan is not None and self._plan.replaces):
             clean(self.out)
-            refuse_strangers(self.out, but=NAME)
+            refuse_strangers(self.out, but=WORK_FOLDER)
         else:
-            refuse_existing(self.out, but=NAME)
+            refuse_existing(self.out, but=WORK_FOLDER)
 
     def begin(self, settings: dict[str, object], units: Sequence[str]) -> None:
         """Journal the plan; of an earlier one, keep those units that are in this one as well.
@@ -204,15 +204,15 @@ class Staging:
             DatasetExists: the earlier one is published, and was of other inputs.
         """
         if self._plan is not None:
-            refuse_other_settings(self._plan, settings, self.out, f"or {self._anew}")
+            check_same_settings(self._plan, settings, self.out, f"or {self._anew}")
             if self.is_published:
-                refuse_other_units(self._plan, units, self.out, self._way_out)
+                check_same_units(self._plan, units, self.out, self._way_out)
         self._has_begun = True
         if self.is_published:
             return
         replaces = holds_dataset(self.out) and not self.appends
-        self._clear(but={PLAN, *units} if self._plan is not None else set())
-        self._plan = Plan(settings, tuple(units), replaces, self.appends)
+        self._clear(but={PLAN_FILE, *units} if self._plan is not None else set())
+        self._plan = JournaledPlan(settings, tuple(units), replaces, self.appends)
         write_plan(self.folder, self._plan)
         sync_folder(str(self.out))
 
@@ -246,7 +246,7 @@ class Staging:
 
     def forget_units(self) -> None:
         """Remove what units have left: none of it is of use."""
-        self._clear(but={PLAN})
+        self._clear(but={PLAN_FILE})
 
     def finish(self) -> None:
         """Say that the dataset is published: nothing is kept here."""
@@ -258,12 +258,12 @@ class Staging:
 
         So the same conversion can still be resumed, and then only has to do the rest of this.
         """
-        if (self.folder / PLAN).exists():
-            rename(self.folder / PLAN, self.folder / PUBLISHED)
+        if (self.folder / PLAN_FILE).exists():
+            rename(self.folder / PLAN_FILE, self.folder / PUBLISHED_FILE)
             sync_folder(str(self.folder))
-        self._clear(but={PUBLISHED})
+        self._clear(but={PUBLISHED_FILE})
         if not self._way_out:
-            unlink(self.folder / PUBLISHED)
+            unlink(self.folder / PUBLISHED_FILE)
 
     def _clear(self, but: frozenset[str] | set[str] = frozenset()) -> None:
         for entry in list(os.scandir(self.folder)):
@@ -293,7 +293,7 @@ class Staging:
             self._forget_work()
             remove_folder(self.folder)
         elif not self._keep():
-            unlink(self.folder / PLAN)  # first: from here on there is nothing to resume
+            unlink(self.folder / PLAN_FILE)  # first: from here on there is nothing to resume
             remove_tree(self.folder)
         elif error is not None:
             way = "append and resume (--append --resume)" if self.appends else "resume (--resume)"

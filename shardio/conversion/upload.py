@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from shardio._base.closing import Closing
-from shardio.conversion.journal import NAME, place_of_plan
+from shardio.conversion.journal import WORK_FOLDER, plan_path
 from shardio.conversion.report import ConversionReport, InputReport
 from shardio.conversion.shard_uploader import Sender, check_sent, send
 from shardio.conversion.staging import LOCK_PATIENCE_S
@@ -220,7 +220,7 @@ class Upload(Closing):
     @property
     def has_plan(self) -> bool:
         """Whether a plan lies here, which says of what inputs an earlier conversion is."""
-        return place_of_plan(Path(self.folder, NAME)) is not None
+        return plan_path(Path(self.folder, WORK_FOLDER)) is not None
 
     def _is_published(self) -> bool:
         """Whether a dataset is there, and it is the one that was converted here.

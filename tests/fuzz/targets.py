@@ -21,11 +21,11 @@ import shardio
 from shardio.conversion.classes import apply_labels, read_labels
 from shardio.conversion.inputs import Listing
 from shardio.conversion.journal import (
-    PLAN,
-    RECORD,
+    PLAN_FILE,
+    RECORD_FILE,
+    check_same_settings,
     read_plan,
     read_record,
-    refuse_other_settings,
 )
 from shardio.conversion.plan import Unit
 from shardio.conversion.source import Input
@@ -349,12 +349,12 @@ class JournalFolder:
     def __call__(self, content: bytes) -> str:
         """Feed one input."""
         is_plan = not content or content[0] % 2 == 0
-        (self._folder / (PLAN if is_plan else RECORD)).write_bytes(content[1:])
+        (self._folder / (PLAN_FILE if is_plan else RECORD_FILE)).write_bytes(content[1:])
         try:
             if not is_plan:
                 return "kept" if read_record(self._folder, Unit(0, 0, ())) else "made anew"
             if plan := read_plan(self._folder):
-                refuse_other_settings(plan, {"machine": "x86_64"}, self._folder, "or not")
+                check_same_settings(plan, {"machine": "x86_64"}, self._folder, "or not")
         except ShardioError as error:
             return outcome_of(error)
         return "sound"

@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 import shardio
-from shardio.conversion.journal import place_of_plan
+from shardio.conversion.journal import plan_path
 from shardio.maintenance import audit_dataset, audit_shard
 from shardio.storage.checksummed_json import read_sealed
 
@@ -102,7 +102,7 @@ class Stage:
             wrong.append(f"exit code {process.returncode}")
         if not process.returncode and (out / ".conversion").exists():
             wrong.append(f"left though all is done: {sorted(contents(out / '.conversion'))}")
-        if place_of_plan(out / ".conversion") or not (out / KINDS[what]).exists():
+        if plan_path(out / ".conversion") or not (out / KINDS[what]).exists():
             wrong += self._resume(what, out)
         wrong += differences(contents(out), self.whole[what])
         return who, [f"{what}, {phase}, {wanted}: {text}" for text in wrong]
