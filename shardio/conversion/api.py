@@ -21,7 +21,7 @@ from shardio.conversion.classes import (
 from shardio.conversion.data_frames import FrameRows, is_data_frame
 from shardio.conversion.execution import append_inputs, convert_inputs
 from shardio.conversion.inputs import Listing, list_inputs
-from shardio.conversion.options import Request
+from shardio.conversion.options import ConvertOptions
 from shardio.conversion.python_items import Indexing, convert_items, is_indexed, runs_of
 from shardio.conversion.python_samples import append_samples, convert_samples, named
 from shardio.conversion.report import ConversionReport, Progress
@@ -44,7 +44,7 @@ class PythonSource:
     schema: Schema | None
 
     def convert(
-        self, out: str, request: Request, *, append: bool, labels: bool
+        self, out: str, request: ConvertOptions, *, append: bool, labels: bool
     ) -> ConversionReport:
         """Convert it into a dataset at `out`, or into more of it.
 
@@ -207,7 +207,7 @@ def convert(
     """
     if shard_bytes < 1:
         raise InvalidArgument(f"shard_bytes is {shard_bytes}; it must be at least 1")
-    request = Request(
+    request = ConvertOptions(
         kind,
         options,
         workers,
@@ -243,7 +243,7 @@ class _Conversion:
     append: bool
     out: PathName
 
-    def convert(self, out: PathName, request: Request) -> ConversionReport:
+    def convert(self, out: PathName, request: ConvertOptions) -> ConversionReport:
         """Convert it into a folder."""
         check_folder_name(out)
         if self.samples is None and isinstance(self.src, str | os.PathLike):
@@ -252,7 +252,7 @@ class _Conversion:
         has_labels = self.labels is not None
         return given.convert(os.fspath(out), request, append=self.append, labels=has_labels)
 
-    def _convert_files(self, src: str, out: PathName, request: Request) -> ConversionReport:
+    def _convert_files(self, src: str, out: PathName, request: ConvertOptions) -> ConversionReport:
         if self.names is not None:
             raise InvalidArgument("names: only for samples that are tuples, not for files")
         request = replace(request, source=src)

@@ -27,9 +27,9 @@ from shardio.conversion.append import (
 )
 from shardio.conversion.inputs import Listing
 from shardio.conversion.journal import conversion_settings
-from shardio.conversion.options import Request
-from shardio.conversion.plan import Unit, cut, has_items
-from shardio.conversion.ray_backend import run_on_nodes
+from shardio.conversion.options import ConvertOptions
+from shardio.conversion.plan import Unit, cut_units, has_items
+from shardio.conversion.ray_backend import run_on_ray
 from shardio.conversion.registry import NothingFound, refuse_nothing
 from shardio.conversion.report import ConversionReport, InputReport
 from shardio.conversion.scheduler import Ledger, run_crew
@@ -123,11 +123,11 @@ def _merge_shards(members: Sequence[PlacedShard], job: Job) -> PlacedShard:
 
 
 def convert_inputs(
-    listing: Listing, staging: Staging, job: Job, request: Request
+    listing: Listing, staging: Staging, job: Job, request: ConvertOptions
 ) -> ConversionReport:
     """Cut, run, publish a new dataset; without a sample, leave `out` as it was."""
     start_s = time.monotonic()
-    units = cut(listing.inputs)
+    units = cut_units(listing.inputs)
     compacts, sender = has_items(listing.inputs), request.sender
     send = None if sender is None else partial(_upload, sender, job, compacts=compacts)
     ledger = Ledger(listing, units, request.progress, send)
@@ -182,7 +182,7 @@ def _unpublished_report(
 
 
 def append_inputs(
-    listing: Listing, staging: Staging, job: Job, request: Request
+    listing: Listing, staging: Staging, job: Job, request: ConvertOptions
 ) -> ConversionReport:
     """Convert what the dataset does not have, and publish its next generation."""
     start_s = time.monotonic()
@@ -193,7 +193,7 @@ def append_inputs(
         check_not_repaired(base, staging.out)
         check_same_samples(base, converter, job.source.schema(), staging.out)
         additions = classify_inputs(listing, base, request.n_workers, staging.out)
-        units = cut(additions.listing.inputs)
+        units = cut_units(additions.listing.inputs)
         ledger = Ledger(additions.listing, units, request.progress)
         staging.begin(settings, [unit.key for unit in units])
         _run(units, job, request, ledger, staging, settings)
@@ -223,7 +223,7 @@ def append_inputs(
 def _run(
     units: Sequence[Unit],
     job: Job,
-    request: Request,
+    request: ConvertOptions,
     ledger: Ledger,
     staging: Staging,
     settings: Mapping[str, Any],
@@ -231,7 +231,7 @@ def _run(
     ledger.tell_start()
     patient, n_workers = replace(job, step_s=step_s_of(job.source)), request.n_workers
     if request.engine.is_ray and units:
-        run_on_nodes(units, patient, request.engine, request.workers, ledger, settings)
+        run_on_ray(units, patient, request.engine, request.workers, ledger, settings)
         return
     if n_workers and units:
         run_crew(units, patient, min(n_workers, len(units)), ledger, [staging.lock_fd])
@@ -241,7 +241,7 @@ def _run(
 
 
 def _check_any_input(
-    reports: Sequence[InputReport], job: Job, request: Request, staging: Staging
+    reports: Sequence[InputReport], job: Job, request: ConvertOptions, staging: Staging
 ) -> None:
     """Make sure that a file is of the kind; else there is nothing that may be gone on with."""
     try:

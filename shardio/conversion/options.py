@@ -23,7 +23,7 @@ ON_ERROR: Final = ("skip", "stop")
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class ConvertOptions:
     """The options of a conversion, as they are given; `source` is the name of what is read.
 
     `sender` takes finished shards to where the dataset is to be, if that is not here.

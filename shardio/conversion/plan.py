@@ -53,7 +53,7 @@ class Unit:
         return replace(shard, name=f"{self.number:06d}-{shard.name}")
 
 
-def cut(inputs: Sequence[Input]) -> list[Unit]:
+def cut_units(inputs: Sequence[Input]) -> list[Unit]:
     """Cut inputs into units of about equal cost; items, whose bytes say nothing, evenly.
 
     The small shards that units of items may give are put together by `compact`.
@@ -95,7 +95,7 @@ def _power_of_two(n: int) -> int:
     return 1 << n.bit_length() - 1 if n else 0
 
 
-class InputBegun(NamedTuple):
+class InputStarted(NamedTuple):
     """An input is about to be read: should the process end now, that input is to blame."""
 
     unit: int
@@ -128,4 +128,4 @@ class UnitDone(NamedTuple):
     shards: tuple[ShardSummary, ...]
 
 
-UnitEvent = InputBegun | InputDone | UnitDone
+UnitEvent = InputStarted | InputDone | UnitDone

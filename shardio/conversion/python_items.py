@@ -23,7 +23,7 @@ from shardio._workers.processes.cargo import pickled
 from shardio.conversion.append import load_base
 from shardio.conversion.execution import append_inputs, convert_inputs
 from shardio.conversion.inputs import Listing
-from shardio.conversion.options import Request
+from shardio.conversion.options import ConvertOptions
 from shardio.conversion.python_samples import infer_fields, named, ready
 from shardio.conversion.report import ConversionReport
 from shardio.conversion.source import Input, Item, Outcome
@@ -311,7 +311,7 @@ def convert_items(
     make: MakesSamples,
     function: str,
     out: str | os.PathLike[str],
-    request: Request,
+    request: ConvertOptions,
     *,
     schema: Schema | None,
     names: Sequence[str] | None,

@@ -32,7 +32,7 @@ _ATTEMPTS: Final = "attempts-"
 
 
 @dataclass(frozen=True, slots=True)
-class Attempt:
+class UnitAttempt:
     """What a machine says of a unit: its events, and the folder of its shards.
 
     `folder` is empty where the unit was there already. `unseen`: an input that the machine does not
@@ -45,7 +45,7 @@ class Attempt:
 
 
 @dataclass(frozen=True, slots=True)
-class _Work:
+class _UnitTask:
     """What all units have in common; travels to the machines. Converts a unit there.
 
     `attempts` is a folder with a name that no other has, `settings` are those of the journal.
@@ -55,23 +55,23 @@ class _Work:
     attempts: str
     settings: Mapping[str, Any]
 
-    def __call__(self, asked: tuple[Unit, bool]) -> Attempt:
+    def __call__(self, asked: tuple[Unit, bool]) -> UnitAttempt:
         """Convert a unit; whether to look for its inputs first."""
         unit, looks = asked
         self._refuse_other_libraries()
-        unseen = _unseen(unit) if looks else ""
+        unseen = _first_invisible(unit) if looks else ""
         if unseen:
-            return Attempt(unseen=unseen)
+            return UnitAttempt(unseen=unseen)
         if kept := read_record(Path(self.job.folder, unit.key), unit):
             done, end = kept
-            return Attempt((*done, end))
+            return UnitAttempt((*done, end))
         folder = os.path.join(self.attempts, secrets.token_hex(8))
         make_folder(folder)
-        _keep_zygote()
+        _shared_zygote()
         log = UnitLog()
         # Its number is where it lies in the list of units, which here has one.
         run_crew([replace(unit, number=0)], replace(self.job, folder=folder), 1, log)
-        return Attempt(log.events(unit.number), os.path.join(folder, unit.key))
+        return UnitAttempt(log.events(unit.number), os.path.join(folder, unit.key))
 
     def _refuse_other_libraries(self) -> None:
         """Make sure that this machine makes the bytes that the others make."""
@@ -91,7 +91,7 @@ class _Work:
 
 
 @functools.cache
-def _keep_zygote() -> Zygote:
+def _shared_zygote() -> Zygote:
     """Have what starts processes stay for later units, until this process ends.
 
     To begin, it takes half a second, which is more than most units do.
@@ -99,7 +99,7 @@ def _keep_zygote() -> Zygote:
     return acquire()
 
 
-def run_on_nodes(
+def run_on_ray(
     units: Sequence[Unit],
     job: Job,
     engine: Engine,
@@ -127,13 +127,13 @@ def run_on_nodes(
 
     try:
         with Cluster(engine, sees=attempts, n_at_once=n_at_once) as cluster:
-            work = _Work(job, attempts, settings)
-            for number, found in cluster.run(work, next_job, lambda n: _named(units[n])):
+            work = _UnitTask(job, attempts, settings)
+            for number, found in cluster.run(work, next_job, lambda n: _unit_name(units[n])):
                 if found.unseen:
-                    _refuse_unseen(found.unseen)
+                    _check_visible(found.unseen)
                     again.append(number)
                     continue
-                _settle(found, units[number], job)
+                _commit_attempt(found, units[number], job)
                 for event in found.events:
                     ledger.take(event)
                 if ledger.is_finished():
@@ -143,7 +143,7 @@ def run_on_nodes(
             remove_tree(attempts)  # with it, who goes on although given up has no place to write
 
 
-def _unseen(unit: Unit) -> str:
+def _first_invisible(unit: Unit) -> str:
     """The first input or part that was there when the source was listed, and is not there now."""
     for one in unit.inputs:
         for each in (one, *one.parts):
@@ -152,7 +152,7 @@ def _unseen(unit: Unit) -> str:
     return ""
 
 
-def _refuse_unseen(path: str) -> None:
+def _check_visible(path: str) -> None:
     if os.path.lexists(path):
         raise UnsupportedEnvironment(
             f"a machine of the Ray cluster does not see {path}: the source must lie on a file "
@@ -160,11 +160,11 @@ def _refuse_unseen(path: str) -> None:
         )
 
 
-def _named(unit: Unit) -> str:
+def _unit_name(unit: Unit) -> str:
     return f"{unit.inputs[0].name} to {unit.inputs[-1].name}"
 
 
-def _settle(found: Attempt, unit: Unit, job: Job) -> None:
+def _commit_attempt(found: UnitAttempt, unit: Unit, job: Job) -> None:
     """Have the shards of an attempt be those of its unit, durably."""
     if found.folder:
         place = os.path.join(job.folder, unit.key)

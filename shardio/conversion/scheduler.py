@@ -24,7 +24,7 @@ from shardio._workers.processes.crew import Crew, Died, Event, Failed
 from shardio._workers.processes.pieces import Pieces, send_whole
 from shardio.conversion.inputs import Listing
 from shardio.conversion.journal import delete_record
-from shardio.conversion.plan import InputBegun, InputDone, Unit, UnitDone, UnitEvent
+from shardio.conversion.plan import InputDone, InputStarted, Unit, UnitDone, UnitEvent
 from shardio.conversion.report import InputReport, Progress
 from shardio.conversion.source import Input, Outcome
 from shardio.conversion.worker import ENDS, Job, convert_unit, limit_s
@@ -254,7 +254,7 @@ class _Run:
             told = pickle.loads(whole)
             if isinstance(told, Exception):
                 raise told
-            if isinstance(told, InputBegun):
+            if isinstance(told, InputStarted):
                 self._reading[told.unit] = told.position
             elif isinstance(told, InputDone | UnitDone):
                 self._reading.pop(told.unit, None)

@@ -26,7 +26,7 @@ import numpy as np
 
 from shardio.conversion.inputs import FileState, input_hash, input_states
 from shardio.conversion.journal import read_record, write_record
-from shardio.conversion.plan import InputBegun, InputDone, Unit, UnitDone, UnitEvent
+from shardio.conversion.plan import InputDone, InputStarted, Unit, UnitDone, UnitEvent
 from shardio.conversion.source import OUTCOMES, Input, Outcome, Source
 from shardio.errors import InvalidArgument, MediaError
 from shardio.format.schema import Schema
@@ -224,7 +224,7 @@ def _convert(unit: Unit, job: Job, folder: Path, tell: Callable[[UnitEvent], Non
     lost, done, stopped = dict(unit.lost), [], False
     with _Shards(str(folder), job) as shards:
         for position, source in enumerate(unit.inputs, unit.first):
-            tell(InputBegun(unit.number, position))
+            tell(InputStarted(unit.number, position))
             with Spool(str(folder)) as spool:
                 states, content = input_states(source), ""
                 if position in lost:

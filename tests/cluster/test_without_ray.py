@@ -137,9 +137,9 @@ def ray(monkeypatch: pytest.MonkeyPatch) -> Iterator[StandIn]:
     yield stand_in
     assert not stand_in.is_on
     job._function.cache_clear()
-    if ray_backend._keep_zygote.cache_info().currsize:
-        release(ray_backend._keep_zygote())
-        ray_backend._keep_zygote.cache_clear()
+    if ray_backend._shared_zygote.cache_info().currsize:
+        release(ray_backend._shared_zygote())
+        ray_backend._shared_zygote.cache_clear()
 
 
 def squares(tmp_path: Path, n_jobs: int = 5, **options: Any) -> list[tuple[int, int]]:

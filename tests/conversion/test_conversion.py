@@ -21,7 +21,13 @@ import shardio
 from shardio import Array, Input, InvalidArgument, Outcome, Schema, WorkerDied
 from shardio.conversion import Progress, staging, worker
 from shardio.conversion.inputs import list_inputs
-from shardio.conversion.plan import MAX_UNIT_BYTES, MIN_INPUT_BYTES, MIN_UNIT_BYTES, N_UNITS, cut
+from shardio.conversion.plan import (
+    MAX_UNIT_BYTES,
+    MIN_INPUT_BYTES,
+    MIN_UNIT_BYTES,
+    N_UNITS,
+    cut_units,
+)
 from shardio.conversion.source import options_of
 from shardio.errors import DatasetConflict, DatasetExists, SchemaError
 from shardio.format.checksum import hash_bytes
@@ -357,7 +363,7 @@ def test_names_that_are_no_utf_8_are_written_as_escapes(lines: Path, tmp_path: P
 @given(st.lists(st.integers(0, 3 << 20), min_size=1, max_size=120))
 def test_units_cover_the_inputs_in_order_and_end_as_soon_as_they_are_full(sizes: list[int]) -> None:
     inputs = [Input(f"{n:03d}", "", size, -1) for n, size in enumerate(sizes)]
-    units = cut(inputs)
+    units = cut_units(inputs)
     assert [source for part in units for source in part.inputs] == inputs
     assert [part.number for part in units] == list(range(len(units)))
     assert [part.first for part in units] == [inputs.index(part.inputs[0]) for part in units]

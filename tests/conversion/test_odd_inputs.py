@@ -16,7 +16,7 @@ import pytest
 import shardio
 from shardio import Input, Outcome
 from shardio.conversion.inputs import Listing, list_inputs
-from shardio.conversion.plan import InputDone, cut
+from shardio.conversion.plan import InputDone, cut_units
 from shardio.conversion.report import Progress
 from shardio.conversion.scheduler import Ledger
 from shardio_tools import cli
@@ -205,7 +205,7 @@ def test_folders_may_be_nested_as_deep_as_a_path_can_be(lines: Path, tmp_path: P
 
 def test_many_tiny_inputs_are_many_units(tmp_path: Path) -> None:
     inputs = [Input(f"{n:06d}", "", n % 2, -1) for n in range(100_000)]
-    units = cut(inputs)
+    units = cut_units(inputs)
     assert len(units) > 64
     assert [source for part in units for source in part.inputs] == inputs
 
@@ -221,7 +221,7 @@ def test_what_a_report_of_progress_costs_does_not_grow_with_the_inputs() -> None
 
     inputs = tuple(Input(f"{n}", "", 3, -1) for n in range(50))
     told: list[Progress] = []
-    ledger = Ledger(Counted(inputs, ()), cut(inputs), told.append)
+    ledger = Ledger(Counted(inputs, ()), cut_units(inputs), told.append)
     for position in range(50):
         ledger.take(InputDone(0, position, Outcome("converted"), 1, 3))
     assert [(each.n_bytes_done, each.n_bytes) for each in told][-1] == (150, 150)

@@ -12,7 +12,7 @@ import pytest
 import shardio
 from shardio import Input, Outcome
 from shardio.conversion.inputs import join_parts, list_inputs
-from shardio.conversion.plan import cut
+from shardio.conversion.plan import cut_units
 from shardio.maintenance import audit_dataset
 from shardio.measuring import estimate
 from shardio_tools.cli import main
@@ -157,5 +157,5 @@ def test_parts_count_where_they_are_read(lines: Path, monkeypatch: pytest.Monkey
     write(lines, {"dogs/2.many/1.txt": "x" * 100})
     joined = join_parts(list_inputs(str(lines)), Lines())
     monkeypatch.setattr("shardio.conversion.plan.MIN_UNIT_BYTES", 100)
-    ends = [unit.inputs[-1].name for unit in cut(joined.inputs)]
+    ends = [unit.inputs[-1].name for unit in cut_units(joined.inputs)]
     assert ends == ["dogs/2.many/0.txt", "top.txt"]
