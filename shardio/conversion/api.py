@@ -22,7 +22,12 @@ from shardio.conversion.data_frames import FrameRows, is_data_frame
 from shardio.conversion.execution import append_inputs, convert_inputs
 from shardio.conversion.inputs import Listing, list_inputs
 from shardio.conversion.options import ConvertOptions
-from shardio.conversion.python_items import Indexing, convert_items, is_indexed, runs_of
+from shardio.conversion.python_items import (
+    MapStyleSamples,
+    convert_items,
+    is_map_style,
+    position_runs,
+)
 from shardio.conversion.python_samples import append_samples, convert_samples, named
 from shardio.conversion.report import ConversionReport, Progress
 from shardio.conversion.source import Source, classes_of
@@ -54,7 +59,7 @@ class PythonSource:
         self._check()
         self._check_source()
         if self.samples is None and (
-            is_data_frame(self.src) or not is_indexed(self.src, request.workers)
+            is_data_frame(self.src) or not is_map_style(self.src, request.workers)
         ):
             request.refuse_for_samples(labels=labels)
             to_dataset = append_samples if append else convert_samples
@@ -100,8 +105,8 @@ class PythonSource:
     def _items(self) -> tuple[Iterable[Any], Callable[[Any], Any], str]:
         """The items, what makes samples of one, and its name."""
         if self.samples is None:
-            indexing = Indexing(self.src)
-            return runs_of(len(self.src)), indexing, indexing.name
+            indexing = MapStyleSamples(self.src)
+            return position_runs(len(self.src)), indexing, indexing.name
         return self.src, self.samples, function_name(self.samples)
 
     def _rows(self, *, append: bool) -> tuple[Schema | None, Iterable[Mapping[str, Any]]]:

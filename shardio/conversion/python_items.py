@@ -37,11 +37,11 @@ from shardio.format.schema import Schema
 from shardio.format.values import encode_array, encode_record, encode_stream
 from shardio.shard.encoded import as_encoded
 
-_MAX_TRIED: Final = 64
+_MAX_SCHEMA_ITEMS: Final = 64
 """Items that are looked at, at most, for one that gives a sample to take the fields from."""
 
 _NO_SAMPLE: Final = object()
-MakesSamples = Callable[[Any], Any]
+SampleFunction = Callable[[Any], Any]
 
 
 @dataclass(frozen=True)
@@ -56,10 +56,10 @@ class ItemSource:
 
     function: str
     names: tuple[str, ...] | None = None
-    make: InitVar[MakesSamples | None] = None
+    make: InitVar[SampleFunction | None] = None
     fields: InitVar[Schema | None] = None
 
-    def __post_init__(self, make: MakesSamples | None, fields: Schema | None) -> None:
+    def __post_init__(self, make: SampleFunction | None, fields: Schema | None) -> None:
         object.__setattr__(self, "_make", make)
         object.__setattr__(self, "_schema", fields)
 
@@ -79,28 +79,28 @@ class ItemSource:
             MediaError: the function raised, or a sample is not what the schema says.
         """
         n_samples = 0
-        for value in _made(vars(self)["_make"], _unpacked(source)):
+        for value in _call(vars(self)["_make"], _unpickle(source)):
             try:
-                sample = checked(named(value, self.names), self.schema())
+                sample = validate_sample(named(value, self.names), self.schema())
             except (MediaError, SchemaError) as error:
                 raise MediaError(f"sample {n_samples}: {error}") from error
             except Exception as error:  # from a class of the user's, such as a mapping
-                raise MediaError(f"sample {n_samples}: {_told(error)}") from error
+                raise MediaError(f"sample {n_samples}: {_format_error(error)}") from error
             yield sample
             n_samples += 1
         return Outcome("converted") if n_samples else Outcome("empty", "gave no sample")
 
 
-def _unpacked(source: Input) -> Any:
+def _unpickle(source: Input) -> Any:
     if not isinstance(source, Item):
         raise MediaError("expected an item, found a file")
     try:
         return loads(source.packed)
     except Exception as error:
-        raise MediaError(f"cannot be unpickled in a worker: {_told(error)}") from error
+        raise MediaError(f"cannot be unpickled in a worker: {_format_error(error)}") from error
 
 
-def _made(make: MakesSamples, item: Any) -> Iterator[Any]:
+def _call(make: SampleFunction, item: Any) -> Iterator[Any]:
     """What a function gives for an item, one after another.
 
     Raises:
@@ -114,10 +114,10 @@ def _made(make: MakesSamples, item: Any) -> Iterator[Any]:
     except MediaError:
         raise
     except Exception as error:
-        raise MediaError(_told(error)) from error
+        raise MediaError(_format_error(error)) from error
 
 
-def _told(error: Exception) -> str:
+def _format_error(error: Exception) -> str:
     """An error in a line, with the line of code that raised it."""
     text = "".join(traceback.format_exception_only(error)).strip()
     frames = traceback.extract_tb(error.__traceback__)
@@ -126,7 +126,7 @@ def _told(error: Exception) -> str:
     return f"{text} ({os.path.basename(frames[-1].filename)}, line {frames[-1].lineno})"
 
 
-def checked(sample: Mapping[str, Any], schema: Schema) -> dict[str, Any]:
+def validate_sample(sample: Mapping[str, Any], schema: Schema) -> dict[str, Any]:
     """A sample as a writer takes it: all of it is proved to fit.
 
     Raises:
@@ -153,7 +153,9 @@ def checked(sample: Mapping[str, Any], schema: Schema) -> dict[str, Any]:
     return found
 
 
-def infer_of(make: MakesSamples, inputs: Sequence[Input], names: tuple[str, ...] | None) -> Schema:
+def infer_item_schema(
+    make: SampleFunction, inputs: Sequence[Input], names: tuple[str, ...] | None
+) -> Schema:
     """The schema of the first sample that the items give.
 
     Raises:
@@ -161,9 +163,9 @@ def infer_of(make: MakesSamples, inputs: Sequence[Input], names: tuple[str, ...]
         SchemaError: it is no sample, or no value of the first items can be stored.
     """
     first_error: Exception | None = None
-    for one in inputs[:_MAX_TRIED]:
+    for one in inputs[:_MAX_SCHEMA_ITEMS]:
         try:
-            found = next(_made(make, _unpacked(one)), _NO_SAMPLE)
+            found = next(_call(make, _unpickle(one)), _NO_SAMPLE)
         except MediaError as error:
             error.add_note(f"while making samples of {one.name}")
             first_error = first_error or error
@@ -172,7 +174,7 @@ def infer_of(make: MakesSamples, inputs: Sequence[Input], names: tuple[str, ...]
             continue
         sample = named(found, names)
         try:
-            return _inferred(sample)
+            return _infer(sample)
         except SchemaError as error:  # this item only: later items may be storable
             error.add_note(f"while making samples of {one.name}")
             first_error = first_error or error
@@ -180,12 +182,12 @@ def infer_of(make: MakesSamples, inputs: Sequence[Input], names: tuple[str, ...]
         raise first_error
     reason = f"; the first error: {first_error}" if first_error else ""
     raise InvalidArgument(
-        f"none of the first {min(_MAX_TRIED, len(inputs))} items gives a sample to take "
+        f"none of the first {min(_MAX_SCHEMA_ITEMS, len(inputs))} items gives a sample to take "
         f"the schema from; give schema={reason}"
     ) from first_error
 
 
-def _inferred(sample: Mapping[str, Any]) -> Schema:
+def _infer(sample: Mapping[str, Any]) -> Schema:
     """Return the schema of a sample.
 
     Raises:
@@ -196,14 +198,14 @@ def _inferred(sample: Mapping[str, Any]) -> Schema:
     except SchemaError:
         raise
     except Exception as error:
-        raise SchemaError(_told(error)) from error
+        raise SchemaError(_format_error(error)) from error
 
 
 MAX_ITEMS: Final = 16_384
 """Items that a data set is cut into, at most: each has its line in the report."""
 
 
-def is_indexed(src: object, workers: int | None) -> bool:
+def is_map_style(src: object, workers: int | None) -> bool:
     """Whether it is converted by position: it has `__getitem__` and a length, and no `__iter__`.
 
     What can be iterated over as well is converted by position where `workers` are asked for. An
@@ -218,7 +220,7 @@ def is_indexed(src: object, workers: int | None) -> bool:
 
 
 @dataclass(frozen=True)
-class Indexing:
+class MapStyleSamples:
     """What a data set gives for a run of positions, the first and the last."""
 
     dataset: Any
@@ -246,7 +248,7 @@ class Indexing:
         return type(self.dataset).__qualname__
 
 
-def runs_of(n: int) -> list[int | tuple[int, int]]:
+def position_runs(n: int) -> list[int | tuple[int, int]]:
     """Positions 0 to n - 1 as items: each by itself, or in runs where there would be too many."""
     n_run = 1 << max(0, -(-n // MAX_ITEMS) - 1).bit_length()
     if n_run == 1:
@@ -269,9 +271,9 @@ def list_items(items: Iterable[Any]) -> Listing:
     seen: Counter[str] = Counter()
     for item in items:
         packed = pickled(item, "give what it is made of, and make it in the function")
-        content = _as_json(item) or packed
+        content = _encode_json(item) or packed
         number = hash_bytes(content)
-        name = _distinct(_name_of(item, content, number), seen)
+        name = _unique_name(_item_name(item, content, number), seen)
         found.append(
             Item(name, name, len(content), -1, (number, 0), hash=f"{number:016x}", packed=packed)
         )
@@ -280,13 +282,13 @@ def list_items(items: Iterable[Any]) -> Listing:
     return Listing(tuple(found), ())
 
 
-def _distinct(name: str, seen: Counter[str]) -> str:
+def _unique_name(name: str, seen: Counter[str]) -> str:
     """A name that no item before has; behind one that was there stands how often."""
     seen[name] += 1
-    return name if seen[name] == 1 else _distinct(f"{name} ({seen[name]})", seen)
+    return name if seen[name] == 1 else _unique_name(f"{name} ({seen[name]})", seen)
 
 
-def _as_json(item: Any) -> bytes:
+def _encode_json(item: Any) -> bytes:
     """An item as JSON says it, a path as text; nothing if JSON cannot say it."""
     try:
         return json.dumps(item, sort_keys=True, default=os.fspath).encode()
@@ -294,12 +296,12 @@ def _as_json(item: Any) -> bytes:
         return b""
 
 
-def _name_of(item: Any, content: bytes, number: int) -> str:
+def _item_name(item: Any, content: bytes, number: int) -> str:
     if isinstance(item, os.PathLike):
         item = os.fspath(item)
     if isinstance(item, str) and item:
         name = item.encode("utf-8", "backslashreplace").decode()
-    elif _as_json(item):
+    elif _encode_json(item):
         name = content.decode()
     else:
         return f"{type(item).__name__} {number:016x}"
@@ -308,7 +310,7 @@ def _name_of(item: Any, content: bytes, number: int) -> str:
 
 def convert_items(
     items: Iterable[Any],
-    make: MakesSamples,
+    make: SampleFunction,
     function: str,
     out: str | os.PathLike[str],
     request: ConvertOptions,
@@ -330,7 +332,7 @@ def convert_items(
     listing = list_items(items)
     parts = None if names is None else tuple(names)
     if schema is None:
-        schema = base.schema if base is not None else infer_of(make, listing.inputs, parts)
+        schema = base.schema if base is not None else infer_item_schema(make, listing.inputs, parts)
     keeps = request.keep_partial
     if base is not None and base.converter:
         keeps = keeps or bool(base.converter.get("options", {}).get("keep_partial", False))
