@@ -28,7 +28,7 @@ from shardio.conversion.python_items import (
     is_map_style,
     position_runs,
 )
-from shardio.conversion.python_samples import append_samples, convert_samples, named
+from shardio.conversion.python_samples import append_samples, as_mapping, convert_samples
 from shardio.conversion.report import ConversionReport, Progress
 from shardio.conversion.source import Source, classes_of
 from shardio.conversion.staging import Staging
@@ -120,7 +120,7 @@ class PythonSource:
         return schema, rows
 
     def _named(self) -> Iterator[Mapping[str, Any]]:
-        return (named(value, self.names) for value in self.src)
+        return (as_mapping(value, self.names) for value in self.src)
 
 
 def function_name(function: Callable[[Any], Any]) -> str:

@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from shardio.conversion.python_samples import is_picture, plain
+from shardio.conversion.python_samples import is_pillow_image, to_plain
 from shardio.errors import InvalidArgument, SchemaError, ShardioError
 from shardio.format.arraylike import is_of, refuse_masked
 from shardio.format.fields import DTYPES, Array, Bytes, Field, Image, Json, List, Text
@@ -92,7 +92,7 @@ def _to_plain_value(name: str, row: int, value: Any, field: Field | None = None)
         InvalidArgument: it cannot be stored; the error names column and row.
     """
     try:
-        return plain(value, field)
+        return to_plain(value, field)
     except SchemaError as error:
         raise InvalidArgument(f"column {name!r}, row {row}: {error}") from error
 
@@ -160,7 +160,7 @@ def _infer_type(name: str, row: int, value: Any) -> _InferredType:
         return _JSON
     if isinstance(value, list | tuple):
         return _infer_list_type(value)
-    if is_picture(value):
+    if is_pillow_image(value):
         return _InferredType(Image())
     made = _to_plain_value(name, row, value)
     if isinstance(made, np.ndarray) and made.dtype.name in DTYPES:

@@ -24,7 +24,7 @@ from shardio.conversion.append import load_base
 from shardio.conversion.execution import append_inputs, convert_inputs
 from shardio.conversion.inputs import Listing
 from shardio.conversion.options import ConvertOptions
-from shardio.conversion.python_samples import infer_fields, named, ready
+from shardio.conversion.python_samples import as_mapping, infer_sample_schema, prepare_sample
 from shardio.conversion.report import ConversionReport
 from shardio.conversion.source import Input, Item, Outcome
 from shardio.conversion.staging import Staging
@@ -81,7 +81,7 @@ class ItemSource:
         n_samples = 0
         for value in _call(vars(self)["_make"], _unpickle(source)):
             try:
-                sample = validate_sample(named(value, self.names), self.schema())
+                sample = validate_sample(as_mapping(value, self.names), self.schema())
             except (MediaError, SchemaError) as error:
                 raise MediaError(f"sample {n_samples}: {error}") from error
             except Exception as error:  # from a class of the user's, such as a mapping
@@ -133,7 +133,7 @@ def validate_sample(sample: Mapping[str, Any], schema: Schema) -> dict[str, Any]
         SchemaError: it does not fit.
         MediaError: a picture, video or sound cannot be read.
     """
-    found = ready(sample, schema)
+    found = prepare_sample(sample, schema)
     missing = [n for n, f in schema.items() if n not in found and not f.optional]
     extra = [str(n) for n in found if n not in schema]
     if missing or extra:
@@ -172,7 +172,7 @@ def infer_item_schema(
             continue
         if found is _NO_SAMPLE:
             continue
-        sample = named(found, names)
+        sample = as_mapping(found, names)
         try:
             return _infer(sample)
         except SchemaError as error:  # this item only: later items may be storable
@@ -194,7 +194,7 @@ def _infer(sample: Mapping[str, Any]) -> Schema:
         SchemaError: a value cannot be stored, or the sample's own class raised an error.
     """
     try:
-        return infer_fields(sample)
+        return infer_sample_schema(sample)
     except SchemaError:
         raise
     except Exception as error:

@@ -32,12 +32,12 @@ _PLAIN: Final = frozenset((str, bytes, bool, int, float, np.ndarray, type(None))
 _PNG_MODES: Final = ("1", "L", "LA", "P", "RGB", "RGBA", "I;16")
 
 
-def is_picture(value: object) -> bool:
+def is_pillow_image(value: object) -> bool:
     """Whether it is a picture of Pillow's."""
     return is_of(value, "PIL", "Image")
 
 
-def plain(value: Any, field: Field | None = None) -> Any:
+def to_plain(value: Any, field: Field | None = None) -> Any:
     """A value as a field takes it.
 
     A tensor becomes an array, of the same memory where that is the CPU's; a picture of Pillow the
@@ -51,7 +51,7 @@ def plain(value: Any, field: Field | None = None) -> Any:
     if type(value) in _PLAIN:
         return value
     try:
-        return _plain(value, field)
+        return _to_plain(value, field)
     except (SchemaError, MemoryError):
         raise
     except Exception as error:
@@ -59,15 +59,15 @@ def plain(value: Any, field: Field | None = None) -> Any:
         raise SchemaError(f"a {kind} cannot be stored: {type(error).__name__}: {error}") from error
 
 
-def _plain(value: Any, field: Field | None) -> Any:
+def _to_plain(value: Any, field: Field | None) -> Any:
     if isinstance(value, Mapping):
-        return {name: plain(each) for name, each in value.items()}
+        return {name: to_plain(each) for name, each in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(each) for each in value]
+        return [to_plain(each) for each in value]
     if is_of(value, "torch", "Tensor"):
-        return _of_torch(value)
-    if is_picture(value):
-        return np.asarray(value) if isinstance(field, Array) else _png(value)
+        return _from_torch(value)
+    if is_pillow_image(value):
+        return np.asarray(value) if isinstance(field, Array) else _encode_png(value)
     if isinstance(value, np.ndarray | np.generic):  # a masked array as such, to be refused
         return value
     if callable(give := getattr(value, "numpy", None)):  # a tensor of tinygrad, or TensorFlow
@@ -75,14 +75,14 @@ def _plain(value: Any, field: Field | None) -> Any:
     return np.asarray(value) if hasattr(value, "__array__") else value
 
 
-def _of_torch(tensor: Any) -> Any:
+def _from_torch(tensor: Any) -> Any:
     if str(tensor.dtype) == "torch.bfloat16":
         tensor = tensor.view(sys.modules["torch"].int16)
         return tensor.numpy(force=True).view(np.uint16)
     return tensor.numpy(force=True)
 
 
-def _png(picture: Any) -> bytes:
+def _encode_png(picture: Any) -> bytes:
     if picture.mode not in _PNG_MODES:
         raise SchemaError(
             f"a picture of mode {picture.mode}; expected one of {', '.join(_PNG_MODES)}: "
@@ -95,7 +95,7 @@ def _png(picture: Any) -> bytes:
     return file.getvalue()
 
 
-def named(value: object, names: Sequence[str] | None = None) -> Mapping[str, Any]:
+def as_mapping(value: object, names: Sequence[str] | None = None) -> Mapping[str, Any]:
     """What a data set gives for a sample, as a mapping; a tuple's parts get `names`.
 
     Raises:
@@ -119,37 +119,37 @@ def named(value: object, names: Sequence[str] | None = None) -> Mapping[str, Any
     return dict(zip(names, parts, strict=True))
 
 
-def infer_fields(sample: Mapping[str, Any]) -> Schema:
+def infer_sample_schema(sample: Mapping[str, Any]) -> Schema:
     """The schema of one sample, as `infer_schema` has it; a picture of Pillow is an Image.
 
     Raises:
         SchemaError: a value is of no type that a field has.
     """
-    values = {name: _plain_field(name, value) for name, value in sample.items()}
+    values = {name: _to_plain_field(name, value) for name, value in sample.items()}
     found: dict[str, Field] = dict(infer_schema(values))
     for name, value in sample.items():
         field = found[name]
-        if is_picture(value):
+        if is_pillow_image(value):
             found[name] = Image()
         elif isinstance(field, Array) and str(getattr(value, "dtype", "")) == "torch.bfloat16":
             found[name] = replace(field, dtype="bfloat16")
     return Schema(found)
 
 
-def ready(sample: Mapping[str, Any], schema: Schema) -> dict[str, Any]:
+def prepare_sample(sample: Mapping[str, Any], schema: Schema) -> dict[str, Any]:
     """Return a sample with plain values, those of nested records under their dotted names.
 
     Raises:
         SchemaError: as of `plain`; it names the field.
     """
     flat = schema.flatten(sample)
-    return {name: _plain_field(name, value, schema.get(name)) for name, value in flat.items()}
+    return {name: _to_plain_field(name, value, schema.get(name)) for name, value in flat.items()}
 
 
-def _plain_field(name: str, value: Any, field: Field | None = None) -> Any:
+def _to_plain_field(name: str, value: Any, field: Field | None = None) -> Any:
     """Return the value of a field as `plain` does; errors name the field."""
     try:
-        return plain(value, field)
+        return to_plain(value, field)
     except SchemaError as error:
         raise SchemaError(f"field {name!r}: {error}") from error
 
@@ -168,7 +168,7 @@ def convert_samples(
         if first is None:
             raise InvalidArgument("there is no sample to take the schema from; give schema=")
         try:
-            schema = infer_fields(first)
+            schema = infer_sample_schema(first)
         except SchemaError as error:
             raise SchemaError(f"sample 0: {error}") from error
     with DatasetWriter(out, schema, shard_bytes=shard_bytes) as writer:
@@ -177,7 +177,7 @@ def convert_samples(
             return ConversionReport(
                 Path(out), "samples", 0, 0, time.monotonic() - start_s, generation=0
             )
-        for sample in _all_ready(chain((first,), rest), schema):
+        for sample in _prepare_all(chain((first,), rest), schema):
             writer.append(sample)
         generation = writer.close()
     return ConversionReport(
@@ -204,7 +204,7 @@ def append_samples(
         check_same_schema(base.schema, schema, out)
     n_samples = 0
     with Rewriting(out, base.schema, shard_bytes=shard_bytes, previous=base) as rewriting:
-        for sample in _all_ready(samples, base.schema):
+        for sample in _prepare_all(samples, base.schema):
             rewriting.append(sample)
             n_samples += 1
         found = latest = rebase(base, Path(out))
@@ -229,7 +229,9 @@ def append_samples(
     )
 
 
-def _all_ready(samples: Iterable[Mapping[str, Any]], schema: Schema) -> Iterator[Mapping[str, Any]]:
+def _prepare_all(
+    samples: Iterable[Mapping[str, Any]], schema: Schema
+) -> Iterator[Mapping[str, Any]]:
     """Yield samples as a writer takes them.
 
     Raises:
@@ -237,7 +239,7 @@ def _all_ready(samples: Iterable[Mapping[str, Any]], schema: Schema) -> Iterator
     """
     for number, sample in enumerate(samples):
         try:
-            found = ready(sample, schema)
+            found = prepare_sample(sample, schema)
         except SchemaError as error:
             raise SchemaError(f"sample {number}: {error}") from error
         yield found
