@@ -30,7 +30,7 @@ from shardio.conversion.journal import conversion_settings
 from shardio.conversion.options import ConvertOptions
 from shardio.conversion.plan import Unit, cut_units, has_items
 from shardio.conversion.ray_backend import run_on_ray
-from shardio.conversion.registry import NothingFound, refuse_nothing
+from shardio.conversion.registry import NoMatchingInputs, check_any_of_kind
 from shardio.conversion.report import ConversionReport, InputReport
 from shardio.conversion.scheduler import Ledger, run_crew
 from shardio.conversion.shard_uploader import Sender
@@ -245,14 +245,14 @@ def _check_any_input(
 ) -> None:
     """Make sure that a file is of the kind; else there is nothing that may be gone on with."""
     try:
-        refuse_nothing(
+        check_any_of_kind(
             request.source,
             job.source.kind,
             reports,
             is_told=request.kind is not None,
             appends=staging.appends,
         )
-    except NothingFound:
+    except NoMatchingInputs:
         staging.forget_units()
         raise
 

@@ -11,7 +11,7 @@ from shardio._workers.processes.cpus import usable_cpus
 from shardio._workers.ray.cluster import LOCAL, Engine
 from shardio.conversion.append import PathName, check_same_options, inherit_options
 from shardio.conversion.inputs import Listing, join_parts
-from shardio.conversion.registry import fit, guess_kind, make_source
+from shardio.conversion.registry import fit_source, guess_kind, make_source
 from shardio.conversion.report import Progress
 from shardio.conversion.shard_uploader import Sender
 from shardio.conversion.worker import Job
@@ -110,7 +110,7 @@ class ConvertOptions:
         try:
             source = make_source(kind or guess_kind(listing.inputs), options)
             listing = join_parts(listing, source)
-            source = fit(source, listing.inputs)
+            source = fit_source(source, listing.inputs)
         except InvalidArgument:
             if base is not None and kind == base.converter.get("name"):
                 check_same_options(base, self.options, out)

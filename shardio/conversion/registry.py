@@ -22,10 +22,10 @@ from shardio.conversion.source import Input, Source
 from shardio.errors import InvalidArgument, UnsupportedEnvironment, install_hint
 from shardio.media import has_image_suffix, has_media_suffix, has_sound_suffix
 
-GROUP: Final = "shardio.converters"
+ENTRY_POINT_GROUP: Final = "shardio.converters"
 
 
-_OURS: Final = {
+_BUILT_IN: Final = {
     "arrayrecord": "shardio_converters.records.arrayrecord:ArrayRecords",
     "arrays": "shardio_converters.arrays.arrays:Arrays",
     "arrow": "shardio_converters.arrow.arrow:Arrow",
@@ -63,11 +63,11 @@ def make_source(kind: str, options: Mapping[str, Any]) -> Source:
         InvalidArgument: there is none of this kind, or it has no such option.
         UnsupportedEnvironment: it needs a package that is missing.
     """
-    found = _entry(kind)
+    found = _find_entry(kind)
     try:
-        maker = _load(found)
+        maker = _load_converter(found)
     except ModuleNotFoundError as error:
-        raise _lacking(kind, error) from error
+        raise _missing_package(kind, error) from error
     known = [f.name for f in dataclasses.fields(maker) if f.init]
     if unknown := sorted(options.keys() - known):
         raise InvalidArgument(
@@ -78,11 +78,11 @@ def make_source(kind: str, options: Mapping[str, Any]) -> Source:
     try:
         source.libraries()  # now, and not when the first input is read
     except ModuleNotFoundError as error:
-        raise _lacking(kind, error) from error
+        raise _missing_package(kind, error) from error
     return source
 
 
-def fit(source: Source, inputs: Sequence[Input]) -> Source:
+def fit_source(source: Source, inputs: Sequence[Input]) -> Source:
     """Have a source set what follows from the inputs, if it has a `fitted`.
 
     Raises:
@@ -94,11 +94,11 @@ def fit(source: Source, inputs: Sequence[Input]) -> Source:
         found = fitted(inputs)
         found.libraries()
     except ModuleNotFoundError as error:
-        raise _lacking(source.kind, error) from error
+        raise _missing_package(source.kind, error) from error
     return found
 
 
-def _lacking(kind: str, error: ModuleNotFoundError) -> UnsupportedEnvironment:
+def _missing_package(kind: str, error: ModuleNotFoundError) -> UnsupportedEnvironment:
     package = (error.name or "").partition(".")[0]
     extra = _EXTRAS.get(package)
     return UnsupportedEnvironment(
@@ -117,13 +117,13 @@ def _entries() -> dict[str, EntryPoint]:
 
     Ours are not taken from the installation: that of a checkout may be older than the checkout.
     """
-    ours = {name: EntryPoint(name, place, GROUP) for name, place in _OURS.items()}
+    ours = {name: EntryPoint(name, place, ENTRY_POINT_GROUP) for name, place in _BUILT_IN.items()}
     packages = {_package_of(entry) for entry in ours.values()}
-    installed = {entry.name: entry for entry in entry_points(group=GROUP)}
+    installed = {entry.name: entry for entry in entry_points(group=ENTRY_POINT_GROUP)}
     return ours | {n: entry for n, entry in installed.items() if _package_of(entry) not in packages}
 
 
-def _entry(kind: str) -> EntryPoint:
+def _find_entry(kind: str) -> EntryPoint:
     known = _entries()
     if kind not in known:
         raise InvalidArgument(
@@ -136,13 +136,13 @@ def _package_of(entry: EntryPoint) -> str:
     return entry.module.partition(".")[0]
 
 
-def _load(entry: EntryPoint) -> Any:
-    if entry.value in _OURS.values():
-        _find_checkout(_package_of(entry))
+def _load_converter(entry: EntryPoint) -> Any:
+    if entry.value in _BUILT_IN.values():
+        _add_checkout_to_path(_package_of(entry))
     return entry.load()
 
 
-def _find_checkout(package: str) -> None:
+def _add_checkout_to_path(package: str) -> None:
     """Make our own converters importable where shardio is a checkout that is not installed."""
     try:
         import_module(package)
@@ -155,7 +155,7 @@ def _find_checkout(package: str) -> None:
 VIDEOS: Final = "videos"
 IMAGES: Final = "images"
 AUDIO: Final = "audio"
-OTHERS: Final[dict[str, tuple[str, ...]]] = {
+SUFFIXES: Final[dict[str, tuple[str, ...]]] = {
     "zarr": ("zarr.json", ".zgroup", ".zarray", ".zarr.zip"),
     "hdf5": (".h5", ".hdf5", ".he5", ".nxs"),
     "arrays": (".npy", ".npz", ".safetensors"),
@@ -171,12 +171,12 @@ OTHERS: Final[dict[str, tuple[str, ...]]] = {
 }
 """Kinds that are none of media, with the suffixes of their files; the first that fits is meant."""
 LEROBOT: Final = "lerobot"
-PROMISES: Final[dict[str, tuple[str, ...]]] = {
+HINT_SUFFIXES: Final[dict[str, tuple[str, ...]]] = {
     VIDEOS: (".mp4", ".mkv", ".webm", ".mov"),
     AUDIO: (".wav", ".flac", ".mp3", ".ogg"),
     IMAGES: (".jpg", ".png", ".webp", ".tif"),
     LEROBOT: ("meta/info.json",),
-    **OTHERS,
+    **SUFFIXES,
 }
 """What is in names that promise a kind, of media the most frequent ones."""
 _SHARD: Final = re.compile(r"-\d+-of-\d+")
@@ -187,10 +187,10 @@ _LEROBOT: Final = (re.compile(r"(?:.*/)?meta/info\.json"), re.compile(r"(?:.*/)?
 
 def guess_kind(inputs: Iterable[Input]) -> str:
     """The converter for these files: that of videos, where names say nothing."""
-    return told_kind(one.name for one in inputs) or VIDEOS
+    return kind_from_names(one.name for one in inputs) or VIDEOS
 
 
-def told_kind(of_files: Iterable[str]) -> str | None:
+def kind_from_names(of_files: Iterable[str]) -> str | None:
     """What the names of files promise: sound, or pictures, where there is no video.
 
     A data set of LeRobot's is one whatever else is there. Sound comes first: pictures beside it are
@@ -210,7 +210,7 @@ def told_kind(of_files: Iterable[str]) -> str | None:
     if any(map(has_media_suffix, names)):  # a GIF
         return VIDEOS
     ends = [_SHARD.sub("", name).lower() for name in names]
-    found = (kind for kind, known in OTHERS.items() if any(end.endswith(known) for end in ends))
+    found = (kind for kind, known in SUFFIXES.items() if any(end.endswith(known) for end in ends))
     return next(found, None)
 
 
@@ -218,16 +218,16 @@ def _is_video(name: str) -> bool:
     return has_media_suffix(name) and not (has_sound_suffix(name) or has_image_suffix(name))
 
 
-_NOTHING: Final = ("unsupported", "part")
+_IGNORED_OUTCOMES: Final = ("unsupported", "part")
 _MAX_SUFFIXES: Final = 4
 _MAX_NAMES: Final = 3
 
 
-class NothingFound(InvalidArgument):
+class NoMatchingInputs(InvalidArgument):
     """No file of a source is of the kind."""
 
 
-def refuse_nothing(
+def check_any_of_kind(
     source: str, kind: str, reports: Sequence[InputReport], *, is_told: bool, appends: bool
 ) -> None:
     """Make sure that a file is of the kind, be it broken, too short or there already.
@@ -242,9 +242,9 @@ def refuse_nothing(
     Raises:
         NothingFound: there is none. It says what is there, and which kinds there are.
     """
-    if not reports or any(report.outcome not in _NOTHING for report in reports):
+    if not reports or any(report.outcome not in _IGNORED_OUTCOMES for report in reports):
         return
-    promised = told_kind(report.name for report in reports)
+    promised = kind_from_names(report.name for report in reports)
     if is_told or promised:
         what = f"nothing of the kind {kind!r}"
     else:
@@ -254,12 +254,12 @@ def refuse_nothing(
         hint = "an append takes files of the kind that the dataset has"
     elif promised and promised != kind:
         hint = f"the names promise {promised!r} (--kind {promised}, or kind={promised!r})"
-    error = NothingFound(f"{source}: holds {what}: {_described(reports)}; {hint}")
-    error.add_note(_known())
+    error = NoMatchingInputs(f"{source}: holds {what}: {_describe_files(reports)}; {hint}")
+    error.add_note(_list_kinds())
     raise error
 
 
-def _described(reports: Sequence[InputReport]) -> str:
+def _describe_files(reports: Sequence[InputReport]) -> str:
     """Say which files there are, by their suffixes, and why the first one is none of the kind."""
     suffixes = Counter(PurePath(report.name).suffix.lower() or "no suffix" for report in reports)
     most = sorted(suffixes.items(), key=lambda each: (-each[1], each[0]))[:_MAX_SUFFIXES]
@@ -271,15 +271,15 @@ def _described(reports: Sequence[InputReport]) -> str:
     return f"{n_files}, {', '.join(named)}{first}"
 
 
-def _known() -> str:
+def _list_kinds() -> str:
     """Say which kinds there are, and which names promise them."""
-    told = [f"{kind} ({_shortened(names)})" for kind, names in PROMISES.items()]
-    others = [kind for kind in known_kinds() if kind not in PROMISES]
+    told = [f"{kind} ({_abbreviate(names)})" for kind, names in HINT_SUFFIXES.items()]
+    others = [kind for kind in known_kinds() if kind not in HINT_SUFFIXES]
     return (
         f"kinds that names promise: {', '.join(told)}; kinds that only --kind says: "
         f"{', '.join(others)}"
     )
 
 
-def _shortened(names: Sequence[str]) -> str:
+def _abbreviate(names: Sequence[str]) -> str:
     return ", ".join([*names[:_MAX_NAMES], *["…"] * (len(names) > _MAX_NAMES)])

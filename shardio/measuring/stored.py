@@ -20,7 +20,7 @@ from shardio._base.file_names import original_name
 from shardio.conversion import ConversionReport, Input, InputReport, convert
 from shardio.conversion.append import inherit_options
 from shardio.conversion.inputs import join_parts, list_inputs, parse_pattern
-from shardio.conversion.registry import NothingFound, guess_kind, make_source
+from shardio.conversion.registry import NoMatchingInputs, guess_kind, make_source
 from shardio.dataset.dataset import ShardDataset
 from shardio.errors import InvalidArgument, MediaError
 from shardio.format.fields import Audio, Image, Video
@@ -113,7 +113,7 @@ def estimate(
             with warnings.catch_warnings():  # of a split, by names of the temporary folder
                 warnings.simplefilter("ignore", UserWarning)
                 sample = convert(source, out, kind=kind, workers=workers, **options)
-        except NothingFound as error:
+        except NoMatchingInputs as error:
             raise InvalidArgument(
                 f"{os.fspath(src)}: none of {len(chosen)} files tried, of {len(listing.inputs)}, "
                 f"is of the kind {kind!r}: what all come to cannot be told; convert them, or give "

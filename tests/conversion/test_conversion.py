@@ -393,7 +393,7 @@ def test_a_checkout_that_was_installed_before_its_converters_moved_has_them_all_
 ) -> None:
     from shardio.conversion import registry
 
-    moved = EntryPoint("videos", "shardio_converters.nowhere:Videos", registry.GROUP)
+    moved = EntryPoint("videos", "shardio_converters.nowhere:Videos", registry.ENTRY_POINT_GROUP)
     monkeypatch.setattr(registry, "entry_points", lambda group: [moved])
     assert registry.make_source("videos", {"frames": 8}).kind == "videos"
 

@@ -33,8 +33,8 @@ class Lacking:
 
 @pytest.fixture(autouse=True)
 def found(monkeypatch: pytest.MonkeyPatch) -> None:
-    entry = EntryPoint("lacking", f"{__name__}:Lacking", registry.GROUP)
-    monkeypatch.setattr(registry, "_entry", lambda kind: entry)
+    entry = EntryPoint("lacking", f"{__name__}:Lacking", registry.ENTRY_POINT_GROUP)
+    monkeypatch.setattr(registry, "_find_entry", lambda kind: entry)
     monkeypatch.setattr(EntryPoint, "load", lambda self: Lacking)
 
 
@@ -51,4 +51,4 @@ def test_another_package_is_named_by_itself() -> None:
 
 
 def test_our_converters_are_those_of_the_entry_points() -> None:
-    assert PROJECT["entry-points"][registry.GROUP] == registry._OURS
+    assert PROJECT["entry-points"][registry.ENTRY_POINT_GROUP] == registry._BUILT_IN

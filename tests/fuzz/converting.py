@@ -21,7 +21,7 @@ from unittest import mock
 import numpy as np
 
 from shardio.conversion.inputs import join_parts, list_inputs
-from shardio.conversion.registry import fit, make_source
+from shardio.conversion.registry import fit_source, make_source
 from shardio.conversion.source import OUTCOMES, Input, Source
 from shardio.errors import InvalidArgument, MediaError, ShardioError
 from shardio.shard.writer import ShardWriter
@@ -91,7 +91,7 @@ class ConverterFiles:
     def _convert(self, kind: str, options: Mapping[str, Any], folder: Path) -> str:
         source = make_source(kind, options)
         listing = join_parts(list_inputs(str(folder)), source)
-        source = fit(source, listing.inputs)
+        source = fit_source(source, listing.inputs)
         outcomes = [_read(source, one, self._shard) for one in listing.inputs if not one.part_of]
         return min(outcomes)
 
