@@ -34,11 +34,11 @@ from shardio.manifest import (
 from shardio.storage.checksummed_json import read_sealed, sealed, write_sealed
 from shardio.storage.fs import make_folder, rename_new, sync_folder, unlink
 
-_LIST: Final = "moves.json"
+_LOG_FILE: Final = "moves.json"
 _REPLACED: Final = "replaced"
 
 
-def refuse_strangers(out: Path, but: str) -> None:
+def check_only_dataset(out: Path, but: str) -> None:
     """Make sure that `out` is missing, empty, or holds a dataset and nothing else, save `but`.
 
     Raises:
@@ -48,14 +48,14 @@ def refuse_strangers(out: Path, but: str) -> None:
     if not holds_dataset(out):
         refuse_existing(out, but=but)
         return
-    if strangers := sorted({*os.listdir(out)} - {but, *_parts(out)}):
+    if strangers := sorted({*os.listdir(out)} - {but, *_dataset_entries(out)}):
         raise DatasetExists(
             f"{out}: holds {strangers[0]} beside the dataset ({len(strangers)} such entries in "
             "all), which overwrite would leave without it; choose another folder"
         )
 
 
-def _parts(out: Path) -> list[str]:
+def _dataset_entries(out: Path) -> list[str]:
     """Name what makes a dataset, the pointer first: without it, the rest is none.
 
     Raises:
@@ -66,7 +66,7 @@ def _parts(out: Path) -> list[str]:
     return [POINTER, GENERATIONS, *sorted(name for name in named if (out / name).exists())]
 
 
-def clean(out: Path) -> None:
+def remove_leftovers(out: Path) -> None:
     """Remove what writers of a dataset that were killed left beside it, and nobody will go on with.
 
     Shards stay: whether somebody is about to name them cannot be told.
@@ -76,12 +76,12 @@ def clean(out: Path) -> None:
         sweep(out)
 
 
-def _is_name(name: str) -> bool:
+def _is_entry_name(name: str) -> bool:
     """Whether it names an entry of a folder, and leads to no other."""
     return name not in ("", ".", "..") and "/" not in name and "\0" not in name
 
 
-class Moves:
+class RenameLog:
     """The journaled renames between `out` and a folder in it. Borrows both."""
 
     def __init__(self, out: Path, folder: Path) -> None:
@@ -102,7 +102,7 @@ class Moves:
             DatasetConflict: another writer has put something of the same name there.
         """
         here = self._folder.name
-        old = _parts(self._out) if replace and holds_dataset(self._out) else []
+        old = _dataset_entries(self._out) if replace and holds_dataset(self._out) else []
         moves = [(name, f"{here}/{_REPLACED}/{name}") for name in old]
         moves += [(f"{here}/{name}", final) for name, final in shards]
         content = {
@@ -110,7 +110,7 @@ class Moves:
             "generation": number,
             "moves": [list(move) for move in moves],
         }
-        write_sealed(self._folder / _LIST, sealed(content), exclusive=False)
+        write_sealed(self._folder / _LOG_FILE, sealed(content), exclusive=False)
         if old:
             make_folder(self._folder / _REPLACED)
         for source, target in moves:
@@ -161,10 +161,10 @@ class Moves:
             if not (self._out / source).exists() and (self._out / target).exists():
                 make_folder((self._out / source).parent)
                 rename_new(str(self._out / target), str(self._out / source))
-        unlink(self._folder / _LIST)
+        unlink(self._folder / _LOG_FILE)
 
     def _read(self) -> tuple[str, int, list[tuple[str, str]]] | None:
-        place = self._folder / _LIST
+        place = self._folder / _LOG_FILE
         if not place.exists():
             return None
         try:
@@ -193,9 +193,9 @@ class Moves:
         if not (isinstance(source, str) and isinstance(target, str)):
             return False
         if target == f"{self._folder.name}/{_REPLACED}/{source}":
-            return _is_name(source)
+            return _is_entry_name(source)
         here, *parts = source.split("/")
-        return here == self._folder.name and all(map(_is_name, [*parts, target]))
+        return here == self._folder.name and all(map(_is_entry_name, [*parts, target]))
 
     def _replaces(self, moves: Sequence[tuple[str, str]]) -> bool:
         return bool(moves) and moves[0][0] == POINTER

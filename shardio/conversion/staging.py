@@ -31,7 +31,7 @@ from shardio.conversion.journal import (
     read_plan,
     write_plan,
 )
-from shardio.conversion.rename_log import Moves, clean, refuse_strangers
+from shardio.conversion.rename_log import RenameLog, check_only_dataset, remove_leftovers
 from shardio.errors import (
     DataError,
     DatasetConflict,
@@ -83,7 +83,7 @@ class Staging:
         self._resume, self._overwrite, self.appends = resume, overwrite, appends
         anew = self._give_up if appends else "overwrite (--overwrite) starts again"
         self._way_out, self._anew = hint, hint or anew
-        self._moves = Moves(self.out, self.folder)
+        self._moves = RenameLog(self.out, self.folder)
         self._plan: JournaledPlan | None = None
         self._has_begun = self._is_finished = self._made_out = False
 
@@ -191,8 +191,8 @@ class Staging:
         if self.appends:
             check_dataset_exists(self.out)
         elif self._overwrite or (self._plan is not None and self._plan.replaces):
-            clean(self.out)
-            refuse_strangers(self.out, but=WORK_FOLDER)
+            remove_leftovers(self.out)
+            check_only_dataset(self.out, but=WORK_FOLDER)
         else:
             refuse_existing(self.out, but=WORK_FOLDER)
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from shardio import Array, Bytes, Json, List, Schema, ShardLoader, Text
-from shardio.conversion.rename_log import refuse_strangers
+from shardio.conversion.rename_log import check_only_dataset
 from shardio.dataset.dataset import open_dataset
 from shardio.errors import (
     DatasetConflict,
@@ -678,7 +678,7 @@ def test_repair_loses_a_sample_if_any_of_its_files_does(folder: Path, tmp_path: 
 
 def test_a_conversion_counts_added_columns_as_parts_of_what_it_may_overwrite(folder: Path) -> None:
     add_column(folder, "x", FLOAT, rows_of(N))
-    refuse_strangers(folder, "")
+    check_only_dataset(folder, "")
     (folder / "g000002-999.shard").write_bytes(b"somebody's")
     with pytest.raises(FileExistsError, match=r"g000002-999\.shard"):
-        refuse_strangers(folder, "")
+        check_only_dataset(folder, "")
