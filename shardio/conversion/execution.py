@@ -32,7 +32,7 @@ from shardio.conversion.plan import Unit, cut_units, has_items
 from shardio.conversion.ray_backend import run_on_ray
 from shardio.conversion.registry import NoMatchingInputs, check_any_of_kind
 from shardio.conversion.report import ConversionReport, InputReport
-from shardio.conversion.scheduler import Ledger, run_crew
+from shardio.conversion.scheduler import ConversionState, run_units
 from shardio.conversion.shard_uploader import Sender
 from shardio.conversion.source import options_of, view_of
 from shardio.conversion.staging import Staging
@@ -130,7 +130,7 @@ def convert_inputs(
     units = cut_units(listing.inputs)
     compacts, sender = has_items(listing.inputs), request.sender
     send = None if sender is None else partial(_upload, sender, job, compacts=compacts)
-    ledger = Ledger(listing, units, request.progress, send)
+    ledger = ConversionState(listing, units, request.progress, send)
     converter = _converter_record(job)
     settings = conversion_settings(converter, job.source.libraries())
     with staging:
@@ -161,7 +161,7 @@ def convert_inputs(
 
 def _unpublished_report(
     job: Job,
-    ledger: Ledger,
+    ledger: ConversionState,
     reports: Sequence[InputReport],
     staging: Staging,
     start_s: float,
@@ -194,7 +194,7 @@ def append_inputs(
         check_same_samples(base, converter, job.source.schema(), staging.out)
         additions = classify_inputs(listing, base, request.n_workers, staging.out)
         units = cut_units(additions.listing.inputs)
-        ledger = Ledger(additions.listing, units, request.progress)
+        ledger = ConversionState(additions.listing, units, request.progress)
         staging.begin(settings, [unit.key for unit in units])
         _run(units, job, request, ledger, staging, settings)
         _check_any_input([*ledger.reports(), *additions.others], job, request, staging)
@@ -224,7 +224,7 @@ def _run(
     units: Sequence[Unit],
     job: Job,
     request: ConvertOptions,
-    ledger: Ledger,
+    ledger: ConversionState,
     staging: Staging,
     settings: Mapping[str, Any],
 ) -> None:
@@ -234,7 +234,7 @@ def _run(
         run_on_ray(units, patient, request.engine, request.workers, ledger, settings)
         return
     if n_workers and units:
-        run_crew(units, patient, min(n_workers, len(units)), ledger, [staging.lock_fd])
+        run_units(units, patient, min(n_workers, len(units)), ledger, [staging.lock_fd])
         return
     while (number := ledger.next_unit()) is not None:
         convert_unit(units[number], job, ledger.take)
@@ -258,7 +258,7 @@ def _check_any_input(
 
 
 def _final_shards(
-    ledger: Ledger, job: Job, sender: Sender | None, *, compacts: bool
+    ledger: ConversionState, job: Job, sender: Sender | None, *, compacts: bool
 ) -> list[PlacedShard]:
     """Return the shards that are to be published; with a sender, all are uploaded."""
     made = ledger.shards()
@@ -281,7 +281,7 @@ def _upload(sender: Sender, job: Job, place: str, shard: ShardSummary, *, compac
 
 def _publish(
     job: Job,
-    ledger: Ledger,
+    ledger: ConversionState,
     placed: Sequence[PlacedShard],
     reports: Sequence[InputReport],
     staging: Staging,
@@ -306,7 +306,11 @@ def _publish(
 
 
 def _publish_next(
-    base: Generation, job: Job, ledger: Ledger, placed: Sequence[PlacedShard], staging: Staging
+    base: Generation,
+    job: Job,
+    ledger: ConversionState,
+    placed: Sequence[PlacedShard],
+    staging: Staging,
 ) -> Generation:
     """Add the finished shards to the dataset, unless nothing has come of the inputs."""
     latest = rebase(base, staging.out)

@@ -22,7 +22,7 @@ from shardio._workers.processes.launch import Zygote, acquire
 from shardio._workers.ray.cluster import Cluster, Engine
 from shardio.conversion.journal import conversion_settings, read_record
 from shardio.conversion.plan import Unit, UnitEvent
-from shardio.conversion.scheduler import Ledger, UnitLog, run_crew
+from shardio.conversion.scheduler import ConversionState, UnitRecorder, run_units
 from shardio.conversion.worker import Job
 from shardio.errors import UnsupportedEnvironment
 from shardio.storage.fs import make_folder, remove_tree, rename, sync_folder
@@ -68,9 +68,9 @@ class _UnitTask:
         folder = os.path.join(self.attempts, secrets.token_hex(8))
         make_folder(folder)
         _shared_zygote()
-        log = UnitLog()
+        log = UnitRecorder()
         # Its number is where it lies in the list of units, which here has one.
-        run_crew([replace(unit, number=0)], replace(self.job, folder=folder), 1, log)
+        run_units([replace(unit, number=0)], replace(self.job, folder=folder), 1, log)
         return UnitAttempt(log.events(unit.number), os.path.join(folder, unit.key))
 
     def _refuse_other_libraries(self) -> None:
@@ -104,7 +104,7 @@ def run_on_ray(
     job: Job,
     engine: Engine,
     n_at_once: int | None,
-    ledger: Ledger,
+    ledger: ConversionState,
     settings: Mapping[str, Any],
 ) -> None:
     """Have the machines of a cluster convert units until the ledger is finished.

@@ -33,7 +33,7 @@ from shardio.shard.writer import ShardSummary
 from shardio.storage.fs import create, unlink
 
 
-class Ledger:
+class ConversionState:
     """What is known of every unit so far, and which is to be done next. Pure bookkeeping.
 
     `send` is told of every shard of a unit that is done: where it lies, and as it is published.
@@ -158,7 +158,7 @@ class Ledger:
         )
 
 
-class UnitLog:
+class UnitRecorder:
     """What is said of one unit: in place of the ledger, where that is on another machine."""
 
     def __init__(self) -> None:
@@ -190,15 +190,15 @@ class UnitLog:
         return (*done, *([] if self._end is None else [self._end._replace(unit=number)]))
 
 
-MAX_DEATHS: Final = 2
+MAX_CRASHES: Final = 2
 """As many processes may end over one input, or over a unit between inputs."""
 
 
-def run_crew(
+def run_units(
     units: Sequence[Unit],
     job: Job,
     n_workers: int,
-    ledger: Ledger | UnitLog,
+    ledger: ConversionState | UnitRecorder,
     lock_fds: Sequence[int] = (),
 ) -> None:
     """Keep `n_workers` processes busy with one unit each until the ledger is finished.
@@ -209,8 +209,8 @@ def run_crew(
         WorkerDied: a worker ended MAX_DEATHS times without an input to blame, or raised.
         OSError, ShardioError: as a unit raised it.
     """
-    with Crew(n_workers, partial(_serve, job), fds=lock_fds, preload=(__name__,)) as crew:
-        run = _Run(units, job, ledger, crew)
+    with Crew(n_workers, partial(_worker_main, job), fds=lock_fds, preload=(__name__,)) as crew:
+        run = _UnitScheduler(units, job, ledger, crew)
         for worker in range(n_workers):
             run.start(worker)
         while not ledger.is_finished():
@@ -218,11 +218,11 @@ def run_crew(
                 run.take(event)
 
 
-class _Run:
+class _UnitScheduler:
     """Which worker does what; borrows the crew and the ledger."""
 
     def __init__(
-        self, units: Sequence[Unit], job: Job, ledger: Ledger | UnitLog, crew: Crew
+        self, units: Sequence[Unit], job: Job, ledger: ConversionState | UnitRecorder, crew: Crew
     ) -> None:
         self._units, self._job, self._ledger, self._crew = list(units), job, ledger, crew
         self._pieces = Pieces()
@@ -273,10 +273,10 @@ class _Run:
         self._n_deaths[number, position] += 1
         if position is None:  # perhaps over the check of what is recorded: a page that is not read
             delete_record(Path(self._job.folder, self._units[number].key))
-        if self._n_deaths[number, position] == MAX_DEATHS:
+        if self._n_deaths[number, position] == MAX_CRASHES:
             if position is None:
                 raise WorkerDied(
-                    f"{MAX_DEATHS} workers ended with {_how(event)}{self._over(event)}"
+                    f"{MAX_CRASHES} workers ended with {_describe_exit(event)}{self._over(event)}"
                 )
             unit = self._units[number]
             reason = self._reason(event, unit.inputs[position - unit.first])
@@ -291,7 +291,7 @@ class _Run:
             return (
                 f"damaged: its library comes to no end over it, in {seconds:.0f} s of a processor"
             )
-        return f"{MAX_DEATHS} processes that read it ended with {_how(event)}"
+        return f"{MAX_CRASHES} processes that read it ended with {_describe_exit(event)}"
 
     def _over(self, event: Failed | Died) -> str:
         """Say over what a worker ended."""
@@ -304,7 +304,7 @@ class _Run:
         return f" while finishing {unit.inputs[0].name} to {unit.inputs[-1].name}"
 
 
-def _how(event: Died) -> str:
+def _describe_exit(event: Died) -> str:
     if event.pid is None:
         return "no process: it could not be started"
     if not event.signal:
@@ -315,7 +315,7 @@ def _how(event: Died) -> str:
         return f"signal {event.signal}"
 
 
-def _serve(job: Job, channel: Channel) -> None:
+def _worker_main(job: Job, channel: Channel) -> None:
     """Convert the units that arrive, until main closes the crew. Runs in a worker."""
     while (place := channel.recv()) is not None:
         with open(place, "rb") as file:

@@ -20,7 +20,7 @@ from shardio._workers.processes.launch import Zygote, acquire, release
 from shardio._workers.ray import cluster, job
 from shardio._workers.ray.cluster import Cluster, Engine
 from shardio.conversion import ray_backend
-from shardio.conversion.scheduler import run_crew
+from shardio.conversion.scheduler import run_units
 from shardio.errors import InvalidArgument, TransformError, UnsupportedEnvironment, WorkerDied
 from shardio.maintenance import add_column, audit_dataset, compute_stats
 from shardio.version import __version__
@@ -414,7 +414,7 @@ def test_a_cluster_goes_on_with_what_one_machine_has_finished_and_begun(
 
     def run(units: Sequence[Any], *given: Any) -> None:
         begun.extend(unit.inputs[0].name for unit in units)
-        run_crew(units, *given)
+        run_units(units, *given)
 
     monkeypatch.setattr(ray_backend, "run_crew", run)
     convert(lines, out, workers=None, engine="ray", resume=True)

@@ -18,7 +18,7 @@ from shardio import Input, Outcome
 from shardio.conversion.inputs import Listing, list_inputs
 from shardio.conversion.plan import InputDone, cut_units
 from shardio.conversion.report import Progress
-from shardio.conversion.scheduler import Ledger
+from shardio.conversion.scheduler import ConversionState
 from shardio_tools import cli
 from tests.lines import Lines, convert, install, outcomes, texts, write
 from tests.media_made import scene, write_video
@@ -221,7 +221,7 @@ def test_what_a_report_of_progress_costs_does_not_grow_with_the_inputs() -> None
 
     inputs = tuple(Input(f"{n}", "", 3, -1) for n in range(50))
     told: list[Progress] = []
-    ledger = Ledger(Counted(inputs, ()), cut_units(inputs), told.append)
+    ledger = ConversionState(Counted(inputs, ()), cut_units(inputs), told.append)
     for position in range(50):
         ledger.take(InputDone(0, position, Outcome("converted"), 1, 3))
     assert [(each.n_bytes_done, each.n_bytes) for each in told][-1] == (150, 150)
