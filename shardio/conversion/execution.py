@@ -33,7 +33,7 @@ from shardio.conversion.ray_backend import run_on_ray
 from shardio.conversion.registry import NoMatchingInputs, check_any_of_kind
 from shardio.conversion.report import ConversionReport, InputReport
 from shardio.conversion.scheduler import ConversionState, run_units
-from shardio.conversion.shard_uploader import Sender
+from shardio.conversion.shard_uploader import ShardUploader
 from shardio.conversion.source import options_of, view_of
 from shardio.conversion.staging import Staging
 from shardio.conversion.worker import Job, convert_unit, step_s_of
@@ -258,7 +258,7 @@ def _check_any_input(
 
 
 def _final_shards(
-    ledger: ConversionState, job: Job, sender: Sender | None, *, compacts: bool
+    ledger: ConversionState, job: Job, sender: ShardUploader | None, *, compacts: bool
 ) -> list[PlacedShard]:
     """Return the shards that are to be published; with a sender, all are uploaded."""
     made = ledger.shards()
@@ -273,7 +273,9 @@ def _final_shards(
     return placed
 
 
-def _upload(sender: Sender, job: Job, place: str, shard: ShardSummary, *, compacts: bool) -> None:
+def _upload(
+    sender: ShardUploader, job: Job, place: str, shard: ShardSummary, *, compacts: bool
+) -> None:
     """Upload a shard, unless it is to be put together with others first."""
     if not (compacts and is_small(shard, job.shard_bytes)):
         sender.send(os.path.join(job.folder, place), shard)
@@ -286,7 +288,7 @@ def _publish(
     reports: Sequence[InputReport],
     staging: Staging,
     converter: Mapping[str, Any],
-    sender: Sender | None,
+    sender: ShardUploader | None,
 ) -> Generation:
     """Make the finished shards a dataset, whether they lie here or were sent."""
     shards = [shard for _, shard in placed]

@@ -20,7 +20,7 @@ from typing import Any, Final
 import zstandard
 
 from shardio.conversion.plan import InputDone, Unit, UnitDone
-from shardio.conversion.shard_uploader import name_sent
+from shardio.conversion.shard_uploader import uploaded_name
 from shardio.conversion.source import Outcome
 from shardio.errors import DataError, DatasetCorrupt, DatasetExists, InvalidArgument
 from shardio.format.layout import MAJOR, MINOR
@@ -222,7 +222,7 @@ def _is_intact(folder: Path, unit: Unit, shard: ShardSummary) -> bool:
     if os.path.basename(shard.name) != shard.name:
         return False  # it lies elsewhere: nothing that a conversion wrote
     place = os.path.join(folder, shard.name)
-    if (name := name_sent(place)) is not None:  # main looks for it
+    if (name := uploaded_name(place)) is not None:  # main looks for it
         return name == unit.published(shard).name
     with ShardReader(place, verify="off") as reader:
         found = ShardSummary(shard.name, len(reader), reader.header.file_size, reader.id)

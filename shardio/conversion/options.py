@@ -13,7 +13,7 @@ from shardio.conversion.append import PathName, check_same_options, inherit_opti
 from shardio.conversion.inputs import Listing, join_parts
 from shardio.conversion.registry import fit_source, guess_kind, make_source
 from shardio.conversion.report import Progress
-from shardio.conversion.shard_uploader import Sender
+from shardio.conversion.shard_uploader import ShardUploader
 from shardio.conversion.worker import Job
 from shardio.errors import InvalidArgument
 from shardio.format.schema import Schema
@@ -39,7 +39,7 @@ class ConvertOptions:
     resume: bool
     overwrite: bool
     engine: Engine = LOCAL
-    sender: Sender | None = None
+    sender: ShardUploader | None = None
     source: str = ""
 
     @property

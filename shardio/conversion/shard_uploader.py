@@ -24,21 +24,21 @@ from shardio.storage.fs import unlink
 from shardio.storage.remote.object_store import Objects, never_ends
 from shardio.storage.remote.storage import RangeFile
 
-_AT_ONCE: Final = 4
+_MAX_CONCURRENT: Final = 4
 """Shards that are uploaded side by side."""
-_MOST_WAITING: Final = 8
+_MAX_QUEUED: Final = 8
 """Shards that wait for that; who has another one waits, too."""
-_LOOK_UP_S: Final = 0.25
+_POLL_S: Final = 0.25
 
 
-def name_sent(path: str) -> str | None:
+def uploaded_name(path: str) -> str | None:
     """The name that a shard which lay at `path` was uploaded by; None where it was not."""
     with contextlib.suppress(DataError, OSError):
-        return str(read_sealed(_note(path)).get("name"))
+        return str(read_sealed(_note_path(path)).get("name"))
     return None
 
 
-def send(
+def upload_shard(
     objects: Objects,
     path: str,
     shard: ShardSummary,
@@ -67,7 +67,7 @@ def send(
         objects.upload(shard.name, path, check=check)
 
 
-def check_sent(objects: Objects, shard: ShardSummary, hint: str) -> None:
+def check_uploaded(objects: Objects, shard: ShardSummary, hint: str) -> None:
     """Make sure that a shard that was uploaded is there, by its end.
 
     Args:
@@ -96,7 +96,7 @@ def check_sent(objects: Objects, shard: ShardSummary, hint: str) -> None:
         )
 
 
-class Sender(Closing):
+class ShardUploader(Closing):
     """Owns the threads that upload shards, until `close`.
 
     Args:
@@ -111,7 +111,7 @@ class Sender(Closing):
         self._n_under_way = 0
         self._failed: BaseException | None = None
         self._is_over = False
-        self._at_end: Callable[[], object] = _nothing
+        self._at_end: Callable[[], object] = _no_callback
         self._threads: list[threading.Thread] = []
 
     def send(self, path: str, shard: ShardSummary) -> None:
@@ -123,12 +123,12 @@ class Sender(Closing):
             ShardioError: what an upload has met.
         """
         with self._changed:
-            while len(self._waiting) >= _MOST_WAITING and self._failed is None:
-                self._changed.wait(_LOOK_UP_S)
+            while len(self._waiting) >= _MAX_QUEUED and self._failed is None:
+                self._changed.wait(_POLL_S)
             self._raise()
             self._waiting.append((path, shard))
             self._changed.notify_all()
-            if len(self._threads) < _AT_ONCE:
+            if len(self._threads) < _MAX_CONCURRENT:
                 thread = threading.Thread(target=self._run, name="shardio-send", daemon=True)
                 self._threads.append(thread)
                 thread.start()
@@ -141,7 +141,7 @@ class Sender(Closing):
         """
         with self._changed:
             while (self._waiting or self._n_under_way) and self._failed is None:
-                self._changed.wait(_LOOK_UP_S)
+                self._changed.wait(_POLL_S)
             self._raise()
 
     def close(self) -> None:
@@ -188,13 +188,13 @@ class Sender(Closing):
             return self._waiting.popleft()
 
     def _do(self, path: str, shard: ShardSummary) -> None:
-        if name_sent(path) is not None:
-            check_sent(self._objects, shard, self.hint)
+        if uploaded_name(path) is not None:
+            check_uploaded(self._objects, shard, self.hint)
         else:
-            send(self._objects, path, shard, self._check)
+            upload_shard(self._objects, path, shard, self._check)
             with self._changed:
                 self._check()
-                write_sealed(_note(path), sealed({"name": shard.name}), exclusive=False)
+                write_sealed(_note_path(path), sealed({"name": shard.name}), exclusive=False)
         with self._changed:
             self._check()
             unlink(path)  # or whoever noted it was killed before
@@ -202,16 +202,16 @@ class Sender(Closing):
     def _check(self) -> None:
         """Change nothing once it is over."""
         if self._is_over:
-            raise _Over
+            raise _Cancelled
 
 
-class _Over(Exception):
+class _Cancelled(Exception):
     """An upload that nobody waits for any more."""
 
 
-def _nothing() -> None:
+def _no_callback() -> None:
     pass
 
 
-def _note(path: str) -> Path:
+def _note_path(path: str) -> Path:
     return Path(f"{path}.sent")

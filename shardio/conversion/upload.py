@@ -28,7 +28,7 @@ from typing import Any, Final
 from shardio._base.closing import Closing
 from shardio.conversion.journal import WORK_FOLDER, plan_path
 from shardio.conversion.report import ConversionReport, InputReport
-from shardio.conversion.shard_uploader import Sender, check_sent, send
+from shardio.conversion.shard_uploader import ShardUploader, check_uploaded, upload_shard
 from shardio.conversion.staging import LOCK_PATIENCE_S
 from shardio.errors import (
     DataError,
@@ -167,7 +167,10 @@ class Upload(Closing):
         self._way_out = (
             f"to convert all of it again, remove {self.folder} and what lies at {self._objects.url}"
         )
-        self.sender, self._lock = Sender(self._objects, self._way_out), contextlib.ExitStack()
+        self.sender, self._lock = (
+            ShardUploader(self._objects, self._way_out),
+            contextlib.ExitStack(),
+        )
         self._done = f"{self.folder}.done"
         """What that is called once the dataset is published."""
         self._claim, self._has_claim = Claim(self._objects, Path(f"{self.folder}.json")), False
@@ -294,10 +297,10 @@ class Upload(Closing):
             remove_tree(self._done)
 
     def _send(self, shard: ShardSummary) -> None:
-        send(self._objects, os.path.join(self.folder, shard.name), shard)
+        upload_shard(self._objects, os.path.join(self.folder, shard.name), shard)
 
     def _check(self, shard: ShardSummary) -> None:
-        check_sent(self._objects, shard, self._way_out)
+        check_uploaded(self._objects, shard, self._way_out)
 
     def _remove_others(self, names: set[str]) -> None:
         """Remove shards that were sent, and have no part in the dataset."""

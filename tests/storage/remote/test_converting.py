@@ -15,7 +15,7 @@ import pytest
 import shardio
 from shardio.conversion import execution
 from shardio.conversion.report import Progress
-from shardio.conversion.shard_uploader import Sender, send
+from shardio.conversion.shard_uploader import ShardUploader, upload_shard
 from shardio.conversion.upload import Claim, Upload
 from shardio.errors import (
     DatasetConflict,
@@ -211,7 +211,7 @@ def test_nobody_goes_on_before_what_an_interrupted_one_was_uploading_has_come_to
             raise KeyboardInterrupt
 
     with monkeypatch.context() as during:
-        during.setattr("shardio.conversion.shard_uploader.send", slow)
+        during.setattr("shardio.conversion.shard_uploader.upload_shard", slow)
         during.setattr("shardio.conversion.upload.LOCK_PATIENCE_S", 0)
         with pytest.raises(KeyboardInterrupt):
             _convert(store, lines, url, progress=interrupted, **OPTIONS)
@@ -232,17 +232,21 @@ def test_an_empty_object_in_the_place_of_a_shard_is_written_over(
     (tmp_path / "a").write_bytes(b"a shard")
     with monkeypatch.context() as during:
         during.setattr(Objects, "read_tail", refuse)
-        send(objects, str(tmp_path / "a"), ShardSummary("a.shard", 1, 7, "0"))
+        upload_shard(objects, str(tmp_path / "a"), ShardSummary("a.shard", 1, 7, "0"))
     assert objects.read("a.shard") == b"a shard"
 
 
 def test_a_sender_that_is_closed_removes_nothing_any_more(
     store: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sender = Sender(Objects(store.url("closed"), store.options), "")
+    sender = ShardUploader(Objects(store.url("closed"), store.options), "")
     has_ended = threading.Event()
-    monkeypatch.setattr("shardio.conversion.shard_uploader.name_sent", lambda _: "000000-000.shard")
-    monkeypatch.setattr("shardio.conversion.shard_uploader.check_sent", lambda *_: sender.close())
+    monkeypatch.setattr(
+        "shardio.conversion.shard_uploader.uploaded_name", lambda _: "000000-000.shard"
+    )
+    monkeypatch.setattr(
+        "shardio.conversion.shard_uploader.check_uploaded", lambda *_: sender.close()
+    )
     (tmp_path / "000.shard").write_bytes(b"of the next conversion")
     sender.at_end(has_ended.set)
     sender.send(str(tmp_path / "000.shard"), ShardSummary("000000-000.shard", 1, 1, "0"))
@@ -354,7 +358,7 @@ def test_small_shards_of_items_are_put_together_before_they_are_sent(
     with pytest.raises(KeyboardInterrupt):
         _convert(store, range(100), url, samples=make, workers=0, progress=interrupt)
     with monkeypatch.context() as patch:
-        patch.setattr(Sender, "finish", _interrupt)
+        patch.setattr(ShardUploader, "finish", _interrupt)
         with pytest.raises(KeyboardInterrupt):
             _convert(store, range(100), url, samples=make, workers=0, resume=True)
     _convert(store, range(100), url, samples=make, workers=0, resume=True)
