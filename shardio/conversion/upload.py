@@ -48,11 +48,11 @@ from shardio.storage.remote.locks import exclusive
 from shardio.storage.remote.object_store import Objects, side_by_side
 from shardio.storage.remote.options import Remote
 
-CLAIM: Final = "conversion.json"
+LEASE_OBJECT: Final = "conversion.json"
 """The name of the object."""
 
 
-class Claim:
+class UploadLease:
     """The right to write below a URL; it is this machine's, of whose conversions one has it.
 
     Args:
@@ -73,7 +73,7 @@ class Claim:
             DatasetConflict: it is another's.
         """
         try:
-            content = self._objects.read(CLAIM)
+            content = self._objects.read(LEASE_OBJECT)
         except ShardNotFound:
             return False
         if content != self._written():
@@ -93,15 +93,15 @@ class Claim:
             content = sealed(said)
             write_sealed(self._place, content, exclusive=False)
         try:
-            self._objects.put(CLAIM, content, exclusive=True)
+            self._objects.put(LEASE_OBJECT, content, exclusive=True)
         except DatasetConflict:
-            raise self._conflict(self._objects.read(CLAIM)) from None
+            raise self._conflict(self._objects.read(LEASE_OBJECT)) from None
 
     def give_up(self) -> None:
         """Remove it, there and here; another's stays. Idempotent."""
         with contextlib.suppress(DatasetConflict):
             if self.is_there():
-                self._objects.remove(CLAIM)
+                self._objects.remove(LEASE_OBJECT)
         unlink(self._place)
 
     def _written(self) -> bytes | None:
@@ -118,14 +118,14 @@ class Claim:
         except (ValueError, TypeError, KeyError):
             who = "of which it says nothing that can be read"
         return DatasetConflict(
-            f"{self._objects.url}/{CLAIM}: another conversion is writing there, {who}: wait for "
+            f"{self._objects.url}/{LEASE_OBJECT}: another conversion is writing there, {who}: wait for "
             "it, or choose another place; if it will never be resumed, remove all that lies there"
         )
 
 
-_AT_ONCE: Final = 4
+_MAX_CONCURRENT: Final = 4
 """Shards that are uploaded, or looked for, side by side."""
-_OURS: Final = re.compile(r"\d{6,}-\d{3,}\.shard")
+_SHARD_NAME: Final = re.compile(r"\d{6,}-\d{3,}\.shard")
 """Names of shards; what an interrupted conversion sent, and the one that went on has no use for."""
 
 
@@ -173,7 +173,10 @@ class Upload(Closing):
         )
         self._done = f"{self.folder}.done"
         """What that is called once the dataset is published."""
-        self._claim, self._has_claim = Claim(self._objects, Path(f"{self.folder}.json")), False
+        self._claim, self._has_claim = (
+            UploadLease(self._objects, Path(f"{self.folder}.json")),
+            False,
+        )
         self.is_converted = False
         """Whether there is nothing left to do but to publish."""
         try:
@@ -253,13 +256,13 @@ class Upload(Closing):
         found, root = load(self.folder), Path(self.folder)
         shards = [shard for shard, _ in found.files]
         here = {shard.name for shard in shards if (root / shard.name).exists()}
-        side_by_side(_AT_ONCE, self._send, [shard for shard in shards if shard.name in here])
+        side_by_side(_MAX_CONCURRENT, self._send, [shard for shard in shards if shard.name in here])
         if self.is_converted:  # who sent the others was another process
             sent = [shard for shard in shards if shard.name not in here]
-            side_by_side(_AT_ONCE, self._check, sent)
+            side_by_side(_MAX_CONCURRENT, self._check, sent)
         for part in found.parts:
             self._objects.upload(f"{GENERATIONS}/{part.path.name}", str(part.path))
-        report = report or _report_of(found)  # reads the inputs, which may lie in a part
+        report = report or _report_from(found)  # reads the inputs, which may lie in a part
         for name in (f"{GENERATIONS}/{found.number:06d}.json", POINTER):
             self._objects.put(name, (root / name).read_bytes(), exclusive=True)
         self._remove_others({shard.name for shard in shards})  # now that they are no other writer's
@@ -305,11 +308,11 @@ class Upload(Closing):
     def _remove_others(self, names: set[str]) -> None:
         """Remove shards that were sent, and have no part in the dataset."""
         for name in self._objects.names():
-            if _OURS.fullmatch(name) and name not in names:
+            if _SHARD_NAME.fullmatch(name) and name not in names:
                 self._objects.remove(name)
 
 
-def _report_of(found: Generation) -> ConversionReport:
+def _report_from(found: Generation) -> ConversionReport:
     """What there is to say of a conversion that ended earlier."""
     return ConversionReport(
         dataset="",

@@ -16,7 +16,7 @@ import shardio
 from shardio.conversion import execution
 from shardio.conversion.report import Progress
 from shardio.conversion.shard_uploader import ShardUploader, upload_shard
-from shardio.conversion.upload import Claim, Upload
+from shardio.conversion.upload import Upload, UploadLease
 from shardio.errors import (
     DatasetConflict,
     DatasetExists,
@@ -257,13 +257,13 @@ def test_a_sender_that_is_closed_removes_nothing_any_more(
 def test_who_came_and_published_before_the_claim_is_seen(
     store: Scene, lines: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    take = Claim.take
+    take = UploadLease.take
 
-    def late(self: Claim) -> None:
+    def late(self: UploadLease) -> None:
         store.put("just/dataset.json", b"another's")
         take(self)
 
-    monkeypatch.setattr(Claim, "take", late)
+    monkeypatch.setattr(UploadLease, "take", late)
     with pytest.raises(DatasetExists, match="already holds a dataset"):
         _convert(store, lines, store.url("just"), **OPTIONS)
     assert list(_objects(store, store.url("just"))) == ["dataset.json"]
