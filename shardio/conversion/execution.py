@@ -36,7 +36,7 @@ from shardio.conversion.scheduler import ConversionState, run_units
 from shardio.conversion.shard_uploader import ShardUploader
 from shardio.conversion.source import options_of, view_of
 from shardio.conversion.staging import Staging
-from shardio.conversion.worker import Job, convert_unit, step_s_of
+from shardio.conversion.worker import ConversionJob, convert_unit, source_step_s
 from shardio.manifest import Generation, lineage_of, load, publish, publish_next
 from shardio.shard.reader import ShardReader
 from shardio.shard.writer import ShardSummary, ShardWriter
@@ -61,7 +61,7 @@ def _min_group_bytes(shard_bytes: int) -> int:
     return min(MIN_SHARD_BYTES, shard_bytes // 2)
 
 
-def compact_shards(placed: Sequence[PlacedShard], job: Job) -> list[PlacedShard]:
+def compact_shards(placed: Sequence[PlacedShard], job: ConversionJob) -> list[PlacedShard]:
     """Put neighbouring small shards together, in new files; others stay where they lie.
 
     The shards that are replaced stay as well: a conversion that is interrupted goes on from them.
@@ -108,7 +108,7 @@ def _content_bytes(path: str) -> int:
         return sum(section.size for section in reader.sections)
 
 
-def _merge_shards(members: Sequence[PlacedShard], job: Job) -> PlacedShard:
+def _merge_shards(members: Sequence[PlacedShard], job: ConversionJob) -> PlacedShard:
     """Write the samples of some shards into one, which has the name of the first."""
     name = members[0][1].name
     folder = os.path.join(job.folder, COMPACTED)
@@ -123,7 +123,7 @@ def _merge_shards(members: Sequence[PlacedShard], job: Job) -> PlacedShard:
 
 
 def convert_inputs(
-    listing: Listing, staging: Staging, job: Job, request: ConvertOptions
+    listing: Listing, staging: Staging, job: ConversionJob, request: ConvertOptions
 ) -> ConversionReport:
     """Cut, run, publish a new dataset; without a sample, leave `out` as it was."""
     start_s = time.monotonic()
@@ -160,7 +160,7 @@ def convert_inputs(
 
 
 def _unpublished_report(
-    job: Job,
+    job: ConversionJob,
     ledger: ConversionState,
     reports: Sequence[InputReport],
     staging: Staging,
@@ -182,7 +182,7 @@ def _unpublished_report(
 
 
 def append_inputs(
-    listing: Listing, staging: Staging, job: Job, request: ConvertOptions
+    listing: Listing, staging: Staging, job: ConversionJob, request: ConvertOptions
 ) -> ConversionReport:
     """Convert what the dataset does not have, and publish its next generation."""
     start_s = time.monotonic()
@@ -222,14 +222,14 @@ def append_inputs(
 
 def _run(
     units: Sequence[Unit],
-    job: Job,
+    job: ConversionJob,
     request: ConvertOptions,
     ledger: ConversionState,
     staging: Staging,
     settings: Mapping[str, Any],
 ) -> None:
     ledger.tell_start()
-    patient, n_workers = replace(job, step_s=step_s_of(job.source)), request.n_workers
+    patient, n_workers = replace(job, step_s=source_step_s(job.source)), request.n_workers
     if request.engine.is_ray and units:
         run_on_ray(units, patient, request.engine, request.workers, ledger, settings)
         return
@@ -241,7 +241,7 @@ def _run(
 
 
 def _check_any_input(
-    reports: Sequence[InputReport], job: Job, request: ConvertOptions, staging: Staging
+    reports: Sequence[InputReport], job: ConversionJob, request: ConvertOptions, staging: Staging
 ) -> None:
     """Make sure that a file is of the kind; else there is nothing that may be gone on with."""
     try:
@@ -258,7 +258,7 @@ def _check_any_input(
 
 
 def _final_shards(
-    ledger: ConversionState, job: Job, sender: ShardUploader | None, *, compacts: bool
+    ledger: ConversionState, job: ConversionJob, sender: ShardUploader | None, *, compacts: bool
 ) -> list[PlacedShard]:
     """Return the shards that are to be published; with a sender, all are uploaded."""
     made = ledger.shards()
@@ -274,7 +274,7 @@ def _final_shards(
 
 
 def _upload(
-    sender: ShardUploader, job: Job, place: str, shard: ShardSummary, *, compacts: bool
+    sender: ShardUploader, job: ConversionJob, place: str, shard: ShardSummary, *, compacts: bool
 ) -> None:
     """Upload a shard, unless it is to be put together with others first."""
     if not (compacts and is_small(shard, job.shard_bytes)):
@@ -282,7 +282,7 @@ def _upload(
 
 
 def _publish(
-    job: Job,
+    job: ConversionJob,
     ledger: ConversionState,
     placed: Sequence[PlacedShard],
     reports: Sequence[InputReport],
@@ -309,7 +309,7 @@ def _publish(
 
 def _publish_next(
     base: Generation,
-    job: Job,
+    job: ConversionJob,
     ledger: ConversionState,
     placed: Sequence[PlacedShard],
     staging: Staging,
@@ -335,7 +335,7 @@ def _publish_next(
     )
 
 
-def _converter_record(job: Job) -> dict[str, Any]:
+def _converter_record(job: ConversionJob) -> dict[str, Any]:
     """Name the converter and every option that has a part in the data."""
     return {
         "name": job.source.kind,

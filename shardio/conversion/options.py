@@ -14,7 +14,7 @@ from shardio.conversion.inputs import Listing, join_parts
 from shardio.conversion.registry import fit_source, guess_kind, make_source
 from shardio.conversion.report import Progress
 from shardio.conversion.shard_uploader import ShardUploader
-from shardio.conversion.worker import Job
+from shardio.conversion.worker import ConversionJob
 from shardio.errors import InvalidArgument
 from shardio.format.schema import Schema
 from shardio.manifest import Generation
@@ -94,7 +94,7 @@ class ConvertOptions:
 
     def job(
         self, base: Generation | None, listing: Listing, out: PathName
-    ) -> tuple[Callable[[str], Job], Listing]:
+    ) -> tuple[Callable[[str], ConversionJob], Listing]:
         """What makes the job, once the folder for its shards is known; inputs with their parts.
 
         The inputs say which converter it takes, where neither the caller nor `base` does, and what
@@ -116,7 +116,7 @@ class ConvertOptions:
                 check_same_options(base, self.options, out)
             raise
         job_in = partial(
-            Job,
+            ConversionJob,
             source,
             shard_bytes=self.shard_bytes,
             keep_partial=keeps,

@@ -28,7 +28,7 @@ from shardio.conversion.python_samples import as_mapping, infer_sample_schema, p
 from shardio.conversion.report import ConversionReport
 from shardio.conversion.source import Input, Item, Outcome
 from shardio.conversion.staging import Staging
-from shardio.conversion.worker import Job
+from shardio.conversion.worker import ConversionJob
 from shardio.errors import InvalidArgument, MediaError, SchemaError
 from shardio.format.arraylike import is_of
 from shardio.format.checksum import hash_bytes
@@ -336,7 +336,7 @@ def convert_items(
     keeps = request.keep_partial
     if base is not None and base.converter:
         keeps = keeps or bool(base.converter.get("options", {}).get("keep_partial", False))
-    job = Job(
+    job = ConversionJob(
         ItemSource(function, parts, make, schema),
         str(staging.folder),
         shard_bytes=request.shard_bytes,

@@ -23,7 +23,7 @@ from shardio._workers.ray.cluster import Cluster, Engine
 from shardio.conversion.journal import conversion_settings, read_record
 from shardio.conversion.plan import Unit, UnitEvent
 from shardio.conversion.scheduler import ConversionState, UnitRecorder, run_units
-from shardio.conversion.worker import Job
+from shardio.conversion.worker import ConversionJob
 from shardio.errors import UnsupportedEnvironment
 from shardio.storage.fs import make_folder, remove_tree, rename, sync_folder
 
@@ -51,7 +51,7 @@ class _UnitTask:
     `attempts` is a folder with a name that no other has, `settings` are those of the journal.
     """
 
-    job: Job
+    job: ConversionJob
     attempts: str
     settings: Mapping[str, Any]
 
@@ -101,7 +101,7 @@ def _shared_zygote() -> Zygote:
 
 def run_on_ray(
     units: Sequence[Unit],
-    job: Job,
+    job: ConversionJob,
     engine: Engine,
     n_at_once: int | None,
     ledger: ConversionState,
@@ -164,7 +164,7 @@ def _unit_name(unit: Unit) -> str:
     return f"{unit.inputs[0].name} to {unit.inputs[-1].name}"
 
 
-def _commit_attempt(found: UnitAttempt, unit: Unit, job: Job) -> None:
+def _commit_attempt(found: UnitAttempt, unit: Unit, job: ConversionJob) -> None:
     """Have the shards of an attempt be those of its unit, durably."""
     if found.folder:
         place = os.path.join(job.folder, unit.key)

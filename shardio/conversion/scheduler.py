@@ -27,7 +27,7 @@ from shardio.conversion.journal import delete_record
 from shardio.conversion.plan import InputDone, InputStarted, Unit, UnitDone, UnitEvent
 from shardio.conversion.report import InputReport, Progress
 from shardio.conversion.source import Input, Outcome
-from shardio.conversion.worker import ENDS, Job, convert_unit, limit_s
+from shardio.conversion.worker import CPU_LIMIT_SIGNAL, ConversionJob, convert_unit, cpu_limit_s
 from shardio.errors import ShardioError, WorkerDied
 from shardio.shard.writer import ShardSummary
 from shardio.storage.fs import create, unlink
@@ -196,7 +196,7 @@ MAX_CRASHES: Final = 2
 
 def run_units(
     units: Sequence[Unit],
-    job: Job,
+    job: ConversionJob,
     n_workers: int,
     ledger: ConversionState | UnitRecorder,
     lock_fds: Sequence[int] = (),
@@ -222,7 +222,11 @@ class _UnitScheduler:
     """Which worker does what; borrows the crew and the ledger."""
 
     def __init__(
-        self, units: Sequence[Unit], job: Job, ledger: ConversionState | UnitRecorder, crew: Crew
+        self,
+        units: Sequence[Unit],
+        job: ConversionJob,
+        ledger: ConversionState | UnitRecorder,
+        crew: Crew,
     ) -> None:
         self._units, self._job, self._ledger, self._crew = list(units), job, ledger, crew
         self._pieces = Pieces()
@@ -286,8 +290,8 @@ class _UnitScheduler:
 
     def _reason(self, event: Died, source: Input) -> str:
         """Why an input is lost."""
-        if event.signal == ENDS and self._job.step_s is not None:
-            seconds = limit_s(self._job.step_s, source)
+        if event.signal == CPU_LIMIT_SIGNAL and self._job.step_s is not None:
+            seconds = cpu_limit_s(self._job.step_s, source)
             return (
                 f"damaged: its library comes to no end over it, in {seconds:.0f} s of a processor"
             )
@@ -315,7 +319,7 @@ def _describe_exit(event: Died) -> str:
         return f"signal {event.signal}"
 
 
-def _worker_main(job: Job, channel: Channel) -> None:
+def _worker_main(job: ConversionJob, channel: Channel) -> None:
     """Convert the units that arrive, until main closes the crew. Runs in a worker."""
     while (place := channel.recv()) is not None:
         with open(place, "rb") as file:

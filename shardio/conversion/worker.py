@@ -34,24 +34,24 @@ from shardio.format.streams import EncodedStream
 from shardio.shard.writer import ShardSummary, ShardWriter
 from shardio.storage.fs import create_unnamed, make_folder, remove_tree, sync_folder
 
-ENDS: Final = signal.SIGPROF
+CPU_LIMIT_SIGNAL: Final = signal.SIGPROF
 """What ends the process."""
 _BYTES_PER_S: Final = 1 << 20  # a step may be a whole file
 
 
-def step_s_of(source: Source) -> float | None:
+def source_step_s(source: Source) -> float | None:
     """The seconds that a source gives a step; None: any."""
     found: float | None = getattr(source, "step_s", None)
     return found
 
 
-def limit_s(step_s: float, source: Input) -> float:
+def cpu_limit_s(step_s: float, source: Input) -> float:
     """The seconds that a step may take over an input of its size."""
     n_bytes = source.n_bytes + sum(part.n_bytes for part in source.parts)
     return step_s + n_bytes / _BYTES_PER_S
 
 
-def limited(
+def limit_cpu(
     samples: Generator[Mapping[str, Any], None, Any], seconds: float
 ) -> Generator[Mapping[str, Any], None, Any]:
     """Yield the same samples; a step that takes more of the processor ends this process."""
@@ -67,17 +67,17 @@ def limited(
         signal.setitimer(signal.ITIMER_PROF, 0)
 
 
-SPOOL_BYTES: Final = 64 << 20
+BUFFER_BYTES: Final = 64 << 20
 """Samples of one input that wait in memory for its end; more go to an unlinked file."""
-_PARTS: Final = 64
+_N_PICKLES: Final = 64
 """How many pickles become of what waits in memory: one of them is in memory when it is read."""
-_PLAIN: Final = frozenset({*np.sctypeDict.values(), bool, bytes, float, int, str, type(None)})
+_FLAT_TYPES: Final = frozenset({*np.sctypeDict.values(), bool, bytes, float, int, str, type(None)})
 """Types of values that hold no others: most are one of these, and looked for first."""
 
 Sample = Mapping[str, Any]
 
 
-class Spool:
+class SampleBuffer:
     """Holds the samples of one input until it is known whether they are kept.
 
     In memory up to SPOOL_BYTES, then in an unlinked file in `folder`, which the shards will fill
@@ -102,18 +102,18 @@ class Spool:
     def append(self, sample: Sample) -> None:
         """Add a sample; it must not change afterwards."""
         self._waiting.append(sample)
-        self._waiting_bytes += getsizeof(sample) + sum(map(_size, sample.values()))
+        self._waiting_bytes += getsizeof(sample) + sum(map(_memory_bytes, sample.values()))
         self.n_samples += 1
-        if self._waiting_bytes >= SPOOL_BYTES:
+        if self._waiting_bytes >= BUFFER_BYTES:
             self._put_away()
 
     def _put_away(self) -> None:
         if self._file is None:
             self._file = create_unnamed(self._folder)
         n_waiting = len(self._waiting)
-        n_together = -(-n_waiting // _PARTS)
+        n_together = -(-n_waiting // _N_PICKLES)
         for start in range(0, n_waiting, n_together):
-            together = _transposed(self._waiting[start : start + n_together])
+            together = _transpose(self._waiting[start : start + n_together])
             pickle.dump(together, self._file, protocol=5)
             self._n_pickles += 1
         self._waiting, self._waiting_bytes = [], 0
@@ -128,14 +128,14 @@ class Spool:
                     yield dict(zip(names, values, strict=True)) if names else values[0]
         yield from self._waiting
 
-    def __enter__(self) -> Spool:
+    def __enter__(self) -> SampleBuffer:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.clear()
 
 
-def _transposed(samples: Sequence[Sample]) -> tuple[tuple[str, ...], list[Any]]:
+def _transpose(samples: Sequence[Sample]) -> tuple[tuple[str, ...], list[Any]]:
     """The names of fields, and the values of each; no name, and the samples, where they differ.
 
     Numbers and arrays of a kind are one array then: NumPy's pickle takes 5 us for each.
@@ -143,10 +143,10 @@ def _transposed(samples: Sequence[Sample]) -> tuple[tuple[str, ...], list[Any]]:
     names = tuple(samples[0])
     if not names or any(sample.keys() != samples[0].keys() for sample in samples):
         return (), [samples]
-    return names, [_together([sample[name] for sample in samples]) for name in names]
+    return names, [_stack([sample[name] for sample in samples]) for name in names]
 
 
-def _together(values: list[Any]) -> Any:
+def _stack(values: list[Any]) -> Any:
     """What gives the same values one by one: an array, if they are of one dtype and shape."""
     kinds = set(map(type, values))
     kind = kinds.pop()
@@ -163,30 +163,34 @@ def _together(values: list[Any]) -> Any:
     return np.array(values, first.dtype) if issubclass(kind, np.generic) else values
 
 
-def _size(value: object) -> int:
+def _memory_bytes(value: object) -> int:
     """About what a value takes in memory: a number of NumPy's 32 bytes, where 8 are the number."""
-    if type(value) in _PLAIN:
+    if type(value) in _FLAT_TYPES:
         return getsizeof(value)
     if isinstance(value, np.ndarray) and value.base is not None:
         return getsizeof(value) + value.nbytes
     if isinstance(value, list | tuple):
-        return getsizeof(value) + sum(map(_size, value))
+        return getsizeof(value) + sum(map(_memory_bytes, value))
     if isinstance(value, dict):
-        return getsizeof(value) + sum(map(_size, value)) + sum(map(_size, value.values()))
+        return (
+            getsizeof(value)
+            + sum(map(_memory_bytes, value))
+            + sum(map(_memory_bytes, value.values()))
+        )
     if isinstance(value, EncodedStream):
         return len(value.data) + value.packets.nbytes
     return getsizeof(value)
 
 
 _MAX_REASON: Final = 1000  # characters of a reason that are kept
-_OF_THE_MACHINE: Final = frozenset(
+_MACHINE_ERRNOS: Final = frozenset(
     (errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC)
 )
 """Errors that have another cause than the file at which they strike."""
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class ConversionJob:
     """What all units of a conversion have in common; travels to the workers once.
 
     `step_s` is how long the source may take over a step, where a worker may be ended for it.
@@ -200,7 +204,7 @@ class Job:
     step_s: float | None = None
 
 
-def convert_unit(unit: Unit, job: Job, tell: Callable[[UnitEvent], None]) -> None:
+def convert_unit(unit: Unit, job: ConversionJob, tell: Callable[[UnitEvent], None]) -> None:
     """Convert the inputs of one unit in order, and tell of each; what is recorded already is kept.
 
     Raises:
@@ -219,20 +223,22 @@ def convert_unit(unit: Unit, job: Job, tell: Callable[[UnitEvent], None]) -> Non
     tell(end)
 
 
-def _convert(unit: Unit, job: Job, folder: Path, tell: Callable[[UnitEvent], None]) -> UnitDone:
+def _convert(
+    unit: Unit, job: ConversionJob, folder: Path, tell: Callable[[UnitEvent], None]
+) -> UnitDone:
     """Convert all inputs into shards in `folder`, and record that."""
     lost, done, stopped = dict(unit.lost), [], False
-    with _Shards(str(folder), job) as shards:
+    with _RollingShardWriter(str(folder), job) as shards:
         for position, source in enumerate(unit.inputs, unit.first):
             tell(InputStarted(unit.number, position))
-            with Spool(str(folder)) as spool:
+            with SampleBuffer(str(folder)) as spool:
                 states, content = input_states(source), ""
                 if position in lost:
                     outcome = Outcome("broken", lost[position])
                 elif source.part_of:
                     outcome = Outcome("part", f"of {source.part_of}")
                 else:
-                    outcome, content = _read(source, states, job, spool)
+                    outcome, content = _read_input(source, states, job, spool)
                 shards.extend(spool)
                 n_bytes = sum(state.n_bytes for state in states.values() if state)
                 done.append(
@@ -247,14 +253,14 @@ def _convert(unit: Unit, job: Job, folder: Path, tell: Callable[[UnitEvent], Non
     return end
 
 
-def _read(
-    source: Input, before: Mapping[str, FileState | None], job: Job, spool: Spool
+def _read_input(
+    source: Input, before: Mapping[str, FileState | None], job: ConversionJob, spool: SampleBuffer
 ) -> tuple[Outcome, str]:
     """Read one input to its end, into the spool: what became of it, its hash if it gave samples."""
     content = ""
     state = before[source.name]
     if state is not None and not stat.S_ISREG(state.mode):
-        return _read_other(source.path, state.mode), ""
+        return _classify_non_file(source.path, state.mode), ""
     for part in source.parts:
         if (state := before[part.name]) is None or not stat.S_ISREG(state.mode):
             what = "is gone, or leads nowhere" if state is None else "is not a regular file"
@@ -271,24 +277,24 @@ def _read(
         which = "" if name == source.name else f"{name}, a part of it, "
         what = "changed" if after[name] else "vanished"
         return Outcome("broken", f"{which}{what} while it was read"), ""
-    reason = _without_paths(outcome.reason, source)
+    reason = _strip_paths(outcome.reason, source)
     return replace(outcome, reason=reason[:_MAX_REASON]), content
 
 
-def _without_paths(reason: str, source: Input) -> str:
+def _strip_paths(reason: str, source: Input) -> str:
     """Reasons are kept in the dataset, which holds no path of this machine."""
     for each in (*source.parts, source) if reason else ():
         reason = reason.replace(each.path, each.name)
     return reason
 
 
-def _convert_input(source: Input, job: Job, spool: Spool) -> Outcome:
+def _convert_input(source: Input, job: ConversionJob, spool: SampleBuffer) -> Outcome:
     """Have the converter read an input; its samples are in the spool then."""
     samples = job.source.samples(source)
     if job.step_s is not None:
-        samples = limited(samples, limit_s(job.step_s, source))
+        samples = limit_cpu(samples, cpu_limit_s(job.step_s, source))
     try:
-        outcome = _drain(samples, source, spool)
+        outcome = _fill_buffer(samples, source, spool)
     except MediaError as error:
         return Outcome("broken", str(error).removeprefix(f"{source.path}: "))
     if isinstance(outcome, Outcome) and outcome.kind in OUTCOMES:
@@ -299,15 +305,15 @@ def _convert_input(source: Input, job: Job, spool: Spool) -> Outcome:
     )
 
 
-def _is_about(error: OSError, source: Input) -> bool:
+def _concerns(error: OSError, source: Input) -> bool:
     """Whether what reads fails for an input, or a part of it: its error names that, or nothing."""
-    if error.errno in _OF_THE_MACHINE:
+    if error.errno in _MACHINE_ERRNOS:
         return False
     named, every = error.filename, (source, *source.parts)
     return named is None or any(named in (each.path, os.fsencode(each.path)) for each in every)
 
 
-def _read_other(path: str, mode: int) -> Outcome:
+def _classify_non_file(path: str, mode: int) -> Outcome:
     """What becomes of an input that is no file."""
     if not stat.S_ISDIR(mode):  # opening a pipe would wait for its writer forever
         return Outcome("unsupported", "not a regular file")
@@ -318,7 +324,9 @@ def _read_other(path: str, mode: int) -> Outcome:
     return Outcome("broken", "a folder that could not be listed when the plan was made")
 
 
-def _drain(samples: Iterator[Mapping[str, Any]], source: Input, spool: Spool) -> object:
+def _fill_buffer(
+    samples: Iterator[Mapping[str, Any]], source: Input, spool: SampleBuffer
+) -> object:
     """Put all samples into the spool; what the generator returned at its end."""
     while True:
         try:
@@ -326,16 +334,16 @@ def _drain(samples: Iterator[Mapping[str, Any]], source: Input, spool: Spool) ->
         except StopIteration as end:
             return end.value
         except OSError as error:
-            if not _is_about(error, source):
+            if not _concerns(error, source):
                 raise
             return Outcome("broken", f"cannot be read: {error.strerror or error}")
         spool.append(sample)
 
 
-class _Shards:
+class _RollingShardWriter:
     """Writes the shards of a unit: `PPP.shard`, each closed once it holds `shard_bytes`."""
 
-    def __init__(self, folder: str, job: Job) -> None:
+    def __init__(self, folder: str, job: ConversionJob) -> None:
         self._folder, self._shard_bytes = folder, job.shard_bytes
         self._schema: Schema = job.source.schema()
         self._writer: ShardWriter | None = None
@@ -360,7 +368,7 @@ class _Shards:
             self._writer = None
         return self._finished
 
-    def __enter__(self) -> _Shards:
+    def __enter__(self) -> _RollingShardWriter:
         return self
 
     def __exit__(self, *_: object) -> None:

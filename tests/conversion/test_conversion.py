@@ -207,7 +207,7 @@ def test_a_long_input_waits_in_a_file_and_comes_out_the_same(
     lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spool_bytes: int
 ) -> None:
     convert(lines, tmp_path / "memory", repeat=9)
-    monkeypatch.setattr(worker, "SPOOL_BYTES", spool_bytes)
+    monkeypatch.setattr(worker, "BUFFER_BYTES", spool_bytes)
     (lines / "b" / "zz.txt").write_text("gone gone gone !")
     convert(lines, tmp_path / "file", repeat=9)
     assert texts(tmp_path / "file") == texts(tmp_path / "memory")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from shardio import Input
-from shardio.conversion.worker import limit_s, limited
+from shardio.conversion.worker import cpu_limit_s, limit_cpu
 
 
 def left_s() -> float:
@@ -24,7 +24,7 @@ def samples(n: int) -> Generator[dict[str, Any], None, str]:
 
 
 def test_samples_and_what_is_returned_stay_as_they_are_and_time_is_given_to_each_step() -> None:
-    made = limited(samples(3), 2000)
+    made = limit_cpu(samples(3), 2000)
     found = []
     while True:
         try:
@@ -39,7 +39,7 @@ def test_samples_and_what_is_returned_stay_as_they_are_and_time_is_given_to_each
 
 @pytest.mark.parametrize("n_steps", [0, 1])
 def test_nothing_ends_a_process_that_is_done_with_the_samples(n_steps: int) -> None:
-    made = limited(samples(2), 2000)
+    made = limit_cpu(samples(2), 2000)
     for _ in range(n_steps):
         next(made)
     made.close()
@@ -48,4 +48,4 @@ def test_nothing_ends_a_process_that_is_done_with_the_samples(n_steps: int) -> N
 
 def test_large_inputs_have_more_time() -> None:
     part = Input("b", "b", 3 << 20, -1)
-    assert limit_s(60, Input("a", "a", 5 << 20, -1, parts=(part,))) == 68
+    assert cpu_limit_s(60, Input("a", "a", 5 << 20, -1, parts=(part,))) == 68

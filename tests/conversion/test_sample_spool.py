@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from shardio.conversion import worker
-from shardio.conversion.worker import Spool
+from shardio.conversion.worker import SampleBuffer
 
 KINDS: dict[str, Callable[[int], Any]] = {
     "int": lambda i: i,
@@ -45,8 +45,8 @@ def test_values_in_a_file_are_what_they_were(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     given = [{"x": KINDS[kind](i), "text": f"{i}"} for i in range(300)]
-    monkeypatch.setattr(worker, "SPOOL_BYTES", 1_000)
-    with Spool(str(tmp_path)) as spool:
+    monkeypatch.setattr(worker, "BUFFER_BYTES", 1_000)
+    with SampleBuffer(str(tmp_path)) as spool:
         for sample in given:
             spool.append(sample)
         found = list(spool)
@@ -60,8 +60,8 @@ def test_samples_of_different_fields_may_wait_together(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given = [{"x": i} if i % 3 else {"y": i, "x": 1} if i % 2 else {} for i in range(300)]
-    monkeypatch.setattr(worker, "SPOOL_BYTES", 1_500)
-    with Spool(str(tmp_path)) as spool:
+    monkeypatch.setattr(worker, "BUFFER_BYTES", 1_500)
+    with SampleBuffer(str(tmp_path)) as spool:
         for sample in given:
             spool.append(sample)
         assert list(spool) == given
@@ -79,8 +79,8 @@ def test_samples_of_different_fields_may_wait_together(
 def test_what_waits_in_memory_counts_as_what_it_takes_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sample: dict[str, Any]
 ) -> None:
-    monkeypatch.setattr(worker, "SPOOL_BYTES", 1 << 17)
-    with Spool(str(tmp_path)) as spool:
+    monkeypatch.setattr(worker, "BUFFER_BYTES", 1 << 17)
+    with SampleBuffer(str(tmp_path)) as spool:
         tracemalloc.start()
         try:
             for _ in range(4_000):
