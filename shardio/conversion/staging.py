@@ -42,7 +42,7 @@ from shardio.errors import (
 from shardio.manifest import holds_dataset, refuse_existing
 from shardio.storage.fs import make_folder, remove_folder, remove_tree, rename, sync_folder, unlink
 
-_OURS: Final = re.compile(
+_OWN_ENTRIES: Final = re.compile(
     r"(attempts-)?[0-9a-f]{16}|compacted|replaced|\d+-\d+\.unit|(plan|moves|published)\.json"
     r"|\.(plan|moves)\.json\.[0-9a-f]+\.tmp"
 )
@@ -112,7 +112,9 @@ class Staging:
                 "link or file; remove it, or choose another folder"
             )
         with contextlib.suppress(FileNotFoundError):  # its owner is done meanwhile
-            names = sorted(name for name in os.listdir(self.folder) if not _OURS.fullmatch(name))
+            names = sorted(
+                name for name in os.listdir(self.folder) if not _OWN_ENTRIES.fullmatch(name)
+            )
             if names:
                 raise DatasetExists(
                     f"{self.folder}: holds {names[0]} ({len(names)} such entries in all), which is "
