@@ -227,8 +227,8 @@ def _split_warning(found: SplitFolders, source: str, out: str, *, are_classes: b
         for name, inner in found.classes.items()
     ]
     text = (
-        f"{source}: the folders {_join_names(named)} are named like the parts of a split; all their "
-        "samples go into one dataset"
+        f"{source}: the folders {_join_names(named)} are named like the parts of a split; all "
+        "their samples go into one dataset"
     )
     if are_classes:
         first = [_example_class(found, name) for name in found.classes]

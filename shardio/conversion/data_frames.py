@@ -71,8 +71,8 @@ def object_column(
         merged = found if known is None else _merge_types(known, found)
         if merged is None:
             raise InvalidArgument(
-                f"column {name!r}, row {row}: found {_type_name(found)}, expected {_type_name(known)} as in "
-                "the rows before; make the column one type, as text by .astype(str)"
+                f"column {name!r}, row {row}: found {_type_name(found)}, "
+                f"expected {_type_name(known)} as in the rows before; make the column one type, as text by .astype(str)"
             )
         known = merged
     field = replace(known.field or Json() if known else Json(), optional=has_nulls)
