@@ -72,7 +72,8 @@ def object_column(
         if merged is None:
             raise InvalidArgument(
                 f"column {name!r}, row {row}: found {_type_name(found)}, "
-                f"expected {_type_name(known)} as in the rows before; make the column one type, as text by .astype(str)"
+                f"expected {_type_name(known)} as in the rows before; make the "
+                "column one type, as text by .astype(str)"
             )
         known = merged
     field = replace(known.field or Json() if known else Json(), optional=has_nulls)

@@ -119,7 +119,8 @@ class UploadLease:
             who = "of which it says nothing that can be read"
         return DatasetConflict(
             f"{self._objects.url}/{LEASE_OBJECT}: another conversion is writing there, {who}: wait "
-            "for it, or choose another place; if it will never be resumed, remove all that lies there"
+            "for it, or choose another place; if it will never be resumed, remove all that lies "
+            "there"
         )
 
 

@@ -416,7 +416,7 @@ def test_a_cluster_goes_on_with_what_one_machine_has_finished_and_begun(
         begun.extend(unit.inputs[0].name for unit in units)
         run_units(units, *given)
 
-    monkeypatch.setattr(ray_backend, "run_crew", run)
+    monkeypatch.setattr(ray_backend, "run_units", run)
     convert(lines, out, workers=None, engine="ray", resume=True)
     assert contents(out) == contents(tmp_path / "whole")
     assert sorted(begun) == ["b/readme", "d/5.txt"]
