@@ -13,8 +13,8 @@ from typing import Any, Final
 
 from shardio.dataset.dataset import Dataset, ShardDataset
 from shardio.errors import InvalidArgument, UnsupportedEnvironment, install_hint
-from shardio.export.formats import Asked, Format, Samples, Skipped
-from shardio.export.target import ABOUT, Target
+from shardio.export.formats import Exporter, ExportOptions, SampleReader, Skipped
+from shardio.export.target import ABOUT_FILE, ExportTarget
 from shardio.maintenance.overtaking import tell_overtaken
 from shardio.storage.fs import create, sync
 from shardio.version import __version__
@@ -26,9 +26,9 @@ FORMATS: Final = {
     "webdataset": ("shardio.export.webdataset", "Tars"),
 }
 """Where what writes each format lives."""
-SCHEMA: Final = "_schema.json"
+SCHEMA_FILE: Final = "_schema.json"
 SHARD_BYTES: Final = 256 << 20
-_NEEDED: Final = {"parquet": ("pyarrow", "arrow")}
+_PACKAGES: Final = {"parquet": ("pyarrow", "arrow")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,17 +104,17 @@ def export(
         )
     if type(shard_bytes) is not int or shard_bytes < 1:
         raise InvalidArgument(f"shard_bytes is {shard_bytes!r}; it must be 1 or more")
-    with _opened(dataset, subset) as source:
-        asked = Asked(source, _chosen(source, fields), shard_bytes)
-        target = Target(out, source.path, overwrite=overwrite)
-        writer = _made(format, asked)
-        samples = Samples(source, asked.fields, writer.prepare, skips=on_error == "skip")
+    with _open(dataset, subset) as source:
+        asked = ExportOptions(source, _select_fields(source, fields), shard_bytes)
+        target = ExportTarget(out, source.path, overwrite=overwrite)
+        writer = _make_exporter(format, asked)
+        samples = SampleReader(source, asked.fields, writer.prepare, skips=on_error == "skip")
         with target, tell_overtaken(source.path, source.generation):
-            n_samples = _written(samples, writer, target.folder, progress)
-            about = {"format": format, "samples": n_samples, **_origin(source, samples)}
-            _write_json(target.folder / ABOUT, about)
+            n_samples = _write_samples(samples, writer, target.folder, progress)
+            about = {"format": format, "samples": n_samples, **_provenance(source, samples)}
+            _write_json(target.folder / ABOUT_FILE, about)
             if writer.words is not None:
-                _write_json(target.folder / SCHEMA, writer.words)
+                _write_json(target.folder / SCHEMA_FILE, writer.words)
             sizes = [*_sizes(target.folder)]
             target.publish()
     return ExportReport(
@@ -128,7 +128,7 @@ def export(
     )
 
 
-def _opened(
+def _open(
     dataset: str | os.PathLike[str] | Dataset, subset: str | None
 ) -> contextlib.AbstractContextManager[Dataset]:
     if not isinstance(dataset, Dataset):
@@ -142,7 +142,7 @@ def _opened(
     return contextlib.nullcontext(dataset)
 
 
-def _chosen(dataset: Dataset, names: Iterable[str] | None) -> dict[str, Any]:
+def _select_fields(dataset: Dataset, names: Iterable[str] | None) -> dict[str, Any]:
     """The fields of some names, or all, in the order of the schema."""
     schema = dataset.schema
     if names is None:
@@ -156,13 +156,13 @@ def _chosen(dataset: Dataset, names: Iterable[str] | None) -> dict[str, Any]:
     return {n: f for n, f in schema.items() if n in asked or f"{n}.".startswith(inside)}
 
 
-def _made(format: str, asked: Asked) -> Format:
+def _make_exporter(format: str, asked: ExportOptions) -> Exporter:
     """What writes a format, once it is sure that it can hold the fields."""
     module, name = FORMATS[format]
     try:
-        kind: Callable[[Asked], Format] = getattr(import_module(module), name)
+        kind: Callable[[ExportOptions], Exporter] = getattr(import_module(module), name)
     except ModuleNotFoundError as error:
-        package, extra = _NEEDED.get(format, ("", ""))
+        package, extra = _PACKAGES.get(format, ("", ""))
         if error.name != package:
             raise
         raise UnsupportedEnvironment(
@@ -171,9 +171,9 @@ def _made(format: str, asked: Asked) -> Format:
     return kind(asked)
 
 
-def _written(
-    samples: Samples,
-    writer: Format,
+def _write_samples(
+    samples: SampleReader,
+    writer: Exporter,
     folder: Path,
     progress: Callable[[ExportProgress], None] | None,
 ) -> int:
@@ -197,7 +197,7 @@ def _written(
     return n_samples
 
 
-def _origin(dataset: Dataset, samples: Samples) -> dict[str, Any]:
+def _provenance(dataset: Dataset, samples: SampleReader) -> dict[str, Any]:
     """What an export says of where it comes from."""
     return {
         "fields": list(samples.fields),

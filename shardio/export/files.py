@@ -19,16 +19,16 @@ from typing import IO, Any, Final
 import numpy as np
 
 from shardio._base.file_names import local_name
-from shardio.export.formats import Asked, Batch, Prepare, Samples, refuse
+from shardio.export.formats import ExportOptions, Prepare, SampleBatch, SampleReader, refuse_fields
 from shardio.export.value_files import (
     Encode,
     distinct_names,
-    dtype_out,
-    encoder_of,
-    numbers_out,
-    prepare_of,
+    export_dtype,
+    field_spec,
+    file_encoder,
+    number_converter,
+    preparation_of,
     safe_path,
-    word_of,
 )
 from shardio.format.fields import Array, Bytes, Field, Json, Text
 from shardio.storage.fs import create, make_folder, perform, sync
@@ -38,27 +38,27 @@ _MAX_CHARACTERS: Final = 1024
 """Every string of an array takes four bytes for each character of the longest one."""
 
 
-class Arrays:
+class NpyExporter:
     """Writes NAME.npy for each field: arrays of one shape, and text as `<U`."""
 
     prepare: Prepare = {}
     words = None
 
-    def __init__(self, asked: Asked) -> None:
+    def __init__(self, asked: ExportOptions) -> None:
         self._asked = asked
         self._files = ExitStack()
         self._n_written = 0
-        refuse(asked, _shapeless(asked.fields))
+        refuse_fields(asked, _variable_shape_reasons(asked.fields))
         texts = {n: f for n, f in asked.fields.items() if isinstance(f, Text)}
-        lengths, refused = _measured(asked, texts) if texts else ({}, {})
+        lengths, refused = _measure_texts(asked, texts) if texts else ({}, {})
         for name, field in asked.fields.items():
-            if field.optional and (lacking := _first_lacking(asked, name)) is not None:
+            if field.optional and (lacking := _first_missing(asked, name)) is not None:
                 refused[name] = f"sample {lacking} lacks it, and a .npy has no empty place"
-        refuse(asked, refused)
+        refuse_fields(asked, refused)
         self._kinds: dict[str, tuple[np.dtype[Any], tuple[int, ...]]] = {}
         for name, field in asked.fields.items():
             if isinstance(field, Array):
-                self._kinds[name] = dtype_out(field), tuple(n or 0 for n in field.shape)
+                self._kinds[name] = export_dtype(field), tuple(n or 0 for n in field.shape)
             else:
                 self._kinds[name] = np.dtype(f"<U{lengths[name] or 1}"), ()
         self._names = distinct_names(asked.fields)
@@ -72,13 +72,13 @@ class Arrays:
             file.write(self._head(name, len(self._asked.dataset)))
             self._open[name] = path, file
 
-    def add(self, batch: Batch) -> None:
+    def add(self, batch: SampleBatch) -> None:
         """Write the rows of some samples."""
         for name, (dtype, shape) in self._kinds.items():
             field = self._asked.fields[name]
             values: Any = batch.columns[name] if name in batch.columns else batch.records[name]
             if isinstance(field, Array):
-                values = numbers_out(field)(np.asarray(values, field.numpy))
+                values = number_converter(field)(np.asarray(values, field.numpy))
             rows = np.ascontiguousarray(values, dtype).reshape(len(batch), *shape)
             self._open[name][1].write(rows.data if rows.size else b"")
         self._n_written += len(batch)
@@ -105,7 +105,7 @@ class Arrays:
         return _MAGIC + len(text).to_bytes(2, "little") + text.encode("ascii")
 
 
-def _shapeless(fields: Mapping[str, Field]) -> dict[str, str]:
+def _variable_shape_reasons(fields: Mapping[str, Field]) -> dict[str, str]:
     """Why some fields are not of one shape, by their names."""
     return {
         name: "its shape varies" if isinstance(field, Array) else "no array, nor text"
@@ -114,10 +114,12 @@ def _shapeless(fields: Mapping[str, Field]) -> dict[str, str]:
     }
 
 
-def _measured(asked: Asked, texts: Mapping[str, Field]) -> tuple[dict[str, int], dict[str, str]]:
+def _measure_texts(
+    asked: ExportOptions, texts: Mapping[str, Field]
+) -> tuple[dict[str, int], dict[str, str]]:
     """How many characters the longest text of each field has; and which cannot be stored, why."""
     longest, refused = dict.fromkeys(texts, 0), dict[str, str]()
-    for batch in Samples(asked.dataset, texts, skips=True):
+    for batch in SampleReader(asked.dataset, texts, skips=True):
         for name, values in batch.records.items():
             longest[name] = max(longest[name], *(len(text or "") for text in values))
             for number, text in zip(batch.numbers, values, strict=True):
@@ -132,7 +134,7 @@ def _measured(asked: Asked, texts: Mapping[str, Field]) -> tuple[dict[str, int],
     return longest, refused
 
 
-def _first_lacking(asked: Asked, name: str) -> int | None:
+def _first_missing(asked: ExportOptions, name: str) -> int | None:
     """The first sample that lacks an optional field."""
     dataset, found = asked.dataset, []
     rows = dataset.rows.at(np.arange(len(dataset)))
@@ -145,46 +147,48 @@ def _first_lacking(asked: Asked, name: str) -> int | None:
 
 
 TABLE: Final = "samples.jsonl"
-_MOST_IN_TABLE: Final = 1024
+_MAX_TABLE_ITEMS: Final = 1024
 """Numbers of an array of fixed shape that stand in the table; larger ones are files."""
-_SYNCS_AT_ONCE: Final = 16
+_CONCURRENT_SYNCS: Final = 16
 """Disks answer many in about the time of one: 1,000 small files took 0.5 s, and 5.4 s in turn."""
 
 
-class Files:
+class FilesExporter:
     """Writes CLASS/NAME.jpg and the like, and `samples.jsonl`, in which each sample is a line.
 
     Where several fields are files, each has a folder. NAME is that of the source, if it is
     exported, else the sample's number; CLASS is that of the label, if it is.
     """
 
-    def __init__(self, asked: Asked) -> None:
+    def __init__(self, asked: ExportOptions) -> None:
         self._encoders: dict[str, Encode] = {}
         words: dict[str, str] = {}
         prepare, refused = {}, {}
         for name, field in asked.fields.items():
-            words[name] = word_of(field)
+            words[name] = field_spec(field)
             if _is_in_table(field):
                 continue
-            encode = encoder_of("", field)
+            encode = file_encoder("", field)
             if encode is None:
                 refused[name] = "no file holds a list of arrays"
                 continue
             self._encoders[name] = encode
             if isinstance(field, Array | Bytes):
                 words[name] = "file?" if field.optional else "file"
-            if (made := prepare_of(field)) is not None:
+            if (made := preparation_of(field)) is not None:
                 prepare[name] = made
-        refuse(asked, refused)
+        refuse_fields(asked, refused)
         self.words: Mapping[str, str] = words
         self.prepare: Prepare = prepare
         self._fields = asked.fields
-        self._numbers = {n: numbers_out(f) for n, f in asked.fields.items() if isinstance(f, Array)}
+        self._numbers = {
+            n: number_converter(f) for n, f in asked.fields.items() if isinstance(f, Array)
+        }
         several = len(self._encoders) > 1
         self._folders = (
             distinct_names(self._encoders, TABLE) if several else dict.fromkeys(words, "")
         )
-        self._classes = _classes(asked)
+        self._classes = _class_folders(asked)
         self._has_source = isinstance(asked.fields.get("source"), Text)
         self._root = Path()
         self._made: set[Path] = set()
@@ -198,7 +202,7 @@ class Files:
             for place in ("", *self._classes):
                 self._make(folder / local_name(os.path.join(self._folders[name], place)))
 
-    def add(self, batch: Batch) -> None:
+    def add(self, batch: SampleBatch) -> None:
         """Write samples."""
         if self._table is None:
             return
@@ -222,8 +226,8 @@ class Files:
             for place, _, names in os.walk(self._root)
             for name in ("", *names)
         )
-        with ThreadPoolExecutor(_SYNCS_AT_ONCE) as pool:
-            while some := [*islice(paths, 256 * _SYNCS_AT_ONCE)]:
+        with ThreadPoolExecutor(_CONCURRENT_SYNCS) as pool:
+            while some := [*islice(paths, 256 * _CONCURRENT_SYNCS)]:
                 deque(pool.map(_sync, some), maxlen=0)
 
     def close(self) -> None:
@@ -279,13 +283,13 @@ def _sync(path: str) -> None:
 def _is_in_table(field: Field) -> bool:
     """Whether a field's values stand in the table themselves."""
     if isinstance(field, Array):
-        return field.is_fixed and math.prod(n or 0 for n in field.shape) <= _MOST_IN_TABLE
+        return field.is_fixed and math.prod(n or 0 for n in field.shape) <= _MAX_TABLE_ITEMS
     return isinstance(field, Text | Json)
 
 
-def _classes(asked: Asked) -> list[str]:
+def _class_folders(asked: ExportOptions) -> list[str]:
     """The folder of each class; none where labels are not exported, or say none."""
     label = asked.fields.get("label")
-    if not isinstance(label, Array) or label.shape or dtype_out(label).kind not in "iu":
+    if not isinstance(label, Array) or label.shape or export_dtype(label).kind not in "iu":
         return []
     return list(distinct_names(asked.dataset.classes, TABLE).values())

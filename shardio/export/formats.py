@@ -34,7 +34,7 @@ class Skipped:
 
 
 @dataclass(slots=True)
-class Batch:
+class SampleBatch:
     """Samples that follow one another, by field: of columns an array, of others a list.
 
     `present` says of each optional column which samples have it; in lists, None stands for what is
@@ -62,7 +62,7 @@ class Batch:
 
 
 @dataclass(slots=True)
-class Samples:
+class SampleReader:
     """The samples of a dataset, some fields of them, in order; `prepare` is done to records.
 
     Without `skips`, the first that is damaged ends it; with it, `skipped` lists those left out.
@@ -74,7 +74,7 @@ class Samples:
     skips: bool = False
     skipped: list[Skipped] = field(default_factory=list)
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Iterator[SampleBatch]:
         columns = [n for n, f in self.fields.items() if isinstance(f, Array) and f.is_column]
         records = [name for name in self.fields if name not in columns]
         n_bytes = sum(self.dataset.schema.columns[name].row_bytes or 0 for name in columns)
@@ -94,7 +94,7 @@ class Samples:
 
     def _read(
         self, shard: int, numbers: Rows, rows: Rows, columns: Sequence[str], records: Sequence[str]
-    ) -> Iterator[Batch]:
+    ) -> Iterator[SampleBatch]:
         """The samples in some rows of a shard, in as many batches as their size asks for."""
         found: dict[str, npt.NDArray[Any]] = {}
         present: dict[str, npt.NDArray[np.bool_]] = {}
@@ -113,7 +113,7 @@ class Samples:
                 yield from self._read(shard, numbers[one], rows[one], columns, records)
             return
         for kept, values in self._records(shard, numbers, rows, records):
-            yield Batch(
+            yield SampleBatch(
                 numbers[kept].tolist(),
                 {name: column[kept] for name, column in found.items()},
                 {name: mask[kept] for name, mask in present.items()},
@@ -181,7 +181,7 @@ Prepare = Mapping[str, Callable[[Any], Any]]
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ExportOptions:
     """The samples to export, which of their fields, and how much goes into one file."""
 
     dataset: Dataset
@@ -194,7 +194,7 @@ class Asked:
         return self.dataset.place
 
 
-class Format(Protocol):
+class Exporter(Protocol):
     """Writes samples in one format.
 
     Made with what is `Asked`, it refuses with InvalidArgument what the format cannot hold, before
@@ -208,7 +208,7 @@ class Format(Protocol):
     def begin(self, folder: Path) -> None:
         """Write into an empty folder from now on."""
 
-    def add(self, batch: Batch) -> None:
+    def add(self, batch: SampleBatch) -> None:
         """Write samples, behind those before."""
 
     def end(self) -> None:
@@ -218,7 +218,7 @@ class Format(Protocol):
         """Let go of files that are still open. Idempotent."""
 
 
-def refuse(asked: Asked, reasons: Mapping[str, str]) -> None:
+def refuse_fields(asked: ExportOptions, reasons: Mapping[str, str]) -> None:
     """Refuse fields that a format cannot hold, if there are any; the message says what is left.
 
     Raises:

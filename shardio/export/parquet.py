@@ -13,8 +13,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from shardio.errors import InvalidArgument
-from shardio.export.formats import Asked, Batch, Prepare, refuse
-from shardio.export.value_files import dtype_out, numbers_out, prepare_of, word_of
+from shardio.export.formats import ExportOptions, Prepare, SampleBatch, refuse_fields
+from shardio.export.value_files import export_dtype, field_spec, number_converter, preparation_of
 from shardio.format.fields import (
     Array,
     Audio,
@@ -35,23 +35,25 @@ _MEDIA: Final[dict[type, str]] = {Image: "Image", Audio: "Audio", Video: "Video"
 _FILE: Final = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 
 
-class Parquet:
+class ParquetExporter:
     """Writes 000000.parquet, 000001.parquet, …: a column for each field, records as structs."""
 
-    def __init__(self, asked: Asked) -> None:
+    def __init__(self, asked: ExportOptions) -> None:
         self._asked = asked
         arrays = {n: array_of(field) for n, field in asked.fields.items()}
         why = "a dimension behind its first one varies, and empty lists do not say it"
-        refuse(asked, {n: why for n, array in arrays.items() if array and None in array.shape[1:]})
-        self.words: Mapping[str, str] = {n: word_of(field) for n, field in asked.fields.items()}
+        refuse_fields(
+            asked, {n: why for n, array in arrays.items() if array and None in array.shape[1:]}
+        )
+        self.words: Mapping[str, str] = {n: field_spec(field) for n, field in asked.fields.items()}
         prepare: dict[str, Any] = {}
         for name, field in asked.fields.items():
-            if (made := prepare_of(field)) is not None:
+            if (made := preparation_of(field)) is not None:
                 prepare[name] = made
             elif isinstance(field, Json):
                 prepare[name] = _as_json
         self.prepare: Prepare = prepare
-        self._tree = _nested(asked.fields)
+        self._tree = _field_tree(asked.fields)
         columns = [_column(name, inner) for name, inner in self._tree.items()]
         self._schema = pa.schema(columns, metadata=_metadata(asked))
         self._waiting: list[pa.RecordBatch] = []
@@ -65,7 +67,7 @@ class Parquet:
         self._folder = folder
         self._next()
 
-    def add(self, batch: Batch) -> None:
+    def add(self, batch: SampleBatch) -> None:
         """Write samples."""
         if self._n_written > self._asked.shard_bytes:
             self.end()
@@ -116,7 +118,7 @@ class Parquet:
             self._writer.write_table(table, row_group_size=max(1, table.num_rows))
         self._waiting, self._n_waiting = [], 0
 
-    def _array(self, name: str, inner: Any, batch: Batch) -> Any:
+    def _array(self, name: str, inner: Any, batch: SampleBatch) -> Any:
         """The values of a field, or of all fields of a record."""
         if not isinstance(inner, dict):
             return _values(inner, name, batch)
@@ -129,7 +131,7 @@ def _as_json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def _nested(fields: Mapping[str, Field]) -> dict[str, Any]:
+def _field_tree(fields: Mapping[str, Field]) -> dict[str, Any]:
     """Fields as a tree of records."""
     tree: dict[str, Any] = {}
     for name, field in fields.items():
@@ -151,7 +153,7 @@ def _column(name: str, inner: Any) -> Any:
 
 def _type(field: Field) -> Any:
     if isinstance(field, Array):
-        found = pa.from_numpy_dtype(dtype_out(field))
+        found = pa.from_numpy_dtype(export_dtype(field))
         for n in reversed(field.shape):
             found = pa.list_(_element(found)) if n is None else pa.list_(_element(found), n)
         return found
@@ -167,7 +169,7 @@ def _element(type_: Any) -> Any:
     return pa.field("element", type_, nullable=False)
 
 
-def _metadata(asked: Asked) -> dict[str, str]:
+def _metadata(asked: ExportOptions) -> dict[str, str]:
     """What Hugging Face keeps of columns: those of files, and the names of classes."""
     features: dict[str, Any] = {}
     for name, field in asked.fields.items():
@@ -183,14 +185,14 @@ def _metadata(asked: Asked) -> dict[str, str]:
     return {"huggingface": json.dumps({"info": {"features": features}})} if features else {}
 
 
-def _values(field: Field, name: str, batch: Batch) -> Any:
+def _values(field: Field, name: str, batch: SampleBatch) -> Any:
     """The values of a field as an array of Arrow's."""
     if isinstance(field, Array) and name in batch.columns:
         present = batch.present.get(name)
-        return _fixed(field, batch.columns[name], None if present is None else ~present)
+        return _fixed_arrays(field, batch.columns[name], None if present is None else ~present)
     values = batch.records[name]
     if isinstance(field, Array | List):
-        return _lists(field, values)
+        return _list_arrays(field, values)
     if isinstance(field, Text):
         return pa.array(values, pa.string())
     if isinstance(field, Bytes):
@@ -205,9 +207,11 @@ def _values(field: Field, name: str, batch: Batch) -> Any:
     return pa.StructArray.from_arrays(parts, fields=list(_FILE), mask=lacking)
 
 
-def _fixed(field: Array, block: npt.NDArray[Any], lacking: npt.NDArray[np.bool_] | None) -> Any:
+def _fixed_arrays(
+    field: Array, block: npt.NDArray[Any], lacking: npt.NDArray[np.bool_] | None
+) -> Any:
     """Arrays of one shape, (rows, …); `lacking` says which rows are not there."""
-    flat = numbers_out(field)(block).reshape(-1)
+    flat = number_converter(field)(block).reshape(-1)
     if not field.shape:
         return pa.array(flat, mask=lacking)
     found = pa.array(flat)
@@ -219,21 +223,21 @@ def _fixed(field: Array, block: npt.NDArray[Any], lacking: npt.NDArray[np.bool_]
     return found
 
 
-def _lists(field: Array | List, values: list[Any]) -> Any:
+def _list_arrays(field: Array | List, values: list[Any]) -> Any:
     """Arrays whose first dimension varies, those of a codec, or lists of arrays."""
     lacking = np.array([value is None for value in values], bool)
     if isinstance(field, Array) and field.is_fixed:
         block = np.zeros((len(values), *(n or 0 for n in field.shape)), field.numpy)
         for i in np.flatnonzero(~lacking).tolist():
             block[i] = values[i]
-        return _fixed(field, block, lacking if field.optional else None)
+        return _fixed_arrays(field, block, lacking if field.optional else None)
     there = [value for value in values if value is not None]
     if isinstance(field, List):
-        elements = _lists(field.element, [array for value in there for array in value])
+        elements = _list_arrays(field.element, [array for value in there for array in value])
     else:
         row = Array(field.dtype, field.shape[1:])
         none = np.empty((0, *(n or 0 for n in row.shape)), field.numpy)
-        elements = _fixed(row, np.concatenate([none, *there]), None)
+        elements = _fixed_arrays(row, np.concatenate([none, *there]), None)
     lengths = [0 if value is None else len(value) for value in values]
     offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]), pa.int32())
     mask = pa.array(lacking) if field.optional else None

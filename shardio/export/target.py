@@ -14,12 +14,12 @@ from shardio.maintenance.staging import make_staging, sweep
 from shardio.manifest import check_folder_name, holds_dataset
 from shardio.storage.fs import exchange, make_folder, remove_tree, rename, sync_folder
 
-ABOUT: Final = "_export.json"
+ABOUT_FILE: Final = "_export.json"
 """What an export says of itself; readers of Parquet pass over names that begin so."""
-_TAKEN: Final = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR)
+_NOT_EMPTY_ERRNOS: Final = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR)
 
 
-class Target:
+class ExportTarget:
     """Owns a hidden folder beside `out`, from `with` to its end; `publish` gives it its name.
 
     Raises:
@@ -50,23 +50,23 @@ class Target:
         if self.out.is_symlink() or not self.out.is_dir():
             raise DatasetExists(f"{self.out}: expected a folder, found a link or file")
         names = os.listdir(self.out)
-        if names and not (self._overwrite and ABOUT in names):
+        if names and not (self._overwrite and ABOUT_FILE in names):
             way = "which overwrite does not replace" if self._overwrite else "name another folder"
-            if ABOUT in names:
+            if ABOUT_FILE in names:
                 way = "which overwrite (--overwrite) replaces"
-            what = "an export" if ABOUT in names else f"{min(names)!r}, which is no export's"
+            what = "an export" if ABOUT_FILE in names else f"{min(names)!r}, which is no export's"
             raise DatasetExists(f"{self.out}: holds {what}, {way}")
 
     def __enter__(self) -> Self:
         make_folder(self.out.parent)
         sweep(self.out.parent)
-        if (self._aside / ABOUT).exists() and not os.path.lexists(self.out):
+        if (self._aside / ABOUT_FILE).exists() and not os.path.lexists(self.out):
             rename(self._aside, self.out)  # an export was killed before the new one had the name
             self._refuse_others()
         self._staging, self._fd = make_staging(self.out.parent)
         self.folder = self._staging / "new"
         try:
-            if (self._aside / ABOUT).exists():  # it was killed when the new one had the name
+            if (self._aside / ABOUT_FILE).exists():  # it was killed when the new one had the name
                 rename(self._aside, self._staging / "older")
             make_folder(self.folder)
         except BaseException as error:
@@ -98,10 +98,10 @@ class Target:
             if is_replaced:
                 with contextlib.suppress(OSError):  # what went wrong first is to be told
                     rename(self._aside, self.out)
-            if not isinstance(error, OSError) or error.errno not in _TAKEN:
+            if not isinstance(error, OSError) or error.errno not in _NOT_EMPTY_ERRNOS:
                 raise
             raise DatasetExists(f"{self.out}: somebody has written there meanwhile") from error
-        if (self._aside / ABOUT).exists():
+        if (self._aside / ABOUT_FILE).exists():
             rename(self._aside, self._staging / "old")
 
     def __exit__(

@@ -30,29 +30,29 @@ from shardio.format.fields import (
 from shardio.media import MuxedStream, mux
 
 
-def widened(bits: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
+def widen_bfloat16(bits: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
     """The numbers that bfloat16 stand for, given as their bits."""
     found: npt.NDArray[np.float32] = np.left_shift(bits.astype("<u4"), 16).view("<f4")
     return found
 
 
-def dtype_out(field: Array) -> np.dtype[Any]:
+def export_dtype(field: Array) -> np.dtype[Any]:
     """The dtype that the numbers of a field have elsewhere: bfloat16 become float32, unchanged."""
     return np.dtype("<f4") if field.dtype == "bfloat16" else field.numpy
 
 
-def numbers_out(field: Array) -> Callable[[Any], npt.NDArray[Any]]:
+def number_converter(field: Array) -> Callable[[Any], npt.NDArray[Any]]:
     """What makes of a field's numbers those of `dtype_out`."""
-    return widened if field.dtype == "bfloat16" else np.asarray
+    return widen_bfloat16 if field.dtype == "bfloat16" else np.asarray
 
 
-def word_of(field: Field) -> str:
+def field_spec(field: Field) -> str:
     """A field in a word, as converters take it: `float32[3,*]`, `text?`."""
     if isinstance(field, List):
-        word = f"list[{word_of(field.element)}]"
+        word = f"list[{field_spec(field.element)}]"
     elif isinstance(field, Array):
         dims = ",".join("*" if n is None else str(n) for n in field.shape)
-        word = f"{dtype_out(field).name}{f'[{dims}]' if field.shape else ''}"
+        word = f"{export_dtype(field).name}{f'[{dims}]' if field.shape else ''}"
     else:
         word = FIELD_TYPES[type(field)].name.lower()
     return f"{word}?" if field.optional else word
@@ -61,8 +61,8 @@ def word_of(field: Field) -> str:
 Encode = Callable[[Any], tuple[str, bytes]]
 """Gives how the name of a value's file ends, with its dot, and its bytes."""
 
-_WHOLE: Final = ("cls", "cls2", "id", "index", "inx")
-_KNOWN: Final = {
+_INTEGER_SUFFIXES: Final = ("cls", "cls2", "id", "index", "inx")
+_SUFFIXES: Final = {
     Array: ("npy",),
     Text: ("txt", "text", "transcript"),
     Json: ("json", "jsn"),
@@ -74,8 +74,10 @@ _KNOWN: Final = {
     Audio: ("aac", "aiff", "flac", "m4a", "mp3", "ogg", "opus", "wav", "wma"),
 }
 """What readers of WebDataset take files for, by the ends of their names."""
-_NEVER_BYTES: Final = {*_WHOLE, "npz", "pickle", "pkl", "pt", "pth", "pyd"}.union(*_KNOWN.values())
-_STARTS: Final = (
+_NOT_BYTES_SUFFIXES: Final = {*_INTEGER_SUFFIXES, "npz", "pickle", "pkl", "pt", "pth", "pyd"}.union(
+    *_SUFFIXES.values()
+)
+_IMAGE_SIGNATURES: Final = (
     (b"\xff\xd8", ".jpg"),
     (b"\x89PNG", ".png"),
     (b"GIF8", ".gif"),
@@ -87,32 +89,34 @@ _STARTS: Final = (
 )
 
 
-def has_ending(name: str, field: Field) -> bool:
+def has_suffix(name: str, field: Field) -> bool:
     """Whether files whose names end as a field's does are read as what the field is."""
     ending = name.lower().rpartition(".")[2]
     if isinstance(field, Bytes):
-        return ending not in _NEVER_BYTES
-    if ending in _WHOLE:
-        return is_whole(field)
-    return ending in _KNOWN.get(type(field), ())
+        return ending not in _NOT_BYTES_SUFFIXES
+    if ending in _INTEGER_SUFFIXES:
+        return is_int64_scalar(field)
+    return ending in _SUFFIXES.get(type(field), ())
 
 
-def is_whole(field: Field) -> bool:
+def is_int64_scalar(field: Field) -> bool:
     """Whether a field is a number as those of classes are."""
     return isinstance(field, Array) and (field.dtype, field.shape) == ("int64", ())
 
 
-def ending_of(name: str, field: Field) -> str:
+def suffix_of(name: str, field: Field) -> str:
     """How the names of a field's files end, with a dot; "" where the bytes of each say it."""
-    if is_whole(field) and (name == "label" or name.lower().rpartition(".")[2] in _WHOLE):
+    if is_int64_scalar(field) and (
+        name == "label" or name.lower().rpartition(".")[2] in _INTEGER_SUFFIXES
+    ):
         return ".cls"
     endings: dict[type, str] = {Array: ".npy", Text: ".txt", Json: ".json", Bytes: ".bin"}
     return endings.get(type(field), "")
 
 
-def encoder_of(name: str, field: Field) -> Encode | None:
+def file_encoder(name: str, field: Field) -> Encode | None:
     """What makes a field's values files; None where no file holds one."""
-    ending = ending_of(name, field)
+    ending = suffix_of(name, field)
     if ending == ".cls":
         return lambda value: (ending, str(int(value)).encode())
     if isinstance(field, Array):
@@ -125,22 +129,22 @@ def encoder_of(name: str, field: Field) -> Encode | None:
     if isinstance(field, Bytes):
         return lambda value: (ending, value)
     if isinstance(field, Image):
-        return lambda value: (picture_ending(value), value)
-    return None if isinstance(field, List) else _muxed
+        return lambda value: (image_suffix(value), value)
+    return None if isinstance(field, List) else _encode_muxed
 
 
-def prepare_of(field: Field) -> Callable[[Any], Any] | None:
+def preparation_of(field: Field) -> Callable[[Any], Any] | None:
     """What is done to a field's values as they are read: streams become files, which may fail."""
     return mux if isinstance(field, Video | Audio) else None
 
 
-def _muxed(value: MuxedStream) -> tuple[str, bytes]:
+def _encode_muxed(value: MuxedStream) -> tuple[str, bytes]:
     return value.suffix, value.data
 
 
 def npy_encoder(field: Array) -> Callable[[Any], bytes]:
     """What writes arrays as .npy; heads are made once for each shape."""
-    dtype, numbers = dtype_out(field), numbers_out(field)
+    dtype, numbers = export_dtype(field), number_converter(field)
     heads: dict[tuple[int, ...], bytes] = {}
 
     def encode(value: Any) -> bytes:
@@ -158,13 +162,13 @@ def npy_encoder(field: Array) -> Callable[[Any], bytes]:
     return encode
 
 
-def picture_ending(data: bytes) -> str:
+def image_suffix(data: bytes) -> str:
     """How the name of a picture's file ends, by its bytes."""
     if data[:4] == b"RIFF":
         return ".webp"
     if data[4:8] == b"ftyp":
         return ".avif"
-    return next((ending for start, ending in _STARTS if data.startswith(start)), ".jpg")
+    return next((ending for start, ending in _IMAGE_SIGNATURES if data.startswith(start)), ".jpg")
 
 
 _MAX_BYTES: Final = 120

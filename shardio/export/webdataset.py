@@ -10,14 +10,14 @@ from typing import IO, Final
 import numpy as np
 
 from shardio.errors import InvalidArgument, SchemaError
-from shardio.export.formats import Asked, Batch, Prepare, Samples, refuse
+from shardio.export.formats import ExportOptions, Prepare, SampleBatch, SampleReader, refuse_fields
 from shardio.export.value_files import (
     Encode,
-    encoder_of,
-    ending_of,
-    has_ending,
-    prepare_of,
+    file_encoder,
+    has_suffix,
+    preparation_of,
     safe_path,
+    suffix_of,
 )
 from shardio.format.checksum import hash_bytes
 from shardio.format.fields import Bytes, Field, Text
@@ -30,7 +30,7 @@ _RECORD: Final = 20 * _BLOCK  # what tar fills its files up to
 _KEY: Final = "key"
 
 
-class Tars:
+class WebDatasetExporter:
     """Writes 000000.tar, 000001.tar, …: a member for each field, behind the key and a dot.
 
     The key is the sample's number, or its field `key` where that is text that can be one.
@@ -38,22 +38,22 @@ class Tars:
 
     words = None  # names and heads of members say all
 
-    def __init__(self, asked: Asked) -> None:
+    def __init__(self, asked: ExportOptions) -> None:
         self._asked = asked
-        self._has_keys = _has_keys(asked)
+        self._has_keys = _has_usable_keys(asked)
         self._encoders: dict[str, tuple[str, Encode]] = {}
         prepare, refused = {}, {}
         for name, field in asked.fields.items():
             if self._has_keys and name == _KEY:
                 continue
-            encode = encoder_of(name, field)
+            encode = file_encoder(name, field)
             if encode is None or "/" in name:
                 refused[name] = "a tar has no lists of arrays" if encode is None else "has a slash"
                 continue
-            self._encoders[name] = "" if has_ending(name, field) else name, encode
-            if (made := prepare_of(field)) is not None:
+            self._encoders[name] = "" if has_suffix(name, field) else name, encode
+            if (made := preparation_of(field)) is not None:
                 prepare[name] = made
-        refuse(asked, refused)
+        refuse_fields(asked, refused)
         _check_names(asked, {name: asked.fields[name] for name in self._encoders})
         self.prepare: Prepare = prepare
         self._folder = self._path = Path()
@@ -65,7 +65,7 @@ class Tars:
         self._folder = folder
         self._file = self._next()
 
-    def add(self, batch: Batch) -> None:
+    def add(self, batch: SampleBatch) -> None:
         """Write samples."""
         for number, sample in zip(batch.numbers, batch.samples(), strict=True):
             if self._file is None or self._n_bytes > self._asked.shard_bytes:
@@ -115,7 +115,7 @@ class Tars:
         self._n_bytes += len(head) + len(data) + len(fill)
 
 
-def _check_names(asked: Asked, fields: Mapping[str, Field]) -> None:
+def _check_names(asked: ExportOptions, fields: Mapping[str, Field]) -> None:
     """Make sure that members of a sample have names that differ, and that can be fields again.
 
     Raises:
@@ -126,10 +126,10 @@ def _check_names(asked: Asked, fields: Mapping[str, Field]) -> None:
     found: set[str] = set()
     for name, field in fields.items():
         # What ends as its bytes say has all endings.
-        ending = "" if has_ending(name, field) else ending_of(name, field) or ".any"
+        ending = "" if has_suffix(name, field) else suffix_of(name, field) or ".any"
         made = f"{name}{ending}".lower()
         if made in found:
-            refuse(asked, {name: f"another field is {made!r} in a tar, too"})
+            refuse_fields(asked, {name: f"another field is {made!r} in a tar, too"})
         found.add(made)
     try:
         Schema(dict.fromkeys(found, Bytes()))
@@ -137,13 +137,13 @@ def _check_names(asked: Asked, fields: Mapping[str, Field]) -> None:
         raise InvalidArgument(f"{asked.names}: fields as members of a tar: {error}") from error
 
 
-def _has_keys(asked: Asked) -> bool:
+def _has_usable_keys(asked: ExportOptions) -> bool:
     """Whether the field `key` has a text of its own for each sample, that can be one's key."""
     field = asked.fields.get(_KEY)
     if not isinstance(field, Text) or field.optional:
         return False
     hashes: list[int] = []
-    for batch in Samples(asked.dataset, {_KEY: field}, skips=True):
+    for batch in SampleReader(asked.dataset, {_KEY: field}, skips=True):
         for key in batch.records[_KEY]:
             if safe_path(key) != key or "." in key.rpartition("/")[2]:
                 return False

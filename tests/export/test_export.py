@@ -25,7 +25,7 @@ from shardio import (
 )
 from shardio.errors import DatasetExists, UnsupportedEnvironment
 from shardio.export import api, export
-from shardio.export.target import Target
+from shardio.export.target import ExportTarget
 from shardio.export.value_files import distinct_names, safe_part, safe_path
 from shardio.format.layout import Kind
 from shardio.maintenance import split
@@ -208,7 +208,7 @@ def test_an_export_that_is_killed_leaves_nothing_under_its_name(
 ) -> None:
     pid = os.fork()
     if pid == 0:
-        Target.publish = lambda self: os.kill(os.getpid(), 9)  # type: ignore[method-assign]
+        ExportTarget.publish = lambda self: os.kill(os.getpid(), 9)  # type: ignore[method-assign]
         export(dataset, tmp_path / "out", "npy")
         os._exit(0)
     assert os.waitpid(pid, 0)[1] == 9
